@@ -1,0 +1,17 @@
+//! Declared cases become records: what a problem is, how its grid runs, what came out, and whether it changed.
+//!
+//! Nothing here names a tensor, a device library or a problem; the registry hands those in as function pointers.
+
+pub mod drift;
+pub mod floor;
+pub mod grade;
+pub mod handout;
+pub mod problem;
+pub mod provenance;
+pub mod record;
+pub mod run;
+pub mod samples;
+pub mod stats;
+pub mod store;
+pub mod suite;
+pub mod worker;

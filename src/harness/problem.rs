@@ -1,0 +1,122 @@
+//! What a problem is to the harness: a name, checks, a measuring routine and facts, all as plain data.
+
+use anyhow::{Context as _, Result};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::record::Profile;
+
+/// One registry entry. What is true of every entry is tested over the slice in `suites/tidy.rs`.
+pub struct Problem {
+    /// The handout's name; also the name of the module, suite, template and record.
+    pub name: &'static str,
+    /// The parts that the template answers, as the handout letters them ("a", "b"; "" where it has no letters).
+    pub answers: &'static [&'static str],
+    /// Correctness checks; run under `cargo test`, under `cs336 grade`, and before `cs336 measure`.
+    pub checks: &'static [Check],
+    /// The measuring routine, for problems that have one.
+    pub measured: Option<Measured>,
+    /// Numbers that need no measurement: formulas in tested Rust, looked up by the template as `facts`.
+    pub facts: fn() -> Result<Value>,
+}
+
+/// One correctness check of one part of a problem.
+pub struct Check {
+    pub name: &'static str,
+    pub part: &'static str,
+    pub run: fn() -> Result<Verdict>,
+}
+
+/// How a check ended when it did not fail; a failure is an `Err`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// `note` records what was reached, such as the largest error against its tolerance.
+    Passed { note: String },
+    /// The check could not run here, and why.
+    Skipped { reason: String },
+}
+
+impl Verdict {
+    pub fn passed(note: impl Into<String>) -> Result<Self> {
+        Ok(Self::Passed { note: note.into() })
+    }
+
+    pub fn skipped(reason: impl Into<String>) -> Result<Self> {
+        Ok(Self::Skipped { reason: reason.into() })
+    }
+}
+
+/// A typed measuring routine; `Measured::of::<M>()` erases the types for the registry.
+pub trait Measure {
+    /// One case of the suite's grid; derive `Deserialize` with `deny_unknown_fields`, and use enums for closed sets.
+    type Params: Serialize + DeserializeOwned;
+    /// What one case gives: `Samples` for what is noisy, plain values for what must repeat exactly.
+    type Row: Serialize + DeserializeOwned;
+    /// Bumped when the meaning of a measured value changes; records of an older revision are stale.
+    const REVISION: u32;
+    /// File names under `kernels/` whose change makes a record stale.
+    const KERNELS: &'static [&'static str] = &[];
+
+    /// Rejects parameter combinations that parse but mean nothing; the message names the key.
+    fn validate(_params: &Self::Params) -> Result<()> {
+        Ok(())
+    }
+
+    /// Peak bytes that the case is predicted to need, where a formula exists.
+    fn predicted_bytes(_params: &Self::Params) -> Option<u64> {
+        None
+    }
+
+    /// Measures one case in this process. An out-of-memory or a missing device is an `Err` holding an
+    /// [`crate::error::Fault`]; the harness turns it into a typed outcome.
+    fn measure(params: &Self::Params, profile: Profile) -> Result<Self::Row>;
+}
+
+/// A [`Measure`] with its types erased to JSON.
+pub struct Measured {
+    pub revision: u32,
+    pub kernels: &'static [&'static str],
+    /// Parses and validates one case, giving back its canonical form (every default filled in).
+    pub parse: fn(&Value) -> Result<Value>,
+    /// Checks that a stored row still has the shape that the template expects.
+    pub check_row: fn(&Value) -> Result<()>,
+    pub predicted_bytes: fn(&Value) -> Option<u64>,
+    pub measure: fn(&Value, Profile) -> Result<Value>,
+}
+
+impl Measured {
+    pub const fn of<M: Measure>() -> Self {
+        Self {
+            revision: M::REVISION,
+            kernels: M::KERNELS,
+            parse: parse::<M>,
+            check_row: check_row::<M>,
+            predicted_bytes: predicted_bytes::<M>,
+            measure: measure::<M>,
+        }
+    }
+}
+
+fn parse<M: Measure>(params: &Value) -> Result<Value> {
+    let typed: M::Params = M::Params::deserialize(params)?;
+    M::validate(&typed)?;
+    Ok(serde_json::to_value(typed)?)
+}
+
+fn check_row<M: Measure>(row: &Value) -> Result<()> {
+    M::Row::deserialize(row).map(drop).context("the row has not the shape of this problem's Row type")
+}
+
+fn predicted_bytes<M: Measure>(params: &Value) -> Option<u64> {
+    M::predicted_bytes(&M::Params::deserialize(params).ok()?)
+}
+
+fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
+    let row = M::measure(&M::Params::deserialize(params)?, profile)?;
+    Ok(serde_json::to_value(row)?)
+}
+
+/// For problems whose template needs no computed facts.
+pub fn no_facts() -> Result<Value> {
+    Ok(Value::Object(Default::default()))
+}

@@ -1,0 +1,195 @@
+//! Records: what was measured, of which case, in which run, and how it ended.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The layout of a record file; a file of another number is refused with both numbers named.
+pub const SCHEMA: u32 = 1;
+
+/// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    Cpu,
+    Gpu,
+}
+
+impl Profile {
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Gpu];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+impl std::fmt::Display for Profile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One problem's records under one profile: `report/records/<profile>/<problem>.json` here,
+/// `snapshots/<profile>/<problem>.json` once accepted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordFile {
+    pub schema: u32,
+    pub problem: String,
+    pub profile: Profile,
+    pub runs: Vec<Run>,
+    pub cases: Vec<CaseRecord>,
+}
+
+/// One case of a grid and how it ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaseRecord {
+    /// The grid's name within its profile, such as "warmup".
+    pub grid: String,
+    pub params: Value,
+    /// The id of the [`Run`] that made this.
+    pub run: String,
+    pub revision: u32,
+    /// File name under `kernels/` to the hash of its content, for the kernels that the case used.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kernels: BTreeMap<String, String>,
+    /// Wall time of the whole case, warm-up included.
+    pub elapsed_s: f64,
+    pub outcome: Outcome,
+}
+
+/// How a case ended. An expected failure is an outcome, never a sentinel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    Measured { row: Value },
+    OutOfMemory { requested_bytes: Option<u64>, predicted_bytes: Option<u64>, message: String },
+    NotRun { reason: String, needs: String, has: String },
+    Failed { error: String },
+}
+
+/// One visit of one build to one machine; every number leads here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// The date and a random tail: `20261121T073200Z-4f2a`.
+    pub id: String,
+    /// RFC 3339, UTC.
+    pub started: String,
+    /// The commit of the tree that was built, or "unknown" outside a checkout.
+    pub commit: String,
+    /// Whether tracked files differed from that commit.
+    pub dirty: bool,
+    /// SHA-256 of the suite file.
+    pub suite_hash: String,
+    pub machine: Machine,
+    pub software: BTreeMap<String, String>,
+    /// Conditions that change numbers: threads, tf32, matmul precision; on a GPU clocks and power seen.
+    pub settings: BTreeMap<String, String>,
+    /// The roofs that this run's timings were held against.
+    pub peaks: Peaks,
+}
+
+/// What the numbers were measured on. No host name: a record is published.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_bytes: u64,
+    pub os: String,
+    /// Empty where there is none.
+    pub gpus: Vec<Gpu>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    pub name: String,
+    pub memory_bytes: u64,
+    pub compute_capability: String,
+}
+
+/// The fastest this machine can go, measured or known, and where that is known from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peaks {
+    /// Floating-point operations per second, by precision.
+    pub flops_per_s: BTreeMap<String, f64>,
+    pub bytes_per_s: f64,
+    pub source: String,
+}
+
+impl RecordFile {
+    pub fn new(problem: &str, profile: Profile) -> Self {
+        Self { schema: SCHEMA, problem: problem.into(), profile, runs: Vec::new(), cases: Vec::new() }
+    }
+
+    /// Parses and validates; `origin` is what the message calls the file.
+    pub fn parse(text: &str, origin: &str) -> Result<Self> {
+        let raw: Value = serde_json::from_str(text).with_context(|| {
+            format!("{origin} is not valid JSON (truncated?); delete it to measure again, or restore it from git")
+        })?;
+        match raw.get("schema").and_then(Value::as_u64) {
+            Some(schema) if schema == u64::from(SCHEMA) => {}
+            Some(schema) if schema > u64::from(SCHEMA) => {
+                bail!("{origin} has schema {schema}, this build reads {SCHEMA}: build a newer cs336, or measure again")
+            }
+            Some(schema) => bail!("{origin} has schema {schema}, this build reads {SCHEMA}: measure again"),
+            None => bail!("{origin} has no schema number: it is no record file of cs336"),
+        }
+        let file: Self = serde_json::from_value(raw).with_context(|| format!("{origin} is no record file of cs336"))?;
+        file.validate().with_context(|| format!("{origin} contradicts itself"))?;
+        Ok(file)
+    }
+
+    /// Every case names a run of the file, no case stands twice, every number is a measurement.
+    pub fn validate(&self) -> Result<()> {
+        for (i, case) in self.cases.iter().enumerate() {
+            ensure!(
+                self.runs.iter().any(|r| r.id == case.run),
+                "case {i} names run {:?}, which the file lacks",
+                case.run
+            );
+            let twice = self.cases[..i].iter().any(|c| c.params == case.params);
+            ensure!(!twice, "case {i} stands twice: {}", case.params);
+            if let Outcome::Measured { row } = &case.outcome {
+                super::floor::each_samples(row, &mut |at, samples| {
+                    samples.validate().with_context(|| format!("case {i}, {at}"))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn run(&self, id: &str) -> Option<&Run> {
+        self.runs.iter().find(|r| r.id == id)
+    }
+
+    pub fn case(&self, params: &Value) -> Option<&CaseRecord> {
+        self.cases.iter().find(|c| &c.params == params)
+    }
+
+    /// Puts `case` in place of the one with the same parameters, or at the end; drops runs that nothing refers to.
+    pub fn put(&mut self, case: CaseRecord, run: &Run) {
+        if !self.runs.iter().any(|r| r.id == run.id) {
+            self.runs.push(run.clone());
+        }
+        match self.cases.iter_mut().find(|c| c.params == case.params) {
+            Some(old) => *old = case,
+            None => self.cases.push(case),
+        }
+        let cases = &self.cases;
+        self.runs.retain(|r| cases.iter().any(|c| c.run == r.id));
+    }
+
+    pub fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+}

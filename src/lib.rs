@@ -1,0 +1,21 @@
+//! A declarative test-and-report harness for Stanford CS336 Assignment 2; the modules stand in the order to read them.
+
+pub mod error;
+pub mod units;
+
+pub mod torch;
+
+pub mod attention;
+pub mod model;
+
+pub mod collective;
+pub mod parallel;
+
+pub mod harness;
+pub mod report;
+
+pub mod problems;
+
+pub mod cases;
+
+pub mod cli;

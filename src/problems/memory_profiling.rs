@@ -1,0 +1,6 @@
+//! To be written.
+
+use crate::harness::problem::{Problem, no_facts};
+
+pub const PROBLEM: Problem =
+    Problem { name: "memory_profiling", answers: &[], checks: &[], measured: None, facts: no_facts };

@@ -1,0 +1,40 @@
+//! The registry: every problem whose code exists, in the handout's order.
+
+use anyhow::Result;
+use tch::Device;
+
+use crate::error::Fault;
+use crate::harness::problem::Problem;
+use crate::harness::record::Profile;
+
+pub mod benchmarking_mixed_precision;
+pub mod benchmarking_script;
+pub mod communication_accounting;
+pub mod flash_backward;
+pub mod flash_forward;
+pub mod memory_profiling;
+pub mod mixed_precision_accumulation;
+pub mod naive_ddp;
+pub mod pytorch_attention;
+
+/// One line a problem; the order is the order of the report.
+pub const REGISTRY: &[Problem] = &[
+    benchmarking_script::PROBLEM,
+    mixed_precision_accumulation::PROBLEM,
+    benchmarking_mixed_precision::PROBLEM,
+    memory_profiling::PROBLEM,
+    pytorch_attention::PROBLEM,
+    flash_forward::PROBLEM,
+    flash_backward::PROBLEM,
+    naive_ddp::PROBLEM,
+    communication_accounting::PROBLEM,
+];
+
+/// The device that a profile measures on.
+pub fn device_for(profile: Profile) -> Result<Device> {
+    match profile {
+        Profile::Cpu => Ok(Device::Cpu),
+        Profile::Gpu if tch::Cuda::is_available() => Ok(Device::Cuda(0)),
+        Profile::Gpu => Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: "none".into() }.into()),
+    }
+}
