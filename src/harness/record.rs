@@ -185,6 +185,22 @@ impl RecordFile {
             Some(old) => *old = case,
             None => self.cases.push(case),
         }
+        self.drop_unused_runs();
+    }
+
+    /// Keeps the cases that `wanted` accepts, and the runs that they name.
+    pub fn keep(&mut self, wanted: impl Fn(&CaseRecord) -> bool) {
+        self.cases.retain(wanted);
+        self.drop_unused_runs();
+    }
+
+    /// Brings the cases into the order of `params`, so that a resumed file reads like one made in one go.
+    pub fn sort_like<'a>(&mut self, params: impl Iterator<Item = &'a Value>) {
+        let order: Vec<&Value> = params.collect();
+        self.cases.sort_by_key(|case| order.iter().position(|p| *p == &case.params).unwrap_or(usize::MAX));
+    }
+
+    fn drop_unused_runs(&mut self) {
         let cases = &self.cases;
         self.runs.retain(|r| cases.iter().any(|c| c.run == r.id));
     }
