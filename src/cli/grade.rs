@@ -34,8 +34,7 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(folder) = &arguments.cases {
-        let passed = crate::cases::grade_folder(folder, arguments.json)?;
-        return Ok(if passed { Ended::Well } else { Ended::WithFindings });
+        return super::cases::run(folder, arguments.json);
     }
     watch_for_interrupt();
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {

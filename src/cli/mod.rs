@@ -17,6 +17,7 @@ use crate::problems::REGISTRY;
 
 mod accept;
 mod bundle;
+mod cases;
 mod diff;
 mod doctor;
 mod explain;
