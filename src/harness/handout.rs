@@ -1,1 +1,153 @@
-//! To be written.
+//! What the handout (Spring 2025, version 1.0.4) asks for: 21 problems, 107 points, every part and what must be handed in.
+//!
+//! The questions are in our own words, complete enough that a reader of the report needs no handout. The handout gives
+//! points per problem only; where a problem has lettered parts, how its points fall to them is our own division.
+
+use serde::Serialize;
+
+mod distributed;
+mod single_gpu;
+
+/// One problem as the handout poses it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HandoutProblem {
+    /// The handout's identifier, which is also the name of the module, suite, template and record.
+    pub name: &'static str,
+    /// A heading for people.
+    pub title: &'static str,
+    /// The handout's section number, such as "1.1.3".
+    pub section: &'static str,
+    /// As the handout prints them; the parts sum to this.
+    pub points: f64,
+    pub parts: &'static [Part],
+}
+
+/// One deliverable of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Part {
+    /// The handout's letter, or "" where a problem has no letters.
+    pub id: &'static str,
+    /// Our division of the problem's points.
+    pub points: f64,
+    pub kinds: &'static [Kind],
+    /// Markdown, in our own words.
+    pub question: &'static str,
+}
+
+/// What a part hands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    Code,
+    Table,
+    Written,
+    Image,
+    Equations,
+}
+
+/// All problems in the handout's order.
+pub const HANDOUT: &[HandoutProblem] = &[
+    single_gpu::BENCHMARKING_SCRIPT,
+    single_gpu::NSYS_PROFILE,
+    single_gpu::MIXED_PRECISION_ACCUMULATION,
+    single_gpu::BENCHMARKING_MIXED_PRECISION,
+    single_gpu::MEMORY_PROFILING,
+    single_gpu::PYTORCH_ATTENTION,
+    single_gpu::TORCH_COMPILE,
+    single_gpu::FLASH_FORWARD,
+    single_gpu::FLASH_BACKWARD,
+    single_gpu::FLASH_BENCHMARKING,
+    distributed::DISTRIBUTED_COMMUNICATION_SINGLE_NODE,
+    distributed::NAIVE_DDP,
+    distributed::NAIVE_DDP_BENCHMARKING,
+    distributed::MINIMAL_DDP_FLAT_BENCHMARKING,
+    distributed::DDP_OVERLAP_INDIVIDUAL_PARAMETERS,
+    distributed::DDP_OVERLAP_INDIVIDUAL_PARAMETERS_BENCHMARKING,
+    distributed::DDP_OVERLAP_BUCKETED,
+    distributed::DDP_BUCKETED_BENCHMARKING,
+    distributed::COMMUNICATION_ACCOUNTING,
+    distributed::OPTIMIZER_STATE_SHARDING,
+    distributed::OPTIMIZER_STATE_SHARDING_ACCOUNTING,
+];
+
+/// The problem of that name, if the handout has one.
+pub fn by_name(name: &str) -> Option<&'static HandoutProblem> {
+    HANDOUT.iter().find(|p| p.name == name)
+}
+
+/// The points of the whole assignment.
+pub fn total_points() -> f64 {
+    HANDOUT.iter().map(|p| p.points).sum()
+}
+
+impl HandoutProblem {
+    /// The part with this letter ("" where the problem has no letters).
+    pub fn part(&self, id: &str) -> Option<&'static Part> {
+        self.parts.iter().find(|p| p.id == id)
+    }
+}
+
+impl Kind {
+    /// One lowercase word for tables and `cs336 list`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Code => "code",
+            Self::Table => "table",
+            Self::Written => "written",
+            Self::Image => "image",
+            Self::Equations => "equations",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn twenty_one_problems_make_107_points() {
+        assert_eq!(HANDOUT.len(), 21);
+        assert_eq!(total_points(), 107.0);
+    }
+
+    #[test]
+    fn parts_sum_to_their_problem_and_are_lettered_in_order() {
+        for problem in HANDOUT {
+            let sum: f64 = problem.parts.iter().map(|p| p.points).sum();
+            assert_eq!(sum, problem.points, "{}", problem.name);
+            let letters: Vec<&str> = problem.parts.iter().map(|p| p.id).collect();
+            let expected = ["a", "b", "c", "d", "e"];
+            assert!(letters == [""] || letters == expected[..letters.len()], "{}: {letters:?}", problem.name);
+        }
+    }
+
+    #[test]
+    fn every_part_says_what_is_asked_and_what_is_handed_in() {
+        for problem in HANDOUT {
+            assert!(!problem.title.is_empty(), "{}", problem.name);
+            for part in problem.parts {
+                assert!(!part.kinds.is_empty() && part.points > 0.0, "{} {}", problem.name, part.id);
+                let question = part.question;
+                assert!(question.len() > 60 && question.ends_with(['.', '?']), "{} {}", problem.name, part.id);
+                assert!(!question.contains("  ") && !question.contains('\n'), "{} {}", problem.name, part.id);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_sections_ascend() {
+        let names: BTreeSet<&str> = HANDOUT.iter().map(|p| p.name).collect();
+        assert_eq!(names.len(), HANDOUT.len());
+        let number = |section: &str| -> Vec<u32> { section.split('.').map(|n| n.parse().unwrap()).collect() };
+        assert!(HANDOUT.is_sorted_by_key(|p| number(p.section)));
+    }
+
+    #[test]
+    fn lookups_find_what_is_there_and_nothing_else() {
+        assert_eq!(by_name("flash_forward").and_then(|p| p.part("b")).map(|p| p.points), Some(8.0));
+        assert!(by_name("flash_forward").and_then(|p| p.part("")).is_none());
+        assert!(by_name("leaderboard").is_none());
+    }
+}

@@ -1,7 +1,7 @@
 //! What a problem is to the harness: a name, checks, a measuring routine and facts, all as plain data.
 
 use anyhow::{Context as _, Result};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::record::Profile;

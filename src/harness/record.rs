@@ -10,7 +10,7 @@ use serde_json::Value;
 pub const SCHEMA: u32 = 1;
 
 /// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     Cpu,
@@ -123,6 +123,8 @@ pub struct Peaks {
     /// Floating-point operations per second, by precision.
     pub flops_per_s: BTreeMap<String, f64>,
     pub bytes_per_s: f64,
+    /// Traffic below this may come from a cache that is faster than `bytes_per_s`, so the memory roof says nothing of it.
+    pub cache_bytes: f64,
     pub source: String,
 }
 
@@ -185,6 +187,22 @@ impl RecordFile {
             Some(old) => *old = case,
             None => self.cases.push(case),
         }
+        self.drop_unused_runs();
+    }
+
+    /// Keeps the cases that `wanted` accepts, and the runs that they name.
+    pub fn keep(&mut self, wanted: impl Fn(&CaseRecord) -> bool) {
+        self.cases.retain(wanted);
+        self.drop_unused_runs();
+    }
+
+    /// Brings the cases into the order of `params`, so that a resumed file reads like one made in one go.
+    pub fn sort_like<'a>(&mut self, params: impl Iterator<Item = &'a Value>) {
+        let order: Vec<&Value> = params.collect();
+        self.cases.sort_by_key(|case| order.iter().position(|p| *p == &case.params).unwrap_or(usize::MAX));
+    }
+
+    fn drop_unused_runs(&mut self) {
         let cases = &self.cases;
         self.runs.retain(|r| cases.iter().any(|c| c.run == r.id));
     }

@@ -1,1 +1,167 @@
-//! To be written.
+//! Where files lie, and how they are written so that nothing is ever half there.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use sha2::{Digest as _, Sha256};
+
+use super::record::{Profile, RecordFile};
+
+/// The tree that a command works on: a checkout, or an unpacked bundle.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    pub root: PathBuf,
+}
+
+impl Layout {
+    /// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or
+    /// one above it, else the program's own folder or one above it.
+    pub fn find() -> Result<Self> {
+        if let Some(root) = std::env::var_os("CS336_ROOT") {
+            let layout = Self { root: root.into() };
+            anyhow::ensure!(
+                layout.is_complete(),
+                "CS336_ROOT={} holds no suites/ and templates/",
+                layout.root.display()
+            );
+            return Ok(layout);
+        }
+        let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
+        for start in starts.into_iter().flatten() {
+            if let Some(root) = start.ancestors().find(|a| Self { root: a.to_path_buf() }.is_complete()) {
+                return Ok(Self { root: root.to_path_buf() });
+            }
+        }
+        bail!("no suites/ and templates/ here or above: run cs336 inside its checkout, or set CS336_ROOT")
+    }
+
+    fn is_complete(&self) -> bool {
+        self.root.join("suites").is_dir() && self.root.join("templates").is_dir()
+    }
+
+    pub fn report(&self) -> PathBuf {
+        self.root.join("report")
+    }
+
+    /// This machine's own records.
+    pub fn local(&self, profile: Profile, problem: &str) -> PathBuf {
+        self.report().join("records").join(profile.name()).join(format!("{problem}.json"))
+    }
+
+    /// The accepted records, which are committed.
+    pub fn accepted(&self, profile: Profile, problem: &str) -> PathBuf {
+        self.root.join("snapshots").join(profile.name()).join(format!("{problem}.json"))
+    }
+
+    /// How messages call a file of this tree.
+    pub fn display(&self, path: &Path) -> String {
+        path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
+    }
+
+    /// Reads a record file; `None` where there is none.
+    pub fn read_records(&self, path: &Path, problem: &str, profile: Profile) -> Result<Option<RecordFile>> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),
+        };
+        let origin = self.display(path);
+        let file = RecordFile::parse(&text, &origin)?;
+        let (is, should) = ((file.problem.as_str(), file.profile), (problem, profile));
+        anyhow::ensure!(is == should, "{origin} holds records of {} ({}), not of {problem} ({profile})", is.0, is.1);
+        Ok(Some(file))
+    }
+
+    pub fn read_local(&self, profile: Profile, problem: &str) -> Result<Option<RecordFile>> {
+        self.read_records(&self.local(profile, problem), problem, profile)
+    }
+
+    pub fn read_accepted(&self, profile: Profile, problem: &str) -> Result<Option<RecordFile>> {
+        self.read_records(&self.accepted(profile, problem), problem, profile)
+    }
+
+    /// SHA-256 of `kernels/<name>`.
+    pub fn kernel_hash(&self, name: &str) -> Result<String> {
+        let path = self.root.join("kernels").join(name);
+        let source = fs::read(&path).with_context(|| format!("failed to read kernels/{name}"))?;
+        Ok(sha256(&source))
+    }
+}
+
+/// Writes the whole file or nothing: a temporary file beside it, synced, then renamed over it.
+pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
+    let folder = path.parent().context("a file needs a folder")?;
+    let attempt = || -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|e| e.error)?;
+        Ok(())
+    };
+    attempt()
+        .with_context(|| format!("failed to write {}: is the folder writable and the disk not full?", path.display()))
+}
+
+/// Held while a command writes records; a second one is refused, not queued.
+#[must_use = "the lock is released when this is dropped"]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub fn acquire(layout: &Layout) -> Result<Self> {
+        let path = layout.report().join("records").join(".lock");
+        let open = || -> std::io::Result<File> {
+            fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+            File::options().create(true).truncate(false).write(true).open(&path)
+        };
+        let shown = layout.display(&path);
+        let file = open().with_context(|| format!("failed to open {shown}: is the folder writable?"))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(fs::TryLockError::WouldBlock) => {
+                bail!("another cs336 is writing records here ({shown} is locked): wait for it, or end it")
+            }
+            Err(fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("failed to lock {shown}")),
+        }
+    }
+}
+
+/// Lower-case hexadecimal SHA-256.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sha256_of_abc_is_the_published_one() {
+        assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    }
+
+    #[test]
+    fn an_atomic_write_replaces_the_file_and_leaves_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/er/file.json");
+        write_atomically(&path, b"one").unwrap();
+        write_atomically(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_second_lock_is_refused_until_the_first_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout { root: folder.path().to_path_buf() };
+        let first = Lock::acquire(&layout).unwrap();
+        let refusal = format!("{:#}", Lock::acquire(&layout).err().unwrap());
+        assert!(refusal.contains("another cs336"), "{refusal}");
+        drop(first);
+        Lock::acquire(&layout).map(drop).unwrap();
+    }
+}
