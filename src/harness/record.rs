@@ -10,7 +10,7 @@ use serde_json::Value;
 pub const SCHEMA: u32 = 1;
 
 /// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     Cpu,
@@ -123,6 +123,8 @@ pub struct Peaks {
     /// Floating-point operations per second, by precision.
     pub flops_per_s: BTreeMap<String, f64>,
     pub bytes_per_s: f64,
+    /// Traffic below this may come from a cache that is faster than `bytes_per_s`, so the memory roof says nothing of it.
+    pub cache_bytes: f64,
     pub source: String,
 }
 

@@ -1,0 +1,153 @@
+//! The boundary to the C++ shim: every function it offers, and how tensors and errors cross.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Result, anyhow};
+use cxx::{CxxVector, UniquePtr};
+
+use super::autograd::Callback;
+use super::hooks::{HookList, new_hook_list};
+use crate::error::{Fault, fault_in_words};
+
+pub(super) type TensorList = CxxVector<ffi::Tensor>;
+
+#[cxx::bridge(namespace = "cs336")]
+pub(super) mod ffi {
+    extern "Rust" {
+        type Outcome;
+        fn failed(self: &Outcome) -> bool;
+        fn words(self: &Outcome) -> String;
+        fn stash(self: &Outcome);
+        fn stash_out_of_memory();
+
+        type Callback;
+        fn forward(
+            self: &Callback,
+            inputs: &CxxVector<Tensor>,
+            outputs: Pin<&mut CxxVector<Tensor>>,
+            saved: Pin<&mut CxxVector<Tensor>>,
+        ) -> Box<Outcome>;
+        fn backward(
+            self: &Callback,
+            saved: &CxxVector<Tensor>,
+            grad_outputs: &CxxVector<Tensor>,
+            grad_inputs: Pin<&mut CxxVector<Tensor>>,
+        ) -> Box<Outcome>;
+
+        type HookList;
+        fn new_hook_list() -> Box<HookList>;
+        fn run(self: &HookList, parameter: &Tensor) -> Box<Outcome>;
+    }
+
+    unsafe extern "C++" {
+        include!("cs336/src/torch/shim/autograd.h");
+
+        #[namespace = "at"]
+        type Tensor;
+        fn new_tensors() -> UniquePtr<CxxVector<Tensor>>;
+        fn push(list: Pin<&mut CxxVector<Tensor>>, tensor: &Tensor);
+        fn push_undefined(list: Pin<&mut CxxVector<Tensor>>);
+        fn is_defined(tensor: &Tensor) -> bool;
+
+        fn apply_function(callback: Box<Callback>, inputs: &CxxVector<Tensor>) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
+        fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+    }
+
+    impl CxxVector<Tensor> {}
+}
+
+/// What a Rust callback that C++ called came to; C++ throws it on if it failed.
+pub(super) struct Outcome(RefCell<Option<anyhow::Error>>);
+
+impl Outcome {
+    /// Runs a callback; its error or panic becomes the outcome, with `context()` before it.
+    pub(super) fn of(context: impl Fn() -> String, body: impl FnOnce() -> Result<()>) -> Box<Self> {
+        // Unwind safety: whatever the body was changing is dropped or refused with the error it turns into.
+        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_words(panic.as_ref())));
+        Box::new(Self(RefCell::new(result.err().map(|error| error.context(context())))))
+    }
+
+    fn failed(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    fn words(&self) -> String {
+        self.0.borrow().as_ref().map(|error| format!("{error:#}")).unwrap_or_default()
+    }
+
+    fn stash(&self) {
+        if let Some(error) = self.0.take() {
+            PENDING.set(Some(Pending::Callback(error)));
+        }
+    }
+}
+
+fn panic_words(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
+    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    anyhow!("panicked: {}", words.unwrap_or("a payload that is no text"))
+}
+
+/// What the words of a C++ exception do not carry.
+enum Pending {
+    Callback(anyhow::Error),
+    OutOfMemory,
+}
+
+thread_local! {
+    // Set by the shim as it catches an exception, taken by `lift` right after on the same thread: no callback and
+    // no other thread comes between, whichever thread of libtorch the exception came from.
+    static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
+}
+
+fn stash_out_of_memory() {
+    PENDING.set(Some(Pending::OutOfMemory));
+}
+
+/// Gives a shim's failure its type back: a callback's own error, or [`Fault::OutOfMemory`], or libtorch's words.
+pub(super) fn lift<T>(result: Result<T, cxx::Exception>) -> Result<T> {
+    let pending = PENDING.take();
+    result.map_err(|exception| {
+        let words = exception.what().trim_end();
+        match (pending, fault_in_words(words)) {
+            (Some(Pending::Callback(error)), _) => error,
+            (_, Some(fault)) => fault.into(),
+            (Some(Pending::OutOfMemory), None) => {
+                Fault::OutOfMemory { requested_bytes: None, message: words.to_string() }.into()
+            }
+            (None, None) => anyhow!("{words}"),
+        }
+    })
+}
+
+/// The C++ tensor inside a `tch` tensor.
+pub(super) fn borrow(tensor: &tch::Tensor) -> &ffi::Tensor {
+    // SAFETY: tch holds a non-null pointer to a heap `at::Tensor` that it frees only on drop, and `tensor` stays
+    // borrowed for as long as the result.
+    unsafe { &*tensor.as_ptr().cast::<ffi::Tensor>() }
+}
+
+/// A `tch` tensor sharing the storage and the graph of a C++ one.
+pub(super) fn share(tensor: &ffi::Tensor) -> tch::Tensor {
+    // SAFETY: a live `at::Tensor` is what tch's pointer means; tch copies the handle and keeps no pointer to this one.
+    unsafe { tch::Tensor::clone_from_ptr(std::ptr::from_ref(tensor).cast_mut().cast()) }
+}
+
+pub(super) fn list<'a>(tensors: impl IntoIterator<Item = &'a tch::Tensor>) -> UniquePtr<TensorList> {
+    let mut list = ffi::new_tensors();
+    for tensor in tensors {
+        ffi::push(list.pin_mut(), borrow(tensor));
+    }
+    list
+}
+
+pub(super) fn share_all(list: &TensorList) -> Vec<tch::Tensor> {
+    list.iter().map(share).collect()
+}
+
+/// As [`share_all`], with `None` for an undefined tensor.
+pub(super) fn share_defined(list: &TensorList) -> Vec<Option<tch::Tensor>> {
+    list.iter().map(|tensor| ffi::is_defined(tensor).then(|| share(tensor))).collect()
+}
