@@ -10,7 +10,7 @@ use serde_json::Value;
 pub const SCHEMA: u32 = 1;
 
 /// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     Cpu,
