@@ -1,1 +1,250 @@
-//! To be written.
+//! What changed between this machine's records and the accepted ones: exact values must be equal, timings are judged by rank.
+
+use anyhow::{Result, bail, ensure};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::floor::each_samples;
+use super::problem::Problem;
+use super::record::{CaseRecord, Machine, Outcome, RecordFile};
+use super::run::staleness;
+use super::samples::{Samples, Unit};
+use super::stats::{Change, Comparison, compare};
+use super::store::Layout;
+use super::suite::Suite;
+
+/// What stands between two record files of one problem and profile.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Drift {
+    pub problem: String,
+    /// Why timings of the two are not comparable; then they are left out.
+    pub other_machine: Option<String>,
+    pub cases: Vec<CaseDrift>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CaseDrift {
+    pub params: Value,
+    pub changes: Vec<Finding>,
+}
+
+/// One thing about one case.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Finding {
+    OnlyLocal,
+    OnlyAccepted,
+    /// The two ended differently (measured and out of memory, say).
+    Outcome {
+        accepted: String,
+        local: String,
+    },
+    /// A value that must repeat exactly does not.
+    Value {
+        path: String,
+        accepted: Value,
+        local: Value,
+    },
+    Timing {
+        path: String,
+        #[serde(flatten)]
+        comparison: Comparison,
+    },
+}
+
+impl Finding {
+    /// Whether this is a difference (an indistinct or unchanged timing is not).
+    pub fn is_difference(&self) -> bool {
+        !matches!(self, Self::Timing { comparison, .. } if matches!(comparison.change, Change::Same | Change::Indistinct))
+    }
+
+    /// Whether this contradicts the accepted record, whatever the machine's mood.
+    pub fn is_contradiction(&self) -> bool {
+        matches!(self, Self::Outcome { .. } | Self::Value { .. })
+    }
+}
+
+/// Compares two record files case by case.
+pub fn drift(local: &RecordFile, accepted: &RecordFile) -> Result<Drift> {
+    ensure!(local.problem == accepted.problem && local.profile == accepted.profile, "records of different problems");
+    let other_machine = different_machine(local, accepted);
+    let mut cases = Vec::new();
+    for case in &local.cases {
+        let changes = match accepted.case(&case.params) {
+            None => vec![Finding::OnlyLocal],
+            Some(old) => compare_case(old, case, other_machine.is_none())?,
+        };
+        cases.push(CaseDrift { params: case.params.clone(), changes });
+    }
+    for case in accepted.cases.iter().filter(|c| local.case(&c.params).is_none()) {
+        cases.push(CaseDrift { params: case.params.clone(), changes: vec![Finding::OnlyAccepted] });
+    }
+    Ok(Drift { problem: local.problem.clone(), other_machine, cases })
+}
+
+fn different_machine(local: &RecordFile, accepted: &RecordFile) -> Option<String> {
+    let describe = |m: &Machine| {
+        let gpus: Vec<&str> = m.gpus.iter().map(|g| g.name.as_str()).collect();
+        format!("{} ({} cores){}", m.cpu, m.cores, gpus.iter().map(|g| format!(" + {g}")).collect::<String>())
+    };
+    let here: Vec<String> = local.runs.iter().map(|r| describe(&r.machine)).collect();
+    let there: Vec<String> = accepted.runs.iter().map(|r| describe(&r.machine)).collect();
+    let odd = here.iter().find_map(|h| there.iter().find(|t| *t != h).map(|t| (h, t)))?;
+    Some(format!("the accepted figures are of {}, these are of {}", odd.1, odd.0))
+}
+
+fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Result<Vec<Finding>> {
+    let (Outcome::Measured { row: old }, Outcome::Measured { row: new }) = (&accepted.outcome, &local.outcome) else {
+        let (accepted, local) = (outcome_words(&accepted.outcome), outcome_words(&local.outcome));
+        return Ok(if accepted == local { Vec::new() } else { vec![Finding::Outcome { accepted, local }] });
+    };
+    let mut findings = Vec::new();
+    compare_values("", &without_samples(old), &without_samples(new), &mut findings);
+    if timings {
+        let old_samples = samples_of(old)?;
+        for (path, new) in samples_of(new)? {
+            let Some((_, old)) = old_samples.iter().find(|(p, _)| *p == path) else { continue };
+            if new.unit == Unit::Seconds {
+                findings.push(Finding::Timing { comparison: compare(&old.samples, &new.samples)?, path });
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn outcome_words(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Measured { .. } => "measured".into(),
+        Outcome::OutOfMemory { .. } => "out of memory".into(),
+        Outcome::NotRun { needs, .. } => format!("not run (needs {needs})"),
+        Outcome::Failed { .. } => "failed".into(),
+    }
+}
+
+fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
+    let mut found = Vec::new();
+    each_samples(row, &mut |path, samples| {
+        found.push((path.to_string(), samples.clone()));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// The row with each `Samples` reduced to its unit and work: what must repeat exactly.
+fn without_samples(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let kept = fields.iter().filter(|(key, _)| *key != "samples");
+            Value::Object(kept.map(|(key, child)| (key.clone(), without_samples(child))).collect())
+        }
+        Value::Array(items) => Value::Array(items.iter().map(without_samples).collect()),
+        other => other.clone(),
+    }
+}
+
+fn compare_values(path: &str, accepted: &Value, local: &Value, findings: &mut Vec<Finding>) {
+    match (accepted, local) {
+        (Value::Object(old), Value::Object(new)) => {
+            let keys = old.keys().chain(new.keys().filter(|k| !old.contains_key(*k)));
+            for key in keys {
+                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let side = |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or(Value::Null);
+                compare_values(&at, &side(old), &side(new), findings);
+            }
+        }
+        _ if accepted == local => {}
+        _ => findings.push(Finding::Value { path: path.into(), accepted: accepted.clone(), local: local.clone() }),
+    }
+}
+
+/// Whether a local record may be promoted; the error says why not and what to do.
+pub fn acceptable(layout: &Layout, problem: &Problem, suite: &Suite, local: &RecordFile) -> Result<()> {
+    let name = problem.name;
+    if let Some(run) = local.runs.iter().find(|r| r.dirty) {
+        bail!(
+            "{name}: run {} was measured from a tree with uncommitted changes; commit, then `cs336 measure {name}`",
+            run.id
+        );
+    }
+    let expected = suite.cases(local.profile).count();
+    let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
+    ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");
+    for case in &local.cases {
+        if let Outcome::Failed { error } = &case.outcome {
+            bail!("{name}: the case {} failed ({error}); mend it, then `cs336 measure {name} --resume`", case.params);
+        }
+        if let Some(reason) = staleness(layout, problem, suite, local, case)? {
+            bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::record::{Peaks, Profile, Run};
+    use super::*;
+    use serde_json::json;
+
+    fn file(cpu: &str, outcome: Outcome) -> RecordFile {
+        let machine = Machine { cpu: cpu.into(), cores: 2, memory_bytes: 1, os: "test".into(), gpus: vec![] };
+        let peaks = Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() };
+        let run = Run {
+            id: "r".into(),
+            started: "2026-01-01T00:00:00Z".into(),
+            commit: "c".into(),
+            dirty: false,
+            suite_hash: "s".into(),
+            machine,
+            software: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            peaks,
+        };
+        let case = CaseRecord {
+            grid: "g".into(),
+            params: json!({"n": 1}),
+            run: "r".into(),
+            revision: 1,
+            kernels: BTreeMap::new(),
+            elapsed_s: 1.0,
+            outcome,
+        };
+        let mut file = RecordFile::new("p", Profile::Cpu);
+        file.put(case, &run);
+        file
+    }
+
+    fn measured(value: i64, scale: f64) -> Outcome {
+        let samples: Vec<f64> = (0..20).map(|i| scale * (1.0 + 0.001 * f64::from(i))).collect();
+        Outcome::Measured { row: json!({"value": value, "forward": {"unit": "s", "samples": samples}}) }
+    }
+
+    fn findings(local: Outcome, accepted: Outcome) -> Vec<Finding> {
+        drift(&file("a", local), &file("a", accepted)).unwrap().cases.remove(0).changes
+    }
+
+    #[test]
+    fn a_changed_exact_value_is_a_contradiction_and_a_timing_is_judged_by_rank() {
+        let found = findings(measured(2, 1.5), measured(1, 1.0));
+        assert!(matches!(&found[0], Finding::Value { path, .. } if path == "value") && found[0].is_contradiction());
+        assert!(
+            matches!(&found[1], Finding::Timing { comparison, .. } if comparison.change == Change::Slower),
+            "{found:?}"
+        );
+        assert!(findings(measured(1, 1.001), measured(1, 1.0)).iter().all(|f| !f.is_difference()));
+    }
+
+    #[test]
+    fn another_machine_keeps_the_exact_values_and_drops_the_timings() {
+        let drift = drift(&file("a", measured(2, 9.0)), &file("b", measured(1, 1.0))).unwrap();
+        assert!(drift.other_machine.is_some() && drift.cases[0].changes.len() == 1, "{drift:?}");
+    }
+
+    #[test]
+    fn another_outcome_is_a_contradiction() {
+        let oom = Outcome::OutOfMemory { requested_bytes: None, predicted_bytes: None, message: String::new() };
+        assert!(findings(oom, measured(1, 1.0))[0].is_contradiction());
+    }
+}

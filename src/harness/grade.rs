@@ -1,1 +1,220 @@
-//! To be written.
+//! Points: what each part of each problem earned, and the reason for every point lost.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::handout::{HandoutProblem, Kind, Part};
+use super::problem::Problem;
+use super::run::CheckEnding;
+
+/// What one problem earned.
+#[derive(Debug, Clone, Serialize)]
+pub struct ProblemGrade {
+    pub name: &'static str,
+    pub title: &'static str,
+    pub section: &'static str,
+    pub points: f64,
+    pub earned: f64,
+    pub parts: Vec<PartGrade>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct PartGrade {
+    /// The handout's letter, or "".
+    pub id: &'static str,
+    pub points: f64,
+    pub earned: f64,
+    /// Why points are missing; empty exactly when none are.
+    pub lost: Vec<String>,
+    pub checks: Vec<CheckResult>,
+}
+
+/// One check as it ran.
+#[derive(Debug, Clone, Serialize)]
+pub struct CheckResult {
+    pub name: &'static str,
+    pub part: &'static str,
+    pub ending: CheckStatus,
+    pub elapsed_s: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum CheckStatus {
+    Passed { note: String },
+    Skipped { reason: String },
+    Failed { error: String },
+}
+
+impl CheckResult {
+    /// `None` for an interrupted check, which has no result.
+    pub fn new(name: &'static str, part: &'static str, ending: CheckEnding, elapsed: Duration) -> Option<Self> {
+        let ending = match ending {
+            CheckEnding::Passed { note } => CheckStatus::Passed { note },
+            CheckEnding::Skipped { reason } => CheckStatus::Skipped { reason },
+            CheckEnding::Failed { error } => CheckStatus::Failed { error },
+            CheckEnding::Interrupted => return None,
+        };
+        Some(Self { name, part, ending, elapsed_s: elapsed.as_secs_f64() })
+    }
+}
+
+/// What the written half of a problem rests on.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// Why its records do not cover its suite; `None` when they do or it measures nothing.
+    pub records_missing: Option<String>,
+    /// Why its template does not render with every claim true; `None` when it does.
+    pub answer_broken: Option<String>,
+}
+
+/// Grades one problem of the handout; `entry` is `None` while its code does not exist.
+///
+/// A part earns the share of its checks that passed; a part that hands in more than code also needs records that
+/// cover the suite and a template that renders, and earns nothing without them. A skipped check earns nothing.
+pub fn grade(
+    handout: &HandoutProblem,
+    entry: Option<&Problem>,
+    checks: &[CheckResult],
+    evidence: &Evidence,
+) -> ProblemGrade {
+    let parts: Vec<PartGrade> = handout.parts.iter().map(|part| grade_part(part, entry, checks, evidence)).collect();
+    ProblemGrade {
+        name: handout.name,
+        title: handout.title,
+        section: handout.section,
+        points: handout.points,
+        earned: parts.iter().map(|p| p.earned).sum(),
+        parts,
+    }
+}
+
+fn grade_part(part: &Part, entry: Option<&Problem>, checks: &[CheckResult], evidence: &Evidence) -> PartGrade {
+    let checks: Vec<CheckResult> = checks.iter().filter(|c| c.part == part.id).cloned().collect();
+    let graded = |share: f64, lost: Vec<String>, checks| PartGrade {
+        id: part.id,
+        points: part.points,
+        earned: part.points * share,
+        lost,
+        checks,
+    };
+    if !entry.is_some_and(|e| e.answers.contains(&part.id)) {
+        return graded(0.0, vec!["not answered yet: its code comes with a later issue".into()], checks);
+    }
+    let mut lost: Vec<String> = checks.iter().filter_map(reason).collect();
+    let passed = checks.len() - lost.len();
+    let mut share = if checks.is_empty() { 1.0 } else { passed as f64 / checks.len() as f64 };
+    let is_code = part.kinds.contains(&Kind::Code);
+    if is_code && checks.is_empty() {
+        lost.push("it hands in code and no check of it ran".into());
+        share = 0.0;
+    }
+    if part.kinds.iter().any(|k| *k != Kind::Code) {
+        let reasons = [&evidence.records_missing, &evidence.answer_broken];
+        for reason in reasons.into_iter().flatten() {
+            lost.push(reason.clone());
+            share = 0.0;
+        }
+    }
+    graded(share, lost, checks)
+}
+
+fn reason(check: &CheckResult) -> Option<String> {
+    match &check.ending {
+        CheckStatus::Passed { .. } => None,
+        CheckStatus::Skipped { reason } => Some(format!("{} was skipped: {reason}", check.name)),
+        CheckStatus::Failed { error } => Some(format!("{} failed: {error}", check.name)),
+    }
+}
+
+/// How much of a problem is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Answered,
+    Partial,
+    Unanswered,
+}
+
+/// The status that `cs336 list` shows.
+pub fn status(handout: &HandoutProblem, entry: Option<&Problem>) -> Status {
+    let answered = handout.parts.iter().filter(|part| entry.is_some_and(|e| e.answers.contains(&part.id))).count();
+    match answered {
+        0 => Status::Unanswered,
+        n if n == handout.parts.len() => Status::Answered,
+        _ => Status::Partial,
+    }
+}
+
+impl Status {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Partial => "partial",
+            Self::Unanswered => "unanswered",
+        }
+    }
+}
+
+/// Points as people write them: "2", "1.5", "0.33".
+pub fn points(value: f64) -> String {
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::problem::no_facts;
+    use super::*;
+
+    const PARTS: &[Part] = &[
+        Part { id: "a", points: 2.0, kinds: &[Kind::Code], question: "" },
+        Part { id: "b", points: 1.0, kinds: &[Kind::Table, Kind::Written], question: "" },
+    ];
+    const HANDOUT: HandoutProblem = HandoutProblem { name: "x", title: "X", section: "1", points: 3.0, parts: PARTS };
+    const ENTRY: Problem = Problem { name: "x", answers: &["a", "b"], checks: &[], measured: None, facts: no_facts };
+
+    fn result(ending: CheckStatus) -> CheckResult {
+        CheckResult { name: "c", part: "a", ending, elapsed_s: 0.0 }
+    }
+
+    fn passed() -> CheckResult {
+        result(CheckStatus::Passed { note: String::new() })
+    }
+
+    #[test]
+    fn everything_in_order_earns_everything() {
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed()], &Evidence::default());
+        assert_eq!((grade.earned, grade.parts.iter().all(|p| p.lost.is_empty())), (3.0, true));
+    }
+
+    #[test]
+    fn a_failed_and_a_skipped_check_each_cost_their_share_and_say_why() {
+        let failed = result(CheckStatus::Failed { error: "0.3 > 0.1".into() });
+        let skipped = result(CheckStatus::Skipped { reason: "no GPU".into() });
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed(), failed, skipped, passed()], &Evidence::default());
+        assert_eq!(grade.parts[0].earned, 1.0);
+        assert_eq!(grade.parts[0].lost, ["c failed: 0.3 > 0.1", "c was skipped: no GPU"]);
+    }
+
+    #[test]
+    fn code_without_a_check_and_a_table_without_records_earn_nothing() {
+        let evidence = Evidence { records_missing: Some("no record".into()), answer_broken: None };
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[], &evidence);
+        assert_eq!(grade.earned, 0.0);
+        assert!(grade.parts.iter().all(|p| p.lost.len() == 1));
+    }
+
+    #[test]
+    fn an_unanswered_problem_earns_nothing_and_says_so() {
+        let grade = grade(&HANDOUT, None, &[], &Evidence::default());
+        assert!(grade.earned == 0.0 && grade.parts[0].lost[0].contains("not answered"));
+        assert_eq!(status(&HANDOUT, None), Status::Unanswered);
+    }
+
+    #[test]
+    fn points_read_like_points() {
+        assert_eq!([points(2.0), points(1.5), points(1.0 / 3.0), points(0.0)], ["2", "1.5", "0.33", "0"]);
+    }
+}

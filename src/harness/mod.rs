@@ -5,6 +5,7 @@
 pub mod drift;
 pub mod floor;
 pub mod grade;
+pub mod grade_files;
 pub mod handout;
 pub mod problem;
 pub mod provenance;

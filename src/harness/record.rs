@@ -123,6 +123,8 @@ pub struct Peaks {
     /// Floating-point operations per second, by precision.
     pub flops_per_s: BTreeMap<String, f64>,
     pub bytes_per_s: f64,
+    /// Traffic below this may come from a cache that is faster than `bytes_per_s`, so the memory roof says nothing of it.
+    pub cache_bytes: f64,
     pub source: String,
 }
 

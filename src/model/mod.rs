@@ -1,6 +1,7 @@
 //! The language model that the assignment measures: sizes, memory, the transformer, its loss and its optimizers.
 
 pub mod sizes;
+pub mod toy;
 
 pub mod memory;
 

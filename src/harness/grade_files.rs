@@ -1,0 +1,103 @@
+//! Grades in the formats that graders' tools read: JUnit XML and Gradescope's results.json.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+use serde_json::json;
+
+use super::grade::{CheckStatus, ProblemGrade, points};
+
+/// One test suite a problem, one test case a check.
+pub fn junit(grades: &[ProblemGrade]) -> Result<String> {
+    let mut report = Report::new("cs336");
+    for grade in grades {
+        let mut suite = TestSuite::new(grade.name);
+        for check in grade.parts.iter().flat_map(|p| &p.checks) {
+            let status = match &check.ending {
+                CheckStatus::Passed { .. } => TestCaseStatus::success(),
+                CheckStatus::Skipped { reason } => {
+                    let mut status = TestCaseStatus::skipped();
+                    status.set_message(reason.as_str());
+                    status
+                }
+                CheckStatus::Failed { error } => {
+                    let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+                    status.set_message(error.as_str());
+                    status
+                }
+            };
+            let mut case = TestCase::new(check.name, status);
+            case.set_classname(grade.name).set_time(Duration::from_secs_f64(check.elapsed_s));
+            if let CheckStatus::Passed { note } = &check.ending {
+                case.set_system_out(note.as_str());
+            }
+            suite.add_test_case(case);
+        }
+        report.add_test_suite(suite);
+    }
+    Ok(report.to_string()?)
+}
+
+/// One test a part: its score, its maximum, and why points are missing.
+pub fn gradescope(grades: &[ProblemGrade]) -> Result<String> {
+    let parts = grades.iter().flat_map(|grade| grade.parts.iter().map(move |part| (grade, part)));
+    let tests: Vec<_> = parts
+        .map(|(grade, part)| {
+            let name =
+                if part.id.is_empty() { grade.name.to_string() } else { format!("{} ({})", grade.name, part.id) };
+            let passed = part.earned >= part.points - 1e-9;
+            json!({
+                "name": name,
+                "number": grade.section,
+                "score": part.earned,
+                "max_score": part.points,
+                "status": if passed { "passed" } else { "failed" },
+                "output": part.lost.join("\n"),
+            })
+        })
+        .collect();
+    let earned: f64 = grades.iter().map(|g| g.earned).sum();
+    let seconds: f64 = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks).map(|c| c.elapsed_s).sum();
+    let possible: f64 = grades.iter().map(|g| g.points).sum();
+    let results = json!({
+        "score": earned,
+        "execution_time": seconds.ceil() as u64,
+        "output": format!("{} of {} points", points(earned), points(possible)),
+        "tests": tests,
+    });
+    Ok(serde_json::to_string_pretty(&results)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::grade::{CheckResult, PartGrade};
+    use super::*;
+
+    fn grades() -> Vec<ProblemGrade> {
+        let check = |name, ending| CheckResult { name, part: "a", ending, elapsed_s: 0.5 };
+        let checks = vec![
+            check("fine", CheckStatus::Passed { note: "error 1e-7".into() }),
+            check("broken", CheckStatus::Failed { error: "a < b & c".into() }),
+            check("away", CheckStatus::Skipped { reason: "no GPU".into() }),
+        ];
+        let part = PartGrade { id: "a", points: 3.0, earned: 1.0, lost: vec!["broken failed".into()], checks };
+        vec![ProblemGrade { name: "x", title: "X", section: "1.1", points: 3.0, earned: 1.0, parts: vec![part] }]
+    }
+
+    #[test]
+    fn junit_holds_every_check_escaped() {
+        let xml = junit(&grades()).unwrap();
+        for expected in ["tests=\"3\"", "failures=\"1\"", "skipped=\"1\"", "a &lt; b &amp; c", "no GPU"] {
+            assert!(xml.contains(expected), "{expected} is not in {xml}");
+        }
+    }
+
+    #[test]
+    fn gradescope_holds_scores_and_reasons() {
+        let value: serde_json::Value = serde_json::from_str(&gradescope(&grades()).unwrap()).unwrap();
+        assert_eq!((&value["score"], &value["execution_time"]), (&json!(1.0), &json!(2)));
+        assert_eq!(value["tests"][0]["output"], "broken failed");
+        assert_eq!(value["tests"][0]["max_score"], 3.0);
+    }
+}
