@@ -117,7 +117,8 @@ impl<'a> Training<'a> {
             }
         }
         for tensor in self.case.tensors.keys() {
-            let known = |prefix: &str| tensor.strip_prefix(prefix).is_some_and(|n| self.parameters.iter().any(|p| p == n));
+            let known =
+                |prefix: &str| tensor.strip_prefix(prefix).is_some_and(|n| self.parameters.iter().any(|p| p == n));
             ensure!(
                 tensor == "x" || tensor == "y" || known("init.") || known("final."),
                 "tensor {tensor} is none of the {} model's: its parameters are {}",
@@ -130,7 +131,8 @@ impl<'a> Training<'a> {
 
     /// The parameters that each rank ends with, by name, in rank order.
     fn run(&self, strategy: &str) -> Result<Vec<BTreeMap<String, Tensor>>> {
-        let folder = tempfile::Builder::new().prefix("cs336-case-").tempdir().context("making a folder for the case")?;
+        let folder =
+            tempfile::Builder::new().prefix("cs336-case-").tempdir().context("making a folder for the case")?;
         let expected = |name: &str| name.starts_with("final.");
         let given = self.case.tensors.iter().filter(|(name, _)| !expected(name));
         let given: Vec<_> = given.map(|(name, tensor)| (name, tensor.contiguous())).collect();

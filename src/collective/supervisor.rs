@@ -48,7 +48,11 @@ pub fn supervise(ranks: Vec<Rank>, deadline: Duration) -> Result<()> {
         if started.elapsed() >= deadline {
             let late = running.unfinished();
             running.end();
-            bail!("the deadline of {} passed; {}", crate::units::human_seconds(deadline.as_secs_f64()), running.describe(&late));
+            bail!(
+                "the deadline of {} passed; {}",
+                crate::units::human_seconds(deadline.as_secs_f64()),
+                running.describe(&late)
+            );
         }
         std::thread::sleep(POLL);
     }
@@ -164,7 +168,8 @@ mod tests {
             Rank { command, log: folder.path().join(format!("{rank}.log")) }
         });
         let outcome = supervise(ranks.collect(), deadline);
-        let pid = |rank: usize| std::fs::read_to_string(folder.path().join(format!("{rank}.pid"))).ok()?.trim().parse().ok();
+        let pid =
+            |rank: usize| std::fs::read_to_string(folder.path().join(format!("{rank}.pid"))).ok()?.trim().parse().ok();
         let alive = |pid: &i32| std::path::Path::new(&format!("/proc/{pid}")).exists();
         (outcome, (0..scripts.len()).filter_map(pid).filter(alive).collect())
     }

@@ -73,10 +73,7 @@ struct Input {
 /// is a rank that crashed or hung.
 pub fn run(strategy: &str, options: &Options, world_size: usize, cases: &[Case]) -> Result<Report> {
     let input = Input { strategy: strategy.into(), options: options.clone(), cases: cases.to_vec() };
-    let ranks = launch(
-        &Launch { task: TASK.name, world_size, deadline: DEADLINE },
-        &serde_json::to_value(input)?,
-    )?;
+    let ranks = launch(&Launch { task: TASK.name, world_size, deadline: DEADLINE }, &serde_json::to_value(input)?)?;
     let mut whole = Report::default();
     for rank in ranks {
         let report: Report = serde_json::from_value(rank)?;
@@ -137,7 +134,8 @@ impl Trial<'_> {
     /// Rank 0 must still hold its own values; every other rank must hold other values than it drew.
     fn check_start(&mut self) -> Result<()> {
         let rank = self.collective.rank();
-        for ((name, replica), (_, drawn)) in self.replica.named_parameters().iter().zip(self.single.named_parameters()) {
+        for ((name, replica), (_, drawn)) in self.replica.named_parameters().iter().zip(self.single.named_parameters())
+        {
             self.report.comparisons += 1;
             let keeps = rank == 0 || name == NO_GRAD_FIXED_PARAM;
             if keeps != close(replica, drawn)? {
@@ -213,13 +211,7 @@ impl Trial<'_> {
 }
 
 /// One step of gradient descent on the mean squared error of these rows; `synchronise` runs between backward and step.
-pub fn train(
-    network: &Toy,
-    x: &Tensor,
-    y: &Tensor,
-    lr: f64,
-    synchronise: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+pub fn train(network: &Toy, x: &Tensor, y: &Tensor, lr: f64, synchronise: impl FnOnce() -> Result<()>) -> Result<()> {
     network.zero_grad();
     backward(&network.forward(x)?.f_mse_loss(y, Reduction::Mean)?)?;
     synchronise()?;

@@ -15,6 +15,7 @@ pub mod benchmarking_script;
 pub mod communication_accounting;
 pub mod flash_backward;
 pub mod flash_forward;
+pub mod machine;
 pub mod memory_profiling;
 pub mod mixed_precision_accumulation;
 pub mod naive_ddp;

@@ -50,10 +50,7 @@ pub(super) mod ffi {
         fn push_undefined(list: Pin<&mut CxxVector<Tensor>>);
         fn is_defined(tensor: &Tensor) -> bool;
 
-        fn apply_function(
-            callback: Box<Callback>,
-            inputs: &CxxVector<Tensor>,
-        ) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn apply_function(callback: Box<Callback>, inputs: &CxxVector<Tensor>) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;

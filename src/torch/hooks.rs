@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use anyhow::{Context, Result};
 use tch::Tensor;
 
+pub use super::autograd::backward;
 use super::bridge::{self, Outcome, ffi, lift};
 
 /// Calls `hook` with `parameter` each time a backward has finished accumulating into its gradient.
@@ -76,7 +77,6 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::torch::autograd::backward;
 
     fn leaf() -> Tensor {
         Tensor::rand([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true)

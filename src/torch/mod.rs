@@ -4,3 +4,5 @@ mod bridge;
 
 pub mod autograd;
 pub mod hooks;
+
+pub use autograd::{backward, backward_from};
