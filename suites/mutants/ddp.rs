@@ -28,7 +28,7 @@ const CAUGHT: &[(&str, &str, &str)] = &[
 
 /// One test a mutant, the control, and one a way for a rank to fail.
 pub fn trials() -> Vec<Trial> {
-    set_program(env!("CARGO_BIN_EXE_cs336"));
+    set_program(env!("CARGO_BIN_EXE_cs336").into());
     let mut trials = vec![
         trial("mutants::ddp::every_mutant_is_listed", every_mutant_is_listed),
         trial("mutants::ddp::naive_is_the_control", naive_is_the_control),
