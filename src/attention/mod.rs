@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd;
 
+pub mod cases;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;
