@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 HERE = Path(__file__).parent
 CONFIG = {"vocab_size": 50, "context_length": 16, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64}
@@ -17,9 +17,20 @@ EPS = 1e-5
 BATCH, SEQ = 2, 12
 
 
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
+
+
 def save(name, tensors, **metadata):
-    tensors = {key: value.detach().contiguous() for key, value in tensors.items()}
-    save_file(tensors, HERE / f"{name}.safetensors", {key: str(value) for key, value in metadata.items()})
+    """Writes a safetensors file; the library's own writer orders the metadata differently each time."""
+    header, data = {"__metadata__": {key: str(value) for key, value in metadata.items()}}, b""
+    for key, value in tensors.items():
+        raw = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[key] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (HERE / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def rotate(x, theta):
@@ -117,8 +128,77 @@ def rope():
     save("rope", {"x": x, "y": y}, kind="rope", rtol=1e-4, atol=1e-5, rope_theta=THETA)
 
 
+def recorded_loss(p, config, tokens, targets, cos, sin):
+    """The operations of src/model in their order, one PyTorch operator for one of libtorch's."""
+    batch, seq = tokens.shape
+    heads = config["num_heads"]
+
+    def norm(x, gain):
+        mean_square = x.pow(2).mean(-1, keepdim=True)
+        return gain * (x * torch.rsqrt(mean_square + EPS))
+
+    def rope(x):
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([cos * even - sin * odd, sin * even + cos * odd], -1).flatten(-2)
+
+    h = F.embedding(tokens, p["token_embeddings.weight"])
+    for i in range(config["num_layers"]):
+        w = lambda part: p[f"layers.{i}.{part}.weight"]
+        x = norm(h, w("ln1"))
+        q, k, v = (F.linear(x, w(f"attn.{n}_proj")).view(batch, seq, heads, -1).transpose(1, 2) for n in "qkv")
+        scores = rope(q) @ rope(k).transpose(-2, -1) / q.shape[-1] ** 0.5
+        hidden = torch.arange(seq)[:, None] < torch.arange(seq)
+        o = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+        h = h + F.linear(o.transpose(1, 2).reshape(batch, seq, -1), w("attn.output_proj"))
+        y = norm(h, w("ln2"))
+        gate = F.linear(y, w("ffn.w1"))
+        h = h + F.linear(gate * torch.sigmoid(gate) * F.linear(y, w("ffn.w3")), w("ffn.w2"))
+    logits = F.linear(norm(h, p["ln_final.weight"]), p["lm_head.weight"])
+    shifted = logits - logits.max(-1, keepdim=True)[0]
+    log_probabilities = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    return -log_probabilities.gather(-1, targets[..., None]).mean()
+
+
+def saved_activations():
+    """Counts the bytes that autograd saves, each storage once; the memory model must predict them to the byte.
+
+    Fake CUDA tensors follow CUDA's autocast rules (the CPU's differ: its softmax and exp stay in bfloat16) without a GPU.
+    """
+    counted = {"config": CONFIG | {"rope_theta": THETA}, "batch": BATCH, "seq": SEQ, "saved_bytes": {}}
+    weights = {tuple(shape) for _, shape in parameter_shapes()}
+    with FakeTensorMode(), torch.device("cuda"):
+        parameters = {name: torch.empty(shape).requires_grad_() for name, shape in parameter_shapes()}
+        tokens, targets = torch.zeros(2, BATCH, SEQ, dtype=torch.int64).unbind()
+        tokens, targets = tokens.clone(), targets.clone()
+        cache = torch.empty(2, CONFIG["context_length"], CONFIG["d_model"] // CONFIG["num_heads"] // 2)
+        own = {value.untyped_storage()._cdata for value in parameters.values()}
+        for precision in ("float32", "bfloat16"):
+            saved = {}
+
+            def pack(tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in own and tensor.dim() > 0:
+                    is_copy = tensor.dtype == torch.bfloat16 and {tuple(tensor.shape), tuple(tensor.shape[::-1])} & weights
+                    saved[storage._cdata] = (storage, bool(is_copy))
+                return tensor
+
+            # torch.autocast("cuda") refuses to be enabled without a GPU; its switch does not.
+            torch.set_autocast_enabled("cuda", precision == "bfloat16")
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+            torch.autocast_increment_nesting()
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                recorded_loss(parameters, CONFIG, tokens, targets, cache[0, :SEQ], cache[1, :SEQ])
+            torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
+            torch.set_autocast_enabled("cuda", False)
+            counted["saved_bytes"][precision] = sum(s.nbytes() for s, is_copy in saved.values() if not is_copy)
+            counted["weight_copies"] = sum(s.nbytes() for s, is_copy in saved.values() if is_copy)
+    (HERE / "saved_activations.json").write_text(json.dumps(counted, indent=2) + "\n")
+
+
 if __name__ == "__main__":
     transformer()
     adamw()
     rmsnorm()
     rope()
+    saved_activations()
