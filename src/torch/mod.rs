@@ -10,6 +10,7 @@ pub mod autograd;
 pub mod gloo;
 pub mod hooks;
 pub mod memory;
+pub mod meter;
 pub mod stream;
 
 pub use autocast::autocast;
