@@ -55,6 +55,7 @@ pub(super) mod ffi {
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+        fn release_grad(parameter: &Tensor) -> Result<()>;
 
         type GlooWork;
         fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
