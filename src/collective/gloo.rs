@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use tch::Tensor;
 
 use super::ranks::Environment;
@@ -14,43 +14,44 @@ use crate::torch::gloo::{self, ProcessGroup, ReduceOp, Rendezvous};
 pub struct Gloo {
     rank: usize,
     world_size: usize,
-    timeout: Duration,
-    /// Held while an operation is put in the group's queue, not while it is waited for.
+    patience: Duration,
+    /// Locked while an operation enters the group's queue, not while it is waited for.
     group: Mutex<ProcessGroup>,
 }
 
+/// A late collective is given up by the group itself first, whose words say which peer it waited for.
+const EXTRA_PATIENCE: Duration = Duration::from_secs(5);
+
 impl Gloo {
-    /// Meets the other ranks of the environment; rank 0 listens on the master port.
+    /// Meets the other ranks of the environment.
     ///
     /// # Errors
     /// In libtorch's words, if the ranks have not all met within the environment's timeout.
     pub fn connect(environment: &Environment) -> Result<Self> {
-        let &Environment { rank, world_size, ref master_addr, master_port, timeout, .. } = environment;
-        let rendezvous = Rendezvous { host: master_addr.clone(), port: master_port, rank, world_size, timeout };
-        let group = ProcessGroup::connect(rendezvous)
-            .with_context(|| format!("rank {rank} meeting {world_size} ranks at {master_addr}:{master_port}"))?;
-        Ok(Self { rank, world_size, timeout, group: Mutex::new(group) })
+        let &Environment { rank, world_size, ref master_addr, master_port, agent_store, timeout, .. } = environment;
+        let rendezvous = Rendezvous { host: master_addr, port: master_port, rank, world_size, timeout };
+        let group = if agent_store { ProcessGroup::join(rendezvous) } else { ProcessGroup::connect(rendezvous) };
+        Ok(Self { rank, world_size, patience: timeout + EXTRA_PATIENCE, group: Mutex::new(group?) })
     }
 
     fn group(&self) -> MutexGuard<'_, ProcessGroup> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn outputs(&self, mut work: gloo::Work) -> Result<Vec<Tensor>> {
+        work.wait(self.patience)?;
+        Ok(work.into_outputs())
+    }
 }
 
-struct GlooWork {
+struct Pending {
     work: gloo::Work,
-    timeout: Duration,
-    /// Gloo has no average: the sum is divided once it is here.
-    divide: Option<(Tensor, i64)>,
+    patience: Duration,
 }
 
-impl Work for GlooWork {
+impl Work for Pending {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        self.work.wait(self.timeout)?;
-        if let Some((tensor, divisor)) = &mut self.divide {
-            let _ = tensor.f_div_scalar_(*divisor)?;
-        }
-        Ok(())
+        self.work.wait(self.patience)
     }
 }
 
@@ -68,25 +69,31 @@ impl Collective for Gloo {
     }
 
     fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        let tensor = tensor.f_detach()?;
-        let work = self.group().all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Sum)?;
-        let divide = (op == Op::Average).then_some((tensor, self.world_size as i64));
-        Ok(Box::new(GlooWork { work, timeout: self.timeout, divide }))
+        let op = match op {
+            Op::Sum => ReduceOp::Sum,
+            Op::Average => ReduceOp::Average,
+        };
+        let work = self.group().all_reduce_async(&[tensor.f_detach()?], op)?;
+        Ok(Box::new(Pending { work, patience: self.patience }))
     }
 
     fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<()> {
-        self.group().broadcast(&tensor.f_detach()?, root)
+        let work = self.group().broadcast_async(&tensor.f_detach()?, root)?;
+        self.outputs(work).map(drop)
     }
 
     fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
-        self.group().all_gather(&tensor.f_detach()?)
+        let work = self.group().all_gather_async(&tensor.f_detach()?)?;
+        self.outputs(work)
     }
 
-    fn reduce_scatter(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        self.group().reduce_scatter(inputs, ReduceOp::Sum)
+    fn reduce_scatter(&self, tensor: &Tensor) -> Result<Tensor> {
+        let work = self.group().reduce_scatter_async(&tensor.f_detach()?, ReduceOp::Sum)?;
+        Ok(self.outputs(work)?.swap_remove(0))
     }
 
     fn barrier(&self) -> Result<()> {
-        self.group().barrier()
+        let work = self.group().barrier_async()?;
+        self.outputs(work).map(drop)
     }
 }

@@ -43,8 +43,8 @@ pub trait Collective: Send + Sync {
     /// Every rank's `tensor`, in rank order.
     fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
 
-    /// The sum over ranks of the `inputs` entry that has this rank's number; `inputs` holds one tensor a rank.
-    fn reduce_scatter(&self, inputs: &[Tensor]) -> Result<Tensor>;
+    /// This rank's share of the sum over ranks: (world_size * n, ...) gives (n, ...).
+    fn reduce_scatter(&self, tensor: &Tensor) -> Result<Tensor>;
 
     /// Returns once every rank has called it.
     fn barrier(&self) -> Result<()>;

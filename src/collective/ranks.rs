@@ -5,7 +5,6 @@
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -16,6 +15,7 @@ use serde_json::Value;
 
 use super::Shared;
 use super::supervisor::{Rank, supervise};
+use crate::torch::gloo::Store;
 
 /// Code that runs in every rank of a launch; the table of them is `problems::RANK_TASKS`.
 pub struct RankTask {
@@ -40,6 +40,8 @@ pub struct Environment {
     pub world_size: usize,
     pub master_addr: String,
     pub master_port: u16,
+    /// Whether the launcher serves the store at that address; rank 0 does otherwise.
+    pub agent_store: bool,
     /// How long a collective may take: what the supervisor allows, else [`GLOO_TIMEOUT`].
     pub timeout: Duration,
 }
@@ -47,12 +49,13 @@ pub struct Environment {
 /// c10d's own default for Gloo (`kProcessGroupDefaultTimeout`, torch 2.11: 30 minutes).
 const GLOO_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Between reading a free port and rank 0 listening on it another program may take it; a new port is then tried.
-const PORT_ATTEMPTS: usize = 3;
-
 /// Beyond this a launch is a mistake (or a hostile case file), not a run on one machine.
 pub const MAX_WORLD_SIZE: usize = 16;
 
+const LOOPBACK: &str = "127.0.0.1";
+
+/// torchrun's variable for "the launcher serves the store", which spares us guessing a port that stays free.
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const SUPERVISOR: &str = "CS336_SUPERVISOR";
 const DEADLINE: &str = "CS336_DEADLINE_S";
 
@@ -79,34 +82,21 @@ fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<
         (1..=MAX_WORLD_SIZE).contains(&world_size),
         "world_size is {world_size}, not between 1 and {MAX_WORLD_SIZE}"
     );
-    let mut attempt = 1;
-    loop {
-        let outcome = launch_once(program, launch, input);
-        match &outcome {
-            Err(error) if attempt < PORT_ATTEMPTS && port_was_taken(error) => attempt += 1,
-            _ => return outcome.with_context(|| format!("task {} on {world_size} ranks", launch.task)),
-        }
-    }
+    run_ranks(program, launch, input).with_context(|| format!("task {} on {world_size} ranks", launch.task))
 }
 
-/// The words of c10d's TCP store when it cannot listen.
-fn port_was_taken(error: &anyhow::Error) -> bool {
-    let words = format!("{error:#}");
-    words.contains("EADDRINUSE") || words.contains("ddress already in use")
-}
-
-fn launch_once(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
+fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     let folder = tempfile::Builder::new().prefix("cs336-ranks-").tempdir().context("making a folder for the ranks")?;
     let input_file = folder.path().join("input.json");
     std::fs::write(&input_file, serde_json::to_vec(input)?).context("writing the ranks' input")?;
-    let port = free_loopback_port()?;
+    let store = Store::serve(LOOPBACK, launch.deadline)?;
     let output_file = |rank: usize| folder.path().join(format!("rank{rank}.json"));
     let ranks = (0..launch.world_size)
         .map(|rank| {
             let mut command = Command::new(program);
             command.arg("rank").arg("--task").arg(launch.task);
             command.arg("--input").arg(&input_file).arg("--output").arg(output_file(rank));
-            command.envs(environment_of(rank, launch, port));
+            command.envs(environment_of(rank, launch, store.port()));
             Rank { command, log: folder.path().join(format!("rank{rank}.log")) }
         })
         .collect();
@@ -129,8 +119,9 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         ("LOCAL_RANK", rank.to_string().into()),
         ("WORLD_SIZE", launch.world_size.to_string().into()),
         ("LOCAL_WORLD_SIZE", launch.world_size.to_string().into()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_ADDR", LOOPBACK.into()),
         ("MASTER_PORT", port.to_string().into()),
+        (AGENT_STORE, "True".into()),
         (SUPERVISOR, std::process::id().to_string().into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
     ];
@@ -139,11 +130,6 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }
     variables
-}
-
-fn free_loopback_port() -> Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free loopback port")?;
-    Ok(listener.local_addr()?.port())
 }
 
 impl Environment {
@@ -178,6 +164,7 @@ impl Environment {
             world_size,
             master_addr: text("MASTER_ADDR")?,
             master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT is {port}, not a port"))?,
+            agent_store: variable(AGENT_STORE).is_some_and(|value| value == "True"),
             timeout,
         })
     }

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_millis(100);
 
 /// How much of a rank's output an error repeats.
 const LAST_WORDS_LINES: usize = 12;
-const LAST_WORDS_BYTES: usize = 4000;
+const LAST_WORDS_BYTES: usize = 16 << 10;
 
 /// Starts every rank and waits until all have exited with success.
 ///
@@ -148,7 +148,10 @@ fn last_words(log: &PathBuf) -> String {
     let Ok(bytes) = std::fs::read(log) else { return String::new() };
     let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(LAST_WORDS_BYTES)..]).into_owned();
     let lines: Vec<&str> = tail.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(LAST_WORDS_LINES)..].join("\n")
+    // What a panic says comes before its backtrace, which may be long.
+    let panic = lines.iter().rposition(|line| line.contains("panicked at"));
+    let from = panic.unwrap_or(lines.len().saturating_sub(LAST_WORDS_LINES));
+    lines[from..].iter().take(LAST_WORDS_LINES).copied().collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -185,6 +188,16 @@ mod tests {
         assert!(words.starts_with("rank 1 of 2 exited with status 3; its last words:\nthe disk is full"), "{words}");
         assert!(!words.contains("rank 0"), "only the rank that failed on its own is named: {words}");
         assert!(left.is_empty() && started.elapsed() < Duration::from_secs(10), "{left:?}");
+    }
+
+    #[test]
+    fn last_words_are_the_last_lines_or_those_of_the_panic() {
+        let words = |script| drill(&[script], Duration::from_secs(30)).0.unwrap_err().to_string();
+        let chatty = words("seq 1 100; exit 1");
+        assert!(chatty.ends_with("\n99\n100") && !chatty.contains("\n88\n"), "{chatty}");
+        let panic = words("echo before; echo \"thread 'main' panicked at x.rs:1\"; echo why; seq 1 100; exit 101");
+        assert!(panic.contains("words:\nthread 'main' panicked at x.rs:1\nwhy\n1\n2"), "{panic}");
+        assert!(words("exit 1").ends_with("exited with status 1, without a word"));
     }
 
     #[test]

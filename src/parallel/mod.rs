@@ -18,8 +18,10 @@ pub struct Strategy {
     pub name: &'static str,
     /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and gradients of coming
     /// backward passes will be averaged. `parameters` are the replica's, each tensor once.
-    pub construct: fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>,
+    pub construct: Construct,
 }
+
+pub type Construct = fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>;
 
 /// What a strategy may be told; each reads what concerns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
