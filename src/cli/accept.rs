@@ -25,7 +25,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let (mut accepted, mut refused) = (0, 0);
     for problem in selected(&arguments.problems)? {
         for profile in profiles.iter().copied() {
-            let (Some(local), Some(suite)) = (layout.read_local(profile, problem.name)?, suite::load(&layout.root, problem)?) else {
+            let (Some(local), Some(suite)) =
+                (layout.read_local(profile, problem.name)?, suite::load(&layout.root, problem)?)
+            else {
                 continue;
             };
             let old = layout.read_accepted(profile, problem.name)?;
@@ -50,7 +52,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let verb = if arguments.dry_run { "would be accepted" } else { "accepted into snapshots/" };
     println!("{accepted} {verb}, {refused} refused");
     if accepted > 0 && !arguments.dry_run {
-        println!("the rendered report changes with them: `INSTA_UPDATE=always cargo test --test drift`, look, and commit both");
+        println!(
+            "the rendered report changes with them: `INSTA_UPDATE=always cargo test --test drift`, look, and commit both"
+        );
     }
     Ok(if refused > 0 { Ended::WithFindings } else { Ended::Well })
 }

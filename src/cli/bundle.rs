@@ -55,7 +55,12 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let archive = dist.join("cs336.tar.gz");
     command(Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
     let bytes = fs::metadata(&archive)?.len();
-    ensure!((bytes as f64) < LIMIT_BYTES, "the bundle is {}; it must stay below {}", human_bytes(bytes), human_bytes(LIMIT_BYTES as u64));
+    ensure!(
+        (bytes as f64) < LIMIT_BYTES,
+        "the bundle is {}; it must stay below {}",
+        human_bytes(bytes),
+        human_bytes(LIMIT_BYTES as u64)
+    );
     println!("dist/cs336.tar.gz is ready ({}); unpack it there and run ./cs336/cs336 doctor", human_bytes(bytes));
     Ok(Ended::Well)
 }

@@ -31,7 +31,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&found)?);
     } else if found.is_empty() {
-        println!("nothing to compare: no problem has both local and accepted records (see `cs336 measure`, `cs336 accept`)");
+        println!(
+            "nothing to compare: no problem has both local and accepted records (see `cs336 measure`, `cs336 accept`)"
+        );
     } else {
         found.iter().for_each(print);
     }
@@ -51,7 +53,11 @@ pub fn print(drift: &Drift) {
     let findings = || drift.cases.iter().flat_map(|c| &c.changes);
     let timings = findings().filter(|f| matches!(f, Finding::Timing { .. })).count();
     let quiet = findings().filter(|f| matches!(f, Finding::Timing { .. }) && !f.is_difference()).count();
-    println!("{}: {} cases, {timings} timings compared, {quiet} of them without a shown change", drift.problem, drift.cases.len());
+    println!(
+        "{}: {} cases, {timings} timings compared, {quiet} of them without a shown change",
+        drift.problem,
+        drift.cases.len()
+    );
     if let Some(reason) = &drift.other_machine {
         println!("  timings not compared: {reason}");
     }
@@ -67,7 +73,9 @@ fn words(finding: &Finding) -> String {
         Finding::OnlyLocal => "new, not accepted yet".into(),
         Finding::OnlyAccepted => "accepted, not measured here".into(),
         Finding::Outcome { accepted, local } => format!("was {accepted}, is {local}"),
-        Finding::Value { path, accepted, local } => format!("{path} was {accepted}, is {local}, and must repeat exactly"),
+        Finding::Value { path, accepted, local } => {
+            format!("{path} was {accepted}, is {local}, and must repeat exactly")
+        }
         Finding::Timing { path, comparison } => {
             let word = match comparison.change {
                 Change::Faster => "faster",

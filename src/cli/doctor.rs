@@ -48,16 +48,25 @@ fn examine() -> Result<Vec<Finding>> {
     let finding = |name, well, required, detail| Finding { name, well, required, detail };
     let torch = crate::torch::version();
     let tree = Layout::find();
-    let names: Vec<String> = gpus.iter().map(|g| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability)).collect();
+    let names: Vec<String> = gpus
+        .iter()
+        .map(|g| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability))
+        .collect();
     let gpu_detail = match names.len() {
         0 => "no CUDA device: the cpu profile runs here, gpu cases are recorded as not run".to_string(),
         _ => names.join("; "),
     };
-    let memory = format!("{}, {} of it available", human_bytes(here.memory_bytes), human_bytes(available_memory_bytes()?));
+    let memory =
+        format!("{}, {} of it available", human_bytes(here.memory_bytes), human_bytes(available_memory_bytes()?));
     Ok(vec![
         finding("cpu", true, true, format!("{}, {} cores", here.cpu, here.cores)),
         finding("memory", true, true, memory),
-        finding("libtorch", torch.starts_with("2.11.0"), true, format!("{torch} (2.11.0 is needed; `make setup` installs it)")),
+        finding(
+            "libtorch",
+            torch.starts_with("2.11.0"),
+            true,
+            format!("{torch} (2.11.0 is needed; `make setup` installs it)"),
+        ),
         finding("gpu", !gpus.is_empty(), false, gpu_detail),
         tool("python", "python3", "runs the PyTorch peers and remakes the golden cases"),
         tool("git", "git", "names the commit in every record; without it records count as dirty and are not accepted"),

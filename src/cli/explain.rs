@@ -33,7 +33,11 @@ pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
 }
 
 fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
-    println!("\nfiles: src/problems/{0}.rs, templates/{0}.md{1}", entry.name, if entry.measured.is_some() { format!(", suites/{}.toml", entry.name) } else { String::new() });
+    println!(
+        "\nfiles: src/problems/{0}.rs, templates/{0}.md{1}",
+        entry.name,
+        if entry.measured.is_some() { format!(", suites/{}.toml", entry.name) } else { String::new() }
+    );
     println!("checks:");
     for check in entry.checks {
         let part = if check.part.is_empty() { String::new() } else { format!(" (part {})", check.part) };

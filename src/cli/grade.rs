@@ -34,8 +34,7 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(folder) = &arguments.cases {
-        let passed = crate::cases::grade_folder(folder, arguments.json)?;
-        return Ok(if passed { Ended::Well } else { Ended::WithFindings });
+        return super::cases::run(folder, arguments.json);
     }
     watch_for_interrupt();
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
@@ -64,7 +63,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(path) = &arguments.gradescope {
         write_atomically(path, gradescope(&grades)?.as_bytes())?;
     }
-    let failed = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks).any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    let failed = grades
+        .iter()
+        .flat_map(|g| &g.parts)
+        .flat_map(|p| &p.checks)
+        .any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
 }
 
@@ -88,11 +91,21 @@ fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(V
 }
 
 fn print(graded: &ProblemGrade) {
-    println!("{:>5} / {:<4} {} (section {})", points(graded.earned), points(graded.points), graded.name, graded.section);
+    println!(
+        "{:>5} / {:<4} {} (section {})",
+        points(graded.earned),
+        points(graded.points),
+        graded.name,
+        graded.section
+    );
     for part in &graded.parts {
         let label = if part.id.is_empty() { "   ".to_string() } else { format!("({})", part.id) };
         let passed = part.checks.iter().filter(|c| matches!(c.ending, CheckStatus::Passed { .. })).count();
-        let checks = if part.checks.is_empty() { String::new() } else { format!("  {passed} of {} checks pass", part.checks.len()) };
+        let checks = if part.checks.is_empty() {
+            String::new()
+        } else {
+            format!("  {passed} of {} checks pass", part.checks.len())
+        };
         println!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points));
         for reason in &part.lost {
             println!("                       {}", reason.replace('\n', "\n                       "));

@@ -58,8 +58,15 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 }
 
 /// Measures what `scope` asks for and prints how the cases ended; shared with `writeup`.
-pub fn measure(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope, limit: Duration) -> Result<Tally> {
-    let plans: Vec<Plan> = problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect::<Result<_>>()?;
+pub fn measure(
+    layout: &Layout,
+    problems: &[&'static Problem],
+    profile: Profile,
+    scope: Scope,
+    limit: Duration,
+) -> Result<Tally> {
+    let plans: Vec<Plan> =
+        problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect::<Result<_>>()?;
     let mut tally = Tally::default();
     if plans.iter().all(|p| p.pending.is_empty()) {
         return Ok(tally);
@@ -77,7 +84,10 @@ pub fn measure(layout: &Layout, problems: &[&'static Problem], profile: Profile,
             break;
         }
     }
-    eprintln!("{} measured, {} out of memory, {} not run, {} failed", tally.measured, tally.out_of_memory, tally.not_run, tally.failed);
+    eprintln!(
+        "{} measured, {} out of memory, {} not run, {} failed",
+        tally.measured, tally.out_of_memory, tally.not_run, tally.failed
+    );
     Ok(tally)
 }
 
@@ -113,7 +123,12 @@ fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, argume
             floor::each_samples(&row, &mut |path, samples| {
                 if let (Unit::Seconds, Some(s)) = (samples.unit, stats::Summary::of(&samples.samples)) {
                     let spread = s.std.map_or(String::new(), |std| format!(" +- {}", human_seconds(std)));
-                    eprintln!("  {path}: median {}, mean {}{spread}, n = {}", human_seconds(s.median), human_seconds(s.mean), s.n);
+                    eprintln!(
+                        "  {path}: median {}, mean {}{spread}, n = {}",
+                        human_seconds(s.median),
+                        human_seconds(s.mean),
+                        s.n
+                    );
                 }
                 Ok(())
             })?;

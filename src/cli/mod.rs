@@ -17,6 +17,7 @@ use crate::problems::REGISTRY;
 
 mod accept;
 mod bundle;
+mod cases;
 mod diff;
 mod doctor;
 mod explain;
@@ -28,8 +29,14 @@ mod rank;
 pub mod writeup;
 
 #[derive(Parser)]
-#[command(name = "cs336", version, about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)")]
-#[command(after_help = "Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted.")]
+#[command(
+    name = "cs336",
+    version,
+    about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
+)]
+#[command(
+    after_help = "Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted."
+)]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -124,8 +131,10 @@ fn handout_problem(name: &str) -> Result<&'static HandoutProblem> {
     if let Some(problem) = by_name(name) {
         return Ok(problem);
     }
-    let near: Vec<&str> = HANDOUT.iter().map(|p| p.name).filter(|n| n.contains(name) || shared_words(n, name) > 0).collect();
-    let hint = if near.is_empty() { "see `cs336 list`".to_string() } else { format!("did you mean {}?", near.join(" or ")) };
+    let near: Vec<&str> =
+        HANDOUT.iter().map(|p| p.name).filter(|n| n.contains(name) || shared_words(n, name) > 0).collect();
+    let hint =
+        if near.is_empty() { "see `cs336 list`".to_string() } else { format!("did you mean {}?", near.join(" or ")) };
     bail!("the handout has no problem {name:?}; {hint}")
 }
 
@@ -136,7 +145,10 @@ fn shared_words(a: &str, b: &str) -> usize {
 /// The registry entry of a problem, or what it means that there is none.
 fn registered(name: &str) -> Result<&'static Problem> {
     let problem = handout_problem(name)?;
-    REGISTRY.iter().find(|p| p.name == problem.name).with_context(|| format!("{name} is not answered yet: it has no code"))
+    REGISTRY
+        .iter()
+        .find(|p| p.name == problem.name)
+        .with_context(|| format!("{name} is not answered yet: it has no code"))
 }
 
 /// The named problems, or all of the registry.

@@ -22,7 +22,9 @@ impl Bar {
     pub fn new(name: &'static str, cases: usize, estimate_s: f64) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(cases as u64) } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template("{prefix:<32} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{prefix:<32} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}")
+        {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_prefix(name);
@@ -50,7 +52,8 @@ impl Progress for Bar {
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration) {
         self.bar.inc(1);
         if let Outcome::Failed { error } = outcome {
-            let line = format!("{} {}: failed after {:.1} s: {error}", self.name, short(&case.params), elapsed.as_secs_f64());
+            let line =
+                format!("{} {}: failed after {:.1} s: {error}", self.name, short(&case.params), elapsed.as_secs_f64());
             if self.terminal { self.bar.println(line) } else { eprintln!("{line}") }
         }
     }

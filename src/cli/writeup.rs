@@ -146,7 +146,8 @@ pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> 
         None => None,
         Some(suite) => missing(&suite, &input, problem.name),
     };
-    let answer_broken = report::render(&with_problems(vec![input])).err().map(|e| format!("its answer does not render: {e:#}"));
+    let answer_broken =
+        report::render(&with_problems(vec![input])).err().map(|e| format!("its answer does not render: {e:#}"));
     Ok(Evidence { records_missing, answer_broken })
 }
 
@@ -180,7 +181,8 @@ fn check(layout: &Layout) -> Result<Ended> {
     let mut drifted = 0;
     for (name, markdown) in accepted_markdown(layout)? {
         let path = rendered_path(layout, name);
-        let stored = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
+        let stored =
+            std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
         let stored = snapshot_body(&stored).with_context(|| format!("{} is no snapshot", layout.display(&path)))?;
         if let Some((number, old, new)) = first_difference(stored, &markdown) {
             println!("{name}: drifted from {} at line {number}\n  - {old}\n  + {new}", layout.display(&path));
@@ -188,7 +190,10 @@ fn check(layout: &Layout) -> Result<Ended> {
         }
     }
     if drifted > 0 {
-        bail!("{drifted} of {} answers drifted; look, then `INSTA_UPDATE=always cargo test --test drift`", REGISTRY.len());
+        bail!(
+            "{drifted} of {} answers drifted; look, then `INSTA_UPDATE=always cargo test --test drift`",
+            REGISTRY.len()
+        );
     }
     println!("{} answers render from snapshots/ as committed", REGISTRY.len());
     Ok(Ended::Well)

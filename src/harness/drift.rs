@@ -35,10 +35,21 @@ pub enum Finding {
     OnlyLocal,
     OnlyAccepted,
     /// The two ended differently (measured and out of memory, say).
-    Outcome { accepted: String, local: String },
+    Outcome {
+        accepted: String,
+        local: String,
+    },
     /// A value that must repeat exactly does not.
-    Value { path: String, accepted: Value, local: Value },
-    Timing { path: String, #[serde(flatten)] comparison: Comparison },
+    Value {
+        path: String,
+        accepted: Value,
+        local: Value,
+    },
+    Timing {
+        path: String,
+        #[serde(flatten)]
+        comparison: Comparison,
+    },
 }
 
 impl Finding {
@@ -150,7 +161,10 @@ fn compare_values(path: &str, accepted: &Value, local: &Value, findings: &mut Ve
 pub fn acceptable(layout: &Layout, problem: &Problem, suite: &Suite, local: &RecordFile) -> Result<()> {
     let name = problem.name;
     if let Some(run) = local.runs.iter().find(|r| r.dirty) {
-        bail!("{name}: run {} was measured from a tree with uncommitted changes; commit, then `cs336 measure {name}`", run.id);
+        bail!(
+            "{name}: run {} was measured from a tree with uncommitted changes; commit, then `cs336 measure {name}`",
+            run.id
+        );
     }
     let expected = suite.cases(local.profile).count();
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
@@ -215,7 +229,10 @@ mod tests {
     fn a_changed_exact_value_is_a_contradiction_and_a_timing_is_judged_by_rank() {
         let found = findings(measured(2, 1.5), measured(1, 1.0));
         assert!(matches!(&found[0], Finding::Value { path, .. } if path == "value") && found[0].is_contradiction());
-        assert!(matches!(&found[1], Finding::Timing { comparison, .. } if comparison.change == Change::Slower), "{found:?}");
+        assert!(
+            matches!(&found[1], Finding::Timing { comparison, .. } if comparison.change == Change::Slower),
+            "{found:?}"
+        );
         assert!(findings(measured(1, 1.001), measured(1, 1.0)).iter().all(|f| !f.is_difference()));
     }
 

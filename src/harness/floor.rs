@@ -81,7 +81,12 @@ mod tests {
     use serde_json::json;
 
     fn peaks() -> Peaks {
-        Peaks { flops_per_s: [("float32".to_string(), 1e12)].into(), bytes_per_s: 1e11, cache_bytes: 1e3, source: "a test".into() }
+        Peaks {
+            flops_per_s: [("float32".to_string(), 1e12)].into(),
+            bytes_per_s: 1e11,
+            cache_bytes: 1e3,
+            source: "a test".into(),
+        }
     }
 
     fn row(seconds: f64, flops: f64, bytes: f64) -> Value {

@@ -73,7 +73,12 @@ pub struct Evidence {
 ///
 /// A part earns the share of its checks that passed; a part that hands in more than code also needs records that
 /// cover the suite and a template that renders, and earns nothing without them. A skipped check earns nothing.
-pub fn grade(handout: &HandoutProblem, entry: Option<&Problem>, checks: &[CheckResult], evidence: &Evidence) -> ProblemGrade {
+pub fn grade(
+    handout: &HandoutProblem,
+    entry: Option<&Problem>,
+    checks: &[CheckResult],
+    evidence: &Evidence,
+) -> ProblemGrade {
     let parts: Vec<PartGrade> = handout.parts.iter().map(|part| grade_part(part, entry, checks, evidence)).collect();
     ProblemGrade {
         name: handout.name,

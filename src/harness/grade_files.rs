@@ -44,7 +44,8 @@ pub fn gradescope(grades: &[ProblemGrade]) -> Result<String> {
     let parts = grades.iter().flat_map(|grade| grade.parts.iter().map(move |part| (grade, part)));
     let tests: Vec<_> = parts
         .map(|(grade, part)| {
-            let name = if part.id.is_empty() { grade.name.to_string() } else { format!("{} ({})", grade.name, part.id) };
+            let name =
+                if part.id.is_empty() { grade.name.to_string() } else { format!("{} ({})", grade.name, part.id) };
             let passed = part.earned >= part.points - 1e-9;
             json!({
                 "name": name,

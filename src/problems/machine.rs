@@ -62,7 +62,8 @@ pub fn gpus() -> Result<Vec<Gpu>> {
     }
     (0..tch::Cuda::device_count() as usize)
         .map(|ordinal| {
-            let context = cudarc::driver::CudaContext::new(ordinal).with_context(|| format!("failed to open GPU {ordinal}"))?;
+            let context =
+                cudarc::driver::CudaContext::new(ordinal).with_context(|| format!("failed to open GPU {ordinal}"))?;
             let (major, minor) = context.compute_capability()?;
             let memory_bytes = context.total_mem()? as u64;
             Ok(Gpu { name: context.name()?, memory_bytes, compute_capability: format!("{major}.{minor}") })
@@ -79,7 +80,8 @@ fn known_peaks(gpu: &str) -> Option<Peaks> {
         name if name.contains("H100 80GB HBM3") => 3.35e12,
         _ => return None,
     };
-    let flops = [("float32", 66.9e12), ("tf32", 494.7e12), ("bfloat16", 989.4e12), ("float16", 989.4e12), ("float64", 66.9e12)];
+    let flops =
+        [("float32", 66.9e12), ("tf32", 494.7e12), ("bfloat16", 989.4e12), ("float16", 989.4e12), ("float64", 66.9e12)];
     Some(Peaks {
         flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), peak)).collect(),
         bytes_per_s,
@@ -100,7 +102,8 @@ fn measured_peaks(device: Device) -> Result<Peaks> {
         ("float16", lower(Kind::Half)?),
         ("float64", best_matmul(device, Kind::Double)?),
     ];
-    let source = "the best of repeated matrix products (512, 1024) and copies (256 KiB to 64 MiB) before the run".into();
+    let source =
+        "the best of repeated matrix products (512, 1024) and copies (256 KiB to 64 MiB) before the run".into();
     Ok(Peaks {
         flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), peak)).collect(),
         bytes_per_s: best_copy(device)?,

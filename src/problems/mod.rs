@@ -3,9 +3,12 @@
 use anyhow::Result;
 use tch::Device;
 
+use crate::cases::data_parallel;
+use crate::collective::{drill, ranks::RankTask};
 use crate::error::Fault;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
+use crate::parallel::protocol;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
@@ -30,6 +33,9 @@ pub const REGISTRY: &[Problem] = &[
     naive_ddp::PROBLEM,
     communication_accounting::PROBLEM,
 ];
+
+/// What `cs336 rank` can run; one line a task.
+pub const RANK_TASKS: &[RankTask] = &[drill::TASK, protocol::TASK, data_parallel::TASK];
 
 /// The device that a profile measures on.
 pub fn device_for(profile: Profile) -> Result<Device> {

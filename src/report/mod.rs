@@ -1,1 +1,151 @@
-//! To be written.
+//! Records and templates become one document: minijinja to Markdown, Markdown to typst, typst to a tagged PDF.
+//!
+//! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the
+//! same bytes. Read in the order of the walk: `context`, `template`, `markdown`, `document`, `pdf`.
+
+pub mod context;
+pub mod document;
+pub mod escape;
+pub mod figure;
+pub mod filters;
+pub mod front;
+pub mod lint;
+pub mod markdown;
+pub mod maths;
+pub mod pdf;
+pub mod plot;
+pub mod table;
+pub mod template;
+
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::harness::record::RecordFile;
+
+pub use pdf::pdf;
+
+/// Everything the write-up is made from.
+pub struct Document {
+    pub title: String,
+    /// The assignment and its version, for the title page.
+    pub assignment: String,
+    /// All problems in the handout's order, answered or not.
+    pub problems: Vec<ProblemInput>,
+}
+
+/// One problem: the handout's words for it, and our answer's ingredients.
+pub struct ProblemInput {
+    pub name: String,
+    pub title: String,
+    /// The handout's section, such as "1.1.3".
+    pub section: String,
+    pub points: f64,
+    pub parts: Vec<PartInput>,
+    /// The ids of the parts that the template must answer, each exactly once.
+    pub answers: Vec<String>,
+    /// The text of `templates/<name>.md`; without one the problem is listed as unanswered.
+    pub template: Option<String>,
+    /// What the template sees as `facts`.
+    pub facts: Value,
+    pub cpu: Option<Records>,
+    pub gpu: Option<Records>,
+}
+
+/// One part of a problem, as the handout letters it ("" where it has no letters).
+#[derive(Debug, Clone)]
+pub struct PartInput {
+    pub id: String,
+    pub points: f64,
+    /// What is to be handed in, such as "table" or "1-2 sentences".
+    pub kinds: Vec<String>,
+    /// The question in our own words, as Markdown.
+    pub question: String,
+}
+
+/// The records of one problem under one profile.
+pub struct Records {
+    pub file: RecordFile,
+    /// How many of the cases are stale; the provenance line says so.
+    pub stale: usize,
+}
+
+/// A finished write-up: what is written beside `writeup.typ`, and what the grader wants to know.
+pub struct Rendered {
+    /// `writeup.md`; its pictures are the `figures`.
+    pub markdown: String,
+    /// The body that `writeup.typ` includes.
+    pub typst: String,
+    /// The title page and contents, as JSON that `writeup.typ` reads.
+    pub front: String,
+    /// Paths relative to `writeup.md`, and SVG.
+    pub figures: Vec<(String, Vec<u8>)>,
+    pub claims: Vec<Claim>,
+    pub answered: Vec<AnsweredPart>,
+}
+
+/// One statement of a template that was held against the records.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub problem: String,
+    pub id: String,
+    pub held: bool,
+}
+
+/// One part that a template answers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnsweredPart {
+    pub problem: String,
+    pub part: String,
+    pub points: f64,
+}
+
+/// Renders every template and assembles the document.
+///
+/// Errors name the template and, where there is one, the line: an undefined variable, a claim that does not hold, a
+/// part answered twice or not at all, a formula that does not convert, leftover text.
+pub fn render(document: &Document) -> Result<Rendered> {
+    document::assemble(document)
+}
+
+/// Writes `writeup.md`, its figures and (if given) `writeup.pdf` into `dir`, each file whole or not at all.
+///
+/// Figures of an earlier rendering that this one no longer has are removed.
+pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> {
+    let figures = dir.join("figures");
+    std::fs::create_dir_all(&figures).with_context(|| format!("making {}", figures.display()))?;
+    for (path, svg) in &rendered.figures {
+        write_whole(&dir.join(path), svg)?;
+    }
+    for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", figures.display()))? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        let wanted = rendered.figures.iter().any(|(path, _)| *path == format!("figures/{name}"));
+        if name.ends_with(".svg") && !wanted {
+            let path = figures.join(&*name);
+            std::fs::remove_file(&path).with_context(|| format!("removing the old figure {}", path.display()))?;
+        }
+    }
+    write_whole(&dir.join("writeup.md"), rendered.markdown.as_bytes())?;
+    if let Some(pdf) = pdf {
+        write_whole(&dir.join("writeup.pdf"), pdf)?;
+    }
+    Ok(())
+}
+
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let naming = || format!("writing {}", path.display());
+    let dir = path.parent().with_context(naming)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(naming)?;
+    file.write_all(bytes).with_context(naming)?;
+    file.persist(path).with_context(naming)?;
+    Ok(())
+}
+
+/// Points without a needless fraction: "4", "2.5".
+pub fn points(points: f64) -> String {
+    let text = format!("{points:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}

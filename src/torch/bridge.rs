@@ -42,6 +42,7 @@ pub(super) mod ffi {
 
     unsafe extern "C++" {
         include!("cs336/src/torch/shim/autograd.h");
+        include!("cs336/src/torch/shim/gloo.h");
 
         #[namespace = "at"]
         type Tensor;
@@ -54,10 +55,38 @@ pub(super) mod ffi {
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+
+        type GlooWork;
+        fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
+        fn is_completed(self: &GlooWork) -> Result<bool>;
+        type GlooGroup;
+        fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
+        fn broadcast(self: &GlooGroup, tensor: &Tensor, root: i32) -> Result<UniquePtr<GlooWork>>;
+        fn all_gather(self: &GlooGroup, outputs: &CxxVector<Tensor>, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
+        fn reduce_scatter_sum(self: &GlooGroup, output: &Tensor, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
+        fn barrier(self: &GlooGroup) -> Result<UniquePtr<GlooWork>>;
+        type StoreServer;
+        fn serve_store(host: &str, port: u16, listener: i32, timeout_ms: i64) -> Result<UniquePtr<StoreServer>>;
+        fn connect_gloo(
+            host: &str,
+            port: u16,
+            listener: i32,
+            rank: i32,
+            world_size: i32,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<GlooGroup>>;
     }
 
     impl CxxVector<Tensor> {}
 }
+
+// SAFETY: these hold atomically counted handles to c10d objects that c10d itself passes between threads, and being
+// no `Sync` each is used by one thread at a time.
+unsafe impl Send for ffi::GlooWork {}
+// SAFETY: as above.
+unsafe impl Send for ffi::GlooGroup {}
+// SAFETY: as above.
+unsafe impl Send for ffi::StoreServer {}
 
 /// What a Rust callback that C++ called came to; C++ throws it on if it failed.
 pub(super) struct Outcome(RefCell<Option<anyhow::Error>>);

@@ -3,6 +3,7 @@
 mod bridge;
 
 pub mod autograd;
+pub mod gloo;
 pub mod hooks;
 
 pub use autograd::{backward, backward_from};

@@ -1,0 +1,201 @@
+//! Records as the templates see them: cases with their outcome flattened, samples with their statistics.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde_json::{Map, Value, json};
+
+use super::Records;
+use super::escape;
+use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, Run};
+
+/// What a template sees as `cpu` or `gpu`; `None` where no case is recorded.
+///
+/// `{profile, machine, run, runs, date, commit, dirty, source, cases}`; every text is Markdown.
+pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
+    let Some(records) = records.filter(|r| !r.file.cases.is_empty()) else { return Ok(None) };
+    let profile = records.file.profile;
+    let runs = runs_by_age(&records.file.runs);
+    let Some(newest) = runs.last() else { return Ok(None) };
+    let cases: Vec<Value> = records.file.cases.iter().map(case).collect();
+    Ok(Some(json!({
+        "profile": profile.name(),
+        "machine": escape::markdown(&machine_name(&newest.machine, profile)),
+        "run": newest.id,
+        "runs": runs.iter().map(|r| r.id.as_str()).collect::<Vec<_>>(),
+        "date": newest.started.get(..10).unwrap_or(&newest.started),
+        "commit": newest.commit.get(..10).unwrap_or(&newest.commit),
+        "dirty": newest.dirty,
+        "source": source(&runs, profile),
+        "cases": cases,
+    })))
+}
+
+/// Oldest first; ties by id, so that the order never depends on the file's.
+pub fn runs_by_age(runs: &[Run]) -> Vec<&Run> {
+    let mut runs: Vec<&Run> = runs.iter().collect();
+    runs.sort_by(|a, b| (&a.started, &a.id).cmp(&(&b.started, &b.id)));
+    runs
+}
+
+/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without the maker's marks.
+pub fn machine_name(machine: &Machine, profile: Profile) -> String {
+    match (profile, &machine.gpus[..]) {
+        (Profile::Gpu, [gpu]) => plain(&gpu.name),
+        (Profile::Gpu, [gpu, ..]) => format!("{} × {}", machine.gpus.len(), plain(&gpu.name)),
+        _ => {
+            let plural = if machine.cores == 1 { "" } else { "s" };
+            format!("{}, {} core{plural}", plain(&machine.cpu), machine.cores)
+        }
+    }
+}
+
+fn plain(name: &str) -> String {
+    let name = name.replace("(R)", " ").replace("(TM)", " ").replace("(tm)", " ").replace(" CPU", " ");
+    let name = name.split(" @ ").next().unwrap_or_default();
+    name.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Machines with their runs, for captions: "AMD EPYC 7B13, 2 cores, run 20261121T073200Z-4f2a".
+fn source(runs: &[&Run], profile: Profile) -> String {
+    let mut by_machine: Vec<(String, Vec<&str>)> = Vec::new();
+    for run in runs {
+        let name = machine_name(&run.machine, profile);
+        match by_machine.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, ids)) => ids.push(&run.id),
+            None => by_machine.push((name, vec![&run.id])),
+        }
+    }
+    let words = by_machine.iter().map(|(machine, ids)| {
+        let runs = match &ids[..] {
+            [one] => format!("run {one}"),
+            [a, b] => format!("runs {a} and {b}"),
+            [first, .., last] => format!("{} runs from {first} to {last}", ids.len()),
+            [] => String::new(),
+        };
+        format!("{}, {runs}", escape::markdown(machine))
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
+
+/// One case: `grid`, `params`, `run`, `kind`, and what its kind of outcome has; nothing else is defined.
+fn case(record: &CaseRecord) -> Value {
+    let mut fields = Map::new();
+    fields.insert("grid".into(), record.grid.clone().into());
+    fields.insert("params".into(), record.params.clone());
+    fields.insert("run".into(), record.run.clone().into());
+    fields.insert("elapsed_s".into(), record.elapsed_s.into());
+    let mut put = |key: &str, value: Value| fields.insert(key.into(), value);
+    let text = |s: &String| Value::from(escape::markdown(s));
+    match &record.outcome {
+        Outcome::Measured { row } => {
+            put("kind", "measured".into());
+            put("row", with_statistics(row));
+        }
+        Outcome::OutOfMemory { requested_bytes, predicted_bytes, message } => {
+            put("kind", "out_of_memory".into());
+            put("message", text(message));
+            for (key, bytes) in [("requested_bytes", requested_bytes), ("predicted_bytes", predicted_bytes)] {
+                if let Some(bytes) = bytes {
+                    put(key, (*bytes).into());
+                }
+            }
+        }
+        Outcome::NotRun { reason, needs, has } => {
+            put("kind", "not_run".into());
+            put("reason", text(reason));
+            put("needs", text(needs));
+            put("has", text(has));
+        }
+        Outcome::Failed { error } => {
+            put("kind", "failed".into());
+            put("message", text(error));
+        }
+    }
+    Value::Object(fields)
+}
+
+/// Adds `n`, `mean`, `std`, `median`, `min`, `max`, `p99` to every object that holds samples.
+pub fn with_statistics(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let mut out: Map<String, Value> =
+                fields.iter().map(|(key, child)| (key.clone(), with_statistics(child))).collect();
+            if let Some(samples) = fields.get("samples").and_then(Value::as_array) {
+                out.extend(statistics(&samples.iter().filter_map(Value::as_f64).collect::<Vec<_>>()));
+            }
+            Value::Object(out)
+        }
+        Value::Array(items) => items.iter().map(with_statistics).collect(),
+        plain => plain.clone(),
+    }
+}
+
+/// The standard deviation is the sample's (n - 1), and null where one sample has none.
+fn statistics(samples: &[f64]) -> BTreeMap<String, Value> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    let mean = sorted.iter().sum::<f64>() / n as f64;
+    let variance = sorted.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n as f64 - 1.0);
+    let std = if n > 1 { Value::from(variance.sqrt()) } else { Value::Null };
+    [
+        ("n", n.into()),
+        ("mean", mean.into()),
+        ("std", std),
+        ("median", quantile(&sorted, 0.5).into()),
+        ("min", quantile(&sorted, 0.0).into()),
+        ("max", quantile(&sorted, 1.0).into()),
+        ("p99", quantile(&sorted, 0.99).into()),
+    ]
+    .map(|(key, value): (&str, Value)| (key.to_string(), value))
+    .into()
+}
+
+/// Linear interpolation between order statistics (NumPy's default); `sorted` ascends.
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let at = q * sorted.len().saturating_sub(1) as f64;
+    let (low, part) = (at.floor() as usize, at.fract());
+    match (sorted.get(low), sorted.get(low + 1)) {
+        (Some(a), Some(b)) => a + (b - a) * part,
+        (Some(a), None) => *a,
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_gain_their_statistics_wherever_they_stand() {
+        let row = json!({"steps": [{"forward": {"unit": "s", "samples": [4.0, 1.0, 2.0, 3.0]}}], "note": "x"});
+        let forward = &with_statistics(&row)["steps"][0]["forward"];
+        assert_eq!(forward["n"], 4);
+        assert_eq!(forward["median"], 2.5);
+        assert_eq!(forward["min"], 1.0);
+        assert_eq!(forward["max"], 4.0);
+        assert!((forward["std"].as_f64().unwrap() - (5.0f64 / 3.0).sqrt()).abs() < 1e-12);
+        assert!((forward["p99"].as_f64().unwrap() - 3.97).abs() < 1e-12);
+    }
+
+    #[test]
+    fn one_sample_has_no_standard_deviation() {
+        let row = with_statistics(&json!({"unit": "s", "samples": [2.0]}));
+        assert_eq!(row["std"], Value::Null);
+        assert_eq!(row["mean"], 2.0);
+        assert_eq!(row["p99"], 2.0);
+    }
+
+    #[test]
+    fn makers_marks_are_left_out_of_a_machine_name() {
+        let machine = Machine {
+            cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
+            cores: 2,
+            memory_bytes: 0,
+            os: "Linux".into(),
+            gpus: vec![],
+        };
+        assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
+    }
+}

@@ -1,0 +1,217 @@
+//! The whole document from its problems: title page, contents, answers, where numbers come from, and indexes.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::escape::{self, typst as typst_text, typst_string};
+use super::front::Front;
+use super::markdown::{self, Counters};
+use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Records, Rendered};
+use super::{context, lint, plot, points, template};
+use crate::harness::record::Outcome;
+
+/// Renders every problem in order and joins the pieces.
+pub fn assemble(document: &Document) -> Result<Rendered> {
+    let mut pieces = Pieces::default();
+    for problem in &document.problems {
+        pieces.problem(problem)?;
+    }
+    pieces.unanswered(&document.problems)?;
+    pieces.claims_index()?;
+    let front = Front::new(document, &pieces.answered);
+    Ok(Rendered {
+        markdown: front.markdown() + &pieces.markdown,
+        typst: pieces.typst,
+        front: serde_json::to_string_pretty(&front)?,
+        figures: pieces.figures,
+        claims: pieces.claims,
+        answered: pieces.answered,
+    })
+}
+
+/// The document so far, in both forms.
+#[derive(Default)]
+struct Pieces {
+    markdown: String,
+    typst: String,
+    counters: Counters,
+    figures: Vec<(String, Vec<u8>)>,
+    claims: Vec<Claim>,
+    answered: Vec<AnsweredPart>,
+}
+
+impl Pieces {
+    fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
+        self.check_parts(problem)?;
+        let answer = template::answer(problem)?;
+        self.problem_heading(problem);
+        if let Some(answer) = answer {
+            let origin = template::origin(problem);
+            lint::leftovers(&origin, &answer.markdown)?;
+            self.convert(&origin, &answer.markdown)?;
+            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), plot::svg(&f.plot).into_bytes())));
+            self.claims.extend(answer.claims);
+            self.answered.extend(answer.answered);
+            self.small_print(&provenance(problem)?)?;
+        }
+        let open: Vec<&PartInput> = problem.parts.iter().filter(|p| !self.is_answered(problem, p)).collect();
+        if !open.is_empty() {
+            self.small_print(&format!("*Not answered:* {}.", open_parts(&open)))?;
+        }
+        Ok(())
+    }
+
+    fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
+        for id in &problem.answers {
+            let known = problem.parts.iter().any(|p| p.id == *id);
+            ensure!(known, "problem {} claims to answer part {id:?}, which the handout lacks", problem.name);
+        }
+        let answers = problem.answers.is_empty() || problem.template.is_some();
+        ensure!(answers, "problem {} answers parts and has no templates/{0}.md", problem.name);
+        Ok(())
+    }
+
+    fn is_answered(&self, problem: &ProblemInput, part: &PartInput) -> bool {
+        self.answered.iter().any(|a| a.problem == problem.name && a.part == part.id)
+    }
+
+    fn problem_heading(&mut self, problem: &ProblemInput) {
+        let ProblemInput { name, title, section, .. } = problem;
+        let worth = points_in_words(problem.points);
+        let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
+        let _ = write!(
+            self.typst,
+            "\n// from {}\n#problem({}, section: {}, worth: {})[{}]\n\n",
+            template::origin(problem),
+            typst_string(name),
+            typst_string(section),
+            typst_string(&worth),
+            typst_text(title)
+        );
+        self.counters.heading = 1;
+    }
+
+    fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
+        let converted = markdown::convert(origin, markdown, &mut self.counters)?;
+        let _ = write!(self.markdown, "{}\n", converted.markdown);
+        let _ = write!(self.typst, "{}\n\n", converted.typst);
+        Ok(())
+    }
+
+    /// Grey and small in the PDF, a quotation-free paragraph in Markdown.
+    fn small_print(&mut self, markdown: &str) -> Result<()> {
+        let converted = markdown::convert("the small print", markdown, &mut self.counters)?;
+        let _ = write!(self.markdown, "{}\n\n", converted.markdown);
+        let _ = write!(self.typst, "#small-print[{}]\n\n", converted.typst);
+        Ok(())
+    }
+
+    fn appendix(&mut self, title: &str, markdown: &str) -> Result<()> {
+        let _ = write!(self.markdown, "\n## {title}\n\n");
+        let _ = write!(self.typst, "\n// from the appendix\n#appendix[{}]\n\n", typst_text(title));
+        self.counters.heading = 1;
+        self.convert("the appendix", markdown)
+    }
+
+    fn unanswered(&mut self, problems: &[ProblemInput]) -> Result<()> {
+        let mut rows = String::new();
+        let (mut count, mut sum) = (0, 0.0);
+        for problem in problems {
+            let open: Vec<&PartInput> = problem.parts.iter().filter(|p| !self.is_answered(problem, p)).collect();
+            for part in &open {
+                let id = if part.id.is_empty() { "whole".into() } else { format!("({})", part.id) };
+                let _ = writeln!(rows, "| {} | `{}` | {id} | {} |", problem.section, problem.name, points(part.points));
+                (count, sum) = (count + 1, sum + part.points);
+            }
+        }
+        if count == 0 {
+            return self.appendix("Unanswered parts", "Every part is answered.");
+        }
+        let table = format!(
+            "| Section | Problem | Part | Points |\n|:---|:---|:---|---:|\n{rows}\nTable: The {count} parts without an \
+             answer, worth {} together.\n",
+            points_in_words(sum)
+        );
+        self.appendix("Unanswered parts", &table)
+    }
+
+    fn claims_index(&mut self) -> Result<()> {
+        if self.claims.is_empty() {
+            return Ok(());
+        }
+        let mut table = "Each comparison in the prose is a condition over the records, checked when this document is made; \
+                         where one does not hold, the prose says the opposite.\n\n\
+                         | Problem | Claim | Holds |\n|:---|:---|:---|\n"
+            .to_string();
+        for claim in &self.claims {
+            let held = if claim.held { "yes" } else { "no" };
+            let _ = writeln!(table, "| `{}` | {} | {held} |", claim.problem, escape::markdown(&claim.id));
+        }
+        let _ = writeln!(table, "\nTable: The {} claims of this document and whether they hold.", self.claims.len());
+        self.appendix("Claims", &table)
+    }
+}
+
+fn points_in_words(n: f64) -> String {
+    format!("{} point{}", points(n), if n == 1.0 { "" } else { "s" })
+}
+
+fn open_parts(parts: &[&PartInput]) -> String {
+    let words = parts.iter().map(|p| match p.id.as_str() {
+        "" => points_in_words(p.points),
+        id => format!("part ({id}), {}", points_in_words(p.points)),
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
+
+/// Which runs made a problem's numbers, on what, from which commit, and how the cases ended.
+fn provenance(problem: &ProblemInput) -> Result<String> {
+    let sets: Vec<&Records> = [&problem.gpu, &problem.cpu].into_iter().flatten().collect();
+    let sets: Vec<&Records> = sets.into_iter().filter(|r| !r.file.cases.is_empty()).collect();
+    if sets.is_empty() {
+        return Ok("*Records:* none; the numbers of this answer are computed, not measured.".into());
+    }
+    let mut paragraphs = Vec::new();
+    for set in sets {
+        let runs = context::runs_by_age(&set.file.runs);
+        let newest = runs.last().with_context(|| format!("the records of {} name no run", problem.name))?;
+        let machine = escape::markdown(&context::machine_name(&newest.machine, set.file.profile));
+        let from = runs.iter().map(|run| {
+            let commit = run.commit.get(..10).unwrap_or(&run.commit);
+            let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
+            format!("run {} at commit `{commit}`{dirty}", run.id)
+        });
+        let from = from.collect::<Vec<_>>().join("; ");
+        let cases = cases_in_words(set);
+        paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}", set.file.profile));
+    }
+    Ok(paragraphs.join("\n\n"))
+}
+
+/// "24 cases: 22 measured, 2 out of memory; 1 stale."
+fn cases_in_words(set: &Records) -> String {
+    let count = |matches: fn(&Outcome) -> bool| set.file.cases.iter().filter(|c| matches(&c.outcome)).count();
+    let kinds: [(usize, &str); 4] = [
+        (count(|o| matches!(o, Outcome::Measured { .. })), "measured"),
+        (count(|o| matches!(o, Outcome::OutOfMemory { .. })), "out of memory"),
+        (count(|o| matches!(o, Outcome::NotRun { .. })), "not run"),
+        (count(|o| matches!(o, Outcome::Failed { .. })), "failed"),
+    ];
+    let words = kinds.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
+    let words = words.collect::<Vec<_>>().join(", ");
+    let n = set.file.cases.len();
+    let stale = if set.stale == 0 { "none stale".into() } else { format!("**{} stale**", set.stale) };
+    format!("{n} case{}: {words}; {stale}.", if n == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_words() {
+        assert_eq!(points_in_words(1.0), "1 point");
+        assert_eq!(points_in_words(2.5), "2.5 points");
+    }
+}

@@ -1,0 +1,57 @@
+//! Text into Markdown and into typst so that it comes out as it went in.
+
+/// Escapes free text (a machine's name, a library's message) for use inside a Markdown line or table cell.
+pub fn markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
+            '\n' | '\r' | '\t' => out.push(' '),
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+/// Escapes text for typst markup; quotes stay bare, so that typst curls them.
+pub fn typst(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    let mut before = None;
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' | '`' | '*' | '_' | '#' | '$' | '@' | '<' | '>' | '[' | ']' | '~' | '=' | '+' | '-' | '/' => {
+                out.extend(['\\', c]);
+            }
+            // "..." is a shorthand, and "1." begins an enumeration
+            '.' if before.is_none_or(|b: char| b == '.' || b.is_ascii_digit()) || rest.peek() == Some(&'.') => {
+                out.push_str("\\.");
+            }
+            // "/ term:" is a term list and "https:" a link
+            ':' => out.push_str("\\:"),
+            '\n' => out.push(' '),
+            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') => {
+                out.push_str(&format!("\\u{{{:x}}}", c as u32));
+            }
+            c => out.push(c),
+        }
+        before = Some(c);
+    }
+    out
+}
+
+/// A typst string literal.
+pub fn typst_string(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            c if c.is_control() => out.push_str(&format!("\\u{{{:x}}}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}

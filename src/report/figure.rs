@@ -1,0 +1,146 @@
+//! A declared figure: what to plot, read from a template's call and checked before anything is drawn.
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Error, ErrorKind};
+
+use super::filters::number;
+
+/// A figure of one template.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    /// Relative to `writeup.md`: "figures/<problem>-<id>.svg".
+    pub path: String,
+    pub plot: Plot,
+}
+
+#[derive(Debug, Clone)]
+pub struct Plot {
+    pub kind: Kind,
+    /// With the unit, such as "time (ms)".
+    pub x_label: String,
+    pub y_label: String,
+    pub log_x: bool,
+    pub log_y: bool,
+    pub series: Vec<Series>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Points joined in order of x.
+    Line,
+    /// Groups of bars from zero, one group for each category; marks without bars where y is logarithmic.
+    Bar,
+}
+
+/// One named series; a value that was not measured is `None` and leaves a gap.
+#[derive(Debug, Clone)]
+pub struct Series {
+    pub name: String,
+    pub points: Vec<(X, Option<f64>)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum X {
+    Number(f64),
+    Category(String),
+}
+
+impl X {
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Number(x) => Some(*x),
+            Self::Category(_) => None,
+        }
+    }
+}
+
+/// As many series as the palette can tell apart.
+pub const MAX_SERIES: usize = 7;
+
+impl Plot {
+    /// Reads `kind`, `x_label`, `y_label`, `log_x`, `log_y` and `series` of a `figure()` call.
+    pub fn from_args(args: &Kwargs) -> Result<Self, Error> {
+        let kind = match args.get::<&str>("kind")? {
+            "line" => Kind::Line,
+            "bar" => Kind::Bar,
+            other => return Err(invalid(format!("unknown kind {other:?}; there are \"line\" and \"bar\""))),
+        };
+        let series: Value = args.get("series")?;
+        let plot = Self {
+            kind,
+            x_label: args.get::<String>("x_label")?,
+            y_label: args.get::<String>("y_label")?,
+            log_x: args.get::<Option<bool>>("log_x")?.unwrap_or(false),
+            log_y: args.get::<Option<bool>>("log_y")?.unwrap_or(false),
+            series: series.try_iter()?.map(|s| Series::from_value(&s, kind)).collect::<Result<_, _>>()?,
+        };
+        plot.validate()?;
+        Ok(plot)
+    }
+
+    fn validate(&self) -> Result<(), Error> {
+        let n = self.series.len();
+        if n == 0 || n > MAX_SERIES {
+            return Err(invalid(format!("{n} series; a figure tells 1 to {MAX_SERIES} apart")));
+        }
+        if !self.series.iter().any(|s| s.points.iter().any(|(_, y)| y.is_some())) {
+            return Err(invalid("no value to plot: every y is none"));
+        }
+        for series in &self.series {
+            for (x, y) in &series.points {
+                let bad_x = self.log_x && matches!(x, X::Number(x) if *x <= 0.0);
+                if bad_x || (self.log_y && y.is_some_and(|y| y <= 0.0)) {
+                    return Err(invalid(format!("series {:?} has a value <= 0 on a logarithmic axis", series.name)));
+                }
+            }
+            let same = series.points.iter().map(|p| &p.0).eq(self.series[0].points.iter().map(|p| &p.0));
+            if self.kind == Kind::Bar && !same {
+                return Err(invalid(format!("series {:?} has other categories than the first", series.name)));
+            }
+        }
+        if self.kind == Kind::Bar && self.log_x {
+            return Err(invalid("the categories of a bar figure have no logarithmic axis"));
+        }
+        Ok(())
+    }
+}
+
+impl Series {
+    fn from_value(value: &Value, kind: Kind) -> Result<Self, Error> {
+        let name = value.get_attr("name")?.to_string();
+        let list = |key: &str| -> Result<Vec<Value>, Error> {
+            let list = value.get_attr(key)?;
+            if list.is_undefined() {
+                return Err(invalid(format!("series {name:?} lacks {key:?}")));
+            }
+            Ok(list.try_iter()?.collect())
+        };
+        let (xs, ys) = (list("x")?, list("y")?);
+        if xs.len() != ys.len() || xs.is_empty() {
+            return Err(invalid(format!("series {name:?} has {} x and {} y", xs.len(), ys.len())));
+        }
+        let points = xs.iter().zip(&ys).map(|(x, y)| Ok((x_of(x, kind)?, number(y)?)));
+        let mut points = points.collect::<Result<Vec<(X, Option<f64>)>, Error>>()?;
+        if kind == Kind::Line {
+            points.sort_by(|a, b| match (&a.0, &b.0) {
+                (X::Number(a), X::Number(b)) => a.total_cmp(b),
+                _ => std::cmp::Ordering::Equal,
+            });
+        }
+        Ok(Self { name, points })
+    }
+}
+
+fn x_of(value: &Value, kind: Kind) -> Result<X, Error> {
+    match (kind, value.kind()) {
+        (Kind::Bar, ValueKind::String | ValueKind::Number | ValueKind::Bool) => Ok(X::Category(value.to_string())),
+        (Kind::Line, _) => {
+            number(value)?.map(X::Number).ok_or_else(|| invalid("an x of a line figure is none; every point needs one"))
+        }
+        _ => Err(invalid(format!("{value} is no category"))),
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}

@@ -1,0 +1,363 @@
+//! Markdown becomes typst markup; what has no typst counterpart here is an error that names it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
+
+use super::escape::{typst as escape, typst_string};
+use super::maths;
+use super::table::Table;
+
+/// The running numbers of tables, figures and footnotes; one for the whole document.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub tables: usize,
+    pub figures: usize,
+    pub footnotes: usize,
+    /// Level of the last heading in the typst document, so that none is skipped.
+    pub heading: usize,
+}
+
+/// The two forms of one piece of the document.
+#[derive(Debug)]
+pub struct Converted {
+    pub typst: String,
+    /// The Markdown that went in, with numbers in its captions and footnote labels of its own.
+    pub markdown: String,
+}
+
+/// Converts one template's Markdown; `origin` names it in errors.
+///
+/// A table is followed by a paragraph "Table: ...", a picture by a paragraph "Figure: ..."; headings begin at level 3.
+pub fn convert(origin: &str, markdown: &str, counters: &mut Counters) -> Result<Converted> {
+    let mut writer = Writer::new(counters);
+    let options = Options::ENABLE_TABLES | Options::ENABLE_FOOTNOTES | Options::ENABLE_MATH;
+    for (event, range) in Parser::new_ext(markdown, options).into_offset_iter() {
+        let start = range.start;
+        writer.event(event, range).with_context(|| {
+            let line = markdown[..start].matches('\n').count() + 1;
+            let text = markdown[start..].lines().next().unwrap_or_default();
+            format!("{origin}, line {line} of the Markdown it renders to: {text:?}")
+        })?;
+    }
+    writer.finish(markdown).with_context(|| origin.to_string())
+}
+
+/// What is open around the current event, with what it holds so far.
+struct Frame {
+    kind: Open,
+    typst: String,
+    /// The text without markup, while there is no markup.
+    plain: Option<String>,
+}
+
+enum Open {
+    Root,
+    Paragraph { caption: bool },
+    Heading(usize),
+    Quote,
+    Code(Option<String>),
+    List { start: Option<u64>, items: Vec<String> },
+    Item,
+    Footnote(String),
+    Table(Table),
+    Cell,
+    Emphasis,
+    Strong,
+    Link(String),
+    Image(String),
+}
+
+/// What waits for the paragraph with its caption.
+enum Waiting {
+    Table(Table),
+    Picture { path: String, alt: String },
+}
+
+struct Writer<'c> {
+    counters: &'c mut Counters,
+    stack: Vec<Frame>,
+    waiting: Option<Waiting>,
+    notes: BTreeMap<String, Note>,
+    /// Replacements in the Markdown, by position.
+    edits: Vec<(Range<usize>, String)>,
+}
+
+#[derive(Default)]
+struct Note {
+    number: usize,
+    text: Option<String>,
+    /// Where the note's text goes: the first reference.
+    used: bool,
+}
+
+impl<'c> Writer<'c> {
+    fn new(counters: &'c mut Counters) -> Self {
+        let root = Frame { kind: Open::Root, typst: String::new(), plain: None };
+        Self { counters, stack: vec![root], waiting: None, notes: BTreeMap::new(), edits: Vec::new() }
+    }
+
+    fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
+        match event {
+            Event::Start(tag) => self.start(tag, range)?,
+            Event::End(tag) => self.end(tag)?,
+            Event::Text(text) => self.text(&text, range),
+            Event::Code(code) => {
+                let code = code.replace('\n', " ");
+                self.inline(&format!("#raw({});", typst_string(&code)));
+            }
+            Event::InlineMath(latex) => self.inline(&maths::typst(&latex, false)?),
+            Event::DisplayMath(latex) => self.inline(&maths::typst(&latex, true)?),
+            Event::SoftBreak => self.text(" ", range),
+            Event::HardBreak => self.inline("#linebreak();"),
+            Event::Rule => self.block("#separator"),
+            Event::FootnoteReference(label) => self.footnote_reference(&label, range),
+            Event::Html(html) | Event::InlineHtml(html) => bail!("HTML ({:?}) has no place in the document", &*html),
+            Event::TaskListMarker(_) => bail!("a task list has no place in the document"),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, tag: Tag<'_>, range: Range<usize>) -> Result<()> {
+        let is_root = matches!(self.top().kind, Open::Root);
+        if is_root && self.waiting.is_some() && !matches!(tag, Tag::Paragraph) {
+            self.no_caption()?;
+        }
+        let kind = match tag {
+            Tag::Paragraph => Open::Paragraph { caption: false },
+            Tag::Heading { level, .. } => {
+                let level = level as usize;
+                ensure!(level >= 3, "headings of levels 1 and 2 are the document's; begin at ###");
+                Open::Heading((level - 1).min(self.counters.heading + 1))
+            }
+            Tag::BlockQuote(_) => Open::Quote,
+            Tag::CodeBlock(CodeBlockKind::Fenced(lang)) => Open::Code(Some(lang.to_string()).filter(|l| !l.is_empty())),
+            Tag::CodeBlock(CodeBlockKind::Indented) => bail!(
+                "an indented code block (a line that begins with four spaces); fence code with ```, indent prose less"
+            ),
+            Tag::List(start) => Open::List { start, items: Vec::new() },
+            Tag::Item => Open::Item,
+            Tag::FootnoteDefinition(label) => {
+                let number = self.note(&label);
+                let at = range.start;
+                self.edits.push((at..at + label.len() + 3, format!("[^{number}]")));
+                Open::Footnote(label.to_string())
+            }
+            Tag::Table(alignments) => {
+                ensure!(is_root, "a table inside a list or a quotation has no place in the document");
+                Open::Table(Table::new(alignments))
+            }
+            Tag::TableHead | Tag::TableRow => {
+                if let Open::Table(table) = &mut self.top().kind {
+                    table.begin_row();
+                }
+                return Ok(());
+            }
+            Tag::TableCell => Open::Cell,
+            Tag::Emphasis => Open::Emphasis,
+            Tag::Strong => Open::Strong,
+            Tag::Link { dest_url, .. } => {
+                let known = ["https://", "http://", "mailto:"].iter().any(|scheme| dest_url.starts_with(scheme));
+                ensure!(known, "the link to {:?} leads nowhere from a PDF; use an https address", &*dest_url);
+                Open::Link(dest_url.to_string())
+            }
+            Tag::Image { dest_url, .. } => Open::Image(dest_url.to_string()),
+            other => bail!("{other:?} has no place in the document"),
+        };
+        self.stack.push(Frame { kind, typst: String::new(), plain: Some(String::new()) });
+        Ok(())
+    }
+
+    fn end(&mut self, tag: TagEnd) -> Result<()> {
+        if matches!(tag, TagEnd::TableHead | TagEnd::TableRow) {
+            return Ok(());
+        }
+        let Some(Frame { kind, typst, plain }) = self.stack.pop() else { bail!("an end without a beginning") };
+        match kind {
+            Open::Root => bail!("an end without a beginning"),
+            Open::Paragraph { caption: true } => self.caption(&typst)?,
+            Open::Paragraph { caption: false } => self.paragraph(&typst)?,
+            Open::Heading(level) => {
+                self.counters.heading = level;
+                self.block(&format!("#heading(level: {level})[{typst}]"));
+            }
+            Open::Quote => self.block(&format!("#quote(block: true)[{typst}]")),
+            Open::Code(lang) => {
+                let lang = lang.map(|l| format!(", lang: {}", typst_string(&l))).unwrap_or_default();
+                let code = typst_string(plain.unwrap_or_default().trim_end_matches('\n'));
+                self.block(&format!("#raw(block: true{lang}, {code})"));
+            }
+            Open::List { start, items } => {
+                let items: String = items.iter().map(|item| format!("[{item}], ")).collect();
+                self.block(&match start {
+                    Some(start) => format!("#enum(start: {start}, {items})"),
+                    None => format!("#list({items})"),
+                });
+            }
+            Open::Item => {
+                if let Open::List { items, .. } = &mut self.top().kind {
+                    items.push(typst);
+                }
+            }
+            Open::Footnote(label) => self.notes.entry(label).or_default().text = Some(typst),
+            Open::Table(table) => self.waiting = Some(Waiting::Table(table)),
+            Open::Cell => {
+                if let Open::Table(table) = &mut self.top().kind {
+                    table.cell(typst, plain);
+                }
+            }
+            Open::Emphasis => self.inline(&format!("#emph[{typst}];")),
+            Open::Strong => self.inline(&format!("#strong[{typst}];")),
+            Open::Link(url) => self.inline(&format!("#link({})[{typst}];", typst_string(&url))),
+            Open::Image(path) => {
+                let alt = plain.unwrap_or_default();
+                ensure!(!alt.trim().is_empty(), "the picture {path} has no alternative text");
+                ensure!(self.waiting.is_none(), "the picture {path} stands where a caption is expected");
+                self.waiting = Some(Waiting::Picture { path, alt });
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str, range: Range<usize>) {
+        let depth = self.stack.len();
+        let waiting = match &self.waiting {
+            Some(Waiting::Table(_)) => Some(("Table:", self.counters.tables + 1)),
+            Some(Waiting::Picture { .. }) => Some(("Figure:", self.counters.figures + 1)),
+            None => None,
+        };
+        let top = self.top();
+        if let (Open::Paragraph { caption }, Some((word, number)), 2, true) =
+            (&mut top.kind, waiting, depth, top.typst.is_empty())
+            && let Some(rest) = text.strip_prefix(word)
+        {
+            *caption = true;
+            top.typst = escape(rest.trim_start());
+            let numbered = format!("**{} {number}.**", word.trim_end_matches(':'));
+            self.edits.push((range.start..range.start + word.len(), numbered));
+            return;
+        }
+        if !matches!(top.kind, Open::Code(_)) {
+            top.typst += &escape(text);
+        }
+        if let Some(plain) = &mut top.plain {
+            plain.push_str(text);
+        }
+    }
+
+    /// Markup inside a line.
+    fn inline(&mut self, typst: &str) {
+        let top = self.top();
+        top.typst += typst;
+        // a picture's alternative text is text alone, whatever its Markdown says
+        if !matches!(top.kind, Open::Image(_)) {
+            top.plain = None;
+        }
+    }
+
+    /// A block of its own.
+    fn block(&mut self, typst: &str) {
+        let top = self.top();
+        if !top.typst.is_empty() {
+            top.typst += "\n\n";
+        }
+        top.typst += typst;
+    }
+
+    fn paragraph(&mut self, typst: &str) -> Result<()> {
+        match &self.waiting {
+            Some(Waiting::Picture { path, .. }) if typst.is_empty() => {
+                ensure!(self.stack.len() == 1, "the picture {path} stands inside a list or a quotation");
+                Ok(())
+            }
+            Some(_) => self.no_caption(),
+            None => {
+                self.block(typst);
+                Ok(())
+            }
+        }
+    }
+
+    fn caption(&mut self, caption: &str) -> Result<()> {
+        ensure!(!caption.is_empty(), "the caption is empty");
+        let typst = match self.waiting.take() {
+            Some(Waiting::Table(table)) => {
+                self.counters.tables += 1;
+                table.typst(caption)?
+            }
+            Some(Waiting::Picture { path, alt }) => {
+                self.counters.figures += 1;
+                let (path, alt) = (typst_string(&path), typst_string(&alt));
+                format!("#picture({path}, alt: {alt}, caption: [{caption}])")
+            }
+            None => bail!("a caption without a table or a figure before it"),
+        };
+        self.block(&typst);
+        Ok(())
+    }
+
+    fn no_caption(&self) -> Result<()> {
+        match &self.waiting {
+            Some(Waiting::Table(_)) => bail!("a table is followed by a paragraph \"Table: ...\", its caption"),
+            Some(Waiting::Picture { path, .. }) => {
+                bail!("the picture {path} is followed by a paragraph \"Figure: ...\", its caption")
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn note(&mut self, label: &str) -> usize {
+        let counters = &mut *self.counters;
+        let note = self.notes.entry(label.to_string()).or_default();
+        if note.number == 0 {
+            counters.footnotes += 1;
+            note.number = counters.footnotes;
+        }
+        note.number
+    }
+
+    /// Leaves a mark that `finish` replaces, since the note's text may come later.
+    fn footnote_reference(&mut self, label: &str, range: Range<usize>) {
+        let number = self.note(label);
+        self.edits.push((range, format!("[^{number}]")));
+        self.inline(&format!("\u{1}{label}\u{1}"));
+    }
+
+    fn finish(mut self, markdown: &str) -> Result<Converted> {
+        self.no_caption()?;
+        let Some(root) = self.stack.pop() else { bail!("nothing was written") };
+        let mut typst = String::new();
+        for (i, piece) in root.typst.split('\u{1}').enumerate() {
+            if i % 2 == 0 {
+                typst += piece;
+                continue;
+            }
+            let Some(note) = self.notes.get_mut(piece) else { bail!("the footnote {piece:?} has no text") };
+            let text = note.text.as_ref().with_context(|| format!("the footnote {piece:?} has no text"))?;
+            typst += &match note.used {
+                false => format!("#footnote[{text}]<note-{}>", note.number),
+                true => format!("#footnote(<note-{}>);", note.number),
+            };
+            note.used = true;
+        }
+        if let Some((label, _)) = self.notes.iter().find(|(_, note)| !note.used) {
+            bail!("the footnote {label:?} is never referred to");
+        }
+        self.edits.sort_by_key(|(range, _)| range.start);
+        let (mut numbered, mut at) = (String::new(), 0);
+        for (range, text) in &self.edits {
+            numbered += &markdown[at..range.start];
+            numbered += text;
+            at = range.end;
+        }
+        numbered += &markdown[at..];
+        Ok(Converted { typst, markdown: numbered })
+    }
+
+    fn top(&mut self) -> &mut Frame {
+        // the root is pushed first and popped only by `finish`
+        self.stack.last_mut().expect("the root frame is always there")
+    }
+}

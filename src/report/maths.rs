@@ -1,0 +1,52 @@
+//! LaTeX formulas become typst formulas; what the converter writes is defined in `maths.typ`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Result, anyhow, ensure};
+
+use super::escape::typst_string;
+
+/// Definitions that converted formulas rely on.
+pub const PRELUDE: &str = include_str!("maths.typ");
+
+/// One formula as a typst expression in markup; `block` sets it on a line of its own.
+pub fn typst(latex: &str, block: bool) -> Result<String> {
+    let latex = latex.trim();
+    ensure!(!latex.is_empty(), "an empty formula");
+    let converted = convert(latex).map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
+    let converted = converted.trim();
+    let alt = typst_string(&latex.split_whitespace().collect::<Vec<_>>().join(" "));
+    let block = if block { "block: true, " } else { "" };
+    Ok(format!("#formula({alt}, {block}$ {converted} $);"))
+}
+
+/// The converter meets malformed input with an `expect` here and there, and a template's formula is input.
+fn convert(latex: &str) -> Result<String, String> {
+    match catch_unwind(AssertUnwindSafe(|| mitex::convert_math(latex, None))) {
+        Ok(converted) => converted,
+        Err(_) => Err("the converter gave up on it".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_formula_keeps_its_source_as_alternative_text() {
+        let typst = typst(r"O_i = \frac{1}{2}", false).unwrap();
+        assert!(typst.starts_with(r#"#formula("O_i = \\frac{1}{2}", $"#), "{typst}");
+    }
+
+    #[test]
+    fn an_unknown_command_is_an_error_that_shows_the_formula() {
+        let error = typst(r"a \notacommand b", false).unwrap_err().to_string();
+        assert!(error.contains(r"\notacommand"), "{error}");
+    }
+
+    #[test]
+    fn empty_and_unbalanced_formulas_are_errors() {
+        assert!(typst(" ", true).is_err());
+        assert!(typst(r"\frac{1}{", true).is_err());
+    }
+}

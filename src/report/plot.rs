@@ -1,0 +1,279 @@
+//! Draws a figure as SVG, in points, at the width of the text column.
+//!
+//! Our own drawing and not a plotting crate's: lengths and sizes here are powers of two, and an axis whose marks fall
+//! on them, whose range hugs the data and whose letters are the document's is what the crates at hand do not give.
+
+use std::fmt::Write as _;
+
+use super::figure::{Kind, Plot, X};
+
+/// The text column of an A4 page with margins of 25 mm.
+const WIDTH: f64 = 453.0;
+const PLOT_HEIGHT: f64 = 172.0;
+const LEFT: f64 = 44.0;
+const RIGHT: f64 = 10.0;
+const SIZE: f64 = 8.5;
+const FONT: &str = "Libertinus Serif, Georgia, serif";
+const INK: &str = "#222222";
+const FAINT: &str = "#d9d9d9";
+
+/// Okabe and Ito's colours, which colour-blind readers tell apart; black last.
+const PALETTE: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+
+/// One axis: from data to points.
+struct Axis {
+    log: bool,
+    low: f64,
+    high: f64,
+    ticks: Vec<f64>,
+}
+
+/// The finished SVG; `validate`d plots only.
+pub fn svg(plot: &Plot) -> String {
+    let legend = legend(plot);
+    let top = 14.0 + legend.rows as f64 * 13.0;
+    let bottom = top + PLOT_HEIGHT;
+    let y = y_axis(plot);
+    let mut out = String::new();
+    draw_y(&mut out, &y, top, bottom);
+    let _ = write!(out, r#"<path d="M{LEFT} {bottom:.1}H{:.1}" stroke="{INK}" stroke-width=".6"/>"#, WIDTH - RIGHT);
+    match plot.kind {
+        Kind::Line => draw_lines(&mut out, plot, &y, top, bottom),
+        Kind::Bar => draw_bars(&mut out, plot, &y, top, bottom),
+    }
+    text(&mut out, 0.0, 9.0, "start", &plot.y_label);
+    text(&mut out, (LEFT + WIDTH - RIGHT) / 2.0, bottom + 26.0, "middle", &plot.x_label);
+    let height = bottom + 32.0;
+    format!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="{INK}"><rect width="{WIDTH}" height="{height}" fill="white"/>{}{out}</svg>{}"#,
+        legend.svg, "\n"
+    )
+}
+
+struct Legend {
+    svg: String,
+    rows: usize,
+}
+
+/// Names in rows below the y label; a single series needs none.
+fn legend(plot: &Plot) -> Legend {
+    let (mut svg, mut rows, mut x) = (String::new(), 1, LEFT);
+    if plot.series.len() == 1 {
+        return Legend { svg, rows: 0 };
+    }
+    for (i, series) in plot.series.iter().enumerate() {
+        let width = 28.0 + width_of(&series.name);
+        if x + width > WIDTH && x > LEFT {
+            (x, rows) = (LEFT, rows + 1);
+        }
+        let y = 8.0 + rows as f64 * 13.0;
+        if plot.kind == Kind::Line {
+            let _ = write!(svg, r#"<path d="M{x:.1} {y:.1}h16" stroke="{}" stroke-width="1.3"/>"#, PALETTE[i]);
+        }
+        if plot.kind == Kind::Bar && !plot.log_y {
+            let _ = write!(svg, r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#, x + 6.0, y - 4.0, PALETTE[i]);
+        } else {
+            marker(&mut svg, i, x + 8.0, y);
+        }
+        text(&mut svg, x + 20.0, y + 2.8, "start", &series.name);
+        x += width + 8.0;
+    }
+    Legend { svg, rows }
+}
+
+fn draw_y(out: &mut String, axis: &Axis, top: f64, bottom: f64) {
+    let mut last = f64::INFINITY;
+    for &tick in &axis.ticks {
+        let y = axis.at(tick, bottom, top);
+        let _ = write!(out, r#"<path d="M{LEFT} {y:.1}H{:.1}" stroke="{FAINT}" stroke-width=".5"/>"#, WIDTH - RIGHT);
+        if last - y > SIZE * 1.3 {
+            text(out, LEFT - 5.0, y + 2.8, "end", &label(tick, &axis.ticks));
+            last = y;
+        }
+    }
+}
+
+fn draw_lines(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64) {
+    let xs: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.0.number())).collect();
+    let axis = if plot.log_x { Axis::log(&xs) } else { Axis::linear(&xs, false) };
+    let (left, right) = (LEFT + 8.0, WIDTH - RIGHT - 8.0);
+    let mut last = f64::NEG_INFINITY;
+    for &tick in &axis.ticks {
+        let x = axis.at(tick, left, right);
+        let _ = write!(out, r#"<path d="M{x:.1} {bottom:.1}v3" stroke="{INK}" stroke-width=".6"/>"#);
+        let words = label(tick, &axis.ticks);
+        let half = width_of(&words) / 2.0;
+        if x - half > last + 4.0 {
+            text(out, x, bottom + 12.5, "middle", &words);
+            last = x + half;
+        }
+    }
+    for (i, series) in plot.series.iter().enumerate() {
+        let mut path = String::new();
+        let mut marks = String::new();
+        let mut pen = 'M';
+        for (x, value) in &series.points {
+            let (Some(x), Some(value)) = (x.number(), value) else {
+                pen = 'M';
+                continue;
+            };
+            let (x, y) = (axis.at(x, left, right), y_axis.at(*value, bottom, top));
+            let _ = write!(path, "{pen}{x:.1} {y:.1}");
+            marker(&mut marks, i, x, y);
+            pen = 'L';
+        }
+        let _ = write!(
+            out,
+            r#"<path d="{path}" fill="none" stroke="{}" stroke-width="1.3" stroke-linejoin="round"/>{marks}"#,
+            PALETTE[i]
+        );
+    }
+}
+
+fn draw_bars(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64) {
+    let categories = &plot.series[0].points;
+    let slot = (WIDTH - RIGHT - LEFT) / categories.len() as f64;
+    let bar = (slot * 0.76 / plot.series.len() as f64).min(34.0);
+    for (c, (category, _)) in categories.iter().enumerate() {
+        let middle = LEFT + slot * (c as f64 + 0.5);
+        if let X::Category(name) = category {
+            text(out, middle, bottom + 12.5, "middle", name);
+        }
+        for (i, series) in plot.series.iter().enumerate() {
+            let x = middle + bar * (i as f64 - plot.series.len() as f64 / 2.0);
+            match series.points[c].1 {
+                None => text(out, x + bar / 2.0, bottom - 3.0, "middle", "–"),
+                Some(value) if plot.log_y => marker(out, i, x + bar / 2.0, y_axis.at(value, bottom, top)),
+                Some(value) => {
+                    let (a, b) = (y_axis.at(value, bottom, top), y_axis.at(0.0, bottom, top));
+                    let _ = write!(
+                        out,
+                        r#"<rect x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{}"/>"#,
+                        x + 0.5,
+                        a.min(b),
+                        bar - 1.0,
+                        (a - b).abs(),
+                        PALETTE[i]
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn y_axis(plot: &Plot) -> Axis {
+    let ys: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1)).collect();
+    if plot.log_y { Axis::log(&ys) } else { Axis::linear(&ys, true) }
+}
+
+impl Axis {
+    /// Round steps; `zero` makes the axis begin there, as lengths of bars must.
+    fn linear(values: &[f64], zero: bool) -> Self {
+        let (mut low, mut high) = range(values);
+        if zero {
+            (low, high) = (low.min(0.0), high.max(0.0));
+        }
+        if low == high {
+            (low, high) = (low - 0.5, high + 0.5);
+        }
+        let raw = (high - low) / 5.0;
+        let power = 10f64.powf(raw.log10().floor());
+        let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw * 0.999);
+        let step = step.unwrap_or(10.0 * power);
+        if zero {
+            (low, high) = ((low / step).floor() * step, (high / step - 1e-9).ceil() * step);
+        }
+        let first = (low / step - 1e-9).ceil() as i64;
+        let last = (high / step + 1e-9).floor() as i64;
+        Self { log: false, low, high, ticks: (first..=last).map(|i| i as f64 * step).collect() }
+    }
+
+    /// Marks at the powers of two where all values are some, else at 1, 2, 5 or whole decades.
+    fn log(values: &[f64]) -> Self {
+        let (low, high) = range(values);
+        let margin = ((high / low).ln() * 0.06).max(0.15).exp();
+        let decades = (high / low).log10();
+        let two = values.iter().all(|v| v.log2().fract() == 0.0) && high / low <= 2f64.powi(12);
+        let (low, high) = if two { (low, high) } else { (low / margin, high * margin) };
+        let (low, high) = if low == high { (low / 2.0, high * 2.0) } else { (low, high) };
+        let candidates: Vec<f64> = if two {
+            (-40..=60).map(|e| 2f64.powi(e)).collect()
+        } else {
+            let steps: &[f64] = if decades < 2.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+            (-18..=24).flat_map(|e| steps.iter().map(move |s| format!("{s}e{e}").parse().unwrap_or(1.0))).collect()
+        };
+        let inside = |t: &f64| *t >= low * 0.999_999 && *t <= high * 1.000_001;
+        Self { log: true, low, high, ticks: candidates.into_iter().filter(inside).collect() }
+    }
+
+    fn at(&self, value: f64, from: f64, to: f64) -> f64 {
+        let part = match self.log {
+            true => (value / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        };
+        from + part * (to - from)
+    }
+}
+
+fn range(values: &[f64]) -> (f64, f64) {
+    values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)))
+}
+
+/// A tick's number: as many decimals as the ticks need, groups of three from 10,000, powers of ten beyond.
+fn label(tick: f64, ticks: &[f64]) -> String {
+    let size = tick.abs();
+    if size != 0.0 && !(1e-4..1e7).contains(&size) {
+        let text = format!("{tick:e}");
+        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let power: String = exponent.chars().map(superscript).collect();
+        return if mantissa == "1" { format!("10{power}") } else { format!("{mantissa}·10{power}") };
+    }
+    let own = |t: f64| (0..=6).find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6).unwrap_or(6);
+    let even = ticks.len() > 2 && (ticks[1] - ticks[0] - (ticks[2] - ticks[1])).abs() < 1e-9 * size.max(1e-9);
+    let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
+    let text = format!("{tick:.digits$}").replace('-', "−");
+    match text.len() {
+        5.. if digits == 0 && size >= 1e4 => {
+            let at = text.len() - 3;
+            let (head, tail) = text.split_at(at);
+            if head.len() > 3 { format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..]) } else { format!("{head},{tail}") }
+        }
+        _ => text,
+    }
+}
+
+fn superscript(digit: char) -> char {
+    match digit {
+        '-' => '⁻',
+        '1' => '¹',
+        '2' => '²',
+        '3' => '³',
+        d => d.to_digit(10).and_then(|d| char::from_u32(0x2070 + d)).unwrap_or(d),
+    }
+}
+
+/// A shape of its own for each series, so that colour is never the only difference.
+fn marker(out: &mut String, series: usize, x: f64, y: f64) {
+    let colour = PALETTE[series];
+    let shape = match series {
+        0 => format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="2.6""#),
+        1 => format!(r#"<rect x="{:.1}" y="{:.1}" width="4.8" height="4.8""#, x - 2.4, y - 2.4),
+        2 => format!(r#"<path d="M{x:.1} {:.1}l3 5.2h-6z""#, y - 3.4),
+        3 => format!(r#"<path d="M{x:.1} {:.1}l3.3 3.3l-3.3 3.3l-3.3-3.3z""#, y - 3.3),
+        4 => format!(r#"<path d="M{x:.1} {:.1}l3-5.2h-6z""#, y + 3.4),
+        5 => format!(r#"<path d="M{:.1} {:.1}l5 5m0-5l-5 5" stroke="{colour}" stroke-width="1.4""#, x - 2.5, y - 2.5),
+        _ => format!(r#"<path d="M{:.1} {y:.1}h6m-3-3v6" stroke="{colour}" stroke-width="1.4""#, x - 3.0),
+    };
+    let halo = if series < 5 { r##" stroke="#ffffff" stroke-width=".6""## } else { "" };
+    let _ = write!(out, r#"{shape} fill="{colour}"{halo}/>"#);
+}
+
+fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    let words = words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let _ = write!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#);
+}
+
+/// Roughly; the letters are narrow ones.
+fn width_of(words: &str) -> f64 {
+    words.chars().count() as f64 * SIZE * 0.49
+}

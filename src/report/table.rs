@@ -1,0 +1,126 @@
+//! A Markdown table becomes a three-line table whose decimal points stand in line.
+
+use anyhow::{Result, ensure};
+use pulldown_cmark::Alignment;
+
+/// A table under construction; the first row is the header.
+#[derive(Debug, Default)]
+pub struct Table {
+    alignments: Vec<Alignment>,
+    rows: Vec<Vec<Cell>>,
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    typst: String,
+    /// The cell's text without markup, where it is text alone.
+    plain: Option<String>,
+}
+
+impl Table {
+    pub fn new(alignments: Vec<Alignment>) -> Self {
+        Self { alignments, rows: Vec::new() }
+    }
+
+    pub fn begin_row(&mut self) {
+        self.rows.push(Vec::new());
+    }
+
+    /// Adds a cell to the current row; `plain` is its text if it has no markup.
+    pub fn cell(&mut self, typst: String, plain: Option<String>) {
+        if let Some(row) = self.rows.last_mut() {
+            row.push(Cell { typst, plain });
+        }
+    }
+
+    /// A call of `three-line-table` with `caption` (typst markup).
+    pub fn typst(&self, caption: &str) -> Result<String> {
+        ensure!(self.rows.len() > 1, "the table has a header and no rows");
+        let aligned = self.alignments.iter().map(|a| match a {
+            Alignment::Right => "right, ",
+            Alignment::Center => "center, ",
+            Alignment::Left | Alignment::None => "left, ",
+        });
+        let mut out = format!(
+            "#three-line-table(\n  columns: {},\n  align: ({}),\n  caption: [{caption}],\n",
+            self.alignments.len(),
+            aligned.collect::<String>()
+        );
+        let decimals: Vec<Option<usize>> = (0..self.alignments.len()).map(|column| self.most_decimals(column)).collect();
+        for (i, row) in self.rows.iter().enumerate() {
+            let cells = row.iter().zip(&decimals).map(|(cell, most)| match most {
+                Some(most) if i > 0 => format!("[{}], ", cell.aligned(*most)),
+                _ => format!("[{}], ", cell.typst),
+            });
+            let cells: String = cells.collect();
+            out += &if i == 0 { format!("  header: ({cells}),\n") } else { format!("  {cells}\n") };
+        }
+        Ok(out + ");")
+    }
+
+    /// The longest part after a point among the numbers of a right-aligned column; none if there are none.
+    fn most_decimals(&self, column: usize) -> Option<usize> {
+        if self.alignments[column] != Alignment::Right {
+            return None;
+        }
+        let numbers = self.rows.iter().skip(1).filter_map(|row| row.get(column)?.number());
+        numbers.map(|n| decimals(&n)).max()
+    }
+}
+
+impl Cell {
+    /// The cell's text if it is one number, with a true minus sign.
+    fn number(&self) -> Option<String> {
+        let text = self.plain.as_ref()?.trim();
+        let digits = text.trim_start_matches(['-', '−', '+']);
+        let number = digits.starts_with(|c: char| c.is_ascii_digit())
+            && digits.chars().all(|c| c.is_ascii_digit() || c == '.' || c == ',')
+            && digits.matches('.').count() <= 1;
+        number.then(|| text.replace('-', "−"))
+    }
+
+    fn aligned(&self, most: usize) -> String {
+        let Some(number) = self.number() else { return self.typst.clone() };
+        let own = decimals(&number);
+        let number = super::escape::typst(&number);
+        match most - own {
+            0 => number,
+            missing if own == 0 => format!("{number}#room({missing}, point: true);"),
+            missing => format!("{number}#room({missing});"),
+        }
+    }
+}
+
+fn decimals(number: &str) -> usize {
+    number.split_once('.').map_or(0, |(_, part)| part.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(cells: &[&str]) -> String {
+        let mut table = Table::new(vec![Alignment::Right]);
+        for text in cells {
+            table.begin_row();
+            table.cell((*text).to_string(), Some((*text).to_string()));
+        }
+        table.typst("A caption.").unwrap()
+    }
+
+    #[test]
+    fn numbers_with_fewer_decimals_get_room_and_words_do_not() {
+        let typst = table(&["time", "1.25", "12.5", "7", "OOM", "-0.50"]);
+        assert!(typst.contains("[12\\.5#room(1);]"), "{typst}");
+        assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
+        assert!(typst.contains("[OOM]") && typst.contains("[−0\\.50]"), "{typst}");
+    }
+
+    #[test]
+    fn a_table_without_rows_is_an_error() {
+        let mut table = Table::new(vec![Alignment::None]);
+        table.begin_row();
+        table.cell("a".into(), None);
+        assert!(table.typst("").is_err());
+    }
+}

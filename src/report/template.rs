@@ -1,0 +1,281 @@
+//! One problem's template becomes Markdown, with its claims, figures and answered parts.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+use serde_json::json;
+
+use super::figure::{Figure, Plot};
+use super::{AnsweredPart, Claim, PartInput, ProblemInput, context, escape, filters, points};
+
+/// What a template gave.
+pub struct Answer {
+    pub markdown: String,
+    pub claims: Vec<Claim>,
+    pub figures: Vec<Figure>,
+    pub answered: Vec<AnsweredPart>,
+}
+
+/// Renders `problem.template`; `None` for a problem without one.
+///
+/// Errors name `templates/<name>.md` and the line.
+pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
+    let Some(text) = &problem.template else { return Ok(None) };
+    let origin = origin(problem);
+    let session = Session::new(problem);
+    let mut env = Environment::new();
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_debug(true);
+    filters::register(&mut env);
+    register(&mut env, &session);
+    env.add_template(&origin, text).map_err(|e| located(&e))?;
+    let cpu = context::record_set(problem.cpu.as_ref())?;
+    let gpu = context::record_set(problem.gpu.as_ref())?;
+    let main = gpu.clone().or_else(|| cpu.clone());
+    let parts: Vec<_> = problem.parts.iter().map(|p| json!({"id": p.id, "points": p.points})).collect();
+    let scope = json!({
+        "problem": {"name": problem.name, "title": problem.title, "section": problem.section,
+            "points": problem.points, "parts": parts},
+        "facts": problem.facts, "cpu": cpu, "gpu": gpu, "main": main,
+    });
+    let rendered = env.get_template(&origin).map_err(|e| located(&e))?.render(Value::from(Serde(scope)));
+    let rendered = rendered.map_err(|e| located(&e));
+    let markdown = match main {
+        Some(_) => rendered?,
+        None => rendered.with_context(|| format!("{} has no records; `cs336 measure {0}` makes them", problem.name))?,
+    };
+    drop(env);
+    let session = lock(&session);
+    session.all_answered(&problem.answers).with_context(|| origin.clone())?;
+    Ok(Some(Answer {
+        markdown: tidy(&markdown),
+        claims: session.claims.clone(),
+        figures: session.figures.clone(),
+        answered: session.answered.clone(),
+    }))
+}
+
+/// What messages call a problem's template.
+pub fn origin(problem: &ProblemInput) -> String {
+    format!("templates/{}.md", problem.name)
+}
+
+/// What one rendering collects; the template's functions share it.
+struct Session {
+    problem: String,
+    parts: Vec<PartInput>,
+    answers: Vec<String>,
+    claims: Vec<Claim>,
+    figures: Vec<Figure>,
+    answered: Vec<AnsweredPart>,
+}
+
+type Shared = Arc<Mutex<Session>>;
+
+fn lock(session: &Shared) -> MutexGuard<'_, Session> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn register(env: &mut Environment<'_>, session: &Shared) {
+    let shared = session.clone();
+    env.add_function("part", move |id: String| lock(&shared).part(&id).map(Value::from_safe_string));
+    let shared = session.clone();
+    env.add_function("claim", move |id: String, condition: Value, texts: Kwargs| {
+        let (then, otherwise) = (texts.get::<Option<String>>("then")?, texts.get::<Option<String>>("else")?);
+        texts.assert_all_used()?;
+        lock(&shared).claim(&id, &condition, then, otherwise).map(Value::from_safe_string)
+    });
+    let shared = session.clone();
+    env.add_function("figure", move |id: String, args: Kwargs| {
+        lock(&shared).figure(&id, &args).map(Value::from_safe_string)
+    });
+    env.add_function("select", |cases: Value, filter: Kwargs| select(&cases, &filter));
+    env.add_function("one", |cases: Value, filter: Kwargs| {
+        let mut found = select(&cases, &filter)?;
+        match found.len() {
+            1 => Ok(found.remove(0)),
+            n => Err(invalid(format!("{n} cases match {}; one() wants exactly one", words(&filter)))),
+        }
+    });
+    env.add_function("source", |set: Value| {
+        let missing = || invalid("source() wants cpu, gpu or main, and this one has no records");
+        if set.is_none() { Err(missing()) } else { Ok(set.get_attr("source")?) }
+    });
+}
+
+impl Session {
+    fn new(problem: &ProblemInput) -> Shared {
+        Arc::new(Mutex::new(Self {
+            problem: problem.name.clone(),
+            parts: problem.parts.clone(),
+            answers: problem.answers.clone(),
+            claims: Vec::new(),
+            figures: Vec::new(),
+            answered: Vec::new(),
+        }))
+    }
+
+    /// The part's heading (where parts have letters) and its question, set apart as a quotation.
+    fn part(&mut self, id: &str) -> Result<String, Error> {
+        let ids = || self.answers.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(", ");
+        let part = self.parts.iter().find(|p| p.id == id && self.answers.iter().any(|a| a == id));
+        let part = part.ok_or_else(|| {
+            invalid(format!("{} has no part {id:?} to answer; its answers are {}", self.problem, ids()))
+        })?;
+        if self.answered.iter().any(|a| a.part == id) {
+            return Err(invalid(format!("part {id:?} is answered twice")));
+        }
+        let mut out = String::from("\n\n");
+        if !id.is_empty() {
+            let plural = if part.points == 1.0 { "" } else { "s" };
+            let _ = writeln!(out, "### Part ({id}) · {} point{plural}\n", points(part.points));
+        }
+        for line in part.question.trim().lines() {
+            let _ = writeln!(out, "> {}", line.trim_end());
+        }
+        if !part.kinds.is_empty() {
+            let _ = writeln!(out, ">\n> *To hand in: {}.*", escape::markdown(&part.kinds.join(", ")));
+        }
+        self.answered.push(AnsweredPart { problem: self.problem.clone(), part: id.into(), points: part.points });
+        Ok(out + "\n")
+    }
+
+    fn claim(
+        &mut self,
+        id: &str,
+        condition: &Value,
+        then: Option<String>,
+        otherwise: Option<String>,
+    ) -> Result<String, Error> {
+        if self.claims.iter().any(|c| c.id == id) {
+            return Err(invalid(format!("claim {id:?} is made twice; give each its own id")));
+        }
+        let held = bool::try_from(condition.clone())
+            .map_err(|_| invalid(format!("claim {id:?} wants a condition that is true or false, got {condition}")))?;
+        self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held });
+        match (held, otherwise) {
+            (true, _) => Ok(then.unwrap_or_default()),
+            (false, Some(text)) => Ok(text),
+            (false, None) => Err(invalid(format!(
+                "claim {id:?} does not hold on these records; correct the prose, or give it an else=\"..\" text"
+            ))),
+        }
+    }
+
+    fn figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
+        let naming = |e: Error| invalid(format!("figure {id:?}")).with_source(e);
+        if !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') || id.is_empty() {
+            return Err(invalid(format!("figure id {id:?} is no file name: use letters, digits, - and _")));
+        }
+        let path = format!("figures/{}-{id}.svg", self.problem);
+        if self.figures.iter().any(|f| f.path == path) {
+            return Err(invalid(format!("figure {id:?} is drawn twice; give each its own id")));
+        }
+        let text = |key: &str| -> Result<String, Error> {
+            let text = args.get::<Option<String>>(key)?.unwrap_or_default();
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            if text.is_empty() {
+                return Err(invalid(format!("figure {id:?} lacks {key}=\"..\"")));
+            }
+            Ok(text)
+        };
+        let (alt, caption) = (text("alt")?, text("caption")?);
+        let plot = Plot::from_args(args).map_err(naming)?;
+        args.assert_all_used().map_err(naming)?;
+        self.figures.push(Figure { path: path.clone(), plot });
+        Ok(format!("\n\n![{}]({path})\n\nFigure: {caption}\n\n", escape::markdown(&alt)))
+    }
+
+    fn all_answered(&self, answers: &[String]) -> Result<()> {
+        for id in answers {
+            if !self.answered.iter().any(|a| a.part == *id) {
+                bail!("part {id:?} is registered as answered, and no {{{{ part({id:?}) }}}} is in the template");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The cases whose grid, kind or parameters equal every given one; a name that no case has is an error.
+fn select(cases: &Value, filter: &Kwargs) -> Result<Vec<Value>, Error> {
+    let wanted = filter.args().map(|key| Ok((key, filter.peek::<Value>(key)?))).collect::<Result<Vec<_>, Error>>()?;
+    let cases: Vec<Value> = cases.try_iter()?.collect();
+    let field = |case: &Value, key: &str| -> Result<Value, Error> {
+        match key {
+            "grid" | "kind" | "run" => case.get_attr(key),
+            _ => case.get_attr("params")?.get_attr(key),
+        }
+    };
+    for (key, _) in &wanted {
+        let known = cases.iter().map(|case| field(case, key)).collect::<Result<Vec<_>, Error>>()?;
+        if !cases.is_empty() && known.iter().all(Value::is_undefined) {
+            return Err(invalid(format!("no case has a parameter {key:?}")));
+        }
+    }
+    let mut found = Vec::new();
+    for case in cases {
+        let mut all = true;
+        for (key, value) in &wanted {
+            all &= field(&case, key)? == *value;
+        }
+        if all {
+            found.push(case);
+        }
+    }
+    Ok(found)
+}
+
+fn words(filter: &Kwargs) -> String {
+    let pairs = filter.args().map(|key| match filter.peek::<Value>(key) {
+        Ok(value) => format!("{key}={value:?}"),
+        Err(_) => key.to_string(),
+    });
+    pairs.collect::<Vec<_>>().join(", ")
+}
+
+/// Blank lines inside a table go, and of several in a row one stays: loops leave them behind.
+fn tidy(markdown: &str) -> String {
+    let mut out: Vec<&str> = Vec::new();
+    for line in markdown.lines() {
+        let line = if line.trim().is_empty() { "" } else { line };
+        if line.trim_start().starts_with('|') {
+            let last = out.iter().rposition(|l| !l.is_empty());
+            if let Some(last) = last.filter(|&i| out[i].trim_start().starts_with('|')) {
+                out.truncate(last + 1);
+            }
+        } else if line.is_empty() && out.last().is_none_or(|l| l.is_empty()) {
+            continue;
+        }
+        out.push(line);
+    }
+    out.join("\n").trim().to_string() + "\n"
+}
+
+/// The whole chain of a minijinja error in one line that begins with file and line.
+fn located(error: &Error) -> anyhow::Error {
+    let place = match (error.name(), error.line()) {
+        (Some(name), Some(line)) => format!("{name}:{line}: "),
+        (Some(name), None) => format!("{name}: "),
+        _ => String::new(),
+    };
+    let mut message = format!("{place}{}", error.detail().map_or_else(|| error.kind().to_string(), str::to_string));
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let _ = write!(message, ": {inner}");
+        cause = inner.source();
+    }
+    if error.kind() == ErrorKind::UndefinedError {
+        let line = error.line().zip(error.template_source());
+        let line = line.and_then(|(n, source)| source.lines().nth(n.saturating_sub(1)));
+        let _ = write!(message, " (undefined value in {:?})", line.unwrap_or_default().trim());
+    }
+    anyhow!(message)
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
