@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// The one libtorch whose layouts `tch` and the shim's stand-in Gloo headers describe.
 const TORCH_VERSION: &str = "2.11.0";
 
-const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "gloo.cc"];
+const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "device.cc", "gloo.cc", "library.cc"];
 
 fn main() {
     if let Err(message) = build() {

@@ -14,6 +14,42 @@ pub(super) type TensorList = CxxVector<ffi::Tensor>;
 
 #[cxx::bridge(namespace = "cs336")]
 pub(super) mod ffi {
+    /// What autocast was before it was entered; `dtype` is libtorch's number of a kind.
+    struct AutocastState {
+        enabled: bool,
+        dtype: i8,
+    }
+
+    /// A quantity now, and its largest value since the peaks were last reset.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct Gauge {
+        current: u64,
+        peak: u64,
+    }
+
+    /// What the caching allocator of one device holds.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct AllocatorStats {
+        /// In tensors, rounded up to the allocator's blocks.
+        allocated_bytes: Gauge,
+        /// Taken from the driver, whether in use or kept for reuse.
+        reserved_bytes: Gauge,
+        /// In tensors, or freed but still waited for by a stream: what PyTorch's timeline draws.
+        active_bytes: Gauge,
+        /// In tensors, before rounding.
+        requested_bytes: Gauge,
+        /// Allocations that succeeded only after the cache had been emptied.
+        num_alloc_retries: u64,
+        num_ooms: u64,
+    }
+
+    /// A device's memory as its driver counts it, other programs' included.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct MemoryInfo {
+        free_bytes: u64,
+        total_bytes: u64,
+    }
+
     extern "Rust" {
         type Outcome;
         fn failed(self: &Outcome) -> bool;
@@ -42,7 +78,9 @@ pub(super) mod ffi {
 
     unsafe extern "C++" {
         include!("cs336/src/torch/shim/autograd.h");
+        include!("cs336/src/torch/shim/device.h");
         include!("cs336/src/torch/shim/gloo.h");
+        include!("cs336/src/torch/shim/library.h");
 
         #[namespace = "at"]
         type Tensor;
@@ -55,6 +93,28 @@ pub(super) mod ffi {
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+
+        fn enter_autocast(is_cuda: bool, dtype: i8) -> Result<AutocastState>;
+        fn leave_autocast(is_cuda: bool, before: AutocastState) -> Result<()>;
+        fn allocator_stats(device: i8) -> Result<AllocatorStats>;
+        fn memory_info(device: i8) -> Result<MemoryInfo>;
+        fn reset_peak_stats(device: i8) -> Result<()>;
+        fn empty_cache(device: i8) -> Result<()>;
+        fn current_stream_handle(device: i8) -> Result<u64>;
+        fn synchronize_device(device: i8) -> Result<()>;
+
+        fn load_library(name: &str) -> Result<()>;
+        fn abi_version() -> u64;
+        fn cpu_capability() -> Result<String>;
+        fn parallel_info() -> Result<String>;
+        fn build_config() -> Result<String>;
+        fn cuda_runtime_version() -> Result<i64>;
+        fn cudnn_version() -> Result<i64>;
+        fn num_threads() -> Result<i32>;
+        fn set_num_threads(count: i32) -> Result<()>;
+        fn allow_tf32_matmul() -> Result<bool>;
+        fn allow_tf32_cudnn() -> Result<bool>;
+        fn set_allow_tf32(matmul: bool, cudnn: bool) -> Result<()>;
 
         type GlooWork;
         fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
