@@ -48,31 +48,67 @@ fn account(mutant: Accounting) -> Result<Verdict> {
 }
 
 fn accounting_trials() -> Vec<Trial> {
-    let mutant = |name: &str, accounting: Accounting| caught(&format!("accounting_{name}"), move || account(accounting));
+    let mutant =
+        |name: &str, accounting: Accounting| caught(&format!("accounting_{name}"), move || account(accounting));
     vec![
         control("accounting_control", || account(ACCOUNTING).map(drop)),
         mutant("one_matrix_a_block", Accounting { parameters: |m| m.d_model * m.d_ff * m.num_blocks, ..ACCOUNTING }),
         mutant("one_adam_moment", Accounting { static_bytes: one_moment, ..ACCOUNTING }),
         mutant("gradients_in_bfloat16", Accounting { static_bytes: short_gradients, ..ACCOUNTING }),
-        mutant("gib_for_gb", Accounting { devices: |b, capacity| (b as f64 / (capacity / GB * GIB)).ceil() as u64, ..ACCOUNTING }),
-        mutant("devices_rounded_down", Accounting { devices: |b, capacity| (b as f64 / capacity) as u64, ..ACCOUNTING }),
-        mutant("activations_in_float32", Accounting {
-            activation_bytes_per_token: |m| 4 * (m.d_model + m.d_ff) * m.num_blocks,
-            ..ACCOUNTING
-        }),
-        mutant("only_one_input_saved", Accounting { activation_bytes_per_token: |m| 2 * m.d_model * m.num_blocks, ..ACCOUNTING }),
-        mutant("all_activations_sharded", Accounting { bytes_per_device: |s, a, n| (s + a) as f64 / n as f64, ..ACCOUNTING }),
+        mutant(
+            "gib_for_gb",
+            Accounting { devices: |b, capacity| (b as f64 / (capacity / GB * GIB)).ceil() as u64, ..ACCOUNTING },
+        ),
+        mutant(
+            "devices_rounded_down",
+            Accounting { devices: |b, capacity| (b as f64 / capacity) as u64, ..ACCOUNTING },
+        ),
+        mutant(
+            "activations_in_float32",
+            Accounting { activation_bytes_per_token: |m| 4 * (m.d_model + m.d_ff) * m.num_blocks, ..ACCOUNTING },
+        ),
+        mutant(
+            "only_one_input_saved",
+            Accounting { activation_bytes_per_token: |m| 2 * m.d_model * m.num_blocks, ..ACCOUNTING },
+        ),
+        mutant(
+            "all_activations_sharded",
+            Accounting { bytes_per_device: |s, a, n| (s + a) as f64 / n as f64, ..ACCOUNTING },
+        ),
         mutant("limit_reached_is_below_it", Accounting { smallest_fsdp: rounded_down, ..ACCOUNTING }),
-        mutant("no_limit_for_activations", Accounting { smallest_fsdp: |s, _, c| Some((s as f64 / c) as u64 + 1), ..ACCOUNTING }),
-        mutant("math_of_one_matrix", Accounting { times: |m, c, x, b| half_math((ACCOUNTING.times)(m, c, x, b)), ..ACCOUNTING }),
-        mutant("axes_swapped", Accounting {
-            threshold: |m, c, x, r| (ACCOUNTING.threshold)(m, c, &Mesh { x: x.y, y: x.x, m_x: x.m_y, m_y: x.m_x }, r),
-            ..ACCOUNTING
-        }),
-        mutant("one_mesh_axis", Accounting { threshold: |m, c, x, r| (ACCOUNTING.threshold)(m, c, &Mesh { m_x: 1, ..*x }, r), ..ACCOUNTING }),
-        mutant("readings_confused", Accounting { threshold: |m, c, x, _| (ACCOUNTING.threshold)(m, c, x, Reading::Overlapped), ..ACCOUNTING }),
+        mutant(
+            "no_limit_for_activations",
+            Accounting { smallest_fsdp: |s, _, c| Some((s as f64 / c) as u64 + 1), ..ACCOUNTING },
+        ),
+        mutant(
+            "math_of_one_matrix",
+            Accounting { times: |m, c, x, b| half_math((ACCOUNTING.times)(m, c, x, b)), ..ACCOUNTING },
+        ),
+        mutant(
+            "axes_swapped",
+            Accounting {
+                threshold: |m, c, x, r| {
+                    (ACCOUNTING.threshold)(m, c, &Mesh { x: x.y, y: x.x, m_x: x.m_y, m_y: x.m_x }, r)
+                },
+                ..ACCOUNTING
+            },
+        ),
+        mutant(
+            "one_mesh_axis",
+            Accounting {
+                threshold: |m, c, x, r| (ACCOUNTING.threshold)(m, c, &Mesh { m_x: 1, ..*x }, r),
+                ..ACCOUNTING
+            },
+        ),
+        mutant(
+            "readings_confused",
+            Accounting { threshold: |m, c, x, _| (ACCOUNTING.threshold)(m, c, x, Reading::Overlapped), ..ACCOUNTING },
+        ),
         mutant("tensor_axis_always_fits", Accounting { threshold: always, ..ACCOUNTING }),
-        mutant("optimum_without_its_four", Accounting { optimum: |m, c, x, y| (ACCOUNTING.optimum)(m, c, x, y) / 4.0, ..ACCOUNTING }),
+        mutant(
+            "optimum_without_its_four",
+            Accounting { optimum: |m, c, x, y| (ACCOUNTING.optimum)(m, c, x, y) / 4.0, ..ACCOUNTING },
+        ),
     ]
 }
 
@@ -164,8 +200,9 @@ fn in_kind(p: &accumulation::Params, kind: Kind) -> Result<accumulation::Row> {
 }
 
 fn layer_norm_trials() -> Vec<Trial> {
-    let mutant =
-        |name: &str, normalise: layer_norm::Normalise| caught(&format!("layer_norm_{name}"), move || layer_norm::check(normalise));
+    let mutant = |name: &str, normalise: layer_norm::Normalise| {
+        caught(&format!("layer_norm_{name}"), move || layer_norm::check(normalise))
+    };
     vec![
         control("layer_norm_control", || layer_norm::check(layer_norm::normalise).map(drop)),
         mutant("statistics_never_widened", |x, f, _| layer_norm::normalise(x, f, layer_norm::Scheme::Everything)),
@@ -186,7 +223,9 @@ fn layer_norm_trials() -> Vec<Trial> {
 }
 
 fn autocast_trials() -> Vec<Trial> {
-    let mutant = |name: &str, observe: dtypes::Observe| caught(&format!("autocast_{name}"), move || dtypes::check_promises(observe));
+    let mutant = |name: &str, observe: dtypes::Observe| {
+        caught(&format!("autocast_{name}"), move || dtypes::check_promises(observe))
+    };
     vec![
         control("autocast_control", || dtypes::check_promises(dtypes::observe).map(drop)),
         mutant("types_confused", |dtype, device| match dtype {

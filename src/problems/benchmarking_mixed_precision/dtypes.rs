@@ -6,7 +6,7 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::harness::problem::Verdict;
 use crate::problems::mixed_precision_accumulation::format::Dtype;
-use crate::torch::autocast::autocast;
+use crate::torch::autocast;
 
 /// Rows of the batch, and widths of the toy model; only the width of the layer norm is the handout's.
 const ROWS: i64 = 8;

@@ -125,7 +125,11 @@ pub fn check(normalise: Normalise) -> Result<Verdict> {
             let tolerance = format.ulp(1.0);
             for (what, expected) in [("libtorch", &theirs), ("float64", &exact(&x).output)] {
                 let error = largest_error(&ours, expected);
-                ensure!(error <= tolerance, "{dtype:?}, {}: {error} away from {what}, more than {tolerance}", input.name);
+                ensure!(
+                    error <= tolerance,
+                    "{dtype:?}, {}: {error} away from {what}, more than {tolerance}",
+                    input.name
+                );
                 worst = worst.max(error / tolerance);
             }
         }
