@@ -113,6 +113,11 @@ impl Memory {
         self.parameters() + self.weight_copies() + self.saved_bytes() + self.working_at_loss()
     }
 
+    /// Peak of a recorded forward pass and its backward without an optimizer.
+    pub fn backward_peak(&self) -> u64 {
+        self.recorded_forward_peak().max(self.parameters() + self.gradients())
+    }
+
     /// Peak of forward, backward and AdamW's step. Gradients are released before each forward pass.
     ///
     /// In the very first step AdamW has no state while activations exist (`with_state` false). As backward walks down,

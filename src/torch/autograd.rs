@@ -61,6 +61,12 @@ pub fn backward_from(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> 
     lift(ffi::run_backward(bridge::borrow(output), bridge::borrow(gradient), retain_graph))
 }
 
+/// Drops the gradient of `parameter`, so that its memory is free until the next backward (`zero_grad` of PyTorch, whose
+/// default is `set_to_none`; tch's writes zeros and keeps the memory).
+pub fn release_grad(parameter: &Tensor) -> Result<()> {
+    lift(ffi::release_grad(bridge::borrow(parameter))).context("releasing a gradient")
+}
+
 /// A [`Function`] as C++ holds it: owned by the graph's node, freed with it.
 pub(super) struct Callback {
     name: &'static str,
