@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use tch::Tensor;
 
+use crate::torch::autograd::release_grad;
+
 /// Changes parameters in place by their gradients; a parameter without a gradient is left alone.
 pub trait Optimizer: Send {
     /// One step. Parameters are known by their names, so that a subset of a model's may be given.
@@ -131,9 +133,9 @@ impl Optimizer for Sgd {
     }
 }
 
-/// Sets every gradient to zero, in place.
-pub fn zero_grad(parameters: &[(String, Tensor)]) {
-    parameters.iter().for_each(|(_, param)| param.shallow_clone().zero_grad());
+/// Releases every gradient, as `zero_grad` of PyTorch's optimizers does by default; the next backward makes new ones.
+pub fn zero_grad(parameters: &[(String, Tensor)]) -> Result<()> {
+    parameters.iter().try_for_each(|(_, param)| release_grad(param))
 }
 
 /// Scales all gradients in place so that their common L2 norm is at most `max_norm`; gives back the norm before.
@@ -194,6 +196,16 @@ mod tests {
         let expected = Tensor::from_slice(&[0.95f32, 2.1]);
         assert!(parameters[0].1.allclose(&expected, 1e-6, 0.0, false));
         assert_eq!(parameters[1].1.double_value(&[0]), 5.0);
+    }
+
+    #[test]
+    fn zero_grad_leaves_no_gradient_and_the_next_one_is_new() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0])), ("b".to_string(), leaf(&[1.0]))];
+        give_gradient(&parameters[0].1, &[3.0]);
+        zero_grad(&parameters).unwrap();
+        assert!(parameters.iter().all(|(_, param)| !param.grad().defined()));
+        give_gradient(&parameters[0].1, &[2.0]);
+        assert_eq!(parameters[0].1.grad().double_value(&[0]), 2.0);
     }
 
     #[test]

@@ -140,10 +140,11 @@ impl Pieces {
         if self.claims.is_empty() {
             return Ok(());
         }
-        let mut table = "Each comparison in the prose is a condition over the records, checked when this document is made; \
+        let mut table =
+            "Each comparison in the prose is a condition over the records, checked when this document is made; \
                          where one does not hold, the prose says the opposite.\n\n\
                          | Problem | Claim | Holds |\n|:---|:---|:---|\n"
-            .to_string();
+                .to_string();
         for claim in &self.claims {
             let held = if claim.held { "yes" } else { "no" };
             let _ = writeln!(table, "| `{}` | {} | {held} |", claim.problem, escape::markdown(&claim.id));

@@ -71,7 +71,13 @@ fn legend(plot: &Plot) -> Legend {
             let _ = write!(svg, r#"<path d="M{x:.1} {y:.1}h16" stroke="{}" stroke-width="1.3"/>"#, PALETTE[i]);
         }
         if plot.kind == Kind::Bar && !plot.log_y {
-            let _ = write!(svg, r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#, x + 6.0, y - 4.0, PALETTE[i]);
+            let _ = write!(
+                svg,
+                r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#,
+                x + 6.0,
+                y - 4.0,
+                PALETTE[i]
+            );
         } else {
             marker(&mut svg, i, x + 8.0, y);
         }
@@ -228,7 +234,11 @@ fn label(tick: f64, ticks: &[f64]) -> String {
         let power: String = exponent.chars().map(superscript).collect();
         return if mantissa == "1" { format!("10{power}") } else { format!("{mantissa}·10{power}") };
     }
-    let own = |t: f64| (0..=6).find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6).unwrap_or(6);
+    let own = |t: f64| {
+        (0..=6)
+            .find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6)
+            .unwrap_or(6)
+    };
     let even = ticks.len() > 2 && (ticks[1] - ticks[0] - (ticks[2] - ticks[1])).abs() < 1e-9 * size.max(1e-9);
     let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
     let text = format!("{tick:.digits$}").replace('-', "−");
@@ -236,7 +246,11 @@ fn label(tick: f64, ticks: &[f64]) -> String {
         5.. if digits == 0 && size >= 1e4 => {
             let at = text.len() - 3;
             let (head, tail) = text.split_at(at);
-            if head.len() > 3 { format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..]) } else { format!("{head},{tail}") }
+            if head.len() > 3 {
+                format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..])
+            } else {
+                format!("{head},{tail}")
+            }
         }
         _ => text,
     }

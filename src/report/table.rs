@@ -46,7 +46,8 @@ impl Table {
             self.alignments.len(),
             aligned.collect::<String>()
         );
-        let decimals: Vec<Option<usize>> = (0..self.alignments.len()).map(|column| self.most_decimals(column)).collect();
+        let decimals: Vec<Option<usize>> =
+            (0..self.alignments.len()).map(|column| self.most_decimals(column)).collect();
         for (i, row) in self.rows.iter().enumerate() {
             let cells = row.iter().zip(&decimals).map(|(cell, most)| match most {
                 Some(most) if i > 0 => format!("[{}], ", cell.aligned(*most)),

@@ -61,6 +61,12 @@ pub fn backward_from(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> 
     lift(ffi::run_backward(bridge::borrow(output), bridge::borrow(gradient), retain_graph))
 }
 
+/// Drops the gradient of `parameter`, so that its memory is free until the next backward (`zero_grad` of PyTorch, whose
+/// default is `set_to_none`; tch's writes zeros and keeps the memory).
+pub fn release_grad(parameter: &Tensor) -> Result<()> {
+    lift(ffi::release_grad(bridge::borrow(parameter))).context("releasing a gradient")
+}
+
 /// A [`Function`] as C++ holds it: owned by the graph's node, freed with it.
 pub(super) struct Callback {
     name: &'static str,
@@ -261,6 +267,11 @@ mod tests {
             matches!(fault_of(&error), Some(Fault::OutOfMemory { requested_bytes, .. }) if requested_bytes == requested),
             "{error:#}"
         );
+        // The same with no callback between: libtorch itself makes the gradient that selecting an element spreads.
+        let wide = leaf(&[1]).expand([1 << 57], false);
+        let error = backward(&wide.select(0, 5)).unwrap_err();
+        assert_eq!(error.downcast_ref::<Fault>(), fault_of(&error).as_ref());
+        assert!(matches!(fault_of(&error), Some(Fault::OutOfMemory { .. })), "{error:#}");
     }
 
     #[test]

@@ -93,6 +93,7 @@ pub(super) mod ffi {
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+        fn release_grad(parameter: &Tensor) -> Result<()>;
 
         fn enter_autocast(is_cuda: bool, dtype: i8) -> Result<AutocastState>;
         fn leave_autocast(is_cuda: bool, before: AutocastState) -> Result<()>;

@@ -88,4 +88,6 @@ void run_backward(const at::Tensor &output, const at::Tensor &gradient, bool ret
   torch::autograd::backward({output}, gradients, retain_graph);
 }
 
+void release_grad(const at::Tensor &parameter) { parameter.mutable_grad().reset(); }
+
 } // namespace cs336

@@ -22,4 +22,7 @@ const HookList &hooks_of(const at::Tensor &parameter);
 // `gradient` may be undefined for a scalar `output`.
 void run_backward(const at::Tensor &output, const at::Tensor &gradient, bool retain_graph);
 
+// Makes `parameter.grad` undefined, which frees it.
+void release_grad(const at::Tensor &parameter);
+
 } // namespace cs336
