@@ -82,11 +82,12 @@ impl Pieces {
         let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
         let _ = write!(
             self.typst,
-            "\n// from {}\n#problem({}, section: {}, worth: {})[{}]\n\n",
+            "\n// from {}\n#problem({}, section: {}, worth: {}, answered: {})[{}]\n\n",
             template::origin(problem),
             typst_string(name),
             typst_string(section),
             typst_string(&worth),
+            problem.template.is_some(),
             typst_text(title)
         );
         self.counters.heading = 1;
