@@ -32,7 +32,7 @@ pub fn facts(profile: Profile) -> Result<Facts> {
             None => MEASURED.get_or_init(|| Peaks::clone(&measured_peaks(device).unwrap_or_else(no_peaks))).clone(),
         },
     };
-    Ok(Facts { gpus, software: software(), settings: settings(), peaks })
+    Ok(Facts { gpus, software: software(), settings: settings()?, peaks })
 }
 
 fn no_peaks(error: anyhow::Error) -> Peaks {
@@ -42,22 +42,35 @@ fn no_peaks(error: anyhow::Error) -> Peaks {
 
 /// Versions of what the numbers depend on.
 pub fn software() -> BTreeMap<String, String> {
-    let torch = [("cs336", env!("CARGO_PKG_VERSION").to_string()), ("torch", torch::version())];
-    torch.into_iter().map(|(name, version)| (name.to_string(), version)).collect()
+    let versions = [
+        ("cs336", Some(env!("CARGO_PKG_VERSION").to_string())),
+        ("torch", Some(torch::version())),
+        ("cuda", torch::cuda_version()),
+        ("cudnn", torch::cudnn_version()),
+        ("driver", driver_version()),
+    ];
+    versions.into_iter().filter_map(|(name, version)| Some((name.to_string(), version?))).collect()
 }
 
-fn settings() -> BTreeMap<String, String> {
+/// The NVIDIA kernel driver's version, as its module tells it; `None` without one.
+fn driver_version() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
+    Some(text.trim().to_string())
+}
+
+fn settings() -> Result<BTreeMap<String, String>> {
+    let tf32 = torch::allow_tf32()?;
     let settings = [
         ("threads", tch::get_num_threads().to_string()),
-        ("tf32", torch::allow_tf32().to_string()),
-        ("cpu_capability", torch::cpu_capability()),
+        ("tf32", if tf32.matmul { "on" } else { "off" }.to_string()),
+        ("cpu_capability", torch::cpu_capability()?),
     ];
-    settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    Ok(settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect())
 }
 
 /// The CUDA devices that the driver shows; empty without a driver.
 pub fn gpus() -> Result<Vec<Gpu>> {
-    if !tch::Cuda::is_available() {
+    if torch::cuda_device(0).is_err() {
         return Ok(Vec::new());
     }
     (0..tch::Cuda::device_count() as usize)

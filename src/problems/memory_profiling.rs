@@ -29,7 +29,9 @@ fn memory(seq: i64, precision: Precision) -> Memory {
 
 /// The fixed part is 4 P values, the residual stream 4 B T d bytes, and peaks order as their definitions demand.
 fn prediction_adds_up() -> Result<Verdict> {
-    for (seq, precision) in CONTEXT_LENGTHS.iter().flat_map(|&seq| [Precision::Float32, Precision::Bfloat16].map(|p| (seq, p))) {
+    for (seq, precision) in
+        CONTEXT_LENGTHS.iter().flat_map(|&seq| [Precision::Float32, Precision::Bfloat16].map(|p| (seq, p)))
+    {
         let memory = memory(seq, precision);
         anyhow::ensure!(memory.fixed() == 16 * memory.config.num_parameters(), "the fixed part is not 4 P values");
         anyhow::ensure!(memory.residual() == (4 * BATCH_SIZE * seq * LARGEST.d_model) as u64, "the residual stream");
@@ -46,15 +48,17 @@ fn prediction_adds_up() -> Result<Verdict> {
 }
 
 fn facts() -> Result<Value> {
-    let predictions = CONTEXT_LENGTHS.map(|seq| json!({
-        "context_length": seq,
-        "residual": memory(seq, Precision::Float32).residual(),
-        "scores": memory(seq, Precision::Float32).scores(),
-        "hidden": memory(seq, Precision::Float32).hidden(),
-        "logits": memory(seq, Precision::Float32).logits(),
-        "float32": prediction(&memory(seq, Precision::Float32)),
-        "bfloat16": prediction(&memory(seq, Precision::Bfloat16)),
-    }));
+    let predictions = CONTEXT_LENGTHS.map(|seq| {
+        json!({
+            "context_length": seq,
+            "residual": memory(seq, Precision::Float32).residual(),
+            "scores": memory(seq, Precision::Float32).scores(),
+            "hidden": memory(seq, Precision::Float32).hidden(),
+            "logits": memory(seq, Precision::Float32).logits(),
+            "float32": prediction(&memory(seq, Precision::Float32)),
+            "bfloat16": prediction(&memory(seq, Precision::Bfloat16)),
+        })
+    });
     let saved = |precision| memory(512, precision).saved();
     let memory = memory(512, Precision::Float32);
     Ok(json!({

@@ -206,7 +206,14 @@ fn model(defect: Defect, inputs: &Inputs) -> Result<Outputs> {
         let w = |part: &str| weight(&format!("layers.{i}.{part}.weight"));
         let post = defect == Defect::PostNorm;
         let x = if post { h.shallow_clone() } else { normed(norm, &h, w("ln1"), 1e-5) };
-        h = &h + attention(defect, config.num_heads, config.rope_theta, &x, &["q", "k", "v", "output"].map(|n| w(&format!("attn.{n}_proj"))));
+        h = &h
+            + attention(
+                defect,
+                config.num_heads,
+                config.rope_theta,
+                &x,
+                &["q", "k", "v", "output"].map(|n| w(&format!("attn.{n}_proj"))),
+            );
         let y = if post { normed(norm, &h, w("ln1"), 1e-5) } else { normed(norm, &h, w("ln2"), 1e-5) };
         let (gate, value) = (y.linear(w("ffn.w1"), None::<&Tensor>), y.linear(w("ffn.w3"), None::<&Tensor>));
         let hidden = if defect == Defect::GateSwapped { gate * value.silu() } else { gate.silu() * value };
@@ -228,8 +235,8 @@ fn model(defect: Defect, inputs: &Inputs) -> Result<Outputs> {
 
 fn attention(defect: Defect, num_heads: i64, theta: f64, x: &Tensor, projections: &[&Tensor; 4]) -> Tensor {
     let (batch, seq, d_model) = x.size3().expect("x is (batch, seq, d_model)");
-    let [q, k, v] = [0, 1, 2]
-        .map(|i| x.linear(projections[i], None::<&Tensor>).view([batch, seq, num_heads, -1]).transpose(1, 2));
+    let [q, k, v] =
+        [0, 1, 2].map(|i| x.linear(projections[i], None::<&Tensor>).view([batch, seq, num_heads, -1]).transpose(1, 2));
     let rotation = match defect {
         Defect::Rotation(rotation) => rotation,
         _ => Rotation::Sound,
