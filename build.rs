@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// The one libtorch whose layouts `tch` and the shim's stand-in Gloo headers describe.
 const TORCH_VERSION: &str = "2.11.0";
 
-const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "device.cc", "gloo.cc", "library.cc"];
+const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "device.cc", "gloo.cc", "library.cc", "meter.cc"];
 
 fn main() {
     if let Err(message) = build() {
@@ -50,8 +50,9 @@ fn compile_shim(libtorch: &Path) {
     let include = libtorch.join("include");
     let shim = Path::new("src/torch/shim");
     println!("cargo::rerun-if-changed=src/torch/bridge.rs");
+    println!("cargo::rerun-if-changed=src/torch/meter.rs");
     println!("cargo::rerun-if-changed={}", shim.display());
-    let mut build = cxx_build::bridge("src/torch/bridge.rs");
+    let mut build = cxx_build::bridges(["src/torch/bridge.rs", "src/torch/meter.rs"]);
     build
         .std("c++17")
         .debug(false)

@@ -12,7 +12,9 @@ fn main() -> ExitCode {
     set_program(env!("CARGO_BIN_EXE_cs336").into());
     let trials: Vec<Trial> = REGISTRY
         .iter()
-        .flat_map(|problem| problem.checks.iter().map(move |check| (format!("{}::{}", problem.name, check.name), check.run)))
+        .flat_map(|problem| {
+            problem.checks.iter().map(move |check| (format!("{}::{}", problem.name, check.name), check.run))
+        })
         .map(|(name, run)| {
             Trial::ignorable_test(name, move || match run() {
                 Ok(Verdict::Passed { .. }) => Ok(Completion::Completed),

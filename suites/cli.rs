@@ -86,7 +86,10 @@ fn list_shows_21_problems_and_107_points() {
     assert_eq!(problems.len(), 21);
     assert_eq!(problems.iter().map(|p| p["points"].as_f64().unwrap()).sum::<f64>(), 107.0);
     for problem in problems {
-        assert!(["name", "section", "points", "parts", "status"].iter().all(|key| problem.get(key).is_some()), "{problem}");
+        assert!(
+            ["name", "section", "points", "parts", "status"].iter().all(|key| problem.get(key).is_some()),
+            "{problem}"
+        );
         assert!(["answered", "partial", "unanswered"].contains(&problem["status"].as_str().unwrap()));
     }
     let text = words(&tree.run(&["list"]));
@@ -126,7 +129,10 @@ fn outside_a_tree_the_remedy_is_named() {
 #[case::wrong_type("[cpu.a]\naccumulator = 3\naddend = \"float32\"\n", "[cpu.a], case")]
 #[case::empty_axis("[cpu.a]\naccumulator = []\n", "needs at least one value")]
 #[case::duplicate_grid("[cpu.a]\naddend = \"float32\"\n[cpu.a]\naddend = \"float16\"\n", "not valid TOML")]
-#[case::huge_grid("[cpu.a]\na = [1,2,3,4,5,6,7,8,9,10]\nb = [1,2,3,4,5,6,7,8,9,10]\nc = [1,2,3,4,5,6,7,8,9,10]\nd = [1,2,3,4,5,6,7,8,9,10]\ne = [1,2]\n", "more than 10000 cases")]
+#[case::huge_grid(
+    "[cpu.a]\na = [1,2,3,4,5,6,7,8,9,10]\nb = [1,2,3,4,5,6,7,8,9,10]\nc = [1,2,3,4,5,6,7,8,9,10]\nd = [1,2,3,4,5,6,7,8,9,10]\ne = [1,2]\n",
+    "more than 10000 cases"
+)]
 #[case::not_a_number("[cpu.a]\naddend_value = nan\n", "use a finite number")]
 #[case::truncated("[cpu.a\n", "not valid TOML")]
 #[case::no_grid("", "declares no grid")]
@@ -154,16 +160,30 @@ fn a_missing_suite_and_a_missing_template_are_named() {
 #[case::truncated("{\"schema\": 1, \"problem\": \"mixed", "not valid JSON (truncated?)")]
 #[case::newer("{\"schema\": 99}", "has schema 99, this build reads 1")]
 #[case::no_schema("{}", "no schema number")]
-#[case::unknown_key("{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}", "unknown field `extra`")]
-#[case::another_problem("{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}", "holds records of naive_ddp")]
+#[case::unknown_key(
+    "{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}",
+    "unknown field `extra`"
+)]
+#[case::another_problem(
+    "{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}",
+    "holds records of naive_ddp"
+)]
 #[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
 fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
     let tree = Tree::new();
     fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
     fs::write(tree.record_path(), record).unwrap();
-    for verb in [&["measure", PROBLEM, "--profile", "cpu"][..], &["diff", PROBLEM], &["accept", PROBLEM], &["writeup", "--no-measure"]] {
+    for verb in [
+        &["measure", PROBLEM, "--profile", "cpu"][..],
+        &["diff", PROBLEM],
+        &["accept", PROBLEM],
+        &["writeup", "--no-measure"],
+    ] {
         let said = tree.refused(verb);
-        assert!(said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")), "{verb:?}: {said}");
+        assert!(
+            said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")),
+            "{verb:?}: {said}"
+        );
     }
     assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
 }
@@ -233,7 +253,8 @@ fn kill_9_in_the_middle_loses_at_most_the_running_case() {
     fs::write(&path, text.unwrap()).unwrap();
     let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
-    let cases = || Some(RecordFile::parse(&fs::read_to_string(tree.record_path()).ok()?, "the record").unwrap().cases.len());
+    let cases =
+        || Some(RecordFile::parse(&fs::read_to_string(tree.record_path()).ok()?, "the record").unwrap().cases.len());
     while cases().unwrap_or(0) < 2 {
         assert!(Instant::now() < deadline, "no two cases were recorded in two minutes");
         assert!(child.try_wait().unwrap().is_none(), "it ended before it could be killed");
@@ -254,7 +275,8 @@ fn kill_9_in_the_middle_loses_at_most_the_running_case() {
     }
     let dry = words(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
     let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
-    let total = cs336::harness::suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
+    let total =
+        cs336::harness::suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
     assert_eq!(pending + cases().unwrap(), total, "{dry}");
 }
 
@@ -290,7 +312,10 @@ fn grading_gives_points_with_reasons_and_files_for_graders() {
     let tree = Tree::new();
     let output = tree.run(&["grade", PROBLEM, "torch_compile", "--junit", "j.xml", "--gradescope", "g.json"]);
     let said = words(&output);
-    assert!(output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"), "{said}");
+    assert!(
+        output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"),
+        "{said}"
+    );
     assert!(said.contains("not answered yet") && said.contains("of 3 points"), "{said}");
     assert!(fs::read_to_string(tree.path("j.xml")).unwrap().contains("testcase"));
     let gradescope: Value = serde_json::from_slice(&fs::read(tree.path("g.json")).unwrap()).unwrap();
@@ -301,14 +326,21 @@ fn grading_gives_points_with_reasons_and_files_for_graders() {
 #[case::empty("empty.safetensors", b"", "truncated")]
 #[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]
 #[case::no_metadata("bare.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "metadata")]
-fn a_malformed_case_is_one_failed_case_with_its_reason(#[case] name: &str, #[case] bytes: &[u8], #[case] expected: &str) {
+fn a_malformed_case_is_one_failed_case_with_its_reason(
+    #[case] name: &str,
+    #[case] bytes: &[u8],
+    #[case] expected: &str,
+) {
     let tree = Tree::new();
     fs::create_dir(tree.path("cases")).unwrap();
     fs::write(tree.path("cases").join(name), bytes).unwrap();
     let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
     fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
     let said = tree.refused(&["grade", "--cases", "cases"]);
-    assert!(said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"), "{said}");
+    assert!(
+        said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -30,7 +30,8 @@ fn no_rendered_snapshot_is_without_its_answer() {
     let folder = layout().root.join("snapshots").join("rendered");
     let files: BTreeSet<String> =
         std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    let answers: BTreeSet<String> = accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
+    let answers: BTreeSet<String> =
+        accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
     assert_eq!(files, answers, "snapshots/rendered and the registry differ");
 }
 

@@ -77,7 +77,8 @@ impl Measure for Deeds {
                 std::thread::sleep(Duration::from_secs(60));
             },
             Deed::LacksMemory => {
-                Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }.into())
+                Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }
+                    .into())
             }
             Deed::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
             Deed::BeatsPhysics => row(1e-9),
@@ -137,7 +138,8 @@ fn tree(problem: &str, deeds: &str) -> Result<(tempfile::TempDir, Layout)> {
 }
 
 fn measure(layout: &Layout, problem: &'static Problem, scope: Scope) -> Result<Tally> {
-    let runner = Runner { layout, program: std::env::current_exe()?, limit: Duration::from_secs(5), interrupted: &|| false };
+    let runner =
+        Runner { layout, program: std::env::current_exe()?, limit: Duration::from_secs(5), interrupted: &|| false };
     let Some(plan) = plan(layout, problem, Profile::Cpu, scope)? else { bail!("nothing is planned") };
     runner.measure(plan, &facts(), &mut Quiet)
 }
@@ -152,7 +154,11 @@ fn outcome_of(deed: &str) -> Result<Outcome> {
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let record = record(&layout)?;
     ensure!(record.cases.len() == 2, "{} cases were recorded", record.cases.len());
-    ensure!(matches!(record.cases[1].outcome, Outcome::Measured { .. }), "the next case: {:?}", record.cases[1].outcome);
+    ensure!(
+        matches!(record.cases[1].outcome, Outcome::Measured { .. }),
+        "the next case: {:?}",
+        record.cases[1].outcome
+    );
     Ok(record.cases[0].outcome.clone())
 }
 
@@ -202,7 +208,10 @@ fn resume_repeats_the_failed_and_keeps_the_rest() -> Result<()> {
     let before = record(&layout)?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::Unfinished)?;
     ensure!((tally.measured, tally.failed) == (0, 1), "{tally:?}");
-    ensure!(measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)? == Tally::default(), "a fresh record was measured again");
+    ensure!(
+        measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)? == Tally::default(),
+        "a fresh record was measured again"
+    );
     let after = record(&layout)?;
     ensure!(before.cases[0] == after.cases[0] && after.runs.len() == 2, "the sound case or its run was lost");
     // A case that leaves the suite leaves the record with the next measuring; a new one is missing until then.
@@ -240,8 +249,12 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
     let (_folder, layout) = tree("deeds", "\"works\", \"hangs\"")?;
     let started = Instant::now();
     let late = || started.elapsed() > Duration::from_secs(2);
-    let runner =
-        Runner { layout: &layout, program: std::env::current_exe()?, limit: Duration::from_secs(60), interrupted: &late };
+    let runner = Runner {
+        layout: &layout,
+        program: std::env::current_exe()?,
+        limit: Duration::from_secs(60),
+        interrupted: &late,
+    };
     let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, Scope::All)? else { bail!("nothing is planned") };
     let tally = runner.measure(plan, &facts(), &mut Quiet)?;
     ensure!(tally.interrupted && tally.measured == 1, "{tally:?}");
@@ -251,7 +264,12 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
 
 fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
     let (_folder, layout) = tree("deeds", "\"works\"")?;
-    let runner = Runner { layout: &layout, program: std::env::current_exe()?, limit: Duration::from_secs(5), interrupted: &|| false };
+    let runner = Runner {
+        layout: &layout,
+        program: std::env::current_exe()?,
+        limit: Duration::from_secs(5),
+        interrupted: &|| false,
+    };
     let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
     let stranger = Check { name: "stranger", part: "", run: || Verdict::passed("") };
     match runner.check(&mut pool, &TEST_REGISTRY[0], &stranger)? {
@@ -281,7 +299,10 @@ fn main() -> ExitCode {
         test("an_impossible_time_is_a_failure", || fails_with("beats_physics", "faster than this machine can be")),
         test("faults_become_outcomes", faults_become_outcomes),
         test("a_hang_ends_at_the_limit", a_hang_ends_at_the_limit),
-        test("one_worker_serves_while_all_is_well", one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure),
+        test(
+            "one_worker_serves_while_all_is_well",
+            one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure,
+        ),
         test("resume_repeats_the_failed_and_keeps_the_rest", resume_repeats_the_failed_and_keeps_the_rest),
         test("another_revision_is_stale", another_revision_is_stale),
         test("what_fails_its_checks_is_not_timed", what_fails_its_checks_is_not_timed),

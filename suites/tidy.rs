@@ -53,7 +53,8 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn the_registry_follows_the_handout() {
-    let order: Vec<usize> = REGISTRY.iter().map(|p| HANDOUT.iter().position(|h| h.name == p.name).expect(p.name)).collect();
+    let order: Vec<usize> =
+        REGISTRY.iter().map(|p| HANDOUT.iter().position(|h| h.name == p.name).expect(p.name)).collect();
     assert!(order.windows(2).all(|w| w[0] < w[1]), "the registry is not in the handout's order, or names one twice");
     for problem in REGISTRY {
         let handout = by_name(problem.name).unwrap();
@@ -61,7 +62,12 @@ fn the_registry_follows_the_handout() {
         for part in problem.answers {
             let part = handout.part(part).unwrap_or_else(|| panic!("{} has no part {part:?}", problem.name));
             let checked = problem.checks.iter().any(|c| c.part == part.id);
-            assert!(checked || !part.kinds.contains(&Kind::Code), "{} ({}) hands in code that no check covers", problem.name, part.id);
+            assert!(
+                checked || !part.kinds.contains(&Kind::Code),
+                "{} ({}) hands in code that no check covers",
+                problem.name,
+                part.id
+            );
         }
     }
 }
@@ -81,7 +87,8 @@ fn every_check_has_a_name_of_its_own_and_a_part_of_its_problem() {
 #[test]
 fn every_problem_has_its_files_and_no_file_is_an_orphan() {
     let all: BTreeSet<String> = REGISTRY.iter().map(|p| p.name.to_string()).collect();
-    let measured: BTreeSet<String> = REGISTRY.iter().filter(|p| p.measured.is_some()).map(|p| p.name.to_string()).collect();
+    let measured: BTreeSet<String> =
+        REGISTRY.iter().filter(|p| p.measured.is_some()).map(|p| p.name.to_string()).collect();
     assert_eq!(stems("templates", "md"), all, "templates/*.md and the registry differ");
     assert_eq!(stems("suites", "toml"), measured, "suites/*.toml and the measured problems differ");
     for profile in Profile::ALL {
@@ -125,7 +132,8 @@ fn files_are_short_open_with_a_sentence_and_keep_unsafe_in_its_rooms() {
         assert!(text.starts_with("//! ") && text.len() > 5, "{name} does not open with what it is");
         let unsafe_room = ["src/torch/", "src/cuda/", "src/collective/nccl"].iter().any(|room| name.starts_with(room));
         let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
-        let is_unsafe = code.clone().any(|l| l.contains("unsafe {") || l.contains("unsafe fn") || l.contains("unsafe impl"));
+        let is_unsafe =
+            code.clone().any(|l| l.contains("unsafe {") || l.contains("unsafe fn") || l.contains("unsafe impl"));
         assert!(unsafe_room || !is_unsafe || name == "suites/tidy.rs", "{name} holds unsafe code");
     }
 }
@@ -137,7 +145,12 @@ fn every_unsafe_block_says_why_it_is_sound() {
         let lines: Vec<&str> = text.lines().collect();
         for (i, line) in lines.iter().enumerate().filter(|(_, l)| l.contains("unsafe {") || l.contains("unsafe impl")) {
             let before = &lines[i.saturating_sub(6)..=i];
-            assert!(before.iter().any(|l| l.contains("SAFETY:")), "{}:{} has no SAFETY sentence: {line}", file.display(), i + 1);
+            assert!(
+                before.iter().any(|l| l.contains("SAFETY:")),
+                "{}:{} has no SAFETY sentence: {line}",
+                file.display(),
+                i + 1
+            );
         }
     }
 }

@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd;
 
+pub mod cases;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;
@@ -223,6 +224,23 @@ mod tests {
                 assert!(a.allclose(b, 1e-4, 1e-5, false), "{}", implementation.name());
             }
         }
+    }
+
+    #[test]
+    fn under_autocast_the_tiled_node_keeps_its_scores_in_float32() {
+        let mut random = inputs::Generator::new(8);
+        let mut draw = |kind| random.randn(&[2, 40, 16], kind, Device::Cpu).unwrap();
+        // As a model leaves them: rotated queries and keys in float32, values in bfloat16.
+        let (q, k, v) = (draw(Kind::Float), draw(Kind::Float), draw(Kind::BFloat16));
+        let leaf = q.copy().set_requires_grad(true);
+        let tiled = || attention(Choice::Tiled, &leaf, &k, &v, true);
+        let o = crate::torch::autocast(Device::Cpu, Kind::BFloat16, tiled).unwrap();
+        let lse = autograd::saved_tensors(&o).unwrap().remove(4);
+        let narrow = |t: &Tensor| t.to_kind(Kind::BFloat16);
+        let (expected_o, expected_lse) = naive::Naive.forward(&narrow(&q), &narrow(&k), &v, true).unwrap();
+        assert!(lse.allclose(&expected_lse, 1e-6, 1e-6, false));
+        assert_eq!(o.kind(), Kind::BFloat16);
+        assert!(o.allclose(&expected_o, 1e-2, 1e-2, false));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<
 }
 
 /// Eq. 4, with minus infinity where the mask hides a key.
-fn scores(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Tensor> {
+pub(super) fn scores(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Tensor> {
     let d = q.size().last().copied().unwrap_or(1) as f64;
     let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div_scalar(d.sqrt())?;
     if !is_causal {

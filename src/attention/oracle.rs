@@ -1,151 +1,12 @@
-//! The float64 oracle: random and adversarial cases, their exact answers, and error bounds that follow from the arithmetic.
+//! The float64 oracle: exact answers, and error bounds that follow from the arithmetic instead of being tuned.
 
-use std::cell::RefCell;
 use std::fmt;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use proptest::sample::select;
-use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::inputs::Generator;
-use super::tiled::Tile;
-use super::{Attention as _, accumulation_kind, naive};
-
-/// One case; everything that it needs is drawn from `seed`.
-#[derive(Debug, Clone)]
-pub struct Case {
-    pub leading: Vec<i64>,
-    pub n_queries: i64,
-    pub n_keys: i64,
-    pub d: i64,
-    pub tile: Tile,
-    pub is_causal: bool,
-    pub kind: Kind,
-    /// q and k are multiplied by this, scores therefore by its square.
-    pub scale: f64,
-    pub fill: Fill,
-    pub layout: Layout,
-    pub seed: u32,
-}
-
-/// What the scores look like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fill {
-    Normal,
-    /// q is zero: all scores are equal, and `o` is the mean of the visible values.
-    EqualScores,
-    /// Key j is j+1 times as long, so that the row maximum keeps moving to later tiles.
-    Rising,
-}
-
-/// How q, k, v and do lie in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
-    Contiguous,
-    /// All strides reversed, as after a chain of transposes.
-    Reversed,
-}
-
-/// The inputs of a case, rounded to its kind.
-pub struct Inputs {
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
-    pub d_o: Tensor,
-}
-
-impl Case {
-    /// A small well-behaved case to be varied: `Case { n_keys: 1, ..Case::plain() }`.
-    pub fn plain() -> Self {
-        Self {
-            leading: vec![2],
-            n_queries: 24,
-            n_keys: 40,
-            d: 16,
-            tile: Tile { queries: 16, keys: 16 },
-            is_causal: false,
-            kind: Kind::Float,
-            scale: 1.0,
-            fill: Fill::Normal,
-            layout: Layout::Contiguous,
-            seed: 0,
-        }
-    }
-
-    pub fn inputs(&self) -> Result<Inputs> {
-        let mut random = Generator::new(self.seed);
-        let mut draw = |n: i64, scale: f64| -> Result<Tensor> {
-            let shape = [self.leading.as_slice(), &[n, self.d]].concat();
-            let reversed: Vec<i64> = shape.iter().rev().copied().collect();
-            let dims: Vec<i64> = (0..shape.len() as i64).rev().collect();
-            let drawn = match self.layout {
-                Layout::Contiguous => random.randn(&shape, Kind::Double, Device::Cpu)?,
-                Layout::Reversed => random.randn(&reversed, Kind::Double, Device::Cpu)?.f_permute(&dims)?,
-            };
-            Ok(drawn.f_mul_scalar(scale)?)
-        };
-        let mut q = draw(self.n_queries, self.scale)?;
-        let mut k = draw(self.n_keys, self.scale)?;
-        let (v, d_o) = (draw(self.n_keys, 1.0)?, draw(self.n_queries, 1.0)?);
-        match self.fill {
-            Fill::Normal => {}
-            Fill::EqualScores => q = q.f_zero_()?,
-            Fill::Rising => {
-                k = k.f_mul(
-                    &Tensor::f_arange_start(1, self.n_keys + 1, (Kind::Double, Device::Cpu))?.f_unsqueeze(-1)?,
-                )?;
-            }
-        }
-        let [q, k, v, d_o] = [q, k, v, d_o].map(|t| t.f_to_kind(self.kind));
-        Ok(Inputs { q: q?, k: k?, v: v?, d_o: d_o? })
-    }
-}
-
-/// Random cases: ragged shapes, free leading dimensions, tiles from one row to more than everything.
-pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Case> {
-    let leading = select(vec![vec![], vec![2], vec![3], vec![1, 3], vec![2, 2]]);
-    let tile = || select(vec![1_i64, 2, 3, 5, 8, 16, 17, 32, 64]);
-    let kind = select(vec![Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double]);
-    let fill = select(vec![Fill::Normal, Fill::Normal, Fill::EqualScores, Fill::Rising]);
-    let layout = select(vec![Layout::Contiguous, Layout::Reversed]);
-    let shape = (leading, 1..=48_i64, 1..=48_i64, 1..=40_i64, tile(), tile());
-    (shape, is_causal, kind, select(vec![0.1, 1.0, 4.0]), fill, layout, 0..u32::MAX).prop_map(
-        |((leading, n_queries, n_keys, d, queries, keys), is_causal, kind, scale, fill, layout, seed)| {
-            let tile = Tile { queries, keys };
-            Case { leading, n_queries, n_keys, d, tile, is_causal, kind, scale, fill, layout, seed }
-        },
-    )
-}
-
-/// Runs `check` over `count` cases of `cases` and gives the largest error of all; a failure names its smallest case.
-///
-/// The seed is fixed, so that a failure repeats; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` override count and seed.
-pub fn over<C: fmt::Debug>(
-    count: u32,
-    cases: impl Strategy<Value = C>,
-    check: impl Fn(&C) -> Result<Worst>,
-) -> Result<Worst> {
-    let mut config = Config { failure_persistence: None, ..Config::default() };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = count;
-    }
-    if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
-        config.rng_seed = RngSeed::Fixed(336);
-    }
-    let worst = RefCell::new(Worst::default());
-    let outcome = TestRunner::new(config).run(&cases, |case| {
-        let reached = check(&case).map_err(|e| TestCaseError::fail(format!("{e:#}")))?;
-        worst.borrow_mut().merge(&reached);
-        Ok(())
-    });
-    match outcome {
-        Ok(()) => Ok(worst.into_inner()),
-        Err(TestError::Fail(reason, case)) => Err(anyhow!("{reason}\nin the smallest failing case {case:?}")),
-        Err(TestError::Abort(reason)) => Err(anyhow!("the random cases were given up: {reason}")),
-    }
-}
+use super::cases::Inputs;
+use super::{Attention as _, Shape, accumulation_kind, naive};
 
 /// What a case must give, in float64, with the bound that each element's error may reach.
 pub struct Expected {
@@ -183,8 +44,8 @@ fn smallest_subnormal(kind: Kind) -> f64 {
 /// With u the unit roundoff of the accumulation kind, u_out that of the output, and M = max_ij sum_c |q_ic k_jc| / sqrt(d):
 /// a score is a sum of d products (error <= (d+2) u M, Higham's gamma), it is subtracted from a maximum or from lse
 /// and exponentiated (each <= 2 u M more), and rescaling by exp(m_old - m_new) telescopes to another 2 u M; a row
-/// sum of n terms adds n u. This gives rho, the relative error of any probability. The rest is the triangle inequality:
-/// sum_j P_ij = 1, sum_i P_ij <= C, and |dP|, |D| <= G = max_ij sum_c |do_ic v_jc|.
+/// sum of n terms adds n u. This gives rho, the relative error of any probability. The rest is the triangle
+/// inequality: sum_j P_ij = 1, sum_i P_ij <= C, and |dP|, |D| <= G = max_ij sum_c |do_ic v_jc|.
 pub fn expected(inputs: &Inputs, is_causal: bool) -> Result<Expected> {
     let kind = inputs.q.kind();
     let leaves = [&inputs.q, &inputs.k, &inputs.v].map(|t| t.to_kind(Kind::Double).detach().set_requires_grad(true));
@@ -194,64 +55,103 @@ pub fn expected(inputs: &Inputs, is_causal: bool) -> Result<Expected> {
     let [dq, dk, dv] = <[Tensor; 3]>::try_from(gradients).map_err(|_| anyhow!("three leaves, three gradients"))?;
     let [q, k, v] = leaves.map(|t| t.detach());
     let (o, lse) = naive::Naive.forward(&q, &k, &v, is_causal)?;
+    let m = Magnitudes::of(&q, &k, &v, &d_o, is_causal)?;
 
-    let (d, n_keys, n_queries) =
-        (q.size()[q.dim() - 1] as f64, k.size()[k.dim() - 2] as f64, q.size()[q.dim() - 2] as f64);
     let (u, u_out) = (unit_roundoff(accumulation_kind(kind)), unit_roundoff(kind));
-    let magnitude = largest(&q.f_abs()?.f_matmul(&k.f_abs()?.f_transpose(-2, -1)?)?)? / d.sqrt();
-    let rho = (2.0 * (d + 2.0) + 8.0) * u * magnitude + (3.0 * n_keys + 16.0) * u;
-    let p = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div_scalar(d.sqrt())?;
-    let p = if is_causal {
-        p.f_masked_fill(&super::hidden(0..n_queries as i64, 0..n_keys as i64, Device::Cpu)?, f64::NEG_INFINITY)?
-    } else {
-        p
-    };
-    let column = largest(&p.f_softmax(-1, None)?.f_sum_dim_intlist([-2_i64].as_slice(), false, None)?)?; // C
-    let upstream = largest(&d_o.f_abs()?.f_matmul(&v.f_abs()?.f_transpose(-2, -1)?)?)?; // G
+    let rho = (2.0 * (m.d + 2.0) + 8.0) * u * m.score + (3.0 * m.n_keys + 16.0) * u;
     let rho_backward = rho + 2.0 * u * largest(&lse)?;
-    // The error of dS_ij over P_ij: P's own, that of dP and D as sums of d products, and o as rounded for D.
-    let ds = 2.0 * upstream * rho_backward + 2.0 * (d + 2.0) * u * upstream + u_out * upstream;
-    let ds_row = ds + 2.0 * n_keys * u * upstream;
-    let ds_column = column * (ds + 2.0 * n_queries * u * upstream);
-
-    let bounded = |value: Tensor, absolute: f64, relative: f64| -> Result<Bounded> {
-        let bound = value.f_abs()?.f_mul_scalar(1.01 * relative)?.f_add_scalar(absolute)?;
-        Ok(Bounded { value, bound })
-    };
+    // The error of dS_ij over P_ij: P's own, that of dP and D as sums of d products, and that of o as rounded for D.
+    let ds = m.upstream * (2.0 * rho_backward + 2.0 * (m.d + 2.0) * u + u_out);
+    let ds_row = ds + 2.0 * m.n_keys * u * m.upstream;
+    let ds_column = m.column * (ds + 2.0 * m.n_queries * u * m.upstream);
     let tiny = smallest_subnormal(kind);
     Ok(Expected {
         o: bounded(o, rho * largest(&v)? + tiny, u_out)?,
         lse: bounded(lse, rho, 2.0 * u)?,
-        dq: bounded(dq, ds_row * largest(&k)? / d.sqrt() + tiny, u_out)?,
-        dk: bounded(dk, ds_column * largest(&q)? / d.sqrt() + tiny, u_out)?,
-        dv: bounded(dv, column * (rho_backward + n_queries * u) * largest(&d_o)? + tiny, u_out)?,
+        dq: bounded(dq, ds_row * largest(&k)? / m.d.sqrt() + tiny, u_out)?,
+        dk: bounded(dk, ds_column * largest(&q)? / m.d.sqrt() + tiny, u_out)?,
+        dv: bounded(dv, m.column * (rho_backward + m.n_queries * u) * largest(&d_o)? + tiny, u_out)?,
     })
+}
+
+/// What the bounds are made of.
+struct Magnitudes {
+    n_queries: f64,
+    n_keys: f64,
+    d: f64,
+    /// M, the largest that a score's terms add up to in absolute value.
+    score: f64,
+    /// G, the same for the terms of dP.
+    upstream: f64,
+    /// C, the largest column sum of the probabilities.
+    column: f64,
+}
+
+impl Magnitudes {
+    fn of(q: &Tensor, k: &Tensor, v: &Tensor, d_o: &Tensor, is_causal: bool) -> Result<Self> {
+        let shape = Shape::of(q, k, v)?;
+        let product = |a: &Tensor, b: &Tensor| -> Result<f64> {
+            largest(&a.f_abs()?.f_matmul(&b.f_abs()?.f_transpose(-2, -1)?)?)
+        };
+        let p = naive::scores(q, k, is_causal)?.f_softmax(-1, None)?;
+        Ok(Self {
+            n_queries: shape.n_queries as f64,
+            n_keys: shape.n_keys as f64,
+            d: shape.d as f64,
+            score: product(q, k)? * shape.scale(),
+            upstream: product(d_o, v)?,
+            column: largest(&p.f_sum_dim_intlist([-2_i64].as_slice(), false, None)?)?,
+        })
+    }
+}
+
+fn bounded(value: Tensor, absolute: f64, relative: f64) -> Result<Bounded> {
+    let bound = value.f_abs()?.f_mul_scalar(1.01 * relative)?.f_add_scalar(absolute)?;
+    Ok(Bounded { value, bound })
 }
 
 fn largest(t: &Tensor) -> Result<f64> {
     Ok(t.f_abs()?.f_max()?.f_double_value(&[])?)
 }
 
-/// The largest error met so far, as it is and as a fraction of its bound.
+/// The largest errors met so far, kind by kind.
 #[derive(Debug, Clone, Default)]
 pub struct Worst {
     pub cases: usize,
-    pub absolute: f64,
-    pub of_bound: f64,
+    by_kind: Vec<Reached>,
+}
+
+#[derive(Debug, Clone)]
+struct Reached {
+    kind: Kind,
+    absolute: f64,
+    /// As a fraction of the bound at that element.
+    of_bound: f64,
 }
 
 impl Worst {
     pub fn merge(&mut self, other: &Self) {
         self.cases += other.cases;
-        self.absolute = self.absolute.max(other.absolute);
-        self.of_bound = self.of_bound.max(other.of_bound);
+        for reached in &other.by_kind {
+            match self.by_kind.iter_mut().find(|r| r.kind == reached.kind) {
+                Some(r) => {
+                    r.absolute = r.absolute.max(reached.absolute);
+                    r.of_bound = r.of_bound.max(reached.of_bound);
+                }
+                None => self.by_kind.push(reached.clone()),
+            }
+        }
     }
 }
 
 impl fmt::Display for Worst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cases, absolute, of_bound } = self;
-        write!(f, "{cases} cases, largest error {absolute:.2e}, at most {:.1}% of its bound", of_bound * 100.0)
+        write!(f, "{} cases; largest error", self.cases)?;
+        for (i, Reached { kind, absolute, of_bound }) in self.by_kind.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            write!(f, "{comma} {kind:?} {absolute:.1e} ({:.0}% of its bound)", of_bound * 100.0)?;
+        }
+        Ok(())
     }
 }
 
@@ -277,5 +177,5 @@ pub fn hold(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Resu
         return Err(anyhow!("element {at} is {got:.9e}, exact is {exact:.9e}, the bound of its error {bound:.2e}"))
             .with_context(|| format!("{name} is wrong"));
     }
-    Ok(Worst { cases: 0, absolute, of_bound })
+    Ok(Worst { cases: 0, by_kind: vec![Reached { kind, absolute, of_bound }] })
 }

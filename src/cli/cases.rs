@@ -33,7 +33,8 @@ pub fn run(folder: &Path, as_json: bool) -> Result<Ended> {
 
 /// The folder's case files by name; none at all is an error, since nothing would have been graded.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("failed to open the cases folder {}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("failed to open the cases folder {}", folder.display()))?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();

@@ -94,6 +94,8 @@ pub enum Ended {
 
 /// Parses the command line, runs the verb, and says how it went.
 pub fn main() -> ExitCode {
+    // Must precede any other use of libtorch; a machine without a GPU is no error here.
+    let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
@@ -161,7 +163,7 @@ fn selected(names: &[String]) -> Result<Vec<&'static Problem>> {
 
 /// The profile to measure: the one asked for, else `gpu` where there is one.
 fn profile_or_default(asked: Option<Profile>) -> Profile {
-    asked.unwrap_or(if tch::Cuda::is_available() { Profile::Gpu } else { Profile::Cpu })
+    asked.unwrap_or(if crate::torch::cuda_device(0).is_ok() { Profile::Gpu } else { Profile::Cpu })
 }
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);

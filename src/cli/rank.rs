@@ -1,5 +1,6 @@
 //! `cs336 rank`: one rank of a launch; hidden, because the supervisor (or torchrun) calls it and people do not.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,8 +24,13 @@ pub fn run(task: &str, input: &Path, output: &Path) -> Result<()> {
     let bytes = std::fs::read(input).with_context(|| format!("reading {}", input.display()))?;
     let input = serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", input.display()))?;
     let collective: Shared = Arc::new(Gloo::connect(&Environment::read()?)?);
+    // Leaked unless all goes well: connections that close while this rank is still failing make its peers fail before
+    // it has exited, and the supervisor would read their words instead of ours.
+    let held = ManuallyDrop::new(collective.clone());
     let result = (task.run)(&collective, input)?;
     // Rank 0 holds the store that the others still talk to: nobody leaves before all are done.
     collective.barrier().context("waiting for the other ranks to be done")?;
-    std::fs::write(output, serde_json::to_vec(&result)?).with_context(|| format!("writing {}", output.display()))
+    std::fs::write(output, serde_json::to_vec(&result)?).with_context(|| format!("writing {}", output.display()))?;
+    drop(ManuallyDrop::into_inner(held));
+    Ok(())
 }

@@ -62,8 +62,8 @@ const DEADLINE: &str = "CS336_DEADLINE_S";
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Names the `cs336` program to re-execute; the first call of a process decides.
-pub fn set_program(program: impl Into<PathBuf>) {
-    PROGRAM.get_or_init(|| program.into());
+pub fn set_program(program: PathBuf) {
+    PROGRAM.get_or_init(|| program);
 }
 
 /// Runs a task on every rank and gives back the results in rank order.

@@ -17,7 +17,7 @@ const POLL: Duration = Duration::from_millis(2);
 
 /// A dying rank's connections close before its process can be waited for, so the first to be seen failing may be a
 /// victim. Whoever else fails on its own within this time is named as well.
-const GRACE: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_millis(300);
 
 /// How much of a rank's output an error repeats.
 const LAST_WORDS_LINES: usize = 12;

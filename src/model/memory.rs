@@ -135,7 +135,8 @@ impl Memory {
         let (layers, norms) = (self.layers(), 2 * self.layers() + 1);
         let line = |name, shape, saved_by, bytes_each, count| SavedTensor { name, shape, saved_by, bytes_each, count };
         let row = FLOAT32 * self.tokens();
-        let inputs = line("residual stream", "(B, T, d)", "the square and the scaling of each RMSNorm", self.residual(), norms);
+        let inputs =
+            line("residual stream", "(B, T, d)", "the square and the scaling of each RMSNorm", self.residual(), norms);
         let roots = line("inverse root mean square", "(B, T, 1)", "rsqrt", row, norms);
         let normed = line("normalised input", "(B, T, d)", "the product with the gain", self.residual(), norms);
         // In float32 all linear layers share the output; autocast casts it anew for each of them.
@@ -149,7 +150,8 @@ impl Memory {
 
     fn saved_by_attention(&self) -> Vec<SavedTensor> {
         let layers = self.layers();
-        let per_layer = |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: layers };
+        let per_layer =
+            |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: layers };
         let heads = self.narrow(self.residual());
         let mut saved = vec![
             per_layer("rotated queries", "(B, H, T, d/H)", "the scores", heads),
@@ -182,7 +184,13 @@ impl Memory {
             ("gated hidden", "the linear layer W2"),
         ];
         lines
-            .map(|(name, saved_by)| SavedTensor { name, shape: "(B, T, f)", saved_by, bytes_each: hidden, count: self.layers() })
+            .map(|(name, saved_by)| SavedTensor {
+                name,
+                shape: "(B, T, f)",
+                saved_by,
+                bytes_each: hidden,
+                count: self.layers(),
+            })
             .into()
     }
 
@@ -254,7 +262,9 @@ mod tests {
 
     #[test]
     fn tensors_have_the_sizes_of_a_hand_count() {
-        for (seq, residual, scores, hidden) in [(128, 5.0, 8.0, 20.0), (256, 10.0, 32.0, 40.0), (512, 20.0, 128.0, 80.0)] {
+        for (seq, residual, scores, hidden) in
+            [(128, 5.0, 8.0, 20.0), (256, 10.0, 32.0, 40.0), (512, 20.0, 128.0, 80.0)]
+        {
             let memory = largest(seq, Precision::Float32);
             assert_eq!(memory.residual() as f64 / MIB, residual);
             assert_eq!(memory.scores() as f64 / MIB, scores);

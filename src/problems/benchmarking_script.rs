@@ -33,7 +33,11 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "norm_and_rotary_positions", part: "a", run: checks::norm_and_rotary_positions },
         Check { name: "adamw_over_many_steps", part: "a", run: checks::adamw_over_many_steps },
         Check { name: "attention_choices_agree", part: "a", run: checks::attention_choices_agree },
-        Check { name: "later_tokens_change_nothing_before", part: "a", run: checks::later_tokens_change_nothing_before },
+        Check {
+            name: "later_tokens_change_nothing_before",
+            part: "a",
+            run: checks::later_tokens_change_nothing_before,
+        },
         Check { name: "loss_falls_on_one_batch", part: "a", run: checks::loss_falls_on_one_batch },
         Check { name: "every_pass_is_timed", part: "a", run: checks::every_pass_is_timed },
     ],
@@ -133,7 +137,11 @@ impl Measure for BenchmarkingScript {
 
     fn validate(params: &Params) -> Result<()> {
         params.config().validate()?;
-        ensure!((1..=1 << 20).contains(&params.batch_size), "batch_size is {}: it must lie in 1..2^20", params.batch_size);
+        ensure!(
+            (1..=1 << 20).contains(&params.batch_size),
+            "batch_size is {}: it must lie in 1..2^20",
+            params.batch_size
+        );
         ensure!((1..=100_000).contains(&params.steps), "steps is {}: it must lie in 1..100000", params.steps);
         ensure!(params.warmup <= 100_000, "warmup is {}: it must not exceed 100000", params.warmup);
         Ok(())
@@ -161,7 +169,8 @@ pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Re
     let mut bench = Bench::new(params, device)?;
     let warmup = (0..params.warmup).map(|_| bench.step()).collect::<Result<Vec<_>>>().context("in a warm-up step")?;
     let steps = (0..params.steps).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
-    let seconds = |steps: &[Step], time: fn(&Step) -> f64, work| Samples::seconds(steps.iter().map(time).collect(), work);
+    let seconds =
+        |steps: &[Step], time: fn(&Step) -> f64, work| Samples::seconds(steps.iter().map(time).collect(), work);
     let [forward, backward, optimizer] = work_of(params);
     let runs_backward = params.pass != Pass::Forward;
     let runs_optimizer = params.pass == Pass::TrainingStep;

@@ -1,13 +1,15 @@
 //! FlashAttention-2 forward: part (a) tiled tensor operations, part (c) the causal mask on them.
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use crate::attention::cases::{self, Case, Fill, Layout};
 use crate::attention::inputs::Generator;
-use crate::attention::oracle::{self, Case, Fill, Layout, Worst};
+use crate::attention::oracle::{self, Worst};
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Choice, accumulation_kind, attention};
-use crate::harness::problem::{Check, Problem, Verdict, no_facts};
+use crate::harness::problem::{Check, Problem, Verdict};
 use crate::torch::autograd;
 
 pub const PROBLEM: Problem = Problem {
@@ -22,8 +24,11 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "causal_official_protocol", part: "c", run: || official_protocol(&differentiable, true) },
     ],
     measured: None,
-    facts: no_facts,
+    facts,
 };
+
+const RANDOM_CASES: u32 = 400;
+const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double];
 
 /// `(q, k, v, is_causal, tile) -> (o, lse)`: what the checks of the forward pass take.
 pub type Forward<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool, Tile) -> Result<(Tensor, Tensor)>;
@@ -39,14 +44,14 @@ pub fn differentiable(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Re
 /// Random shapes, tiles, kinds, scales and seeds against float64; the bounds are derived in [`oracle::expected`].
 pub fn forward_matches_naive(forward: Forward, is_causal: bool) -> Result<Verdict> {
     let is_causal = proptest::strategy::Just(is_causal);
-    Verdict::passed(oracle::over(96, oracle::cases(is_causal), |case| hold_forward(forward, case))?.to_string())
+    Verdict::passed(cases::over(RANDOM_CASES, cases::cases(is_causal), |case| hold_forward(forward, case))?.to_string())
 }
 
 /// Shapes and values that break a careless implementation, each in every kind.
 pub fn adversarial_inputs(forward: Forward, is_causal: bool) -> Result<Verdict> {
     let mut worst = Worst::default();
     for (what, case) in adversarial_cases() {
-        for kind in [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double] {
+        for kind in KINDS {
             let case = Case { kind, is_causal, ..case.clone() };
             worst.merge(&hold_forward(forward, &case).with_context(|| format!("{what}: {case:?}"))?);
         }
@@ -86,7 +91,8 @@ fn hold_forward(forward: Forward, case: &Case) -> Result<Worst> {
     let (o, lse) = forward(&inputs.q, &inputs.k, &inputs.v, case.is_causal, case.tile)?;
     let mut worst = oracle::hold("o", &o, case.kind, &expected.o)?;
     worst.merge(&oracle::hold("lse", &lse, accumulation_kind(case.kind), &expected.lse)?);
-    Ok(Worst { cases: 1, ..worst })
+    worst.cases = 1;
+    Ok(worst)
 }
 
 /// The official test: seed 0, q, k, v of (4, 128, 64), exactly one saved tensor of (4, 128) and it is the logsumexp,
@@ -134,4 +140,21 @@ pub fn assert_close(name: &str, actual: &Tensor, expected: &Tensor) -> Result<f6
         "{name} is off by up to {error:.3e}, beyond rtol = atol = 1e-2"
     );
     Ok(error)
+}
+
+/// What the template says about the checks, so that it stays true when they change.
+fn facts() -> Result<Value> {
+    let Tile { queries, keys } = tiled::Tiled::DEFAULT.tile;
+    let kinds = KINDS.map(|kind| match kind {
+        Kind::Double => "float64",
+        Kind::BFloat16 => "bfloat16",
+        Kind::Half => "float16",
+        _ => "float32",
+    });
+    Ok(json!({
+        "random_cases": RANDOM_CASES,
+        "kinds": kinds,
+        "tile": { "queries": queries, "keys": keys },
+        "adversarial": adversarial_cases().iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+    }))
 }

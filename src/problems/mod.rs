@@ -5,10 +5,10 @@ use tch::Device;
 
 use crate::cases::data_parallel;
 use crate::collective::{drill, ranks::RankTask};
-use crate::error::Fault;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::parallel::protocol;
+use crate::torch;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
@@ -41,7 +41,6 @@ pub const RANK_TASKS: &[RankTask] = &[drill::TASK, protocol::TASK, data_parallel
 pub fn device_for(profile: Profile) -> Result<Device> {
     match profile {
         Profile::Cpu => Ok(Device::Cpu),
-        Profile::Gpu if tch::Cuda::is_available() => Ok(Device::Cuda(0)),
-        Profile::Gpu => Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: "none".into() }.into()),
+        Profile::Gpu => torch::cuda_device(0),
     }
 }

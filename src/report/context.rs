@@ -1,13 +1,12 @@
 //! Records as the templates see them: cases with their outcome flattened, samples with their statistics.
 
-use std::collections::BTreeMap;
-
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use super::Records;
 use super::escape;
 use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, Run};
+use crate::harness::stats::{Summary, quantile};
 
 /// What a template sees as `cpu` or `gpu`; `None` where no case is recorded.
 ///
@@ -131,36 +130,12 @@ pub fn with_statistics(value: &Value) -> Value {
     }
 }
 
-/// The standard deviation is the sample's (n - 1), and null where one sample has none.
-fn statistics(samples: &[f64]) -> BTreeMap<String, Value> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    let mean = sorted.iter().sum::<f64>() / n as f64;
-    let variance = sorted.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n as f64 - 1.0);
-    let std = if n > 1 { Value::from(variance.sqrt()) } else { Value::Null };
-    [
-        ("n", n.into()),
-        ("mean", mean.into()),
-        ("std", std),
-        ("median", quantile(&sorted, 0.5).into()),
-        ("min", quantile(&sorted, 0.0).into()),
-        ("max", quantile(&sorted, 1.0).into()),
-        ("p99", quantile(&sorted, 0.99).into()),
-    ]
-    .map(|(key, value): (&str, Value)| (key.to_string(), value))
-    .into()
-}
-
-/// Linear interpolation between order statistics (NumPy's default); `sorted` ascends.
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let at = q * sorted.len().saturating_sub(1) as f64;
-    let (low, part) = (at.floor() as usize, at.fract());
-    match (sorted.get(low), sorted.get(low + 1)) {
-        (Some(a), Some(b)) => a + (b - a) * part,
-        (Some(a), None) => *a,
-        _ => f64::NAN,
-    }
+/// The standard deviation is null where one sample has none.
+fn statistics(samples: &[f64]) -> Map<String, Value> {
+    let Some(Summary { n, mean, std, median, min, max }) = Summary::of(samples) else { return Map::new() };
+    let p99 = quantile(samples, 0.99);
+    let all = json!({"n": n, "mean": mean, "std": std, "median": median, "min": min, "max": max, "p99": p99});
+    all.as_object().cloned().unwrap_or_default()
 }
 
 #[cfg(test)]

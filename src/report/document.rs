@@ -82,11 +82,12 @@ impl Pieces {
         let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
         let _ = write!(
             self.typst,
-            "\n// from {}\n#problem({}, section: {}, worth: {})[{}]\n\n",
+            "\n// from {}\n#problem({}, section: {}, worth: {}, answered: {})[{}]\n\n",
             template::origin(problem),
             typst_string(name),
             typst_string(section),
             typst_string(&worth),
+            problem.template.is_some(),
             typst_text(title)
         );
         self.counters.heading = 1;
@@ -140,10 +141,11 @@ impl Pieces {
         if self.claims.is_empty() {
             return Ok(());
         }
-        let mut table = "Each comparison in the prose is a condition over the records, checked when this document is made; \
+        let mut table =
+            "Each comparison in the prose is a condition over the records, checked when this document is made; \
                          where one does not hold, the prose says the opposite.\n\n\
                          | Problem | Claim | Holds |\n|:---|:---|:---|\n"
-            .to_string();
+                .to_string();
         for claim in &self.claims {
             let held = if claim.held { "yes" } else { "no" };
             let _ = writeln!(table, "| `{}` | {} | {held} |", claim.problem, escape::markdown(&claim.id));

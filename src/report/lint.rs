@@ -18,7 +18,7 @@ pub fn leftovers(origin: &str, text: &str) -> Result<()> {
 fn leftover(line: &str) -> Option<&str> {
     let words = line.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
     let word = words.into_iter().find(|w| WORDS.iter().any(|x| w == x || **w == x.to_uppercase() || is_lorem(w)));
-    word.or_else(|| ["{{", "}}", "{%", "%}"].into_iter().find(|x| line.contains(x))).or_else(|| tool_call(line))
+    word.or_else(|| ["{{ ", "{% "].into_iter().find(|x| line.contains(x))).or_else(|| tool_call(line))
 }
 
 fn is_lorem(word: &str) -> bool {

@@ -126,7 +126,9 @@ impl World for Files {
     fn file(&self, id: FileId) -> FileResult<Bytes> {
         match self.sources.get(&id) {
             Some(source) => Ok(Bytes::from_string(source.text().to_string())),
-            None => self.data.get(&id).cloned().ok_or_else(|| FileError::NotFound(id.vpath().get_without_slash().into())),
+            None => {
+                self.data.get(&id).cloned().ok_or_else(|| FileError::NotFound(id.vpath().get_without_slash().into()))
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use super::figure::{Kind, Plot, X};
 
 /// The text column of an A4 page with margins of 25 mm.
 const WIDTH: f64 = 453.0;
-const PLOT_HEIGHT: f64 = 172.0;
-const LEFT: f64 = 44.0;
+const PLOT_HEIGHT: f64 = 158.0;
+const LEFT: f64 = 36.0;
 const RIGHT: f64 = 10.0;
 const SIZE: f64 = 8.5;
 const FONT: &str = "Libertinus Serif, Georgia, serif";
@@ -71,12 +71,18 @@ fn legend(plot: &Plot) -> Legend {
             let _ = write!(svg, r#"<path d="M{x:.1} {y:.1}h16" stroke="{}" stroke-width="1.3"/>"#, PALETTE[i]);
         }
         if plot.kind == Kind::Bar && !plot.log_y {
-            let _ = write!(svg, r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#, x + 6.0, y - 4.0, PALETTE[i]);
+            let _ = write!(
+                svg,
+                r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#,
+                x + 6.0,
+                y - 4.0,
+                PALETTE[i]
+            );
         } else {
             marker(&mut svg, i, x + 8.0, y);
         }
         text(&mut svg, x + 20.0, y + 2.8, "start", &series.name);
-        x += width + 8.0;
+        x += width + 4.0;
     }
     Legend { svg, rows }
 }
@@ -219,7 +225,7 @@ fn range(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)))
 }
 
-/// A tick's number: as many decimals as the ticks need, groups of three from 10,000, powers of ten beyond.
+/// A tick's number: as many decimals as the ticks need, groups of three, powers of ten beyond.
 fn label(tick: f64, ticks: &[f64]) -> String {
     let size = tick.abs();
     if size != 0.0 && !(1e-4..1e7).contains(&size) {
@@ -228,15 +234,23 @@ fn label(tick: f64, ticks: &[f64]) -> String {
         let power: String = exponent.chars().map(superscript).collect();
         return if mantissa == "1" { format!("10{power}") } else { format!("{mantissa}·10{power}") };
     }
-    let own = |t: f64| (0..=6).find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6).unwrap_or(6);
+    let own = |t: f64| {
+        (0..=6)
+            .find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6)
+            .unwrap_or(6)
+    };
     let even = ticks.len() > 2 && (ticks[1] - ticks[0] - (ticks[2] - ticks[1])).abs() < 1e-9 * size.max(1e-9);
     let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
     let text = format!("{tick:.digits$}").replace('-', "−");
     match text.len() {
-        5.. if digits == 0 && size >= 1e4 => {
+        4.. if digits == 0 && size >= 1e3 => {
             let at = text.len() - 3;
             let (head, tail) = text.split_at(at);
-            if head.len() > 3 { format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..]) } else { format!("{head},{tail}") }
+            if head.len() > 3 {
+                format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..])
+            } else {
+                format!("{head},{tail}")
+            }
         }
         _ => text,
     }
@@ -275,5 +289,5 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 
 /// Roughly; the letters are narrow ones.
 fn width_of(words: &str) -> f64 {
-    words.chars().count() as f64 * SIZE * 0.49
+    words.chars().count() as f64 * SIZE * 0.44
 }

@@ -49,7 +49,6 @@ mod tests {
 
     use super::*;
     use crate::torch::autograd::backward;
-    use crate::torch::library::cuda_device;
 
     fn product(device: Device) -> Kind {
         let a = Tensor::ones([2, 2], (Kind::Float, device));
@@ -58,11 +57,9 @@ mod tests {
 
     #[test]
     fn products_are_16_bit_inside_and_fp32_outside() {
-        for device in [Some(Device::Cpu), cuda_device(0).ok()].into_iter().flatten() {
-            for dtype in [Kind::BFloat16, Kind::Half] {
-                let inside = autocast(device, dtype, || Ok(product(device))).unwrap();
-                assert_eq!((inside, product(device)), (dtype, Kind::Float), "{device:?}");
-            }
+        for dtype in [Kind::BFloat16, Kind::Half] {
+            let inside = autocast(Device::Cpu, dtype, || Ok(product(Device::Cpu))).unwrap();
+            assert_eq!((inside, product(Device::Cpu)), (dtype, Kind::Float));
         }
     }
 
@@ -93,7 +90,7 @@ mod tests {
             autocast(Device::Cpu, Kind::BFloat16, || Ok(x.matmul(weight).double_value(&[0, 0]))).unwrap()
         };
         assert_eq!(first_element(&weight), 2.0);
-        tch::no_grad(|| weight.fill_(3.0));
+        tch::no_grad(|| weight.f_fill_(3.0).map(drop)).unwrap();
         assert_eq!(first_element(&weight), 6.0);
     }
 

@@ -267,6 +267,11 @@ mod tests {
             matches!(fault_of(&error), Some(Fault::OutOfMemory { requested_bytes, .. }) if requested_bytes == requested),
             "{error:#}"
         );
+        // The same with no callback between: libtorch itself makes the gradient that selecting an element spreads.
+        let wide = leaf(&[1]).expand([1 << 57], false);
+        let error = backward(&wide.select(0, 5)).unwrap_err();
+        assert_eq!(error.downcast_ref::<Fault>(), fault_of(&error).as_ref());
+        assert!(matches!(fault_of(&error), Some(Fault::OutOfMemory { .. })), "{error:#}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! libtorch beyond `tch`: a small C++ shim and the safe functions over it.
 
 mod bridge;
+#[cfg(test)]
+mod cuda_tests;
 mod library;
 
 pub mod autocast;
@@ -8,6 +10,7 @@ pub mod autograd;
 pub mod gloo;
 pub mod hooks;
 pub mod memory;
+pub mod meter;
 pub mod stream;
 
 pub use autocast::autocast;

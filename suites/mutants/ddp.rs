@@ -28,12 +28,14 @@ const CAUGHT: &[(&str, &str, &str)] = &[
 
 /// One test a mutant, the control, and one a way for a rank to fail.
 pub fn trials() -> Vec<Trial> {
-    set_program(env!("CARGO_BIN_EXE_cs336"));
+    set_program(env!("CARGO_BIN_EXE_cs336").into());
     let mut trials = vec![
         trial("mutants::ddp::every_mutant_is_listed", every_mutant_is_listed),
         trial("mutants::ddp::naive_is_the_control", naive_is_the_control),
         trial("mutants::ddp::golden_cases_catch_summed_gradients", || fails(naive_ddp::golden_cases("mutant_summed"))),
-        trial("mutants::ddp::random_networks_catch_a_stale_gradient", || fails(naive_ddp::random_networks("mutant_stale"))),
+        trial("mutants::ddp::random_networks_catch_a_stale_gradient", || {
+            fails(naive_ddp::random_networks("mutant_stale"))
+        }),
         trial("ranks::a_rank_that_exits_early_ends_the_run", || fault_ends_the_run(Fault::Exit)),
         trial("ranks::a_rank_that_panics_ends_the_run", || fault_ends_the_run(Fault::Panic)),
         trial("ranks::a_rank_that_fails_ends_the_run", || fault_ends_the_run(Fault::Fail)),

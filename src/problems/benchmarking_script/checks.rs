@@ -141,7 +141,8 @@ pub fn every_pass_is_timed() -> Result<Verdict> {
             steps: 2,
         };
         let Row { warmup, forward, backward, optimizer, total, .. } = measure_on(&params, Device::Cpu, false)?;
-        let lengths = [Some(forward), backward, optimizer, Some(total), warmup].map(|s| s.map_or(0, |s| s.samples.len()));
+        let lengths =
+            [Some(forward), backward, optimizer, Some(total), warmup].map(|s| s.map_or(0, |s| s.samples.len()));
         let expected = match pass {
             Pass::Forward => [2, 0, 0, 2, 1],
             Pass::ForwardBackward => [2, 2, 0, 2, 1],

@@ -24,6 +24,8 @@ constexpr const char *kCallback = "callback";
 struct RustFunction : torch::autograd::Function<RustFunction> {
   static variable_list forward(AutogradContext *context, const c10::intrusive_ptr<CallbackHolder> &holder,
                                at::TensorList inputs) {
+    // A node computes in the kinds of its inputs, as its backward will: autocast would round the one and not the other.
+    const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
     variable_list outputs, saved;
     check(holder->callback->forward(inputs.vec(), outputs, saved));
     context->saved_data[kCallback] = c10::IValue::make_capsule(holder);
