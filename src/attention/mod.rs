@@ -1,1 +1,262 @@
-//! To be written.
+//! Scaled dot-product attention, several ways behind one trait, and the float64 oracle that they are held against.
+//!
+//! Shapes everywhere: `q` and `o` (..., n_queries, d), `k` and `v` (..., n_keys, d), `lse` (..., n_queries); the
+//! leading dimensions are free but equal. The causal mask lets query i see key j where i >= j, both counted from
+//! the start, so every query sees key 0. The scale is always 1/sqrt(d).
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::torch::autograd;
+
+pub mod cases;
+pub mod inputs;
+pub mod naive;
+pub mod oracle;
+pub mod sdpa;
+pub mod tiled;
+
+/// One way to compute attention and its gradient.
+pub trait Attention: Sync {
+    /// The name in suites, model options and reports.
+    fn name(&self) -> &'static str;
+
+    /// Whether inputs of this kind, device and head dimension can be handled; the error says why not.
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String>;
+
+    /// `(o, lse)`: `o` in the kind of `q`, `lse` (natural logarithm, Eq. 12) in its [`accumulation_kind`].
+    /// Records nothing for autograd.
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)>;
+
+    /// `(dq, dk, dv)` in the kind of `q` for the upstream gradient `d_o`; `o` and `lse` are what `forward` gave.
+    #[allow(clippy::too_many_arguments)] // the handout's own list of what the backward pass reads
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)>;
+}
+
+/// Every implementation that grading runs; a new one is a file, a line here and a [`Choice`].
+pub const IMPLEMENTATIONS: &[&dyn Attention] = &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa];
+
+/// The implementation called `name`.
+pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
+    IMPLEMENTATIONS.iter().copied().find(|i| i.name() == name).with_context(|| {
+        let known: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
+        format!("no attention implementation is called {name:?} (known: {})", known.join(", "))
+    })
+}
+
+/// Which implementation a suite or a model uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// Eq. 4-6 as tensor operations; libtorch differentiates them and keeps the probabilities.
+    Naive,
+    /// FlashAttention-2 in tensor operations, recomputing the probabilities in the backward pass.
+    Tiled,
+    /// PyTorch's own scaled_dot_product_attention.
+    Sdpa,
+}
+
+impl Choice {
+    pub const ALL: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Tiled => "tiled",
+            Self::Sdpa => "sdpa",
+        }
+    }
+}
+
+/// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
+pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
+    match choice {
+        Choice::Naive => naive::attention(q, k, v, is_causal),
+        Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
+        Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
+    }
+}
+
+/// `o` of `implementation` as one autograd node that saves q, k, v, o and lse and nothing else.
+///
+/// Inputs of different kinds (autocast leaves rotated queries in float32 beside bfloat16 values) are first cast to
+/// the narrowest, as autocast itself does for PyTorch's scaled_dot_product_attention.
+pub fn recomputing(
+    implementation: &'static dyn Attention,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    is_causal: bool,
+) -> Result<Tensor> {
+    let bytes = |t: &Tensor| t.kind().elt_size_in_bytes();
+    let kind = [k, v].into_iter().fold(q, |least, t| if bytes(t) < bytes(least) { t } else { least }).kind();
+    let [q, k, v] = [q.f_to_kind(kind)?, k.f_to_kind(kind)?, v.f_to_kind(kind)?];
+    let outputs = autograd::apply(Recomputing { implementation, is_causal }, &[&q, &k, &v])?;
+    outputs.into_iter().next().context("the attention node gave no output")
+}
+
+struct Recomputing {
+    implementation: &'static dyn Attention,
+    is_causal: bool,
+}
+
+impl autograd::Function for Recomputing {
+    fn forward(&mut self, inputs: &[Tensor]) -> Result<autograd::Forward> {
+        let [q, k, v] = inputs else { anyhow::bail!("attention takes q, k and v, got {} tensors", inputs.len()) };
+        let (o, lse) = self.implementation.forward(q, k, v, self.is_causal)?;
+        let saved = [q, k, v, &o, &lse].map(Tensor::shallow_clone).into();
+        Ok(autograd::Forward { outputs: vec![o], saved })
+    }
+
+    fn backward(&self, saved: &[Tensor], grad_outputs: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
+        let ([q, k, v, o, lse], [d_o]) = (saved, grad_outputs) else {
+            anyhow::bail!("attention saved 5 tensors and has 1 output, got {} and {}", saved.len(), grad_outputs.len())
+        };
+        let Some(d_o) = d_o else { return Ok(vec![None, None, None]) };
+        let (dq, dk, dv) = self.implementation.backward(q, k, v, o, lse, d_o, self.is_causal)?;
+        Ok(vec![Some(dq), Some(dk), Some(dv)])
+    }
+}
+
+/// The kind in which scores, sums and `lse` are kept: float64 for float64 inputs, float32 for all others.
+pub fn accumulation_kind(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
+}
+
+/// The dimensions of one problem, checked against each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    pub leading: Vec<i64>,
+    pub n_queries: i64,
+    pub n_keys: i64,
+    pub d: i64,
+}
+
+impl Shape {
+    /// Reads and checks the shapes, kinds and devices of q, k and v; the error names the tensor that does not fit.
+    pub fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+        let (size_q, size_k, size_v) = (q.size(), k.size(), v.size());
+        let [leading @ .., n_queries, d] = size_q.as_slice() else {
+            anyhow::bail!("q has shape {size_q:?}; attention needs (..., n_queries, d)")
+        };
+        let [leading_k @ .., n_keys, d_k] = size_k.as_slice() else {
+            anyhow::bail!("k has shape {size_k:?}; attention needs (..., n_keys, d)")
+        };
+        ensure!(leading == leading_k && d == d_k, "k has shape {size_k:?}, which does not fit q's {size_q:?}");
+        ensure!(size_v == size_k, "v has shape {size_v:?}, k has {size_k:?}; they must be equal");
+        ensure!(*n_queries > 0 && *n_keys > 0 && *d > 0, "attention of an empty shape: q {size_q:?}, k {size_k:?}");
+        for (name, t) in [("k", k), ("v", v)] {
+            let (kind, device) = (t.kind(), t.device());
+            ensure!(kind == q.kind(), "{name} is {kind:?} and q is {:?}; cast them to one kind", q.kind());
+            ensure!(device == q.device(), "{name} is on {device:?} and q on {:?}", q.device());
+        }
+        Ok(Self { leading: leading.to_vec(), n_queries: *n_queries, n_keys: *n_keys, d: *d })
+    }
+
+    /// The factor 1/sqrt(d) of Eq. 4, 10 and 11.
+    pub fn scale(&self) -> f64 {
+        1.0 / (self.d as f64).sqrt()
+    }
+}
+
+/// (queries, keys) bool, true where the causal mask hides the key; the ranges are absolute positions.
+pub fn hidden(queries: std::ops::Range<i64>, keys: std::ops::Range<i64>, device: Device) -> Result<Tensor> {
+    let rows = Tensor::f_arange_start(queries.start, queries.end, (Kind::Int64, device))?.f_unsqueeze(-1)?;
+    let columns = Tensor::f_arange_start(keys.start, keys.end, (Kind::Int64, device))?;
+    Ok(rows.f_lt_tensor(&columns)?)
+}
+
+fn supports_floating_point(kind: Kind) -> Result<(), String> {
+    match kind {
+        Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half => Ok(()),
+        other => Err(format!("{other:?} is no floating-point kind")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_and_implementations_carry_the_same_names() {
+        let names: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
+        assert_eq!(names, Choice::ALL.map(Choice::name));
+        assert!(by_name("tiled").is_ok());
+        let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa"), "{error}");
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_named() {
+        let t = |size: &[i64]| Tensor::zeros(size, (Kind::Float, Device::Cpu));
+        let error = |q: &Tensor, k: &Tensor, v: &Tensor| Shape::of(q, k, v).unwrap_err().to_string();
+        assert!(error(&t(&[3]), &t(&[3, 2]), &t(&[3, 2])).contains("q has shape [3]"));
+        assert!(error(&t(&[2, 3, 4]), &t(&[3, 4]), &t(&[3, 4])).contains("k has shape [3, 4]"));
+        assert!(error(&t(&[3, 4]), &t(&[5, 4]), &t(&[6, 4])).contains("v has shape [6, 4]"));
+        assert!(error(&t(&[3, 4]), &t(&[0, 4]), &t(&[0, 4])).contains("empty"));
+        assert!(error(&t(&[3, 4]), &t(&[5, 4]).to_kind(Kind::Half), &t(&[5, 4])).contains("k is Half"));
+        let fits = Shape::of(&t(&[2, 3, 4]), &t(&[2, 5, 4]), &t(&[2, 5, 4])).unwrap();
+        assert_eq!(fits, Shape { leading: vec![2], n_queries: 3, n_keys: 5, d: 4 });
+    }
+
+    #[test]
+    fn every_implementation_agrees_on_a_ragged_causal_case_and_its_gradient() {
+        let mut random = inputs::Generator::new(5);
+        let mut draw = |n: i64| random.randn(&[2, 3, n, 8], Kind::Float, Device::Cpu).unwrap();
+        let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
+        let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
+        let (dq, dk, dv) = naive::Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+        for implementation in IMPLEMENTATIONS {
+            implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
+            let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
+            let (dq2, dk2, dv2) = implementation.backward(&q, &k, &v, &o2, &lse2, &d_o, true).unwrap();
+            for (a, b) in [(&o, &o2), (&lse, &lse2), (&dq, &dq2), (&dk, &dk2), (&dv, &dv2)] {
+                assert!(a.allclose(b, 1e-4, 1e-5, false), "{}", implementation.name());
+            }
+        }
+    }
+
+    #[test]
+    fn under_autocast_the_tiled_node_keeps_its_scores_in_float32() {
+        let mut random = inputs::Generator::new(8);
+        let mut draw = |kind| random.randn(&[2, 40, 16], kind, Device::Cpu).unwrap();
+        // As a model leaves them: rotated queries and keys in float32, values in bfloat16.
+        let (q, k, v) = (draw(Kind::Float), draw(Kind::Float), draw(Kind::BFloat16));
+        let leaf = q.copy().set_requires_grad(true);
+        let tiled = || attention(Choice::Tiled, &leaf, &k, &v, true);
+        let o = crate::torch::autocast(Device::Cpu, Kind::BFloat16, tiled).unwrap();
+        let lse = autograd::saved_tensors(&o).unwrap().remove(4);
+        let narrow = |t: &Tensor| t.to_kind(Kind::BFloat16);
+        let (expected_o, expected_lse) = naive::Naive.forward(&narrow(&q), &narrow(&k), &v, true).unwrap();
+        assert!(lse.allclose(&expected_lse, 1e-6, 1e-6, false));
+        assert_eq!(o.kind(), Kind::BFloat16);
+        assert!(o.allclose(&expected_o, 1e-2, 1e-2, false));
+    }
+
+    #[test]
+    fn every_choice_is_differentiable_and_gives_the_same_gradient() {
+        let mut random = inputs::Generator::new(6);
+        let mut draw = || random.randn(&[2, 19, 8], Kind::Float, Device::Cpu).unwrap();
+        let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
+        let gradients = Choice::ALL.map(|choice| {
+            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
+            let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
+            Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()
+        });
+        for other in &gradients[1..] {
+            for (a, b) in gradients[0].iter().zip(other) {
+                assert!(a.allclose(b, 1e-4, 1e-5, false));
+            }
+        }
+    }
+}

@@ -1,1 +1,217 @@
-//! To be written.
+//! Cases from outside: safetensors files of inputs and expected outputs, run against what is registered here.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use safetensors::{Dtype, SafeTensors};
+use tch::{Kind as DType, Tensor};
+
+pub mod adamw;
+pub mod attention;
+pub mod data_parallel;
+pub mod rmsnorm;
+pub mod rope;
+pub mod transformer;
+
+/// One kind of case, as the metadata key `kind` names it.
+pub struct Kind {
+    pub name: &'static str,
+    /// A failed comparison is part of the result; an `Err` is a file that cannot be run.
+    pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
+}
+
+/// Every kind of case that the format knows.
+pub const KINDS: &[Kind] = &[
+    Kind { name: "attention", run: attention::run },
+    Kind { name: "transformer", run: transformer::run },
+    Kind { name: "rmsnorm", run: rmsnorm::run },
+    Kind { name: "rope", run: rope::run },
+    Kind { name: "adamw", run: adamw::run },
+    Kind { name: "data_parallel", run: data_parallel::run },
+    Kind { name: "sharded_optimizer", run: not_implemented },
+];
+
+/// Runs `case` by its kind. Fails for a kind that is unknown or not implemented, and for a file that lacks something.
+pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    let name = case.meta("kind")?;
+    let kind = KINDS.iter().find(|kind| kind.name == name).with_context(|| {
+        let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+        format!("no kind of case is called {name:?} (known: {})", known.join(", "))
+    })?;
+    let comparisons = (kind.run)(case)?;
+    ensure!(!comparisons.is_empty(), "the case compared nothing: a passed case needs at least one expected tensor");
+    Ok(comparisons)
+}
+
+fn not_implemented(case: &CaseFile) -> Result<Vec<Comparison>> {
+    bail!("cases of kind {:?} are not implemented in this build", case.meta("kind")?)
+}
+
+/// A case as read: its string metadata and its tensors, on the CPU.
+pub struct CaseFile {
+    pub path: PathBuf,
+    pub metadata: BTreeMap<String, String>,
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+impl CaseFile {
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        Self::parse(&bytes, path).with_context(|| format!("{} is no case file", path.display()))
+    }
+
+    /// Parses the bytes of a safetensors file; `path` is only what the case is called.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
+        let (_, header) = SafeTensors::read_metadata(bytes).context("not in the safetensors format (truncated?)")?;
+        let metadata = header.metadata().clone().context("it has no metadata: kind, rtol and atol are needed")?;
+        let tensors = SafeTensors::deserialize(bytes)?
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| {
+                let tensor = tensor_of(&view).with_context(|| format!("tensor {name:?}"))?;
+                Ok((name, tensor))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { path: path.into(), metadata: metadata.into_iter().collect(), tensors })
+    }
+
+    /// The metadata under `key`.
+    pub fn meta(&self, key: &str) -> Result<&str> {
+        self.metadata.get(key).map(String::as_str).with_context(|| format!("the metadata lacks {key:?}"))
+    }
+
+    /// The metadata under `key` as a number, a bool, or whatever `T` reads.
+    pub fn meta_as<T: std::str::FromStr>(&self, key: &str) -> Result<T> {
+        let text = self.meta(key)?;
+        let kind = std::any::type_name::<T>();
+        text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}, which is no {kind}"))
+    }
+
+    /// `(rtol, atol)`, both finite and not negative.
+    pub fn tolerances(&self) -> Result<(f64, f64)> {
+        let tolerance = |key| {
+            let value: f64 = self.meta_as(key)?;
+            ensure!(
+                value.is_finite() && value >= 0.0,
+                "the metadata's {key:?} is {value}: it must be zero or positive"
+            );
+            Ok(value)
+        };
+        Ok((tolerance("rtol")?, tolerance("atol")?))
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        self.tensors.get(name).with_context(|| format!("tensor {name:?} is missing"))
+    }
+}
+
+fn tensor_of(view: &safetensors::tensor::TensorView<'_>) -> Result<Tensor> {
+    let dtype = match view.dtype() {
+        Dtype::F64 => DType::Double,
+        Dtype::F32 => DType::Float,
+        Dtype::F16 => DType::Half,
+        Dtype::BF16 => DType::BFloat16,
+        Dtype::I64 => DType::Int64,
+        Dtype::I32 => DType::Int,
+        Dtype::I16 => DType::Int16,
+        Dtype::I8 => DType::Int8,
+        Dtype::U8 => DType::Uint8,
+        Dtype::BOOL => DType::Bool,
+        other => bail!("its dtype {other:?} is not one that cases use"),
+    };
+    let size: Vec<i64> = view.shape().iter().map(|&n| n as i64).collect();
+    Ok(Tensor::f_from_data_size(view.data(), &size, dtype)?)
+}
+
+/// How one output of one implementation compares with what was expected.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Comparison {
+    pub implementation: String,
+    pub tensor: String,
+    /// The largest |actual - expected|, and the largest of it over |expected| where that is not zero; NaN where the
+    /// two cannot be compared.
+    pub max_abs_error: f64,
+    pub max_rel_error: f64,
+    pub rtol: f64,
+    pub atol: f64,
+    pub passed: bool,
+    /// Why it failed beyond the errors, or empty.
+    pub note: String,
+}
+
+impl std::fmt::Display for Comparison {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { implementation, tensor, max_abs_error, max_rel_error, rtol, atol, passed, note } = self;
+        let verdict = if *passed { "passed" } else { "FAILED" };
+        write!(
+            f,
+            "{verdict} {implementation}: {tensor}: largest absolute error {max_abs_error:.3e} (atol {atol:.1e}), \
+             relative {max_rel_error:.3e} (rtol {rtol:.1e})"
+        )?;
+        if note.is_empty() { Ok(()) } else { write!(f, "; {note}") }
+    }
+}
+
+/// Holds |actual - expected| <= atol + rtol |expected| everywhere, in float64. Another shape or a NaN on either side
+/// fails; equal infinities are equal.
+pub fn compare(
+    implementation: &str,
+    tensor: &str,
+    actual: &Tensor,
+    expected: &Tensor,
+    rtol: f64,
+    atol: f64,
+) -> Comparison {
+    let outcome = errors(actual, expected, rtol, atol);
+    let (max_abs_error, max_rel_error, note) = outcome.unwrap_or_else(|e| (f64::NAN, f64::NAN, format!("{e:#}")));
+    Comparison {
+        implementation: implementation.into(),
+        tensor: tensor.into(),
+        max_abs_error,
+        max_rel_error,
+        rtol,
+        atol,
+        passed: note.is_empty(),
+        note,
+    }
+}
+
+/// The largest absolute and relative errors, and a note that is empty where every element is within tolerance.
+fn errors(actual: &Tensor, expected: &Tensor, rtol: f64, atol: f64) -> Result<(f64, f64, String)> {
+    let _no_grad = tch::no_grad_guard();
+    ensure!(actual.size() == expected.size(), "shape {:?}, expected {:?}", actual.size(), expected.size());
+    ensure!(actual.numel() > 0, "no elements");
+    let values =
+        |t: &Tensor| -> Result<Tensor> { Ok(t.f_detach()?.f_to_device(tch::Device::Cpu)?.f_to_kind(DType::Double)?) };
+    let (actual, expected) = (values(actual)?, values(expected)?);
+    let equal = actual.f_eq_tensor(&expected)?;
+    let error = actual.f_sub(&expected)?.f_abs()?.f_masked_fill(&equal, 0.0)?;
+    let magnitude = expected.f_abs()?;
+    // With an infinite magnitude the bound would let anything finite through, and a NaN anywhere makes `le` false.
+    let bound = magnitude.f_mul_scalar(rtol)?.f_add_scalar(atol)?;
+    let within = error.f_le_tensor(&bound)?.f_logical_and(&magnitude.f_isfinite()?)?.f_logical_or(&equal)?;
+    let outside = actual.numel() as i64 - within.f_sum(DType::Int64)?.f_int64_value(&[])?;
+    let relative = error.f_div(&magnitude)?.f_masked_fill(&magnitude.f_eq(0.0)?, 0.0)?.f_masked_fill(&equal, 0.0)?;
+    let largest = |t: &Tensor| -> Result<f64> { Ok(t.f_max()?.f_double_value(&[])?) };
+    let note = match outside {
+        0 => String::new(),
+        _ => {
+            let nans = actual.f_isnan()?.f_sum(DType::Int64)?.f_int64_value(&[])?;
+            let nans = if nans > 0 { format!(", {nans} of them NaN") } else { String::new() };
+            format!("{outside} of {} elements outside the tolerance{nans}", actual.numel())
+        }
+    };
+    Ok((largest(&error)?, largest(&relative)?, note))
+}
+
+/// An error that lists what failed, or the largest absolute error of what passed.
+pub fn require(comparisons: &[Comparison]) -> Result<f64> {
+    let failed: Vec<_> = comparisons.iter().filter(|c| !c.passed).map(ToString::to_string).collect();
+    ensure!(failed.is_empty(), "{} of {} comparisons failed:\n{}", failed.len(), comparisons.len(), failed.join("\n"));
+    Ok(comparisons.iter().map(|c| c.max_abs_error).fold(0.0, f64::max))
+}
+
+#[cfg(test)]
+mod tests;

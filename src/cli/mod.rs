@@ -1,1 +1,179 @@
-//! To be written.
+//! The command line: a match on verbs, one file a verb.
+//!
+//! Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
+use crate::harness::problem::Problem;
+use crate::harness::record::Profile;
+use crate::harness::store::Layout;
+use crate::problems::REGISTRY;
+
+mod accept;
+mod bundle;
+mod cases;
+mod diff;
+mod doctor;
+mod explain;
+mod grade;
+mod list;
+mod measure;
+mod progress;
+mod rank;
+pub mod writeup;
+
+#[derive(Parser)]
+#[command(
+    name = "cs336",
+    version,
+    about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
+)]
+#[command(
+    after_help = "Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// List the handout's problems: points, parts, and what is answered
+    List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Explain one problem: questions, checks, grids, records and where its files lie
+    Explain { problem: String },
+    /// Run the checks and print the points earned, with the reason for each point lost
+    Grade(grade::Arguments),
+    /// Measure problems into report/records, checks first
+    Measure(measure::Arguments),
+    /// Measure what is missing or stale, then build report/writeup.pdf and writeup.md
+    Writeup(writeup::Arguments),
+    /// Compare this machine's records with the accepted ones
+    Diff(diff::Arguments),
+    /// Promote this machine's records to snapshots/, after showing the difference
+    Accept(accept::Arguments),
+    /// Say what this machine has and what that allows
+    Doctor {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Pack dist/cs336.tar.gz: what runs on a machine with PyTorch and no Rust
+    Bundle,
+    /// Serve jobs for `measure` and `grade` in a process of its own
+    #[command(hide = true)]
+    Worker,
+    /// Run one rank of a distributed task
+    #[command(hide = true)]
+    Rank {
+        #[arg(long)]
+        task: String,
+        #[arg(long)]
+        input: PathBuf,
+        #[arg(long)]
+        output: PathBuf,
+    },
+}
+
+/// How a verb ended when it did not break.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Well,
+    /// Something failed, drifted or lost points, and was reported.
+    WithFindings,
+    Interrupted,
+}
+
+/// Parses the command line, runs the verb, and says how it went.
+pub fn main() -> ExitCode {
+    // Must precede any other use of libtorch; a machine without a GPU is no error here.
+    let _ = crate::torch::load_cuda();
+    match run(Arguments::parse()) {
+        Ok(Ended::Well) => ExitCode::SUCCESS,
+        Ok(Ended::WithFindings) => ExitCode::from(1),
+        Ok(Ended::Interrupted) => {
+            eprintln!("cs336: interrupted; what was measured is kept, and --resume goes on from there");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            eprintln!("cs336: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<Ended> {
+    let program = std::env::current_exe().context("failed to find this program's own file")?;
+    crate::collective::ranks::set_program(program);
+    match arguments.verb {
+        Verb::List { json } => list::run(json),
+        Verb::Explain { problem } => explain::run(&Layout::find()?, &problem),
+        Verb::Grade(arguments) => grade::run(&Layout::find()?, &arguments),
+        Verb::Measure(arguments) => measure::run(&Layout::find()?, &arguments),
+        Verb::Writeup(arguments) => writeup::run(&Layout::find()?, &arguments),
+        Verb::Diff(arguments) => diff::run(&Layout::find()?, &arguments),
+        Verb::Accept(arguments) => accept::run(&Layout::find()?, &arguments),
+        Verb::Doctor { json } => doctor::run(json),
+        Verb::Bundle => bundle::run(&Layout::find()?),
+        Verb::Worker => crate::harness::worker::serve(REGISTRY).map(|()| Ended::Well),
+        Verb::Rank { task, input, output } => rank::run(&task, &input, &output).map(|()| Ended::Well),
+    }
+}
+
+/// A problem of the handout by name, with the names nearest to a misspelt one.
+fn handout_problem(name: &str) -> Result<&'static HandoutProblem> {
+    if let Some(problem) = by_name(name) {
+        return Ok(problem);
+    }
+    let near: Vec<&str> =
+        HANDOUT.iter().map(|p| p.name).filter(|n| n.contains(name) || shared_words(n, name) > 0).collect();
+    let hint =
+        if near.is_empty() { "see `cs336 list`".to_string() } else { format!("did you mean {}?", near.join(" or ")) };
+    bail!("the handout has no problem {name:?}; {hint}")
+}
+
+fn shared_words(a: &str, b: &str) -> usize {
+    a.split('_').filter(|word| word.len() > 3 && b.split('_').any(|other| other == *word)).count()
+}
+
+/// The registry entry of a problem, or what it means that there is none.
+fn registered(name: &str) -> Result<&'static Problem> {
+    let problem = handout_problem(name)?;
+    REGISTRY
+        .iter()
+        .find(|p| p.name == problem.name)
+        .with_context(|| format!("{name} is not answered yet: it has no code"))
+}
+
+/// The named problems, or all of the registry.
+fn selected(names: &[String]) -> Result<Vec<&'static Problem>> {
+    if names.is_empty() {
+        return Ok(REGISTRY.iter().collect());
+    }
+    names.iter().map(|name| registered(name)).collect()
+}
+
+/// The profile to measure: the one asked for, else `gpu` where there is one.
+fn profile_or_default(asked: Option<Profile>) -> Profile {
+    asked.unwrap_or(if crate::torch::cuda_device(0).is_ok() { Profile::Gpu } else { Profile::Cpu })
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Turns Ctrl-C into a flag that long work polls; safe to call more than once.
+fn watch_for_interrupt() {
+    // An error means that a handler is already there.
+    let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst));
+}
+
+fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}

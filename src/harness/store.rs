@@ -1,7 +1,7 @@
 //! Where files lie, and how they are written so that nothing is ever half there.
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
@@ -64,7 +64,8 @@ impl Layout {
     pub fn read_records(&self, path: &Path, problem: &str, profile: Profile) -> Result<Option<RecordFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            // A file in the folder's place is for the writer to complain about: there is no record all the same.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),
         };
         let origin = self.display(path);

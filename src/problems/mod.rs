@@ -3,15 +3,19 @@
 use anyhow::Result;
 use tch::Device;
 
-use crate::error::Fault;
+use crate::cases::data_parallel;
+use crate::collective::{drill, ranks::RankTask};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
+use crate::parallel::protocol;
+use crate::torch;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
 pub mod communication_accounting;
 pub mod flash_backward;
 pub mod flash_forward;
+pub mod machine;
 pub mod memory_profiling;
 pub mod mixed_precision_accumulation;
 pub mod naive_ddp;
@@ -30,11 +34,13 @@ pub const REGISTRY: &[Problem] = &[
     communication_accounting::PROBLEM,
 ];
 
+/// What `cs336 rank` can run; one line a task.
+pub const RANK_TASKS: &[RankTask] = &[drill::TASK, protocol::TASK, data_parallel::TASK];
+
 /// The device that a profile measures on.
 pub fn device_for(profile: Profile) -> Result<Device> {
     match profile {
         Profile::Cpu => Ok(Device::Cpu),
-        Profile::Gpu if tch::Cuda::is_available() => Ok(Device::Cuda(0)),
-        Profile::Gpu => Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: "none".into() }.into()),
+        Profile::Gpu => torch::cuda_device(0),
     }
 }

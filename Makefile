@@ -1,0 +1,41 @@
+# Every target is one thin line over cargo and cs336; `make help` lists them.
+CS336 = cargo run --quiet --
+.DEFAULT_GOAL = help
+.PHONY: help setup build writeup test check measure bundle submission clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## make .venv with the pinned PyTorch and the link to its libtorch
+	@sh .cargo/setup.sh
+
+build: setup ## compile everything once
+	@cargo build --bins --tests
+
+writeup: setup ## measure what is missing or stale here, then build report/writeup.pdf
+	@$(CS336) writeup
+
+test: setup ## grade correctness; afterwards plain `cargo test` does the same
+	cargo test
+
+check: setup ## what CI runs: format, clippy with warnings denied, tests, snapshot drift
+	cargo fmt --check
+	cargo clippy --all-targets -- --deny warnings
+	INSTA_UPDATE=no cargo test
+	$(CS336) writeup --check
+
+measure: setup ## measure this machine's whole profile anew
+	@$(CS336) measure
+
+bundle: setup ## pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
+	@$(CS336) bundle
+
+submission: setup ## pack dist/writeup.pdf and dist/code.zip; refuses a stale PDF
+	@$(CS336) writeup --fresh
+	@mkdir -p dist && cp report/writeup.pdf dist/writeup.pdf
+	@git archive --format=zip --output=dist/code.zip HEAD -- . ':!*.pt' ':!*.pth' ':!*.bin' ':!*.pkl' ':!*.pickle' ':!*.log'
+	@echo "dist/writeup.pdf and dist/code.zip are ready"
+
+clean: ## remove build output and local results; keeps .venv and accepted records
+	cargo clean
+	git clean -fdXq report dist

@@ -1,0 +1,78 @@
+//! Finds the pinned libtorch, compiles the C++ shim of `src/torch` against it and links both.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The one libtorch whose layouts `tch` and the shim's stand-in Gloo headers describe.
+const TORCH_VERSION: &str = "2.11.0";
+
+const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "device.cc", "gloo.cc", "library.cc", "meter.cc"];
+
+fn main() {
+    if let Err(message) = build() {
+        println!("cargo::error={message}");
+        std::process::exit(1);
+    }
+}
+
+fn build() -> Result<(), String> {
+    let libtorch = find_libtorch()?;
+    compile_shim(&libtorch);
+    link(&libtorch.join("lib"));
+    Ok(())
+}
+
+fn find_libtorch() -> Result<PathBuf, String> {
+    println!("cargo::rerun-if-env-changed=LIBTORCH");
+    let libtorch = env::var_os("LIBTORCH").map(PathBuf::from).ok_or(
+        "LIBTORCH is not set: build inside the repository, where .cargo/config.toml sets it, after `make setup`",
+    )?;
+    let version_file = libtorch.join("version.py");
+    println!("cargo::rerun-if-changed={}", version_file.display());
+    let text = std::fs::read_to_string(&version_file)
+        .map_err(|error| format!("no libtorch at {} ({error}): run `make setup`", libtorch.display()))?;
+    let version = text
+        .lines()
+        .find_map(|line| line.strip_prefix("__version__ = "))
+        .map(|value| value.trim_matches(['\'', '"']))
+        .ok_or_else(|| format!("{} names no version: run `make setup`", version_file.display()))?;
+    // "2.11.0+cu130" and "2.11.0+cpu" are the same sources.
+    match version.split('+').next() {
+        Some(TORCH_VERSION) => Ok(libtorch),
+        _ => Err(format!(
+            "libtorch at {} is {version}, this program is written for {TORCH_VERSION}: run `make setup`",
+            libtorch.display()
+        )),
+    }
+}
+
+fn compile_shim(libtorch: &Path) {
+    let include = libtorch.join("include");
+    let shim = Path::new("src/torch/shim");
+    println!("cargo::rerun-if-changed=src/torch/bridge.rs");
+    println!("cargo::rerun-if-changed=src/torch/meter.rs");
+    println!("cargo::rerun-if-changed={}", shim.display());
+    let mut build = cxx_build::bridges(["src/torch/bridge.rs", "src/torch/meter.rs"]);
+    build
+        .std("c++17")
+        .debug(false)
+        .define("_GLIBCXX_USE_CXX11_ABI", env::var("LIBTORCH_CXX11_ABI").as_deref().unwrap_or("1"))
+        // ProcessGroupGloo.hpp is empty without it.
+        .define("USE_C10D_GLOO", None)
+        .flag("-Wall")
+        .flag("-Wextra");
+    // System folders: libtorch's own warnings are not ours to mend.
+    for folder in [shim.join("gloo_headers"), include.join("torch/csrc/api/include"), include] {
+        build.flag("-isystem").flag(folder.as_os_str());
+    }
+    build.files(SOURCES.iter().map(|file| shim.join(file))).compile("cs336-shim");
+}
+
+fn link(lib: &Path) {
+    println!("cargo::rustc-link-search=native={}", lib.display());
+    for library in ["torch_cpu", "c10"] {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+    // Binaries and tests find libtorch where they were built; elsewhere LD_LIBRARY_PATH does.
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}

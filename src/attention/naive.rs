@@ -1,0 +1,73 @@
+//! Attention by its definition (Eq. 4-6) and its gradient by the chain rule (Eq. 7-11), with the whole score matrix in memory.
+
+use anyhow::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::{Attention, Shape, accumulation_kind, hidden, supports_floating_point};
+
+/// `o` by Eq. 4-6 in the inputs' own kind, as plain tensor operations that libtorch (and autocast) may record.
+///
+/// This is the implementation that the handout times. libtorch keeps the probabilities P, one
+/// (..., n_queries, n_keys) tensor, for the backward pass.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
+    Ok(scores(q, k, is_causal)?.f_softmax(-1, None)?.f_matmul(v)?)
+}
+
+/// Eq. 4, with minus infinity where the mask hides a key.
+pub(super) fn scores(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Tensor> {
+    let d = q.size().last().copied().unwrap_or(1) as f64;
+    let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div_scalar(d.sqrt())?;
+    if !is_causal {
+        return Ok(scores);
+    }
+    let mask = hidden(0..scores.size()[scores.dim() - 2], 0..scores.size()[scores.dim() - 1], scores.device())?;
+    Ok(scores.f_masked_fill(&mask, f64::NEG_INFINITY)?)
+}
+
+/// The definition in the accumulation kind: the inputs are widened first, so that only `o` is rounded to theirs.
+pub struct Naive;
+
+impl Attention for Naive {
+    fn name(&self) -> &'static str {
+        "naive"
+    }
+
+    fn supports(&self, kind: Kind, _device: Device, _head_dim: i64) -> Result<(), String> {
+        supports_floating_point(kind)
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        Shape::of(q, k, v)?;
+        let wide = accumulation_kind(q.kind());
+        let scores = scores(&q.f_to_kind(wide)?, &k.f_to_kind(wide)?, is_causal)?;
+        let lse = scores.f_logsumexp([-1_i64], false)?;
+        let o = scores.f_softmax(-1, None)?.f_matmul(&v.f_to_kind(wide)?)?;
+        Ok((o.f_to_kind(q.kind())?, lse))
+    }
+
+    /// Eq. 7-11; the probabilities come from q and k again, so `o` and `lse` go unread.
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        _o: &Tensor,
+        _lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let shape = Shape::of(q, k, v)?;
+        let (narrow, wide) = (q.kind(), accumulation_kind(q.kind()));
+        let [q, k, v, d_o] = [q.f_to_kind(wide)?, k.f_to_kind(wide)?, v.f_to_kind(wide)?, d_o.f_to_kind(wide)?];
+        let p = scores(&q, &k, is_causal)?.f_softmax(-1, None)?;
+        let dv = p.f_transpose(-2, -1)?.f_matmul(&d_o)?;
+        let dp = d_o.f_matmul(&v.f_transpose(-2, -1)?)?;
+        let row_sum = p.f_mul(&dp)?.f_sum_dim_intlist([-1_i64].as_slice(), true, None)?;
+        let ds = p.f_mul(&dp.f_sub(&row_sum)?)?.f_mul_scalar(shape.scale())?;
+        let dq = ds.f_matmul(&k)?;
+        let dk = ds.f_transpose(-2, -1)?.f_matmul(&q)?;
+        Ok((dq.f_to_kind(narrow)?, dk.f_to_kind(narrow)?, dv.f_to_kind(narrow)?))
+    }
+}

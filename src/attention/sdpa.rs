@@ -1,0 +1,96 @@
+//! PyTorch's own scaled_dot_product_attention, as a peer to be compared with and a choice for the model.
+
+use anyhow::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::{Attention, Shape, supports_floating_point};
+
+/// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
+    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, None::<&Tensor>, 0.0, is_causal, None, false)?)
+}
+
+/// libtorch's back end that returns the logsumexp: flash attention on the CPU, memory-efficient attention on CUDA.
+pub struct Sdpa;
+
+impl Attention for Sdpa {
+    fn name(&self) -> &'static str {
+        "sdpa"
+    }
+
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+        supports_floating_point(kind)?;
+        match (device, kind) {
+            (Device::Cpu, _) => Ok(()),
+            (Device::Cuda(_), Kind::Double) => Err("the memory-efficient back end takes no float64".into()),
+            // Its vector loads are 16 bytes wide.
+            (Device::Cuda(_), _) if head_dim as usize * kind.elt_size_in_bytes() % 16 != 0 => {
+                Err(format!("the memory-efficient back end needs rows of a multiple of 16 bytes, d is {head_dim}"))
+            }
+            (Device::Cuda(_), _) => Ok(()),
+            (other, _) => Err(format!("no back end for {other:?}")),
+        }
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let shape = Shape::of(q, k, v)?;
+        let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
+        let (o, lse) = match q.device() {
+            Device::Cpu => Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+                &q4,
+                &k4,
+                &v4,
+                0.0,
+                is_causal,
+                None::<&Tensor>,
+                None,
+            )?,
+            _ => {
+                let (o, lse, _seed, _offset) = Tensor::f_internal_scaled_dot_product_efficient_attention(
+                    &q4,
+                    &k4,
+                    &v4,
+                    None::<&Tensor>,
+                    true,
+                    0.0,
+                    is_causal,
+                    None,
+                )?;
+                (o, lse)
+            }
+        };
+        // The CUDA back end pads the rows of its logsumexp to a multiple of 32.
+        let lse = lse.f_narrow(-1, 0, shape.n_queries)?.f_reshape(&q.size()[..q.dim() - 1])?;
+        Ok((o.f_reshape(q.size())?, lse))
+    }
+
+    /// libtorch's autograd over [`attention`]; `o` and `lse` go unread.
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        _o: &Tensor,
+        _lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        Shape::of(q, k, v)?;
+        let leaves = [q, k, v].map(|t| t.detach().set_requires_grad(true));
+        let weighted = tch::with_grad(|| -> Result<Tensor> {
+            let o = attention(&leaves[0], &leaves[1], &leaves[2], is_causal)?;
+            // The gradient of sum(o * do) by o is do, exactly, in any kind.
+            Ok(o.f_mul(d_o)?.f_sum(None)?)
+        })?;
+        let [dq, dk, dv] = <[Tensor; 3]>::try_from(Tensor::f_run_backward(&[weighted], &leaves, false, false)?)
+            .map_err(|got| anyhow::anyhow!("libtorch gave {} gradients for q, k and v", got.len()))?;
+        Ok((dq, dk, dv))
+    }
+}
+
+/// (batch, heads, n, d), which libtorch's back ends demand, from any leading dimensions.
+fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
+    let [leading @ .., n, d] = &t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
+    Ok(t.f_reshape([1, leading.iter().product(), *n, *d])?)
+}

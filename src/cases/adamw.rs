@@ -1,0 +1,48 @@
+//! Cases of kind `adamw`: metadata `lr beta1 beta2 eps weight_decay`; `param`, `grads` (steps, ...); expected `param_after`.
+
+use anyhow::{Result, ensure};
+use tch::Tensor;
+
+use super::{CaseFile, Comparison, compare};
+use crate::model::optim::{AdamW, AdamWOptions};
+
+/// `(options, param, grads)` to the parameter after one step for each gradient.
+pub type ManySteps<'a> = &'a dyn Fn(AdamWOptions, &Tensor, &Tensor) -> Result<Tensor>;
+
+pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    run_with(case, "adamw", &|options, param, grads| {
+        let param = param.f_detach_copy()?;
+        let mut adamw = AdamW::new(options)?;
+        for i in 0..grads.size()[0] {
+            adamw.update("param", &param, &grads.f_get(i)?)?;
+        }
+        Ok(param)
+    })
+}
+
+/// Runs `case` on any implementation; the mutants come in here.
+pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Vec<Comparison>> {
+    let (rtol, atol) = case.tolerances()?;
+    let options = AdamWOptions {
+        lr: case.meta_as("lr")?,
+        beta1: case.meta_as("beta1")?,
+        beta2: case.meta_as("beta2")?,
+        eps: case.meta_as("eps")?,
+        weight_decay: case.meta_as("weight_decay")?,
+    };
+    let (param, grads) = (case.tensor("param")?, case.tensor("grads")?);
+    ensure!(
+        grads.dim() > 0 && grads.size()[1..] == param.size(),
+        "grads {:?} must be (steps, ...) over the shape of param, {:?}",
+        grads.size(),
+        param.size()
+    );
+    ensure!(
+        param.is_floating_point() && grads.kind() == param.kind(),
+        "param is {:?} and grads {:?}: they must be of one floating dtype",
+        param.kind(),
+        grads.kind()
+    );
+    let after = many_steps(options, param, grads)?;
+    Ok(vec![compare(name, "param_after", &after, case.tensor("param_after")?, rtol, atol)])
+}

@@ -1,0 +1,177 @@
+//! Cases of kind `attention`: q, k, v and perhaps do, run through every implementation that takes their kind.
+
+use anyhow::{Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{CaseFile, Comparison, compare};
+use crate::attention::{Attention, IMPLEMENTATIONS, Shape};
+
+/// Runs every registered implementation on every device of this machine that it supports.
+///
+/// Expects `o` and `lse`, and with `do` also `dq`, `dk` and `dv`; shapes as in [`crate::attention`]. An
+/// implementation that cannot take the case (no kernel for the kind or head dimension) is passed over; one that takes
+/// it and fails is a failed comparison.
+pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    let inputs = Inputs::of(case)?;
+    let tolerances = case.tolerances()?;
+    let mut devices = vec![Device::Cpu];
+    if tch::Cuda::is_available() {
+        devices.push(Device::Cuda(0));
+    }
+    let mut comparisons = Vec::new();
+    for device in devices {
+        for implementation in IMPLEMENTATIONS {
+            if implementation.supports(inputs.q.kind(), device, inputs.head_dim).is_ok() {
+                comparisons.extend(inputs.run(*implementation, device, tolerances));
+            }
+        }
+    }
+    Ok(comparisons)
+}
+
+/// What the file holds, checked against itself.
+struct Inputs<'a> {
+    q: &'a Tensor,
+    k: &'a Tensor,
+    v: &'a Tensor,
+    /// The upstream gradient and the expected dq, dk and dv.
+    gradient: Option<(&'a Tensor, [&'a Tensor; 3])>,
+    o: &'a Tensor,
+    lse: &'a Tensor,
+    head_dim: i64,
+    is_causal: bool,
+}
+
+impl<'a> Inputs<'a> {
+    fn of(case: &'a CaseFile) -> Result<Self> {
+        let [q, k, v] = [case.tensor("q")?, case.tensor("k")?, case.tensor("v")?];
+        let shape = Shape::of(q, k, v)?;
+        let floating = [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half].contains(&q.kind());
+        ensure!(floating, "q is {:?}; attention takes floating-point tensors", q.kind());
+        let gradient = match case.tensors.get("do") {
+            Some(d_o) => {
+                ensure!(d_o.size() == q.size(), "do has shape {:?}, must have q's {:?}", d_o.size(), q.size());
+                ensure!(d_o.kind() == q.kind(), "do is {:?}, must be {:?} as q", d_o.kind(), q.kind());
+                Some((d_o, [case.tensor("dq")?, case.tensor("dk")?, case.tensor("dv")?]))
+            }
+            None => None,
+        };
+        let (o, lse) = (case.tensor("o")?, case.tensor("lse")?);
+        Ok(Self { q, k, v, gradient, o, lse, head_dim: shape.d, is_causal: case.meta_as("is_causal")? })
+    }
+
+    fn run(&self, implementation: &dyn Attention, device: Device, (rtol, atol): (f64, f64)) -> Vec<Comparison> {
+        let name = match device {
+            Device::Cpu => implementation.name().to_string(),
+            _ => format!("{} on the GPU", implementation.name()),
+        };
+        let mut comparisons = Vec::new();
+        let mut hold =
+            |tensor: &str, actual, expected| comparisons.push(compare(&name, tensor, actual, expected, rtol, atol));
+        match self.outputs(implementation, device) {
+            Ok((o, lse, gradients)) => {
+                hold("o", &o, self.o);
+                hold("lse", &lse, self.lse);
+                if let (Some(actual), Some((_, expected))) = (gradients, self.gradient) {
+                    for ((tensor, actual), expected) in ["dq", "dk", "dv"].into_iter().zip(&actual).zip(expected) {
+                        hold(tensor, actual, expected);
+                    }
+                }
+            }
+            Err(error) => comparisons.push(Comparison {
+                implementation: name,
+                tensor: "o".into(),
+                max_abs_error: f64::NAN,
+                max_rel_error: f64::NAN,
+                rtol,
+                atol,
+                passed: false,
+                note: format!("{error:#}"),
+            }),
+        }
+        comparisons
+    }
+
+    fn outputs(&self, implementation: &dyn Attention, device: Device) -> Result<(Tensor, Tensor, Option<[Tensor; 3]>)> {
+        let [q, k, v] = [self.q.f_to_device(device)?, self.k.f_to_device(device)?, self.v.f_to_device(device)?];
+        let (o, lse) = implementation.forward(&q, &k, &v, self.is_causal)?;
+        let gradients = match self.gradient {
+            Some((d_o, _)) => {
+                let d_o = d_o.f_to_device(device)?;
+                let (dq, dk, dv) = implementation.backward(&q, &k, &v, &o, &lse, &d_o, self.is_causal)?;
+                Some([dq, dk, dv])
+            }
+            None => None,
+        };
+        Ok((o, lse, gradients))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::{require, run};
+    use super::*;
+    use crate::attention::naive::Naive;
+
+    /// A right case with a gradient, made by the definition.
+    fn case() -> CaseFile {
+        let mut random = crate::attention::inputs::Generator::new(3);
+        let mut draw = |n: i64| random.randn(&[2, n, 4], Kind::Float, Device::Cpu).unwrap();
+        let (q, k, v, d_o) = (draw(6), draw(5), draw(5), draw(6));
+        let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
+        let (dq, dk, dv) = Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+        let names = ["q", "k", "v", "do", "o", "lse", "dq", "dk", "dv"];
+        let tensors = names.map(String::from).into_iter().zip([q, k, v, d_o, o, lse, dq, dk, dv]).collect();
+        let metadata = [("kind", "attention"), ("is_causal", "true"), ("rtol", "1e-4"), ("atol", "1e-5")];
+        let metadata = metadata.map(|(key, value)| (key.to_string(), value.to_string())).into();
+        CaseFile { path: "made.safetensors".into(), metadata, tensors }
+    }
+
+    #[test]
+    fn every_implementation_is_held_to_all_five_outputs() {
+        let comparisons = run(&case()).unwrap();
+        require(&comparisons).unwrap();
+        let by_implementation = comparisons.iter().fold(BTreeMap::new(), |mut counts, c| {
+            *counts.entry(c.implementation.as_str()).or_insert(0) += 1;
+            counts
+        });
+        for implementation in IMPLEMENTATIONS {
+            assert_eq!(by_implementation.get(implementation.name()), Some(&5), "{by_implementation:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_fails_for_every_implementation() {
+        let mut case = case();
+        let _in_place = case.tensors["dk"].get(0).get(0).get(0).f_add_scalar_(0.01).unwrap();
+        let failed: Vec<_> = run(&case).unwrap().into_iter().filter(|c| !c.passed).collect();
+        assert_eq!(failed.len(), IMPLEMENTATIONS.len());
+        assert!(failed.iter().all(|c| c.tensor == "dk"));
+        case.metadata.insert("is_causal".into(), "false".into());
+        assert!(run(&case).unwrap().iter().all(|c| !c.passed));
+    }
+
+    #[test]
+    fn malformed_cases_are_errors_that_name_what_is_wrong() {
+        let message = |change: &dyn Fn(&mut CaseFile)| {
+            let mut case = case();
+            change(&mut case);
+            format!("{:#}", run(&case).unwrap_err())
+        };
+        let missing = message(&|c| drop(c.tensors.remove("dv")));
+        assert!(missing.contains("\"dv\""), "{missing}");
+        let flag = message(&|c| drop(c.metadata.insert("is_causal".into(), "yes".into())));
+        assert!(flag.contains("is_causal") && flag.contains("yes"), "{flag}");
+        let shape =
+            message(&|c| drop(c.tensors.insert("k".into(), Tensor::zeros([2, 5, 3], (Kind::Float, Device::Cpu)))));
+        assert!(shape.contains("k has shape [2, 5, 3]"), "{shape}");
+        let kind = message(&|c| {
+            ["q", "k", "v"].iter().for_each(|n| {
+                drop(c.tensors.insert(n.to_string(), Tensor::zeros([2, 5, 3], (Kind::Int64, Device::Cpu))))
+            });
+        });
+        assert!(kind.contains("floating-point"), "{kind}");
+    }
+}

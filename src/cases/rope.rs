@@ -1,0 +1,28 @@
+//! Cases of kind `rope`: metadata `rope_theta`; tensor `x` (..., seq, d_head) at positions 0..seq; expected `y`.
+
+use anyhow::{Result, bail, ensure};
+use tch::{Device, Tensor};
+
+use super::{CaseFile, Comparison, compare};
+use crate::model::rope::Rope;
+
+/// `(theta, x)` to y.
+pub type Rotation<'a> = &'a dyn Fn(f64, &Tensor) -> Result<Tensor>;
+
+pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    run_with(case, "rope", &|theta, x| {
+        let [.., seq, d_head] = x.size()[..] else {
+            bail!("x has shape {:?}: it must be (..., seq, d_head)", x.size())
+        };
+        Rope::new(theta, d_head, seq, Device::Cpu)?.apply(x)
+    })
+}
+
+/// Runs `case` on any implementation; the mutants come in here.
+pub fn run_with(case: &CaseFile, name: &str, rotate: Rotation) -> Result<Vec<Comparison>> {
+    let (rtol, atol) = case.tolerances()?;
+    let theta: f64 = case.meta_as("rope_theta")?;
+    ensure!(theta.is_finite() && theta > 0.0, "rope_theta is {theta}: it must be positive and finite");
+    let y = rotate(theta, case.tensor("x")?)?;
+    Ok(vec![compare(name, "y", &y, case.tensor("y")?, rtol, atol)])
+}

@@ -1,0 +1,60 @@
+//! `cs336 accept`: promote this machine's records to the committed ones, after showing what changes.
+
+use anyhow::{Result, bail};
+
+use super::{Ended, diff, selected};
+use crate::harness::drift::{acceptable, drift};
+use crate::harness::record::Profile;
+use crate::harness::store::{Layout, Lock, write_atomically};
+use crate::harness::suite;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Problems to accept; all that were measured here by default
+    problems: Vec<String>,
+    #[arg(long, value_enum)]
+    profile: Option<Profile>,
+    /// Show what would be accepted and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    let _lock = Lock::acquire(layout)?;
+    let profiles: Vec<Profile> = arguments.profile.map_or(Profile::ALL.to_vec(), |p| vec![p]);
+    let (mut accepted, mut refused) = (0, 0);
+    for problem in selected(&arguments.problems)? {
+        for profile in profiles.iter().copied() {
+            let (Some(local), Some(suite)) =
+                (layout.read_local(profile, problem.name)?, suite::load(&layout.root, problem)?)
+            else {
+                continue;
+            };
+            let old = layout.read_accepted(profile, problem.name)?;
+            match &old {
+                Some(old) => diff::print(&drift(&local, old)?),
+                None => println!("{}: {} cases, none accepted before", problem.name, local.cases.len()),
+            }
+            if let Err(reason) = acceptable(layout, problem, &suite, &local) {
+                println!("  refused: {reason:#}");
+                refused += 1;
+                continue;
+            }
+            if !arguments.dry_run {
+                write_atomically(&layout.accepted(profile, problem.name), local.to_json()?.as_bytes())?;
+            }
+            accepted += 1;
+        }
+    }
+    if accepted + refused == 0 {
+        bail!("nothing to accept: no records here; run `cs336 measure` first");
+    }
+    let verb = if arguments.dry_run { "would be accepted" } else { "accepted into snapshots/" };
+    println!("{accepted} {verb}, {refused} refused");
+    if accepted > 0 && !arguments.dry_run {
+        println!(
+            "the rendered report changes with them: `INSTA_UPDATE=always cargo test --test drift`, look, and commit both"
+        );
+    }
+    Ok(if refused > 0 { Ended::WithFindings } else { Ended::Well })
+}

@@ -1,0 +1,96 @@
+//! `cs336 bundle`: what one carries to a machine that has PyTorch and no Rust.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::Ended;
+use crate::harness::provenance::{BUNDLE_FILE, Commit};
+use crate::harness::store::Layout;
+use crate::units::{MIB, human_bytes};
+
+/// Folders that the program reads at run time.
+const DATA: &[&str] = &["kernels", "suites", "templates", "snapshots"];
+/// A bundle above this does not fit the ways one carries it.
+const LIMIT_BYTES: f64 = 60.0 * MIB;
+
+const LAUNCHER: &str = r#"#!/bin/sh
+# Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+libraries=$("$python" - <<'PY'
+import glob, importlib.util, os, sys
+found = importlib.util.find_spec("torch")
+if found is None:
+    sys.exit("cs336: this python has no torch; name one that has with PYTHON=...")
+torch = os.path.dirname(found.origin)
+version = open(os.path.join(torch, "version.py")).read()
+if "2.11.0" not in version:
+    sys.exit("cs336: needs torch 2.11.0, this python has another (see " + torch + "/version.py)")
+nvidia = os.path.join(os.path.dirname(torch), "nvidia")
+folders = [os.path.join(torch, "lib")] + sorted(glob.glob(nvidia + "/*/lib"))
+print(":".join(folders))
+PY
+) || exit 1
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_ROOT="$here"
+exec "$here/bin/cs336" "$@"
+"#;
+
+pub fn run(layout: &Layout) -> Result<Ended> {
+    let dist = layout.root.join("dist");
+    let folder = dist.join("cs336");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("failed to clear {}", folder.display()))?;
+    }
+    let binary = folder.join("bin").join("cs336");
+    fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", folder.display()))?;
+    command(Command::new("strip").arg("-o").arg(&binary).arg(std::env::current_exe()?))?;
+    for data in DATA {
+        copy_tracked(layout, data, &folder)?;
+    }
+    write_executable(&folder.join("cs336"), LAUNCHER)?;
+    fs::write(folder.join(BUNDLE_FILE), serde_json::to_string_pretty(&Commit::of(&layout.root))?)?;
+    let archive = dist.join("cs336.tar.gz");
+    command(Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
+    let bytes = fs::metadata(&archive)?.len();
+    ensure!(
+        (bytes as f64) < LIMIT_BYTES,
+        "the bundle is {}; it must stay below {}",
+        human_bytes(bytes),
+        human_bytes(LIMIT_BYTES as u64)
+    );
+    println!("dist/cs336.tar.gz is ready ({}); unpack it there and run ./cs336/cs336 doctor", human_bytes(bytes));
+    Ok(Ended::Well)
+}
+
+/// Copies what git tracks under `data`, so that nothing local slips in.
+fn copy_tracked(layout: &Layout, data: &str, to: &Path) -> Result<()> {
+    let output = Command::new("git").arg("-C").arg(&layout.root).args(["ls-files", "-z", "--", data]).output();
+    let output = output.context("failed to run git, which lists the files of a bundle")?;
+    ensure!(output.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    for name in output.stdout.split(|b| *b == 0).filter(|n| !n.is_empty()) {
+        let name = std::str::from_utf8(name).context("a file name is not UTF-8")?;
+        let target = to.join(name);
+        fs::create_dir_all(target.parent().context("a file needs a folder")?)?;
+        fs::copy(layout.root.join(name), &target).with_context(|| format!("failed to copy {name}"))?;
+    }
+    Ok(())
+}
+
+fn write_executable(path: &Path, text: &str) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+fn command(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("failed to run {program}; install binutils and tar"))?;
+    if !output.status.success() {
+        bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}

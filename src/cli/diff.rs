@@ -1,0 +1,89 @@
+//! `cs336 diff`: this machine's records against the accepted ones.
+
+use anyhow::Result;
+
+use super::progress::short;
+use super::{Ended, selected};
+use crate::harness::drift::{Drift, Finding, drift};
+use crate::harness::problem::Problem;
+use crate::harness::record::Profile;
+use crate::harness::stats::Change;
+use crate::harness::store::Layout;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Problems to compare; all by default
+    problems: Vec<String>,
+    #[arg(long, value_enum)]
+    profile: Option<Profile>,
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    let profiles: Vec<Profile> = arguments.profile.map_or(Profile::ALL.to_vec(), |p| vec![p]);
+    let mut found = Vec::new();
+    for problem in selected(&arguments.problems)? {
+        for profile in &profiles {
+            found.extend(between(layout, problem, *profile)?);
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&found)?);
+    } else if found.is_empty() {
+        println!(
+            "nothing to compare: no problem has both local and accepted records (see `cs336 measure`, `cs336 accept`)"
+        );
+    } else {
+        found.iter().for_each(print);
+    }
+    let contradicted = found.iter().flat_map(|d| &d.cases).flat_map(|c| &c.changes).any(Finding::is_contradiction);
+    Ok(if contradicted { Ended::WithFindings } else { Ended::Well })
+}
+
+/// The drift of one problem, where both sides have records.
+fn between(layout: &Layout, problem: &Problem, profile: Profile) -> Result<Option<Drift>> {
+    let local = layout.read_local(profile, problem.name)?;
+    let accepted = layout.read_accepted(profile, problem.name)?;
+    local.zip(accepted).map(|(local, accepted)| drift(&local, &accepted)).transpose()
+}
+
+/// Prints what differs; what is the same is counted.
+pub fn print(drift: &Drift) {
+    let findings = || drift.cases.iter().flat_map(|c| &c.changes);
+    let timings = findings().filter(|f| matches!(f, Finding::Timing { .. })).count();
+    let quiet = findings().filter(|f| matches!(f, Finding::Timing { .. }) && !f.is_difference()).count();
+    println!(
+        "{}: {} cases, {timings} timings compared, {quiet} of them without a shown change",
+        drift.problem,
+        drift.cases.len()
+    );
+    if let Some(reason) = &drift.other_machine {
+        println!("  timings not compared: {reason}");
+    }
+    for case in &drift.cases {
+        for finding in case.changes.iter().filter(|f| f.is_difference()) {
+            println!("  {}: {}", short(&case.params), words(finding));
+        }
+    }
+}
+
+fn words(finding: &Finding) -> String {
+    match finding {
+        Finding::OnlyLocal => "new, not accepted yet".into(),
+        Finding::OnlyAccepted => "accepted, not measured here".into(),
+        Finding::Outcome { accepted, local } => format!("was {accepted}, is {local}"),
+        Finding::Value { path, accepted, local } => {
+            format!("{path} was {accepted}, is {local}, and must repeat exactly")
+        }
+        Finding::Timing { path, comparison } => {
+            let word = match comparison.change {
+                Change::Faster => "faster",
+                Change::Slower => "slower",
+                Change::Same | Change::Indistinct => "unchanged",
+            };
+            let interval = comparison.interval.map_or(String::new(), |(low, high)| format!(" [{low:.3}, {high:.3}]"));
+            format!("{path} {word}: {:.3} times the accepted{interval}, p = {:.2e}", comparison.ratio, comparison.p)
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `cs336 doctor`: what this machine has, what that allows, and what is missing for the rest.
+
+use std::process::Command;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::Ended;
+use crate::harness::provenance::{available_memory_bytes, machine};
+use crate::harness::store::Layout;
+use crate::problems;
+use crate::units::human_bytes;
+
+/// One finding: whether it is well, and what it means if it is not.
+struct Finding {
+    name: &'static str,
+    well: bool,
+    /// Whether the product cannot do its main job without it.
+    required: bool,
+    detail: String,
+}
+
+pub fn run(as_json: bool) -> Result<Ended> {
+    let findings = examine()?;
+    if as_json {
+        let list: Vec<_> = findings
+            .iter()
+            .map(|f| json!({"name": f.name, "ok": f.well, "required": f.required, "detail": f.detail}))
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&list)?);
+    } else {
+        for finding in &findings {
+            let mark = match (finding.well, finding.required) {
+                (true, _) => "ok",
+                (false, true) => "MISSING",
+                (false, false) => "absent",
+            };
+            println!("{mark:<8} {:<12} {}", finding.name, finding.detail);
+        }
+    }
+    let broken = findings.iter().any(|f| f.required && !f.well);
+    Ok(if broken { Ended::WithFindings } else { Ended::Well })
+}
+
+fn examine() -> Result<Vec<Finding>> {
+    let gpus = problems::machine::gpus()?;
+    let here = machine(&gpus)?;
+    let finding = |name, well, required, detail| Finding { name, well, required, detail };
+    let torch = crate::torch::version();
+    let tree = Layout::find();
+    let names: Vec<String> = gpus
+        .iter()
+        .map(|g| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability))
+        .collect();
+    let gpu_detail = match names.len() {
+        0 => "no CUDA device: the cpu profile runs here, gpu cases are recorded as not run".to_string(),
+        _ => names.join("; "),
+    };
+    let memory =
+        format!("{}, {} of it available", human_bytes(here.memory_bytes), human_bytes(available_memory_bytes()?));
+    Ok(vec![
+        finding("cpu", true, true, format!("{}, {} cores", here.cpu, here.cores)),
+        finding("memory", true, true, memory),
+        finding(
+            "libtorch",
+            torch.starts_with("2.11.0"),
+            true,
+            format!("{torch} (2.11.0 is needed; `make setup` installs it)"),
+        ),
+        finding("gpu", !gpus.is_empty(), false, gpu_detail),
+        tool("python", "python3", "runs the PyTorch peers and remakes the golden cases"),
+        tool("git", "git", "names the commit in every record; without it records count as dirty and are not accepted"),
+        match tree {
+            Ok(layout) => finding("tree", true, true, layout.root.display().to_string()),
+            Err(error) => finding("tree", false, true, format!("{error:#}")),
+        },
+    ])
+}
+
+fn tool(name: &'static str, program: &str, purpose: &str) -> Finding {
+    let version = Command::new(program).arg("--version").output().ok().filter(|o| o.status.success());
+    let detail = match &version {
+        Some(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+        None => format!("{program} is not on the path; it {purpose}"),
+    };
+    Finding { name, well: version.is_some(), required: false, detail }
+}

@@ -1,0 +1,68 @@
+//! `cs336 explain`: everything about one problem that a person needs before touching it.
+
+use anyhow::Result;
+
+use super::{Ended, handout_problem};
+use crate::harness::grade::points;
+use crate::harness::problem::Problem;
+use crate::harness::record::Profile;
+use crate::harness::run::{Scope, plan};
+use crate::harness::store::Layout;
+use crate::harness::suite;
+use crate::problems::REGISTRY;
+use crate::units::human_seconds;
+
+pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
+    let problem = handout_problem(name)?;
+    let entry = REGISTRY.iter().find(|e| e.name == problem.name);
+    println!("{} - {} (section {}, {} points)", problem.name, problem.title, problem.section, points(problem.points));
+    for part in problem.parts {
+        let answered = entry.is_some_and(|e| e.answers.contains(&part.id));
+        let kinds: Vec<_> = part.kinds.iter().map(|k| k.name()).collect();
+        let label = if part.id.is_empty() { "whole".to_string() } else { format!("({})", part.id) };
+        let state = if answered { "answered" } else { "not answered yet" };
+        println!("\n{label} {} points, {}: {state}\n    {}", points(part.points), kinds.join(" + "), part.question);
+    }
+    match entry {
+        Some(entry) => explain_entry(layout, entry),
+        None => {
+            println!("\nIts code does not exist yet.");
+            Ok(Ended::Well)
+        }
+    }
+}
+
+fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
+    println!(
+        "\nfiles: src/problems/{0}.rs, templates/{0}.md{1}",
+        entry.name,
+        if entry.measured.is_some() { format!(", suites/{}.toml", entry.name) } else { String::new() }
+    );
+    println!("checks:");
+    for check in entry.checks {
+        let part = if check.part.is_empty() { String::new() } else { format!(" (part {})", check.part) };
+        println!("    {}::{}{part}", entry.name, check.name);
+    }
+    let Some(suite) = suite::load(&layout.root, entry)? else {
+        println!("it measures nothing");
+        return Ok(Ended::Well);
+    };
+    for grid in &suite.grids {
+        println!("grid {}.{}: {} cases", grid.profile, grid.name, grid.cases.len());
+        if let Some(first) = grid.cases.first() {
+            println!("    the first: {first}");
+        }
+    }
+    for profile in Profile::ALL {
+        if let Some(plan) = plan(layout, entry, profile, Scope::Outdated)? {
+            let (seconds, unknown) = plan.estimate();
+            println!(
+                "{profile}: {} cases recorded here, {} missing or stale ({} for those measured before, {unknown} never measured)",
+                plan.record.cases.len(),
+                plan.pending.len(),
+                human_seconds(seconds)
+            );
+        }
+    }
+    Ok(Ended::Well)
+}

@@ -1,0 +1,114 @@
+//! `cs336 grade`: points per problem and part with the reason for each one lost; hidden cases; JUnit and Gradescope files.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::{Ended, handout_problem, interrupted, watch_for_interrupt, writeup};
+use crate::harness::grade::{CheckResult, CheckStatus, Evidence, ProblemGrade, grade, points};
+use crate::harness::grade_files::{gradescope, junit};
+use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::problem::Problem;
+use crate::harness::run::Runner;
+use crate::harness::store::{Layout, write_atomically};
+use crate::harness::worker::Pool;
+use crate::problems::REGISTRY;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Problems to grade; the whole handout by default
+    problems: Vec<String>,
+    /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
+    #[arg(long, value_name = "DIR", conflicts_with = "problems")]
+    cases: Option<PathBuf>,
+    /// Also write the results as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Also write the results as a Gradescope results.json
+    #[arg(long, value_name = "FILE")]
+    gradescope: Option<PathBuf>,
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    if let Some(folder) = &arguments.cases {
+        return super::cases::run(folder, arguments.json);
+    }
+    watch_for_interrupt();
+    let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
+        [] => HANDOUT.iter().collect(),
+        names => names.iter().map(|name| handout_problem(name)).collect::<Result<_>>()?,
+    };
+    let mut grades = Vec::new();
+    for problem in chosen {
+        let entry = REGISTRY.iter().find(|e| e.name == problem.name);
+        let Some((checks, evidence)) = results(layout, entry)? else { return Ok(Ended::Interrupted) };
+        let graded = grade(problem, entry, &checks, &evidence);
+        if !arguments.json {
+            print(&graded);
+        }
+        grades.push(graded);
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&grades)?);
+    } else {
+        let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
+        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
+    }
+    if let Some(path) = &arguments.junit {
+        write_atomically(path, junit(&grades)?.as_bytes())?;
+    }
+    if let Some(path) = &arguments.gradescope {
+        write_atomically(path, gradescope(&grades)?.as_bytes())?;
+    }
+    let failed = grades
+        .iter()
+        .flat_map(|g| &g.parts)
+        .flat_map(|p| &p.checks)
+        .any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    Ok(if failed { Ended::WithFindings } else { Ended::Well })
+}
+
+/// Runs a problem's checks and looks at its records and template; `None` when interrupted.
+fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(Vec<CheckResult>, Evidence)>> {
+    let Some(entry) = entry else { return Ok(Some(Default::default())) };
+    let program = std::env::current_exe().context("failed to find this program's own file")?;
+    let limit = Duration::from_secs(600);
+    let runner = Runner { layout, program: program.clone(), limit, interrupted: &interrupted };
+    let mut pool = Pool::new(program, layout.root.clone());
+    let mut checks = Vec::new();
+    for check in entry.checks {
+        let started = Instant::now();
+        let ending = runner.check(&mut pool, entry, check)?;
+        match CheckResult::new(check.name, check.part, ending, started.elapsed()) {
+            Some(result) => checks.push(result),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some((checks, writeup::evidence(layout, entry)?)))
+}
+
+fn print(graded: &ProblemGrade) {
+    println!(
+        "{:>5} / {:<4} {} (section {})",
+        points(graded.earned),
+        points(graded.points),
+        graded.name,
+        graded.section
+    );
+    for part in &graded.parts {
+        let label = if part.id.is_empty() { "   ".to_string() } else { format!("({})", part.id) };
+        let passed = part.checks.iter().filter(|c| matches!(c.ending, CheckStatus::Passed { .. })).count();
+        let checks = if part.checks.is_empty() {
+            String::new()
+        } else {
+            format!("  {passed} of {} checks pass", part.checks.len())
+        };
+        println!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points));
+        for reason in &part.lost {
+            println!("                       {}", reason.replace('\n', "\n                       "));
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::{Ended, measure, profile_or_default};
+use crate::harness::grade::Evidence;
+use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::problem::Problem;
+use crate::harness::record::{Outcome, Profile, RecordFile};
+use crate::harness::run::{Scope, staleness};
+use crate::harness::store::Layout;
+use crate::harness::suite;
+use crate::problems::REGISTRY;
+use crate::report::{self, Document, PartInput, ProblemInput, Records};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Render from snapshots/ alone and compare with snapshots/rendered; measures and writes nothing
+    #[arg(long, conflicts_with_all = ["fresh", "no_measure"])]
+    check: bool,
+    /// Fail unless report/writeup.pdf is exactly what the records give now; measures and writes nothing
+    #[arg(long, conflicts_with = "no_measure")]
+    fresh: bool,
+    /// Render what is recorded and measure nothing
+    #[arg(long)]
+    no_measure: bool,
+    /// Which grids to measure; gpu by default where there is one
+    #[arg(long, value_enum)]
+    profile: Option<Profile>,
+}
+
+/// Which records a document is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The accepted ones alone: what every clone has.
+    Accepted,
+    /// This machine's own where they cover the suite, the accepted ones elsewhere.
+    Here,
+}
+
+pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    if arguments.check {
+        return check(layout);
+    }
+    let measures = !(arguments.fresh || arguments.no_measure);
+    if measures {
+        let problems: Vec<&'static Problem> = REGISTRY.iter().collect();
+        let profile = profile_or_default(arguments.profile);
+        let tally = measure::measure(layout, &problems, profile, Scope::Outdated, Duration::from_secs(600))?;
+        if tally.interrupted {
+            return Ok(Ended::Interrupted);
+        }
+    }
+    let rendered = report::render(&document(layout, Source::Here)?)?;
+    let path = layout.report().join("writeup.typ");
+    let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
+    let pdf = report::pdf(&rendered, &frame)?;
+    if arguments.fresh {
+        let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
+        ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, look at it, and try again");
+        return Ok(Ended::Well);
+    }
+    report::write(&layout.report(), &rendered, Some(&pdf))?;
+    let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
+    println!(
+        "report/writeup.pdf and report/writeup.md are ready: {} points answered, {} claims hold",
+        crate::harness::grade::points(points),
+        rendered.claims.iter().filter(|c| c.held).count()
+    );
+    Ok(Ended::Well)
+}
+
+/// The whole write-up's ingredients.
+pub fn document(layout: &Layout, source: Source) -> Result<Document> {
+    let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
+    Ok(with_problems(problems))
+}
+
+fn with_problems(problems: Vec<ProblemInput>) -> Document {
+    Document {
+        title: "Systems and Parallelism".into(),
+        assignment: "Stanford CS336, Assignment 2, Spring 2025 (handout 1.0.4)".into(),
+        problems,
+    }
+}
+
+fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> Result<ProblemInput> {
+    let entry = REGISTRY.iter().find(|entry| entry.name == problem.name);
+    let template = match entry {
+        Some(_) => {
+            let path = layout.root.join("templates").join(format!("{}.md", problem.name));
+            let text = std::fs::read_to_string(&path);
+            Some(text.with_context(|| format!("failed to read templates/{}.md, which answers it", problem.name))?)
+        }
+        None => None,
+    };
+    let facts = entry.map(|e| (e.facts)().with_context(|| format!("the facts of {}", e.name))).transpose()?;
+    let part = |part: &crate::harness::handout::Part| PartInput {
+        id: part.id.into(),
+        points: part.points,
+        kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
+        question: part.question.into(),
+    };
+    Ok(ProblemInput {
+        name: problem.name.into(),
+        title: problem.title.into(),
+        section: problem.section.into(),
+        points: problem.points,
+        parts: problem.parts.iter().map(part).collect(),
+        answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
+        template,
+        facts: facts.unwrap_or_default(),
+        cpu: entry.map(|e| records(layout, e, Profile::Cpu, source)).transpose()?.flatten(),
+        gpu: entry.map(|e| records(layout, e, Profile::Gpu, source)).transpose()?.flatten(),
+    })
+}
+
+/// The records to print: one file, so that figures of two machines never share a column.
+fn records(layout: &Layout, problem: &Problem, profile: Profile, source: Source) -> Result<Option<Records>> {
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(None) };
+    let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
+    let local = match source {
+        Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
+        Source::Accepted => None,
+    };
+    let file = match local {
+        Some(file) => Some(file),
+        None => layout.read_accepted(profile, problem.name)?,
+    };
+    let Some(file) = file else { return Ok(None) };
+    let mut stale = 0;
+    for case in &file.cases {
+        stale += usize::from(staleness(layout, problem, &suite, &file, case)?.is_some());
+    }
+    Ok(Some(Records { file, stale }))
+}
+
+/// What a problem's written answer rests on, for grading.
+pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> {
+    let handout = super::handout_problem(problem.name)?;
+    let input = problem_input(layout, handout, Source::Here)?;
+    let records_missing = match suite::load(&layout.root, problem)? {
+        None => None,
+        Some(suite) => missing(&suite, &input, problem.name),
+    };
+    let answer_broken =
+        report::render(&with_problems(vec![input])).err().map(|e| format!("its answer does not render: {e:#}"));
+    Ok(Evidence { records_missing, answer_broken })
+}
+
+fn missing(suite: &suite::Suite, input: &ProblemInput, name: &str) -> Option<String> {
+    let covered = |profile: Profile, records: &Option<Records>| {
+        let Some(records) = records else { return false };
+        let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
+        records.stale == 0 && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
+    };
+    let any = covered(Profile::Gpu, &input.gpu) || covered(Profile::Cpu, &input.cpu);
+    (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
+}
+
+/// The Markdown of each registered problem as the accepted records give it: what the drift gate compares.
+pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
+    let render = |entry: &'static Problem| {
+        let handout = super::handout_problem(entry.name)?;
+        let input = problem_input(layout, handout, Source::Accepted)?;
+        let rendered = report::render(&with_problems(vec![input]))?;
+        Ok((entry.name, rendered.markdown))
+    };
+    REGISTRY.iter().map(render).collect()
+}
+
+/// Where a problem's rendered text is kept.
+pub fn rendered_path(layout: &Layout, name: &str) -> PathBuf {
+    layout.root.join("snapshots").join("rendered").join(format!("{name}.snap"))
+}
+
+fn check(layout: &Layout) -> Result<Ended> {
+    let mut drifted = 0;
+    for (name, markdown) in accepted_markdown(layout)? {
+        let path = rendered_path(layout, name);
+        let stored =
+            std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
+        let stored = snapshot_body(&stored).with_context(|| format!("{} is no snapshot", layout.display(&path)))?;
+        if let Some((number, old, new)) = first_difference(stored, &markdown) {
+            println!("{name}: drifted from {} at line {number}\n  - {old}\n  + {new}", layout.display(&path));
+            drifted += 1;
+        }
+    }
+    if drifted > 0 {
+        bail!(
+            "{drifted} of {} answers drifted; look, then `INSTA_UPDATE=always cargo test --test drift`",
+            REGISTRY.len()
+        );
+    }
+    println!("{} answers render from snapshots/ as committed", REGISTRY.len());
+    Ok(Ended::Well)
+}
+
+/// The text of an insta snapshot file, without its header.
+fn snapshot_body(file: &str) -> Option<&str> {
+    let rest = file.strip_prefix("---\n")?;
+    rest.split_once("\n---\n").map(|(_, body)| body)
+}
+
+fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &'a str)> {
+    let (old, new) = (old.trim(), new.trim());
+    let (mut a, mut b) = (old.lines(), new.lines());
+    for number in 1.. {
+        match (a.next(), b.next()) {
+            (None, None) => return None,
+            (x, y) if x == y => {}
+            (x, y) => return Some((number, x.unwrap_or("(end)"), y.unwrap_or("(end)"))),
+        }
+    }
+    None
+}

@@ -1,0 +1,331 @@
+//! The predicted memory of one training step: parameters, gradients, optimizer state, and what autograd saves by tensor.
+//!
+//! Everything is counted from the operations of [`super::transformer`] and [`super::loss`] in their order, with libtorch's
+//! rule of what each saves for its backward. The allocator's rounding, workspaces and fragmentation are not counted.
+//! Letters: B batch, T sequence length, V vocabulary, d d_model, f d_ff, H heads.
+
+use serde::Serialize;
+
+use super::sizes::{Config, Precision};
+use crate::attention::Choice;
+
+/// What one forward pass leaves for its backward, one kind of tensor a line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SavedTensor {
+    pub name: &'static str,
+    pub shape: &'static str,
+    /// Why it is saved.
+    pub saved_by: &'static str,
+    pub bytes_each: u64,
+    /// How many of it the whole model saves.
+    pub count: u64,
+}
+
+impl SavedTensor {
+    pub fn bytes(&self) -> u64 {
+        self.bytes_each * self.count
+    }
+}
+
+/// The memory of a model that is trained on (batch, seq) tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Memory {
+    pub config: Config,
+    pub batch: i64,
+    pub seq: i64,
+    pub precision: Precision,
+    pub attention: Choice,
+}
+
+/// Bytes of one element.
+const FLOAT32: u64 = 4;
+const INT64: u64 = 8;
+const BOOL: u64 = 1;
+
+impl Memory {
+    /// The model's parameters in float32, which they keep under autocast.
+    pub fn parameters(&self) -> u64 {
+        FLOAT32 * self.config.num_parameters()
+    }
+
+    /// One gradient a parameter, in the parameter's dtype.
+    pub fn gradients(&self) -> u64 {
+        self.parameters()
+    }
+
+    /// AdamW's two moments of each parameter.
+    pub fn optimizer_state(&self) -> u64 {
+        2 * self.parameters()
+    }
+
+    /// Parameters, gradients and both moments: 4 P values.
+    pub fn fixed(&self) -> u64 {
+        self.parameters() + self.gradients() + self.optimizer_state()
+    }
+
+    /// The bfloat16 copies that autocast makes of the weights of matrix products, and keeps until it ends (or, where
+    /// autograd saved them, until the backward pass has used them).
+    pub fn weight_copies(&self) -> u64 {
+        match self.precision {
+            Precision::Float32 => 0,
+            Precision::Bfloat16 => 2 * self.config.num_matmul_parameters(),
+        }
+    }
+
+    /// One residual-stream activation, (B, T, d) in float32 under both precisions.
+    pub fn residual(&self) -> u64 {
+        FLOAT32 * self.tokens() * self.config.d_model as u64
+    }
+
+    /// One attention score tensor, (B, H, T, T) in float32.
+    pub fn scores(&self) -> u64 {
+        FLOAT32 * self.rows() * self.seq as u64
+    }
+
+    /// One hidden activation of the feed-forward network, (B, T, f) in float32.
+    pub fn hidden(&self) -> u64 {
+        FLOAT32 * self.tokens() * self.config.d_ff as u64
+    }
+
+    /// The logits, (B, T, V) in float32.
+    pub fn logits(&self) -> u64 {
+        FLOAT32 * self.tokens() * self.config.vocab_size as u64
+    }
+
+    /// All tensors that the forward pass and the loss save, without parameters and [`Self::weight_copies`].
+    pub fn saved(&self) -> Vec<SavedTensor> {
+        [self.saved_by_norms(), self.saved_by_attention(), self.saved_by_ffn(), self.saved_at_the_ends()].concat()
+    }
+
+    /// The sum of [`Self::saved`].
+    pub fn saved_bytes(&self) -> u64 {
+        self.saved().iter().map(SavedTensor::bytes).sum()
+    }
+
+    /// Peak of a forward pass with the loss under `no_grad`: the parameters (and their copies under autocast, which
+    /// caches them even then) and the working tensors of the largest moment.
+    pub fn forward_peak(&self) -> u64 {
+        self.parameters() + self.weight_copies() + self.working_forward()
+    }
+
+    /// Peak of a forward pass with the loss that autograd records: everything saved, and what the loss works with.
+    pub fn recorded_forward_peak(&self) -> u64 {
+        self.parameters() + self.weight_copies() + self.saved_bytes() + self.working_at_loss()
+    }
+
+    /// Peak of a recorded forward pass and its backward without an optimizer.
+    pub fn backward_peak(&self) -> u64 {
+        self.recorded_forward_peak().max(self.parameters() + self.gradients())
+    }
+
+    /// Peak of forward, backward and AdamW's step. Gradients are released before each forward pass.
+    ///
+    /// In the very first step AdamW has no state while activations exist (`with_state` false). As backward walks down,
+    /// activations are freed and gradients appear, both linearly in the layers, so the peak lies at one of its two ends.
+    pub fn step_peak(&self, with_state: bool) -> u64 {
+        let state = if with_state { self.optimizer_state() } else { 0 };
+        let before_backward = self.recorded_forward_peak() + state;
+        let largest_parameter = self.config.parameter_shapes().map(|(_, s)| s.iter().product::<i64>()).max();
+        // AdamW's update of one parameter holds a denominator and an update beside the state.
+        let in_optimizer = self.fixed() + 2 * FLOAT32 * largest_parameter.unwrap_or(0) as u64;
+        before_backward.max(in_optimizer)
+    }
+
+    fn saved_by_norms(&self) -> Vec<SavedTensor> {
+        let (layers, norms) = (self.layers(), 2 * self.layers() + 1);
+        let line = |name, shape, saved_by, bytes_each, count| SavedTensor { name, shape, saved_by, bytes_each, count };
+        let row = FLOAT32 * self.tokens();
+        let inputs =
+            line("residual stream", "(B, T, d)", "the square and the scaling of each RMSNorm", self.residual(), norms);
+        let roots = line("inverse root mean square", "(B, T, 1)", "rsqrt", row, norms);
+        let normed = line("normalised input", "(B, T, d)", "the product with the gain", self.residual(), norms);
+        // In float32 all linear layers share the output; autocast casts it anew for each of them.
+        let (bytes_each, count) = match self.precision {
+            Precision::Float32 => (self.residual(), norms),
+            Precision::Bfloat16 => (self.residual() / 2, 5 * layers + 1),
+        };
+        let outputs = line("output of the norm", "(B, T, d)", "the linear layers that read it", bytes_each, count);
+        vec![inputs, roots, normed, outputs]
+    }
+
+    fn saved_by_attention(&self) -> Vec<SavedTensor> {
+        let layers = self.layers();
+        let per_layer =
+            |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: layers };
+        let heads = self.narrow(self.residual());
+        let mut saved = vec![
+            per_layer("rotated queries", "(B, H, T, d/H)", "the scores", heads),
+            per_layer("rotated keys", "(B, H, T, d/H)", "the scores", heads),
+            per_layer("values", "(B, H, T, d/H)", "the product with the probabilities", heads),
+            per_layer("attention output, heads joined", "(B, T, d)", "the output projection", heads),
+        ];
+        if self.attention == Choice::Naive {
+            saved.push(per_layer("attention probabilities", "(B, H, T, T)", "the softmax", self.scores()));
+            if self.precision == Precision::Bfloat16 {
+                let copy = self.scores() / 2;
+                saved.push(per_layer("probabilities in bfloat16", "(B, H, T, T)", "the product with the values", copy));
+            }
+            let mask = BOOL * (self.seq * self.seq) as u64;
+            saved.push(per_layer("causal mask", "(T, T)", "masked_fill", mask));
+        } else {
+            saved.push(per_layer("attention output by head", "(B, H, T, d/H)", "the fused attention", heads));
+            saved.push(per_layer("logsumexp", "(B, H, T)", "the fused attention", FLOAT32 * self.rows()));
+        }
+        saved
+    }
+
+    fn saved_by_ffn(&self) -> Vec<SavedTensor> {
+        let hidden = self.narrow(self.hidden());
+        let lines = [
+            ("gate W1 y", "the product with its sigmoid"),
+            ("sigmoid of the gate", "sigmoid, and the product with the gate"),
+            ("silu of the gate", "the product with W3 y"),
+            ("W3 y", "the product with the silu"),
+            ("gated hidden", "the linear layer W2"),
+        ];
+        lines
+            .map(|(name, saved_by)| SavedTensor {
+                name,
+                shape: "(B, T, f)",
+                saved_by,
+                bytes_each: hidden,
+                count: self.layers(),
+            })
+            .into()
+    }
+
+    fn saved_at_the_ends(&self) -> Vec<SavedTensor> {
+        let tokens = self.tokens();
+        let once = |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: 1 };
+        let cache = 2 * FLOAT32 * (self.config.context_length * self.config.d_head() / 2) as u64;
+        vec![
+            once("tokens", "(B, T)", "the embedding", INT64 * tokens),
+            once("targets", "(B, T)", "the gather of the loss", INT64 * tokens),
+            once("cosines and sines", "2 (context, d/2H)", "the rotations", cache),
+            once("exponentials of the logits", "(B, T, V)", "exp", self.logits()),
+            once("log-probabilities", "(B, T, V)", "the gather of the loss", self.logits()),
+            once("places of the row maxima", "(B, T, 1)", "the maximum of the logits", INT64 * tokens),
+            once("sums of the exponentials", "(B, T, 1)", "log", FLOAT32 * tokens),
+        ]
+    }
+
+    /// The most that is alive beside the parameters under `no_grad`: in a layer's attention, in its feed-forward
+    /// network, or at the loss.
+    fn working_forward(&self) -> u64 {
+        let heads = self.narrow(self.residual());
+        // The residual stream, the norm's output, q, k, v, and the scores before and after one operation on them.
+        let scores = if self.attention == Choice::Naive { 2 * self.scores() } else { 0 };
+        let in_attention = 2 * self.residual() + 3 * heads + scores;
+        // The residual stream, the norm's output, the silu, W3 y and their product.
+        let in_ffn = 2 * self.residual() + 3 * self.narrow(self.hidden());
+        let at_loss = 2 * self.logits() + self.working_at_loss();
+        in_attention.max(in_ffn).max(at_loss)
+    }
+
+    /// Beside the exponentials and the log-probabilities: the logits, and the logits less their maximum.
+    fn working_at_loss(&self) -> u64 {
+        2 * self.narrow(self.logits())
+    }
+
+    /// Float32 bytes in the dtype that matrix products give.
+    fn narrow(&self, bytes: u64) -> u64 {
+        match self.precision {
+            Precision::Float32 => bytes,
+            Precision::Bfloat16 => bytes / 2,
+        }
+    }
+
+    fn layers(&self) -> u64 {
+        self.config.num_layers as u64
+    }
+
+    fn tokens(&self) -> u64 {
+        (self.batch * self.seq) as u64
+    }
+
+    /// Rows of the score tensor, B H T.
+    fn rows(&self) -> u64 {
+        self.tokens() * self.config.num_heads as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::sizes::{BATCH_SIZE, TABLE_1, VOCAB_SIZE};
+    use crate::units::{GIB, MIB};
+
+    fn largest(seq: i64, precision: Precision) -> Memory {
+        let config = Config::of_size(&TABLE_1[4], VOCAB_SIZE, seq);
+        Memory { config, batch: BATCH_SIZE, seq, precision, attention: Choice::Naive }
+    }
+
+    #[test]
+    fn tensors_have_the_sizes_of_a_hand_count() {
+        for (seq, residual, scores, hidden) in
+            [(128, 5.0, 8.0, 20.0), (256, 10.0, 32.0, 40.0), (512, 20.0, 128.0, 80.0)]
+        {
+            let memory = largest(seq, Precision::Float32);
+            assert_eq!(memory.residual() as f64 / MIB, residual);
+            assert_eq!(memory.scores() as f64 / MIB, scores);
+            assert_eq!(memory.hidden() as f64 / MIB, hidden);
+        }
+        assert_eq!(largest(512, Precision::Float32).logits() as f64 / MIB, 78.125);
+    }
+
+    #[test]
+    fn fixed_memory_is_four_values_a_parameter() {
+        let memory = largest(128, Precision::Float32);
+        assert_eq!(memory.fixed(), 16 * memory.config.num_parameters());
+        assert!((memory.fixed() as f64 / GIB - 50.77).abs() < 0.005);
+        assert!((memory.parameters() as f64 / GIB - 12.691).abs() < 0.0005);
+    }
+
+    #[test]
+    fn saved_bytes_equal_what_pytorch_saved_for_the_same_operations() {
+        #[derive(serde::Deserialize)]
+        struct Counted {
+            config: Config,
+            batch: i64,
+            seq: i64,
+            saved_bytes: std::collections::BTreeMap<String, u64>,
+            weight_copies: u64,
+        }
+        let counted: Counted = serde_json::from_str(include_str!("../../suites/cases/saved_activations.json")).unwrap();
+        let Counted { config, batch, seq, .. } = counted;
+        for precision in [Precision::Float32, Precision::Bfloat16] {
+            let memory = Memory { config, batch, seq, precision, attention: Choice::Naive };
+            assert_eq!(memory.saved_bytes(), counted.saved_bytes[precision.name()], "{}", precision.name());
+        }
+        let memory = Memory { config, batch, seq, precision: Precision::Bfloat16, attention: Choice::Naive };
+        assert_eq!(memory.weight_copies(), counted.weight_copies);
+    }
+
+    #[test]
+    fn the_first_step_peaks_in_the_optimizer_and_later_steps_with_the_activations() {
+        for seq in [128, 256, 512] {
+            let memory = largest(seq, Precision::Float32);
+            let first = memory.step_peak(false) as f64 / GIB;
+            assert!((50.7..51.6).contains(&first), "{seq}: {first}");
+            assert!(memory.step_peak(true) >= memory.step_peak(false));
+        }
+        let later = largest(512, Precision::Float32).step_peak(true) as f64 / GIB;
+        assert!(later > 55.0, "{later}");
+    }
+
+    #[test]
+    fn autocast_makes_a_forward_pass_without_graph_larger() {
+        for seq in [128, 256, 512] {
+            let (full, autocast) = (largest(seq, Precision::Float32), largest(seq, Precision::Bfloat16));
+            assert!(autocast.forward_peak() > full.forward_peak());
+            assert!(autocast.saved_bytes() < full.saved_bytes());
+        }
+    }
+
+    #[test]
+    fn fused_attention_saves_nothing_quadratic() {
+        let memory = |seq| Memory { attention: Choice::Tiled, ..largest(seq, Precision::Float32) };
+        let per_token = |seq| memory(seq).saved_bytes() as f64 / seq as f64;
+        assert!((per_token(512) / per_token(256) - 1.0).abs() < 1e-3);
+    }
+}

@@ -1,0 +1,249 @@
+//! Optimizers with PyTorch's semantics, gradient clipping, and the cosine learning-rate schedule.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use tch::Tensor;
+
+use crate::torch::autograd::release_grad;
+
+/// Changes parameters in place by their gradients; a parameter without a gradient is left alone.
+pub trait Optimizer: Send {
+    /// One step. Parameters are known by their names, so that a subset of a model's may be given.
+    fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()>;
+    fn set_lr(&mut self, lr: f64);
+}
+
+/// The hyperparameters of [`AdamW`]; `default()` is that of `torch.optim.AdamW`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWOptions {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWOptions {
+    fn default() -> Self {
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
+    }
+}
+
+/// AdamW (Loshchilov and Hutter 2019) with the semantics of `torch.optim.AdamW`: the decay comes first, and eps is
+/// added to the bias-corrected root. (The reference model's own AdamW of 2025 differs in both.)
+#[derive(Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    state: BTreeMap<String, AdamWState>,
+}
+
+#[derive(Debug)]
+struct AdamWState {
+    step: i32,
+    m: Tensor,
+    v: Tensor,
+}
+
+impl AdamW {
+    pub fn new(options: AdamWOptions) -> Result<Self> {
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = options;
+        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
+        ensure!((0.0..1.0).contains(&beta1), "beta1 is {beta1}: it must lie in [0, 1)");
+        ensure!((0.0..1.0).contains(&beta2), "beta2 is {beta2}: it must lie in [0, 1)");
+        ensure!(eps >= 0.0 && eps.is_finite(), "eps is {eps}: it must be zero or positive");
+        ensure!(
+            weight_decay >= 0.0 && weight_decay.is_finite(),
+            "weight_decay is {weight_decay}: it must be zero or positive"
+        );
+        Ok(Self { options, state: BTreeMap::new() })
+    }
+
+    /// Updates one parameter by `grad` (same shape and dtype), with the state kept under `name`.
+    pub fn update(&mut self, name: &str, param: &Tensor, grad: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        ensure!(grad.size() == param.size(), "{name}: gradient {:?}, parameter {:?}", grad.size(), param.size());
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = self.options;
+        let state = match self.state.entry(name.to_string()) {
+            std::collections::btree_map::Entry::Occupied(kept) => kept.into_mut(),
+            std::collections::btree_map::Entry::Vacant(free) => {
+                free.insert(AdamWState { step: 0, m: param.f_zeros_like()?, v: param.f_zeros_like()? })
+            }
+        };
+        ensure!(state.m.size() == param.size(), "{name} had shape {:?} in earlier steps", state.m.size());
+        state.step += 1;
+        let (correction1, correction2) = (1.0 - beta1.powi(state.step), 1.0 - beta2.powi(state.step));
+
+        let mut param = param.shallow_clone();
+        let _ = param.f_mul_scalar_(1.0 - lr * weight_decay)?;
+        let _ = state.m.f_lerp_(grad, 1.0 - beta1)?;
+        let mut square = grad.f_mul(grad)?;
+        let _ = state.v.f_mul_scalar_(beta2)?.f_add_(&square.f_mul_scalar_(1.0 - beta2)?)?;
+        drop(square);
+        let denominator = state.v.f_sqrt()?.f_div_scalar_(correction2.sqrt())?.f_add_scalar_(eps)?;
+        let _ = param.f_sub_(&state.m.f_div(&denominator)?.f_mul_scalar_(lr / correction1)?)?;
+        Ok(())
+    }
+}
+
+impl Optimizer for AdamW {
+    fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()> {
+        for (name, param) in parameters {
+            let grad = param.f_grad()?;
+            if grad.defined() {
+                self.update(name, param, &grad).with_context(|| format!("updating {name}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.options.lr = lr;
+    }
+}
+
+/// Plain gradient descent, as `torch.optim.SGD` without momentum or decay.
+#[derive(Debug)]
+pub struct Sgd {
+    lr: f64,
+}
+
+impl Sgd {
+    pub fn new(lr: f64) -> Result<Self> {
+        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
+        Ok(Self { lr })
+    }
+}
+
+impl Optimizer for Sgd {
+    fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        for (name, param) in parameters {
+            let grad = param.f_grad()?;
+            if grad.defined() {
+                let update = grad.f_mul_scalar(self.lr)?;
+                let _ = param.shallow_clone().f_sub_(&update).with_context(|| format!("updating {name}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+    }
+}
+
+/// Releases every gradient, as `zero_grad` of PyTorch's optimizers does by default; the next backward makes new ones.
+pub fn zero_grad(parameters: &[(String, Tensor)]) -> Result<()> {
+    parameters.iter().try_for_each(|(_, param)| release_grad(param))
+}
+
+/// Scales all gradients in place so that their common L2 norm is at most `max_norm`; gives back the norm before.
+///
+/// The coefficient is min(1, max_norm / (norm + 1e-6)), the reference's. Fails where the norm is not finite.
+pub fn clip_gradient(parameters: &[(String, Tensor)], max_norm: f64) -> Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    ensure!(max_norm > 0.0, "max_norm is {max_norm}: it must be positive");
+    let grads = parameters.iter().map(|(_, param)| param.f_grad()).collect::<Result<Vec<_>, _>>()?;
+    let grads: Vec<Tensor> = grads.into_iter().filter(Tensor::defined).collect();
+    if grads.is_empty() {
+        return Ok(0.0);
+    }
+    let norms = grads.iter().map(Tensor::f_norm).collect::<Result<Vec<_>, _>>()?;
+    let norm = Tensor::f_stack(&norms, 0)?.f_norm()?.f_double_value(&[])?;
+    ensure!(norm.is_finite(), "the norm of the gradients is {norm}: training has diverged");
+    let coefficient = max_norm / (norm + 1e-6);
+    if coefficient < 1.0 {
+        for mut grad in grads {
+            let _ = grad.f_mul_scalar_(coefficient)?;
+        }
+    }
+    Ok(norm)
+}
+
+/// The cosine schedule's learning rate at `step`: linear from 0 to `max_lr` over `warmup` steps, then a half cosine to
+/// `min_lr` at step `cycle`, then `min_lr`.
+pub fn cosine_lr(step: u64, max_lr: f64, min_lr: f64, warmup: u64, cycle: u64) -> f64 {
+    match step {
+        _ if step < warmup => max_lr * step as f64 / warmup as f64,
+        _ if step >= cycle => min_lr,
+        _ => {
+            let progress = (step - warmup) as f64 / (cycle - warmup) as f64;
+            min_lr + 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()) * (max_lr - min_lr)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    fn leaf(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values).set_requires_grad(true)
+    }
+
+    /// d/dp sum(p * g) is g exactly.
+    fn give_gradient(param: &Tensor, grad: &[f32]) {
+        (param * Tensor::from_slice(grad)).sum(Kind::Float).backward();
+    }
+
+    #[test]
+    fn sgd_steps_against_the_gradient_and_leaves_parameters_without_one() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0, 2.0])), ("b".to_string(), leaf(&[5.0]))];
+        give_gradient(&parameters[0].1, &[0.5, -1.0]);
+        Sgd::new(0.1).unwrap().step(&parameters).unwrap();
+        let expected = Tensor::from_slice(&[0.95f32, 2.1]);
+        assert!(parameters[0].1.allclose(&expected, 1e-6, 0.0, false));
+        assert_eq!(parameters[1].1.double_value(&[0]), 5.0);
+    }
+
+    #[test]
+    fn zero_grad_leaves_no_gradient_and_the_next_one_is_new() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0])), ("b".to_string(), leaf(&[1.0]))];
+        give_gradient(&parameters[0].1, &[3.0]);
+        zero_grad(&parameters).unwrap();
+        assert!(parameters.iter().all(|(_, param)| !param.grad().defined()));
+        give_gradient(&parameters[0].1, &[2.0]);
+        assert_eq!(parameters[0].1.grad().double_value(&[0]), 2.0);
+    }
+
+    #[test]
+    fn clipping_scales_only_above_the_norm_and_counts_all_parameters_together() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0, 1.0])), ("b".to_string(), leaf(&[1.0]))];
+        give_gradient(&parameters[0].1, &[3.0, 0.0]);
+        give_gradient(&parameters[1].1, &[4.0]);
+        assert_eq!(clip_gradient(&parameters, 10.0).unwrap(), 5.0);
+        assert_eq!(parameters[1].1.grad().double_value(&[0]), 4.0);
+        assert_eq!(clip_gradient(&parameters, 1.0).unwrap(), 5.0);
+        let expected = 4.0 / (5.0 + 1e-6);
+        assert!((parameters[1].1.grad().double_value(&[0]) - expected).abs() < 1e-6);
+    }
+
+    #[test]
+    fn clipping_refuses_gradients_that_are_not_numbers() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0]))];
+        give_gradient(&parameters[0].1, &[f32::NAN]);
+        assert!(clip_gradient(&parameters, 1.0).unwrap_err().to_string().contains("diverged"));
+    }
+
+    #[test]
+    fn the_schedule_has_its_three_parts_and_joins_them() {
+        let lr = |step| cosine_lr(step, 1.0, 0.1, 7, 21);
+        assert_eq!(lr(0), 0.0);
+        assert!((lr(3) - 3.0 / 7.0).abs() < 1e-12);
+        assert_eq!(lr(7), 1.0);
+        assert!((lr(14) - 0.55).abs() < 1e-12);
+        assert_eq!((lr(21), lr(22)), (0.1, 0.1));
+        assert_eq!(cosine_lr(0, 1.0, 0.1, 0, 0), 0.1);
+    }
+
+    #[test]
+    fn a_state_of_another_shape_is_refused() {
+        let mut adamw = AdamW::new(AdamWOptions::default()).unwrap();
+        let zeros = |n| Tensor::zeros([n], (Kind::Float, Device::Cpu));
+        adamw.update("a", &zeros(3), &zeros(3)).unwrap();
+        assert!(adamw.update("a", &zeros(4), &zeros(4)).unwrap_err().to_string().contains("earlier steps"));
+        assert!(AdamW::new(AdamWOptions { beta2: 1.0, ..AdamWOptions::default() }).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! Layer normalisation with every step rounded to a narrow format, to see which steps cannot bear it.
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use crate::harness::problem::Verdict;
+use crate::problems::mixed_precision_accumulation::format::{Dtype, Format};
+
+/// Features of one normalised vector.
+pub const FEATURES: usize = 1024;
+/// PyTorch's default.
+pub const EPS: f64 = 1e-5;
+
+/// Inputs spread evenly over `offset` plus or minus `spread`.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Input {
+    pub name: &'static str,
+    pub offset: f64,
+    pub spread: f64,
+}
+
+pub const INPUTS: [Input; 3] = [
+    Input { name: "ordinary", offset: 0.0, spread: 1.0 },
+    Input { name: "large", offset: 0.0, spread: 500.0 },
+    Input { name: "off centre", offset: 100.0, spread: 1.0 },
+];
+
+/// Where the low precision ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Scheme {
+    /// Every sum, product and root is rounded to the input's format.
+    Everything,
+    /// Float32 from the loaded input to the stored output, as autocast and fused kernels do it.
+    StatisticsInFloat32,
+}
+
+/// Without gain and bias; `mean` and `variance` may be infinite, and `output` not a number.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Normalised {
+    pub mean: f64,
+    pub variance: f64,
+    pub output: Vec<f64>,
+}
+
+/// How a vector is normalised; a parameter of the check, so that tests can hand it a wrong one.
+pub type Normalise = fn(&[f64], Format, Scheme) -> Normalised;
+
+/// (x - mean) / sqrt(variance + eps) with each operation rounded to what the scheme says.
+///
+/// The input is taken to hold numbers of `format`; the output does.
+pub fn normalise(x: &[f64], format: Format, scheme: Scheme) -> Normalised {
+    let inner = if scheme == Scheme::Everything { format } else { Dtype::Float32.format() };
+    let round = |x: f64| inner.round(x);
+    let sum = |x: &[f64]| x.iter().fold(0.0, |sum, x| round(sum + x));
+    let over_n = round(1.0 / x.len() as f64);
+    let mean = round(sum(x) * over_n);
+    let centred: Vec<f64> = x.iter().map(|x| round(x - mean)).collect();
+    let squares: Vec<f64> = centred.iter().map(|d| round(d * d)).collect();
+    let variance = round(sum(&squares) * over_n);
+    let scale = round(1.0 / round(round(variance + round(EPS)).sqrt()));
+    let output = centred.iter().map(|d| format.round(round(d * scale))).collect();
+    Normalised { mean, variance, output }
+}
+
+/// What the answer prints: each input in each format under each scheme, against float64.
+pub fn facts() -> Value {
+    let mut rows = Vec::new();
+    for input in INPUTS {
+        for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+            let x = vector(&input, dtype.format());
+            let exact = exact(&x);
+            for scheme in [Scheme::Everything, Scheme::StatisticsInFloat32] {
+                let got = normalise(&x, dtype.format(), scheme);
+                let error = largest_error(&got.output, &exact.output);
+                rows.push(json!({
+                    "input": input.name, "offset": input.offset, "spread": input.spread, "dtype": dtype.name(),
+                    "everything_rounded": scheme == Scheme::Everything,
+                    "exact_mean": exact.mean, "exact_variance": exact.variance,
+                    "mean": finite(got.mean), "variance": finite(got.variance), "largest_error": finite(error),
+                }));
+            }
+        }
+    }
+    json!({"features": FEATURES, "rows": rows})
+}
+
+/// JSON has no infinity: none stands for a number that left the format's range.
+fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+/// Numbers of `format` in a fixed, well-mixed order: multiples of 1 / 512 visited with an odd stride.
+pub fn vector(input: &Input, format: Format) -> Vec<f64> {
+    let spot = |i: usize| ((i * 389) % FEATURES) as f64 / (FEATURES as f64 / 2.0) - 1.0;
+    (0..FEATURES).map(|i| format.round(input.offset + input.spread * spot(i))).collect()
+}
+
+/// The same in float64 without any rounding of our own.
+pub fn exact(x: &[f64]) -> Normalised {
+    let n = x.len() as f64;
+    let mean = x.iter().sum::<f64>() / n;
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    Normalised { mean, variance, output: x.iter().map(|x| (x - mean) / (variance + EPS).sqrt()).collect() }
+}
+
+/// Infinite where an output is not a number.
+fn largest_error(got: &[f64], expected: &[f64]) -> f64 {
+    let errors = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    errors.fold(0.0, |largest, e| if e.is_nan() { f64::INFINITY } else { largest.max(e) })
+}
+
+/// Float32 statistics must match libtorch's own layer norm, which keeps its statistics in float32 too, and float64.
+pub fn check(normalise: Normalise) -> Result<Verdict> {
+    let mut worst: f64 = 0.0;
+    for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+        let format = dtype.format();
+        for input in INPUTS {
+            let x = vector(&input, format);
+            let ours = normalise(&x, format, Scheme::StatisticsInFloat32).output;
+            let theirs = libtorch(&x, dtype.kind())?;
+            // Outputs stay below 2, where neighbours are at most one ulp of 1 apart: half of it for the last rounding
+            // on either side, and what float32 lost on the way is far below the other half.
+            let tolerance = format.ulp(1.0);
+            for (what, expected) in [("libtorch", &theirs), ("float64", &exact(&x).output)] {
+                let error = largest_error(&ours, expected);
+                ensure!(
+                    error <= tolerance,
+                    "{dtype:?}, {}: {error} away from {what}, more than {tolerance}",
+                    input.name
+                );
+                worst = worst.max(error / tolerance);
+            }
+        }
+    }
+    let large = vector(&INPUTS[1], Dtype::Float16.format());
+    let overflown = normalise(&large, Dtype::Float16.format(), Scheme::Everything).variance;
+    ensure!(overflown.is_infinite(), "the float16 variance of spread 500 is {overflown}; its squares overflow");
+    Verdict::passed(format!("at most {worst:.2} ulp of 1 away from libtorch and float64"))
+}
+
+fn libtorch(x: &[f64], kind: Kind) -> Result<Vec<f64>> {
+    let x = Tensor::from_slice(x).f_to_kind(kind)?;
+    let y = x.f_layer_norm::<Tensor>([FEATURES as i64], None, None, EPS, false)?;
+    Vec::<f64>::try_from(y.f_to_kind(Kind::Double)?).context("reading libtorch's layer norm")
+}

@@ -1,0 +1,162 @@
+//! What must hold of the model, its loss and its optimizer before anything of them is timed.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{Params, Pass, Row, measure_on};
+use crate::attention::Choice;
+use crate::cases::{self, CaseFile};
+use crate::harness::problem::Verdict;
+use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
+use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
+use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
+use crate::torch::autograd::backward;
+
+/// Two layers of four heads: the shape of the golden case.
+const SMALL: Config =
+    Config { vocab_size: 50, context_length: 16, d_model: 32, num_layers: 2, num_heads: 4, d_ff: 64, rope_theta: 1e4 };
+
+/// The published totals of Table 1 at a vocabulary of 10,000, and the sum over a built model against the formula.
+pub fn parameter_counts() -> Result<Verdict> {
+    let published = [128_625_408, 423_183_360, 969_411_840, 1_998_235_200, 3_406_809_600];
+    for (size, published) in TABLE_1.iter().zip(published) {
+        let config = Config::of_size(size, VOCAB_SIZE, 128);
+        let listed: i64 = config.parameter_shapes().map(|(_, shape)| shape.iter().product::<i64>()).sum();
+        let formula = config.num_parameters();
+        ensure!(formula == published, "{}: {formula} parameters by the formula, {published} published", size.name);
+        ensure!(listed as u64 == published, "{}: {listed} parameters in the list, {published} published", size.name);
+    }
+    let built = model(Choice::Naive)?.parameters().iter().map(|(_, value)| value.numel() as u64).sum::<u64>();
+    let formula = SMALL.num_parameters();
+    ensure!(built == formula, "a built model has {built} parameters, the formula says {formula}");
+    Verdict::passed(format!("five published totals, and {built} parameters built"))
+}
+
+/// The names and their order decide what a checkpoint, a gradient bucket and an optimizer shard hold.
+pub fn parameter_names_and_order() -> Result<Verdict> {
+    let mut expected = vec!["token_embeddings.weight".to_string()];
+    for i in 0..SMALL.num_layers {
+        let parts = "attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2";
+        expected.extend(parts.split(' ').map(|part| format!("layers.{i}.{part}.weight")));
+    }
+    expected.extend(["ln_final.weight", "lm_head.weight"].map(String::from));
+    let model = model(Choice::Naive)?;
+    let names: Vec<_> = model.parameters().iter().map(|(name, _)| name.clone()).collect();
+    ensure!(names == expected, "the parameters are {names:?}, the reference's {expected:?}");
+    let trained = model.parameters().iter().all(|(_, value)| value.requires_grad() && value.is_leaf());
+    ensure!(trained, "a parameter is no leaf that requires a gradient");
+    Verdict::passed(format!("{} tensors", names.len()))
+}
+
+/// The golden case made by PyTorch's own operators in float64.
+pub fn logits_loss_and_gradients() -> Result<Verdict> {
+    golden("transformer", include_bytes!("../../../suites/cases/transformer.safetensors"))
+}
+
+pub fn norm_and_rotary_positions() -> Result<Verdict> {
+    golden("rmsnorm", include_bytes!("../../../suites/cases/rmsnorm.safetensors"))?;
+    golden("rmsnorm_bfloat16", include_bytes!("../../../suites/cases/rmsnorm_bfloat16.safetensors"))?;
+    golden("rope", include_bytes!("../../../suites/cases/rope.safetensors"))
+}
+
+/// The golden case made by `torch.optim.AdamW`.
+pub fn adamw_over_many_steps() -> Result<Verdict> {
+    golden("adamw", include_bytes!("../../../suites/cases/adamw.safetensors"))
+}
+
+/// The golden files are part of the program, so that a carried binary checks itself.
+fn golden(name: &str, bytes: &[u8]) -> Result<Verdict> {
+    let case = CaseFile::parse(bytes, Path::new(name))?;
+    let error = cases::require(&cases::run(&case)?)?;
+    Verdict::passed(format!("largest absolute error {error:.1e}"))
+}
+
+/// Logits of the same model under every choice of attention.
+pub fn attention_choices_agree() -> Result<Verdict> {
+    let tokens = tokens(2, 16)?;
+    let naive = tch::no_grad(|| model(Choice::Naive)?.forward(&tokens))?;
+    let mut largest = 0.0f64;
+    for choice in Choice::ALL {
+        let logits = tch::no_grad(|| model(choice)?.forward(&tokens))?;
+        // Logits are of order 1; the choices differ by the order of float32 sums over at most 16 keys.
+        let comparison = cases::compare(choice.name(), "logits", &logits, &naive, 1e-4, 1e-5);
+        largest = largest.max(cases::require(&[comparison])?);
+    }
+    Verdict::passed(format!("{} choices, largest difference {largest:.1e}", Choice::ALL.len()))
+}
+
+/// Causality of the whole model: another last token leaves all logits before it as they were.
+pub fn later_tokens_change_nothing_before() -> Result<Verdict> {
+    let first = tokens(1, 16)?;
+    // Random tokens are never 0.
+    let second = first.f_detach_copy()?;
+    let _ = second.f_narrow(1, 15, 1)?.f_zero_()?;
+    for choice in Choice::ALL {
+        let model = model(choice)?;
+        let [a, b] = [&first, &second].map(|tokens| tch::no_grad(|| model.forward(tokens)));
+        let (a, b) = (a?, b?);
+        let before = |logits: &Tensor| -> Result<Tensor> { Ok(logits.f_narrow(1, 0, 15)?) };
+        let comparison = cases::compare(choice.name(), "logits before the last", &before(&b)?, &before(&a)?, 0.0, 1e-6);
+        cases::require(&[comparison])?;
+        let last = a.f_select(1, 15)?.f_sub(&b.f_select(1, 15)?)?.f_abs()?.f_max()?.f_double_value(&[])?;
+        ensure!(last > 1e-3, "{}: the last token does not reach its own logits", choice.name());
+    }
+    Verdict::passed(format!("{} choices of attention", Choice::ALL.len()))
+}
+
+/// Thirty steps on one batch must all but memorise it.
+pub fn loss_falls_on_one_batch() -> Result<Verdict> {
+    let model = model(Choice::Naive)?;
+    let (tokens, targets) = (tokens(2, 12)?, tokens(2, 12)?);
+    let mut adamw = AdamW::new(AdamWOptions { lr: 1e-2, ..AdamWOptions::default() })?;
+    let mut losses = Vec::new();
+    for _ in 0..30 {
+        let loss = cross_entropy(&model.forward(&tokens)?, &targets)?;
+        losses.push(loss.f_double_value(&[])?);
+        backward(&loss)?;
+        adamw.step(model.parameters())?;
+        zero_grad(model.parameters())?;
+    }
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    // A model that knows nothing pays log(50) = 3.91.
+    ensure!((3.0..6.0).contains(&first), "the loss starts at {first:.3}, far from log(vocab_size)");
+    ensure!(last < 0.2 * first, "the loss fell only from {first:.3} to {last:.3} in {} steps", losses.len());
+    Verdict::passed(format!("from {first:.2} to {last:.4} in {} steps", losses.len()))
+}
+
+/// The measuring routine gives as many samples as were asked for, of the parts that were asked for and no others.
+pub fn every_pass_is_timed() -> Result<Verdict> {
+    for pass in [Pass::Forward, Pass::ForwardBackward, Pass::TrainingStep] {
+        let params = Params {
+            size: SizeName::Tiny,
+            context_length: 8,
+            batch_size: 1,
+            vocab_size: 50,
+            pass,
+            dtype: Precision::Float32,
+            attention: Choice::Naive,
+            warmup: 1,
+            steps: 2,
+        };
+        let Row { warmup, forward, backward, optimizer, total, .. } = measure_on(&params, Device::Cpu, false)?;
+        let lengths =
+            [Some(forward), backward, optimizer, Some(total), warmup].map(|s| s.map_or(0, |s| s.samples.len()));
+        let expected = match pass {
+            Pass::Forward => [2, 0, 0, 2, 1],
+            Pass::ForwardBackward => [2, 2, 0, 2, 1],
+            Pass::TrainingStep => [2, 2, 2, 2, 1],
+        };
+        ensure!(lengths == expected, "{pass:?} gave {lengths:?} samples, expected {expected:?}");
+    }
+    Verdict::passed("three passes")
+}
+
+fn model(attention: Choice) -> Result<Transformer> {
+    Transformer::new(&SMALL, Device::Cpu, 336, attention)
+}
+
+fn tokens(batch: i64, seq: i64) -> Result<Tensor> {
+    Ok(Tensor::f_randint_low(1, SMALL.vocab_size, [batch, seq], (Kind::Int64, Device::Cpu))?)
+}

@@ -1,0 +1,111 @@
+//! Mixed precision: operators that gain from it compute in a 16-bit kind inside a scope.
+
+use anyhow::{Result, bail};
+use tch::{Device, Kind};
+
+use super::bridge::{ffi, lift};
+use super::library::cuda_index;
+
+/// Runs `body` with operators on `device`'s type cast as libtorch's autocast lists say, to `dtype` (bf16 or fp16).
+///
+/// Scopes nest, of one type or several. What was set before is put back also after an error or a panic, and the casts
+/// of parameters that libtorch caches are dropped on leaving the outermost scope. Autocast belongs to the calling
+/// thread; a backward computes in the kinds that its forward chose.
+///
+/// Errors: those of `body`; another `dtype`; [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
+pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // c10/core/ScalarType.h
+    let scalar_type = match dtype {
+        Kind::Half => 5,
+        Kind::BFloat16 => 15,
+        _ => bail!("autocast to {dtype:?}: only Half and BFloat16 are 16-bit floating point"),
+    };
+    let is_cuda = device != Device::Cpu;
+    if is_cuda {
+        cuda_index(device)?;
+    }
+    let before = lift(ffi::enter_autocast(is_cuda, scalar_type))?;
+    let _scope = Scope { is_cuda, before: Some(before) };
+    body()
+}
+
+struct Scope {
+    is_cuda: bool,
+    before: Option<ffi::AutocastState>,
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let Some(before) = self.before.take() else { return };
+        lift(ffi::leave_autocast(self.is_cuda, before)).expect("setting thread-local flags does not fail");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use tch::Tensor;
+
+    use super::*;
+    use crate::torch::autograd::backward;
+
+    fn product(device: Device) -> Kind {
+        let a = Tensor::ones([2, 2], (Kind::Float, device));
+        a.matmul(&a).kind()
+    }
+
+    #[test]
+    fn products_are_16_bit_inside_and_fp32_outside() {
+        for dtype in [Kind::BFloat16, Kind::Half] {
+            let inside = autocast(Device::Cpu, dtype, || Ok(product(Device::Cpu))).unwrap();
+            assert_eq!((inside, product(Device::Cpu)), (dtype, Kind::Float));
+        }
+    }
+
+    #[test]
+    fn an_error_and_a_panic_leave_the_scope() {
+        let error = autocast(Device::Cpu, Kind::BFloat16, || -> Result<()> { bail!("inside") }).unwrap_err();
+        assert_eq!((error.to_string().as_str(), product(Device::Cpu)), ("inside", Kind::Float));
+        let panicking = || autocast(Device::Cpu, Kind::BFloat16, || -> Result<()> { panic!("inside") });
+        assert!(catch_unwind(AssertUnwindSafe(panicking)).is_err());
+        assert_eq!(product(Device::Cpu), Kind::Float);
+    }
+
+    #[test]
+    fn scopes_nest_and_an_inner_one_puts_the_outer_kind_back() {
+        let kinds = autocast(Device::Cpu, Kind::BFloat16, || {
+            let inner = autocast(Device::Cpu, Kind::Half, || Ok(product(Device::Cpu)))?;
+            Ok((inner, product(Device::Cpu)))
+        });
+        assert_eq!(kinds.unwrap(), (Kind::Half, Kind::BFloat16));
+        assert_eq!(product(Device::Cpu), Kind::Float);
+    }
+
+    #[test]
+    fn a_parameter_that_changed_between_scopes_is_cast_anew() {
+        let mut weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let x = Tensor::ones([2, 2], (Kind::Float, Device::Cpu));
+        let first_element = |weight: &Tensor| {
+            autocast(Device::Cpu, Kind::BFloat16, || Ok(x.matmul(weight).double_value(&[0, 0]))).unwrap()
+        };
+        assert_eq!(first_element(&weight), 2.0);
+        tch::no_grad(|| weight.f_fill_(3.0).map(drop)).unwrap();
+        assert_eq!(first_element(&weight), 6.0);
+    }
+
+    #[test]
+    fn gradients_of_fp32_parameters_are_fp32() {
+        let weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let loss = autocast(Device::Cpu, Kind::BFloat16, || Ok(weight.matmul(&weight).sum(Kind::Float))).unwrap();
+        backward(&loss).unwrap();
+        assert_eq!(weight.grad().kind(), Kind::Float);
+        assert_eq!(weight.grad().double_value(&[0, 0]), 4.0);
+    }
+
+    #[test]
+    fn other_kinds_are_refused() {
+        let error = autocast(Device::Cpu, Kind::Float, || Ok(())).unwrap_err();
+        assert!(error.to_string().contains("autocast to Float"), "{error}");
+    }
+}

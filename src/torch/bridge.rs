@@ -1,0 +1,243 @@
+//! The boundary to the C++ shim: every function it offers, and how tensors and errors cross.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Result, anyhow};
+use cxx::{CxxVector, UniquePtr};
+
+use super::autograd::Callback;
+use super::hooks::{HookList, new_hook_list};
+use crate::error::{Fault, fault_in_words};
+
+pub(super) type TensorList = CxxVector<ffi::Tensor>;
+
+#[cxx::bridge(namespace = "cs336")]
+pub(super) mod ffi {
+    /// What autocast was before it was entered; `dtype` is libtorch's number of a kind.
+    struct AutocastState {
+        enabled: bool,
+        dtype: i8,
+    }
+
+    /// A quantity now, and its largest value since the peaks were last reset.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct Gauge {
+        current: u64,
+        peak: u64,
+    }
+
+    /// What the caching allocator of one device holds.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct AllocatorStats {
+        /// In tensors, rounded up to the allocator's blocks.
+        allocated_bytes: Gauge,
+        /// Taken from the driver, whether in use or kept for reuse.
+        reserved_bytes: Gauge,
+        /// In tensors, or freed but still waited for by a stream: what PyTorch's timeline draws.
+        active_bytes: Gauge,
+        /// In tensors, before rounding.
+        requested_bytes: Gauge,
+        /// Allocations that succeeded only after the cache had been emptied.
+        num_alloc_retries: u64,
+        num_ooms: u64,
+    }
+
+    /// A device's memory as its driver counts it, other programs' included.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct MemoryInfo {
+        free_bytes: u64,
+        total_bytes: u64,
+    }
+
+    extern "Rust" {
+        type Outcome;
+        fn failed(self: &Outcome) -> bool;
+        fn words(self: &Outcome) -> String;
+        fn stash(self: &Outcome);
+        fn stash_out_of_memory();
+
+        type Callback;
+        fn forward(
+            self: &Callback,
+            inputs: &CxxVector<Tensor>,
+            outputs: Pin<&mut CxxVector<Tensor>>,
+            saved: Pin<&mut CxxVector<Tensor>>,
+        ) -> Box<Outcome>;
+        fn backward(
+            self: &Callback,
+            saved: &CxxVector<Tensor>,
+            grad_outputs: &CxxVector<Tensor>,
+            grad_inputs: Pin<&mut CxxVector<Tensor>>,
+        ) -> Box<Outcome>;
+
+        type HookList;
+        fn new_hook_list() -> Box<HookList>;
+        fn run(self: &HookList, parameter: &Tensor) -> Box<Outcome>;
+    }
+
+    unsafe extern "C++" {
+        include!("cs336/src/torch/shim/autograd.h");
+        include!("cs336/src/torch/shim/device.h");
+        include!("cs336/src/torch/shim/gloo.h");
+        include!("cs336/src/torch/shim/library.h");
+
+        #[namespace = "at"]
+        type Tensor;
+        fn new_tensors() -> UniquePtr<CxxVector<Tensor>>;
+        fn push(list: Pin<&mut CxxVector<Tensor>>, tensor: &Tensor);
+        fn push_undefined(list: Pin<&mut CxxVector<Tensor>>);
+        fn is_defined(tensor: &Tensor) -> bool;
+
+        fn apply_function(callback: Box<Callback>, inputs: &CxxVector<Tensor>) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
+        fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
+        fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
+        fn release_grad(parameter: &Tensor) -> Result<()>;
+
+        fn enter_autocast(is_cuda: bool, dtype: i8) -> Result<AutocastState>;
+        fn leave_autocast(is_cuda: bool, before: AutocastState) -> Result<()>;
+        fn allocator_stats(device: i8) -> Result<AllocatorStats>;
+        fn memory_info(device: i8) -> Result<MemoryInfo>;
+        fn reset_peak_stats(device: i8) -> Result<()>;
+        fn empty_cache(device: i8) -> Result<()>;
+        fn current_stream_handle(device: i8) -> Result<u64>;
+        fn synchronize_device(device: i8) -> Result<()>;
+
+        fn load_library(name: &str) -> Result<()>;
+        fn abi_version() -> u64;
+        fn cpu_capability() -> Result<String>;
+        fn parallel_info() -> Result<String>;
+        fn build_config() -> Result<String>;
+        fn cuda_runtime_version() -> Result<i64>;
+        fn cudnn_version() -> Result<i64>;
+        fn num_threads() -> Result<i32>;
+        fn set_num_threads(count: i32) -> Result<()>;
+        fn allow_tf32_matmul() -> Result<bool>;
+        fn allow_tf32_cudnn() -> Result<bool>;
+        fn set_allow_tf32(matmul: bool, cudnn: bool) -> Result<()>;
+
+        type GlooWork;
+        fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
+        fn is_completed(self: &GlooWork) -> Result<bool>;
+        type GlooGroup;
+        fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
+        fn broadcast(self: &GlooGroup, tensor: &Tensor, root: i32) -> Result<UniquePtr<GlooWork>>;
+        fn all_gather(self: &GlooGroup, outputs: &CxxVector<Tensor>, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
+        fn reduce_scatter_sum(self: &GlooGroup, output: &Tensor, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
+        fn barrier(self: &GlooGroup) -> Result<UniquePtr<GlooWork>>;
+        type StoreServer;
+        fn serve_store(host: &str, port: u16, listener: i32, timeout_ms: i64) -> Result<UniquePtr<StoreServer>>;
+        fn connect_gloo(
+            host: &str,
+            port: u16,
+            listener: i32,
+            rank: i32,
+            world_size: i32,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<GlooGroup>>;
+    }
+
+    impl CxxVector<Tensor> {}
+}
+
+// SAFETY: these hold atomically counted handles to c10d objects that c10d itself passes between threads, and being
+// no `Sync` each is used by one thread at a time.
+unsafe impl Send for ffi::GlooWork {}
+// SAFETY: as above.
+unsafe impl Send for ffi::GlooGroup {}
+// SAFETY: as above.
+unsafe impl Send for ffi::StoreServer {}
+
+/// What a Rust callback that C++ called came to; C++ throws it on if it failed.
+pub(super) struct Outcome(RefCell<Option<anyhow::Error>>);
+
+impl Outcome {
+    /// Runs a callback; its error or panic becomes the outcome, with `context()` before it.
+    pub(super) fn of(context: impl Fn() -> String, body: impl FnOnce() -> Result<()>) -> Box<Self> {
+        // Unwind safety: whatever the body was changing is dropped or refused with the error it turns into.
+        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_words(panic.as_ref())));
+        Box::new(Self(RefCell::new(result.err().map(|error| error.context(context())))))
+    }
+
+    fn failed(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    fn words(&self) -> String {
+        self.0.borrow().as_ref().map(|error| format!("{error:#}")).unwrap_or_default()
+    }
+
+    fn stash(&self) {
+        if let Some(error) = self.0.take() {
+            PENDING.set(Some(Pending::Callback(error)));
+        }
+    }
+}
+
+fn panic_words(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
+    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    anyhow!("panicked: {}", words.unwrap_or("a payload that is no text"))
+}
+
+/// What the words of a C++ exception do not carry.
+enum Pending {
+    Callback(anyhow::Error),
+    OutOfMemory,
+}
+
+thread_local! {
+    // Set by the shim as it catches an exception, taken by `lift` right after on the same thread: no callback and
+    // no other thread comes between, whichever thread of libtorch the exception came from.
+    static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
+}
+
+fn stash_out_of_memory() {
+    PENDING.set(Some(Pending::OutOfMemory));
+}
+
+/// Gives a shim's failure its type back: a callback's own error, or [`Fault::OutOfMemory`], or libtorch's words.
+pub(super) fn lift<T>(result: Result<T, cxx::Exception>) -> Result<T> {
+    let pending = PENDING.take();
+    result.map_err(|exception| {
+        let words = exception.what().trim_end();
+        match (pending, fault_in_words(words)) {
+            (Some(Pending::Callback(error)), _) => error,
+            (_, Some(fault)) => fault.into(),
+            (Some(Pending::OutOfMemory), None) => {
+                Fault::OutOfMemory { requested_bytes: None, message: words.to_string() }.into()
+            }
+            (None, None) => anyhow!("{words}"),
+        }
+    })
+}
+
+/// The C++ tensor inside a `tch` tensor.
+pub(super) fn borrow(tensor: &tch::Tensor) -> &ffi::Tensor {
+    // SAFETY: tch holds a non-null pointer to a heap `at::Tensor` that it frees only on drop, and `tensor` stays
+    // borrowed for as long as the result.
+    unsafe { &*tensor.as_ptr().cast::<ffi::Tensor>() }
+}
+
+/// A `tch` tensor sharing the storage and the graph of a C++ one.
+pub(super) fn share(tensor: &ffi::Tensor) -> tch::Tensor {
+    // SAFETY: a live `at::Tensor` is what tch's pointer means; tch copies the handle and keeps no pointer to this one.
+    unsafe { tch::Tensor::clone_from_ptr(std::ptr::from_ref(tensor).cast_mut().cast()) }
+}
+
+pub(super) fn list<'a>(tensors: impl IntoIterator<Item = &'a tch::Tensor>) -> UniquePtr<TensorList> {
+    let mut list = ffi::new_tensors();
+    for tensor in tensors {
+        ffi::push(list.pin_mut(), borrow(tensor));
+    }
+    list
+}
+
+pub(super) fn share_all(list: &TensorList) -> Vec<tch::Tensor> {
+    list.iter().map(share).collect()
+}
+
+/// As [`share_all`], with `None` for an undefined tensor.
+pub(super) fn share_defined(list: &TensorList) -> Vec<Option<tch::Tensor>> {
+    list.iter().map(|tensor| ffi::is_defined(tensor).then(|| share(tensor))).collect()
+}

@@ -1,0 +1,204 @@
+//! Ranks as threads of this process, and one test with a real process that is killed.
+
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use super::*;
+
+const HOST: &str = "127.0.0.1";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn rendezvous(port: u16, rank: usize, world_size: usize, timeout: Duration) -> Rendezvous<'static> {
+    Rendezvous { host: HOST, port, rank, world_size, timeout }
+}
+
+/// Runs `body` as every rank of a group, each on a thread; gives the results in order of rank.
+fn ranks<T: Send>(world_size: usize, timeout: Duration, body: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
+    let store = Store::serve(HOST, PATIENCE).unwrap();
+    let (port, body) = (store.port(), &body);
+    thread::scope(|scope| {
+        let join = move |rank| body(ProcessGroup::join(rendezvous(port, rank, world_size, timeout)).unwrap());
+        let handles: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+fn tensor(values: &[f64], kind: Kind) -> Tensor {
+    Tensor::from_slice(values).to_kind(kind)
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).view([-1])).unwrap()
+}
+
+#[test]
+fn all_collectives_give_the_right_values_for_every_kind() {
+    // Small whole numbers are exact in every kind.
+    ranks(3, PATIENCE, |group| {
+        let rank = group.rank() as f64;
+        assert_eq!(group.world_size(), 3);
+        for kind in [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half, Kind::Int64] {
+            let mine = || tensor(&[rank, 10.0 * rank], kind);
+            let summed = mine();
+            group.all_reduce(&[summed.shallow_clone()], ReduceOp::Sum).unwrap();
+            assert_eq!(values(&summed), [3.0, 30.0], "{kind:?}");
+            let sent = mine();
+            group.broadcast(&sent, 2).unwrap();
+            assert_eq!(values(&sent), [2.0, 20.0], "{kind:?}");
+            let gathered: Vec<_> = group.all_gather(&mine()).unwrap().iter().map(values).collect();
+            assert_eq!(gathered, [[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]], "{kind:?}");
+            let rows = tensor(&[rank, 1.0, 2.0 * rank, 2.0, 3.0 * rank, 3.0], kind).view([3, 2]);
+            let share = group.reduce_scatter(&rows, ReduceOp::Sum).unwrap();
+            assert_eq!(share.size(), [1, 2]);
+            assert_eq!(values(&share), [3.0 * (rank + 1.0), 3.0 * (rank + 1.0)], "{kind:?}");
+            if kind != Kind::Int64 {
+                let mean = mine();
+                group.all_reduce(&[mean.shallow_clone()], ReduceOp::Average).unwrap();
+                assert_eq!(values(&mean), [1.0, 10.0], "{kind:?}");
+                let share = group.reduce_scatter(&rows, ReduceOp::Average).unwrap();
+                assert_eq!(values(&share), [rank + 1.0, rank + 1.0], "{kind:?}");
+            }
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn several_tensors_are_reduced_each_for_itself() {
+    ranks(2, PATIENCE, |group| {
+        let rank = group.rank() as f64;
+        let tensors = [tensor(&[rank], Kind::Float), tensor(&[1.0, rank, 2.0], Kind::Float)];
+        group.all_reduce(&tensors, ReduceOp::Sum).unwrap();
+        assert_eq!(values(&tensors[0]), [1.0]);
+        assert_eq!(values(&tensors[1]), [2.0, 1.0, 4.0]);
+    });
+}
+
+#[test]
+fn asynchronous_work_completes_in_any_order_of_waiting() {
+    ranks(2, PATIENCE, |group| {
+        let rank = group.rank() as f64;
+        let tensors: Vec<_> = (0..8).map(|i| tensor(&[rank + f64::from(i)], Kind::Float)).collect();
+        let start = |tensor: &Tensor| group.all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Average).unwrap();
+        let mut work: Vec<Work> = tensors.iter().map(start).collect();
+        let mut gather = group.all_gather_async(&tensor(&[rank], Kind::Int64)).unwrap();
+        for work in work.iter_mut().rev() {
+            work.wait(PATIENCE).unwrap();
+            assert!(work.is_completed().unwrap());
+            // Waiting twice does not divide twice.
+            work.wait(PATIENCE).unwrap();
+        }
+        gather.wait(PATIENCE).unwrap();
+        assert_eq!(gather.into_outputs().iter().map(values).collect::<Vec<_>>(), [[0.0], [1.0]]);
+        for (i, tensor) in tensors.iter().enumerate() {
+            assert_eq!(values(tensor), [0.5 + i as f64]);
+        }
+    });
+}
+
+#[test]
+fn a_parameter_that_requires_a_gradient_can_be_averaged() {
+    ranks(2, PATIENCE, |group| {
+        let parameter = tensor(&[group.rank() as f64], Kind::Float).set_requires_grad(true);
+        group.all_reduce(&[parameter.shallow_clone()], ReduceOp::Average).unwrap();
+        assert_eq!(values(&parameter.detach()), [0.5]);
+        assert!(parameter.requires_grad() && parameter.is_leaf());
+    });
+}
+
+#[test]
+fn misuse_is_refused_before_anything_is_sent() {
+    ranks(2, PATIENCE, |group| {
+        let floats = Tensor::zeros([4, 4], (Kind::Float, Device::Cpu));
+        let words = |result: Result<()>| format!("{:#}", result.unwrap_err());
+        assert!(words(group.all_reduce(&[], ReduceOp::Sum)).contains("no tensors"));
+        assert!(words(group.all_reduce(&[floats.slice(1, 0, 2, 1)], ReduceOp::Sum)).contains("contiguous"));
+        assert!(words(group.all_reduce(&[floats.to_kind(Kind::Int64)], ReduceOp::Average)).contains("Int64"));
+        assert!(words(group.broadcast(&floats, 2)).contains("rank 2 of 2"));
+        assert!(words(group.reduce_scatter(&floats.slice(0, 0, 3, 1), ReduceOp::Sum).map(drop)).contains("evenly"));
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_take_part_is_a_timeout_and_the_group_can_be_dropped() {
+    let timeout = Duration::from_millis(700);
+    let done = ranks(2, timeout, |group| {
+        if group.rank() == 1 {
+            thread::sleep(3 * timeout);
+            return None;
+        }
+        let started = Instant::now();
+        let tensor = Tensor::ones([4], (Kind::Float, Device::Cpu));
+        let mut work = group.all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Sum).unwrap();
+        let early = work.wait(Duration::from_millis(50)).unwrap_err();
+        assert!(format!("{early:#}").contains("timed out"), "{early:#}");
+        let error = format!("{:#}", work.wait(PATIENCE).unwrap_err());
+        drop(group);
+        Some((error, started.elapsed()))
+    });
+    let (error, elapsed) = done[0].as_ref().unwrap();
+    assert!(error.starts_with("all-reduce, rank 0 of 2: "), "{error}");
+    assert!(error.contains("Timed out waiting 700ms"), "{error}");
+    assert!(*elapsed < 3 * timeout, "{elapsed:?}");
+}
+
+#[test]
+fn a_peer_that_never_comes_is_an_error_within_the_timeout() {
+    let timeout = Duration::from_millis(800);
+    for rank in [0, 1] {
+        let started = Instant::now();
+        let port = free_port(HOST).unwrap();
+        let error = ProcessGroup::connect(rendezvous(port, rank, 2, timeout)).err().unwrap();
+        let error = format!("{error:#}");
+        assert!(error.starts_with(&format!("rank {rank} of 2 meeting at 127.0.0.1:{port}: ")), "{error}");
+        assert!(started.elapsed() < 10 * timeout, "{:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn rank_0_listens_on_loopback_alone_and_names_a_taken_port() {
+    let port = free_port(HOST).unwrap();
+    thread::scope(|scope| {
+        let join = |rank| move || ProcessGroup::connect(rendezvous(port, rank, 2, PATIENCE)).unwrap();
+        let (first, second) = (scope.spawn(join(0)), scope.spawn(join(1)));
+        let (_first, _second) = (first.join().unwrap(), second.join().unwrap());
+        assert!(TcpListener::bind(("127.0.0.2", port)).is_ok(), "the store listens on every address");
+        let error = ProcessGroup::connect(rendezvous(port, 0, 1, PATIENCE)).err().unwrap();
+        assert!(format!("{error:#}").contains("in use"), "{error:#}");
+    });
+}
+
+#[test]
+fn a_killed_peer_process_is_an_error_and_the_group_can_be_dropped() {
+    const PORT: &str = "CS336_TEST_GLOO_PORT";
+    const NAME: &str = "torch::gloo::tests::a_killed_peer_process_is_an_error_and_the_group_can_be_dropped";
+    let one = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu));
+    if let Ok(port) = std::env::var(PORT) {
+        // This is the peer: it takes part once and then only waits to be killed.
+        let group = ProcessGroup::join(rendezvous(port.parse().unwrap(), 1, 2, PATIENCE)).unwrap();
+        group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).unwrap();
+        thread::sleep(3 * PATIENCE);
+        return;
+    }
+    let store = Store::serve(HOST, PATIENCE).unwrap();
+    let mut peer = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME])
+        .env(PORT, store.port().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let group = ProcessGroup::join(rendezvous(store.port(), 0, 2, PATIENCE)).unwrap();
+    group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).unwrap();
+    assert_eq!(one.double_value(&[0]), 2.0);
+    let mut under_way = group.all_reduce_async(&[one.shallow_clone()], ReduceOp::Sum).unwrap();
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    let started = Instant::now();
+    let error = format!("{:#}", under_way.wait(PATIENCE).unwrap_err());
+    assert!(error.contains("onnection") && !error.contains("imed out"), "{error}");
+    assert!(group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).is_err());
+    drop(group);
+    assert!(started.elapsed() < PATIENCE / 2, "a closed connection is known at once, not at the timeout");
+}

@@ -1,0 +1,149 @@
+//! The libtorch that is loaded: its version, its CUDA half, and the switches that change its numbers.
+
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+use tch::{Cuda, Device};
+
+use super::bridge::{ffi, lift};
+use crate::error::Fault;
+
+/// Loads libtorch's CUDA half where an NVIDIA driver is; call it first thing in every program.
+///
+/// It is not linked: it would add about 0.13 s and its relocations to every start on machines without a GPU. It
+/// must come before any other use of libtorch, which looks for CUDA once and remembers the answer. Later calls
+/// repeat the first one's result.
+///
+/// Errors: [`Fault::NotAvailable`] when the driver, or the CUDA build of libtorch, is missing.
+pub fn load_cuda() -> Result<(), Fault> {
+    static LOADED: OnceLock<Result<(), Fault>> = OnceLock::new();
+    let load = || {
+        let load = |library: &str, needs: &str| {
+            let missing = |error| Fault::NotAvailable { needs: needs.to_string(), has: format!("none ({error})") };
+            lift(ffi::load_library(library)).map_err(missing)
+        };
+        load("libcuda.so.1", "an NVIDIA driver")?;
+        load("libtorch_cuda.so", "a CUDA build of libtorch")
+    };
+    LOADED.get_or_init(load).clone()
+}
+
+/// CUDA device `index`, if this machine has it.
+///
+/// Errors: [`Fault::NotAvailable`].
+pub fn cuda_device(index: usize) -> Result<Device> {
+    cuda_index(Device::Cuda(index))?;
+    Ok(Device::Cuda(index))
+}
+
+/// The index that the shim knows a CUDA device by.
+pub(super) fn cuda_index(device: Device) -> Result<i8> {
+    let needs = format!("a CUDA GPU (asked for {device:?})");
+    let Device::Cuda(index) = device else {
+        return Err(Fault::NotAvailable { needs, has: format!("{device:?}") }.into());
+    };
+    load_cuda()?;
+    let count = usize::try_from(Cuda::device_count()).unwrap_or(0);
+    if index < count {
+        return i8::try_from(index).context("CUDA device index");
+    }
+    Err(Fault::NotAvailable { needs, has: format!("{count} CUDA GPUs") }.into())
+}
+
+/// The version of the library that is loaded, as `"2.11.0"`; a bundle may meet another than it was built with.
+pub fn version() -> String {
+    let [major, minor, patch, ..] = ffi::abi_version().to_be_bytes();
+    format!("{major}.{minor}.{patch}")
+}
+
+/// The version of CUDA that libtorch brings, as `"13.0"`; `None` where its CUDA half is not loaded.
+pub fn cuda_version() -> Option<String> {
+    load_cuda().ok()?;
+    let version = lift(ffi::cuda_runtime_version()).ok()?;
+    Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+}
+
+/// The version of cuDNN that is loaded, as `"9.15.1"`; `None` where libtorch's CUDA half is not loaded.
+pub fn cudnn_version() -> Option<String> {
+    load_cuda().ok()?;
+    let version = lift(ffi::cudnn_version()).ok()?;
+    Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+/// The vector instructions that libtorch's CPU kernels use on this machine, as `"AVX512"`.
+pub fn cpu_capability() -> Result<String> {
+    lift(ffi::cpu_capability())
+}
+
+/// libtorch's own account, over several lines, of its thread pools.
+pub fn parallel_info() -> Result<String> {
+    lift(ffi::parallel_info())
+}
+
+/// libtorch's own account, over several lines, of how it was built and with which libraries.
+pub fn build_config() -> Result<String> {
+    lift(ffi::build_config())
+}
+
+/// How many threads one operator may use on the CPU.
+pub fn num_threads() -> Result<usize> {
+    Ok(usize::try_from(lift(ffi::num_threads())?)?)
+}
+
+/// Sets how many threads one operator may use on the CPU, for the whole process.
+pub fn set_num_threads(count: usize) -> Result<()> {
+    ensure!(count > 0, "an operator needs at least one thread");
+    lift(ffi::set_num_threads(i32::try_from(count)?))
+}
+
+/// Whether fp32 products may be rounded to TF32 on CUDA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllowTf32 {
+    /// In cuBLAS, so in every matrix product; libtorch starts with `false`.
+    pub matmul: bool,
+    /// In cuDNN, so in convolutions; libtorch starts with `true`.
+    pub cudnn: bool,
+}
+
+pub fn allow_tf32() -> Result<AllowTf32> {
+    Ok(AllowTf32 { matmul: lift(ffi::allow_tf32_matmul())?, cudnn: lift(ffi::allow_tf32_cudnn())? })
+}
+
+/// Sets, for the whole process, whether fp32 products may be rounded to TF32 on CUDA.
+pub fn set_allow_tf32(allow: AllowTf32) -> Result<()> {
+    lift(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::fault_of;
+
+    #[test]
+    fn the_loaded_library_says_what_it_is() {
+        assert_eq!(version(), "2.11.0");
+        assert!(["DEFAULT", "AVX2", "AVX512", "NO AVX"].contains(&cpu_capability().unwrap().as_str()));
+        assert!(parallel_info().unwrap().contains("at::get_num_threads()"));
+        assert!(build_config().unwrap().contains("PyTorch built with"));
+        assert!(num_threads().unwrap() > 0);
+        assert!(set_num_threads(0).is_err());
+    }
+
+    #[test]
+    fn tf32_is_off_for_products_and_can_be_switched() {
+        let before = allow_tf32().unwrap();
+        assert!(!before.matmul);
+        set_allow_tf32(AllowTf32 { matmul: true, cudnn: false }).unwrap();
+        assert_eq!(allow_tf32().unwrap(), AllowTf32 { matmul: true, cudnn: false });
+        set_allow_tf32(before).unwrap();
+        assert_eq!(allow_tf32().unwrap(), before);
+    }
+
+    #[test]
+    fn a_missing_gpu_is_a_typed_fault() {
+        let error = cuda_device(63).unwrap_err();
+        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        assert_eq!(cuda_version().is_some(), load_cuda().is_ok());
+        assert_eq!(cudnn_version().is_some(), load_cuda().is_ok());
+    }
+}

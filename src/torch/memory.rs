@@ -1,0 +1,44 @@
+//! What a device's caching allocator holds, and what it held at its peak.
+
+use anyhow::Result;
+use tch::Device;
+
+pub use super::bridge::ffi::{AllocatorStats, Gauge, MemoryInfo};
+use super::bridge::{ffi, lift};
+use super::library::cuda_index;
+
+/// Counts of the allocator of `device`, over all its pools and streams.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] on the CPU, whose allocator counts nothing.
+pub fn stats(device: Device) -> Result<AllocatorStats> {
+    lift(ffi::allocator_stats(cuda_index(device)?))
+}
+
+/// Lets every peak of [`stats`] start again from the current value.
+pub fn reset_peaks(device: Device) -> Result<()> {
+    lift(ffi::reset_peak_stats(cuda_index(device)?))
+}
+
+/// Gives cached memory that no tensor uses back to the driver, on every CUDA device.
+pub fn empty_cache(device: Device) -> Result<()> {
+    lift(ffi::empty_cache(cuda_index(device)?))
+}
+
+/// Free and total memory of `device` by its driver's count.
+pub fn info(device: Device) -> Result<MemoryInfo> {
+    lift(ffi::memory_info(cuda_index(device)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn the_cpu_allocator_counts_nothing() {
+        for error in [stats(Device::Cpu).map(drop), reset_peaks(Device::Cpu), info(Device::Cpu).map(drop)] {
+            let error = error.unwrap_err();
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Bytes of tensors in use and at their peak since a point in the program, counted exactly on either device.
+
+use anyhow::Result;
+use cxx::UniquePtr;
+use tch::Device;
+
+use super::memory;
+
+#[cxx::bridge(namespace = "cs336")]
+mod ffi {
+    unsafe extern "C++" {
+        include!("cs336/src/torch/shim/meter.h");
+
+        type CpuMeter;
+        fn new_cpu_meter() -> UniquePtr<CpuMeter>;
+        fn in_use(self: &CpuMeter) -> i64;
+        fn peak(self: &CpuMeter) -> i64;
+        fn reset_peak(self: &CpuMeter);
+    }
+}
+
+/// Counts from its construction until its drop.
+///
+/// On the CPU, the allocations of this thread and of the backward passes that it starts, to the byte, as libtorch
+/// reports them to its profiler (whose place this takes meanwhile); a tensor that is older than the meter counts neither
+/// when it lives nor when it dies. On CUDA, what the caching allocator holds for tensors beyond what it held at the
+/// start, in its blocks of 512 bytes. Meters of one thread must be dropped in the reverse of their order.
+pub struct Meter(Source);
+
+enum Source {
+    Cpu(UniquePtr<ffi::CpuMeter>),
+    Cuda { device: Device, before: u64 },
+}
+
+impl Meter {
+    pub fn start(device: Device) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self(Source::Cpu(ffi::new_cpu_meter()))),
+            device => Ok(Self(Source::Cuda { device, before: memory::stats(device)?.allocated_bytes.current })),
+        }
+    }
+
+    /// Bytes of tensors alive now.
+    pub fn in_use(&self) -> Result<u64> {
+        match &self.0 {
+            Source::Cpu(meter) => Ok(u64::try_from(meter.in_use()).unwrap_or(0)),
+            Source::Cuda { device, before } => {
+                Ok(memory::stats(*device)?.allocated_bytes.current.saturating_sub(*before))
+            }
+        }
+    }
+
+    /// The most bytes alive at once since the start or the last [`Meter::reset_peak`].
+    pub fn peak(&self) -> Result<u64> {
+        match &self.0 {
+            Source::Cpu(meter) => Ok(u64::try_from(meter.peak()).unwrap_or(0)),
+            Source::Cuda { device, before } => Ok(memory::stats(*device)?.allocated_bytes.peak.saturating_sub(*before)),
+        }
+    }
+
+    /// Starts a new peak from what is in use now. On CUDA this resets the allocator's own peaks.
+    pub fn reset_peak(&self) -> Result<()> {
+        match &self.0 {
+            Source::Cpu(meter) => meter.reset_peak(),
+            Source::Cuda { device, .. } => memory::reset_peaks(*device)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+
+    fn zeros(floats: i64) -> Tensor {
+        Tensor::zeros([floats], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn bytes_are_counted_to_the_byte_and_older_tensors_are_not() {
+        let older = zeros(1000);
+        let meter = Meter::start(Device::Cpu).unwrap();
+        drop(older);
+        let a = zeros(256);
+        drop(zeros(512));
+        assert_eq!((meter.in_use().unwrap(), meter.peak().unwrap()), (1024, 3072));
+        meter.reset_peak().unwrap();
+        assert_eq!(meter.peak().unwrap(), 1024);
+        drop(a);
+        assert_eq!(meter.in_use().unwrap(), 0);
+    }
+
+    #[test]
+    fn what_autograd_keeps_and_what_backward_allocates_is_counted() {
+        let x = zeros(256).set_requires_grad(true);
+        let meter = Meter::start(Device::Cpu).unwrap();
+        let y = x.exp();
+        drop(y.shallow_clone());
+        assert_eq!(meter.in_use().unwrap(), 1024);
+        crate::torch::autograd::backward_from(&y, &y.detach(), false).unwrap();
+        drop(y);
+        assert_eq!(meter.in_use().unwrap(), 1024, "the gradient of x");
+    }
+
+    #[test]
+    fn another_thread_is_not_counted() {
+        let meter = Meter::start(Device::Cpu).unwrap();
+        let elsewhere = std::thread::spawn(|| zeros(256)).join().unwrap();
+        assert_eq!(meter.in_use().unwrap(), 0);
+        drop(elsewhere);
+    }
+}

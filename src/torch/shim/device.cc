@@ -1,0 +1,77 @@
+// Autocast, allocators and streams through libtorch's device-generic interfaces: no CUDA header is needed.
+#include "cs336/src/torch/bridge.rs.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace cs336 {
+
+namespace {
+
+at::DeviceType device_type(bool is_cuda) { return is_cuda ? at::kCUDA : at::kCPU; }
+
+c10::DeviceAllocator &allocator() {
+  // The allocator knows its devices only once CUDA has been initialised.
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return *c10::getDeviceAllocator(at::kCUDA);
+}
+
+Gauge gauge(const c10::CachingAllocator::StatArray &stats) {
+  const auto &all = stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  return {static_cast<uint64_t>(all.current), static_cast<uint64_t>(all.peak)};
+}
+
+} // namespace
+
+AutocastState enter_autocast(bool is_cuda, int8_t dtype) {
+  const auto type = device_type(is_cuda);
+  AutocastState before{at::autocast::is_autocast_enabled(type),
+                       static_cast<int8_t>(at::autocast::get_autocast_dtype(type))};
+  at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(dtype));
+  at::autocast::set_autocast_enabled(type, true);
+  at::autocast::increment_nesting();
+  return before;
+}
+
+void leave_autocast(bool is_cuda, AutocastState before) {
+  const auto type = device_type(is_cuda);
+  if (at::autocast::decrement_nesting() == 0) {
+    at::autocast::clear_cache();
+  }
+  at::autocast::set_autocast_enabled(type, before.enabled);
+  at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(before.dtype));
+}
+
+AllocatorStats allocator_stats(int8_t device) {
+  const auto stats = allocator().getDeviceStats(device);
+  return {gauge(stats.allocated_bytes),
+          gauge(stats.reserved_bytes),
+          gauge(stats.active_bytes),
+          gauge(stats.requested_bytes),
+          static_cast<uint64_t>(stats.num_alloc_retries),
+          static_cast<uint64_t>(stats.num_ooms)};
+}
+
+MemoryInfo memory_info(int8_t device) {
+  const auto [free, total] = allocator().getMemoryInfo(device);
+  return {free, total};
+}
+
+void reset_peak_stats(int8_t device) { allocator().resetPeakStats(device); }
+
+void empty_cache(int8_t) { allocator().emptyCache(); }
+
+uint64_t current_stream_handle(int8_t device) {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  const auto stream = guard.getStream(c10::Device(at::kCUDA, device));
+  return reinterpret_cast<uintptr_t>(stream.native_handle());
+}
+
+void synchronize_device(int8_t device) {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  guard.synchronizeDevice(device);
+}
+
+} // namespace cs336

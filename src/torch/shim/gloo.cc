@@ -1,0 +1,91 @@
+// c10d's Gloo process group over a TCPStore.
+#include "gloo.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/headeronly/version.h>
+
+// The wheel has ProcessGroupGloo.hpp but not the Gloo headers it includes; gloo_headers/ stands in for them.
+// The stand-ins were checked against this version, in which everything of Gloo's own is behind a pointer.
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
+              "check gloo_headers/ against this version of ProcessGroupGloo.hpp");
+
+namespace cs336 {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+c10::intrusive_ptr<c10d::TCPStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms,
+                                              std::optional<std::size_t> wait_for) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = listener >= 0;
+  if (options.isServer) {
+    options.masterListenFd = listener;
+  }
+  options.numWorkers = wait_for;
+  options.waitWorkers = wait_for.has_value();
+  options.timeout = milliseconds(timeout_ms);
+  return c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
+}
+
+Pending pending(c10::intrusive_ptr<c10d::Work> work) { return std::make_unique<GlooWork>(std::move(work)); }
+
+} // namespace
+
+GlooWork::GlooWork(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+GlooWork::~GlooWork() = default;
+
+// kNoTimeout is zero milliseconds.
+void GlooWork::wait(int64_t timeout_ms) const { work_->wait(milliseconds(timeout_ms)); }
+
+bool GlooWork::is_completed() const { return work_->isCompleted(); }
+
+GlooGroup::GlooGroup(c10::intrusive_ptr<c10d::ProcessGroupGloo> group) : group_(std::move(group)) {}
+GlooGroup::~GlooGroup() = default;
+
+Pending GlooGroup::all_reduce_sum(const std::vector<at::Tensor> &tensors) const {
+  auto list = tensors;
+  // Plain allreduce takes several tensors for the shares of several devices, and sums them into each other.
+  return pending(list.size() == 1 ? group_->allreduce(list) : group_->allreduce_coalesced(list));
+}
+
+Pending GlooGroup::broadcast(const at::Tensor &tensor, int32_t root) const {
+  std::vector<at::Tensor> list{tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  return pending(group_->broadcast(list, options));
+}
+
+Pending GlooGroup::all_gather(const std::vector<at::Tensor> &outputs, const at::Tensor &input) const {
+  std::vector<std::vector<at::Tensor>> output_lists{outputs};
+  std::vector<at::Tensor> inputs{input};
+  return pending(group_->allgather(output_lists, inputs));
+}
+
+Pending GlooGroup::reduce_scatter_sum(const at::Tensor &output, const at::Tensor &input) const {
+  at::Tensor out = output, in = input;
+  return pending(group_->_reduce_scatter_base(out, in));
+}
+
+Pending GlooGroup::barrier() const { return pending(group_->barrier()); }
+
+StoreServer::StoreServer(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
+StoreServer::~StoreServer() = default;
+
+std::unique_ptr<StoreServer> serve_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+  return std::make_unique<StoreServer>(open_store(host, port, listener, timeout_ms, std::nullopt));
+}
+
+std::unique_ptr<GlooGroup> connect_gloo(rust::Str host, uint16_t port, int32_t listener, int32_t rank,
+                                        int32_t world_size, int64_t timeout_ms) {
+  auto store = open_store(host, port, listener, timeout_ms, static_cast<std::size_t>(world_size));
+  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+  // Not createDefaultDevice: that looks this machine's own name up, which fails in a sandbox.
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(std::string(host)));
+  auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+  return std::make_unique<GlooGroup>(std::move(group));
+}
+
+} // namespace cs336

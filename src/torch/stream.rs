@@ -1,0 +1,37 @@
+//! The stream that libtorch launches its kernels on.
+
+use anyhow::Result;
+use tch::Device;
+
+use super::bridge::{ffi, lift};
+use super::library::cuda_index;
+
+/// Waits until `device` has done everything that was launched on any of its streams; nothing to wait for on the CPU.
+///
+/// Errors: those of kernels that failed since the last synchronisation, in CUDA's words.
+pub fn synchronize(device: Device) -> Result<()> {
+    match device {
+        Device::Cpu => Ok(()),
+        _ => lift(ffi::synchronize_device(cuda_index(device)?)),
+    }
+}
+
+/// The `cudaStream_t` that this thread's operators on `device` go to; 0 is the default stream.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] on the CPU.
+pub fn current_stream(device: Device) -> Result<u64> {
+    lift(ffi::current_stream_handle(cuda_index(device)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn the_cpu_has_nothing_to_wait_for_and_no_stream() {
+        synchronize(Device::Cpu).unwrap();
+        let error = current_stream(Device::Cpu).unwrap_err();
+        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+    }
+}

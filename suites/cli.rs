@@ -1,0 +1,359 @@
+//! The program from outside: its answers, and what it says and keeps when its input is bad.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use cs336::harness::record::{Profile, RecordFile};
+use cs336::harness::store::{Layout, Lock};
+use rstest::rstest;
+use serde_json::Value;
+
+/// The quickest problem that measures: four scalar loops, exact values.
+const PROBLEM: &str = "mixed_precision_accumulation";
+
+/// A tree of its own with this checkout's suites and templates.
+struct Tree {
+    folder: tempfile::TempDir,
+}
+
+impl Tree {
+    fn new() -> Self {
+        let tree = Self { folder: tempfile::tempdir().unwrap() };
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for (folder, extension) in [("suites", "toml"), ("templates", "md"), ("report", "typ")] {
+            fs::create_dir(tree.path(folder)).unwrap();
+            for entry in fs::read_dir(root.join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.extension().is_some_and(|e| e == extension) {
+                    fs::copy(&path, tree.path(folder).join(path.file_name().unwrap())).unwrap();
+                }
+            }
+        }
+        tree
+    }
+
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout { root: self.folder.path().to_path_buf() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cs336"));
+        command.args(arguments).env("CS336_ROOT", self.folder.path()).current_dir(self.folder.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs what must fail with exit code 1, and gives what it said.
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = words(&output);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?} did not fail cleanly: {said}");
+        assert!(!said.contains("panicked at"), "{arguments:?} panicked: {said}");
+        said
+    }
+
+    fn suite(&self, text: &str) {
+        fs::write(self.path(format!("suites/{PROBLEM}.toml")), text).unwrap();
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.layout().local(Profile::Cpu, PROBLEM)
+    }
+}
+
+fn words(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", words(output)))
+}
+
+#[test]
+fn list_shows_21_problems_and_107_points() {
+    let tree = Tree::new();
+    let list = json(&tree.run(&["list", "--json"]));
+    let problems = list.as_array().unwrap();
+    assert_eq!(problems.len(), 21);
+    assert_eq!(problems.iter().map(|p| p["points"].as_f64().unwrap()).sum::<f64>(), 107.0);
+    for problem in problems {
+        assert!(
+            ["name", "section", "points", "parts", "status"].iter().all(|key| problem.get(key).is_some()),
+            "{problem}"
+        );
+        assert!(["answered", "partial", "unanswered"].contains(&problem["status"].as_str().unwrap()));
+    }
+    let text = words(&tree.run(&["list"]));
+    assert!(text.contains("21 problems, 107 points"), "{text}");
+}
+
+#[test]
+fn every_problem_of_the_handout_can_be_explained() {
+    let tree = Tree::new();
+    for problem in json(&tree.run(&["list", "--json"])).as_array().unwrap() {
+        let output = tree.run(&["explain", problem["name"].as_str().unwrap()]);
+        assert!(output.status.success(), "{}", words(&output));
+    }
+}
+
+#[test]
+fn a_misspelt_problem_gets_a_suggestion_and_a_later_one_its_reason() {
+    let tree = Tree::new();
+    assert!(tree.refused(&["explain", "flash_foward"]).contains("flash_forward"));
+    assert!(tree.refused(&["measure", "torch_compile"]).contains("not answered yet"));
+}
+
+#[test]
+fn a_wrong_command_line_exits_with_2() {
+    assert_eq!(Tree::new().run(&["measure", "--profile", "tpu"]).status.code(), Some(2));
+}
+
+#[test]
+fn outside_a_tree_the_remedy_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Tree::new().command(&["doctor"]).env("CS336_ROOT", folder.path()).output().unwrap();
+    assert!(words(&output).contains("CS336_ROOT"), "{}", words(&output));
+}
+
+#[rstest]
+#[case::unknown_key("[cpu.a]\nacumulator = \"float32\"\n", "unknown field `acumulator`")]
+#[case::wrong_type("[cpu.a]\naccumulator = 3\naddend = \"float32\"\n", "[cpu.a], case")]
+#[case::empty_axis("[cpu.a]\naccumulator = []\n", "needs at least one value")]
+#[case::duplicate_grid("[cpu.a]\naddend = \"float32\"\n[cpu.a]\naddend = \"float16\"\n", "not valid TOML")]
+#[case::huge_grid(
+    "[cpu.a]\na = [1,2,3,4,5,6,7,8,9,10]\nb = [1,2,3,4,5,6,7,8,9,10]\nc = [1,2,3,4,5,6,7,8,9,10]\nd = [1,2,3,4,5,6,7,8,9,10]\ne = [1,2]\n",
+    "more than 10000 cases"
+)]
+#[case::not_a_number("[cpu.a]\naddend_value = nan\n", "use a finite number")]
+#[case::truncated("[cpu.a\n", "not valid TOML")]
+#[case::no_grid("", "declares no grid")]
+fn a_bad_suite_is_named_and_the_old_record_stays(#[case] suite: &str, #[case] expected: &str) {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), "untouched").unwrap();
+    tree.suite(suite);
+    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(said.contains(expected) && said.contains(&format!("suites/{PROBLEM}.toml")), "{said}");
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), "untouched");
+}
+
+#[test]
+fn a_missing_suite_and_a_missing_template_are_named() {
+    let tree = Tree::new();
+    fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap();
+    assert!(tree.refused(&["measure", PROBLEM]).contains(&format!("suites/{PROBLEM}.toml")));
+    let tree = Tree::new();
+    fs::remove_file(tree.path(format!("templates/{PROBLEM}.md"))).unwrap();
+    assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
+}
+
+#[rstest]
+#[case::truncated("{\"schema\": 1, \"problem\": \"mixed", "not valid JSON (truncated?)")]
+#[case::newer("{\"schema\": 99}", "has schema 99, this build reads 1")]
+#[case::no_schema("{}", "no schema number")]
+#[case::unknown_key(
+    "{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}",
+    "unknown field `extra`"
+)]
+#[case::another_problem(
+    "{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}",
+    "holds records of naive_ddp"
+)]
+#[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
+fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), record).unwrap();
+    for verb in [
+        &["measure", PROBLEM, "--profile", "cpu"][..],
+        &["diff", PROBLEM],
+        &["accept", PROBLEM],
+        &["writeup", "--no-measure"],
+    ] {
+        let said = tree.refused(verb);
+        assert!(
+            said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")),
+            "{verb:?}: {said}"
+        );
+    }
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
+}
+
+#[test]
+fn measuring_writes_a_record_that_resumes_to_nothing_and_is_not_accepted_from_no_commit() {
+    let tree = Tree::new();
+    let output = tree.run(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(output.status.success(), "{}", words(&output));
+    let text = fs::read_to_string(tree.record_path()).unwrap();
+    let record = RecordFile::parse(&text, "the record").unwrap();
+    assert!(!record.cases.is_empty() && record.runs.len() == 1);
+    assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume"]).status.success());
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), text, "--resume measured what was there");
+    let said = tree.refused(&["accept", PROBLEM]);
+    assert!(said.contains("uncommitted changes"), "{said}");
+    assert!(!tree.path("snapshots").exists(), "a refused record was promoted");
+}
+
+#[test]
+fn a_changed_exact_value_shows_in_diff() {
+    let tree = Tree::new();
+    assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu"]).status.success());
+    let accepted = tree.layout().accepted(Profile::Cpu, PROBLEM);
+    fs::create_dir_all(accepted.parent().unwrap()).unwrap();
+    let text = fs::read_to_string(tree.record_path()).unwrap();
+    fs::write(&accepted, &text).unwrap();
+    assert!(tree.run(&["diff", PROBLEM]).status.success());
+    fs::write(&accepted, text.replace("9.953125", "9.96875")).unwrap();
+    let said = tree.refused(&["diff", PROBLEM]);
+    assert!(said.contains("9.953125") && said.contains("must repeat exactly"), "{said}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named_and_nothing_is_lost() {
+    let tree = Tree::new();
+    // A file where the folder should be stops root as well, whom permissions would not.
+    fs::write(tree.path("report/records"), "in the way").unwrap();
+    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(said.contains("report/records") && said.contains("writable"), "{said}");
+    assert_eq!(fs::read_to_string(tree.path("report/records")).unwrap(), "in the way");
+}
+
+#[test]
+fn two_measures_at_once_are_refused() {
+    let tree = Tree::new();
+    let lock = Lock::acquire(&tree.layout()).unwrap();
+    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(said.contains("another cs336 is writing records here"), "{said}");
+    drop(lock);
+    assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu"]).status.success());
+}
+
+#[test]
+fn kill_9_in_the_middle_loses_at_most_the_running_case() {
+    let tree = Tree::new();
+    let path = tree.path(format!("suites/{PROBLEM}.toml"));
+    let suite: toml::Table = fs::read_to_string(&path).unwrap().parse().unwrap();
+    let grid = suite["cpu"].as_table().unwrap().iter().next().unwrap();
+    let mut keys = grid.1.as_table().unwrap().clone();
+    // Many slow cases: each is half a second or so of additions.
+    keys.insert("iterations".into(), (0..40i64).map(|i| 200_000 + i).collect::<Vec<_>>().into());
+    let text = toml::to_string(&toml::Table::from_iter([(
+        "cpu".to_string(),
+        toml::Value::Table(toml::Table::from_iter([("slow".to_string(), toml::Value::Table(keys))])),
+    )]));
+    fs::write(&path, text.unwrap()).unwrap();
+    let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let cases =
+        || Some(RecordFile::parse(&fs::read_to_string(tree.record_path()).ok()?, "the record").unwrap().cases.len());
+    while cases().unwrap_or(0) < 2 {
+        assert!(Instant::now() < deadline, "no two cases were recorded in two minutes");
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be killed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let kept = cases().unwrap();
+    assert!(kept >= 2, "{kept} cases survived");
+    let workers = || {
+        let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
+        let processes = fs::read_dir("/proc").unwrap().filter_map(|e| fs::read(e.ok()?.path().join("environ")).ok());
+        processes.filter(|environment| String::from_utf8_lossy(environment).contains(&of_this_tree)).count()
+    };
+    while workers() > 0 {
+        assert!(Instant::now() < deadline, "a worker outlived its killed parent");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let dry = words(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
+    let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
+    let total =
+        cs336::harness::suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
+    assert_eq!(pending + cases().unwrap(), total, "{dry}");
+}
+
+fn problem() -> &'static cs336::harness::problem::Problem {
+    cs336::problems::REGISTRY.iter().find(|p| p.name == PROBLEM).unwrap()
+}
+
+#[test]
+fn one_case_by_option_is_printed_and_not_recorded() {
+    let tree = Tree::new();
+    let output = tree.run(&["measure", PROBLEM, "--profile", "cpu", "--set", "iterations=10"]);
+    assert!(output.status.success(), "{}", words(&output));
+    assert!(json(&output).is_object() && !tree.record_path().exists());
+    assert!(tree.refused(&["measure", PROBLEM, "--set", "itterations=10"]).contains("it has"));
+    assert!(tree.refused(&["measure", PROBLEM, "--set", "iterations"]).contains("key=value"));
+}
+
+#[test]
+fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
+    let tree = Tree::new();
+    fs::write(tree.path("report/writeup.pdf"), "old").unwrap();
+    let path = tree.path(format!("templates/{PROBLEM}.md"));
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text + "\n{{ nothing_of_this_name }}\n").unwrap();
+    let said = tree.refused(&["writeup", "--no-measure"]);
+    assert!(said.contains(&format!("{PROBLEM}.md")) && said.contains("undefined"), "{said}");
+    assert_eq!(fs::read_to_string(tree.path("report/writeup.pdf")).unwrap(), "old");
+    assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));
+}
+
+#[test]
+fn grading_gives_points_with_reasons_and_files_for_graders() {
+    let tree = Tree::new();
+    let output = tree.run(&["grade", PROBLEM, "torch_compile", "--junit", "j.xml", "--gradescope", "g.json"]);
+    let said = words(&output);
+    assert!(
+        output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"),
+        "{said}"
+    );
+    assert!(said.contains("not answered yet") && said.contains("of 3 points"), "{said}");
+    assert!(fs::read_to_string(tree.path("j.xml")).unwrap().contains("testcase"));
+    let gradescope: Value = serde_json::from_slice(&fs::read(tree.path("g.json")).unwrap()).unwrap();
+    assert_eq!(gradescope["tests"].as_array().unwrap().len(), 3);
+}
+
+#[rstest]
+#[case::empty("empty.safetensors", b"", "truncated")]
+#[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]
+#[case::no_metadata("bare.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "metadata")]
+fn a_malformed_case_is_one_failed_case_with_its_reason(
+    #[case] name: &str,
+    #[case] bytes: &[u8],
+    #[case] expected: &str,
+) {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    fs::write(tree.path("cases").join(name), bytes).unwrap();
+    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
+    fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
+    let said = tree.refused(&["grade", "--cases", "cases"]);
+    assert!(
+        said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"),
+        "{said}"
+    );
+}
+
+#[test]
+fn no_cases_at_all_is_a_failure() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
+    assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
+}
+
+#[test]
+fn the_committed_cases_all_pass() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases");
+    let output = Tree::new().run(&["grade", "--cases", cases.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", words(&output));
+}

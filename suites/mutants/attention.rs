@@ -1,0 +1,231 @@
+//! Broken FlashAttention-2: one compact implementation, a list of single faults, and the checks that must catch each.
+
+use anyhow::{Result, bail};
+use libtest_mimic::{Failed, Trial};
+use tch::{Kind, Tensor};
+
+use cs336::attention::accumulation_kind;
+use cs336::attention::tiled::Tile;
+use cs336::problems::flash_backward::{self, Saved};
+use cs336::problems::flash_forward;
+use cs336::torch::autograd;
+
+/// One mistake each, of the kinds that people make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    ScaleByD,
+    MaskHidesDiagonal,
+    MaskShowsNextKey,
+    MaskIgnored,
+    MaskInTileCoordinates,
+    NoMaximum,
+    MaximumOfFirstTile,
+    OutputNotRescaled,
+    SumNotRescaled,
+    LseBaseTwo,
+    LseWithoutMaximum,
+    LastKeyTileDropped,
+    AccumulatesInBfloat16,
+    LseInInputKind,
+    SavesRowSumsToo,
+    DMissing,
+    DFromOutputOnly,
+    DkUnscaled,
+    DvFromDp,
+    DqOverwrittenByEachTile,
+    ProbabilitiesWithoutLse,
+    BackwardMaskIgnored,
+}
+
+const FAULTS: &[Fault] = &[
+    Fault::ScaleByD,
+    Fault::MaskHidesDiagonal,
+    Fault::MaskShowsNextKey,
+    Fault::MaskIgnored,
+    Fault::MaskInTileCoordinates,
+    Fault::NoMaximum,
+    Fault::MaximumOfFirstTile,
+    Fault::OutputNotRescaled,
+    Fault::SumNotRescaled,
+    Fault::LseBaseTwo,
+    Fault::LseWithoutMaximum,
+    Fault::LastKeyTileDropped,
+    Fault::AccumulatesInBfloat16,
+    Fault::LseInInputKind,
+    Fault::SavesRowSumsToo,
+    Fault::DMissing,
+    Fault::DFromOutputOnly,
+    Fault::DkUnscaled,
+    Fault::DvFromDp,
+    Fault::DqOverwrittenByEachTile,
+    Fault::ProbabilitiesWithoutLse,
+    Fault::BackwardMaskIgnored,
+];
+
+/// One test a fault, and one that the unbroken implementation passes everything.
+pub fn trials() -> Vec<Trial> {
+    let caught = FAULTS.iter().map(|&fault| {
+        Trial::test(format!("attention::{fault:?} is caught"), move || match first_objection(Some(fault)) {
+            Some(_) => Ok(()),
+            None => Err(Failed::from("every check of flash_forward and flash_backward passed")),
+        })
+    });
+    let control = Trial::test("attention::the unbroken control passes", || match first_objection(None) {
+        None => Ok(()),
+        Some(objection) => Err(Failed::from(objection)),
+    });
+    caught.chain([control]).collect()
+}
+
+/// What the first check that fails says.
+fn first_objection(fault: Option<Fault>) -> Option<String> {
+    let forward = |q: &Tensor, k: &Tensor, v: &Tensor, is_causal, tile| Ok(forward(fault, q, k, v, is_causal, tile));
+    let backward = |saved: &Saved, is_causal, tile| Ok(backward(fault, saved, is_causal, tile));
+    let node = |q: &Tensor, k: &Tensor, v: &Tensor, is_causal| {
+        Ok(autograd::apply(Node { fault, is_causal }, &[q, k, v])?.remove(0))
+    };
+    let checks: [&dyn Fn() -> Result<_>; 9] = [
+        &|| flash_forward::official_protocol(&node, false),
+        &|| flash_forward::official_protocol(&node, true),
+        &|| flash_forward::adversarial_inputs(&forward, false),
+        &|| flash_forward::adversarial_inputs(&forward, true),
+        &|| flash_forward::forward_matches_naive(&forward, false),
+        &|| flash_forward::forward_matches_naive(&forward, true),
+        &|| flash_backward::finite_differences(&backward),
+        &|| flash_backward::official_protocol(&node),
+        &|| flash_backward::backward_matches_autograd(&backward),
+    ];
+    checks.iter().find_map(|check| check().err()).map(|error| format!("{error:#}"))
+}
+
+/// Algorithm 1, broken where `fault` says.
+fn forward(fault: Option<Fault>, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool, tile: Tile) -> (Tensor, Tensor) {
+    let has = |f| fault == Some(f);
+    let wide = if has(Fault::AccumulatesInBfloat16) { Kind::BFloat16 } else { accumulation_kind(q.kind()) };
+    let (n_queries, n_keys) = (q.size()[q.dim() - 2], k.size()[k.dim() - 2]);
+    let [mut os, mut lses] = [Vec::new(), Vec::new()];
+    for i in (0..n_queries).step_by(tile.queries as usize) {
+        let q_i = rows(q, i, tile.queries).to_kind(wide);
+        let mut o = q_i.zeros_like();
+        let mut l = q_i.narrow(-1, 0, 1).zeros_like();
+        let mut m = l.full_like(f64::NEG_INFINITY);
+        for j in (0..n_keys).step_by(tile.keys as usize) {
+            if has(Fault::LastKeyTileDropped) && j > 0 && j + tile.keys > n_keys {
+                continue;
+            }
+            let (k_j, v_j) = (rows(k, j, tile.keys).to_kind(wide), rows(v, j, tile.keys).to_kind(wide));
+            let s = scores(fault, &q_i, &k_j, is_causal && !has(Fault::MaskIgnored), i, j);
+            let m_new = match fault {
+                Some(Fault::NoMaximum) => m.zeros_like(),
+                Some(Fault::MaximumOfFirstTile) if j > 0 => m.copy(),
+                _ => m.maximum(&s.amax(-1, true)),
+            };
+            let p = (s - &m_new).exp();
+            let rescale = (&m - &m_new).exp();
+            l = if has(Fault::SumNotRescaled) { l } else { l * &rescale } + p.sum_dim_intlist(-1, true, None);
+            o = if has(Fault::OutputNotRescaled) { o } else { o * &rescale } + p.matmul(&v_j);
+            m = m_new;
+        }
+        let lse = match fault {
+            Some(Fault::LseBaseTwo) => m / std::f64::consts::LN_2 + l.log2(),
+            Some(Fault::LseWithoutMaximum) => l.log(),
+            _ => m + l.log(),
+        };
+        os.push((o / l).to_kind(q.kind()));
+        lses.push(lse.squeeze_dim(-1));
+    }
+    // Its kind is right again when it comes back from memory; its value is not.
+    let stored = if has(Fault::LseInInputKind) { q.kind() } else { accumulation_kind(q.kind()) };
+    (Tensor::cat(&os, -2), Tensor::cat(&lses, -1).to_kind(stored).to_kind(accumulation_kind(q.kind())))
+}
+
+/// Eq. 13-19, broken where `fault` says.
+fn backward(fault: Option<Fault>, saved: &Saved, is_causal: bool, tile: Tile) -> (Tensor, Tensor, Tensor) {
+    let has = |f| fault == Some(f);
+    let kind = saved.q.kind();
+    let wide = accumulation_kind(kind);
+    let [q, k, v, o, lse, d_o] = [saved.q, saved.k, saved.v, saved.o, saved.lse, saved.d_o].map(|t| t.to_kind(wide));
+    let scale = 1.0 / (q.size()[q.dim() - 1] as f64).sqrt();
+    let lse = lse.unsqueeze(-1);
+    let d = match fault {
+        Some(Fault::DMissing) => lse.zeros_like(),
+        Some(Fault::DFromOutputOnly) => (&o * &o).sum_dim_intlist(-1, true, None),
+        _ => (&o * &d_o).sum_dim_intlist(-1, true, None),
+    };
+    let (n_queries, n_keys) = (q.size()[q.dim() - 2], k.size()[k.dim() - 2]);
+    let dq = q.zeros_like();
+    let [mut dks, mut dvs] = [Vec::new(), Vec::new()];
+    for j in (0..n_keys).step_by(tile.keys as usize) {
+        let (k_j, v_j) = (rows(&k, j, tile.keys), rows(&v, j, tile.keys));
+        let (mut dk_j, mut dv_j) = (k_j.zeros_like(), v_j.zeros_like());
+        for i in (0..n_queries).step_by(tile.queries as usize) {
+            let (q_i, d_o_i) = (rows(&q, i, tile.queries), rows(&d_o, i, tile.queries));
+            let s = scores(fault, &q_i, &k_j, is_causal && !has(Fault::BackwardMaskIgnored), i, j);
+            let p = match fault {
+                Some(Fault::ProbabilitiesWithoutLse) => s.softmax(-1, None).nan_to_num(0.0, None, None),
+                _ => (s - rows(&lse, i, tile.queries)).exp(),
+            };
+            let dp = d_o_i.matmul(&v_j.transpose(-2, -1));
+            dv_j += if has(Fault::DvFromDp) { &dp } else { &p }.transpose(-2, -1).matmul(&d_o_i);
+            let ds = p * (dp - rows(&d, i, tile.queries));
+            let (mut dq_i, part) = (rows(&dq, i, tile.queries), ds.matmul(&k_j) * scale);
+            if has(Fault::DqOverwrittenByEachTile) {
+                dq_i.copy_(&part);
+            } else {
+                dq_i += part;
+            }
+            dk_j += ds.transpose(-2, -1).matmul(&q_i) * if has(Fault::DkUnscaled) { 1.0 } else { scale };
+        }
+        dks.push(dk_j);
+        dvs.push(dv_j);
+    }
+    (dq.to_kind(kind), Tensor::cat(&dks, -2).to_kind(kind), Tensor::cat(&dvs, -2).to_kind(kind))
+}
+
+/// Eq. 4 for the tiles that start at query `i` and key `j`.
+fn scores(fault: Option<Fault>, q_i: &Tensor, k_j: &Tensor, is_causal: bool, i: i64, j: i64) -> Tensor {
+    let d = q_i.size()[q_i.dim() - 1] as f64;
+    let scale = if fault == Some(Fault::ScaleByD) { 1.0 / d } else { 1.0 / d.sqrt() };
+    let s = q_i.matmul(&k_j.transpose(-2, -1)) * scale;
+    if !is_causal {
+        return s;
+    }
+    let shift = match fault {
+        Some(Fault::MaskHidesDiagonal) => i - j - 1,
+        Some(Fault::MaskShowsNextKey) => i - j + 1,
+        Some(Fault::MaskInTileCoordinates) => 0,
+        _ => i - j,
+    };
+    let hidden = s.ones_like().to_kind(Kind::Bool).triu(shift + 1);
+    s.masked_fill(&hidden, f64::NEG_INFINITY)
+}
+
+fn rows(t: &Tensor, start: i64, size: i64) -> Tensor {
+    t.narrow(-2, start, size.min(t.size()[t.dim() - 2] - start))
+}
+
+/// The broken implementation as the official test sees it.
+struct Node {
+    fault: Option<Fault>,
+    is_causal: bool,
+}
+
+const TILE: Tile = Tile { queries: 32, keys: 16 };
+
+impl autograd::Function for Node {
+    fn forward(&mut self, inputs: &[Tensor]) -> Result<autograd::Forward> {
+        let [q, k, v] = inputs else { bail!("q, k and v") };
+        let (o, lse) = forward(self.fault, q, k, v, self.is_causal, TILE);
+        let mut saved = vec![q.shallow_clone(), k.shallow_clone(), v.shallow_clone(), o.shallow_clone(), lse];
+        if self.fault == Some(Fault::SavesRowSumsToo) {
+            saved.push(o.sum_dim_intlist(-1, false, None));
+        }
+        Ok(autograd::Forward { outputs: vec![o], saved })
+    }
+
+    fn backward(&self, saved: &[Tensor], grad_outputs: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
+        let ([q, k, v, o, lse, ..], [Some(d_o)]) = (saved, grad_outputs) else { bail!("what forward saved") };
+        let (dq, dk, dv) = backward(self.fault, &Saved { q, k, v, o, lse, d_o }, self.is_causal, TILE);
+        Ok(vec![Some(dq), Some(dk), Some(dv)])
+    }
+}

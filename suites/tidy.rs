@@ -1,0 +1,173 @@
+//! House rules that a program can hold: the registry agrees with the files, dependencies point down, files stay small.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cs336::harness::handout::{HANDOUT, Kind, by_name};
+use cs336::harness::record::Profile;
+use cs336::harness::store::Layout;
+use cs336::harness::suite;
+use cs336::problems::REGISTRY;
+
+/// Files that may be longer than [`MAX_LINES`], each with its reason.
+const LONG: &[(&str, &str)] = &[];
+const MAX_LINES: usize = 350;
+
+/// `module: the modules of this crate that it may use`, lowest first (DESIGN 2).
+const LAYERS: &[(&str, &[&str])] = &[
+    ("error", &["units"]),
+    ("units", &[]),
+    ("torch", &["error", "units"]),
+    ("cuda", &["error", "units"]),
+    ("attention", &["error", "units", "torch", "cuda"]),
+    ("model", &["error", "units", "torch", "cuda", "attention"]),
+    ("collective", &["error", "units", "torch", "cuda"]),
+    ("parallel", &["error", "units", "torch", "cuda", "collective", "model"]),
+    ("harness", &["error", "units"]),
+    ("report", &["error", "units", "harness"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+}
+
+fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(root().join(folder)).unwrap().map(|e| e.unwrap().path());
+    let wanted = entries.filter(|p| p.extension().is_some_and(|e| e == extension));
+    wanted.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect()
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(rust_files(&path)),
+            false if path.extension().is_some_and(|e| e == "rs") => found.push(path),
+            false => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn the_registry_follows_the_handout() {
+    let order: Vec<usize> =
+        REGISTRY.iter().map(|p| HANDOUT.iter().position(|h| h.name == p.name).expect(p.name)).collect();
+    assert!(order.windows(2).all(|w| w[0] < w[1]), "the registry is not in the handout's order, or names one twice");
+    for problem in REGISTRY {
+        let handout = by_name(problem.name).unwrap();
+        assert!(!problem.answers.is_empty(), "{} answers no part", problem.name);
+        for part in problem.answers {
+            let part = handout.part(part).unwrap_or_else(|| panic!("{} has no part {part:?}", problem.name));
+            let checked = problem.checks.iter().any(|c| c.part == part.id);
+            assert!(
+                checked || !part.kinds.contains(&Kind::Code),
+                "{} ({}) hands in code that no check covers",
+                problem.name,
+                part.id
+            );
+        }
+    }
+}
+
+#[test]
+fn every_check_has_a_name_of_its_own_and_a_part_of_its_problem() {
+    for problem in REGISTRY {
+        let names: BTreeSet<_> = problem.checks.iter().map(|c| c.name).collect();
+        assert_eq!(names.len(), problem.checks.len(), "{} has two checks of one name", problem.name);
+        for check in problem.checks {
+            let known = by_name(problem.name).unwrap().part(check.part).is_some();
+            assert!(known, "{}::{} grades part {:?}, which does not exist", problem.name, check.name, check.part);
+        }
+    }
+}
+
+#[test]
+fn every_problem_has_its_files_and_no_file_is_an_orphan() {
+    let all: BTreeSet<String> = REGISTRY.iter().map(|p| p.name.to_string()).collect();
+    let measured: BTreeSet<String> =
+        REGISTRY.iter().filter(|p| p.measured.is_some()).map(|p| p.name.to_string()).collect();
+    assert_eq!(stems("templates", "md"), all, "templates/*.md and the registry differ");
+    assert_eq!(stems("suites", "toml"), measured, "suites/*.toml and the measured problems differ");
+    for profile in Profile::ALL {
+        let records = stems(&format!("snapshots/{profile}"), "json");
+        assert!(records.is_subset(&measured), "snapshots/{profile} holds records of no problem: {records:?}");
+    }
+}
+
+#[test]
+fn every_suite_parses_and_measures_something_on_a_cpu() {
+    let layout = Layout { root: root() };
+    for problem in REGISTRY.iter().filter(|p| p.measured.is_some()) {
+        let suite = suite::load(&layout.root, problem).unwrap().unwrap();
+        assert!(suite.cases(Profile::Cpu).next().is_some(), "{} has no cpu grid", problem.name);
+    }
+}
+
+#[test]
+fn dependencies_point_down() {
+    for (module, allowed) in LAYERS {
+        let folder = root().join("src").join(module);
+        let files = if folder.is_dir() { rust_files(&folder) } else { vec![folder.with_extension("rs")] };
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            for used in text.match_indices("crate::").map(|(at, _)| &text[at + "crate::".len()..]) {
+                let used: String = used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+                let fine = used.is_empty() || used == *module || allowed.contains(&used.as_str());
+                assert!(fine, "{} uses crate::{used}, which is not below {module}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_are_short_open_with_a_sentence_and_keep_unsafe_in_its_rooms() {
+    for file in ["src", "suites"].iter().flat_map(|f| rust_files(&root().join(f))) {
+        let name = file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&file).unwrap();
+        let long = LONG.iter().any(|(path, _)| *path == name);
+        assert!(long || text.lines().count() <= MAX_LINES, "{name} has {} lines", text.lines().count());
+        assert!(text.starts_with("//! ") && text.len() > 5, "{name} does not open with what it is");
+        let unsafe_room = ["src/torch/", "src/cuda/", "src/collective/nccl"].iter().any(|room| name.starts_with(room));
+        let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
+        let is_unsafe =
+            code.clone().any(|l| l.contains("unsafe {") || l.contains("unsafe fn") || l.contains("unsafe impl"));
+        assert!(unsafe_room || !is_unsafe || name == "suites/tidy.rs", "{name} holds unsafe code");
+    }
+}
+
+#[test]
+fn every_unsafe_block_says_why_it_is_sound() {
+    for file in ["src/torch", "src/cuda"].iter().flat_map(|f| rust_files(&root().join(f))) {
+        let text = fs::read_to_string(&file).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        for (i, line) in lines.iter().enumerate().filter(|(_, l)| l.contains("unsafe {") || l.contains("unsafe impl")) {
+            let before = &lines[i.saturating_sub(6)..=i];
+            assert!(
+                before.iter().any(|l| l.contains("SAFETY:")),
+                "{}:{} has no SAFETY sentence: {line}",
+                file.display(),
+                i + 1
+            );
+        }
+    }
+}
+
+#[test]
+fn no_committed_text_holds_a_machine_path() {
+    for folder in ["src", "suites", "templates", "snapshots"] {
+        let mut stack = vec![root().join(folder)];
+        while let Some(path) = stack.pop() {
+            if path.is_dir() {
+                stack.extend(fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()));
+                continue;
+            }
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            let needle = concat!("/ho", "me/");
+            let root_text = root().to_string_lossy().into_owned();
+            assert!(!text.contains(needle) && !text.contains(&root_text), "{} holds a machine path", path.display());
+        }
+    }
+}
