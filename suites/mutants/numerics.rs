@@ -176,10 +176,6 @@ fn accumulation_trials() -> Vec<Trial> {
             let sum = p.accumulator.format().round(p.addend_value * f64::from(p.iterations));
             Ok(accumulation::Row { sum, error: 0.0, last_change: p.iterations })
         }),
-        mutant("explicit_cast_too_early", |p, device| match p.cast {
-            accumulation::Cast::Implicit => accumulation::accumulate(p, device),
-            accumulation::Cast::Explicit => in_kind(p, Kind::Double),
-        }),
         caught("accumulation_promotion_in_float64", || {
             accumulation::check_promotion(|p, device| match p.cast {
                 accumulation::Cast::Implicit => accumulation::accumulate(p, device),
