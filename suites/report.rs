@@ -251,6 +251,7 @@ fn answers_claims_points_and_captions_are_collected() {
         "[^1]: In float32",
         "10 cases: 9 measured, 1 out of memory; **1 stale**.",
         "*Not answered:* part (a), 5 points; part (b), 8 points; part (c), 2 points.",
+        "| 1.3.2 | `flash_forward` | (a), (b), (c) | 15 |",
         "**Table 4.** The 43 parts without an answer, worth 107 points together.",
     ] {
         assert!(markdown.contains(expected), "{expected:?} is not in:\n{markdown}");

@@ -120,17 +120,19 @@ impl Pieces {
         let (mut count, mut sum) = (0, 0.0);
         for problem in problems {
             let open: Vec<&PartInput> = problem.parts.iter().filter(|p| !self.is_answered(problem, p)).collect();
-            for part in &open {
-                let id = if part.id.is_empty() { "whole".into() } else { format!("({})", part.id) };
-                let _ = writeln!(rows, "| {} | `{}` | {id} | {} |", problem.section, problem.name, points(part.points));
-                (count, sum) = (count + 1, sum + part.points);
+            let worth = open.iter().map(|p| p.points).sum::<f64>();
+            if !open.is_empty() {
+                let ProblemInput { name, section, .. } = problem;
+                let _ = writeln!(rows, "| {section} | `{name}` | {} | {} |", part_ids(&open), points(worth));
             }
+            (count, sum) = (count + open.len(), sum + worth);
         }
         if count == 0 {
             return self.appendix("Unanswered parts", "Every part is answered.");
         }
+        let parts = if count == 1 { "one part".into() } else { format!("{count} parts") };
         let table = format!(
-            "| Section | Problem | Part | Points |\n|:---|:---|:---|---:|\n{rows}\nTable: The {count} parts without an \
+            "| Section | Problem | Parts | Points |\n|:---|:---|:---|---:|\n{rows}\nTable: The {parts} without an \
              answer, worth {} together.\n",
             points_in_words(sum)
         );
@@ -157,6 +159,12 @@ impl Pieces {
 
 fn points_in_words(n: f64) -> String {
     format!("{} point{}", points(n), if n == 1.0 { "" } else { "s" })
+}
+
+/// "(a), (c)", or "whole" for a problem without letters.
+fn part_ids(parts: &[&PartInput]) -> String {
+    let ids = parts.iter().map(|p| if p.id.is_empty() { "whole".into() } else { format!("({})", p.id) });
+    ids.collect::<Vec<_>>().join(", ")
 }
 
 fn open_parts(parts: &[&PartInput]) -> String {
