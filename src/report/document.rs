@@ -82,11 +82,12 @@ impl Pieces {
         let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
         let _ = write!(
             self.typst,
-            "\n// from {}\n#problem({}, section: {}, worth: {})[{}]\n\n",
+            "\n// from {}\n#problem({}, section: {}, worth: {}, answered: {})[{}]\n\n",
             template::origin(problem),
             typst_string(name),
             typst_string(section),
             typst_string(&worth),
+            problem.template.is_some(),
             typst_text(title)
         );
         self.counters.heading = 1;
@@ -94,7 +95,7 @@ impl Pieces {
 
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
         let converted = markdown::convert(origin, markdown, &mut self.counters)?;
-        let _ = write!(self.markdown, "{}\n", converted.markdown);
+        let _ = writeln!(self.markdown, "{}", converted.markdown);
         let _ = write!(self.typst, "{}\n\n", converted.typst);
         Ok(())
     }

@@ -27,6 +27,10 @@ pub fn typst(text: &str) -> String {
             '.' if before.is_none_or(|b: char| b == '.' || b.is_ascii_digit()) || rest.peek() == Some(&'.') => {
                 out.push_str("\\.");
             }
+            // an apostrophe, which after a digit typst would make a prime
+            '\'' if before.is_some_and(char::is_alphanumeric) && rest.peek().is_some_and(|c| c.is_alphabetic()) => {
+                out.push('’');
+            }
             // "/ term:" is a term list and "https:" a link
             ':' => out.push_str("\\:"),
             '\n' => out.push(' '),

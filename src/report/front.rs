@@ -44,7 +44,9 @@ struct ContentsLine {
 
 impl Front {
     pub fn new(document: &Document, answered: &[AnsweredPart]) -> Self {
-        let earned = |p: &ProblemInput| answered.iter().filter(|a| a.problem == p.name).map(|a| a.points).sum::<f64>();
+        // an empty sum of floats is -0
+        let earned =
+            |p: &ProblemInput| answered.iter().filter(|a| a.problem == p.name).map(|a| a.points).sum::<f64>() + 0.0;
         let problems = document.problems.iter().map(|p| ContentsLine {
             name: p.name.clone(),
             title: p.title.clone(),

@@ -18,6 +18,7 @@ pub mod table;
 pub mod template;
 
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -138,7 +139,9 @@ pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> 
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let naming = || format!("writing {}", path.display());
     let dir = path.parent().with_context(naming)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(naming)?;
+    let readable = std::fs::Permissions::from_mode(0o644);
+    let file = tempfile::Builder::new().permissions(readable).tempfile_in(dir);
+    let mut file = file.with_context(naming)?;
     file.write_all(bytes).with_context(naming)?;
     file.persist(path).with_context(naming)?;
     Ok(())

@@ -9,8 +9,8 @@ use super::figure::{Kind, Plot, X};
 
 /// The text column of an A4 page with margins of 25 mm.
 const WIDTH: f64 = 453.0;
-const PLOT_HEIGHT: f64 = 172.0;
-const LEFT: f64 = 44.0;
+const PLOT_HEIGHT: f64 = 158.0;
+const LEFT: f64 = 36.0;
 const RIGHT: f64 = 10.0;
 const SIZE: f64 = 8.5;
 const FONT: &str = "Libertinus Serif, Georgia, serif";
@@ -82,7 +82,7 @@ fn legend(plot: &Plot) -> Legend {
             marker(&mut svg, i, x + 8.0, y);
         }
         text(&mut svg, x + 20.0, y + 2.8, "start", &series.name);
-        x += width + 8.0;
+        x += width + 4.0;
     }
     Legend { svg, rows }
 }
@@ -225,7 +225,7 @@ fn range(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)))
 }
 
-/// A tick's number: as many decimals as the ticks need, groups of three from 10,000, powers of ten beyond.
+/// A tick's number: as many decimals as the ticks need, groups of three, powers of ten beyond.
 fn label(tick: f64, ticks: &[f64]) -> String {
     let size = tick.abs();
     if size != 0.0 && !(1e-4..1e7).contains(&size) {
@@ -243,7 +243,7 @@ fn label(tick: f64, ticks: &[f64]) -> String {
     let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
     let text = format!("{tick:.digits$}").replace('-', "−");
     match text.len() {
-        5.. if digits == 0 && size >= 1e4 => {
+        4.. if digits == 0 && size >= 1e3 => {
             let at = text.len() - 3;
             let (head, tail) = text.split_at(at);
             if head.len() > 3 {
@@ -289,5 +289,5 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 
 /// Roughly; the letters are narrow ones.
 fn width_of(words: &str) -> f64 {
-    words.chars().count() as f64 * SIZE * 0.49
+    words.chars().count() as f64 * SIZE * 0.44
 }

@@ -55,8 +55,30 @@ impl Table {
             });
             let cells: String = cells.collect();
             out += &if i == 0 { format!("  header: ({cells}),\n") } else { format!("  {cells}\n") };
+            if i == 0 {
+                let narrow: String =
+                    (0..row.len()).map(|column| format!("[{}], ", self.narrow_header(column))).collect();
+                out += &format!("  narrow: ({narrow}),\n");
+            }
         }
         Ok(out + ");")
+    }
+
+    /// The header of a column, broken into lines no longer than the column's other cells, or than its own words.
+    fn narrow_header(&self, column: usize) -> String {
+        let cell = &self.rows[0][column];
+        let Some(plain) = &cell.plain else { return cell.typst.clone() };
+        let length = |text: &str| text.chars().count();
+        let below = self.rows.iter().skip(1).filter_map(|row| row.get(column)?.plain.as_deref()).map(length).max();
+        let limit = plain.split_whitespace().map(length).chain(below).max().unwrap_or(0);
+        let mut lines: Vec<String> = Vec::new();
+        for word in plain.split_whitespace() {
+            match lines.last_mut() {
+                Some(line) if length(line) + 1 + length(word) <= limit => *line += &format!(" {word}"),
+                _ => lines.push(word.into()),
+            }
+        }
+        lines.iter().map(|line| super::escape::typst(line)).collect::<Vec<_>>().join(" #linebreak();")
     }
 
     /// The longest part after a point among the numbers of a right-aligned column; none if there are none.

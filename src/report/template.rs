@@ -268,11 +268,6 @@ fn located(error: &Error) -> anyhow::Error {
         let _ = write!(message, ": {inner}");
         cause = inner.source();
     }
-    if error.kind() == ErrorKind::UndefinedError {
-        let line = error.line().zip(error.template_source());
-        let line = line.and_then(|(n, source)| source.lines().nth(n.saturating_sub(1)));
-        let _ = write!(message, " (undefined value in {:?})", line.unwrap_or_default().trim());
-    }
     anyhow!(message)
 }
 
