@@ -24,7 +24,7 @@ impl Attention for Sdpa {
             (Device::Cpu, _) => Ok(()),
             (Device::Cuda(_), Kind::Double) => Err("the memory-efficient back end takes no float64".into()),
             // Its vector loads are 16 bytes wide.
-            (Device::Cuda(_), _) if head_dim as usize * kind.elt_size_in_bytes() % 16 != 0 => {
+            (Device::Cuda(_), _) if !(head_dim as usize * kind.elt_size_in_bytes()).is_multiple_of(16) => {
                 Err(format!("the memory-efficient back end needs rows of a multiple of 16 bytes, d is {head_dim}"))
             }
             (Device::Cuda(_), _) => Ok(()),

@@ -13,31 +13,30 @@ use crate::harness::record::{Gpu, Peaks, Profile};
 use crate::torch;
 use crate::units::MIB;
 
-/// Software, settings and roofs for a run under `profile`; the roofs are measured once a process.
+/// Software, settings and roofs for a run under `profile`.
 ///
 /// Without the profile's device the roofs are empty, so that its cases can still be recorded as not run.
 pub fn facts(profile: Profile) -> Result<Facts> {
     static MEASURED: OnceLock<Peaks> = OnceLock::new();
     let gpus = if profile == Profile::Gpu { gpus()? } else { Vec::new() };
-    let peaks = match (device_for(profile), gpus.first().and_then(|gpu| known_peaks(&gpu.name))) {
-        (Err(_), _) => Peaks {
+    let peaks = match (profile, gpus.first().map(|gpu| gpu_peaks(&gpu.name))) {
+        (Profile::Cpu, _) => cpu_peaks()?,
+        (Profile::Gpu, None) => Peaks {
             flops_per_s: BTreeMap::new(),
             bytes_per_s: 0.0,
             cache_bytes: 0.0,
             source: "no such device here".into(),
         },
-        (Ok(_), Some(known)) => known,
-        (Ok(device), None) => match MEASURED.get() {
+        (Profile::Gpu, Some(Some(known))) => known,
+        (Profile::Gpu, Some(None)) => match MEASURED.get() {
             Some(peaks) => peaks.clone(),
-            None => MEASURED.get_or_init(|| Peaks::clone(&measured_peaks(device).unwrap_or_else(no_peaks))).clone(),
+            None => {
+                let measured = measured_peaks(device_for(profile)?)?;
+                MEASURED.get_or_init(|| measured).clone()
+            }
         },
     };
     Ok(Facts { gpus, software: software(), settings: settings()?, peaks })
-}
-
-fn no_peaks(error: anyhow::Error) -> Peaks {
-    let source = format!("not measured: {error:#}");
-    Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 0.0, cache_bytes: 0.0, source }
 }
 
 /// Versions of what the numbers depend on.
@@ -87,7 +86,7 @@ pub fn gpus() -> Result<Vec<Gpu>> {
 /// Dense peaks of NVIDIA's data sheets (H100 and H200 SXM, without sparsity), in FLOP/s and B/s.
 ///
 /// TF32 off means that fp32 runs on the CUDA cores. Traffic that fits the 50 MB L2 is not held to the DRAM roof.
-fn known_peaks(gpu: &str) -> Option<Peaks> {
+fn gpu_peaks(gpu: &str) -> Option<Peaks> {
     let bytes_per_s = match gpu {
         name if name.contains("H200") => 4.8e12,
         name if name.contains("H100 80GB HBM3") => 3.35e12,
@@ -103,31 +102,66 @@ fn known_peaks(gpu: &str) -> Option<Peaks> {
     })
 }
 
-/// The best of many matrix products and copies, sizes from in-cache to far out of it.
-fn measured_peaks(device: Device) -> Result<Peaks> {
-    let float32 = best_matmul(device, Kind::Float)?;
-    // Where low precision is emulated, autocast still runs some operations in fp32: the faster of the two is the roof.
-    let lower = |kind| best_matmul(device, kind).map(|peak| peak.max(float32));
+/// No core of a server or desktop sustains more with its widest vectors.
+const CPU_HZ: f64 = 5e9;
+
+/// What the instruction set allows: a measured roof would be too low whenever a neighbour was busy while it was measured.
+///
+/// FLOP a cycle and core: two fused multiply-add units of the widest vectors (Fog, Instruction tables); AMX multiplies
+/// tiles of 16 x 32 by 32 x 16 in 16 cycles. Bytes: two loads and one store of a vector a cycle, out of the first cache.
+fn cpu_peaks() -> Result<Peaks> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
+    let flags: Vec<&str> =
+        text.lines().find(|l| l.starts_with("flags")).unwrap_or_default().split_whitespace().collect();
+    let has = |flag: &str| flags.contains(&flag);
+    let vector_bytes = if has("avx512f") { 64.0 } else { 32.0 };
+    let float32 = 2.0 * 2.0 * vector_bytes / 4.0;
+    let matrix = |amx: &str, vector: &str| match (has(amx), has(vector)) {
+        (true, _) => 2.0 * 16.0 * 32.0 * 16.0 / 16.0,
+        (false, true) => 2.0 * float32,
+        (false, false) => float32,
+    };
+    let cores = std::thread::available_parallelism().context("failed to count the cores")?.get() as f64;
     let flops = [
         ("float32", float32),
         ("tf32", float32),
-        ("bfloat16", lower(Kind::BFloat16)?),
-        ("float16", lower(Kind::Half)?),
+        ("bfloat16", matrix("amx_bf16", "avx512_bf16")),
+        ("float16", matrix("amx_fp16", "avx512_fp16")),
+        ("float64", float32 / 2.0),
+    ];
+    Ok(Peaks {
+        flops_per_s: flops.into_iter().map(|(name, a_cycle)| (name.to_string(), a_cycle * CPU_HZ * cores)).collect(),
+        bytes_per_s: 3.0 * vector_bytes * CPU_HZ * cores,
+        cache_bytes: 0.0,
+        source: format!("the instruction set's bound: {cores} cores, {float32} fp32 FLOP a cycle, 5 GHz"),
+    })
+}
+
+/// For a GPU whose data sheet is not known here: the best of many matrix products and copies, with a margin because
+/// a measured roof may have met a low clock.
+fn measured_peaks(device: Device) -> Result<Peaks> {
+    const MARGIN: f64 = 1.25;
+    let float32 = best_matmul(device, Kind::Float)?;
+    let lower = |kind| best_matmul(device, kind).map(|peak| peak.max(float32));
+    let (bfloat16, float16) = (lower(Kind::BFloat16)?, lower(Kind::Half)?);
+    let flops = [
+        ("float32", float32),
+        ("tf32", bfloat16),
+        ("bfloat16", bfloat16),
+        ("float16", float16),
         ("float64", best_matmul(device, Kind::Double)?),
     ];
-    let source =
-        "the best of repeated matrix products (512, 1024) and copies (256 KiB to 64 MiB) before the run".into();
     Ok(Peaks {
-        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), peak)).collect(),
-        bytes_per_s: best_copy(device)?,
-        cache_bytes: 0.0,
-        source,
+        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), MARGIN * peak)).collect(),
+        bytes_per_s: MARGIN * best_copy(device)?,
+        cache_bytes: 50.0 * MIB,
+        source: "1.25 times the best of repeated matrix products and copies before the run".into(),
     })
 }
 
 fn best_matmul(device: Device, kind: Kind) -> Result<f64> {
     let mut best: f64 = 0.0;
-    for (size, repeats) in [(512i64, 12), (1024, 6)] {
+    for (size, repeats) in [(2048i64, 12), (8192, 6)] {
         let a = Tensor::f_randn([size, size], (Kind::Float, device))?.f_to_kind(kind)?;
         let flops = 2.0 * (size as f64).powi(3);
         for _ in 0..repeats {
@@ -139,7 +173,7 @@ fn best_matmul(device: Device, kind: Kind) -> Result<f64> {
 
 fn best_copy(device: Device) -> Result<f64> {
     let mut best: f64 = 0.0;
-    for elements in [1i64 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24] {
+    for elements in [1i64 << 26, 1 << 28] {
         let from = Tensor::f_zeros([elements], (Kind::Float, device))?;
         let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
         let bytes = 2.0 * 4.0 * elements as f64;
@@ -173,7 +207,7 @@ mod tests {
 
     #[test]
     fn an_h200_is_known_and_a_stranger_is_not() {
-        assert_eq!(known_peaks("NVIDIA H200").unwrap().bytes_per_s, 4.8e12);
-        assert!(known_peaks("GeForce 256").is_none());
+        assert_eq!(gpu_peaks("NVIDIA H200").unwrap().bytes_per_s, 4.8e12);
+        assert!(gpu_peaks("GeForce 256").is_none());
     }
 }
