@@ -34,6 +34,18 @@ impl Tree {
         tree
     }
 
+    /// With the committed records as well, so that every answer renders.
+    fn with_records() -> Self {
+        let tree = Self::new();
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/cpu");
+        fs::create_dir_all(tree.path("snapshots/cpu")).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, tree.path("snapshots/cpu").join(path.file_name().unwrap())).unwrap();
+        }
+        tree
+    }
+
     fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -296,7 +308,7 @@ fn one_case_by_option_is_printed_and_not_recorded() {
 
 #[test]
 fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
-    let tree = Tree::new();
+    let tree = Tree::with_records();
     fs::write(tree.path("report/writeup.pdf"), "old").unwrap();
     let path = tree.path(format!("templates/{PROBLEM}.md"));
     let text = fs::read_to_string(&path).unwrap();
@@ -305,6 +317,20 @@ fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
     assert!(said.contains(&format!("{PROBLEM}.md")) && said.contains("undefined"), "{said}");
     assert_eq!(fs::read_to_string(tree.path("report/writeup.pdf")).unwrap(), "old");
     assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));
+}
+
+#[test]
+fn the_write_up_is_built_and_a_changed_answer_makes_it_stale() {
+    let tree = Tree::with_records();
+    let output = tree.run(&["writeup", "--no-measure"]);
+    assert!(output.status.success(), "{}", words(&output));
+    assert!(fs::read(tree.path("report/writeup.pdf")).unwrap().starts_with(b"%PDF-1."));
+    assert!(fs::read_to_string(tree.path("report/writeup.md")).unwrap().contains("points"));
+    assert!(tree.run(&["writeup", "--fresh"]).status.success());
+    let path = tree.path(format!("templates/{PROBLEM}.md"));
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text + "\nOne more sentence.\n").unwrap();
+    assert!(tree.refused(&["writeup", "--fresh"]).contains("stale"));
 }
 
 #[test]
