@@ -166,10 +166,10 @@ fn binades(dtype: Dtype, value: f64) -> Vec<Value> {
     rows
 }
 
-/// The error of the running sum, every tenth of a thousand additions.
+/// The error of the running sum over a thousand additions, at every 25th.
 fn trace(accumulator: Dtype, addend: Dtype, value: f64) -> Value {
     let params = Params { accumulator, addend, cast: Cast::Implicit, addend_value: value, iterations: 1000 };
-    let every = 10;
+    let every = 25;
     let errors = accumulate_in_software(&params).enumerate().map(|(i, sum)| (i + 1, sum - (i + 1) as f64 * value));
     let (x, y): (Vec<usize>, Vec<f64>) = errors.filter(|(i, _)| i % every == 0).unzip();
     json!({"name": format!("{} sum, {} addend", accumulator.name(), addend.name()), "x": x, "y": y})
