@@ -95,7 +95,7 @@ impl Pieces {
 
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
         let converted = markdown::convert(origin, markdown, &mut self.counters)?;
-        let _ = write!(self.markdown, "{}\n", converted.markdown);
+        let _ = writeln!(self.markdown, "{}", converted.markdown);
         let _ = write!(self.typst, "{}\n\n", converted.typst);
         Ok(())
     }

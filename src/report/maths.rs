@@ -13,6 +13,7 @@ pub const PRELUDE: &str = include_str!("maths.typ");
 pub fn typst(latex: &str, block: bool) -> Result<String> {
     let latex = latex.trim();
     ensure!(!latex.is_empty(), "an empty formula");
+    ensure!(balanced(latex), "the formula ${latex}$ has braces without a partner");
     let converted = convert(latex).map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
     let converted = current_names(converted.trim());
     let alt = typst_string(&latex.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -26,6 +27,25 @@ fn convert(latex: &str) -> Result<String, String> {
         Ok(converted) => converted,
         Err(_) => Err("the converter gave up on it".into()),
     }
+}
+
+/// The converter closes what is left open, so that a slip would go unseen.
+fn balanced(latex: &str) -> bool {
+    let mut depth = 0i64;
+    let mut escaped = false;
+    for c in latex.chars() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth < 0 {
+            return false;
+        }
+    }
+    depth == 0
 }
 
 /// Symbols under the names that this typst knows; the converter writes those of typst 0.13.
@@ -93,5 +113,7 @@ mod tests {
     fn empty_and_unbalanced_formulas_are_errors() {
         assert!(typst(" ", true).is_err());
         assert!(typst(r"\frac{1}{", true).is_err());
+        assert!(typst(r"a_{1}} b", true).is_err());
+        assert!(typst(r"\{1\}", true).is_ok());
     }
 }
