@@ -17,6 +17,8 @@ fn main() {
 
 fn build() -> Result<(), String> {
     let libtorch = find_libtorch()?;
+    // What is loaded at run time may be another: torch/library.rs compares.
+    println!("cargo::rustc-env=CS336_TORCH_VERSION={TORCH_VERSION}");
     compile_shim(&libtorch);
     link(&libtorch.join("lib"));
     Ok(())

@@ -11,7 +11,8 @@ use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 
 /// Files that may be longer than [`MAX_LINES`], each with its reason.
-const LONG: &[(&str, &str)] = &[];
+const LONG: &[(&str, &str)] =
+    &[("src/report/markdown.rs", "one writer over one stream of events, whose state every arm shares")];
 const MAX_LINES: usize = 350;
 
 /// `module: the modules of this crate that it may use`, lowest first (DESIGN 2).

@@ -168,8 +168,8 @@ pub fn hold(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Resu
     // An exact result with a bound of zero (an lse of float64 zero) is 0/0, which must not read as NaN.
     let ratio = error.f_div(&expected.bound.f_clamp_min(f64::MIN_POSITIVE)?)?;
     let (absolute, of_bound) = (largest(&error)?, largest(&ratio)?);
-    // A NaN anywhere makes the maximum NaN, which is not <= 1.
-    if !(of_bound <= 1.0) {
+    // A NaN anywhere makes the maximum NaN.
+    if of_bound.is_nan() || of_bound > 1.0 {
         let at = ratio.f_nan_to_num(f64::INFINITY, None, None)?.f_argmax(None, false)?.f_int64_value(&[])?;
         let value =
             |t: &Tensor| -> Result<f64> { Ok(t.f_reshape([-1_i64])?.f_to_kind(Kind::Double)?.f_double_value(&[at])?) };

@@ -6,8 +6,12 @@ use tch::{Device, Kind, Tensor};
 use super::{Attention, Shape, supports_floating_point};
 
 /// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
+///
+/// The fused back ends take (batch, heads, n, d) only; anything else would silently get the one that keeps P.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
-    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, None::<&Tensor>, 0.0, is_causal, None, false)?)
+    let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
+    let o = Tensor::f_scaled_dot_product_attention(&q4, &k4, &v4, None::<&Tensor>, 0.0, is_causal, None, false)?;
+    Ok(o.f_reshape(q.size())?)
 }
 
 /// libtorch's back end that returns the logsumexp: flash attention on the CPU, memory-efficient attention on CUDA.
@@ -24,7 +28,7 @@ impl Attention for Sdpa {
             (Device::Cpu, _) => Ok(()),
             (Device::Cuda(_), Kind::Double) => Err("the memory-efficient back end takes no float64".into()),
             // Its vector loads are 16 bytes wide.
-            (Device::Cuda(_), _) if head_dim as usize * kind.elt_size_in_bytes() % 16 != 0 => {
+            (Device::Cuda(_), _) if !(head_dim as usize * kind.elt_size_in_bytes()).is_multiple_of(16) => {
                 Err(format!("the memory-efficient back end needs rows of a multiple of 16 bytes, d is {head_dim}"))
             }
             (Device::Cuda(_), _) => Ok(()),
@@ -89,8 +93,11 @@ impl Attention for Sdpa {
     }
 }
 
-/// (batch, heads, n, d), which libtorch's back ends demand, from any leading dimensions.
+/// (batch, heads, n, d) from any leading dimensions.
 fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
+    if t.dim() == 4 {
+        return Ok(t.shallow_clone());
+    }
     let [leading @ .., n, d] = &t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
     Ok(t.f_reshape([1, leading.iter().product(), *n, *d])?)
 }

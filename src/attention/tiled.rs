@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn tiles_cover_every_index_once() {
         assert_eq!(tiles(7, 3).collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
-        assert_eq!(tiles(2, 64).collect::<Vec<_>>(), [0..2]);
+        assert!(tiles(2, 64).eq(std::iter::once(0..2)));
     }
 
     #[test]

@@ -207,7 +207,8 @@ mod tests {
         let tensor = |name: &'static str, tensor: Tensor| {
             move |case: &mut CaseFile| drop(case.tensors.insert(name.into(), tensor.shallow_clone()))
         };
-        let cases: Vec<(Box<dyn Fn(&mut CaseFile)>, &str)> = vec![
+        type Spoil = Box<dyn Fn(&mut CaseFile)>;
+        let cases: Vec<(Spoil, &str)> = vec![
             (Box::new(metadata("model", "xl")), "no model \"xl\""),
             (Box::new(metadata("model", "tied")), "fc2.weight"),
             (Box::new(metadata("world_size", "0")), "world_size is 0"),

@@ -245,12 +245,17 @@ impl<'a> Bench<'a> {
     }
 
     fn forward(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let run = || cross_entropy(&self.model.forward(tokens)?, targets);
-        let cast = || match self.params.dtype {
-            Precision::Float32 => run(),
-            Precision::Bfloat16 => autocast(self.device, Kind::BFloat16, run),
-        };
+        let cast = || loss(&self.model, tokens, targets, self.params.dtype);
         if self.params.pass == Pass::Forward { tch::no_grad(cast) } else { cast() }
+    }
+}
+
+/// The mean cross-entropy: in float32 throughout, or under bfloat16 autocast with parameters left in float32.
+pub fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor, dtype: Precision) -> Result<Tensor> {
+    let run = || cross_entropy(&model.forward(tokens)?, targets);
+    match dtype {
+        Precision::Float32 => run(),
+        Precision::Bfloat16 => autocast(tokens.device(), Kind::BFloat16, run),
     }
 }
 

@@ -220,9 +220,10 @@ pub fn check_against_software(accumulate: Accumulate) -> Result<Verdict> {
 
 /// Promotion by libtorch and conversion by hand must be the same arithmetic.
 pub fn check_promotion(accumulate: Accumulate) -> Result<Verdict> {
-    for addend in [Dtype::Float16, Dtype::Bfloat16] {
+    // Below 16,384 additions every partial sum of an 11-bit addend is exact in float32, and no arithmetic differs.
+    for (addend, iterations) in [(Dtype::Float16, 1000), (Dtype::Bfloat16, 1000), (Dtype::Float16, 40_000)] {
         let of = |cast| {
-            let params = Params { accumulator: Dtype::Float32, addend, cast, addend_value: 0.01, iterations: 1000 };
+            let params = Params { accumulator: Dtype::Float32, addend, cast, addend_value: 0.01, iterations };
             accumulate(&params, Device::Cpu)
         };
         let (implicit, explicit) = (of(Cast::Implicit)?, of(Cast::Explicit)?);

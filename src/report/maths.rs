@@ -13,12 +13,29 @@ pub const PRELUDE: &str = include_str!("maths.typ");
 pub fn typst(latex: &str, block: bool) -> Result<String> {
     let latex = latex.trim();
     ensure!(!latex.is_empty(), "an empty formula");
-    ensure!(balanced(latex), "the formula ${latex}$ has braces without a partner");
+    ensure!(is_balanced(latex), "the formula ${latex}$ does not convert: its braces do not balance");
     let converted = convert(latex).map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
     let converted = current_names(converted.trim());
     let alt = typst_string(&latex.split_whitespace().collect::<Vec<_>>().join(" "));
     let block = if block { "block: true, " } else { "" };
     Ok(format!("#formula({alt}, {block}$ {converted} $);"))
+}
+
+/// The converter closes what a formula leaves open; a reader of the Markdown would see it broken.
+fn is_balanced(latex: &str) -> bool {
+    let (mut depth, mut escaped) = (0i32, false);
+    for c in latex.chars() {
+        match c {
+            '{' if !escaped => depth += 1,
+            '}' if !escaped => depth -= 1,
+            _ => {}
+        }
+        escaped = c == '\\' && !escaped;
+        if depth < 0 {
+            return false;
+        }
+    }
+    depth == 0
 }
 
 /// The converter meets malformed input with an `expect` here and there, and a template's formula is input.
@@ -27,25 +44,6 @@ fn convert(latex: &str) -> Result<String, String> {
         Ok(converted) => converted,
         Err(_) => Err("the converter gave up on it".into()),
     }
-}
-
-/// The converter closes what is left open, so that a slip would go unseen.
-fn balanced(latex: &str) -> bool {
-    let mut depth = 0i64;
-    let mut escaped = false;
-    for c in latex.chars() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => {}
-        }
-        if depth < 0 {
-            return false;
-        }
-    }
-    depth == 0
 }
 
 /// Symbols under the names that this typst knows; the converter writes those of typst 0.13.
@@ -113,7 +111,7 @@ mod tests {
     fn empty_and_unbalanced_formulas_are_errors() {
         assert!(typst(" ", true).is_err());
         assert!(typst(r"\frac{1}{", true).is_err());
-        assert!(typst(r"a_{1}} b", true).is_err());
-        assert!(typst(r"\{1\}", true).is_ok());
+        assert!(typst(r"a}{b", true).is_err());
+        assert!(typst(r"\{ a \}", true).is_ok());
     }
 }

@@ -9,6 +9,7 @@ use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
 use super::bridge::{self, borrow, ffi, lift};
+use super::library::require_built_version;
 
 /// Where and as whom to meet.
 #[derive(Debug, Clone, Copy)]
@@ -89,6 +90,7 @@ impl ProcessGroup {
     fn meet(rendezvous: Rendezvous, listener: Option<TcpListener>) -> Result<Self> {
         let Rendezvous { host, port, rank, world_size, timeout } = rendezvous;
         ensure!(rank < world_size, "rank {rank} of {world_size} ranks");
+        require_built_version()?;
         let context = || format!("rank {rank} of {world_size} meeting at {host}:{port}");
         let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
         let group = ffi::connect_gloo(

@@ -98,7 +98,7 @@ mod tests {
 
     fn chain(parameters: &[&Tensor]) -> Tensor {
         let x = Tensor::rand([3, 2], (Kind::Float, Device::Cpu));
-        parameters.iter().fold(x, |x, parameter| x.matmul(*parameter)).sum(Kind::Float)
+        parameters.iter().fold(x, |x, parameter| x.matmul(parameter)).sum(Kind::Float)
     }
 
     #[test]

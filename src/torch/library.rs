@@ -56,6 +56,13 @@ pub fn version() -> String {
     format!("{major}.{minor}.{patch}")
 }
 
+/// Holds what relies on libtorch's class layouts to the version that it was compiled against.
+pub(super) fn require_built_version() -> Result<()> {
+    let (built, loaded) = (env!("CS336_TORCH_VERSION"), version());
+    ensure!(loaded == built, "libtorch {loaded} is loaded, but this program was built with {built}: use that version");
+    Ok(())
+}
+
 /// The version of CUDA that libtorch brings, as `"13.0"`; `None` where its CUDA half is not loaded.
 pub fn cuda_version() -> Option<String> {
     load_cuda().ok()?;
@@ -122,6 +129,7 @@ mod tests {
     #[test]
     fn the_loaded_library_says_what_it_is() {
         assert_eq!(version(), "2.11.0");
+        require_built_version().unwrap();
         assert!(["DEFAULT", "AVX2", "AVX512", "NO AVX"].contains(&cpu_capability().unwrap().as_str()));
         assert!(parallel_info().unwrap().contains("at::get_num_threads()"));
         assert!(build_config().unwrap().contains("PyTorch built with"));

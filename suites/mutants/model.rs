@@ -52,7 +52,7 @@ enum Step {
     Sound,
     EpsBeforeTheCorrection,
     EpsInsideTheRoot,
-    DecayAfterTheStep,
+    LateDecay,
     WithoutCorrection,
     DecayInTheGradient,
     DecayWithoutLr,
@@ -88,7 +88,7 @@ pub fn trials() -> Vec<Trial> {
     let steps = [
         Step::EpsBeforeTheCorrection,
         Step::EpsInsideTheRoot,
-        Step::DecayAfterTheStep,
+        Step::LateDecay,
         Step::WithoutCorrection,
         Step::DecayInTheGradient,
         Step::DecayWithoutLr,
@@ -270,8 +270,8 @@ fn stepped(defect: Step, options: AdamWOptions, param: &Tensor, grads: &Tensor) 
         };
         match defect {
             Step::DecayInTheGradient => g += &p * weight_decay,
-            Step::DecayAfterTheStep => {}
-            _ => p = p * (1.0 - decay),
+            Step::LateDecay => {}
+            _ => p *= 1.0 - decay,
         }
         m = m * beta1 + &g * (1.0 - beta1);
         v = v * beta2 + &g * &g * (1.0 - beta2);
@@ -283,8 +283,8 @@ fn stepped(defect: Step, options: AdamWOptions, param: &Tensor, grads: &Tensor) 
             _ => &m / correction1 / ((&v / correction2).sqrt() + eps),
         };
         p -= update * lr;
-        if defect == Step::DecayAfterTheStep {
-            p = p * (1.0 - decay);
+        if defect == Step::LateDecay {
+            p *= 1.0 - decay;
         }
     }
     p

@@ -2,7 +2,9 @@
 
 use anyhow::{Result, ensure};
 use cs336::harness::problem::Verdict;
-use cs336::problems::benchmarking_mixed_precision::{dtypes, layer_norm};
+use cs336::model::Precision;
+use cs336::problems::benchmarking_mixed_precision::{self as mixed, dtypes, layer_norm};
+use cs336::problems::benchmarking_script;
 use cs336::problems::communication_accounting as accounting;
 use cs336::problems::communication_accounting::formulas::{ACCOUNTING, Accounting, Mesh, Reading, StaticBytes, Times};
 use cs336::problems::mixed_precision_accumulation as accumulation;
@@ -174,10 +176,6 @@ fn accumulation_trials() -> Vec<Trial> {
             let sum = p.accumulator.format().round(p.addend_value * f64::from(p.iterations));
             Ok(accumulation::Row { sum, error: 0.0, last_change: p.iterations })
         }),
-        mutant("explicit_cast_too_early", |p, device| match p.cast {
-            accumulation::Cast::Implicit => accumulation::accumulate(p, device),
-            accumulation::Cast::Explicit => in_kind(p, Kind::Double),
-        }),
         caught("accumulation_promotion_in_float64", || {
             accumulation::check_promotion(|p, device| match p.cast {
                 accumulation::Cast::Implicit => accumulation::accumulate(p, device),
@@ -245,6 +243,19 @@ fn autocast_trials() -> Vec<Trial> {
             let seen = dtypes::observe(dtype, device)?;
             let low = dtype.name().to_string();
             Ok(dtypes::Observed { parameters: low.clone(), gradients: low, ..seen })
+        }),
+        control("option_control", || mixed::check_option(benchmarking_script::loss).map(drop)),
+        caught("option_ignored", || {
+            mixed::check_option(|model, x, y, _| benchmarking_script::loss(model, x, y, Precision::Float32))
+        }),
+        caught("option_always_on", || {
+            mixed::check_option(|model, x, y, _| benchmarking_script::loss(model, x, y, Precision::Bfloat16))
+        }),
+        caught("option_scales_the_loss", || {
+            mixed::check_option(|model, x, y, dtype| {
+                let loss = benchmarking_script::loss(model, x, y, dtype)?;
+                Ok(if dtype == Precision::Bfloat16 { loss.f_mul_scalar(1.1)? } else { loss })
+            })
         }),
         control("autocast_cuda_check_needs_a_gpu_or_passes", || {
             let verdict = dtypes::check_cuda(dtypes::observe)?;
