@@ -229,7 +229,7 @@ fn memory_follows_the_formula() -> Result<Verdict> {
             warmup: 1,
             iterations: 1,
         };
-        let (predicted, counted) = (Accounting::of_params(&p), pass(&p, Device::Cpu)?.memory);
+        let (predicted, counted) = (accounting_of(&p), pass(&p, Device::Cpu)?.memory);
         for (what, predicted, counted) in [
             ("saved by the forward pass", predicted.saved_bytes, counted.saved),
             ("in use before the backward pass", predicted.before_backward_bytes, counted.before_backward),
@@ -254,7 +254,7 @@ fn what_cannot_fit_is_refused() -> Result<Verdict> {
         iterations: 1,
     };
     let Err(error) = PytorchAttention::measure(&p, Profile::Cpu) else {
-        anyhow::bail!("a case of {} ran", human_bytes(Accounting::of_params(&p).peak_bytes()))
+        anyhow::bail!("a case of {} ran", human_bytes(accounting_of(&p).peak_bytes()))
     };
     match crate::error::fault_of(&error) {
         Some(Fault::OutOfMemory { requested_bytes: Some(bytes), .. }) => {
