@@ -32,6 +32,7 @@ enum Deed {
     LacksGpu,
     BeatsPhysics,
     Chatters,
+    StartsFresh,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +54,10 @@ impl Measure for Deeds {
     type Row = Row;
     const REVISION: u32 = 3;
 
+    fn fresh_process(params: &Params) -> bool {
+        params.deed == Deed::StartsFresh
+    }
+
     fn predicted_bytes(_: &Params) -> Option<u64> {
         Some(77)
     }
@@ -63,7 +68,7 @@ impl Measure for Deeds {
             Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id() })
         };
         match params.deed {
-            Deed::Works => row(1.0),
+            Deed::Works | Deed::StartsFresh => row(1.0),
             Deed::Fails => bail!("the reason of the failure"),
             Deed::Panics => panic!("the words of the panic"),
             Deed::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
@@ -191,14 +196,27 @@ fn a_hang_ends_at_the_limit() -> Result<()> {
 }
 
 fn one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"chatters\", \"fails\"")?;
+    let (_folder, layout) = tree("deeds", "\"works\", \"chatters\", \"fails\", \"starts_fresh\"")?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
-    ensure!((tally.measured, tally.failed) == (2, 1), "{tally:?}");
+    ensure!((tally.measured, tally.failed) == (3, 1), "{tally:?}");
     let process = |i: usize| match &record(&layout)?.cases[i].outcome {
         Outcome::Measured { row } => Ok(row["process"].clone()),
         other => bail!("{other:?}"),
     };
     ensure!(process(0)? == process(1)?, "two workers served two sound cases");
+    Ok(())
+}
+
+fn a_case_that_starts_fresh_has_a_process_of_its_own() -> Result<()> {
+    let (_folder, layout) = tree("deeds", "\"works\", \"starts_fresh\"")?;
+    measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
+    let record = record(&layout)?;
+    let [Outcome::Measured { row: one }, Outcome::Measured { row: two }] =
+        [&record.cases[0].outcome, &record.cases[1].outcome]
+    else {
+        bail!("{:?}", record.cases)
+    };
+    ensure!(one["process"] != two["process"], "both were measured by process {}", one["process"]);
     Ok(())
 }
 
@@ -303,6 +321,7 @@ fn main() -> ExitCode {
             "one_worker_serves_while_all_is_well",
             one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure,
         ),
+        test("a_case_that_starts_fresh_has_a_process_of_its_own", a_case_that_starts_fresh_has_a_process_of_its_own),
         test("resume_repeats_the_failed_and_keeps_the_rest", resume_repeats_the_failed_and_keeps_the_rest),
         test("another_revision_is_stale", another_revision_is_stale),
         test("what_fails_its_checks_is_not_timed", what_fails_its_checks_is_not_timed),

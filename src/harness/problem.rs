@@ -67,6 +67,11 @@ pub trait Measure {
         None
     }
 
+    /// Whether the case must be the first of its process, because it measures what a start costs. The others share one.
+    fn fresh_process(_params: &Self::Params) -> bool {
+        false
+    }
+
     /// Measures one case in this process. An out-of-memory or a missing device is an `Err` holding an
     /// [`crate::error::Fault`]; the harness turns it into a typed outcome.
     fn measure(params: &Self::Params, profile: Profile) -> Result<Self::Row>;
@@ -81,6 +86,7 @@ pub struct Measured {
     /// Checks that a stored row still has the shape that the template expects.
     pub check_row: fn(&Value) -> Result<()>,
     pub predicted_bytes: fn(&Value) -> Option<u64>,
+    pub fresh_process: fn(&Value) -> bool,
     pub measure: fn(&Value, Profile) -> Result<Value>,
 }
 
@@ -92,6 +98,7 @@ impl Measured {
             parse: parse::<M>,
             check_row: check_row::<M>,
             predicted_bytes: predicted_bytes::<M>,
+            fresh_process: fresh_process::<M>,
             measure: measure::<M>,
         }
     }
@@ -109,6 +116,10 @@ fn check_row<M: Measure>(row: &Value) -> Result<()> {
 
 fn predicted_bytes<M: Measure>(params: &Value) -> Option<u64> {
     M::predicted_bytes(&M::Params::deserialize(params).ok()?)
+}
+
+fn fresh_process<M: Measure>(params: &Value) -> bool {
+    M::Params::deserialize(params).is_ok_and(|params| M::fresh_process(&params))
 }
 
 fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {

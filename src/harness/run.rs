@@ -201,6 +201,9 @@ impl Runner<'_> {
         let job = Job::Measure { problem: problem.name.into(), profile, params: params.clone() };
         let failed = |error: String| Some(Outcome::Failed { error });
         let predicted_bytes = (measured.predicted_bytes)(params);
+        if (measured.fresh_process)(params) {
+            pool.restart();
+        }
         Ok(match pool.run(&job, self.limit, self.interrupted)? {
             Ending::Interrupted => None,
             Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s for one case", limit.as_secs())),

@@ -273,6 +273,11 @@ impl Pool {
         Self { program, root, worker: None }
     }
 
+    /// Ends the worker, so that the next job is the first of its process.
+    pub fn restart(&mut self) {
+        self.worker = None;
+    }
+
     /// Runs one job. A worker whose job did not end well is replaced, so that the next one starts clean.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
         let mut worker = match self.worker.take() {
