@@ -211,3 +211,6 @@ impl RecordFile {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -223,4 +223,25 @@ mod tests {
         let text = format!("[gpu.a]\n{}", ["a", "b", "c", "d", "e", "f", "g"].map(axis).concat());
         assert!(refused(&text).contains("more than 10000 cases"));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_grid_is_the_product_of_its_axes(lengths in proptest::collection::vec(1usize..6, 1..5)) {
+            let axis = |(i, n): (usize, &usize)| format!("k{i} = {:?}\n", (0..*n).collect::<Vec<_>>());
+            let text = format!("[cpu.a]\n{}", lengths.iter().enumerate().map(axis).collect::<String>());
+            let suite = parse(&text, "x.toml", &any).unwrap();
+            let cases: Vec<_> = suite.cases(Profile::Cpu).map(|(_, c)| c.to_string()).collect();
+            proptest::prop_assert_eq!(cases.len(), lengths.iter().product::<usize>());
+            let distinct: std::collections::BTreeSet<_> = cases.iter().collect();
+            proptest::prop_assert_eq!(distinct.len(), cases.len());
+        }
+
+        #[test]
+        fn no_text_panics_and_a_refusal_names_the_file(text in "[\\[\\]cpugs.a=0-9\\\"\n ,{}]*") {
+            if let Err(error) = parse(&text, "x.toml", &any) {
+                let message = format!("{:#}", error);
+                proptest::prop_assert!(message.contains("x.toml"));
+            }
+        }
+    }
 }

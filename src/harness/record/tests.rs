@@ -1,0 +1,108 @@
+//! Records survive the way to a file and back, and a file that is not one is refused with its name.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn run(id: &str) -> Run {
+    Run {
+        id: id.into(),
+        started: "2026-11-21T00:00:00Z".into(),
+        commit: "abc".into(),
+        dirty: false,
+        suite_hash: "def".into(),
+        machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1 << 34, os: "Linux".into(), gpus: vec![] },
+        software: [("torch".to_string(), "2.11.0".to_string())].into(),
+        settings: BTreeMap::new(),
+        peaks: Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1e9, cache_bytes: 0.0, source: "a test".into() },
+    }
+}
+
+fn case(params: Value, run: &str, outcome: Outcome) -> CaseRecord {
+    let kernels = BTreeMap::new();
+    CaseRecord { grid: "g".into(), params, run: run.into(), revision: 1, kernels, elapsed_s: 0.5, outcome }
+}
+
+fn measured(samples: &[f64]) -> Outcome {
+    Outcome::Measured { row: json!({"exact": 7, "forward": {"unit": "s", "samples": samples}}) }
+}
+
+fn file(cases: Vec<CaseRecord>) -> RecordFile {
+    let mut file = RecordFile::new("p", Profile::Cpu);
+    cases.into_iter().for_each(|c| file.put(c, &run("r1")));
+    file
+}
+
+fn refused(text: &str) -> String {
+    format!("{:#}", RecordFile::parse(text, "x.json").unwrap_err())
+}
+
+fn outcomes() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        prop::collection::vec(1e-9..1e3f64, 1..20).prop_map(|samples| measured(&samples)),
+        (any::<Option<u64>>(), any::<Option<u64>>(), ".*").prop_map(|(requested_bytes, predicted_bytes, message)| {
+            Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
+        }),
+        (".*", ".*", ".*").prop_map(|(reason, needs, has)| Outcome::NotRun { reason, needs, has }),
+        ".*".prop_map(|error| Outcome::Failed { error }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_record_comes_back_as_it_went(outcomes in prop::collection::vec(outcomes(), 0..6)) {
+        let cases = outcomes.into_iter().enumerate().map(|(i, outcome)| case(json!({"i": i}), "r1", outcome));
+        let file = file(cases.collect());
+        let text = file.to_json().unwrap();
+        prop_assert_eq!(RecordFile::parse(&text, "x.json").unwrap(), file);
+    }
+
+    #[test]
+    fn a_truncated_record_is_refused_by_name_wherever_it_ends(share in 0.0..1.0f64) {
+        let text = file(vec![case(json!({"n": 1}), "r1", measured(&[0.25, 0.5]))]).to_json().unwrap();
+        let mut end = (share * (text.trim_end().len() - 1) as f64) as usize;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        prop_assert!(refused(&text[..end]).contains("x.json"));
+    }
+
+    #[test]
+    fn no_text_at_all_panics(text in ".*") {
+        prop_assert!(RecordFile::parse(&text, "x.json").is_err());
+    }
+}
+
+#[test]
+fn a_file_that_contradicts_itself_is_refused() {
+    let good = file(vec![case(json!({"n": 1}), "r1", measured(&[0.25]))]);
+    let refused_with = |spoil: &dyn Fn(&mut RecordFile), expected: &str| {
+        let mut bad = good.clone();
+        spoil(&mut bad);
+        let message = refused(&bad.to_json().unwrap());
+        assert!(message.contains(expected) && message.contains("x.json"), "{message}");
+    };
+    refused_with(&|f| f.runs.clear(), "names run \"r1\", which the file lacks");
+    refused_with(&|f| f.cases.push(f.cases[0].clone()), "stands twice");
+    refused_with(&|f| f.cases[0].outcome = measured(&[0.25, -1.0]), "sample 1 is -1");
+    refused_with(&|f| f.cases[0].outcome = measured(&[]), "no samples");
+    // serde_json writes a NaN as null.
+    refused_with(&|f| f.cases[0].outcome = measured(&[f64::NAN]), "no list of samples");
+    refused_with(&|f| f.schema = 2, "has schema 2, this build reads 1");
+}
+
+#[test]
+fn a_case_replaces_its_predecessor_and_a_run_without_cases_goes() {
+    let mut file =
+        file(vec![case(json!({"n": 1}), "r1", measured(&[0.25])), case(json!({"n": 2}), "r1", measured(&[0.5]))]);
+    file.put(case(json!({"n": 1}), "r2", measured(&[0.125])), &run("r2"));
+    assert_eq!(file.runs.iter().map(|r| r.id.as_str()).collect::<Vec<_>>(), ["r1", "r2"]);
+    file.put(case(json!({"n": 2}), "r2", measured(&[0.125])), &run("r2"));
+    assert_eq!((file.runs.len(), file.cases.len()), (1, 2));
+    let order = [json!({"n": 2}), json!({"n": 1})];
+    file.sort_like(order.iter());
+    assert_eq!(file.cases[0].params, order[0]);
+    file.keep(|c| c.params == order[1]);
+    assert_eq!((file.runs.len(), file.cases.len()), (1, 1));
+}
