@@ -34,7 +34,8 @@ fn root() -> PathBuf {
 }
 
 fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
-    let entries = fs::read_dir(root().join(folder)).unwrap().map(|e| e.unwrap().path());
+    // git keeps no empty folder, so a missing one holds nothing.
+    let entries = fs::read_dir(root().join(folder)).into_iter().flatten().map(|e| e.unwrap().path());
     let wanted = entries.filter(|p| p.extension().is_some_and(|e| e == extension));
     wanted.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect()
 }
