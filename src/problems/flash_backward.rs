@@ -27,7 +27,7 @@ pub const PROBLEM: Problem = Problem {
     facts: || Ok(json!({ "random_cases": RANDOM_CASES, "step": STEP, "tolerance": TOLERANCE })),
 };
 
-const RANDOM_CASES: u32 = 400;
+const RANDOM_CASES: u32 = 200;
 /// Of the central differences, and what they may differ by; [`finite_differences`] says why.
 const STEP: f64 = 1e-5;
 const TOLERANCE: f64 = 1e-8;

@@ -27,7 +27,7 @@ pub const PROBLEM: Problem = Problem {
     facts,
 };
 
-const RANDOM_CASES: u32 = 400;
+const RANDOM_CASES: u32 = 200;
 const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double];
 
 /// `(q, k, v, is_causal, tile) -> (o, lse)`: what the checks of the forward pass take.
