@@ -31,9 +31,10 @@ bundle: setup ## pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
 	@$(CS336) bundle
 
 submission: setup ## pack dist/writeup.pdf and dist/code.zip; refuses a stale PDF
+	@test -z "$$(git status --porcelain)" || { echo "submission: commit your changes first; code.zip holds what is committed" >&2; exit 1; }
 	@$(CS336) writeup --fresh
 	@mkdir -p dist && cp report/writeup.pdf dist/writeup.pdf
-	@git archive --format=zip --output=dist/code.zip HEAD -- . ':!*.pt' ':!*.pth' ':!*.bin' ':!*.pkl' ':!*.pickle' ':!*.log'
+	@git archive --format=zip --output=dist/code.zip HEAD -- . ':!*.pt' ':!*.pth' ':!*.bin' ':!*.pkl' ':!*.pickle' ':!*.log' ':!*.npz'
 	@echo "dist/writeup.pdf and dist/code.zip are ready"
 
 clean: ## remove build output and local results; keeps .venv and accepted records

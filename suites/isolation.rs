@@ -13,7 +13,7 @@ use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
 use cs336::harness::run::{CheckEnding, Pending, Progress, Runner, Scope, Tally, plan};
 use cs336::harness::samples::{Samples, Work};
 use cs336::harness::store::Layout;
-use cs336::harness::worker::{Pool, serve};
+use cs336::harness::worker::{Abilities, Pool, serve};
 use libtest_mimic::{Arguments, Trial};
 use serde::{Deserialize, Serialize};
 
@@ -298,7 +298,10 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
-        return match serve(TEST_REGISTRY) {
+        return match serve(Abilities {
+            registry: TEST_REGISTRY,
+            run_case: |path| bail!("no case runner for {}", path.display()),
+        }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");

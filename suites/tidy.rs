@@ -11,8 +11,11 @@ use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 
 /// Files that may be longer than [`MAX_LINES`], each with its reason.
-const LONG: &[(&str, &str)] =
-    &[("src/report/markdown.rs", "one writer over one stream of events, whose state every arm shares")];
+const LONG: &[(&str, &str)] = &[
+    ("src/report/markdown.rs", "one writer over one stream of events, whose state every arm shares"),
+    ("suites/report.rs", "one test document that all its tests read"),
+    ("suites/cli.rs", "a table of bad inputs"),
+];
 const MAX_LINES: usize = 350;
 
 /// `module: the modules of this crate that it may use`, lowest first (DESIGN 2).
@@ -34,7 +37,8 @@ fn root() -> PathBuf {
 }
 
 fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
-    let entries = fs::read_dir(root().join(folder)).unwrap().map(|e| e.unwrap().path());
+    // git keeps no empty folder, so a missing one holds nothing.
+    let entries = fs::read_dir(root().join(folder)).into_iter().flatten().map(|e| e.unwrap().path());
     let wanted = entries.filter(|p| p.extension().is_some_and(|e| e == extension));
     wanted.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect()
 }

@@ -35,7 +35,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 Some(old) => diff::print(&drift(&local, old)?),
                 None => println!("{}: {} cases, none accepted before", problem.name, local.cases.len()),
             }
-            if let Err(reason) = acceptable(layout, problem, &suite, &local) {
+            if let Err(reason) = acceptable(layout, problem, &suite, &local, old.as_ref()) {
                 println!("  refused: {reason:#}");
                 refused += 1;
                 continue;

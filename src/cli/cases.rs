@@ -1,34 +1,69 @@
 //! `cs336 grade --cases`: every case file of a folder, one verdict each; a malformed file is one failed case.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use serde::Serialize;
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::Ended;
-use crate::cases::{CaseFile, Comparison, run as run_case};
-use crate::harness::worker::panic_message;
+use super::{Ended, interrupted, watch_for_interrupt};
+use crate::cases::{CaseFile, run as run_case};
+use crate::harness::store::Layout;
+use crate::harness::worker::{Ending, Job, Pool, Reply};
+
+/// A case that takes longer is ended; it is one failed case.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What a worker says of one file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Compared {
+    passed: bool,
+    /// The comparisons as a person reads them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lines: Vec<String>,
+    /// And as data; an error that is no number (shapes that differ) is null.
+    comparisons: Value,
+}
 
 /// How one file ended.
 #[derive(Debug, Serialize)]
 struct CaseResult {
     file: String,
-    passed: bool,
-    comparisons: Vec<Comparison>,
+    #[serde(flatten)]
+    compared: Compared,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-pub fn run(folder: &Path, as_json: bool) -> Result<Ended> {
-    let results: Vec<CaseResult> = files(folder)?.iter().map(|path| grade(path, as_json)).collect();
-    let passed = results.iter().filter(|r| r.passed).count();
+pub fn run(layout: &Layout, folder: &Path, as_json: bool) -> Result<Ended> {
+    watch_for_interrupt();
+    let mut pool = Pool::new(std::env::current_exe()?, layout.root.clone());
+    let mut results = Vec::new();
+    for path in files(folder)? {
+        let Some(result) = grade(&mut pool, &path)? else { return Ok(Ended::Interrupted) };
+        if !as_json {
+            print(&result);
+        }
+        results.push(result);
+    }
+    let passed = results.iter().filter(|r| r.compared.passed).count();
     if as_json {
         println!("{}", serde_json::to_string_pretty(&results)?);
     } else {
         println!("{passed} of {} cases passed", results.len());
     }
     Ok(if passed == results.len() { Ended::Well } else { Ended::WithFindings })
+}
+
+/// The worker's side: runs one file in its process.
+pub fn run_one(path: &Path) -> Result<Value> {
+    let comparisons = run_case(&CaseFile::read(path)?)?;
+    Ok(serde_json::to_value(Compared {
+        passed: comparisons.iter().all(|c| c.passed),
+        lines: comparisons.iter().map(ToString::to_string).collect(),
+        comparisons: serde_json::to_value(&comparisons)?,
+    })?)
 }
 
 /// The folder's case files by name; none at all is an error, since nothing would have been graded.
@@ -47,33 +82,30 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn grade(path: &Path, quiet: bool) -> CaseResult {
+/// Grades one file in a worker, so that a crash or a hang is this file's failure; `None` when interrupted.
+fn grade(pool: &mut Pool, path: &Path) -> Result<Option<CaseResult>> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let attempt = catch_unwind(AssertUnwindSafe(|| run_case(&CaseFile::read(path)?)));
-    let attempt = attempt.unwrap_or_else(|panic| Err(anyhow::anyhow!("panicked: {}", panic_message(panic.as_ref()))));
-    let result = match attempt.and_then(nothing_skipped) {
-        Ok(comparisons) => CaseResult { file, passed: comparisons.iter().all(|c| c.passed), comparisons, error: None },
-        Err(error) => CaseResult { file, passed: false, comparisons: Vec::new(), error: Some(format!("{error:#}")) },
-    };
-    if !quiet {
-        print(&result);
-    }
-    result
-}
-
-fn nothing_skipped(comparisons: Vec<Comparison>) -> Result<Vec<Comparison>> {
-    if comparisons.is_empty() {
-        bail!("nothing was compared");
-    }
-    Ok(comparisons)
+    let path = path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?;
+    let failed = |error: String| CaseResult { file: file.clone(), compared: Compared::default(), error: Some(error) };
+    Ok(Some(match pool.run(&Job::Case { path }, LIMIT, &interrupted)? {
+        Ending::Interrupted => return Ok(None),
+        Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s", limit.as_secs())),
+        Ending::Died { how, .. } => failed(how),
+        Ending::Reply(Reply::Failed { error }) => failed(error),
+        Ending::Reply(Reply::Compared { result }) => {
+            let compared = Compared::deserialize(result).context("a worker's comparisons")?;
+            CaseResult { file, compared, error: None }
+        }
+        Ending::Reply(other) => failed(format!("a worker answered a case with {other:?}")),
+    }))
 }
 
 fn print(result: &CaseResult) {
-    println!("{} {}", if result.passed { "passed" } else { "FAILED" }, result.file);
+    println!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file);
     if let Some(error) = &result.error {
         println!("    {error}");
     }
-    for comparison in &result.comparisons {
+    for comparison in &result.compared.lines {
         println!("    {comparison}");
     }
 }

@@ -20,7 +20,7 @@ pub struct Arguments {
     /// Problems to grade; the whole handout by default
     problems: Vec<String>,
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
-    #[arg(long, value_name = "DIR", conflicts_with = "problems")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "junit", "gradescope"])]
     cases: Option<PathBuf>,
     /// Also write the results as JUnit XML
     #[arg(long, value_name = "FILE")]
@@ -34,12 +34,12 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(folder) = &arguments.cases {
-        return super::cases::run(folder, arguments.json);
+        return super::cases::run(layout, folder, arguments.json);
     }
     watch_for_interrupt();
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
         [] => HANDOUT.iter().collect(),
-        names => names.iter().map(|name| handout_problem(name)).collect::<Result<_>>()?,
+        names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
     };
     let mut grades = Vec::new();
     for problem in chosen {

@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long)]
     dry_run: bool,
     /// Measure and print one case that is in no suite: the grid's first case with this key replaced (repeatable)
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run"])]
     settings: Vec<String>,
     /// End a case that takes longer than this many seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
@@ -65,21 +65,29 @@ pub fn measure(
     scope: Scope,
     limit: Duration,
 ) -> Result<Tally> {
-    let plans: Vec<Plan> =
-        problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect::<Result<_>>()?;
+    let plans = || -> Result<Vec<Plan>> {
+        problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect()
+    };
     let mut tally = Tally::default();
-    if plans.iter().all(|p| p.pending.is_empty()) {
+    if plans()?.iter().all(|p| p.pending.is_empty()) {
         return Ok(tally);
     }
     let _lock = Lock::acquire(layout)?;
+    // Whoever held the lock may have measured meanwhile: what is to do is read under it.
+    let plans = plans()?;
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
     let runner = Runner { layout, program: std::env::current_exe()?, limit, interrupted: &interrupted };
     for plan in plans.into_iter().filter(|p| !p.pending.is_empty()) {
-        let mut bar = Bar::new(plan.problem.name, plan.pending.len(), plan.estimate().0);
+        let pending = plan.pending.len();
+        let mut bar = Bar::new(plan.problem.name, pending, plan.estimate().0);
         let one = runner.measure(plan, &facts, &mut bar);
         bar.finish();
-        tally.add(one?);
+        // One problem's failing check or unwritable record must not cost the others their figures.
+        tally.add(one.unwrap_or_else(|error| {
+            eprintln!("cs336: {error:#}");
+            Tally { failed: pending, ..Tally::default() }
+        }));
         if tally.interrupted {
             break;
         }

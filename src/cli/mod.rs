@@ -1,6 +1,6 @@
 //! The command line: a match on verbs, one file a verb.
 //!
-//! Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted.
+//! Exit codes: 0 all is well; 1 a check or a case failed, a record drifted, or an error was printed; 2 the command line is wrong; 130 interrupted.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
+use crate::harness::worker::{Abilities, serve};
 use crate::problems::REGISTRY;
 
 mod accept;
@@ -35,7 +36,7 @@ pub mod writeup;
     about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
 )]
 #[command(
-    after_help = "Exit codes: 0 all is well; 1 something failed, drifted or lost points; 2 the command line is wrong; 130 interrupted."
+    after_help = "Exit codes: 0 all is well; 1 a check or a case failed, a record drifted, or an error was printed; 2 the command line is wrong; 130 interrupted."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -87,13 +88,14 @@ enum Verb {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Well,
-    /// Something failed, drifted or lost points, and was reported.
+    /// A check or a case failed, or a record drifted, and it was reported.
     WithFindings,
     Interrupted,
 }
 
 /// Parses the command line, runs the verb, and says how it went.
 pub fn main() -> ExitCode {
+    end_quietly_when_nobody_reads();
     // Must precede any other use of libtorch; a machine without a GPU is no error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
@@ -110,6 +112,18 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic.
+fn end_quietly_when_nobody_reads() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = crate::harness::worker::panic_message(panic.payload());
+        if message.starts_with("failed printing to stdout") {
+            std::process::exit(141);
+        }
+        report(panic);
+    }));
+}
+
 fn run(arguments: Arguments) -> Result<Ended> {
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     crate::collective::ranks::set_program(program);
@@ -123,7 +137,7 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Accept(arguments) => accept::run(&Layout::find()?, &arguments),
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
-        Verb::Worker => crate::harness::worker::serve(REGISTRY).map(|()| Ended::Well),
+        Verb::Worker => serve(Abilities { registry: REGISTRY, run_case: cases::run_one }).map(|()| Ended::Well),
         Verb::Rank { task, input, output } => rank::run(&task, &input, &output).map(|()| Ended::Well),
     }
 }
@@ -158,7 +172,12 @@ fn selected(names: &[String]) -> Result<Vec<&'static Problem>> {
     if names.is_empty() {
         return Ok(REGISTRY.iter().collect());
     }
-    names.iter().map(|name| registered(name)).collect()
+    once_each(names).map(registered).collect()
+}
+
+/// The names without repetitions: a problem named twice is still one problem.
+fn once_each(names: &[String]) -> impl Iterator<Item = &str> {
+    names.iter().enumerate().filter(|(i, name)| !names[..*i].contains(name)).map(|(_, name)| name.as_str())
 }
 
 /// The profile to measure: the one asked for, else `gpu` where there is one.

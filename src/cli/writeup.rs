@@ -54,11 +54,17 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
             return Ok(Ended::Interrupted);
         }
     }
-    let rendered = report::render(&document(layout, Source::Here)?)?;
+    let document = document(layout, Source::Here)?;
+    let rendered = report::render(&document)?;
     let path = layout.report().join("writeup.typ");
     let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
     let pdf = report::pdf(&rendered, &frame)?;
     if arguments.fresh {
+        let records = document.problems.iter().flat_map(|p| [&p.cpu, &p.gpu].map(|r| (&p.name, r.as_ref())));
+        let stale = records.filter_map(|(name, r)| r.filter(|r| r.stale > 0).map(|r| (name, r.stale))).next();
+        if let Some((name, count)) = stale {
+            bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
+        }
         let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
         ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, look at it, and try again");
         return Ok(Ended::Well);

@@ -104,7 +104,8 @@ fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Res
         let old_samples = samples_of(old)?;
         for (path, new) in samples_of(new)? {
             let Some((_, old)) = old_samples.iter().find(|(p, _)| *p == path) else { continue };
-            if new.unit == Unit::Seconds {
+            // Bytes may be zero on both sides, which no ratio describes.
+            if old.samples != new.samples || new.unit == Unit::Seconds {
                 findings.push(Finding::Timing { comparison: compare(&old.samples, &new.samples)?, path });
             }
         }
@@ -158,7 +159,15 @@ fn compare_values(path: &str, accepted: &Value, local: &Value, findings: &mut Ve
 }
 
 /// Whether a local record may be promoted; the error says why not and what to do.
-pub fn acceptable(layout: &Layout, problem: &Problem, suite: &Suite, local: &RecordFile) -> Result<()> {
+///
+/// `accepted` is what it would replace: a case that was measured is not given up for one that could not run.
+pub fn acceptable(
+    layout: &Layout,
+    problem: &Problem,
+    suite: &Suite,
+    local: &RecordFile,
+    accepted: Option<&RecordFile>,
+) -> Result<()> {
     let name = problem.name;
     if let Some(run) = local.runs.iter().find(|r| r.dirty) {
         bail!(
@@ -172,6 +181,13 @@ pub fn acceptable(layout: &Layout, problem: &Problem, suite: &Suite, local: &Rec
     for case in &local.cases {
         if let Outcome::Failed { error } = &case.outcome {
             bail!("{name}: the case {} failed ({error}); mend it, then `cs336 measure {name} --resume`", case.params);
+        }
+        let before = accepted.and_then(|file| file.case(&case.params)).map(|old| &old.outcome);
+        if let (Outcome::NotRun { needs, has, .. }, Some(Outcome::Measured { .. })) = (&case.outcome, before) {
+            bail!(
+                "{name}: the case {} was measured before and did not run here: it needs {needs}, has {has}",
+                case.params
+            );
         }
         if let Some(reason) = staleness(layout, problem, suite, local, case)? {
             bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);

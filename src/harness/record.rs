@@ -82,7 +82,7 @@ pub struct Run {
     pub id: String,
     /// RFC 3339, UTC.
     pub started: String,
-    /// The commit of the tree that was built, or "unknown" outside a checkout.
+    /// The commit of the tree that the program ran in (or was bundled from), or "unknown" outside a checkout.
     pub commit: String,
     /// Whether tracked files differed from that commit.
     pub dirty: bool,

@@ -158,6 +158,8 @@ impl Runner<'_> {
                 }
             }
         }
+        // What the checks warmed must not serve the cases.
+        let mut pool = Pool::new(self.program.clone(), self.layout.root.clone());
         let run = open_run(&self.layout.root, &plan.suite.hash, facts)?;
         let kernels = kernel_hashes(self.layout, plan.measured)?;
         let path = self.layout.local(plan.profile, plan.problem.name);

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
@@ -31,18 +31,41 @@ const POLL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Job {
-    Check { problem: String, check: String },
-    Measure { problem: String, profile: Profile, params: Value },
+    Check {
+        problem: String,
+        check: String,
+    },
+    Measure {
+        problem: String,
+        profile: Profile,
+        params: Value,
+    },
+    /// Run one case file from outside.
+    Case {
+        path: PathBuf,
+    },
 }
 
 /// How a job ended inside the worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reply {
-    Passed { note: String },
-    Skipped { reason: String },
-    Ended { outcome: Outcome },
-    Failed { error: String },
+    Passed {
+        note: String,
+    },
+    Skipped {
+        reason: String,
+    },
+    Ended {
+        outcome: Outcome,
+    },
+    /// What running a case file gave, as its runner wrote it.
+    Compared {
+        result: Value,
+    },
+    Failed {
+        error: String,
+    },
 }
 
 /// How a job ended as the parent sees it.
@@ -71,7 +94,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts `program worker` in the folder `root`.
-    pub fn start(program: &std::path::Path, root: &std::path::Path) -> Result<Self> {
+    pub fn start(program: &Path, root: &Path) -> Result<Self> {
         use std::os::unix::process::CommandExt as _;
         let mut child = Command::new(program)
             .arg("worker")
@@ -183,25 +206,34 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
+/// What a worker can do: the problems it knows, and how it runs a case file.
+#[derive(Clone, Copy)]
+pub struct Abilities {
+    pub registry: &'static [Problem],
+    pub run_case: fn(&Path) -> Result<Value>,
+}
+
 /// The worker's side: serves jobs from standard input until it closes.
-pub fn serve(registry: &[Problem]) -> Result<()> {
+pub fn serve(abilities: Abilities) -> Result<()> {
     // Die with the parent, and be the first to go when memory runs out.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     for line in std::io::stdin().lines() {
         let line = line.context("failed to read a job")?;
         let job: Job = serde_json::from_str(&line).with_context(|| format!("not a job: {line:?}"))?;
-        let reply = perform(registry, &job);
+        let reply = perform(abilities, &job);
         println!("{MARK}{}", serde_json::to_string(&reply)?);
         std::io::stdout().flush().context("failed to reply")?;
     }
     Ok(())
 }
 
-fn perform(registry: &[Problem], job: &Job) -> Reply {
+fn perform(abilities: Abilities, job: &Job) -> Reply {
+    let registry = abilities.registry;
     let attempt = catch_unwind(AssertUnwindSafe(|| match job {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
+        Job::Case { path } => (abilities.run_case)(path).map(|result| Reply::Compared { result }),
     }));
     match attempt {
         Ok(Ok(reply)) => reply,
@@ -288,7 +320,10 @@ impl Pool {
         let clean = matches!(
             ending,
             Ending::Reply(
-                Reply::Passed { .. } | Reply::Skipped { .. } | Reply::Ended { outcome: Outcome::Measured { .. } }
+                Reply::Passed { .. }
+                    | Reply::Skipped { .. }
+                    | Reply::Compared { .. }
+                    | Reply::Ended { outcome: Outcome::Measured { .. } }
             )
         );
         if clean {

@@ -164,7 +164,8 @@ impl Measure for BenchmarkingScript {
 
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         static USED: AtomicBool = AtomicBool::new(false);
-        let first_in_process = !USED.swap(true, Ordering::Relaxed);
+        // Asked only of the cases that must be: for the others it depends on what was measured before.
+        let first_in_process = !USED.swap(true, Ordering::Relaxed) && Self::fresh_process(params);
         measure_on(params, device_for(profile)?, first_in_process)
     }
 }

@@ -166,12 +166,14 @@ fn binades(dtype: Dtype, value: f64) -> Vec<Value> {
     rows
 }
 
-/// The error of the running sum over a thousand additions, at every 25th.
+/// The size of the running sum's error over a thousand additions, at every 50th; none where it is zero, which a
+/// logarithmic axis cannot show.
 fn trace(accumulator: Dtype, addend: Dtype, value: f64) -> Value {
     let params = Params { accumulator, addend, cast: Cast::Implicit, addend_value: value, iterations: 1000 };
-    let every = 25;
-    let errors = accumulate_in_software(&params).enumerate().map(|(i, sum)| (i + 1, sum - (i + 1) as f64 * value));
-    let (x, y): (Vec<usize>, Vec<f64>) = errors.filter(|(i, _)| i % every == 0).unzip();
+    let every = 50;
+    let sums = accumulate_in_software(&params).enumerate().map(|(i, sum)| (i + 1, sum)).filter(|(i, _)| i % every == 0);
+    let size = |i: usize, sum: f64| Some((sum - i as f64 * value).abs()).filter(|e| *e > 0.0);
+    let (x, y): (Vec<usize>, Vec<Option<f64>>) = sums.map(|(i, sum)| (i, size(i, sum))).unzip();
     json!({"name": format!("{} sum, {} addend", accumulator.name(), addend.name()), "x": x, "y": y})
 }
 
