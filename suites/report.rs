@@ -169,10 +169,10 @@ fn text_of(rendered: &Rendered) -> String {
     squeeze(&out)
 }
 
-/// Without spaces, and with straight quotes: typst curls them.
+/// Without spaces, with straight quotes (typst curls them) and one kind of minus.
 fn squeeze(text: &str) -> String {
     let straight = text.replace(['‘', '’', '′'], "'").replace(['“', '”', '″'], "\"");
-    straight.chars().filter(|c| !c.is_whitespace()).collect()
+    straight.replace('−', "-").chars().filter(|c| !c.is_whitespace()).collect()
 }
 
 /// A rendering whose body is `typst`.

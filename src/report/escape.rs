@@ -13,13 +13,18 @@ pub fn markdown(text: &str) -> String {
     out
 }
 
-/// Escapes text for typst markup; quotes stay bare, so that typst curls them.
+/// Escapes text for typst markup; quotes stay bare, so that typst curls them, and a hyphen before a number is a minus.
 pub fn typst(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     let mut before = None;
     let mut rest = text.chars().peekable();
     while let Some(c) = rest.next() {
         match c {
+            '-' if before.is_none_or(|b: char| matches!(b, ' ' | '('))
+                && rest.peek().is_some_and(char::is_ascii_digit) =>
+            {
+                out.push('−');
+            }
             '\\' | '`' | '*' | '_' | '#' | '$' | '@' | '<' | '>' | '[' | ']' | '~' | '=' | '+' | '-' | '/' => {
                 out.extend(['\\', c]);
             }

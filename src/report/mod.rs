@@ -14,6 +14,7 @@ pub mod markdown;
 pub mod maths;
 pub mod pdf;
 pub mod plot;
+mod polish;
 pub mod table;
 pub mod template;
 

@@ -31,7 +31,7 @@ struct Axis {
 /// The finished SVG; `validate`d plots only.
 pub fn svg(plot: &Plot) -> String {
     let legend = legend(plot);
-    let top = 14.0 + legend.rows as f64 * 13.0;
+    let top = 18.0 + legend.rows as f64 * 13.0;
     let bottom = top + PLOT_HEIGHT;
     let y = y_axis(plot);
     let mut out = String::new();
@@ -118,14 +118,18 @@ fn draw_lines(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f6
         let mut path = String::new();
         let mut marks = String::new();
         let mut pen = 'M';
-        for (x, value) in &series.points {
+        // beyond two dozen points marks would hide the line
+        let every = series.points.len().div_ceil(24);
+        for (k, (x, value)) in series.points.iter().enumerate() {
             let (Some(x), Some(value)) = (x.number(), value) else {
                 pen = 'M';
                 continue;
             };
             let (x, y) = (axis.at(x, left, right), y_axis.at(*value, bottom, top));
             let _ = write!(path, "{pen}{x:.1} {y:.1}");
-            marker(&mut marks, i, x, y);
+            if k % every == 0 {
+                marker(&mut marks, i, x, y);
+            }
             pen = 'L';
         }
         let _ = write!(
@@ -205,7 +209,7 @@ impl Axis {
         let candidates: Vec<f64> = if two {
             (-40..=60).map(|e| 2f64.powi(e)).collect()
         } else {
-            let steps: &[f64] = if decades < 2.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+            let steps: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
             (-18..=24).flat_map(|e| steps.iter().map(move |s| format!("{s}e{e}").parse().unwrap_or(1.0))).collect()
         };
         let inside = |t: &f64| *t >= low * 0.999_999 && *t <= high * 1.000_001;

@@ -95,7 +95,7 @@ impl Cell {
     /// The cell's text if it is one number, with a true minus sign.
     fn number(&self) -> Option<String> {
         let text = self.plain.as_ref()?.trim();
-        let digits = text.trim_start_matches(['-', '−', '+']);
+        let digits = text.trim_start_matches(['-', '−', '+']).trim_end_matches('%');
         let number = digits.starts_with(|c: char| c.is_ascii_digit())
             && digits.chars().all(|c| c.is_ascii_digit() || c == '.' || c == ',')
             && digits.matches('.').count() <= 1;
@@ -115,7 +115,7 @@ impl Cell {
 }
 
 fn decimals(number: &str) -> usize {
-    number.split_once('.').map_or(0, |(_, part)| part.len())
+    number.trim_end_matches('%').split_once('.').map_or(0, |(_, part)| part.len())
 }
 
 #[cfg(test)]
@@ -133,10 +133,11 @@ mod tests {
 
     #[test]
     fn numbers_with_fewer_decimals_get_room_and_words_do_not() {
-        let typst = table(&["time", "1.25", "12.5", "7", "OOM", "-0.50"]);
+        let typst = table(&["time", "1.25", "12.5", "7", "OOM", "-0.50", "-3%"]);
         assert!(typst.contains("[12\\.5#room(1);]"), "{typst}");
         assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
         assert!(typst.contains("[OOM]") && typst.contains("[−0\\.50]"), "{typst}");
+        assert!(typst.contains("[−3%#room(2, point: true);]"), "{typst}");
     }
 
     #[test]
