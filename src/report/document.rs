@@ -180,7 +180,7 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
     let sets: Vec<&Records> = [&problem.gpu, &problem.cpu].into_iter().flatten().collect();
     let sets: Vec<&Records> = sets.into_iter().filter(|r| !r.file.cases.is_empty()).collect();
     if sets.is_empty() {
-        return Ok("*Records:* none; the numbers of this answer are computed, not measured.".into());
+        return Ok("*Records:* none; nothing in this answer is measured.".into());
     }
     let mut paragraphs = Vec::new();
     for set in sets {

@@ -1,6 +1,5 @@
 //! Markdown becomes typst markup; what has no typst counterpart here is an error that names it.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -8,6 +7,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{typst as escape, typst_string};
 use super::maths;
+use super::notes::Notes;
 use super::table::Table;
 
 /// The running numbers of tables, figures and footnotes; one for the whole document.
@@ -80,23 +80,15 @@ struct Writer<'c> {
     counters: &'c mut Counters,
     stack: Vec<Frame>,
     waiting: Option<Waiting>,
-    notes: BTreeMap<String, Note>,
+    notes: Notes,
     /// Replacements in the Markdown, by position.
     edits: Vec<(Range<usize>, String)>,
-}
-
-#[derive(Default)]
-struct Note {
-    number: usize,
-    text: Option<String>,
-    /// Where the note's text goes: the first reference.
-    used: bool,
 }
 
 impl<'c> Writer<'c> {
     fn new(counters: &'c mut Counters) -> Self {
         let root = Frame { kind: Open::Root, typst: String::new(), plain: None };
-        Self { counters, stack: vec![root], waiting: None, notes: BTreeMap::new(), edits: Vec::new() }
+        Self { counters, stack: vec![root], waiting: None, notes: Notes::default(), edits: Vec::new() }
     }
 
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
@@ -140,7 +132,7 @@ impl<'c> Writer<'c> {
             Tag::List(start) => Open::List { start, items: Vec::new() },
             Tag::Item => Open::Item,
             Tag::FootnoteDefinition(label) => {
-                let number = self.note(&label);
+                let number = self.notes.number(&label, &mut self.counters.footnotes);
                 let at = range.start;
                 self.edits.push((at..at + label.len() + 3, format!("[^{number}]")));
                 Open::Footnote(label.to_string())
@@ -201,7 +193,7 @@ impl<'c> Writer<'c> {
                     items.push(typst);
                 }
             }
-            Open::Footnote(label) => self.notes.entry(label).or_default().text = Some(typst),
+            Open::Footnote(label) => self.notes.define(label, typst),
             Open::Table(table) => self.waiting = Some(Waiting::Table(table)),
             Open::Cell => {
                 if let Open::Table(table) = &mut self.top().kind {
@@ -308,43 +300,16 @@ impl<'c> Writer<'c> {
         }
     }
 
-    fn note(&mut self, label: &str) -> usize {
-        let counters = &mut *self.counters;
-        let note = self.notes.entry(label.to_string()).or_default();
-        if note.number == 0 {
-            counters.footnotes += 1;
-            note.number = counters.footnotes;
-        }
-        note.number
-    }
-
-    /// Leaves a mark that `finish` replaces, since the note's text may come later.
     fn footnote_reference(&mut self, label: &str, range: Range<usize>) {
-        let number = self.note(label);
+        let number = self.notes.number(label, &mut self.counters.footnotes);
         self.edits.push((range, format!("[^{number}]")));
-        self.inline(&format!("\u{1}{label}\u{1}"));
+        self.inline(&Notes::mark(label));
     }
 
     fn finish(mut self, markdown: &str) -> Result<Converted> {
         self.no_caption()?;
         let Some(root) = self.stack.pop() else { bail!("nothing was written") };
-        let mut typst = String::new();
-        for (i, piece) in root.typst.split('\u{1}').enumerate() {
-            if i % 2 == 0 {
-                typst += piece;
-                continue;
-            }
-            let Some(note) = self.notes.get_mut(piece) else { bail!("the footnote {piece:?} has no text") };
-            let text = note.text.as_ref().with_context(|| format!("the footnote {piece:?} has no text"))?;
-            typst += &match note.used {
-                false => format!("#footnote[{text}]<note-{}>", note.number),
-                true => format!("#footnote(<note-{}>);", note.number),
-            };
-            note.used = true;
-        }
-        if let Some((label, _)) = self.notes.iter().find(|(_, note)| !note.used) {
-            bail!("the footnote {label:?} is never referred to");
-        }
+        let typst = self.notes.place(&root.typst)?;
         self.edits.sort_by_key(|(range, _)| range.start);
         let (mut numbered, mut at) = (String::new(), 0);
         for (range, text) in &self.edits {

@@ -3,6 +3,7 @@
 //! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the
 //! same bytes. Read in the order of the walk: `context`, `template`, `markdown`, `document`, `pdf`.
 
+mod axis;
 pub mod context;
 pub mod document;
 pub mod escape;
@@ -12,6 +13,7 @@ pub mod front;
 pub mod lint;
 pub mod markdown;
 pub mod maths;
+mod notes;
 pub mod pdf;
 pub mod plot;
 mod polish;

@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 
+use super::axis::{Axis, label};
 use super::figure::{Kind, Plot, X};
 
 /// The text column of an A4 page with margins of 25 mm.
@@ -19,14 +20,6 @@ const FAINT: &str = "#d9d9d9";
 
 /// Okabe and Ito's colours, which colour-blind readers tell apart; black last.
 const PALETTE: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
-
-/// One axis: from data to points.
-struct Axis {
-    log: bool,
-    low: f64,
-    high: f64,
-    ticks: Vec<f64>,
-}
 
 /// The finished SVG; `validate`d plots only.
 pub fn svg(plot: &Plot) -> String {
@@ -174,100 +167,6 @@ fn draw_bars(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64
 fn y_axis(plot: &Plot) -> Axis {
     let ys: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1)).collect();
     if plot.log_y { Axis::log(&ys) } else { Axis::linear(&ys, true) }
-}
-
-impl Axis {
-    /// Round steps; `zero` makes the axis begin there, as lengths of bars must.
-    fn linear(values: &[f64], zero: bool) -> Self {
-        let (mut low, mut high) = range(values);
-        if zero {
-            (low, high) = (low.min(0.0), high.max(0.0));
-        }
-        if low == high {
-            (low, high) = (low - 0.5, high + 0.5);
-        }
-        let raw = (high - low) / 5.0;
-        let power = 10f64.powf(raw.log10().floor());
-        let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw * 0.999);
-        let step = step.unwrap_or(10.0 * power);
-        if zero {
-            (low, high) = ((low / step).floor() * step, (high / step - 1e-9).ceil() * step);
-        }
-        let first = (low / step - 1e-9).ceil() as i64;
-        let last = (high / step + 1e-9).floor() as i64;
-        Self { log: false, low, high, ticks: (first..=last).map(|i| i as f64 * step).collect() }
-    }
-
-    /// Marks at the powers of two where all values are some, else at 1, 2, 5 or whole decades.
-    fn log(values: &[f64]) -> Self {
-        let (low, high) = range(values);
-        let margin = ((high / low).ln() * 0.06).max(0.15).exp();
-        let decades = (high / low).log10();
-        let two = values.iter().all(|v| v.log2().fract() == 0.0) && high / low <= 2f64.powi(12);
-        let (low, high) = if two { (low, high) } else { (low / margin, high * margin) };
-        let (low, high) = if low == high { (low / 2.0, high * 2.0) } else { (low, high) };
-        let candidates: Vec<f64> = if two {
-            (-40..=60).map(|e| 2f64.powi(e)).collect()
-        } else {
-            let steps: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-            (-18..=24).flat_map(|e| steps.iter().map(move |s| format!("{s}e{e}").parse().unwrap_or(1.0))).collect()
-        };
-        let inside = |t: &f64| *t >= low * 0.999_999 && *t <= high * 1.000_001;
-        Self { log: true, low, high, ticks: candidates.into_iter().filter(inside).collect() }
-    }
-
-    fn at(&self, value: f64, from: f64, to: f64) -> f64 {
-        let part = match self.log {
-            true => (value / self.low).ln() / (self.high / self.low).ln(),
-            false => (value - self.low) / (self.high - self.low),
-        };
-        from + part * (to - from)
-    }
-}
-
-fn range(values: &[f64]) -> (f64, f64) {
-    values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)))
-}
-
-/// A tick's number: as many decimals as the ticks need, groups of three, powers of ten beyond.
-fn label(tick: f64, ticks: &[f64]) -> String {
-    let size = tick.abs();
-    if size != 0.0 && !(1e-4..1e7).contains(&size) {
-        let text = format!("{tick:e}");
-        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let power: String = exponent.chars().map(superscript).collect();
-        return if mantissa == "1" { format!("10{power}") } else { format!("{mantissa}·10{power}") };
-    }
-    let own = |t: f64| {
-        (0..=6)
-            .find(|d| (t * 10f64.powi(*d)).fract().abs() < 1e-6 || (t * 10f64.powi(*d)).fract().abs() > 1.0 - 1e-6)
-            .unwrap_or(6)
-    };
-    let even = ticks.len() > 2 && (ticks[1] - ticks[0] - (ticks[2] - ticks[1])).abs() < 1e-9 * size.max(1e-9);
-    let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
-    let text = format!("{tick:.digits$}").replace('-', "−");
-    match text.len() {
-        4.. if digits == 0 && size >= 1e3 => {
-            let at = text.len() - 3;
-            let (head, tail) = text.split_at(at);
-            if head.len() > 3 {
-                format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..])
-            } else {
-                format!("{head},{tail}")
-            }
-        }
-        _ => text,
-    }
-}
-
-fn superscript(digit: char) -> char {
-    match digit {
-        '-' => '⁻',
-        '1' => '¹',
-        '2' => '²',
-        '3' => '³',
-        d => d.to_digit(10).and_then(|d| char::from_u32(0x2070 + d)).unwrap_or(d),
-    }
 }
 
 /// A shape of its own for each series, so that colour is never the only difference.
