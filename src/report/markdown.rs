@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{typst as escape, typst_string};
-use super::maths;
 use super::table::Table;
+use super::{latex, maths};
 
 /// The running numbers of tables, figures and footnotes; one for the whole document.
 #[derive(Debug, Default)]
@@ -83,6 +83,7 @@ struct Writer<'c> {
     notes: BTreeMap<String, Note>,
     /// Replacements in the Markdown, by position.
     edits: Vec<(Range<usize>, String)>,
+    formulas: Vec<Range<usize>>,
 }
 
 #[derive(Default)]
@@ -96,7 +97,14 @@ struct Note {
 impl<'c> Writer<'c> {
     fn new(counters: &'c mut Counters) -> Self {
         let root = Frame { kind: Open::Root, typst: String::new(), plain: None };
-        Self { counters, stack: vec![root], waiting: None, notes: BTreeMap::new(), edits: Vec::new() }
+        Self {
+            counters,
+            stack: vec![root],
+            waiting: None,
+            notes: BTreeMap::new(),
+            edits: Vec::new(),
+            formulas: Vec::new(),
+        }
     }
 
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
@@ -108,8 +116,8 @@ impl<'c> Writer<'c> {
                 let code = code.replace('\n', " ");
                 self.inline(&format!("#raw({});", typst_string(&code)));
             }
-            Event::InlineMath(latex) => self.inline(&maths::typst(&latex, false)?),
-            Event::DisplayMath(latex) => self.inline(&maths::typst(&latex, true)?),
+            Event::InlineMath(latex) => self.formula(&latex, false, range)?,
+            Event::DisplayMath(latex) => self.formula(&latex, true, range)?,
             Event::SoftBreak => self.text(" ", range),
             Event::HardBreak => self.inline("#linebreak();"),
             Event::Rule => self.block("#separator"),
@@ -257,6 +265,12 @@ impl<'c> Writer<'c> {
         }
     }
 
+    fn formula(&mut self, latex: &str, block: bool, range: Range<usize>) -> Result<()> {
+        self.formulas.push(range);
+        self.inline(&maths::typst(latex, block)?);
+        Ok(())
+    }
+
     /// A block of its own.
     fn block(&mut self, typst: &str) {
         let top = self.top();
@@ -345,6 +359,8 @@ impl<'c> Writer<'c> {
         if let Some((label, _)) = self.notes.iter().find(|(_, note)| !note.used) {
             bail!("the footnote {label:?} is never referred to");
         }
+        let formulas = self.formulas.into_iter();
+        self.edits.extend(formulas.map(|at| (at.clone(), latex::with_grouped_thousands(&markdown[at]))));
         self.edits.sort_by_key(|(range, _)| range.start);
         let (mut numbered, mut at) = (String::new(), 0);
         for (range, text) in &self.edits {

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use anyhow::{Result, anyhow, ensure};
 
 use super::escape::typst_string;
+use super::latex;
 
 /// Definitions that converted formulas rely on.
 pub const PRELUDE: &str = include_str!("maths.typ");
@@ -14,7 +15,8 @@ pub fn typst(latex: &str, block: bool) -> Result<String> {
     let latex = latex.trim();
     ensure!(!latex.is_empty(), "an empty formula");
     ensure!(is_balanced(latex), "the formula ${latex}$ does not convert: its braces do not balance");
-    let converted = convert(latex).map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
+    let converted = convert(&latex::prepared(latex))
+        .map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
     let converted = current_names(converted.trim());
     let alt = typst_string(&latex.split_whitespace().collect::<Vec<_>>().join(" "));
     let block = if block { "block: true, " } else { "" };

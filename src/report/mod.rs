@@ -9,6 +9,7 @@ pub mod escape;
 pub mod figure;
 pub mod filters;
 pub mod front;
+pub mod latex;
 pub mod lint;
 pub mod markdown;
 pub mod maths;
