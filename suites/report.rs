@@ -340,6 +340,77 @@ fn the_usual_latex_converts_and_compiles() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// The width of the first line of a formula set by itself, in points.
+fn width_of(latex: &str) -> f64 {
+    let set = format!("#set page(width: auto, height: auto, margin: 0pt)\n{}", plain());
+    let formula = report::maths::typst(latex, false).unwrap();
+    let document = report::pdf::compile(&body(formula), &set).unwrap();
+    document.pages()[0].frame.width().to_pt()
+}
+
+#[test]
+fn the_comma_of_a_thousand_takes_no_space_after_it() {
+    let gap = width_of("65, 536") - width_of("65,536");
+    assert!(gap > 1.0, "a list is {gap} pt wider than a number");
+    assert_eq!(width_of("65,536"), width_of("65{,}536"));
+    assert_eq!(width_of("(4,128,64)"), width_of("(4, 128, 64)"));
+}
+
+#[test]
+fn thousands_in_formulas_are_marked_in_the_markdown_too() {
+    let rendered = render("With $V = {{ 10000 | grouped }}$ and $$T = 65,536.$$").unwrap();
+    assert!(rendered.markdown.contains("With $V = 10{,}000$ and $$T = 65{,}536.$$"), "{}", rendered.markdown);
+}
+
+#[test]
+fn the_columns_of_an_alignment_stand_apart() {
+    let one = width_of(r"\begin{aligned} a &= b \end{aligned}");
+    let two = width_of(r"\begin{aligned} a &= b & a &= b \end{aligned}");
+    assert!(two > 2.0 * one + 8.0, "two columns of {one} pt in {two} pt");
+    let words = width_of(r"\begin{aligned} a &= b && a = b \end{aligned}");
+    assert!(words > 2.0 * one + 8.0, "two columns of {one} pt in {words} pt");
+}
+
+#[test]
+fn bars_hug_what_they_enclose() {
+    for (formula, delimited) in [
+        ("|q k|", r"\left|q k\right|"),
+        (r"\max |V|", r"\max \, \left|V\right|"),
+        ("e^{|L|/256}", r"e^{\left|L\right|/256}"),
+        ("|a| + |b|", r"\left|a\right| + \left|b\right|"),
+    ] {
+        assert_eq!(width_of(formula), width_of(delimited), "{formula}");
+    }
+}
+
+#[test]
+fn an_answer_without_records_says_what_it_is() {
+    let line = |kinds: &[&str]| {
+        let mut input = problem("x", &[("", 1.0)], "{{ part(\"\") }}\n\nText.");
+        (input.cpu, input.parts[0].kinds) = (None, kinds.iter().map(|k| (*k).to_string()).collect());
+        report::render(&document(vec![input])).unwrap().markdown
+    };
+    assert!(line(&["code"]).contains("*Records:* none; this answer is code and its checks."));
+    assert!(line(&["equations"]).contains("*Records:* none; the numbers of this answer are computed, not measured."));
+}
+
+#[test]
+fn the_title_page_names_every_commit() {
+    let mut input = problem("x", &[("", 1.0)], "{{ part(\"\") }}\n\nText.");
+    let file = &mut input.cpu.as_mut().unwrap().file;
+    let mut later = run("20261122T073200Z-4f2b", "2026-11-22T07:32:00Z");
+    later.commit = "fedcba9876543210".into();
+    later.settings = [("threads", "2"), ("tf32", "off")].map(|(k, v)| (k.to_string(), v.to_string())).into();
+    file.cases[0].run = later.id.clone();
+    file.runs.push(later);
+    let rendered = report::render(&document(vec![input])).unwrap();
+    for expected in ["`fedcba9876` (1 run), `0123456789` (1 run)", "2 threads, TF32 off", "8.00 GiB of memory"] {
+        assert!(rendered.markdown.contains(expected), "{expected:?} is not in:\n{}", rendered.markdown);
+    }
+    let title = report::pdf::compile(&rendered, WRITEUP).unwrap();
+    assert!(title.pages().len() >= 3);
+}
+
 #[test]
 fn writing_leaves_whole_files_and_no_old_figure() {
     let dir = tempfile::tempdir().unwrap();

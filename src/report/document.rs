@@ -145,7 +145,7 @@ impl Pieces {
         }
         let mut table =
             "Each comparison in the prose is a condition over the records, checked when this document is made; \
-                         where one does not hold, the prose says the opposite.\n\n\
+                         where one does not hold, the prose says so or leaves it out.\n\n\
                          | Problem | Claim | Holds |\n|:---|:---|:---|\n"
                 .to_string();
         for claim in &self.claims {
@@ -180,7 +180,12 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
     let sets: Vec<&Records> = [&problem.gpu, &problem.cpu].into_iter().flatten().collect();
     let sets: Vec<&Records> = sets.into_iter().filter(|r| !r.file.cases.is_empty()).collect();
     if sets.is_empty() {
-        return Ok("*Records:* none; nothing in this answer is measured.".into());
+        let mut parts = problem.parts.iter().filter(|p| problem.answers.contains(&p.id));
+        let is_code = parts.all(|p| p.kinds.iter().all(|kind| kind == "code"));
+        return Ok(match is_code {
+            true => "*Records:* none; this answer is code and its checks.".into(),
+            false => "*Records:* none; the numbers of this answer are computed, not measured.".into(),
+        });
     }
     let mut paragraphs = Vec::new();
     for set in sets {

@@ -8,6 +8,9 @@ use crate::units::{GB, GIB, MB, MIB};
 /// What a number that does not exist prints as (the deviation of one sample).
 pub const NOTHING: &str = "–";
 
+/// The minus sign of every number outside a formula.
+const MINUS: &str = "−";
+
 /// Registers every formatting filter, `cell` and `column`.
 pub fn register(env: &mut Environment<'_>) {
     for unit in ["ms", "us", "sec", "mib", "gib", "mb", "gb", "fixed", "sci", "percent"] {
@@ -77,8 +80,8 @@ fn format(value: &Value, unit: &str, digits: usize) -> Result<String, Error> {
     Ok(match unit {
         "grouped" => grouped(x, digits),
         "sci" => scientific(x, digits),
-        "percent" => format!("{}%", fixed(x * 100.0, digits)),
-        _ => fixed(x * scale(unit)?, digits),
+        "percent" => format!("{}%", plain(x * 100.0, digits)),
+        _ => plain(x * scale(unit)?, digits),
     })
 }
 
@@ -109,17 +112,22 @@ pub fn number(value: &Value) -> Result<Option<f64>, Error> {
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }
 }
 
-/// Never "-0.00": what rounds to zero has no sign.
-fn fixed(x: f64, digits: usize) -> String {
-    let text = format!("{x:.digits$}");
-    let zero = text.chars().all(|c| matches!(c, '-' | '0' | '.'));
-    if zero { text.trim_start_matches('-').to_string() } else { text }
+/// Thousands are parted from five digits on, where the eye no longer counts them.
+fn plain(x: f64, digits: usize) -> String {
+    let (sign, whole, part) = parts(x, digits);
+    if whole.len() < 5 { format!("{sign}{whole}{part}") } else { grouped(x, digits) }
+}
+
+/// Sign, digits before the point, the point and what follows; never "-0.00", since zero has no sign.
+fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
+    let text = format!("{:.digits$}", x.abs());
+    let zero = text.chars().all(|c| matches!(c, '0' | '.'));
+    let (whole, part) = text.find('.').map_or((text.as_str(), ""), |at| text.split_at(at));
+    (if x < 0.0 && !zero { MINUS } else { "" }, whole.into(), part.into())
 }
 
 fn grouped(x: f64, digits: usize) -> String {
-    let text = fixed(x, digits);
-    let (sign, text) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
-    let (whole, part) = text.find('.').map_or((text, ""), |at| text.split_at(at));
+    let (sign, whole, part) = parts(x, digits);
     let mut out = String::from(sign);
     for (i, digit) in whole.chars().enumerate() {
         if i > 0 && (whole.len() - i) % 3 == 0 {
@@ -127,14 +135,16 @@ fn grouped(x: f64, digits: usize) -> String {
         }
         out.push(digit);
     }
-    out + part
+    out + &part
 }
 
-/// "$1.25 \times 10^{-4}$", so that both Markdown and typst set it as a formula.
+/// "$1.25 \times 10^{-4}$" or "$10^{-4}$", so that both Markdown and typst set it as a formula.
 fn scientific(x: f64, digits: usize) -> String {
     let text = format!("{x:.digits$e}");
     match text.split_once('e') {
         Some((mantissa, "0")) => format!("${mantissa}$"),
+        Some(("1", exponent)) => format!("$10^{{{exponent}}}$"),
+        Some(("-1", exponent)) => format!("$-10^{{{exponent}}}$"),
         Some((mantissa, exponent)) => format!("${mantissa} \\times 10^{{{exponent}}}$"),
         None => text,
     }
@@ -155,15 +165,20 @@ mod tests {
     #[test]
     fn base_units_become_the_named_ones() {
         assert_eq!(print(0.0125, "ms", 2), "12.50");
-        assert_eq!(print(0.0125, "us", 0), "12500");
+        assert_eq!(print(0.0125, "us", 0), "12,500");
+        assert_eq!(print(0.009_999_6, "us", 0), "10,000");
+        assert_eq!(print(1836.6, "fixed", 1), "1836.6");
+        assert_eq!(print(-83_332.942, "fixed", 3), "−83,332.942");
         assert_eq!(print(3.0 * 1024.0 * 1024.0, "mib", 1), "3.0");
         assert_eq!(print(3e9, "gb", 2), "3.00");
         assert_eq!(print(0.125, "percent", 1), "12.5%");
         assert_eq!(print(1234567.0, "grouped", 0), "1,234,567");
-        assert_eq!(print(-1234.5, "grouped", 1), "-1,234.5");
+        assert_eq!(print(-1234.5, "grouped", 1), "−1,234.5");
+        assert_eq!(print(-0.023, "percent", 1), "−2.3%");
         assert_eq!(print(999.0, "grouped", 0), "999");
         assert_eq!(print(1.25e-4, "sci", 2), "$1.25 \\times 10^{-4}$");
         assert_eq!(print(1.25, "sci", 2), "$1.25$");
+        assert_eq!(print(1e-5, "sci", 0), "$10^{-5}$");
         assert_eq!(print(-0.001, "fixed", 2), "0.00");
     }
 

@@ -27,7 +27,15 @@ struct MachineLine {
     name: String,
     detail: String,
     software: String,
-    commit: String,
+    /// The conditions of the newest run, such as threads.
+    settings: String,
+    /// Every commit that a record was made at, newest first.
+    commits: Vec<CommitRuns>,
+}
+
+#[derive(Serialize)]
+struct CommitRuns {
+    id: String,
     dirty: bool,
     runs: usize,
 }
@@ -75,12 +83,16 @@ impl Front {
             let _ = writeln!(out, "Newest record: {date}.");
         }
         if !self.machines.is_empty() {
-            out += "\n| Profile | Machine | Software | Commit |\n|:---|:---|:---|:---|\n";
+            out += "\n| Profile | Machine | Software | Settings | Commits |\n|:---|:---|:---|:---|:---|\n";
         }
         for m in &self.machines {
-            let dirty = if m.dirty { " (uncommitted changes)" } else { "" };
-            let (name, software) = (escape::markdown(&m.name), escape::markdown(&m.software));
-            let _ = writeln!(out, "| {} | {name}; {} | {software} | `{}`{dirty} |", m.profile, m.detail, m.commit);
+            let [name, software, settings] = [&m.name, &m.software, &m.settings].map(|text| escape::markdown(text));
+            let commits = m.commits.iter().map(|c| {
+                let dirty = if c.dirty { " with uncommitted changes" } else { "" };
+                format!("`{}`{dirty} ({} run{})", c.id, c.runs, if c.runs == 1 { "" } else { "s" })
+            });
+            let commits = commits.collect::<Vec<_>>().join(", ");
+            let _ = writeln!(out, "| {} | {name}; {} | {software} | {settings} | {commits} |", m.profile, m.detail);
         }
         out += "\n## Contents\n\n";
         for p in &self.problems {
@@ -106,31 +118,55 @@ fn runs(document: &Document) -> Vec<(Profile, &Run)> {
     runs
 }
 
-/// One line for each machine, from its newest run; GPUs first.
+/// One line for each machine, from its newest run, with the commits of all; GPUs first.
 fn machines(runs: &[(Profile, &Run)]) -> Vec<MachineLine> {
     let mut lines: Vec<MachineLine> = Vec::new();
     for (profile, run) in runs.iter().rev() {
         let name = context::machine_name(&run.machine, *profile);
-        if let Some(line) = lines.iter_mut().find(|l| l.name == name && l.profile == *profile) {
-            line.runs += 1;
-            continue;
+        let known = lines.iter().position(|l| l.name == name && l.profile == *profile);
+        let line = known.unwrap_or(lines.len());
+        if known.is_none() {
+            lines.push(machine(*profile, name, run));
         }
-        let memory = match (profile, run.machine.gpus.first()) {
-            (Profile::Gpu, Some(gpu)) => human_bytes(gpu.memory_bytes),
-            _ => human_bytes(run.machine.memory_bytes),
-        };
-        lines.push(MachineLine {
-            profile: *profile,
-            name,
-            detail: format!("{memory}, {}", run.machine.os),
-            software: run.software.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join(", "),
-            commit: run.commit.get(..10).unwrap_or(&run.commit).to_string(),
-            dirty: run.dirty,
-            runs: 1,
-        });
+        lines[line].count(run);
     }
     lines.sort_by_key(|l| l.profile == Profile::Cpu);
     lines
+}
+
+fn machine(profile: Profile, name: String, run: &Run) -> MachineLine {
+    let memory = match (profile, run.machine.gpus.first()) {
+        (Profile::Gpu, Some(gpu)) => human_bytes(gpu.memory_bytes),
+        _ => human_bytes(run.machine.memory_bytes),
+    };
+    MachineLine {
+        profile,
+        name,
+        detail: format!("{memory} of memory, {}", run.machine.os),
+        software: run.software.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join(", "),
+        settings: run.settings.iter().rev().map(|(k, v)| setting(k, v)).collect::<Vec<_>>().join(", "),
+        commits: Vec::new(),
+    }
+}
+
+/// A setting as a reader says it: "2 threads", "TF32 off", "AVX512 kernels".
+fn setting(key: &str, value: &str) -> String {
+    match key {
+        "threads" => format!("{value} thread{}", if value == "1" { "" } else { "s" }),
+        "tf32" => format!("TF32 {value}"),
+        "cpu_capability" => format!("{value} kernels"),
+        _ => format!("{} {value}", key.replace('_', " ")),
+    }
+}
+
+impl MachineLine {
+    fn count(&mut self, run: &Run) {
+        let id = run.commit.get(..10).unwrap_or(&run.commit);
+        match self.commits.iter_mut().find(|c| c.id == id && c.dirty == run.dirty) {
+            Some(commit) => commit.runs += 1,
+            None => self.commits.push(CommitRuns { id: id.into(), dirty: run.dirty, runs: 1 }),
+        }
+    }
 }
 
 /// The anchor that Markdown viewers give a heading.

@@ -10,7 +10,7 @@ use super::figure::{Kind, Plot, X};
 
 /// The text column of an A4 page with margins of 25 mm.
 const WIDTH: f64 = 453.0;
-const PLOT_HEIGHT: f64 = 158.0;
+const PLOT_HEIGHT: f64 = 104.0;
 const LEFT: f64 = 36.0;
 const RIGHT: f64 = 10.0;
 const SIZE: f64 = 8.5;
