@@ -79,7 +79,11 @@ impl Choice {
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
+///
+/// # Errors
+/// A dimension of zero, before libtorch's kernels divide by it.
 pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
+    refuse_empty(&[("q", q), ("k", k), ("v", v)])?;
     match choice {
         Choice::Naive => naive::attention(q, k, v, is_causal),
         Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
@@ -154,7 +158,7 @@ impl Shape {
         };
         ensure!(leading == leading_k && d == d_k, "k has shape {size_k:?}, which does not fit q's {size_q:?}");
         ensure!(size_v == size_k, "v has shape {size_v:?}, k has {size_k:?}; they must be equal");
-        ensure!(*n_queries > 0 && *n_keys > 0 && *d > 0, "attention of an empty shape: q {size_q:?}, k {size_k:?}");
+        refuse_empty(&[("q", q), ("k", k)])?;
         for (name, t) in [("k", k), ("v", v)] {
             let (kind, device) = (t.kind(), t.device());
             ensure!(kind == q.kind(), "{name} is {kind:?} and q is {:?}; cast them to one kind", q.kind());
@@ -167,6 +171,18 @@ impl Shape {
     pub fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()
     }
+}
+
+/// libtorch's flash attention on the CPU divides by the sizes: a zero among them ends the process with SIGFPE.
+fn refuse_empty(tensors: &[(&str, &Tensor)]) -> Result<()> {
+    for (name, t) in tensors {
+        ensure!(
+            t.numel() > 0,
+            "{name} has shape {:?}, an empty one; attention needs every dimension above 0",
+            t.size()
+        );
+    }
+    Ok(())
 }
 
 /// (queries, keys) bool, true where the causal mask hides the key; the ranges are absolute positions.
@@ -203,7 +219,13 @@ mod tests {
         assert!(error(&t(&[3]), &t(&[3, 2]), &t(&[3, 2])).contains("q has shape [3]"));
         assert!(error(&t(&[2, 3, 4]), &t(&[3, 4]), &t(&[3, 4])).contains("k has shape [3, 4]"));
         assert!(error(&t(&[3, 4]), &t(&[5, 4]), &t(&[6, 4])).contains("v has shape [6, 4]"));
-        assert!(error(&t(&[3, 4]), &t(&[0, 4]), &t(&[0, 4])).contains("empty"));
+        for (n_queries, n_keys, d, batch) in [(0, 5, 4, 2), (3, 0, 4, 2), (3, 5, 0, 2), (3, 5, 4, 0)] {
+            let (q, k) = (t(&[batch, n_queries, d]), t(&[batch, n_keys, d]));
+            assert!(error(&q, &k, &k).contains("an empty one"));
+            for choice in Choice::ALL {
+                assert!(attention(choice, &q, &k, &k, false).unwrap_err().to_string().contains("an empty one"));
+            }
+        }
         assert!(error(&t(&[3, 4]), &t(&[5, 4]).to_kind(Kind::Half), &t(&[5, 4])).contains("k is Half"));
         let fits = Shape::of(&t(&[2, 3, 4]), &t(&[2, 5, 4]), &t(&[2, 5, 4])).unwrap();
         assert_eq!(fits, Shape { leading: vec![2], n_queries: 3, n_keys: 5, d: 4 });

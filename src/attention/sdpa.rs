@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape, supports_floating_point};
+use super::{Attention, Shape, accumulation_kind, supports_floating_point};
 
 /// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
 ///
@@ -15,6 +15,10 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<
 }
 
 /// libtorch's back end that returns the logsumexp: flash attention on the CPU, memory-efficient attention on CUDA.
+///
+/// On the CPU bfloat16 and float16 are widened to float32 and the results rounded, since the backward pass there sums
+/// dk and dv over the blocks of queries in the narrow kind, which is no peer to hold others to. [`attention`], which
+/// models and timings use, is libtorch's own in the kind it is given.
 pub struct Sdpa;
 
 impl Attention for Sdpa {
@@ -39,7 +43,9 @@ impl Attention for Sdpa {
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
         let _no_graph = tch::no_grad_guard();
         let shape = Shape::of(q, k, v)?;
-        let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
+        let working = working_kind(q);
+        let four = |t: &Tensor| in_four_dimensions(&t.f_to_kind(working)?);
+        let [q4, k4, v4] = [four(q)?, four(k)?, four(v)?];
         let (o, lse) = match q.device() {
             Device::Cpu => Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
                 &q4,
@@ -66,7 +72,7 @@ impl Attention for Sdpa {
         };
         // The CUDA back end pads the rows of its logsumexp to a multiple of 32.
         let lse = lse.f_narrow(-1, 0, shape.n_queries)?.f_reshape(&q.size()[..q.dim() - 1])?;
-        Ok((o.f_reshape(q.size())?, lse))
+        Ok((o.f_reshape(q.size())?.f_to_kind(q.kind())?, lse))
     }
 
     /// libtorch's autograd over [`attention`]; `o` and `lse` go unread.
@@ -81,15 +87,25 @@ impl Attention for Sdpa {
         is_causal: bool,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         Shape::of(q, k, v)?;
-        let leaves = [q, k, v].map(|t| t.detach().set_requires_grad(true));
+        let (narrow, working) = (q.kind(), working_kind(q));
+        let leaf = |t: &Tensor| -> Result<Tensor> { Ok(t.f_to_kind(working)?.f_detach()?.f_set_requires_grad(true)?) };
+        let leaves = [leaf(q)?, leaf(k)?, leaf(v)?];
         let weighted = tch::with_grad(|| -> Result<Tensor> {
             let o = attention(&leaves[0], &leaves[1], &leaves[2], is_causal)?;
             // The gradient of sum(o * do) by o is do, exactly, in any kind.
-            Ok(o.f_mul(d_o)?.f_sum(None)?)
+            Ok(o.f_mul(&d_o.f_to_kind(working)?)?.f_sum(None)?)
         })?;
         let [dq, dk, dv] = <[Tensor; 3]>::try_from(Tensor::f_run_backward(&[weighted], &leaves, false, false)?)
             .map_err(|got| anyhow::anyhow!("libtorch gave {} gradients for q, k and v", got.len()))?;
-        Ok((dq, dk, dv))
+        Ok((dq.f_to_kind(narrow)?, dk.f_to_kind(narrow)?, dv.f_to_kind(narrow)?))
+    }
+}
+
+/// The kind in which the back end of this device computes; CUDA's sums in float32 by itself.
+fn working_kind(q: &Tensor) -> Kind {
+    match q.device() {
+        Device::Cpu => accumulation_kind(q.kind()),
+        _ => q.kind(),
     }
 }
 

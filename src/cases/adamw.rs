@@ -22,6 +22,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 
 /// Runs `case` on any implementation; the mutants come in here.
 pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Vec<Comparison>> {
+    case.only(&["param", "grads", "param_after"])?;
     let (rtol, atol) = case.tolerances()?;
     let options = AdamWOptions {
         lr: case.meta_as("lr")?,
@@ -37,6 +38,8 @@ pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Ve
         grads.size(),
         param.size()
     );
+    // After no step at all any optimizer would be right.
+    ensure!(grads.numel() > 0, "grads has shape {:?}: a case needs at least one step and one element", grads.size());
     ensure!(
         param.is_floating_point() && grads.kind() == param.kind(),
         "param is {:?} and grads {:?}: they must be of one floating dtype",

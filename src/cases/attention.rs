@@ -44,6 +44,7 @@ struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     fn of(case: &'a CaseFile) -> Result<Self> {
+        case.only(&["q", "k", "v", "do", "o", "lse", "dq", "dk", "dv"])?;
         let [q, k, v] = [case.tensor("q")?, case.tensor("k")?, case.tensor("v")?];
         let shape = Shape::of(q, k, v)?;
         let floating = [Kind::Float, Kind::Double, Kind::BFloat16, Kind::Half].contains(&q.kind());
@@ -54,7 +55,11 @@ impl<'a> Inputs<'a> {
                 ensure!(d_o.kind() == q.kind(), "do is {:?}, must be {:?} as q", d_o.kind(), q.kind());
                 Some((d_o, [case.tensor("dq")?, case.tensor("dk")?, case.tensor("dv")?]))
             }
-            None => None,
+            None => {
+                let expected = ["dq", "dk", "dv"].into_iter().find(|name| case.tensors.contains_key(*name));
+                ensure!(expected.is_none(), "{} is expected, but do is missing", expected.unwrap_or_default());
+                None
+            }
         };
         let (o, lse) = (case.tensor("o")?, case.tensor("lse")?);
         Ok(Self { q, k, v, gradient, o, lse, head_dim: shape.d, is_causal: case.meta_as("is_causal")? })

@@ -88,7 +88,10 @@ impl<'a> Training<'a> {
         let lr: f64 = case.meta_as("lr")?;
         ensure!(lr.is_finite() && lr >= 0.0, "metadata lr is {lr}: it must be zero or positive");
         let bucket_size_mb: f64 = case.meta_as("bucket_size_mb")?;
-        ensure!(bucket_size_mb > 0.0, "metadata bucket_size_mb is {bucket_size_mb}: it must be above zero");
+        ensure!(
+            bucket_size_mb.is_finite() && bucket_size_mb > 0.0,
+            "metadata bucket_size_mb is {bucket_size_mb}: it must be finite and above zero"
+        );
         let network = Toy::new(&blueprint)?;
         let parameters = network.named_parameters().iter().map(|(name, _)| name.clone()).collect();
         let training = Self { case, blueprint, parameters, world_size, lr, options: Options { bucket_size_mb } };
@@ -217,6 +220,7 @@ mod tests {
             (Box::new(metadata("world_size", "5")), "12 rows cannot be shared equally among 5 ranks"),
             (Box::new(metadata("lr", "NaN")), "lr is NaN"),
             (Box::new(metadata("bucket_size_mb", "0")), "bucket_size_mb is 0"),
+            (Box::new(metadata("bucket_size_mb", "inf")), "bucket_size_mb is inf"),
             (Box::new(|case: &mut CaseFile| drop(case.metadata.remove("lr"))), "\"lr\""),
             (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("x"))), "\"x\" is missing"),
             (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("init.fc1.weight"))), "init.fc1.weight"),

@@ -21,6 +21,9 @@ pub struct Kind {
     pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
 }
 
+/// The most positions that a case may ask a table of rotations for; more tests the memory, not the rotation.
+const MAX_POSITIONS: i64 = 1 << 20;
+
 /// Every kind of case that the format knows.
 pub const KINDS: &[Kind] = &[
     Kind { name: "attention", run: attention::run },
@@ -88,6 +91,17 @@ impl CaseFile {
         text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}, which is no {kind}"))
     }
 
+    /// Refuses a tensor of another name: an expected tensor that no one compares would pass, whatever it holds.
+    pub fn only(&self, names: &[&str]) -> Result<()> {
+        let other: Vec<_> = self.tensors.keys().filter(|name| !names.contains(&name.as_str())).collect();
+        ensure!(
+            other.is_empty(),
+            "tensors {other:?} are none of this kind's ({}): correct or remove them",
+            names.join(", ")
+        );
+        Ok(())
+    }
+
     /// `(rtol, atol)`, both finite and not negative.
     pub fn tolerances(&self) -> Result<(f64, f64)> {
         let tolerance = |key| {
@@ -122,6 +136,7 @@ fn tensor_of(view: &safetensors::tensor::TensorView<'_>) -> Result<Tensor> {
         other => bail!("its dtype {other:?} is not one that cases use"),
     };
     let size: Vec<i64> = view.shape().iter().map(|&n| n as i64).collect();
+    ensure!(!size.contains(&0), "it has shape {size:?} and therefore no elements; a case needs some in every tensor");
     Ok(Tensor::f_from_data_size(view.data(), &size, dtype)?)
 }
 

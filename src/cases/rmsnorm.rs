@@ -15,6 +15,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 
 /// Runs `case` on any implementation; the mutants come in here.
 pub fn run_with(case: &CaseFile, name: &str, rms_norm: RmsNorm) -> Result<Vec<Comparison>> {
+    case.only(&["x", "weight", "y"])?;
     let (rtol, atol) = case.tolerances()?;
     let (x, weight, expected) = (case.tensor("x")?, case.tensor("weight")?, case.tensor("y")?);
     ensure!(x.is_floating_point() && weight.is_floating_point(), "x and weight must be of floating dtypes");

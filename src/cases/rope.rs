@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use tch::{Device, Tensor};
 
-use super::{CaseFile, Comparison, compare};
+use super::{CaseFile, Comparison, MAX_POSITIONS, compare};
 use crate::model::rope::Rope;
 
 /// `(theta, x)` to y.
@@ -14,12 +14,14 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
         let [.., seq, d_head] = x.size()[..] else {
             bail!("x has shape {:?}: it must be (..., seq, d_head)", x.size())
         };
+        ensure!(seq <= MAX_POSITIONS, "x has {seq} positions, more than the {MAX_POSITIONS} that a case may have");
         Rope::new(theta, d_head, seq, Device::Cpu)?.apply(x)
     })
 }
 
 /// Runs `case` on any implementation; the mutants come in here.
 pub fn run_with(case: &CaseFile, name: &str, rotate: Rotation) -> Result<Vec<Comparison>> {
+    case.only(&["x", "y"])?;
     let (rtol, atol) = case.tolerances()?;
     let theta: f64 = case.meta_as("rope_theta")?;
     ensure!(theta.is_finite() && theta > 0.0, "rope_theta is {theta}: it must be positive and finite");

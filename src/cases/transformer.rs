@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::{CaseFile, Comparison, compare};
+use super::{CaseFile, Comparison, MAX_POSITIONS, compare};
 use crate::attention::Choice;
 use crate::model::{Config, Transformer, loss, transformer::check_parameters};
 
 /// The inputs of a case, checked against one another.
 pub struct Inputs<'a> {
     pub config: Config,
+    /// All float64, or none.
     pub parameters: BTreeMap<String, Tensor>,
-    /// (batch, seq) int64 both.
+    /// (batch, seq) int64 both, each value a row of the embedding.
     pub tokens: &'a Tensor,
     pub targets: &'a Tensor,
 }
@@ -41,10 +42,16 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 pub fn run_with(case: &CaseFile, name: &str, model: Model) -> Result<Vec<Comparison>> {
     let (rtol, atol) = case.tolerances()?;
     let inputs = inputs(case)?;
+    let expected_loss = case.tensor("loss")?;
+    // A writer may keep a scalar as one element of any rank.
+    let expected_loss = match expected_loss.numel() {
+        1 => expected_loss.f_reshape([0_i64; 0])?,
+        _ => expected_loss.shallow_clone(),
+    };
     let Outputs { logits, loss, gradients } = model(&inputs)?;
     let mut comparisons = vec![
         compare(name, "logits", &logits, case.tensor("logits")?, rtol, atol),
-        compare(name, "loss", &loss, case.tensor("loss")?, rtol, atol),
+        compare(name, "loss", &loss, &expected_loss, rtol, atol),
     ];
     for (key, expected) in &case.tensors {
         if let Some(parameter) = key.strip_prefix("grad.") {
@@ -54,9 +61,6 @@ pub fn run_with(case: &CaseFile, name: &str, model: Model) -> Result<Vec<Compari
     }
     Ok(comparisons)
 }
-
-/// A rope cache of more positions than this is no test of a model but of memory.
-const MAX_CONTEXT_LENGTH: i64 = 1 << 20;
 
 fn inputs(case: &CaseFile) -> Result<Inputs<'_>> {
     let config = Config {
@@ -69,7 +73,7 @@ fn inputs(case: &CaseFile) -> Result<Inputs<'_>> {
         rope_theta: case.meta_as("rope_theta")?,
     };
     config.validate()?;
-    ensure!(config.context_length <= MAX_CONTEXT_LENGTH, "context_length exceeds {MAX_CONTEXT_LENGTH}");
+    ensure!(config.context_length <= MAX_POSITIONS, "context_length exceeds {MAX_POSITIONS}");
     let is_parameter =
         |name: &str| !["tokens", "targets", "logits", "loss"].contains(&name) && !name.starts_with("grad.");
     let parameters: BTreeMap<_, _> = case
@@ -79,15 +83,59 @@ fn inputs(case: &CaseFile) -> Result<Inputs<'_>> {
         .map(|(name, value)| (name.clone(), value.shallow_clone()))
         .collect();
     check_parameters(&config, &parameters)?;
-    Ok(Inputs { config, parameters, tokens: case.tensor("tokens")?, targets: case.tensor("targets")? })
+    let wide = parameters.values().filter(|value| value.kind() == Kind::Double).count();
+    ensure!(
+        wide == 0 || wide == parameters.len(),
+        "{wide} of {} parameters are float64: make all or none of them so",
+        parameters.len()
+    );
+    let (tokens, targets) = (indices(case, "tokens", &config)?, indices(case, "targets", &config)?);
+    ensure!(
+        tokens.size() == targets.size(),
+        "targets have shape {:?}, tokens {:?}: they must be equal",
+        targets.size(),
+        tokens.size()
+    );
+    Ok(Inputs { config, parameters, tokens, targets })
+}
+
+/// The case's (batch, seq) int64 tensor of that name, checked to index the vocabulary.
+fn indices<'a>(case: &'a CaseFile, name: &str, config: &Config) -> Result<&'a Tensor> {
+    let (tensor, vocab_size) = (case.tensor(name)?, config.vocab_size);
+    ensure!(tensor.kind() == Kind::Int64, "{name} are {:?}: they must be int64", tensor.kind());
+    ensure!(
+        tensor.dim() == 2 && tensor.numel() > 0,
+        "{name} have shape {:?}: it must be (batch, seq), neither zero",
+        tensor.size()
+    );
+    let (least, most) = (tensor.f_min()?.f_int64_value(&[])?, tensor.f_max()?.f_int64_value(&[])?);
+    ensure!(
+        least >= 0 && most < vocab_size,
+        "{name} range from {least} to {most}: they must be at least 0 and below vocab_size, {vocab_size}"
+    );
+    Ok(tensor)
 }
 
 fn outputs(inputs: &Inputs, attention: Choice) -> Result<Outputs> {
     let mut model = Transformer::new(&inputs.config, Device::Cpu, 0, attention)?;
+    if inputs.parameters.values().all(|value| value.kind() == Kind::Double) {
+        widen(&model)?;
+    }
     model.load(&inputs.parameters)?;
     let logits = model.forward(inputs.tokens)?;
     let loss = loss::cross_entropy(&logits, inputs.targets)?;
     loss.f_backward()?;
     let gradients = model.parameters().iter().map(|(name, value)| Ok((name.clone(), value.f_grad()?)));
     Ok(Outputs { gradients: gradients.collect::<Result<_>>()?, logits, loss })
+}
+
+/// Makes every parameter float64, as PyTorch's `Module.double` does. The table of rotations stays float32, as the
+/// reference's is, so that the logits are right to about 1e-7 and no better.
+fn widen(model: &Transformer) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    for (name, parameter) in model.parameters() {
+        let wide = parameter.f_to_kind(Kind::Double)?;
+        parameter.shallow_clone().f_set_data(&wide).with_context(|| format!("widening {name}"))?;
+    }
+    Ok(())
 }

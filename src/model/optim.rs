@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::torch::autograd::release_grad;
 
@@ -60,6 +60,9 @@ impl AdamW {
     }
 
     /// Updates one parameter by `grad` (same shape and dtype), with the state kept under `name`.
+    ///
+    /// The operations and their roundings are those of PyTorch's single-tensor path, whose fused addcmul and addcdiv
+    /// compute in float32 and round a narrower dtype once. float32 and float64 make no copy here.
     pub fn update(&mut self, name: &str, param: &Tensor, grad: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         ensure!(grad.size() == param.size(), "{name}: gradient {:?}, parameter {:?}", grad.size(), param.size());
@@ -77,12 +80,24 @@ impl AdamW {
         let mut param = param.shallow_clone();
         let _ = param.f_mul_scalar_(1.0 - lr * weight_decay)?;
         let _ = state.m.f_lerp_(grad, 1.0 - beta1)?;
-        let mut square = grad.f_mul(grad)?;
-        let _ = state.v.f_mul_scalar_(beta2)?.f_add_(&square.f_mul_scalar_(1.0 - beta2)?)?;
-        drop(square);
+        let wide_grad = widened(grad)?;
+        let mut v = widened(&state.v.f_mul_scalar_(beta2)?)?;
+        let _ = v.f_addcmul_(&wide_grad.f_mul_scalar(1.0 - beta2)?, &wide_grad)?;
+        state.v.f_copy_(&v)?;
+        drop((wide_grad, v));
         let denominator = state.v.f_sqrt()?.f_div_scalar_(correction2.sqrt())?.f_add_scalar_(eps)?;
-        let _ = param.f_sub_(&state.m.f_div(&denominator)?.f_mul_scalar_(lr / correction1)?)?;
+        let mut after = widened(&param)?;
+        let _ = after.f_addcdiv_(&widened(&state.m)?.f_mul_scalar(-lr / correction1)?, &widened(&denominator)?)?;
+        param.f_copy_(&after)?;
         Ok(())
+    }
+}
+
+/// `t` itself, or its float32 copy where its dtype is narrower.
+fn widened(t: &Tensor) -> Result<Tensor> {
+    match t.kind() {
+        Kind::BFloat16 | Kind::Half => Ok(t.f_to_kind(Kind::Float)?),
+        _ => Ok(t.shallow_clone()),
     }
 }
 
@@ -177,7 +192,7 @@ pub fn cosine_lr(step: u64, max_lr: f64, min_lr: f64, warmup: u64, cycle: u64) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::Device;
 
     fn leaf(values: &[f32]) -> Tensor {
         Tensor::from_slice(values).set_requires_grad(true)

@@ -1,14 +1,14 @@
 """Golden cases of kind attention, by PyTorch's own operators: softmax, logsumexp and autograd, computed in float64.
 
-Run as `python suites/cases/make_attention.py`; it rewrites the files beside itself. Seeds are fixed. The inputs are
-rounded to the case's dtype first, so that the expected values belong to exactly the numbers in the file.
+Run as `python suites/cases/make_attention.py`; it rewrites the files beside itself, and the same bytes come out each
+time. The inputs are rounded to the case's dtype first, so that the expected values belong to exactly the numbers in
+the file.
 """
 
 import math
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from make_model import save
 
 # Half the spacing of the outputs' dtype bounds what rounding alone may cost; twice that leaves room for float32
 # accumulation over these few keys. Gradients of bfloat16 and float16 also see o rounded (through D).
@@ -20,7 +20,7 @@ TOLERANCES = {
 }
 
 
-def make(name, leading, n_queries, n_keys, d, is_causal, dtype, seed, scale=1.0, gradient=True):
+def make(name, leading, n_queries, n_keys, d, is_causal, dtype, seed, scale=1.0, gradient=True, tolerances=None):
     torch.manual_seed(seed)
 
     def draw(n, factor=1.0):
@@ -38,7 +38,7 @@ def make(name, leading, n_queries, n_keys, d, is_causal, dtype, seed, scale=1.0,
     if gradient:
         gradients = torch.autograd.grad(o, wide, do.double())
         tensors |= {"do": do} | {n: g.to(dtype) for n, g in zip(("dq", "dk", "dv"), gradients)}
-    rtol, atol = TOLERANCES[dtype]
+    rtol, atol = tolerances or TOLERANCES[dtype]
     metadata = {
         "kind": "attention",
         "is_causal": str(is_causal).lower(),
@@ -46,8 +46,7 @@ def make(name, leading, n_queries, n_keys, d, is_causal, dtype, seed, scale=1.0,
         "atol": atol,
         "made_by": f"torch {torch.__version__}",
     }
-    tensors = {n: t.contiguous() for n, t in tensors.items()}
-    save_file(tensors, Path(__file__).with_name(f"attention_{name}.safetensors"), metadata)
+    save(f"attention_{name}", tensors, **metadata)
 
 
 if __name__ == "__main__":
@@ -60,5 +59,9 @@ if __name__ == "__main__":
     make("float32_heads", (2, 3), 10, 12, 8, True, torch.float32, seed=5)
     make("float64_causal", (1,), 19, 19, 5, True, torch.float64, seed=6)
     make("bfloat16_causal", (2,), 40, 40, 16, True, torch.bfloat16, seed=7)
+    # dv sums over every query: whoever sums it in bfloat16, as libtorch's backward on the CPU does, is off by more than
+    # the one rounding to bfloat16 that these tolerances allow.
+    one_key = {"seed": 11, "tolerances": ("1e-2", "1e-2")}
+    make("bfloat16_one_key", (1,), 300, 1, 16, True, torch.bfloat16, **one_key)
     make("float16", (2,), 33, 47, 16, False, torch.float16, seed=8)
     make("float32_one_key", (3,), 5, 1, 1, False, torch.float32, seed=9)

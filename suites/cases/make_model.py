@@ -17,7 +17,13 @@ EPS = 1e-5
 BATCH, SEQ = 2, 12
 
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+}
 
 
 def save(name, tensors, **metadata):
@@ -105,6 +111,21 @@ def adamw():
         optimizer.step()
     tensors = {"param": param, "grads": grads, "param_after": after}
     save("adamw", tensors, kind="adamw", rtol=1e-5, atol=1e-6, beta1=0.9, beta2=0.99, **options)
+
+
+def adamw_bfloat16():
+    torch.manual_seed(340)
+    options = {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.1}
+    param = torch.randn(7, 5).bfloat16()
+    grads = (torch.randn(20, 7, 5) * torch.logspace(0, -3, 7)[:, None]).bfloat16()
+    after = param.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([after], betas=(0.9, 0.99), foreach=False, **options)
+    for grad in grads:
+        after.grad = grad.clone()
+        optimizer.step()
+    # The same operations round the same way; one more or one fewer rounding in a step shows as a unit of bfloat16.
+    tensors = {"param": param, "grads": grads, "param_after": after}
+    save("adamw_bfloat16", tensors, kind="adamw", rtol=1e-5, atol=1e-6, beta1=0.9, beta2=0.99, **options)
 
 
 def rmsnorm():
@@ -199,6 +220,7 @@ def saved_activations():
 if __name__ == "__main__":
     transformer()
     adamw()
+    adamw_bfloat16()
     rmsnorm()
     rope()
     saved_activations()
