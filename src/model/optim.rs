@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd::release_grad;
 
@@ -78,10 +78,11 @@ impl AdamW {
         let (correction1, correction2) = (1.0 - beta1.powi(state.step), 1.0 - beta2.powi(state.step));
 
         let mut param = param.shallow_clone();
-        let _ = param.f_mul_scalar_(1.0 - lr * weight_decay)?;
+        scale(&mut param, 1.0 - lr * weight_decay)?;
         let _ = state.m.f_lerp_(grad, 1.0 - beta1)?;
         let wide_grad = widened(grad)?;
-        let mut v = widened(&state.v.f_mul_scalar_(beta2)?)?;
+        scale(&mut state.v, beta2)?;
+        let mut v = widened(&state.v)?;
         let _ = v.f_addcmul_(&wide_grad.f_mul_scalar(1.0 - beta2)?, &wide_grad)?;
         state.v.f_copy_(&v)?;
         drop((wide_grad, v));
@@ -91,6 +92,16 @@ impl AdamW {
         param.f_copy_(&after)?;
         Ok(())
     }
+}
+
+/// `t` *= `factor`, in place.
+///
+/// In a narrow dtype libtorch's `mul_(Scalar)` first rounds the factor to that dtype (0.999 to 1 in bfloat16), since it
+/// passes the factor on as the first operand; Python's `mul_(float)`, and a tensor of no dimensions, keep its precision.
+fn scale(t: &mut Tensor, factor: f64) -> Result<()> {
+    let factor = Tensor::f_full([0_i64; 0], factor, (Kind::Double, Device::Cpu))?;
+    t.f_mul_(&factor)?;
+    Ok(())
 }
 
 /// `t` itself, or its float32 copy where its dtype is narrower.
@@ -192,7 +203,6 @@ pub fn cosine_lr(step: u64, max_lr: f64, min_lr: f64, warmup: u64, cycle: u64) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Device;
 
     fn leaf(values: &[f32]) -> Tensor {
         Tensor::from_slice(values).set_requires_grad(true)

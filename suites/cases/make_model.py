@@ -114,7 +114,7 @@ def adamw():
 
 
 def adamw_bfloat16():
-    torch.manual_seed(340)
+    torch.manual_seed(347)
     options = {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.1}
     param = torch.randn(7, 5).bfloat16()
     grads = (torch.randn(20, 7, 5) * torch.logspace(0, -3, 7)[:, None]).bfloat16()
@@ -123,9 +123,10 @@ def adamw_bfloat16():
     for grad in grads:
         after.grad = grad.clone()
         optimizer.step()
-    # The same operations round the same way; one more or one fewer rounding in a step shows as a unit of bfloat16.
+    # The same operations round alike. One unit of bfloat16, at most 2^-7 of the value, is left to processors that fuse
+    # a product and a sum; rounding g^2 and (1 - beta2) g^2 separately is off by eleven times that here.
     tensors = {"param": param, "grads": grads, "param_after": after}
-    save("adamw_bfloat16", tensors, kind="adamw", rtol=1e-5, atol=1e-6, beta1=0.9, beta2=0.99, **options)
+    save("adamw_bfloat16", tensors, kind="adamw", rtol=2**-7, atol=1e-6, beta1=0.9, beta2=0.99, **options)
 
 
 def rmsnorm():
