@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use cs336::harness::record::{Profile, RecordFile};
 use cs336::harness::store::{Layout, Lock};
+use cs336::harness::suite;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -249,47 +250,67 @@ fn two_measures_at_once_are_refused() {
     assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu"]).status.success());
 }
 
-#[test]
-fn kill_9_in_the_middle_loses_at_most_the_running_case() {
-    let tree = Tree::new();
+/// Gives the tree a grid of many slow cases, each half a second or so of additions, and starts measuring it.
+fn start_slow_measuring(tree: &Tree) -> Child {
     let path = tree.path(format!("suites/{PROBLEM}.toml"));
     let suite: toml::Table = fs::read_to_string(&path).unwrap().parse().unwrap();
-    let grid = suite["cpu"].as_table().unwrap().iter().next().unwrap();
-    let mut keys = grid.1.as_table().unwrap().clone();
-    // Many slow cases: each is half a second or so of additions.
+    let mut keys = suite["cpu"].as_table().unwrap().iter().next().unwrap().1.as_table().unwrap().clone();
     keys.insert("iterations".into(), (0..40i64).map(|i| 200_000 + i).collect::<Vec<_>>().into());
-    let text = toml::to_string(&toml::Table::from_iter([(
-        "cpu".to_string(),
-        toml::Value::Table(toml::Table::from_iter([("slow".to_string(), toml::Value::Table(keys))])),
-    )]));
+    let grids = toml::Table::from_iter([("slow".to_string(), toml::Value::Table(keys))]);
+    let text = toml::to_string(&toml::Table::from_iter([("cpu".to_string(), toml::Value::Table(grids))]));
     fs::write(&path, text.unwrap()).unwrap();
     let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
-    let cases =
-        || Some(RecordFile::parse(&fs::read_to_string(tree.record_path()).ok()?, "the record").unwrap().cases.len());
-    while cases().unwrap_or(0) < 2 {
+    while recorded_cases(tree) < 2 {
         assert!(Instant::now() < deadline, "no two cases were recorded in two minutes");
-        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be killed");
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
         std::thread::sleep(Duration::from_millis(20));
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let kept = cases().unwrap();
-    assert!(kept >= 2, "{kept} cases survived");
-    let workers = || {
-        let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
+    child
+}
+
+/// How many cases the record holds; it must be whole whenever it is there.
+fn recorded_cases(tree: &Tree) -> usize {
+    let text = fs::read_to_string(tree.record_path());
+    text.map_or(0, |text| RecordFile::parse(&text, "the record").unwrap().cases.len())
+}
+
+/// Waits until no process of this tree is left.
+fn wait_for_orphans(tree: &Tree) {
+    let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
+    let count = || {
         let processes = fs::read_dir("/proc").unwrap().filter_map(|e| fs::read(e.ok()?.path().join("environ")).ok());
         processes.filter(|environment| String::from_utf8_lossy(environment).contains(&of_this_tree)).count()
     };
-    while workers() > 0 {
-        assert!(Instant::now() < deadline, "a worker outlived its killed parent");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while count() > 0 {
+        assert!(Instant::now() < deadline, "a worker outlived its parent");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn kill_9_in_the_middle_loses_at_most_the_running_case() {
+    let tree = Tree::new();
+    let mut child = start_slow_measuring(&tree);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(recorded_cases(&tree) >= 2);
+    wait_for_orphans(&tree);
     let dry = words(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
     let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
-    let total =
-        cs336::harness::suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
-    assert_eq!(pending + cases().unwrap(), total, "{dry}");
+    let total = suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
+    assert_eq!(pending + recorded_cases(&tree), total, "{dry}");
+}
+
+#[test]
+fn an_interrupt_keeps_what_was_measured_and_exits_with_130() {
+    let tree = Tree::new();
+    let mut child = start_slow_measuring(&tree);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(recorded_cases(&tree) >= 2);
+    wait_for_orphans(&tree);
 }
 
 fn problem() -> &'static cs336::harness::problem::Problem {
@@ -382,4 +403,24 @@ fn the_committed_cases_all_pass() {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases");
     let output = Tree::new().run(&["grade", "--cases", cases.to_str().unwrap()]);
     assert!(output.status.success(), "{}", words(&output));
+}
+
+#[rstest]
+#[case::compiler("g++", "apt-get install g++")]
+#[case::make("make", "apt-get install make")]
+#[case::cargo("cargo", "rustup")]
+#[case::python("python3", "apt-get install python3 python3-venv")]
+fn setup_names_a_missing_tool_and_how_to_install_it(#[case] tool: &str, #[case] remedy: &str) {
+    let tools = tempfile::tempdir().unwrap();
+    for name in ["sh", "dirname", "cat", "cksum", "sed", "grep", "g++", "make", "cargo", "python3"] {
+        let found =
+            std::env::split_paths(&std::env::var_os("PATH").unwrap()).map(|p| p.join(name)).find(|p| p.exists());
+        if name != tool {
+            std::os::unix::fs::symlink(found.unwrap(), tools.path().join(name)).unwrap();
+        }
+    }
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join(".cargo/setup.sh");
+    let output = Command::new("/bin/sh").arg(setup).env("PATH", tools.path()).output().unwrap();
+    let said = words(&output);
+    assert!(!output.status.success() && said.contains(tool) && said.contains(remedy), "{said}");
 }

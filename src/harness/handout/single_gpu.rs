@@ -163,7 +163,7 @@ pub(super) const MEMORY_PROFILING: HandoutProblem = HandoutProblem {
             points: 0.5,
             kinds: &[Written, Equations],
             question: "At the reference hyperparameters, how large is one activation tensor of the residual stream of the \
-                       2.7B model in single precision, in units of 1024 * 1024 bytes? Derive it.",
+                       2.7B model in single precision, in units of $1024^2$ bytes? Derive it.",
         },
         Part {
             id: "e",
@@ -259,7 +259,7 @@ pub(super) const FLASH_BACKWARD: HandoutProblem = HandoutProblem {
         id: "",
         points: 5.0,
         kinds: &[Code],
-        question: "Write the backward pass that takes Q, K, V, O, dO and L, computes D = rowsum(O * dO), recomputes the \
+        question: "Write the backward pass that takes Q, K, V, O, dO and L, computes $D = \\mathrm{rowsum}(O \\circ dO)$, recomputes the \
                    probabilities from L instead of loading them, and returns dQ, dK and dV.",
     }],
 };
