@@ -100,7 +100,7 @@ impl AdamW {
 /// passes the factor on as the first operand; Python's `mul_(float)`, and a tensor of no dimensions, keep its precision.
 fn scale(t: &mut Tensor, factor: f64) -> Result<()> {
     let factor = Tensor::f_full([0_i64; 0], factor, (Kind::Double, Device::Cpu))?;
-    t.f_mul_(&factor)?;
+    let _ = t.f_mul_(&factor)?;
     Ok(())
 }
 
