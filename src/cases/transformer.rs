@@ -139,3 +139,26 @@ fn widen(model: &Transformer) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn float64_parameters_are_computed_with_in_float64() {
+        let bytes = include_bytes!("../../suites/cases/transformer.safetensors");
+        let mut case = CaseFile::parse(bytes, Path::new("transformer")).unwrap();
+        for choice in Choice::ALL {
+            assert_eq!(outputs(&inputs(&case).unwrap(), choice).unwrap().logits.kind(), Kind::Float);
+        }
+        for tensor in case.tensors.values_mut().filter(|tensor| tensor.is_floating_point()) {
+            *tensor = tensor.to_kind(Kind::Double);
+        }
+        for choice in Choice::ALL {
+            let Outputs { logits, loss, gradients } = outputs(&inputs(&case).unwrap(), choice).unwrap();
+            assert!(gradients.values().chain([&logits, &loss]).all(|t| t.kind() == Kind::Double));
+        }
+    }
+}
