@@ -10,10 +10,10 @@ use crate::harness::problem::Problem;
 use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::run::{Pending, Plan, Runner, Scope, Tally, plan};
-use crate::harness::samples::Unit;
+use crate::harness::samples::{Unit, each_samples};
 use crate::harness::store::{Layout, Lock};
 use crate::harness::worker::Pool;
-use crate::harness::{floor, stats, suite};
+use crate::harness::{stats, suite};
 use crate::problems::machine;
 use crate::units::human_seconds;
 
@@ -128,7 +128,7 @@ fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, argume
     match runner.measure_case(&mut pool, problem, measured, profile, &params, &run)? {
         None => Ok(Ended::Interrupted),
         Some(Outcome::Measured { row }) => {
-            floor::each_samples(&row, &mut |path, samples| {
+            each_samples(&row, &mut |path, samples| {
                 if let (Unit::Seconds, Some(s)) = (samples.unit, stats::Summary::of(&samples.samples)) {
                     let spread = s.std.map_or(String::new(), |std| format!(" +- {}", human_seconds(std)));
                     eprintln!(

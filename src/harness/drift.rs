@@ -4,11 +4,10 @@ use anyhow::{Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::floor::each_samples;
 use super::problem::Problem;
 use super::record::{CaseRecord, Machine, Outcome, RecordFile};
 use super::run::staleness;
-use super::samples::{Samples, Unit};
+use super::samples::{Samples, Unit, each_samples};
 use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
 use super::suite::Suite;

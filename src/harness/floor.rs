@@ -1,11 +1,10 @@
 //! Physical floors: a timing that beats the machine's roofs is an error, not a result.
 
 use anyhow::{Context as _, Result, ensure};
-use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::record::Peaks;
-use super::samples::{Samples, Unit};
+use super::samples::{Samples, Unit, each_samples};
 
 /// How far a sample may pass a roof before it is called impossible: a measured roof is itself a sample.
 const TOLERANCE: f64 = 1.10;
@@ -44,35 +43,6 @@ fn check_samples(samples: &Samples, peaks: &Peaks) -> Result<()> {
         peaks.source
     );
     Ok(())
-}
-
-/// Calls `visit` with the path and content of every [`Samples`] inside `row`.
-///
-/// An object that has the key `samples` must be a well-formed `Samples`.
-pub fn each_samples(row: &Value, visit: &mut dyn FnMut(&str, &Samples) -> Result<()>) -> Result<()> {
-    walk(row, &mut String::new(), visit)
-}
-
-fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) -> Result<()>) -> Result<()> {
-    let mut enter = |key: &str, child: &Value| {
-        let length = path.len();
-        if length > 0 {
-            path.push('.');
-        }
-        path.push_str(key);
-        let result = walk(child, path, visit);
-        path.truncate(length);
-        result
-    };
-    match value {
-        Value::Object(fields) if fields.contains_key("samples") => {
-            let samples = Samples::deserialize(value).with_context(|| format!("{path} is no list of samples"))?;
-            visit(path, &samples)
-        }
-        Value::Object(fields) => fields.iter().try_for_each(|(key, child)| enter(key, child)),
-        Value::Array(items) => items.iter().enumerate().try_for_each(|(i, child)| enter(&i.to_string(), child)),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -162,7 +162,7 @@ impl RecordFile {
             let twice = self.cases[..i].iter().any(|c| c.params == case.params);
             ensure!(!twice, "case {i} stands twice: {}", case.params);
             if let Outcome::Measured { row } = &case.outcome {
-                super::floor::each_samples(row, &mut |at, samples| {
+                super::samples::each_samples(row, &mut |at, samples| {
                     samples.validate().with_context(|| format!("case {i}, {at}"))
                 })?;
             }

@@ -1,7 +1,8 @@
 //! Raw samples of one noisy quantity, in base units, with the work that each sample did.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Base units; a table's milliseconds or mebibytes are made on the way out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,5 +68,34 @@ impl Samples {
             ensure!(work.flops.is_finite() && work.bytes.is_finite(), "the work of a sample is not finite: {work:?}");
         }
         Ok(())
+    }
+}
+
+/// Calls `visit` with the path and content of every [`Samples`] inside `row`.
+///
+/// An object that has the key `samples` must be a well-formed `Samples`.
+pub fn each_samples(row: &Value, visit: &mut dyn FnMut(&str, &Samples) -> Result<()>) -> Result<()> {
+    walk(row, &mut String::new(), visit)
+}
+
+fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) -> Result<()>) -> Result<()> {
+    let mut enter = |key: &str, child: &Value| {
+        let length = path.len();
+        if length > 0 {
+            path.push('.');
+        }
+        path.push_str(key);
+        let result = walk(child, path, visit);
+        path.truncate(length);
+        result
+    };
+    match value {
+        Value::Object(fields) if fields.contains_key("samples") => {
+            let samples = Samples::deserialize(value).with_context(|| format!("{path} is no list of samples"))?;
+            visit(path, &samples)
+        }
+        Value::Object(fields) => fields.iter().try_for_each(|(key, child)| enter(key, child)),
+        Value::Array(items) => items.iter().enumerate().try_for_each(|(i, child)| enter(&i.to_string(), child)),
+        _ => Ok(()),
     }
 }
