@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use cs336::harness::handout::{HANDOUT, Kind, by_name};
+use cs336::harness::grade::points;
+use cs336::harness::handout::{HANDOUT, HandoutProblem, Kind, by_name};
 use cs336::harness::record::Profile;
 use cs336::harness::store::Layout;
 use cs336::harness::suite;
@@ -108,6 +110,32 @@ fn every_suite_parses_and_measures_something_on_a_cpu() {
         let suite = suite::load(&layout.root, problem).unwrap().unwrap();
         assert!(suite.cases(Profile::Cpu).next().is_some(), "{} has no cpu grid", problem.name);
     }
+}
+
+#[test]
+fn the_readme_counts_the_points_that_are_answered() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    for chapter in [&["1.1"][..], &["1.2", "1.3"], &["2"], &["3"]] {
+        let problems = || HANDOUT.iter().filter(|p| chapter.iter().any(|c| p.section.starts_with(c)));
+        let answers = |p: &HandoutProblem| REGISTRY.iter().find(|e| e.name == p.name).map_or(&[][..], |e| e.answers);
+        let parts = problems().flat_map(|p| p.parts.iter().filter(|part| answers(p).contains(&part.id)));
+        let answered: f64 = parts.map(|part| part.points).sum();
+        let cell = format!("| {} of {} |", points(answered), points(problems().map(|p| p.points).sum()));
+        assert!(readme.contains(&cell), "README.md does not say {cell:?} of sections {chapter:?}");
+    }
+}
+
+#[test]
+fn tests_ask_no_shared_dependency_for_other_features() {
+    let packages = |edges: &str| -> BTreeSet<String> {
+        let arguments = ["tree", "--offline", "--locked", "--edges", edges, "--prefix", "none", "--format", "{p}|{f}"];
+        let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().lines().map(|l| l.trim_end_matches(" (*)").to_string()).collect()
+    };
+    let (product, tests) = (packages("normal,build"), packages("normal,build,dev"));
+    let twice: Vec<_> = product.difference(&tests).collect();
+    assert!(twice.is_empty(), "`cargo run` and `cargo test` would each build these, and all above them: {twice:?}");
 }
 
 #[test]
