@@ -159,7 +159,8 @@ impl Status {
 
 /// Points as people write them: "2", "1.5", "0.33".
 pub fn points(value: f64) -> String {
-    let text = format!("{value:.2}");
+    // The sum of no points is minus zero.
+    let text = format!("{:.2}", value + 0.0);
     text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
@@ -216,5 +217,6 @@ mod tests {
     #[test]
     fn points_read_like_points() {
         assert_eq!([points(2.0), points(1.5), points(1.0 / 3.0), points(0.0)], ["2", "1.5", "0.33", "0"]);
+        assert_eq!(points([0.0; 0].iter().sum()), "0");
     }
 }
