@@ -20,15 +20,15 @@ mod polish;
 pub mod table;
 pub mod template;
 
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::harness::record::RecordFile;
+use crate::harness::store::write_atomically;
 
+pub use crate::harness::grade::points;
 pub use pdf::pdf;
 
 /// Everything the write-up is made from.
@@ -121,7 +121,7 @@ pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> 
     let figures = dir.join("figures");
     std::fs::create_dir_all(&figures).with_context(|| format!("making {}", figures.display()))?;
     for (path, svg) in &rendered.figures {
-        write_whole(&dir.join(path), svg)?;
+        write_atomically(&dir.join(path), svg)?;
     }
     for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", figures.display()))? {
         let name = entry?.file_name();
@@ -132,26 +132,9 @@ pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> 
             std::fs::remove_file(&path).with_context(|| format!("removing the old figure {}", path.display()))?;
         }
     }
-    write_whole(&dir.join("writeup.md"), rendered.markdown.as_bytes())?;
+    write_atomically(&dir.join("writeup.md"), rendered.markdown.as_bytes())?;
     if let Some(pdf) = pdf {
-        write_whole(&dir.join("writeup.pdf"), pdf)?;
+        write_atomically(&dir.join("writeup.pdf"), pdf)?;
     }
     Ok(())
-}
-
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let naming = || format!("writing {}", path.display());
-    let dir = path.parent().with_context(naming)?;
-    let readable = std::fs::Permissions::from_mode(0o644);
-    let file = tempfile::Builder::new().permissions(readable).tempfile_in(dir);
-    let mut file = file.with_context(naming)?;
-    file.write_all(bytes).with_context(naming)?;
-    file.persist(path).with_context(naming)?;
-    Ok(())
-}
-
-/// Points without a needless fraction: "4", "2.5".
-pub fn points(points: f64) -> String {
-    let text = format!("{points:.2}");
-    text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
