@@ -6,7 +6,21 @@ use std::path::{Path, PathBuf};
 /// The one libtorch whose layouts `tch` and the shim's stand-in Gloo headers describe.
 const TORCH_VERSION: &str = "2.11.0";
 
-const SOURCES: &[&str] = &["error.cc", "tensor.cc", "autograd.cc", "device.cc", "gloo.cc", "library.cc", "meter.cc"];
+const SOURCES: &[&str] = &[
+    "error.cc",
+    "tensor.cc",
+    "autograd.cc",
+    "clock.cc",
+    "device.cc",
+    "gloo.cc",
+    "graph.cc",
+    "history.cc",
+    "library.cc",
+    "meter.cc",
+    "profiler.cc",
+];
+
+const BRIDGES: &[&str] = &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/meter.rs"];
 
 fn main() {
     if let Err(message) = build() {
@@ -19,7 +33,7 @@ fn build() -> Result<(), String> {
     let libtorch = find_libtorch()?;
     // What is loaded at run time may be another: torch/library.rs compares.
     println!("cargo::rustc-env=CS336_TORCH_VERSION={TORCH_VERSION}");
-    compile_shim(&libtorch);
+    compile_shim(&libtorch, find_cuda_headers(&libtorch)?);
     link(&libtorch.join("lib"));
     Ok(())
 }
@@ -48,13 +62,24 @@ fn find_libtorch() -> Result<PathBuf, String> {
     }
 }
 
-fn compile_shim(libtorch: &Path) {
+/// The CUDA headers that libtorch's own include, in the wheels beside it; nothing of CUDA is linked.
+fn find_cuda_headers(libtorch: &Path) -> Result<PathBuf, String> {
+    let packages = libtorch.canonicalize().map_err(|error| format!("{}: {error}", libtorch.display()))?;
+    let include = packages.with_file_name("nvidia").join("cu13").join("include");
+    match include.join("cuda_runtime_api.h").exists() {
+        true => Ok(include),
+        false => Err(format!("no CUDA 13 headers in {}: run `make setup`", include.display())),
+    }
+}
+
+fn compile_shim(libtorch: &Path, cuda_include: PathBuf) {
     let include = libtorch.join("include");
     let shim = Path::new("src/torch/shim");
-    println!("cargo::rerun-if-changed=src/torch/bridge.rs");
-    println!("cargo::rerun-if-changed=src/torch/meter.rs");
+    for bridge in BRIDGES {
+        println!("cargo::rerun-if-changed={bridge}");
+    }
     println!("cargo::rerun-if-changed={}", shim.display());
-    let mut build = cxx_build::bridges(["src/torch/bridge.rs", "src/torch/meter.rs"]);
+    let mut build = cxx_build::bridges(BRIDGES);
     build
         .std("c++17")
         .debug(false)
@@ -63,8 +88,8 @@ fn compile_shim(libtorch: &Path) {
         .define("USE_C10D_GLOO", None)
         .flag("-Wall")
         .flag("-Wextra");
-    // System folders: libtorch's own warnings are not ours to mend.
-    for folder in [shim.join("gloo_headers"), include.join("torch/csrc/api/include"), include] {
+    // System folders: the warnings of libtorch and CUDA are not ours to mend.
+    for folder in [shim.join("gloo_headers"), include.join("torch/csrc/api/include"), include, cuda_include] {
         build.flag("-isystem").flag(folder.as_os_str());
     }
     build.files(SOURCES.iter().map(|file| shim.join(file))).compile("cs336-shim");

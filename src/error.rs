@@ -28,7 +28,9 @@ pub fn fault_of(error: &anyhow::Error) -> Option<Fault> {
 
 /// Reads an out-of-memory fault out of libtorch's own words.
 pub fn fault_in_words(message: &str) -> Option<Fault> {
-    let first_line = || message.lines().next().unwrap_or_default().to_string();
+    // A panic quotes what it wraps, so that its line breaks are two characters; where C++ stood is of no use to a reader.
+    let line = message.split('\n').next().unwrap_or_default().split("\\n").next().unwrap_or_default();
+    let first_line = || line.split("Exception raised").next().unwrap_or_default().trim_end().to_string();
     if let Some((_, rest)) = message.split_once("you tried to allocate ") {
         let requested_bytes = rest.split_whitespace().next().and_then(|n| n.parse().ok());
         return Some(Fault::OutOfMemory { requested_bytes, message: first_line() });
@@ -71,6 +73,13 @@ mod tests {
             "[enforce fail at alloc_cpu.cpp:129] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12",
         );
         assert!(matches!(fault, Some(Fault::OutOfMemory { requested_bytes: Some(4096), .. })), "{fault:?}");
+    }
+
+    #[test]
+    fn of_a_quoted_panic_the_first_line_is_kept() {
+        let panic = r#"panicked: called `Result::unwrap()`: Torch("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0\nException raised from malloc at x.cpp:1\nframe #0: a")"#;
+        let Some(Fault::OutOfMemory { message, .. }) = fault_in_words(panic) else { panic!("no fault") };
+        assert!(message.ends_with("2.00 GiB. GPU 0"), "{message}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The quickest problem that measures: four scalar loops, exact values.
 const PROBLEM: &str = "mixed_precision_accumulation";
 
-/// A tree of its own with this checkout's suites and templates.
+/// A tree of its own with this checkout's suites, templates and kernels.
 struct Tree {
     folder: tempfile::TempDir,
 }
@@ -23,7 +23,9 @@ impl Tree {
     fn new() -> Self {
         let tree = Self { folder: tempfile::tempdir().unwrap() };
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        for (folder, extension) in [("suites", "toml"), ("templates", "md"), ("report", "typ")] {
+        let kinds =
+            [("suites", "toml"), ("templates", "md"), ("templates/shared", "md"), ("report", "typ"), ("kernels", "cu")];
+        for (folder, extension) in kinds {
             fs::create_dir(tree.path(folder)).unwrap();
             for entry in fs::read_dir(root.join(folder)).unwrap() {
                 let path = entry.unwrap().path();
@@ -122,7 +124,7 @@ fn every_problem_of_the_handout_can_be_explained() {
 fn a_misspelt_problem_gets_a_suggestion_and_a_later_one_its_reason() {
     let tree = Tree::new();
     assert!(tree.refused(&["explain", "flash_foward"]).contains("flash_forward"));
-    assert!(tree.refused(&["measure", "torch_compile"]).contains("not answered yet"));
+    assert!(tree.refused(&["measure", "flash_benchmarking"]).contains("not answered yet"));
 }
 
 #[test]
@@ -357,16 +359,16 @@ fn the_write_up_is_built_and_a_changed_answer_makes_it_stale() {
 #[test]
 fn grading_gives_points_with_reasons_and_files_for_graders() {
     let tree = Tree::new();
-    let output = tree.run(&["grade", PROBLEM, "torch_compile", "--junit", "j.xml", "--gradescope", "g.json"]);
+    let output = tree.run(&["grade", PROBLEM, "flash_benchmarking", "--junit", "j.xml", "--gradescope", "g.json"]);
     let said = words(&output);
     assert!(
         output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"),
         "{said}"
     );
-    assert!(said.contains("not answered yet") && said.contains("of 3 points"), "{said}");
+    assert!(said.contains("not answered yet") && said.contains("of 6 points"), "{said}");
     assert!(fs::read_to_string(tree.path("j.xml")).unwrap().contains("testcase"));
     let gradescope: Value = serde_json::from_slice(&fs::read(tree.path("g.json")).unwrap()).unwrap();
-    assert_eq!(gradescope["tests"].as_array().unwrap().len(), 3);
+    assert_eq!(gradescope["tests"].as_array().unwrap().len(), 2);
 }
 
 #[rstest]

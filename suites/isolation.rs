@@ -1,124 +1,54 @@
-//! One case's crash, panic, hang, kill or impossible figure is that case's outcome, and the others go on.
+//! One case's crash, panic, hang, kill or impossible figure is that case's outcome, and the others go on; one rank's is
+//! its whole run's, by name.
 //!
 //! The test program is its own worker: started with the argument `worker`, it serves the broken problems below.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use cs336::error::Fault;
-use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict, no_facts};
-use cs336::harness::provenance::{Facts, available_memory_bytes};
+use cs336::harness::case::{CheckEnding, Runner};
+use cs336::harness::plan::{Pending, Scope, plan};
+use cs336::harness::pool::Pool;
+use cs336::harness::problem::{Check, Problem, Verdict};
+use cs336::harness::provenance::Facts;
 use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
-use cs336::harness::run::{CheckEnding, Pending, Progress, Runner, Scope, Tally, plan};
-use cs336::harness::samples::{Samples, Work};
+use cs336::harness::run::{Progress, Tally, Visit};
+use cs336::harness::schedule::Table;
 use cs336::harness::store::Layout;
-use cs336::harness::worker::{Abilities, Pool, serve};
+use cs336::harness::worker::{Abilities, serve};
 use libtest_mimic::{Arguments, Trial};
-use serde::{Deserialize, Serialize};
 
-/// What a case does to the process that measures it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Deed {
-    Works,
-    Fails,
-    Panics,
-    PanicsInLibtorchsWords,
-    Aborts,
-    KillsItself,
-    Hangs,
-    LacksMemory,
-    LacksGpu,
-    BeatsPhysics,
-    Chatters,
-    StartsFresh,
+#[path = "isolation/deeds.rs"]
+mod deeds;
+#[path = "isolation/processes.rs"]
+mod processes;
+#[path = "isolation/ranks.rs"]
+mod ranks;
+#[path = "isolation/visits.rs"]
+mod visits;
+
+use deeds::{TEST_REGISTRY, clean_up};
+
+/// Keeps what was begun, in order, and why a problem was refused.
+#[derive(Default)]
+struct Notes {
+    cases: Vec<String>,
+    refused: Vec<String>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Params {
-    deed: Deed,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Row {
-    time: Samples,
-    process: u32,
-}
-
-struct Deeds;
-
-impl Measure for Deeds {
-    type Params = Params;
-    type Row = Row;
-    const REVISION: u32 = 3;
-
-    fn fresh_process(params: &Params) -> bool {
-        params.deed == Deed::StartsFresh
-    }
-
-    fn predicted_bytes(_: &Params) -> Option<u64> {
-        Some(77)
-    }
-
-    fn measure(params: &Params, _: Profile) -> Result<Row> {
-        let row = |seconds: f64| {
-            let work = Work { flops: 1e6, bytes: 0.0, precision: "float32".into() };
-            Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id() })
-        };
-        match params.deed {
-            Deed::Works | Deed::StartsFresh => row(1.0),
-            Deed::Fails => bail!("the reason of the failure"),
-            Deed::Panics => panic!("the words of the panic"),
-            Deed::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
-            Deed::Aborts => std::process::abort(),
-            Deed::KillsItself => {
-                eprintln!("the last words");
-                let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
-                unreachable!("survived {status:?}")
-            }
-            Deed::Hangs => loop {
-                std::thread::sleep(Duration::from_secs(60));
-            },
-            Deed::LacksMemory => {
-                Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }
-                    .into())
-            }
-            Deed::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
-            Deed::BeatsPhysics => row(1e-9),
-            Deed::Chatters => {
-                println!("a library prints this");
-                row(1.0)
-            }
-        }
-    }
-}
-
-const DEEDS: Problem = Problem {
-    name: "deeds",
-    answers: &[""],
-    checks: &[Check { name: "sound", part: "", run: || Verdict::passed("fine") }],
-    measured: Some(Measured::of::<Deeds>()),
-    facts: no_facts,
-};
-
-const UNSOUND: Problem = Problem {
-    name: "unsound",
-    answers: &[""],
-    checks: &[Check { name: "wrong", part: "", run: || bail!("0.5 is not 0.25") }],
-    measured: Some(Measured::of::<Deeds>()),
-    facts: no_facts,
-};
-
-const TEST_REGISTRY: &[Problem] = &[DEEDS, UNSOUND];
-
-struct Quiet;
-
-impl Progress for Quiet {
+impl Progress for Notes {
+    fn table_started(&mut self, _: &Problem, _: &Table) {}
     fn checks_started(&mut self, _: &Problem) {}
-    fn case_started(&mut self, _: &Pending) {}
+    fn case_started(&mut self, case: &Pending) {
+        self.cases.push(case.params["deed"].as_str().unwrap_or_default().into());
+    }
     fn case_ended(&mut self, _: &Pending, _: &Outcome, _: Duration) {}
+    fn table_ended(&mut self) {}
+    fn refused(&mut self, _: &Problem, error: &anyhow::Error) {
+        self.refused.push(format!("{error:#}"));
+    }
 }
 
 fn facts() -> Facts {
@@ -131,22 +61,35 @@ fn facts() -> Facts {
     Facts { gpus: Vec::new(), software: Default::default(), settings: Default::default(), peaks }
 }
 
-/// A tree whose suite declares `deeds`.
+/// A tree whose suite declares one grid of `deeds`.
 fn tree(problem: &str, deeds: &str) -> Result<(tempfile::TempDir, Layout)> {
+    tree_of(problem, &format!("[cpu.all]\ndeed = [{deeds}]\n"))
+}
+
+fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
     let folder = tempfile::tempdir()?;
     for name in ["suites", "templates"] {
         std::fs::create_dir(folder.path().join(name))?;
     }
-    std::fs::write(folder.path().join(format!("suites/{problem}.toml")), format!("[cpu.all]\ndeed = [{deeds}]\n"))?;
+    std::fs::write(folder.path().join(format!("suites/{problem}.toml")), suite)?;
     let layout = Layout { root: folder.path().to_path_buf() };
     Ok((folder, layout))
 }
 
+fn runner(layout: &Layout) -> Result<Runner<'_>> {
+    Ok(Runner { limit: Duration::from_secs(5), ..Runner::here(layout, &|| false)? })
+}
+
+fn visit(runner: &Runner, problem: &'static Problem, scope: Scope, notes: &mut Notes) -> Result<Visit> {
+    let Some(plan) = plan(runner.layout, problem, Profile::Cpu, scope)? else { bail!("nothing is planned") };
+    Ok(runner.measure(vec![plan], &facts(), notes))
+}
+
 fn measure(layout: &Layout, problem: &'static Problem, scope: Scope) -> Result<Tally> {
-    let runner =
-        Runner { layout, program: std::env::current_exe()?, limit: Duration::from_secs(5), interrupted: &|| false };
-    let Some(plan) = plan(layout, problem, Profile::Cpu, scope)? else { bail!("nothing is planned") };
-    runner.measure(plan, &facts(), &mut Quiet)
+    let mut notes = Notes::default();
+    let visit = visit(&runner(layout)?, problem, scope, &mut notes)?;
+    ensure!(notes.refused.is_empty(), "{}", notes.refused.join("; "));
+    Ok(visit.tally)
 }
 
 fn record(layout: &Layout) -> Result<RecordFile> {
@@ -220,12 +163,12 @@ fn a_case_that_starts_fresh_has_a_process_of_its_own() -> Result<()> {
     Ok(())
 }
 
-fn resume_repeats_the_failed_and_keeps_the_rest() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"fails\"")?;
+fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result<()> {
+    let (_folder, layout) = tree("deeds", "\"works\", \"fails\", \"lacks_gpu\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let before = record(&layout)?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::Unfinished)?;
-    ensure!((tally.measured, tally.failed) == (0, 1), "{tally:?}");
+    ensure!((tally.measured, tally.failed, tally.not_run) == (0, 1, 1), "{tally:?}");
     ensure!(
         measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)? == Tally::default(),
         "a fresh record was measured again"
@@ -267,14 +210,8 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
     let (_folder, layout) = tree("deeds", "\"works\", \"hangs\"")?;
     let started = Instant::now();
     let late = || started.elapsed() > Duration::from_secs(2);
-    let runner = Runner {
-        layout: &layout,
-        program: std::env::current_exe()?,
-        limit: Duration::from_secs(60),
-        interrupted: &late,
-    };
-    let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, Scope::All)? else { bail!("nothing is planned") };
-    let tally = runner.measure(plan, &facts(), &mut Quiet)?;
+    let runner = Runner::here(&layout, &late)?;
+    let tally = visit(&runner, &TEST_REGISTRY[0], Scope::All, &mut Notes::default())?.tally;
     ensure!(tally.interrupted && tally.measured == 1, "{tally:?}");
     ensure!(record(&layout)?.cases.len() == 1, "the running case was recorded, or the measured one lost");
     Ok(())
@@ -282,12 +219,7 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
 
 fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
     let (_folder, layout) = tree("deeds", "\"works\"")?;
-    let runner = Runner {
-        layout: &layout,
-        program: std::env::current_exe()?,
-        limit: Duration::from_secs(5),
-        interrupted: &|| false,
-    };
+    let runner = runner(&layout)?;
     let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
     let stranger = Check { name: "stranger", part: "", run: || Verdict::passed("") };
     match runner.check(&mut pool, &TEST_REGISTRY[0], &stranger)? {
@@ -298,10 +230,8 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
-        return match serve(Abilities {
-            registry: TEST_REGISTRY,
-            run_case: |path| bail!("no case runner for {}", path.display()),
-        }) {
+        let run_case = |path: &Path| bail!("no case runner for {}", path.display());
+        return match serve(Abilities { registry: TEST_REGISTRY, run_case, clean_up }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");
@@ -312,7 +242,7 @@ fn main() -> ExitCode {
     let test = |name: &str, run: fn() -> Result<()>| {
         Trial::test(name, move || run().map_err(|error| format!("{error:#}").into()))
     };
-    let trials = vec![
+    let mut trials = vec![
         test("an_error_is_a_failure_with_its_reason", || fails_with("fails", "the reason of the failure")),
         test("a_panic_is_a_failure_with_its_words", || fails_with("panics", "panicked: the words of the panic")),
         test("a_crash_is_a_failure_with_its_signal", || fails_with("aborts", "signal 6")),
@@ -325,11 +255,16 @@ fn main() -> ExitCode {
             one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure,
         ),
         test("a_case_that_starts_fresh_has_a_process_of_its_own", a_case_that_starts_fresh_has_a_process_of_its_own),
-        test("resume_repeats_the_failed_and_keeps_the_rest", resume_repeats_the_failed_and_keeps_the_rest),
+        test(
+            "resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest",
+            resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest,
+        ),
         test("another_revision_is_stale", another_revision_is_stale),
         test("what_fails_its_checks_is_not_timed", what_fails_its_checks_is_not_timed),
         test("an_interrupt_keeps_what_was_measured", an_interrupt_keeps_what_was_measured),
         test("an_unknown_check_is_a_failure_with_its_name", an_unknown_check_is_a_failure_with_its_name),
     ];
+    trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
+    trials.extend(ranks::trials());
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
 use cs336::report::{self, Document, PartInput, ProblemInput, Records, Rendered};
@@ -37,6 +38,25 @@ fn run(id: &str, started: &str) -> Run {
     }
 }
 
+/// A card at its power cap.
+fn conditions() -> Conditions {
+    let reading = Reading {
+        sm_clock_hz: 1.98e9,
+        memory_clock_hz: 3.2e9,
+        power_w: 120.0,
+        temperature_c: 40.0,
+        throttle: [Throttle::GpuIdle].into(),
+    };
+    let during = During {
+        readings: 12,
+        sm_clock_hz: Range { min: 1.2e9, median: 1.755e9, max: 1.98e9 },
+        power_w: Range { min: 300.0, median: 694.0, max: 701.0 },
+        max_temperature_c: 62.0,
+        throttle: [Throttle::SwPowerCap].into(),
+    };
+    Conditions { before: reading.clone(), during: Some(during), after: reading, remeasured_after: Default::default() }
+}
+
 /// Made-up timings that grow as the square of n, with a little spread; the largest case is out of memory.
 fn records() -> Records {
     let mut file = RecordFile::new("sample_attention", Profile::Cpu);
@@ -68,6 +88,7 @@ fn records() -> Records {
                 revision: 1,
                 kernels: BTreeMap::new(),
                 elapsed_s: 1.0,
+                conditions: (n == 4096).then(conditions),
                 outcome,
             });
         }
@@ -94,6 +115,7 @@ fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
             .collect(),
         answers: parts.iter().map(|p| p.0.to_string()).collect(),
         template: Some(template.into()),
+        shared: vec![("shared/sums.md".into(), "{% macro double(x) %}{{ 2 * x }}{% endmacro %}".into())],
         facts: json!({"sum": 4}),
         cpu: Some(records()),
         gpu: None,
@@ -132,6 +154,7 @@ fn full() -> Document {
                 .collect(),
             answers: vec![],
             template: None,
+            shared: vec![],
             facts: Value::Null,
             cpu: None,
             gpu: None,
@@ -180,6 +203,13 @@ fn body(typst: String) -> Rendered {
     let mut rendered = report::render(&document(vec![])).unwrap();
     rendered.typst = typst;
     rendered
+}
+
+#[test]
+fn a_template_may_import_shared_macros() {
+    let markdown =
+        render("{% import \"shared/sums.md\" as sums %}Twice four is {{ sums.double(facts.sum) }}.").unwrap().markdown;
+    assert!(markdown.contains("Twice four is 8."), "{markdown}");
 }
 
 fn error_of(template: &str) -> String {
@@ -429,4 +459,15 @@ proptest! {
     fn no_formula_panics(latex in r"(\\[a-z]{1,8}|[{}_^&()\[\]a-z0-9 +=]){0,24}") {
         let _ = report::maths::typst(&latex, true);
     }
+}
+
+#[test]
+fn the_runs_stand_at_the_end_with_their_conditions_and_roofs() {
+    let markdown = report::render(&full()).unwrap().markdown;
+    let (_, runs) = markdown.split_once("## Runs").expect("an appendix of runs");
+    for expected in ["20261121T073200Z-4f2a", "sample_attention", "| 10 | 1,755 | 694 | 62 | power cap |", "0.10 TB/s"]
+    {
+        assert!(runs.contains(expected), "{expected:?} is not in {runs}");
+    }
+    assert!(markdown.contains("SM clock 1,755 MHz, 694 W, at most 62 °C."), "the small print lacks the conditions");
 }

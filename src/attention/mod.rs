@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 use crate::torch::autograd;
 
 pub mod cases;
+pub mod flash;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;

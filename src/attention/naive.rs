@@ -4,24 +4,47 @@ use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
 use super::{Attention, Shape, accumulation_kind, hidden, supports_floating_point};
+use crate::torch::range::range;
+
+/// The ranges of [`attention`]: Q Kᵀ with its scale and mask, then the softmax, then the product with V.
+pub const SCORES: &str = "attention scores";
+pub const SOFTMAX: &str = "softmax";
+pub const FINAL_MATMUL: &str = "final matmul";
 
 /// `o` by Eq. 4-6 in the inputs' own kind, as plain tensor operations that libtorch (and autocast) may record.
 ///
 /// This is the implementation that the handout times. libtorch keeps the probabilities P, one
 /// (..., n_queries, n_keys) tensor, for the backward pass.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
-    Ok(scores(q, k, is_causal)?.f_softmax(-1, None)?.f_matmul(v)?)
+    let mask = causal_mask(q, k, is_causal)?;
+    masked_attention(q, k, v, mask.as_ref())
 }
 
-/// Eq. 4, with minus infinity where the mask hides a key.
+/// As [`attention`], without the keys where `mask` (n_queries, n_keys) is true; a model makes its mask once for all layers.
+pub fn masked_attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let scores = range(SCORES, || masked_scores(q, k, mask))?;
+    let probabilities = range(SOFTMAX, || scores.f_softmax(-1, None))?;
+    Ok(range(FINAL_MATMUL, || probabilities.f_matmul(v))?)
+}
+
+/// Eq. 4, with minus infinity where the causal mask hides a key.
 pub(super) fn scores(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Tensor> {
+    masked_scores(q, k, causal_mask(q, k, is_causal)?.as_ref())
+}
+
+fn masked_scores(q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let d = q.size().last().copied().unwrap_or(1) as f64;
-    let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div_scalar(d.sqrt())?;
-    if !is_causal {
-        return Ok(scores);
-    }
-    let mask = hidden(0..scores.size()[scores.dim() - 2], 0..scores.size()[scores.dim() - 1], scores.device())?;
-    Ok(scores.f_masked_fill(&mask, f64::NEG_INFINITY)?)
+    // Numbers go in as tensors without dimensions: given as such they would panic in tch when memory runs out.
+    let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div(&Tensor::from(d.sqrt()))?;
+    Ok(match mask {
+        Some(mask) => scores.f_masked_fill_tensor(mask, &Tensor::from(f64::NEG_INFINITY))?,
+        None => scores,
+    })
+}
+
+fn causal_mask(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Option<Tensor>> {
+    let length = |t: &Tensor| t.size().iter().rev().nth(1).copied().unwrap_or(1);
+    is_causal.then(|| hidden(0..length(q), 0..length(k), q.device())).transpose()
 }
 
 /// The definition in the accumulation kind: the inputs are widened first, so that only `o` is rounded to theirs.

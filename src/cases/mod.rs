@@ -12,6 +12,8 @@ pub mod attention;
 pub mod data_parallel;
 pub mod rmsnorm;
 pub mod rope;
+pub mod sharded_optimizer;
+mod training;
 pub mod transformer;
 
 /// One kind of case, as the metadata key `kind` names it.
@@ -32,7 +34,7 @@ pub const KINDS: &[Kind] = &[
     Kind { name: "rope", run: rope::run },
     Kind { name: "adamw", run: adamw::run },
     Kind { name: "data_parallel", run: data_parallel::run },
-    Kind { name: "sharded_optimizer", run: not_implemented },
+    Kind { name: "sharded_optimizer", run: sharded_optimizer::run },
 ];
 
 /// Runs `case` by its kind. Fails for a kind that is unknown or not implemented, and for a file that lacks something.
@@ -45,10 +47,6 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let comparisons = (kind.run)(case)?;
     ensure!(!comparisons.is_empty(), "the case compared nothing: a passed case needs at least one expected tensor");
     Ok(comparisons)
-}
-
-fn not_implemented(case: &CaseFile) -> Result<Vec<Comparison>> {
-    bail!("cases of kind {:?} are not implemented in this build", case.meta("kind")?)
 }
 
 /// A case as read: its string metadata and its tensors, on the CPU.

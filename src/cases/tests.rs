@@ -125,7 +125,9 @@ fn filled(shape: &[i64], value: i64) -> Tensor {
 
 #[rstest]
 #[case::no_such_kind("rope", Meta("kind", "ropes"), "no kind of case is called \"ropes\"")]
-#[case::kind_to_come("adamw", Meta("kind", "sharded_optimizer"), "not implemented")]
+#[case::beta_of_one("sharded_optimizer_toy", Meta("beta2", "1"), "beta2 is 1")]
+#[case::no_weight_decay("data_parallel_toy", Meta("kind", "sharded_optimizer"), "\"beta1\"")]
+#[case::extra_final("sharded_optimizer_tied", With("final.fc4.weight", zeros(&[50, 10])), "final.fc4.weight is none")]
 #[case::tolerance_of_words("attention_float32", Meta("rtol", "tight"), "\"rtol\" is \"tight\"")]
 #[case::tolerance_below_zero("adamw", Meta("atol", "-1e-6"), "zero or positive")]
 #[case::infinite_tolerance("rope", Meta("rtol", "inf"), "rtol")]
@@ -232,7 +234,7 @@ fn a_file_that_cannot_be_run_says_what_it_lacks() {
     assert!(words(&fine).contains("\"weight\" is missing"));
     assert!(words(&fine[1..]).contains("lacks \"kind\""));
     assert!(words(&[("kind", "magic")]).contains("known: attention"));
-    assert!(words(&[("kind", "sharded_optimizer")]).contains("not implemented"));
+    assert!(words(&[("kind", "sharded_optimizer")]).contains("lacks \"model\""));
     assert!(words(&[fine[0], ("rtol", "-1"), fine[2], fine[3]]).contains("zero or positive"));
     assert!(words(&[fine[0], ("rtol", "NaN"), fine[2], fine[3]]).contains("rtol"));
     assert!(words(&[fine[0], ("rtol", "small"), fine[2], fine[3]]).contains("no f64"));

@@ -2,18 +2,17 @@
 
 use anyhow::{Result, bail};
 
-use super::{Ended, diff, selected};
+use super::progress::short;
+use super::{Chosen, Ended, diff, selected};
+use crate::harness::conditions::{Conditions, in_words};
 use crate::harness::drift::{acceptable, drift};
-use crate::harness::record::Profile;
 use crate::harness::store::{Layout, Lock, write_atomically};
 use crate::harness::suite;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Problems to accept; all that were measured here by default
-    problems: Vec<String>,
-    #[arg(long, value_enum)]
-    profile: Option<Profile>,
+    #[command(flatten)]
+    chosen: Chosen,
     /// Show what would be accepted and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -21,10 +20,9 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let _lock = Lock::acquire(layout)?;
-    let profiles: Vec<Profile> = arguments.profile.map_or(Profile::ALL.to_vec(), |p| vec![p]);
     let (mut accepted, mut refused) = (0, 0);
-    for problem in selected(&arguments.problems)? {
-        for profile in profiles.iter().copied() {
+    for problem in selected(&arguments.chosen.problems)? {
+        for profile in arguments.chosen.profiles() {
             let (Some(local), Some(suite)) =
                 (layout.read_local(profile, problem.name)?, suite::load(&layout.root, problem)?)
             else {
@@ -39,6 +37,12 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 println!("  refused: {reason:#}");
                 refused += 1;
                 continue;
+            }
+            for case in &local.cases {
+                let reasons = case.conditions.as_ref().map(Conditions::spoiled_by).unwrap_or_default();
+                if !reasons.is_empty() {
+                    println!("  slowed down while measured: {}: {}", short(&case.params), in_words(&reasons));
+                }
             }
             if !arguments.dry_run {
                 write_atomically(&layout.accepted(profile, problem.name), local.to_json()?.as_bytes())?;

@@ -19,7 +19,7 @@ const LIMIT_BYTES: f64 = 60.0 * MIB;
 const LAUNCHER: &str = r#"#!/bin/sh
 # Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3}
+python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }
 libraries=$("$python" - <<'PY'
 import glob, importlib.util, os, sys
 found = importlib.util.find_spec("torch")
@@ -34,7 +34,7 @@ folders = [os.path.join(torch, "lib")] + sorted(glob.glob(nvidia + "/*/lib"))
 print(":".join(folders))
 PY
 ) || exit 1
-export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_ROOT="$here"
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_ROOT="$here" CS336_PYTHON="$python"
 exec "$here/bin/cs336" "$@"
 "#;
 

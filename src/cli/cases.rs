@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::cases::{CaseFile, run as run_case};
+use crate::harness::pool::Pool;
 use crate::harness::store::Layout;
-use crate::harness::worker::{Ending, Job, Pool, Reply};
+use crate::harness::worker::{Ending, Job, Reply};
 
 /// A case that takes longer is ended; it is one failed case.
 const LIMIT: Duration = Duration::from_secs(300);

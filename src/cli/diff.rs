@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::progress::short;
-use super::{Ended, selected};
+use super::{Chosen, Ended, selected};
 use crate::harness::drift::{Drift, Finding, drift};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
@@ -12,20 +12,17 @@ use crate::harness::store::Layout;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Problems to compare; all by default
-    problems: Vec<String>,
-    #[arg(long, value_enum)]
-    profile: Option<Profile>,
+    #[command(flatten)]
+    chosen: Chosen,
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    let profiles: Vec<Profile> = arguments.profile.map_or(Profile::ALL.to_vec(), |p| vec![p]);
     let mut found = Vec::new();
-    for problem in selected(&arguments.problems)? {
-        for profile in &profiles {
-            found.extend(between(layout, problem, *profile)?);
+    for problem in selected(&arguments.chosen.problems)? {
+        for profile in arguments.chosen.profiles() {
+            found.extend(between(layout, problem, profile)?);
         }
     }
     if arguments.json {

@@ -2,13 +2,15 @@
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::Ended;
+use crate::cuda;
 use crate::harness::provenance::{available_memory_bytes, machine};
+use crate::harness::python;
 use crate::harness::store::Layout;
-use crate::problems;
+use crate::problems::{self, nvml};
 use crate::units::human_bytes;
 
 /// One finding: whether it is well, and what it means if it is not.
@@ -68,13 +70,37 @@ fn examine() -> Result<Vec<Finding>> {
             format!("{torch} (2.11.0 is needed; `make setup` installs it)"),
         ),
         finding("gpu", !gpus.is_empty(), false, gpu_detail),
-        tool("python", "python3", "runs the PyTorch peers and remakes the golden cases"),
+        part("nvml", nvml::describe(), "clocks, power and throttling are then not recorded"),
+        part("nvrtc", cuda::compiler_version(), "kernels are then not compiled, and what needs them is not run"),
+        part("peers", peers(), "what is compared with Python's PyTorch is then not run"),
         tool("git", "git", "names the commit in every record; without it records count as dirty and are not accepted"),
         match tree {
             Ok(layout) => finding("tree", true, true, layout.root.display().to_string()),
             Err(error) => finding("tree", false, true, format!("{error:#}")),
         },
     ])
+}
+
+/// What is there describes itself; what is not says why, and what is lost without it.
+fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Finding {
+    let well = described.is_ok();
+    let detail = described.unwrap_or_else(|error| format!("{error:#}; {otherwise}"));
+    Finding { name, well, required: false, detail }
+}
+
+/// The interpreter that runs `suites/peers`, and what it has of PyTorch; asks for versions and imports nothing large.
+fn peers() -> Result<String> {
+    const ASK: &str = "import platform, importlib.metadata as m\n\
+        print('Python', platform.python_version(), 'with torch', m.version('torch'))\n\
+        try: print('and triton', m.version('triton'))\n\
+        except m.PackageNotFoundError: print('and no triton: torch.compile has no GPU code')";
+    let interpreter = python::interpreter();
+    let shown = interpreter.display().to_string();
+    let output =
+        Command::new(&interpreter).args(["-c", ASK]).output().with_context(|| format!("{shown} does not run"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{shown} has no PyTorch ({})", said.lines().last().unwrap_or_default());
+    Ok(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>().join(" "))
 }
 
 fn tool(name: &'static str, program: &str, purpose: &str) -> Finding {

@@ -4,9 +4,9 @@ use anyhow::Result;
 
 use super::{Ended, handout_problem};
 use crate::harness::grade::points;
+use crate::harness::plan::{Scope, plan};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
-use crate::harness::run::{Scope, plan};
 use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::problems::REGISTRY;

@@ -1,18 +1,18 @@
 //! `cs336 grade`: points per problem and part with the reason for each one lost; hidden cases; JUnit and Gradescope files.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::{Ended, handout_problem, interrupted, watch_for_interrupt, writeup};
+use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, Evidence, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::pool::Pool;
 use crate::harness::problem::Problem;
-use crate::harness::run::Runner;
 use crate::harness::store::{Layout, write_atomically};
-use crate::harness::worker::Pool;
 use crate::problems::REGISTRY;
 
 #[derive(clap::Args)]
@@ -74,10 +74,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 /// Runs a problem's checks and looks at its records and template; `None` when interrupted.
 fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(Vec<CheckResult>, Evidence)>> {
     let Some(entry) = entry else { return Ok(Some(Default::default())) };
-    let program = std::env::current_exe().context("failed to find this program's own file")?;
-    let limit = Duration::from_secs(600);
-    let runner = Runner { layout, program: program.clone(), limit, interrupted: &interrupted };
-    let mut pool = Pool::new(program, layout.root.clone());
+    let runner = Runner::here(layout, &interrupted)?;
+    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
     let mut checks = Vec::new();
     for check in entry.checks {
         let started = Instant::now();

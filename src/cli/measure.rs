@@ -4,34 +4,38 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::progress::{Bar, short};
-use super::{Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
+use super::progress::{Bars, short};
+use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
+use crate::harness::case::{Bench, CaseEnding, Measurement, Runner};
+use crate::harness::conditions::{Reading, in_words};
+use crate::harness::plan::{Pending, Plan, Scope, plan};
+use crate::harness::pool::Pool;
 use crate::harness::problem::Problem;
 use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile};
-use crate::harness::run::{Pending, Plan, Runner, Scope, Tally, plan};
+use crate::harness::run::{Left, Tally, Visit};
 use crate::harness::samples::{Unit, each_samples};
+use crate::harness::schedule::{Clock, parse_duration};
 use crate::harness::store::{Layout, Lock};
-use crate::harness::worker::Pool;
 use crate::harness::{stats, suite};
 use crate::problems::machine;
 use crate::units::human_seconds;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Problems to measure; all by default
-    problems: Vec<String>,
-    /// Which grids to run; gpu by default where there is one
-    #[arg(long, value_enum)]
-    profile: Option<Profile>,
-    /// Go on where an earlier measuring stopped: only what is missing, stale or failed
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Go on where an earlier measuring stopped: only what is missing, stale, failed or was not run
     #[arg(long)]
     resume: bool,
+    /// Stop after this time, as in 90s, 8m or 1h; tables that fit are finished first, one after another
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_duration(text).map_err(|e| format!("{e:#}")))]
+    budget: Option<Duration>,
     /// Print what would be measured, and an estimate, and stop
     #[arg(long)]
     dry_run: bool,
     /// Measure and print one case that is in no suite: the grid's first case with this key replaced (repeatable)
-    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run"])]
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
     /// End a case that takes longer than this many seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
@@ -39,22 +43,32 @@ pub struct Arguments {
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    let profile = profile_or_default(arguments.profile);
-    let problems = selected(&arguments.problems)?;
+    let Chosen { problems: names, profile } = &arguments.chosen;
+    let profile = profile_or_default(*profile);
+    let problems = selected(names)?;
     if !arguments.settings.is_empty() {
-        ensure!(problems.len() == 1 && !arguments.problems.is_empty(), "--set needs exactly one problem");
+        ensure!(problems.len() == 1 && !names.is_empty(), "--set needs exactly one problem");
         return one_case(layout, problems[0], profile, arguments);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
     if arguments.dry_run {
         return dry_run(layout, &problems, profile, scope);
     }
-    let tally = measure(layout, &problems, profile, scope, Duration::from_secs(arguments.case_limit))?;
-    Ok(match tally {
+    let limits = Limits { case: Duration::from_secs(arguments.case_limit), budget: arguments.budget };
+    let visit = measure(layout, &problems, profile, scope, limits)?;
+    print_left(layout, &visit.left, arguments)?;
+    Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
         Tally { failed: 0, .. } => Ended::Well,
         _ => Ended::WithFindings,
     })
+}
+
+/// How long one case, and all of them, may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub case: Duration,
+    pub budget: Option<Duration>,
 }
 
 /// Measures what `scope` asks for and prints how the cases ended; shared with `writeup`.
@@ -63,40 +77,53 @@ pub fn measure(
     problems: &[&'static Problem],
     profile: Profile,
     scope: Scope,
-    limit: Duration,
-) -> Result<Tally> {
+    limits: Limits,
+) -> Result<Visit> {
     let plans = || -> Result<Vec<Plan>> {
         problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect()
     };
-    let mut tally = Tally::default();
     if plans()?.iter().all(|p| p.pending.is_empty()) {
-        return Ok(tally);
+        return Ok(Visit::default());
     }
     let _lock = Lock::acquire(layout)?;
     // Whoever held the lock may have measured meanwhile: what is to do is read under it.
     let plans = plans()?;
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
-    let runner = Runner { layout, program: std::env::current_exe()?, limit, interrupted: &interrupted };
-    for plan in plans.into_iter().filter(|p| !p.pending.is_empty()) {
-        let pending = plan.pending.len();
-        let mut bar = Bar::new(plan.problem.name, pending, plan.estimate().0);
-        let one = runner.measure(plan, &facts, &mut bar);
-        bar.finish();
-        // One problem's failing check or unwritable record must not cost the others their figures.
-        tally.add(one.unwrap_or_else(|error| {
-            eprintln!("cs336: {error:#}");
-            Tally { failed: pending, ..Tally::default() }
-        }));
-        if tally.interrupted {
-            break;
-        }
-    }
+    let sensor = || machine::reading(profile);
+    let runner =
+        Runner { limit: limits.case, budget: limits.budget, sensor: &sensor, ..Runner::here(layout, &interrupted)? };
+    let visit = runner.measure(plans, &facts, &mut Bars::default());
+    let tally = visit.tally;
     eprintln!(
         "{} measured, {} out of memory, {} not run, {} failed",
         tally.measured, tally.out_of_memory, tally.not_run, tally.failed
     );
-    Ok(tally)
+    Ok(visit)
+}
+
+/// What the budget left out, and the command that goes on with it.
+fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<()> {
+    let Some(Left { profile, .. }) = left.first() else { return Ok(()) };
+    eprintln!("the budget left out:");
+    for Left { problem, profile, table } in left {
+        let record = layout.read_local(*profile, problem)?;
+        let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
+        let earlier = match table.pending.iter().filter(kept).count() {
+            0 => String::new(),
+            n => format!("; {n} of them keep their earlier figures"),
+        };
+        let about = table.estimate_s().map_or(String::new(), |seconds| format!(", about {}", human_seconds(seconds)));
+        eprintln!("  {problem} {profile}.{}: {} cases{about}{earlier}", table.grid, table.pending.len());
+    }
+    let names = arguments.chosen.problems.iter().map(|name| format!(" {name}")).collect::<String>();
+    let budget = match arguments.budget.map(|budget| budget.as_secs()) {
+        Some(seconds) if seconds % 60 == 0 => format!(" --budget {}m", seconds / 60),
+        Some(seconds) => format!(" --budget {seconds}s"),
+        None => String::new(),
+    };
+    eprintln!("go on with: cs336 measure{names} --profile {profile}{budget} --resume");
+    Ok(())
 }
 
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
@@ -121,31 +148,52 @@ fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, argume
     let params = suite::override_case(&suite, profile, &arguments.settings, problem)?;
     watch_for_interrupt();
     let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?)?;
+    let sensor = || machine::reading(profile);
     let limit = Duration::from_secs(arguments.case_limit);
-    let runner = Runner { layout, program: std::env::current_exe()?, limit, interrupted: &interrupted };
-    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let runner = Runner { limit, sensor: &sensor, ..Runner::here(layout, &interrupted)? };
+    let pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let mut bench = Bench { problem, measured, profile, pool, run };
     eprintln!("{}: {}", problem.name, short(&params));
-    match runner.measure_case(&mut pool, problem, measured, profile, &params, &run)? {
-        None => Ok(Ended::Interrupted),
-        Some(Outcome::Measured { row }) => {
-            each_samples(&row, &mut |path, samples| {
-                if let (Unit::Seconds, Some(s)) = (samples.unit, stats::Summary::of(&samples.samples)) {
-                    let spread = s.std.map_or(String::new(), |std| format!(" +- {}", human_seconds(std)));
-                    eprintln!(
-                        "  {path}: median {}, mean {}{spread}, n = {}",
-                        human_seconds(s.median),
-                        human_seconds(s.mean),
-                        s.n
-                    );
-                }
-                Ok(())
-            })?;
-            println!("{}", serde_json::to_string_pretty(&row)?);
-            Ok(Ended::Well)
-        }
-        Some(other) => {
-            println!("{}", serde_json::to_string_pretty(&other)?);
-            Ok(Ended::WithFindings)
+    match runner.measure_case(&mut bench, &params, &Clock::start(None))? {
+        CaseEnding::Interrupted | CaseEnding::OutOfTime => Ok(Ended::Interrupted),
+        CaseEnding::Ended(measurement) => print_case(&measurement),
+    }
+}
+
+/// The statistics on standard error, the whole row on standard output.
+fn print_case(measurement: &Measurement) -> Result<Ended> {
+    if let Some(conditions) = &measurement.conditions {
+        let words =
+            |r: &Reading| format!("{:.0} MHz, {:.0} W, {:.0} °C", r.sm_clock_hz / 1e6, r.power_w, r.temperature_c);
+        eprintln!("  before: {}; after: {}", words(&conditions.before), words(&conditions.after));
+        if let Some(during) = &conditions.during {
+            let (clock, power) = (during.sm_clock_hz, during.power_w);
+            let reasons = if during.throttle.is_empty() { "nothing".into() } else { in_words(&during.throttle) };
+            eprintln!(
+                "  meanwhile: SM clock {:.0} MHz (from {:.0}), {:.0} W (to {:.0}); throttled by {reasons}",
+                clock.median / 1e6,
+                clock.min / 1e6,
+                power.median,
+                power.max
+            );
         }
     }
+    let Outcome::Measured { row } = &measurement.outcome else {
+        println!("{}", serde_json::to_string_pretty(&measurement.outcome)?);
+        return Ok(Ended::WithFindings);
+    };
+    each_samples(row, &mut |path, samples| {
+        if let (Unit::Seconds, Some(s)) = (samples.unit, stats::Summary::of(&samples.samples)) {
+            let spread = s.std.map_or(String::new(), |std| format!(" +- {}", human_seconds(std)));
+            eprintln!(
+                "  {path}: median {}, mean {}{spread}, n = {}",
+                human_seconds(s.median),
+                human_seconds(s.mean),
+                s.n
+            );
+        }
+        Ok(())
+    })?;
+    println!("{}", serde_json::to_string_pretty(row)?);
+    Ok(Ended::Well)
 }

@@ -2,7 +2,6 @@
 //!
 //! Exit codes: 0 all is well; 1 a check or a case failed, a record drifted, or an error was printed; 2 the command line is wrong; 130 interrupted.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +24,7 @@ mod explain;
 mod grade;
 mod list;
 mod measure;
+mod nsys;
 mod progress;
 mod rank;
 pub mod writeup;
@@ -54,7 +54,7 @@ enum Verb {
     Explain { problem: String },
     /// Run the checks and print the points earned, with the reason for each point lost
     Grade(grade::Arguments),
-    /// Measure problems into report/records, checks first
+    /// Measure problems into report/records, checks first; the gpu grids by default where there is a GPU
     Measure(measure::Arguments),
     /// Measure what is missing or stale, then build report/writeup.pdf and writeup.md
     Writeup(writeup::Arguments),
@@ -69,19 +69,35 @@ enum Verb {
     },
     /// Pack dist/cs336.tar.gz: what runs on a machine with PyTorch and no Rust
     Bundle,
+    /// Profile a step with NVIDIA's nsys instead of the profiler in this process, and import what it saw
+    #[command(subcommand)]
+    Nsys(nsys::Verb),
     /// Serve jobs for `measure` and `grade` in a process of its own
     #[command(hide = true)]
     Worker,
-    /// Run one rank of a distributed task
+    /// Run one rank of a distributed task, as torchrun's variables name it
     #[command(hide = true)]
-    Rank {
-        #[arg(long)]
-        task: String,
-        #[arg(long)]
-        input: PathBuf,
-        #[arg(long)]
-        output: PathBuf,
-    },
+    Rank(rank::Task),
+    /// Run a distributed task on ranks of this machine
+    #[command(hide = true)]
+    Launch(rank::LaunchArguments),
+}
+
+/// Which problems a verb takes, of which grids.
+#[derive(clap::Args)]
+struct Chosen {
+    /// Problems to take; all by default
+    problems: Vec<String>,
+    /// Take the grids of this profile alone
+    #[arg(long, value_enum)]
+    profile: Option<Profile>,
+}
+
+impl Chosen {
+    /// Both, where none is named.
+    fn profiles(&self) -> Vec<Profile> {
+        self.profile.map_or(Profile::ALL.to_vec(), |profile| vec![profile])
+    }
 }
 
 /// How a verb ended when it did not break.
@@ -102,7 +118,9 @@ pub fn main() -> ExitCode {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
         Ok(Ended::Interrupted) => {
-            eprintln!("cs336: interrupted; what was measured is kept, and --resume goes on from there");
+            eprintln!(
+                "cs336: interrupted; records that were written are kept, and `measure --resume` goes on from there"
+            );
             ExitCode::from(130)
         }
         Err(error) => {
@@ -137,8 +155,10 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Accept(arguments) => accept::run(&Layout::find()?, &arguments),
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
-        Verb::Worker => serve(Abilities { registry: REGISTRY, run_case: cases::run_one }).map(|()| Ended::Well),
-        Verb::Rank { task, input, output } => rank::run(&task, &input, &output).map(|()| Ended::Well),
+        Verb::Nsys(verb) => nsys::run(&Layout::find()?, &verb),
+        Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),
+        Verb::Rank(task) => rank::run(&task).map(|()| Ended::Well),
+        Verb::Launch(arguments) => rank::run_launch(&arguments),
     }
 }
 
@@ -184,6 +204,10 @@ fn once_each(names: &[String]) -> impl Iterator<Item = &str> {
 fn profile_or_default(asked: Option<Profile>) -> Profile {
     asked.unwrap_or(if crate::torch::cuda_device(0).is_ok() { Profile::Gpu } else { Profile::Cpu })
 }
+
+/// What this program's workers can do.
+const ABILITIES: Abilities =
+    Abilities { registry: REGISTRY, run_case: cases::run_one, clean_up: crate::problems::machine::clean_up };
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -1,4 +1,4 @@
-//! How measuring shows itself: a bar on a terminal, a line a problem elsewhere.
+//! How measuring shows itself: a bar a table on a terminal, a line elsewhere.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -6,56 +6,73 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
+use crate::harness::plan::Pending;
 use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
-use crate::harness::run::{Pending, Progress};
+use crate::harness::run::Progress;
+use crate::harness::schedule::Table;
 use crate::units::human_seconds;
 
-/// Progress of one problem's cases on standard error.
-pub struct Bar {
-    name: &'static str,
+/// Progress of one table after another on standard error.
+#[derive(Default)]
+pub struct Bars(Option<Bar>);
+
+/// One table's.
+struct Bar {
+    name: String,
     bar: ProgressBar,
-    terminal: bool,
 }
 
 impl Bar {
-    pub fn new(name: &'static str, cases: usize, estimate_s: f64) -> Self {
+    fn new(problem: &Problem, table: &Table) -> Self {
+        let name = format!("{}.{}", problem.name, table.grid);
+        let cases = table.pending.len();
         let terminal = std::io::stderr().is_terminal();
         let bar = if terminal { ProgressBar::new(cases as u64) } else { ProgressBar::hidden() };
         if let Ok(style) =
-            ProgressStyle::with_template("{prefix:<32} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}")
+            ProgressStyle::with_template("{prefix:<40} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}")
         {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_prefix(name);
+        bar.set_prefix(name.clone());
         if !terminal {
-            let about = if estimate_s > 0.0 { format!(", about {}", human_seconds(estimate_s)) } else { String::new() };
+            let about = table.estimate_s().map_or(String::new(), |s| format!(", about {}", human_seconds(s)));
             eprintln!("{name}: measuring {cases} cases{about}");
         }
-        Self { name, bar, terminal }
-    }
-
-    pub fn finish(&self) {
-        self.bar.finish_and_clear();
+        Self { name, bar }
     }
 }
 
-impl Progress for Bar {
+impl Progress for Bars {
+    fn table_started(&mut self, problem: &Problem, table: &Table) {
+        self.0 = Some(Bar::new(problem, table));
+    }
+
     fn checks_started(&mut self, problem: &Problem) {
-        self.bar.set_message(format!("running {} checks", problem.checks.len()));
+        self.0.iter().for_each(|Bar { bar, .. }| bar.set_message(format!("running {} checks", problem.checks.len())));
     }
 
     fn case_started(&mut self, case: &Pending) {
-        self.bar.set_message(short(&case.params));
+        self.0.iter().for_each(|Bar { bar, .. }| bar.set_message(short(&case.params)));
     }
 
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration) {
-        self.bar.inc(1);
+        let Some(Bar { name, bar }) = &self.0 else { return };
+        bar.inc(1);
         if let Outcome::Failed { error } = outcome {
-            let line =
-                format!("{} {}: failed after {:.1} s: {error}", self.name, short(&case.params), elapsed.as_secs_f64());
-            if self.terminal { self.bar.println(line) } else { eprintln!("{line}") }
+            let line = format!("{name} {}: failed after {:.1} s: {error}", short(&case.params), elapsed.as_secs_f64());
+            if bar.is_hidden() { eprintln!("{line}") } else { bar.println(line) }
         }
+    }
+
+    fn table_ended(&mut self) {
+        if let Some(Bar { bar, .. }) = self.0.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn refused(&mut self, _: &Problem, error: &anyhow::Error) {
+        eprintln!("cs336: {error:#}");
     }
 }
 

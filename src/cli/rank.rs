@@ -1,36 +1,135 @@
-//! `cs336 rank`: one rank of a launch; hidden, because the supervisor (or torchrun) calls it and people do not.
+//! `cs336 rank` runs one rank, started by a supervisor, torchrun, srun or mpirun; `cs336 launch` starts and supervises
+//! ranks on this machine. Both are hidden: measuring launches its ranks itself.
 
 use std::mem::ManuallyDrop;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
-use crate::collective::ranks::{Environment, die_with_supervisor};
-use crate::collective::{Shared, gloo::Gloo};
+use super::{Ended, interrupted, watch_for_interrupt};
+use crate::collective::Backend;
+use crate::collective::environment::Environment;
+use crate::collective::meeting::{meet, part};
+use crate::collective::nccl::NVLS;
+use crate::collective::ranks::{Launch, die_with_supervisor, is_supervised, launch};
 use crate::problems::RANK_TASKS;
 
-/// Runs `task` as the rank that the environment names: its input is the JSON file `input`, its result goes to `output`.
+/// A task and what it gets and gives, the same for one rank and for a launch.
+#[derive(clap::Args)]
+pub struct Task {
+    /// The task's name; an unknown one has the known ones listed
+    #[arg(long)]
+    task: String,
+    #[arg(long, default_value = "gloo")]
+    backend: Backend,
+    /// A JSON file that every rank reads; null without one
+    #[arg(long)]
+    input: Option<PathBuf>,
+    /// Takes the ranks' results, a JSON list in rank order
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+pub struct LaunchArguments {
+    #[command(flatten)]
+    task: Task,
+    #[arg(long)]
+    world_size: usize,
+    /// Seconds after which all ranks are ended
+    #[arg(long, default_value_t = 600)]
+    deadline: u64,
+}
+
+impl Task {
+    fn read_input(&self) -> Result<Value> {
+        let Some(file) = &self.input else { return Ok(Value::Null) };
+        let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", file.display()))
+    }
+
+    fn write(&self, result: &Value) -> Result<()> {
+        let bytes = serde_json::to_vec(result)?;
+        match &self.output {
+            Some(file) => std::fs::write(file, bytes).with_context(|| format!("writing {}", file.display())),
+            None => {
+                println!("{}", String::from_utf8(bytes)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Runs `task` as the rank that the environment names.
+///
+/// Under a supervisor of ours every rank writes its own result; under another launcher rank 0 writes all of them.
 ///
 /// # Errors
 /// An unknown task, a broken environment, and whatever the task or the process group fails with.
-pub fn run(task: &str, input: &Path, output: &Path) -> Result<()> {
+pub fn run(task: &Task) -> Result<()> {
     die_with_supervisor()?;
+    keep_multicast_off(task.backend)?;
     let known = || RANK_TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ");
-    let task = RANK_TASKS
+    let code = RANK_TASKS
         .iter()
-        .find(|known| known.name == task)
-        .with_context(|| format!("no rank task {task:?}; there are: {}", known()))?;
-    let bytes = std::fs::read(input).with_context(|| format!("reading {}", input.display()))?;
-    let input = serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", input.display()))?;
-    let collective: Shared = Arc::new(Gloo::connect(&Environment::read()?)?);
+        .find(|known| known.name == task.task)
+        .with_context(|| format!("no rank task {:?}; there are: {}", task.task, known()))?;
+    let input = task.read_input()?;
+    let environment = Environment::read()?;
+    let store = environment.store()?;
+    let collective = meet(&environment, &store, task.backend)?;
     // Leaked unless all goes well: connections that close while this rank is still failing make its peers fail before
     // it has exited, and the supervisor would read their words instead of ours.
-    let held = ManuallyDrop::new(collective.clone());
-    let result = (task.run)(&collective, input)?;
-    // Rank 0 holds the store that the others still talk to: nobody leaves before all are done.
+    let held = ManuallyDrop::new((collective.clone(), store));
+    let result = (code.run)(&collective, input)?;
     collective.barrier().context("waiting for the other ranks to be done")?;
-    std::fs::write(output, serde_json::to_vec(&result)?).with_context(|| format!("writing {}", output.display()))?;
-    drop(ManuallyDrop::into_inner(held));
+    if is_supervised() {
+        task.write(&result)?;
+    } else {
+        let results = part(&environment, &held.1, &serde_json::to_vec(&result)?)?;
+        if environment.rank == 0 {
+            let results = results.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();
+            task.write(&Value::Array(results.context("a rank's result is not JSON")?))?;
+        }
+    }
+    drop((collective, ManuallyDrop::into_inner(held)));
     Ok(())
+}
+
+/// Starts this process anew, as the same process, with NVLink multicast off where neither launcher nor user has decided;
+/// NCCL reads its environment as it is loaded, and a program cannot change its own while threads run.
+fn keep_multicast_off(backend: Backend) -> Result<()> {
+    let (name, value) = NVLS;
+    if backend != Backend::Nccl || std::env::var_os(name).is_some() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("failed to find this program's own file")?;
+    let error = Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
+    Err(error).with_context(|| format!("starting anew with {name}={value}"))
+}
+
+/// Runs a task on ranks of this machine, and writes their results.
+///
+/// # Errors
+/// As [`launch`]: names the rank, the collective and its number.
+pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
+    let &LaunchArguments { ref task, world_size, deadline } = arguments;
+    watch_for_interrupt();
+    let plan = Launch {
+        backend: task.backend,
+        interrupted,
+        ..Launch::new(&task.task, world_size, Duration::from_secs(deadline))
+    };
+    match launch(&plan, &task.read_input()?) {
+        Ok(results) => task.write(&Value::Array(results)).map(|()| Ended::Well),
+        Err(error) if interrupted() => {
+            eprintln!("cs336: {error:#}");
+            Ok(Ended::Interrupted)
+        }
+        Err(error) => Err(error),
+    }
 }

@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::{Ended, measure, profile_or_default};
 use crate::harness::grade::Evidence;
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
-use crate::harness::run::{Scope, staleness};
 use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::problems::REGISTRY;
@@ -49,8 +49,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if measures {
         let problems: Vec<&'static Problem> = REGISTRY.iter().collect();
         let profile = profile_or_default(arguments.profile);
-        let tally = measure::measure(layout, &problems, profile, Scope::Outdated, Duration::from_secs(600))?;
-        if tally.interrupted {
+        let limits = measure::Limits { case: Duration::from_secs(600), budget: None };
+        if measure::measure(layout, &problems, profile, Scope::Outdated, limits)?.tally.interrupted {
             return Ok(Ended::Interrupted);
         }
     }
@@ -118,6 +118,7 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         parts: problem.parts.iter().map(part).collect(),
         answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
         template,
+        shared: shared_templates(layout)?,
         facts: facts.unwrap_or_default(),
         cpu: entry.map(|e| records(layout, e, Profile::Cpu, source)).transpose()?.flatten(),
         gpu: entry.map(|e| records(layout, e, Profile::Gpu, source)).transpose()?.flatten(),
@@ -222,4 +223,18 @@ fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &
         }
     }
     None
+}
+
+/// What templates may import, by name: "shared/x.md" is `templates/shared/x.md`.
+fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
+    let folder = layout.root.join("templates").join("shared");
+    let mut texts = Vec::new();
+    // A tree without shared macros is as good.
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let name = format!("shared/{}", entry?.file_name().to_string_lossy());
+        let text = std::fs::read_to_string(layout.root.join("templates").join(&name));
+        texts.push((name.clone(), text.with_context(|| format!("failed to read templates/{name}"))?));
+    }
+    texts.sort();
+    Ok(texts)
 }

@@ -6,10 +6,12 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::ranks::{Launch, RankTask, launch};
 use super::{Op, Shared};
+use crate::torch;
+use crate::torch::hooks::post_accumulate_grad;
 
 pub const TASK: RankTask = RankTask { name: "drill", run };
 
@@ -21,15 +23,24 @@ pub struct Drill {
     pub folder: PathBuf,
 }
 
-/// What the last rank does between two collectives, while the others wait for it in the second.
+/// What the last rank does between barrier 1 and all_reduce 2, in which the others wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
     None,
     Exit,
-    Panic,
+    /// Ends as if all were well.
+    Leave,
     Fail,
+    Panic,
+    PanicInBackward,
     Stall,
+    /// Computes on and on, so that the others wait for a rank that is busy.
+    Work,
+    /// Waits for a gradient that no backward brings, as a bucket does that one parameter never reaches.
+    NeverReady,
+    WrongCount,
+    WrongOrder,
     /// Supervises two ranks of its own that stall, and so waits for somebody to kill it.
     SuperviseStalled,
 }
@@ -40,7 +51,7 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     let (rank, last) = (collective.rank(), collective.world_size() - 1);
     if fault == Fault::SuperviseStalled {
         let input = serde_json::to_value(Drill { fault: Fault::Stall, folder })?;
-        launch(&Launch { task: TASK.name, world_size: 2, deadline: Duration::from_secs(600) }, &input)?;
+        launch(&Launch::new(TASK.name, 2, Duration::from_secs(600)), &input)?;
         return Ok(Value::Null);
     }
     // Renamed into place, so that whoever looks finds the whole number.
@@ -48,16 +59,44 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     std::fs::write(&draft, std::process::id().to_string())?;
     std::fs::rename(draft, note)?;
     collective.barrier()?;
+    let sum = Tensor::f_full(&[4i64][..], rank as f64 + 1.0, (Kind::Float, collective.device()))?;
     if rank == last {
-        match fault {
-            Fault::None | Fault::SuperviseStalled => {}
-            Fault::Exit => std::process::exit(7),
-            Fault::Panic => panic!("this rank panics"),
-            Fault::Fail => bail!("this rank gives up"),
-            Fault::Stall => std::thread::sleep(Duration::from_secs(3600)),
-        }
+        misbehave(fault, collective, &sum)?;
     }
-    let sum = Tensor::f_from_slice(&[rank as f32 + 1.0])?;
     collective.all_reduce(&sum, Op::Sum)?;
     Ok(sum.f_double_value(&[0])?.into())
+}
+
+fn misbehave(fault: Fault, collective: &Shared, sum: &Tensor) -> Result<()> {
+    match fault {
+        Fault::None | Fault::SuperviseStalled => {}
+        Fault::Exit => std::process::exit(7),
+        Fault::Leave => std::process::exit(0),
+        Fault::Fail => bail!("this rank gives up"),
+        Fault::Panic => panic!("this rank panics"),
+        Fault::PanicInBackward => backward(|| panic!("this hook panics"))?,
+        Fault::Stall => std::thread::sleep(Duration::from_secs(3600)),
+        Fault::Work => loop {
+            drop(std::hint::black_box(sum.f_sin()?));
+        },
+        Fault::NeverReady => {
+            let (ready, wait) = std::sync::mpsc::channel();
+            let kept = ready.clone();
+            backward(move || Ok(ready.send(())?))?;
+            // Two gradients fill this bucket, and the second has no parameter.
+            wait.recv()?;
+            wait.recv()?;
+            drop(kept);
+        }
+        Fault::WrongCount => collective.all_reduce(&Tensor::f_cat(&[sum, sum], 0)?, Op::Sum)?,
+        Fault::WrongOrder => collective.broadcast(sum, 0)?,
+    }
+    Ok(())
+}
+
+/// Calls `hook` once a gradient is ready.
+fn backward(mut hook: impl FnMut() -> Result<()> + Send + 'static) -> Result<()> {
+    let parameter = Tensor::f_ones(&[2i64][..], (Kind::Float, tch::Device::Cpu))?.f_set_requires_grad(true)?;
+    let _hook = post_accumulate_grad(&parameter, move |_| hook())?;
+    torch::backward(&(&parameter * 2.0).f_sum(Kind::Float)?)
 }

@@ -1,20 +1,24 @@
-//! Gloo, between processes of one machine: the backend that needs no GPU.
+//! Gloo, between processes on CPU tensors: the backend that needs no GPU.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use tch::Tensor;
+use anyhow::{Context as _, Result};
+use tch::{Device, Tensor};
 
-use super::ranks::Environment;
-use super::{Collective, Op, Work};
-use crate::torch::gloo::{self, ProcessGroup, ReduceOp, Rendezvous};
+use super::flight::Flight;
+use super::log::{Call, Log, Span};
+use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
+use crate::torch::gloo::{self, Member, ProcessGroup, ReduceOp};
+use crate::torch::store::Store;
 
 /// A Gloo process group over libtorch's.
 pub struct Gloo {
     rank: usize,
     world_size: usize,
     patience: Duration,
+    flight: Arc<Flight>,
+    log: Log,
     /// Locked while an operation enters the group's queue, not while it is waited for.
     group: Mutex<ProcessGroup>,
 }
@@ -23,41 +27,81 @@ pub struct Gloo {
 const EXTRA_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gloo {
-    /// Meets the other ranks of the environment.
+    /// Meets the other ranks at their store.
     ///
     /// # Errors
-    /// In libtorch's words, if the ranks have not all met within the environment's timeout.
-    pub fn connect(environment: &Environment) -> Result<Self> {
-        let &Environment { rank, world_size, ref master_addr, master_port, agent_store, timeout, .. } = environment;
-        let rendezvous = Rendezvous { host: master_addr, port: master_port, rank, world_size, timeout };
-        let group = if agent_store { ProcessGroup::join(rendezvous) } else { ProcessGroup::connect(rendezvous) };
-        Ok(Self { rank, world_size, patience: timeout + EXTRA_PATIENCE, group: Mutex::new(group?) })
+    /// In libtorch's words, if the ranks have not all met within the member's timeout.
+    pub fn connect(store: &Store, member: &Member) -> Result<Self> {
+        let &Member { rank, world_size, timeout, .. } = member;
+        let group = Mutex::new(ProcessGroup::connect(store, member)?);
+        let patience = timeout + EXTRA_PATIENCE;
+        let flight = Arc::new(Flight::open()?);
+        Ok(Self { rank, world_size, patience, flight, log: Log::new(Device::Cpu), group })
     }
 
-    fn group(&self) -> MutexGuard<'_, ProcessGroup> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn outputs(&self, mut work: gloo::Work) -> Result<Vec<Tensor>> {
-        work.wait(self.patience)?;
-        Ok(work.into_outputs())
+    /// Puts one collective over the whole of `tensors` (none for a barrier) into the group's queue.
+    fn start(
+        &self,
+        operation: Operation,
+        tensors: &[Tensor],
+        how: &str,
+        enter: impl FnOnce(&ProcessGroup) -> Result<gloo::Work>,
+    ) -> Result<Pending> {
+        // Held over both, so that calls are numbered in the order of the queue.
+        let group: MutexGuard<_> = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        let detail = detail_of(tensors, how);
+        let sequence = self.flight.call(operation, &detail);
+        let launched = Instant::now();
+        let work = enter(&group).with_context(|| name(operation, sequence, &detail))?;
+        let ended = Arc::new(OnceLock::new());
+        if self.log.is_on() {
+            let bytes = bytes_of(tensors)?;
+            let span = Span::Host { ended: ended.clone() };
+            self.log.note(Call { sequence, operation, bytes, launched, span });
+            // libtorch's reduce-scatter over Gloo has no future (torch 2.11): it ends for the log when it is waited for.
+            if operation != Operation::ReduceScatter {
+                let ended = ended.clone();
+                work.when_done(move || {
+                    let _ = ended.set(Instant::now());
+                })?;
+            }
+        }
+        let (patience, flight) = (self.patience, self.flight.clone());
+        Ok(Pending { work, operation, sequence, detail, patience, flight, ended })
     }
 }
 
 struct Pending {
     work: gloo::Work,
+    operation: Operation,
+    sequence: u64,
+    detail: String,
     patience: Duration,
+    flight: Arc<Flight>,
+    ended: Arc<OnceLock<Instant>>,
 }
 
 impl Work for Pending {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        self.work.wait(self.patience)
+        let Self { work, operation, sequence, detail, patience, flight, ended } = &mut *self;
+        flight.waiting(*sequence, || work.wait(*patience)).with_context(|| name(*operation, *sequence, detail))?;
+        // What was seen to end earlier keeps its moment.
+        let _ = ended.set(Instant::now());
+        Ok(())
     }
+}
+
+fn name(operation: Operation, sequence: u64, detail: &str) -> String {
+    format!("{operation} {sequence} {detail}").trim_end().to_string()
 }
 
 impl Collective for Gloo {
     fn backend(&self) -> &'static str {
         "gloo"
+    }
+
+    fn device(&self) -> Device {
+        Device::Cpu
     }
 
     fn rank(&self) -> usize {
@@ -69,31 +113,50 @@ impl Collective for Gloo {
     }
 
     fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        let op = match op {
-            Op::Sum => ReduceOp::Sum,
-            Op::Average => ReduceOp::Average,
-        };
-        let work = self.group().all_reduce_async(&[tensor.f_detach()?], op)?;
-        Ok(Box::new(Pending { work, patience: self.patience }))
+        self.all_reduce_coalesced_async(std::slice::from_ref(tensor), op)
     }
 
-    fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<()> {
-        let work = self.group().broadcast_async(&tensor.f_detach()?, root)?;
-        self.outputs(work).map(drop)
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        let tensors = tensors.iter().map(Tensor::f_detach).collect::<Result<Vec<_>, _>>()?;
+        let enter = |group: &ProcessGroup| group.all_reduce_async(&tensors, reduce_op(op));
+        Ok(Box::new(self.start(Operation::AllReduce, &tensors, op.detail(), enter)?))
     }
 
-    fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
-        let work = self.group().all_gather_async(&tensor.f_detach()?)?;
-        self.outputs(work)
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
+        let tensor = tensor.f_detach()?;
+        let enter = |group: &ProcessGroup| group.broadcast_async(&tensor, root);
+        Ok(Box::new(self.start(
+            Operation::Broadcast,
+            std::slice::from_ref(&tensor),
+            &format!(" from rank {root}"),
+            enter,
+        )?))
     }
 
-    fn reduce_scatter(&self, tensor: &Tensor) -> Result<Tensor> {
-        let work = self.group().reduce_scatter_async(&tensor.f_detach()?, ReduceOp::Sum)?;
-        Ok(self.outputs(work)?.swap_remove(0))
+    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
+        let (output, input) = (output.f_detach()?, input.f_detach()?);
+        let enter = |group: &ProcessGroup| group.all_gather_async(&output, &input);
+        Ok(Box::new(self.start(Operation::AllGather, std::slice::from_ref(&output), "", enter)?))
+    }
+
+    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        let (output, input) = (output.f_detach()?, input.f_detach()?);
+        let enter = |group: &ProcessGroup| group.reduce_scatter_async(&output, &input, reduce_op(op));
+        Ok(Box::new(self.start(Operation::ReduceScatter, std::slice::from_ref(&input), op.detail(), enter)?))
     }
 
     fn barrier(&self) -> Result<()> {
-        let work = self.group().barrier_async()?;
-        self.outputs(work).map(drop)
+        Box::new(self.start(Operation::Barrier, &[], "", ProcessGroup::barrier_async)?).wait()
+    }
+
+    fn log(&self) -> &Log {
+        &self.log
+    }
+}
+
+fn reduce_op(op: Op) -> ReduceOp {
+    match op {
+        Op::Sum => ReduceOp::Sum,
+        Op::Average => ReduceOp::Average,
     }
 }

@@ -1,61 +1,197 @@
 //! What the ranks of one run say to each other: the [`Collective`] trait, its backends, and the launcher of rank processes.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::Result;
-use tch::Tensor;
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Tensor};
 
+pub mod agreement;
 pub mod drill;
+pub mod environment;
+mod flight;
 pub mod gloo;
+pub mod log;
+pub mod meeting;
+pub mod nccl;
 pub mod ranks;
+pub mod selftest;
 mod supervisor;
+mod watch;
+
+use log::Log;
 
 /// A collective that strategies, hooks and rank tasks share; a hook fires on a thread of libtorch's, hence `Arc`.
 pub type Shared = Arc<dyn Collective>;
 
-/// How an all-reduce combines the ranks' values, element by element.
+/// How a reduction combines the ranks' values, element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     Sum,
-    /// The sum divided by the world size.
+    /// The sum divided by the world size; floating point only.
     Average,
+}
+
+/// The library that carries the collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// CPU tensors.
+    Gloo,
+    /// CUDA tensors, one GPU a rank.
+    Nccl,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    AllReduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Barrier,
 }
 
 /// The collective operations of one process group; every rank must make the same calls in the same order.
 ///
-/// Shapes and dtypes must agree on all ranks; tensors must be dense and contiguous. An error carries the backend's own
-/// words, and after one the group is of no further use.
+/// Shapes and dtypes (fp32, bf16, fp16, int64) must agree on all ranks; tensors must be dense and contiguous, and on
+/// [`Collective::device`]. A tensor that requires a gradient goes in detached. An operation under way keeps its tensors
+/// alive; leave them alone until its work has been waited for. An error carries the backend's own words, and after one
+/// the group is of no further use.
 pub trait Collective: Send + Sync {
-    /// The backend's name: "gloo".
+    /// The backend's name: "gloo" or "nccl".
     fn backend(&self) -> &'static str;
+
+    /// Where this rank's tensors must be: its GPU under NCCL, the CPU under Gloo.
+    fn device(&self) -> Device;
 
     /// This process's number, from 0 to `world_size() - 1`.
     fn rank(&self) -> usize;
 
     fn world_size(&self) -> usize;
 
-    /// Starts combining `tensor` in place over all ranks; its values are settled once the work has been waited for.
+    /// Starts combining `tensor` in place over all ranks.
     fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>>;
 
-    /// Replaces `tensor` in place by rank `root`'s values.
-    fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<()>;
+    /// As [`Self::all_reduce_async`] for several tensors of one dtype at once, each for itself: one call, one wait.
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
 
-    /// Every rank's `tensor`, in rank order.
-    fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
+    /// Starts replacing `tensor` in place by rank `root`'s values.
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>>;
 
-    /// This rank's share of the sum over ranks: (world_size * n, ...) gives (n, ...).
-    fn reduce_scatter(&self, tensor: &Tensor) -> Result<Tensor>;
+    /// Starts filling `output` (world_size * n, ...) with every rank's `input` (n, ...), in rank order.
+    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>>;
+
+    /// Starts filling `output` (n, ...) with this rank's share of `input` (world_size * n, ...) combined over all ranks.
+    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>>;
 
     /// Returns once every rank has called it.
     fn barrier(&self) -> Result<()>;
+
+    /// When the group did what; off until started.
+    fn log(&self) -> &Log;
 
     /// [`Self::all_reduce_async`], waited for.
     fn all_reduce(&self, tensor: &Tensor, op: Op) -> Result<()> {
         self.all_reduce_async(tensor, op)?.wait()
     }
+
+    /// [`Self::broadcast_async`], waited for.
+    fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<()> {
+        self.broadcast_async(tensor, root)?.wait()
+    }
+
+    /// Every rank's `tensor`, in rank order.
+    fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
+        let shape = [vec![i64::try_from(self.world_size())?], tensor.size()].concat();
+        let output = Tensor::f_empty(&shape, (tensor.kind(), tensor.device()))?;
+        self.all_gather_async(&output, tensor)?.wait()?;
+        Ok(output.f_unbind(0)?)
+    }
+
+    /// This rank's share of `tensor` (world_size * n, ...) combined over all ranks: (n, ...).
+    fn reduce_scatter(&self, tensor: &Tensor, op: Op) -> Result<Tensor> {
+        let mut shape = tensor.size();
+        let (world_size, rows) = (i64::try_from(self.world_size())?, shape.first().copied().unwrap_or(0));
+        ensure!(
+            !shape.is_empty() && rows % world_size == 0,
+            "reduce-scatter of shape {shape:?} over {world_size} ranks: the first dimension must divide evenly"
+        );
+        shape[0] = rows / world_size;
+        let output = Tensor::f_empty(&shape, (tensor.kind(), tensor.device()))?;
+        self.reduce_scatter_async(&output, tensor, op)?.wait()?;
+        Ok(output)
+    }
 }
 
-/// An operation under way. Dropping it does not cancel anything: the tensor stays in use until the group is done.
+/// An operation under way. Dropping it does not cancel anything: the tensors stay in use until the group is done.
 pub trait Work: Send {
+    /// On the CPU, returns when the tensors are settled. On CUDA, makes what this thread launches from now on wait for
+    /// that, and the host goes on.
     fn wait(self: Box<Self>) -> Result<()>;
+}
+
+impl Backend {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gloo => "gloo",
+            Self::Nccl => "nccl",
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = [Self::Gloo, Self::Nccl].into_iter().find(|backend| backend.name() == name);
+        known.with_context(|| format!("no backend {name:?}; there are: gloo, nccl"))
+    }
+}
+
+impl Operation {
+    /// As the call is named.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What must agree between ranks of one call, beside the operation: as errors name it.
+fn detail_of(tensors: &[Tensor], how: &str) -> String {
+    let elements: usize = tensors.iter().map(Tensor::numel).sum();
+    match tensors {
+        [] => String::new(),
+        [tensor] => format!("of {elements} {:?}{how}", tensor.kind()),
+        [tensor, ..] => format!("of {elements} {:?} in {}{how}", tensor.kind(), tensors.len()),
+    }
+}
+
+impl Op {
+    /// The end of a call's details.
+    fn detail(self) -> &'static str {
+        match self {
+            Self::Sum => ", sum",
+            Self::Average => ", average",
+        }
+    }
+}
+
+/// The bytes that the tensors' elements take.
+fn bytes_of(tensors: &[Tensor]) -> Result<u64> {
+    let of = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+    u64::try_from(tensors.iter().map(of).sum::<usize>()).context("the tensors' size")
 }

@@ -4,7 +4,9 @@
 //! because a crash then ends one rank and not its supervisor.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -13,9 +15,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-use super::Shared;
-use super::supervisor::{Rank, supervise};
-use crate::torch::gloo::Store;
+use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
+use super::flight::FLIGHT;
+use super::nccl::{self, NVLS};
+use super::supervisor::{Rank, Terms, supervise};
+use super::{Backend, Shared};
+use crate::error::Fault;
+use crate::torch;
+use crate::torch::store::Store;
 
 /// Code that runs in every rank of a launch; the table of them is `problems::RANK_TASKS`.
 pub struct RankTask {
@@ -30,34 +37,27 @@ pub struct Launch<'a> {
     pub world_size: usize,
     /// From start to the last rank's exit; ranks that still run are then killed and the launch fails.
     pub deadline: Duration,
+    /// How long ranks may wait in a collective for one that does nothing; ranks that work have until the deadline.
+    pub patience: Duration,
+    pub backend: Backend,
+    /// Whether somebody wants the run ended; asked again and again while it goes on.
+    pub interrupted: fn() -> bool,
 }
 
-/// What a rank process learns from its environment, in torchrun's names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Environment {
-    pub rank: usize,
-    pub local_rank: usize,
-    pub world_size: usize,
-    pub master_addr: String,
-    pub master_port: u16,
-    /// Whether the launcher serves the store at that address; rank 0 does otherwise.
-    pub agent_store: bool,
-    /// How long a collective may take: what the supervisor allows, else [`GLOO_TIMEOUT`].
-    pub timeout: Duration,
-}
+/// A rank that takes no processor time for so long, while others wait for it, will hardly come.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// c10d's own default for Gloo (`kProcessGroupDefaultTimeout`, torch 2.11: 30 minutes).
-const GLOO_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+impl<'a> Launch<'a> {
+    /// Ranks that talk over Gloo; `Launch { backend: Backend::Nccl, ..Launch::new(..) }` for others.
+    pub fn new(task: &'a str, world_size: usize, deadline: Duration) -> Self {
+        Self { task, world_size, deadline, patience: PATIENCE, backend: Backend::Gloo, interrupted: || false }
+    }
+}
 
 /// Beyond this a launch is a mistake (or a hostile case file), not a run on one machine.
 pub const MAX_WORLD_SIZE: usize = 16;
 
-const LOOPBACK: &str = "127.0.0.1";
-
-/// torchrun's variable for "the launcher serves the store", which spares us guessing a port that stays free.
-const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const SUPERVISOR: &str = "CS336_SUPERVISOR";
-const DEADLINE: &str = "CS336_DEADLINE_S";
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
@@ -76,31 +76,50 @@ pub fn launch(launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     launch_program(program, launch, input)
 }
 
-fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
+/// [`launch`] with a program of the caller's choice, which gets the arguments of `cs336 rank`.
+pub fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     let world_size = launch.world_size;
     ensure!(
         (1..=MAX_WORLD_SIZE).contains(&world_size),
         "world_size is {world_size}, not between 1 and {MAX_WORLD_SIZE}"
     );
+    require_devices(launch)?;
     run_ranks(program, launch, input).with_context(|| format!("task {} on {world_size} ranks", launch.task))
+}
+
+/// NCCL needs a GPU a rank. Known here, it is a typed fault; from a rank only its words would come back.
+fn require_devices(launch: &Launch) -> Result<()> {
+    if launch.backend == Backend::Gloo {
+        return Ok(());
+    }
+    let count = torch::load_cuda().map_or(0, |()| usize::try_from(tch::Cuda::device_count()).unwrap_or(0));
+    if count < launch.world_size {
+        let gpus = |count: usize| if count == 1 { "1 GPU".to_string() } else { format!("{count} GPUs") };
+        return Err(Fault::NotAvailable { needs: gpus(launch.world_size), has: gpus(count) }.into());
+    }
+    nccl::version().map(drop)
 }
 
 fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     let folder = tempfile::Builder::new().prefix("cs336-ranks-").tempdir().context("making a folder for the ranks")?;
     let input_file = folder.path().join("input.json");
     std::fs::write(&input_file, serde_json::to_vec(input)?).context("writing the ranks' input")?;
-    let store = Store::serve(LOOPBACK, launch.deadline)?;
+    let listener = TcpListener::bind((LOOPBACK, 0)).context("looking for a free port on the loopback interface")?;
+    let port = listener.local_addr()?.port();
+    let _store = Store::serve(listener, launch.deadline)?;
     let output_file = |rank: usize| folder.path().join(format!("rank{rank}.json"));
-    let ranks = (0..launch.world_size)
-        .map(|rank| {
-            let mut command = Command::new(program);
-            command.arg("rank").arg("--task").arg(launch.task);
-            command.arg("--input").arg(&input_file).arg("--output").arg(output_file(rank));
-            command.envs(environment_of(rank, launch, store.port()));
-            Rank { command, log: folder.path().join(format!("rank{rank}.log")) }
-        })
-        .collect();
-    supervise(ranks, launch.deadline)?;
+    let rank = |rank: usize| -> Result<Rank> {
+        let mut command = Command::new(program);
+        command.arg("rank").arg("--task").arg(launch.task).arg("--backend").arg(launch.backend.name());
+        command.arg("--input").arg(&input_file).arg("--output").arg(output_file(rank));
+        let flight = folder.path().join(format!("rank{rank}.flight"));
+        File::create(&flight).with_context(|| format!("making a file for the notes of rank {rank}"))?;
+        command.envs(environment_of(rank, launch, port)).env(FLIGHT, &flight);
+        Ok(Rank { command, log: folder.path().join(format!("rank{rank}.log")), flight })
+    };
+    let ranks = (0..launch.world_size).map(rank).collect::<Result<Vec<_>>>()?;
+    let &Launch { deadline, patience, interrupted, .. } = launch;
+    supervise(ranks, Terms { deadline, patience, interrupted })?;
     (0..launch.world_size).map(|rank| read_result(rank, &output_file(rank))).collect()
 }
 
@@ -129,45 +148,16 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }
+    let (name, value) = NVLS;
+    if std::env::var_os(name).is_none() {
+        variables.push((name, value.into()));
+    }
     variables
 }
 
-impl Environment {
-    /// Reads this process's environment.
-    ///
-    /// # Errors
-    /// Names the variable that is missing or makes no sense.
-    pub fn read() -> Result<Self> {
-        Self::from(|name| std::env::var(name).ok())
-    }
-
-    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let text = |name: &str| {
-            variable(name)
-                .with_context(|| format!("{name} is not set: ranks are started by cs336 itself, or under torchrun"))
-        };
-        let number = |name: &str| {
-            let text = text(name)?;
-            text.parse::<usize>().with_context(|| format!("{name} is {text:?}, not a number"))
-        };
-        let (rank, world_size) = (number("RANK")?, number("WORLD_SIZE")?);
-        ensure!(rank < world_size, "RANK is {rank}, but WORLD_SIZE is {world_size}");
-        let port = number("MASTER_PORT")?;
-        let timeout = match variable(DEADLINE) {
-            Some(text) => Duration::try_from_secs_f64(text.parse().with_context(|| format!("{DEADLINE} is {text:?}"))?)
-                .with_context(|| format!("{DEADLINE} is {text:?}"))?,
-            None => GLOO_TIMEOUT,
-        };
-        Ok(Self {
-            rank,
-            local_rank: number("LOCAL_RANK")?,
-            world_size,
-            master_addr: text("MASTER_ADDR")?,
-            master_port: u16::try_from(port).with_context(|| format!("MASTER_PORT is {port}, not a port"))?,
-            agent_store: variable(AGENT_STORE).is_some_and(|value| value == "True"),
-            timeout,
-        })
-    }
+/// Whether a supervisor of ours started this rank.
+pub fn is_supervised() -> bool {
+    std::env::var_os(SUPERVISOR).is_some()
 }
 
 /// Asks the kernel to kill this rank when its supervisor dies, however that happens.
@@ -191,43 +181,26 @@ pub fn die_with_supervisor() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::fault_of;
 
-    fn environment(changes: &[(&str, Option<&str>)]) -> Result<Environment> {
-        Environment::from(|name| match changes.iter().find(|(changed, _)| *changed == name) {
-            Some((_, value)) => value.map(str::to_string),
-            None => Some(
-                match name {
-                    "RANK" | "LOCAL_RANK" => "1",
-                    "WORLD_SIZE" => "2",
-                    "MASTER_ADDR" => "127.0.0.1",
-                    "MASTER_PORT" => "29500",
-                    _ => return None,
-                }
-                .into(),
-            ),
-        })
+    #[test]
+    fn more_nccl_ranks_than_gpus_are_a_typed_fault() {
+        let plan = Launch { backend: Backend::Nccl, ..Launch::new("none", MAX_WORLD_SIZE, Duration::from_secs(5)) };
+        let error = launch_program(Path::new("/bin/true"), &plan, &Value::Null).unwrap_err();
+        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs == "16 GPUs"), "{error:#}");
     }
 
     #[test]
-    fn torchruns_environment_is_read_and_errors_name_the_variable() {
-        let read = environment(&[]).unwrap();
-        assert_eq!((read.rank, read.world_size, read.master_port, read.timeout), (1, 2, 29500, GLOO_TIMEOUT));
-        for (name, value) in [
-            ("RANK", None),
-            ("RANK", Some("2")),
-            ("WORLD_SIZE", Some("two")),
-            ("MASTER_PORT", Some("70000")),
-            ("MASTER_ADDR", None),
-            (DEADLINE, Some("-1")),
-        ] {
-            let error = environment(&[(name, value)]).unwrap_err();
-            assert!(format!("{error:#}").contains(name), "{name} {value:?}: {error:#}");
-        }
+    fn every_rank_keeps_multicast_off_unless_the_user_decides() {
+        let variables = environment_of(0, &Launch::new("none", 2, Duration::from_secs(5)), 1);
+        let set = variables.iter().find(|(name, _)| *name == "NCCL_NVLS_ENABLE").map(|(_, value)| value.to_str());
+        assert_eq!(set.is_some(), std::env::var_os("NCCL_NVLS_ENABLE").is_none());
+        assert!(set.is_none_or(|value| value == Some("0")));
     }
 
     #[test]
     fn a_launch_needs_a_sensible_world_size_and_a_program_that_exists() {
-        let launch = |world_size| Launch { task: "none", world_size, deadline: Duration::from_secs(5) };
+        let launch = |world_size| Launch::new("none", world_size, Duration::from_secs(5));
         let error = launch_program(Path::new("/bin/true"), &launch(0), &Value::Null).unwrap_err();
         assert!(error.to_string().contains("world_size is 0"), "{error:#}");
         let error = launch_program(Path::new("/nowhere/cs336"), &launch(2), &Value::Null).unwrap_err();

@@ -4,9 +4,9 @@ use anyhow::{Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::plan::staleness;
 use super::problem::Problem;
 use super::record::{CaseRecord, Machine, Outcome, RecordFile};
-use super::run::staleness;
 use super::samples::{Samples, Unit, each_samples};
 use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
@@ -224,6 +224,7 @@ mod tests {
             revision: 1,
             kernels: BTreeMap::new(),
             elapsed_s: 1.0,
+            conditions: None,
             outcome,
         };
         let mut file = RecordFile::new("p", Profile::Cpu);

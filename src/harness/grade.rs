@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::case::CheckEnding;
 use super::handout::{HandoutProblem, Kind, Part};
 use super::problem::Problem;
-use super::run::CheckEnding;
 
 /// What one problem earned.
 #[derive(Debug, Clone, Serialize)]

@@ -2,16 +2,23 @@
 //!
 //! Nothing here names a tensor, a device library or a problem; the registry hands those in as function pointers.
 
+pub mod case;
+pub mod conditions;
 pub mod drift;
 pub mod floor;
 pub mod grade;
 pub mod grade_files;
 pub mod handout;
+pub mod peer;
+pub mod plan;
+pub mod pool;
 pub mod problem;
 pub mod provenance;
+pub mod python;
 pub mod record;
 pub mod run;
 pub mod samples;
+pub mod schedule;
 pub mod stats;
 pub mod store;
 pub mod suite;

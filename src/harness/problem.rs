@@ -62,8 +62,8 @@ pub trait Measure {
         Ok(())
     }
 
-    /// Peak bytes that the case is predicted to need, where a formula exists.
-    fn predicted_bytes(_params: &Self::Params) -> Option<u64> {
+    /// Peak bytes that the case is predicted to need on the profile's device, where a formula exists.
+    fn predicted_bytes(_params: &Self::Params, _profile: Profile) -> Option<u64> {
         None
     }
 
@@ -85,7 +85,7 @@ pub struct Measured {
     pub parse: fn(&Value) -> Result<Value>,
     /// Checks that a stored row still has the shape that the template expects.
     pub check_row: fn(&Value) -> Result<()>,
-    pub predicted_bytes: fn(&Value) -> Option<u64>,
+    pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
     pub measure: fn(&Value, Profile) -> Result<Value>,
 }
@@ -114,8 +114,8 @@ fn check_row<M: Measure>(row: &Value) -> Result<()> {
     M::Row::deserialize(row).map(drop).context("the row has not the shape of this problem's Row type")
 }
 
-fn predicted_bytes<M: Measure>(params: &Value) -> Option<u64> {
-    M::predicted_bytes(&M::Params::deserialize(params).ok()?)
+fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {
+    M::predicted_bytes(&M::Params::deserialize(params).ok()?, profile)
 }
 
 fn fresh_process<M: Measure>(params: &Value) -> bool {

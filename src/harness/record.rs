@@ -6,6 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::conditions::Conditions;
+
 /// The layout of a record file; a file of another number is refused with both numbers named.
 pub const SCHEMA: u32 = 1;
 
@@ -61,6 +63,9 @@ pub struct CaseRecord {
     pub kernels: BTreeMap<String, String>,
     /// Wall time of the whole case, warm-up included.
     pub elapsed_s: f64,
+    /// Where the device has a sensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Conditions>,
     pub outcome: Outcome,
 }
 
@@ -90,7 +95,7 @@ pub struct Run {
     pub suite_hash: String,
     pub machine: Machine,
     pub software: BTreeMap<String, String>,
-    /// Conditions that change numbers: threads, tf32, matmul precision; on a GPU clocks and power seen.
+    /// What changes numbers and stays as it is for a run: threads, tf32; on a GPU its power limit and highest clocks.
     pub settings: BTreeMap<String, String>,
     /// The roofs that this run's timings were held against.
     pub peaks: Peaks,

@@ -17,29 +17,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or
-    /// one above it, else the program's own folder or one above it.
+    /// The tree that [`crate::root::find`] finds.
     pub fn find() -> Result<Self> {
-        if let Some(root) = std::env::var_os("CS336_ROOT") {
-            let layout = Self { root: root.into() };
-            anyhow::ensure!(
-                layout.is_complete(),
-                "CS336_ROOT={} holds no suites/ and templates/",
-                layout.root.display()
-            );
-            return Ok(layout);
-        }
-        let starts = [std::env::current_dir().ok(), std::env::current_exe().ok()];
-        for start in starts.into_iter().flatten() {
-            if let Some(root) = start.ancestors().find(|a| Self { root: a.to_path_buf() }.is_complete()) {
-                return Ok(Self { root: root.to_path_buf() });
-            }
-        }
-        bail!("no suites/ and templates/ here or above: run cs336 inside its checkout, or set CS336_ROOT")
-    }
-
-    fn is_complete(&self) -> bool {
-        self.root.join("suites").is_dir() && self.root.join("templates").is_dir()
+        Ok(Self { root: crate::root::find()? })
     }
 
     pub fn report(&self) -> PathBuf {

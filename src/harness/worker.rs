@@ -44,6 +44,8 @@ pub enum Job {
     Case {
         path: PathBuf,
     },
+    /// Give back what the last job left behind, so that the next one starts like the first.
+    CleanUp,
 }
 
 /// How a job ended inside the worker.
@@ -211,6 +213,8 @@ fn describe(status: ExitStatus) -> String {
 pub struct Abilities {
     pub registry: &'static [Problem],
     pub run_case: fn(&Path) -> Result<Value>,
+    /// Runs between two cases of one process: what it leaves behind of the first, the second would measure.
+    pub clean_up: fn() -> Result<()>,
 }
 
 /// The worker's side: serves jobs from standard input until it closes.
@@ -234,6 +238,7 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
         Job::Case { path } => (abilities.run_case)(path).map(|result| Reply::Compared { result }),
+        Job::CleanUp => (abilities.clean_up)().map(|()| Reply::Passed { note: String::new() }),
     }));
     match attempt {
         Ok(Ok(reply)) => reply,
@@ -291,44 +296,4 @@ pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     let text =
         payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string()));
     text.unwrap_or_else(|| "no message".into())
-}
-
-/// Keeps one worker alive over many jobs and starts another after a death.
-pub struct Pool {
-    program: PathBuf,
-    root: PathBuf,
-    worker: Option<Worker>,
-}
-
-impl Pool {
-    pub fn new(program: PathBuf, root: PathBuf) -> Self {
-        Self { program, root, worker: None }
-    }
-
-    /// Ends the worker, so that the next job is the first of its process.
-    pub fn restart(&mut self) {
-        self.worker = None;
-    }
-
-    /// Runs one job. A worker whose job did not end well is replaced, so that the next one starts clean.
-    pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
-        let mut worker = match self.worker.take() {
-            Some(worker) => worker,
-            None => Worker::start(&self.program, &self.root)?,
-        };
-        let ending = worker.run(job, limit, interrupted)?;
-        let clean = matches!(
-            ending,
-            Ending::Reply(
-                Reply::Passed { .. }
-                    | Reply::Skipped { .. }
-                    | Reply::Compared { .. }
-                    | Reply::Ended { outcome: Outcome::Measured { .. } }
-            )
-        );
-        if clean {
-            self.worker = Some(worker);
-        }
-        Ok(ending)
-    }
 }

@@ -37,6 +37,15 @@ pub struct Memory {
     pub attention: Choice,
 }
 
+/// How AdamW walks over the parameters, which decides what it holds beside its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Update {
+    /// Operator by operator ([`super::optim::AdamW`]): a denominator and an update of one parameter at a time.
+    ByOperators,
+    /// In one kernel, which holds nothing.
+    Fused,
+}
+
 /// Bytes of one element.
 const FLOAT32: u64 = 4;
 const INT64: u64 = 8;
@@ -102,10 +111,16 @@ impl Memory {
         self.saved().iter().map(SavedTensor::bytes).sum()
     }
 
+    /// The tokens of a batch, and the tables that layers share; a recorded pass saves them, so that [`Self::saved`] has
+    /// them too.
+    pub fn inputs_and_tables(&self) -> u64 {
+        self.inputs_and_tables_by_tensor().iter().map(SavedTensor::bytes).sum()
+    }
+
     /// Peak of a forward pass with the loss under `no_grad`: the parameters (and their copies under autocast, which
-    /// caches them even then) and the working tensors of the largest moment.
+    /// caches them even then), inputs, and the working tensors of the largest moment.
     pub fn forward_peak(&self) -> u64 {
-        self.parameters() + self.weight_copies() + self.working_forward()
+        self.parameters() + self.weight_copies() + self.inputs_and_tables() + self.working_forward()
     }
 
     /// Peak of a forward pass with the loss that autograd records: everything saved, and what the loss works with.
@@ -118,17 +133,25 @@ impl Memory {
         self.recorded_forward_peak().max(self.parameters() + self.gradients())
     }
 
-    /// Peak of forward, backward and AdamW's step. Gradients are released before each forward pass.
+    /// Peak of forward, backward and the step of an AdamW that updates by operators. Gradients are released before each
+    /// forward pass.
     ///
     /// In the very first step AdamW has no state while activations exist (`with_state` false). As backward walks down,
     /// activations are freed and gradients appear, both linearly in the layers, so the peak lies at one of its two ends.
     pub fn step_peak(&self, with_state: bool) -> u64 {
+        self.step_peak_with(Update::ByOperators, with_state)
+    }
+
+    /// [`Self::step_peak`] with the AdamW that is used.
+    pub fn step_peak_with(&self, update: Update, with_state: bool) -> u64 {
         let state = if with_state { self.optimizer_state() } else { 0 };
         let before_backward = self.recorded_forward_peak() + state;
         let largest_parameter = self.config.parameter_shapes().map(|(_, s)| s.iter().product::<i64>()).max();
-        // AdamW's update of one parameter holds a denominator and an update beside the state.
-        let in_optimizer = self.fixed() + 2 * FLOAT32 * largest_parameter.unwrap_or(0) as u64;
-        before_backward.max(in_optimizer)
+        let held = match update {
+            Update::ByOperators => 2 * FLOAT32 * largest_parameter.unwrap_or(0) as u64,
+            Update::Fused => 0,
+        };
+        before_backward.max(self.fixed() + self.inputs_and_tables() + held)
     }
 
     fn saved_by_norms(&self) -> Vec<SavedTensor> {
@@ -165,8 +188,6 @@ impl Memory {
                 let copy = self.scores() / 2;
                 saved.push(per_layer("probabilities in bfloat16", "(B, H, T, T)", "the product with the values", copy));
             }
-            let mask = BOOL * (self.seq * self.seq) as u64;
-            saved.push(per_layer("causal mask", "(T, T)", "masked_fill", mask));
         } else {
             saved.push(per_layer("attention output by head", "(B, H, T, d/H)", "the fused attention", heads));
             saved.push(per_layer("logsumexp", "(B, H, T)", "the fused attention", FLOAT32 * self.rows()));
@@ -196,30 +217,54 @@ impl Memory {
 
     fn saved_at_the_ends(&self) -> Vec<SavedTensor> {
         let tokens = self.tokens();
-        let once = |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: 1 };
-        let cache = 2 * FLOAT32 * (self.config.context_length * self.config.d_head() / 2) as u64;
-        vec![
-            once("tokens", "(B, T)", "the embedding", INT64 * tokens),
-            once("targets", "(B, T)", "the gather of the loss", INT64 * tokens),
-            once("cosines and sines", "2 (context, d/2H)", "the rotations", cache),
+        let mut saved = self.inputs_and_tables_by_tensor();
+        saved.extend([
             once("exponentials of the logits", "(B, T, V)", "exp", self.logits()),
             once("log-probabilities", "(B, T, V)", "the gather of the loss", self.logits()),
             once("places of the row maxima", "(B, T, 1)", "the maximum of the logits", INT64 * tokens),
             once("sums of the exponentials", "(B, T, 1)", "log", FLOAT32 * tokens),
-        ]
+        ]);
+        saved
+    }
+
+    fn inputs_and_tables_by_tensor(&self) -> Vec<SavedTensor> {
+        let context = self.config.context_length;
+        let cache = 2 * FLOAT32 * (context * self.config.d_head() / 2) as u64;
+        let mut tensors = vec![
+            once("tokens", "(B, T)", "the embedding", INT64 * self.tokens()),
+            once("targets", "(B, T)", "the gather of the loss", INT64 * self.tokens()),
+            once("cosines and sines", "2 (context, d/2H)", "the rotations", cache),
+        ];
+        if self.attention == Choice::Naive {
+            let mask = BOOL * (context * context) as u64;
+            tensors.push(once("causal mask", "(context, context)", "masked_fill", mask));
+        }
+        tensors
     }
 
     /// The most that is alive beside the parameters under `no_grad`: in a layer's attention, in its feed-forward
     /// network, or at the loss.
     fn working_forward(&self) -> u64 {
-        let heads = self.narrow(self.residual());
-        // The residual stream, the norm's output, q, k, v, and the scores before and after one operation on them.
-        let scores = if self.attention == Choice::Naive { 2 * self.scores() } else { 0 };
-        let in_attention = 2 * self.residual() + 3 * heads + scores;
-        // The residual stream, the norm's output, the silu, W3 y and their product.
-        let in_ffn = 2 * self.residual() + 3 * self.narrow(self.hidden());
-        let at_loss = 2 * self.logits() + self.working_at_loss();
-        in_attention.max(in_ffn).max(at_loss)
+        let (residual, narrow) = (self.residual(), self.narrow(self.residual()));
+        // The residual stream, the norm's output, the rotated q and k, which the cosines keep in float32, and v.
+        let in_attention = 4 * residual + narrow;
+        let at_scores = if self.attention == Choice::Naive { self.working_at_scores() } else { 0 };
+        // The residual stream before and after attention, the norm's output, the silu, W3 y, their product, W2's output.
+        let in_ffn = 3 * residual + 3 * self.narrow(self.hidden()) + narrow;
+        // The logits, the logits less their maximum, and the exponentials, whose argument autocast widens.
+        let at_loss = 3 * self.logits();
+        (in_attention + at_scores).max(in_ffn).max(at_loss)
+    }
+
+    /// Beside q, k and v, at the larger of two moments of naive attention.
+    fn working_at_scores(&self) -> u64 {
+        let (scores, narrow) = (self.scores(), self.narrow(self.scores()));
+        let cast = |bytes: u64| if self.precision == Precision::Bfloat16 { bytes } else { 0 };
+        // The masked scores, the argument that autocast widens, and the probabilities.
+        let at_softmax = narrow + cast(scores) + scores;
+        // The masked scores, the probabilities and their copy in bfloat16, v laid out anew, and the output.
+        let at_product = narrow + scores + cast(narrow) + 2 * self.narrow(self.residual());
+        at_softmax.max(at_product)
     }
 
     /// Beside the exponentials and the log-probabilities: the logits, and the logits less their maximum.
@@ -249,83 +294,9 @@ impl Memory {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::sizes::{BATCH_SIZE, TABLE_1, VOCAB_SIZE};
-    use crate::units::{GIB, MIB};
-
-    fn largest(seq: i64, precision: Precision) -> Memory {
-        let config = Config::of_size(&TABLE_1[4], VOCAB_SIZE, seq);
-        Memory { config, batch: BATCH_SIZE, seq, precision, attention: Choice::Naive }
-    }
-
-    #[test]
-    fn tensors_have_the_sizes_of_a_hand_count() {
-        for (seq, residual, scores, hidden) in
-            [(128, 5.0, 8.0, 20.0), (256, 10.0, 32.0, 40.0), (512, 20.0, 128.0, 80.0)]
-        {
-            let memory = largest(seq, Precision::Float32);
-            assert_eq!(memory.residual() as f64 / MIB, residual);
-            assert_eq!(memory.scores() as f64 / MIB, scores);
-            assert_eq!(memory.hidden() as f64 / MIB, hidden);
-        }
-        assert_eq!(largest(512, Precision::Float32).logits() as f64 / MIB, 78.125);
-    }
-
-    #[test]
-    fn fixed_memory_is_four_values_a_parameter() {
-        let memory = largest(128, Precision::Float32);
-        assert_eq!(memory.fixed(), 16 * memory.config.num_parameters());
-        assert!((memory.fixed() as f64 / GIB - 50.77).abs() < 0.005);
-        assert!((memory.parameters() as f64 / GIB - 12.691).abs() < 0.0005);
-    }
-
-    #[test]
-    fn saved_bytes_equal_what_pytorch_saved_for_the_same_operations() {
-        #[derive(serde::Deserialize)]
-        struct Counted {
-            config: Config,
-            batch: i64,
-            seq: i64,
-            saved_bytes: std::collections::BTreeMap<String, u64>,
-            weight_copies: u64,
-        }
-        let counted: Counted = serde_json::from_str(include_str!("../../suites/cases/saved_activations.json")).unwrap();
-        let Counted { config, batch, seq, .. } = counted;
-        for precision in [Precision::Float32, Precision::Bfloat16] {
-            let memory = Memory { config, batch, seq, precision, attention: Choice::Naive };
-            assert_eq!(memory.saved_bytes(), counted.saved_bytes[precision.name()], "{}", precision.name());
-        }
-        let memory = Memory { config, batch, seq, precision: Precision::Bfloat16, attention: Choice::Naive };
-        assert_eq!(memory.weight_copies(), counted.weight_copies);
-    }
-
-    #[test]
-    fn the_first_step_peaks_in_the_optimizer_and_later_steps_with_the_activations() {
-        for seq in [128, 256, 512] {
-            let memory = largest(seq, Precision::Float32);
-            let first = memory.step_peak(false) as f64 / GIB;
-            assert!((50.7..51.6).contains(&first), "{seq}: {first}");
-            assert!(memory.step_peak(true) >= memory.step_peak(false));
-        }
-        let later = largest(512, Precision::Float32).step_peak(true) as f64 / GIB;
-        assert!(later > 55.0, "{later}");
-    }
-
-    #[test]
-    fn autocast_makes_a_forward_pass_without_graph_larger() {
-        for seq in [128, 256, 512] {
-            let (full, autocast) = (largest(seq, Precision::Float32), largest(seq, Precision::Bfloat16));
-            assert!(autocast.forward_peak() > full.forward_peak());
-            assert!(autocast.saved_bytes() < full.saved_bytes());
-        }
-    }
-
-    #[test]
-    fn fused_attention_saves_nothing_quadratic() {
-        let memory = |seq| Memory { attention: Choice::Tiled, ..largest(seq, Precision::Float32) };
-        let per_token = |seq| memory(seq).saved_bytes() as f64 / seq as f64;
-        assert!((per_token(512) / per_token(256) - 1.0).abs() < 1e-3);
-    }
+fn once(name: &'static str, shape: &'static str, saved_by: &'static str, bytes_each: u64) -> SavedTensor {
+    SavedTensor { name, shape, saved_by, bytes_each, count: 1 }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,12 +5,16 @@ pub mod toy;
 
 pub mod memory;
 
+pub mod export;
+
 pub mod norm;
 pub mod rope;
 pub mod transformer;
 
+pub mod fused_adamw;
 pub mod loss;
 pub mod optim;
 
+pub use fused_adamw::FusedAdamW;
 pub use sizes::{Config, Precision, Size, SizeName};
 pub use transformer::Transformer;

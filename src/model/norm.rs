@@ -12,8 +12,14 @@ pub const EPS: f64 = 1e-5;
 /// float64 input stays in float64.
 pub fn rms_norm(x: &Tensor, gain: &Tensor, eps: f64) -> Result<Tensor> {
     let kind = x.f_kind()?;
-    let x = if kind == Kind::Double { x.shallow_clone() } else { x.f_to_kind(Kind::Float)? };
-    let mean_square = x.f_pow_tensor_scalar(2)?.f_mean_dim(-1, true, None)?;
+    if matches!(kind, Kind::Float | Kind::Double) {
+        return normalised(x, gain, eps);
+    }
+    Ok(normalised(&x.f_to_kind(Kind::Float)?, gain, eps)?.f_to_kind(kind)?)
+}
+
+fn normalised(x: &Tensor, gain: &Tensor, eps: f64) -> Result<Tensor> {
+    let mean_square = x.f_square()?.f_mean_dim(-1, true, None)?;
     let normed = x.f_mul(&mean_square.f_add_scalar(eps)?.f_rsqrt()?)?;
-    Ok(gain.f_mul(&normed)?.f_to_kind(kind)?)
+    Ok(gain.f_mul(&normed)?)
 }

@@ -30,6 +30,22 @@ impl Default for AdamWOptions {
     }
 }
 
+impl AdamWOptions {
+    /// Refuses what no schedule reaches, naming the option.
+    pub fn validate(&self) -> Result<()> {
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *self;
+        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
+        ensure!((0.0..1.0).contains(&beta1), "beta1 is {beta1}: it must lie in [0, 1)");
+        ensure!((0.0..1.0).contains(&beta2), "beta2 is {beta2}: it must lie in [0, 1)");
+        ensure!(eps >= 0.0 && eps.is_finite(), "eps is {eps}: it must be zero or positive");
+        ensure!(
+            weight_decay >= 0.0 && weight_decay.is_finite(),
+            "weight_decay is {weight_decay}: it must be zero or positive"
+        );
+        Ok(())
+    }
+}
+
 /// AdamW (Loshchilov and Hutter 2019) with the semantics of `torch.optim.AdamW`: the decay comes first, and eps is
 /// added to the bias-corrected root. (The reference model's own AdamW of 2025 differs in both.)
 #[derive(Debug)]
@@ -47,15 +63,7 @@ struct AdamWState {
 
 impl AdamW {
     pub fn new(options: AdamWOptions) -> Result<Self> {
-        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = options;
-        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
-        ensure!((0.0..1.0).contains(&beta1), "beta1 is {beta1}: it must lie in [0, 1)");
-        ensure!((0.0..1.0).contains(&beta2), "beta2 is {beta2}: it must lie in [0, 1)");
-        ensure!(eps >= 0.0 && eps.is_finite(), "eps is {eps}: it must be zero or positive");
-        ensure!(
-            weight_decay >= 0.0 && weight_decay.is_finite(),
-            "weight_decay is {weight_decay}: it must be zero or positive"
-        );
+        options.validate()?;
         Ok(Self { options, state: BTreeMap::new() })
     }
 

@@ -21,19 +21,32 @@ impl Rope {
         Ok(Self { cos: angles.f_cos()?.f_to_kind(Kind::Float)?, sin: angles.f_sin()?.f_to_kind(Kind::Float)? })
     }
 
-    /// Rotates `x` (..., seq, d_head) at positions 0..seq: the pair (x[2i], x[2i+1]) by the angle of frequency i.
+    /// The rotation of sequences of `seq` tokens, at positions 0..seq. Fails where they exceed the context length.
+    pub fn first(&self, seq: i64) -> Result<Self> {
+        let (context_length, _) = self.cos.size2()?;
+        ensure!(seq <= context_length, "the sequence has {seq} tokens, more than the context length {context_length}");
+        Ok(Self { cos: self.cos.f_narrow(0, 0, seq)?, sin: self.sin.f_narrow(0, 0, seq)? })
+    }
+
+    /// Rotates `x` (..., seq, d_head) at positions 0..seq, all that there are: the pair (x[2i], x[2i+1]) by the angle of
+    /// frequency i.
     ///
-    /// The result is in the promoted dtype of `x` and float32. Fails where seq exceeds the context length.
+    /// The result is in the promoted dtype of `x` and float32.
+    pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {
+        let (even, odd) = (x.f_slice(-1, 0, None, 2)?, x.f_slice(-1, 1, None, 2)?);
+        let rotated_even = self.cos.f_mul(&even)?.f_sub(&self.sin.f_mul(&odd)?)?;
+        let rotated_odd = self.sin.f_mul(&even)?.f_add(&self.cos.f_mul(&odd)?)?;
+        Tensor::f_stack(&[rotated_even, rotated_odd], -1)?.f_flatten(-2, -1).context("interleaving the rotated pairs")
+    }
+
+    /// [`Self::rotate`] of a sequence that may be shorter than the context length.
+    ///
+    /// Fails where it is longer, and for another d_head.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let size = x.size();
-        let (context_length, half) = self.cos.size2()?;
+        let (_, half) = self.cos.size2()?;
         let [.., seq, d_head] = size[..] else { anyhow::bail!("x has shape {size:?}: rope needs (..., seq, d_head)") };
         ensure!(d_head == 2 * half, "x has d_head {d_head}, the rope cache {}", 2 * half);
-        ensure!(seq <= context_length, "the sequence has {seq} tokens, more than the context length {context_length}");
-        let (cos, sin) = (self.cos.f_narrow(0, 0, seq)?, self.sin.f_narrow(0, 0, seq)?);
-        let (even, odd) = (x.f_slice(-1, 0, None, 2)?, x.f_slice(-1, 1, None, 2)?);
-        let rotated_even = cos.f_mul(&even)?.f_sub(&sin.f_mul(&odd)?)?;
-        let rotated_odd = sin.f_mul(&even)?.f_add(&cos.f_mul(&odd)?)?;
-        Tensor::f_stack(&[rotated_even, rotated_odd], -1)?.f_flatten(-2, -1).context("interleaving the rotated pairs")
+        self.first(seq)?.rotate(x)
     }
 }

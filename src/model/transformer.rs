@@ -8,14 +8,37 @@ use tch::{Device, Kind, Tensor};
 use super::norm::{EPS, rms_norm};
 use super::rope::Rope;
 use super::sizes::Config;
-use crate::attention::{self, Choice};
+use crate::attention::{self, Choice, naive};
+use crate::torch::range::range;
 
 /// Parameters in float32 that require gradients, and the way attention is computed.
 pub struct Transformer {
     config: Config,
     attention: Choice,
-    rope: Rope,
+    positions: Positions,
     parameters: Vec<(String, Tensor)>,
+}
+
+/// What all layers know of the positions of a sequence.
+struct Positions {
+    rope: Rope,
+    /// The causal mask (seq, seq), true where a key is hidden; the naive attention alone reads one.
+    mask: Option<Tensor>,
+}
+
+impl Positions {
+    fn new(config: &Config, device: Device, attention: Choice) -> Result<Self> {
+        let rope = Rope::new(config.rope_theta, config.d_head(), config.context_length, device)?;
+        let all = 0..config.context_length;
+        let mask = (attention == Choice::Naive).then(|| attention::hidden(all.clone(), all, device)).transpose()?;
+        Ok(Self { rope, mask })
+    }
+
+    /// Those of the first `seq` tokens.
+    fn first(&self, seq: i64) -> Result<Self> {
+        let corner = |mask: &Tensor| mask.f_narrow(0, 0, seq)?.f_narrow(1, 0, seq);
+        Ok(Self { rope: self.rope.first(seq)?, mask: self.mask.as_ref().map(corner).transpose()? })
+    }
 }
 
 impl Transformer {
@@ -26,7 +49,7 @@ impl Transformer {
     pub fn new(config: &Config, device: Device, seed: i64, attention: Choice) -> Result<Self> {
         config.validate()?;
         tch::manual_seed(seed);
-        let rope = Rope::new(config.rope_theta, config.d_head(), config.context_length, device)?;
+        let positions = Positions::new(config, device, attention)?;
         let parameters = config
             .parameter_shapes()
             .map(|(name, shape)| {
@@ -34,7 +57,7 @@ impl Transformer {
                 Ok((name, value))
             })
             .collect::<Result<_>>()?;
-        Ok(Self { config: *config, attention, rope, parameters })
+        Ok(Self { config: *config, attention, positions, parameters })
     }
 
     pub fn config(&self) -> &Config {
@@ -62,43 +85,51 @@ impl Transformer {
     /// Fails for another dtype or rank, for an empty sequence and for one longer than the context length. The values
     /// of the tokens are left to libtorch's embedding, since looking at them would wait for the device.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        self.check_tokens(tokens)?;
+        let positions = self.positions.first(self.check_tokens(tokens)?)?;
         let weight = |i: usize| &self.parameters[i].1;
         let mut h = Tensor::f_embedding(weight(0), tokens, -1, false, false).context("looking up the tokens")?;
         for i in 0..self.config.num_layers as usize {
             let layer = Layer::of(&self.parameters[1 + 9 * i..10 + 9 * i]);
-            h = self.block(&layer, h).with_context(|| format!("in layer {i}"))?;
+            h = self.block(&layer, &positions, h).with_context(|| format!("in layer {i}"))?;
         }
         let last = self.parameters.len() - 2;
         let y = rms_norm(&h, weight(last), EPS)?;
-        linear(&y, weight(last + 1)).context("in lm_head")
+        range("lm_head", || linear(&y, weight(last + 1))).context("in lm_head")
     }
 
     /// h + attention(rmsnorm1(h)), then h + ffn(rmsnorm2(h)).
-    fn block(&self, layer: &Layer, h: Tensor) -> Result<Tensor> {
-        let attended = self.self_attention(layer, &rms_norm(&h, layer.ln1, EPS)?).context("in attn")?;
+    fn block(&self, layer: &Layer, positions: &Positions, h: Tensor) -> Result<Tensor> {
+        let normed = rms_norm(&h, layer.ln1, EPS)?;
+        let attended = range("attn", || self.self_attention(layer, positions, &normed)).context("in attn")?;
+        drop(normed);
         let h = h.f_add(&attended)?;
         drop(attended);
-        let transformed = swiglu(&rms_norm(&h, layer.ln2, EPS)?, layer).context("in ffn")?;
+        let normed = rms_norm(&h, layer.ln2, EPS)?;
+        let transformed = range("ffn", || swiglu(&normed, layer)).context("in ffn")?;
+        drop(normed);
         Ok(h.f_add(&transformed)?)
     }
 
     /// Causal multi-head self-attention with rotary positions on queries and keys; `x` is (batch, seq, d_model).
-    fn self_attention(&self, layer: &Layer, x: &Tensor) -> Result<Tensor> {
+    fn self_attention(&self, layer: &Layer, positions: &Positions, x: &Tensor) -> Result<Tensor> {
         let (batch, seq, d_model) = x.size3()?;
         let heads = |x: Tensor| -> Result<Tensor> {
             Ok(x.f_view([batch, seq, self.config.num_heads, self.config.d_head()])?.f_transpose(1, 2)?)
         };
-        let q = self.rope.apply(&heads(linear(x, layer.q_proj)?)?)?;
-        let k = self.rope.apply(&heads(linear(x, layer.k_proj)?)?)?;
+        let q = positions.rope.rotate(&heads(linear(x, layer.q_proj)?)?)?;
+        let k = positions.rope.rotate(&heads(linear(x, layer.k_proj)?)?)?;
         let v = heads(linear(x, layer.v_proj)?)?;
         // Under autocast the cosines make q and k float32 beside v in bfloat16; every choice casts them down itself.
-        let o = attention::attention(self.attention, &q, &k, &v, true)?;
+        let o = match &positions.mask {
+            Some(mask) => naive::masked_attention(&q, &k, &v, Some(mask))?,
+            None => attention::attention(self.attention, &q, &k, &v, true)?,
+        };
         drop((q, k, v));
         linear(&o.f_transpose(1, 2)?.f_reshape([batch, seq, d_model])?, layer.output_proj)
     }
 
-    fn check_tokens(&self, tokens: &Tensor) -> Result<()> {
+    /// Gives the length of the sequences.
+    fn check_tokens(&self, tokens: &Tensor) -> Result<i64> {
         ensure!(tokens.f_kind()? == Kind::Int64, "tokens are {:?}: they must be int64", tokens.kind());
         let [_, seq] = tokens.size()[..] else {
             bail!("tokens have shape {:?}: it must be (batch, seq)", tokens.size())
@@ -106,7 +137,7 @@ impl Transformer {
         let context_length = self.config.context_length;
         ensure!(seq > 0, "the sequence is empty");
         ensure!(seq <= context_length, "the sequence has {seq} tokens, more than the context length {context_length}");
-        Ok(())
+        Ok(seq)
     }
 }
 

@@ -1,17 +1,30 @@
 //! Data parallelism: every strategy that trains one model on many ranks, one file a strategy.
 
-use anyhow::{Context as _, Result};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::collective::Shared;
 
+pub mod bucket;
+pub mod edges;
+pub mod flat;
+mod in_order;
 pub mod mutants;
 pub mod naive;
+pub mod overlap_bucketed;
+pub mod overlap_individual_parameters;
 pub mod protocol;
+pub mod sharded_optimizer;
+pub mod sharded_protocol;
+pub mod trainer;
+pub mod zero1;
 
 /// One line a strategy, in the handout's order.
-pub const STRATEGIES: &[Strategy] = &[naive::STRATEGY];
+pub const STRATEGIES: &[Strategy] =
+    &[naive::STRATEGY, flat::STRATEGY, overlap_individual_parameters::STRATEGY, overlap_bucketed::STRATEGY];
 
 /// A way to keep the replicas of a model equal while each rank trains on its own rows.
 pub struct Strategy {
@@ -31,14 +44,49 @@ pub struct Options {
     pub bucket_size_mb: f64,
 }
 
+impl Options {
+    /// The most bytes of a bucket.
+    ///
+    /// # Errors
+    /// When no bucket can have that size.
+    pub fn bucket_bytes(&self) -> Result<f64> {
+        let Self { bucket_size_mb } = *self;
+        ensure!(
+            bucket_size_mb.is_finite() && bucket_size_mb > 0.0,
+            "bucket_size_mb is {bucket_size_mb}: it must be finite and above zero"
+        );
+        Ok(bucket_size_mb * 1e6)
+    }
+}
+
 /// A replica under a strategy.
-pub trait DataParallel {
-    /// Call after backward and before the optimizer's step: on return every trained parameter's gradient is the mean
-    /// over the ranks, on every rank.
+///
+/// Gradients accumulate as in a single process: over several backward passes, each followed by
+/// `finish_gradient_synchronization`, or with all but the last under [`no_sync`], which communicates once.
+///
+/// A trained parameter that has no gradient when a step is finished is an error. To count it as zero would be wrong where
+/// no rank used it (momentum and weight decay would move what a single process leaves alone), and to find out whether
+/// another rank did would cost every step a collective that the host has to wait for. A gradient that is there takes
+/// part, even one of zeros: a parameter that only some ranks use can be given one.
+pub trait DataParallel: Send {
+    /// Call after backward and before the optimizer's step: afterwards every trained parameter's gradient is the mean
+    /// over the ranks, on every rank. On CUDA this thread waits for nothing; what it launches next does.
     ///
     /// # Errors
     /// Names the parameter; after one the ranks no longer agree and the run must end.
     fn finish_gradient_synchronization(&mut self) -> Result<()>;
+
+    /// Whether coming backward passes start to communicate; [`no_sync`] calls it. Nothing to do where only
+    /// `finish_gradient_synchronization` communicates.
+    fn set_gradient_synchronization(&mut self, _enabled: bool) {}
+}
+
+/// Runs `passes`, whose backward passes accumulate gradients on each rank and communicate nothing (PyTorch's `no_sync`).
+pub fn no_sync<T>(parallel: &mut dyn DataParallel, passes: impl FnOnce() -> Result<T>) -> Result<T> {
+    parallel.set_gradient_synchronization(false);
+    let outcome = passes();
+    parallel.set_gradient_synchronization(true);
+    outcome
 }
 
 /// The strategy of that name; the mutants can be asked for too, and are told from the rest by their name.
@@ -50,9 +98,31 @@ pub fn by_name(name: &str) -> Result<&'static Strategy> {
 }
 
 /// Gives every rank the values of rank 0, in place. Frozen parameters are values too: ranks may have drawn them apart.
+///
+/// # Errors
+/// When the ranks' models differ, before anything else is exchanged.
 pub fn broadcast_parameters(parameters: &[(String, Tensor)], collective: &Shared) -> Result<()> {
+    check_same_model(parameters, collective)?;
     for (name, parameter) in parameters {
         collective.broadcast(&parameter.f_detach()?, 0).with_context(|| format!("broadcasting {name}"))?;
+    }
+    Ok(())
+}
+
+/// Ranks whose parameters differ would pair each other's messages wrongly: Gloo then adds what does not belong together,
+/// and NCCL hangs.
+fn check_same_model(parameters: &[(String, Tensor)], collective: &Shared) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    for (name, parameter) in parameters {
+        (name, parameter.size(), parameter.kind(), parameter.requires_grad()).hash(&mut hasher);
+    }
+    let fingerprint = Tensor::f_from_slice(&[hasher.finish() as i64])?.f_to_device(collective.device())?;
+    for (rank, theirs) in collective.all_gather(&fingerprint)?.iter().enumerate() {
+        ensure!(
+            theirs.f_int64_value(&[0])? == fingerprint.f_int64_value(&[0])?,
+            "the model of rank {rank} is not that of rank {}: names, shapes, dtypes and what is frozen must agree",
+            collective.rank()
+        );
     }
     Ok(())
 }

@@ -1,104 +1,164 @@
-//! Deliberately broken strategies: the checks of data parallelism must catch every one of them.
+//! Deliberately broken strategies and networks: the checks of data parallelism must catch every one of them.
 //!
-//! They are compiled into the program because a check trains in rank processes, which find their strategy by name.
-//! None is in `STRATEGIES`, and nothing but the tests of the checks asks for one.
+//! They are compiled into the program because a check trains in rank processes, which find their trainer by name. None
+//! is in `STRATEGIES`, and nothing but the tests of the checks asks for one.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use tch::Tensor;
 
-use super::{DataParallel, Strategy, broadcast_parameters, gradient_of, trained};
-use crate::collective::{Op, Shared};
+use super::Strategy;
+use crate::collective::log::Log;
+use crate::collective::{Collective, Op, Shared, Work};
 
+mod overlapped;
+mod replicated;
+
+/// Strategies that are broken in themselves.
 pub const MUTANTS: &[Strategy] = &[
-    Strategy { name: "mutant_summed", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Summed) },
-    Strategy { name: "mutant_only_first", construct: |p, c, _| broken(p, c, Start::Right, Gradients::OnlyFirst) },
-    Strategy { name: "mutant_tied_twice", construct: |p, c, _| broken(p, c, Start::Right, Gradients::TiedTwice) },
-    Strategy { name: "mutant_stale", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Stale) },
-    Strategy { name: "mutant_local", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Local) },
-    Strategy { name: "mutant_no_broadcast", construct: |p, c, _| broken(p, c, Start::Apart, Gradients::Right) },
-    Strategy { name: "mutant_frozen_apart", construct: |p, c, _| broken(p, c, Start::FrozenApart, Gradients::Right) },
-    Strategy { name: "mutant_last_rank_leads", construct: |p, c, _| broken(p, c, Start::LastRank, Gradients::Right) },
+    replicated::SUMMED,
+    replicated::ONLY_FIRST,
+    replicated::TIED_TWICE,
+    replicated::STALE,
+    replicated::LOCAL,
+    replicated::NO_BROADCAST,
+    replicated::FROZEN_APART,
+    replicated::LAST_RANK_LEADS,
+    overlapped::EARLY,
+    overlapped::WRONG_HOOK,
+    overlapped::STALE_VIEW,
+    overlapped::FIRST_STEP_ONLY,
+    overlapped::FORGETS_PASSES,
 ];
 
-/// What every rank starts from.
-#[derive(Clone, Copy, PartialEq)]
-enum Start {
-    Right,
-    /// Nothing is broadcast.
-    Apart,
-    /// Only parameters that train are broadcast.
-    FrozenApart,
-    /// The last rank's values are broadcast, and rank 0 loses its own.
-    LastRank,
-}
-
-/// What a step's gradients become.
-#[derive(Clone, Copy, PartialEq)]
-enum Gradients {
-    Right,
-    /// The division by the world size is forgotten.
+/// What is wrong with a network; to a check it is as if the trainer had made the call wrongly, or not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The mean's division is forgotten.
     Summed,
-    /// Only the first trained parameter's gradient is averaged.
-    OnlyFirst,
-    /// A weight that two layers use is handled once a use: summed once, divided twice.
-    TiedTwice,
-    /// Communicated before backward has accumulated: what the ranks average is the previous step's.
-    Stale,
-    /// Never communicated.
+    /// Reductions leave this rank's own values.
     Local,
+    /// Nothing is broadcast.
+    NoBroadcast,
+    /// The rank after the owner is taken for it.
+    WrongRoot,
+    /// Only this rank's part is there after an all-gather.
+    NoGather,
+    /// Each rank gets the shard of the next.
+    WrongShard,
 }
 
-struct Broken {
-    trained: Vec<(String, Tensor)>,
-    collective: Shared,
-    gradients: Gradients,
-    previous: Vec<Tensor>,
+pub const FAULTS: &[(&str, Fault)] = &[
+    ("summed", Fault::Summed),
+    ("local", Fault::Local),
+    ("no_broadcast", Fault::NoBroadcast),
+    ("wrong_root", Fault::WrongRoot),
+    ("no_gather", Fault::NoGather),
+    ("wrong_shard", Fault::WrongShard),
+];
+
+/// Takes `fault@trainer` apart into the trainer's name and the collective with that fault; any other name stays with
+/// its sound collective.
+pub fn faulty<'a>(name: &'a str, collective: &Shared) -> Result<(&'a str, Shared)> {
+    let Some((fault, trainer)) = name.split_once('@') else { return Ok((name, collective.clone())) };
+    let (_, fault) = FAULTS.iter().find(|(known, _)| *known == fault).with_context(|| format!("no fault {fault:?}"))?;
+    Ok((trainer, std::sync::Arc::new(Faulty { sound: collective.clone(), fault: *fault })))
 }
 
-fn broken(
-    parameters: &[(String, Tensor)],
-    collective: &Shared,
-    start: Start,
-    gradients: Gradients,
-) -> Result<Box<dyn DataParallel>> {
-    let trained = trained(parameters);
-    match start {
-        Start::Right => broadcast_parameters(parameters, collective)?,
-        Start::Apart => {}
-        Start::FrozenApart => broadcast_parameters(&trained, collective)?,
-        Start::LastRank => {
-            let last = collective.world_size() - 1;
-            parameters.iter().try_for_each(|(_, parameter)| collective.broadcast(&parameter.f_detach()?, last))?;
+/// A collective with one fault, in floating point only: other tensors carry what ranks tell each other about the model.
+struct Faulty {
+    sound: Shared,
+    fault: Fault,
+}
+
+struct Nothing;
+
+impl Work for Nothing {
+    fn wait(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Faulty {
+    fn has(&self, fault: Fault, tensor: &Tensor) -> bool {
+        self.fault == fault && tensor.is_floating_point()
+    }
+
+    fn op(&self, op: Op) -> Op {
+        if self.fault == Fault::Summed { Op::Sum } else { op }
+    }
+
+    /// The part of `whole` that belongs to the rank `offset` places on.
+    fn shard(&self, whole: &Tensor, offset: usize) -> Result<Tensor> {
+        let shards = whole.f_chunk(self.world_size() as i64, 0)?;
+        Ok(shards[(self.rank() + offset) % self.world_size()].shallow_clone())
+    }
+}
+
+impl Collective for Faulty {
+    fn backend(&self) -> &'static str {
+        self.sound.backend()
+    }
+
+    fn device(&self) -> tch::Device {
+        self.sound.device()
+    }
+
+    fn rank(&self) -> usize {
+        self.sound.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.sound.world_size()
+    }
+
+    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        if self.has(Fault::Local, tensor) {
+            return Ok(Box::new(Nothing));
+        }
+        self.sound.all_reduce_async(tensor, self.op(op))
+    }
+
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        if tensors.first().is_some_and(|tensor| self.has(Fault::Local, tensor)) {
+            return Ok(Box::new(Nothing));
+        }
+        self.sound.all_reduce_coalesced_async(tensors, self.op(op))
+    }
+
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
+        match self.fault {
+            Fault::NoBroadcast => Ok(Box::new(Nothing)),
+            Fault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
+            _ => self.sound.broadcast_async(tensor, root),
         }
     }
-    let previous = trained.iter().map(|(_, parameter)| parameter.f_zeros_like()).collect::<Result<_, _>>()?;
-    Ok(Box::new(Broken { trained, collective: collective.clone(), gradients, previous }))
-}
 
-impl DataParallel for Broken {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        let world_size = self.collective.world_size() as f64;
-        for (i, (name, parameter)) in self.trained.iter().enumerate() {
-            let mut gradient = gradient_of(name, parameter)?;
-            match self.gradients {
-                Gradients::Local => continue,
-                Gradients::OnlyFirst if i > 0 => continue,
-                Gradients::Summed => self.collective.all_reduce(&gradient, Op::Sum)?,
-                Gradients::Right | Gradients::OnlyFirst => self.collective.all_reduce(&gradient, Op::Average)?,
-                Gradients::TiedTwice => {
-                    self.collective.all_reduce(&gradient, Op::Average)?;
-                    // The official tied model's shared weight goes by this name, and no other model's does.
-                    if name == "fc2.weight" {
-                        let _ = gradient.f_div_scalar_(world_size)?;
-                    }
-                }
-                Gradients::Stale => {
-                    let current = gradient.f_detach()?.copy();
-                    gradient.f_copy_(&std::mem::replace(&mut self.previous[i], current))?;
-                    self.collective.all_reduce(&gradient, Op::Average)?;
-                }
-            }
+    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
+        if self.has(Fault::NoGather, input) {
+            self.shard(output, 0)?.f_copy_(input)?;
+            return Ok(Box::new(Nothing));
         }
-        Ok(())
+        self.sound.all_gather_async(output, input)
+    }
+
+    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        match self.fault {
+            Fault::Local => self.shard(input, 0).and_then(|mine| Ok(output.shallow_clone().f_copy_(&mine)?))?,
+            Fault::WrongShard => {
+                let whole = input.copy();
+                self.sound.all_reduce(&whole, op)?;
+                output.shallow_clone().f_copy_(&self.shard(&whole, 1)?)?;
+            }
+            _ => return self.sound.reduce_scatter_async(output, input, self.op(op)),
+        }
+        Ok(Box::new(Nothing))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.sound.barrier()
+    }
+
+    fn log(&self) -> &Log {
+        self.sound.log()
     }
 }

@@ -1,5 +1,5 @@
-//! The official data-parallel tests' protocol, over any strategy, network and world size: each rank trains a replica on
-//! its own rows beside a single process's model on all rows, and the two are compared after every step.
+//! The official data-parallel tests' protocol, over any trainer, network and world size: each rank trains a replica on its
+//! own rows beside a single process's model on all rows, and the two are compared after every step.
 //!
 //! Source: `tests/test_ddp_individual_parameters.py` and `tests/common.py` of the assignment (Spring 2025).
 
@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::{DataParallel, Options, by_name};
+use super::trainer::Trainer;
+use super::{Options, no_sync};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
-use crate::model::optim::{Optimizer as _, Sgd};
+use crate::model::optim::{self, Optimizer as _, Sgd};
 use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
 use crate::torch::autograd::backward;
 
@@ -31,21 +32,47 @@ pub const ATOL: f64 = 1e-8;
 /// Starting a rank takes about a second; a launch that is not done by now hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// One network to train, and the seeds of everything random.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One network to train, how, and the seeds of everything random.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
     pub blueprint: Blueprint,
+    pub options: Options,
+    pub passes: Passes,
+    pub zeroing: Zeroing,
+    /// At least two where there are two passes.
     pub rows_per_rank: i64,
     pub data_seed: i64,
     /// Rank r draws its model from this seed + r, so that the ranks start apart.
     pub model_seed: i64,
 }
 
+/// How a step's rows go through the replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Passes {
+    Once,
+    /// In two parts, the gradients of the first kept on the rank until the second's are there.
+    NoSync,
+    /// In two parts, the gradients synchronised after each.
+    FinishEach,
+}
+
+/// How a step's gradients are forgotten before the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Zeroing {
+    /// Overwritten by zeros where they are.
+    InPlace,
+    /// Dropped; backward makes new ones.
+    Release,
+}
+
 impl Case {
     /// The official test's case: ten rows a rank, rank r's model from seed r. (Its rows come from a file; any will do.)
-    pub fn official(blueprint: Blueprint, data_seed: i64) -> Self {
-        Self { blueprint, rows_per_rank: 10, data_seed, model_seed: 0 }
+    pub fn official(blueprint: Blueprint, options: Options, data_seed: i64) -> Self {
+        let (passes, zeroing) = (Passes::Once, Zeroing::InPlace);
+        Self { blueprint, options, passes, zeroing, rows_per_rank: 10, data_seed, model_seed: 0 }
     }
 }
 
@@ -64,38 +91,42 @@ pub struct Report {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Input {
-    strategy: String,
-    options: Options,
+    trainer: String,
     cases: Vec<Case>,
 }
 
-/// Runs all `cases` in one launch of `world_size` Gloo ranks. A strategy that trains wrongly gives findings; an error
-/// is a rank that crashed or hung.
-pub fn run(strategy: &str, options: &Options, world_size: usize, cases: &[Case]) -> Result<Report> {
-    let input = Input { strategy: strategy.into(), options: options.clone(), cases: cases.to_vec() };
-    let ranks = launch(&Launch { task: TASK.name, world_size, deadline: DEADLINE }, &serde_json::to_value(input)?)?;
+/// Runs all `cases` in one launch of `world_size` Gloo ranks. A trainer that trains wrongly gives findings; an error is a
+/// rank that crashed or hung.
+pub fn run(trainer: &str, world_size: usize, cases: &[Case]) -> Result<Report> {
+    let input = Input { trainer: trainer.into(), cases: cases.to_vec() };
+    let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
     let mut whole = Report::default();
     for rank in ranks {
-        let report: Report = serde_json::from_value(rank)?;
-        whole.findings.extend(report.findings);
-        whole.comparisons += report.comparisons;
-        whole.largest_error = whole.largest_error.max(report.largest_error);
+        whole.add(serde_json::from_value(rank)?);
     }
     Ok(whole)
 }
 
+impl Report {
+    pub fn add(&mut self, other: Report) {
+        self.findings.extend(other.findings);
+        self.comparisons += other.comparisons;
+        self.largest_error = self.largest_error.max(other.largest_error);
+    }
+}
+
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { strategy, options, cases } = serde_json::from_value(input)?;
-    let strategy = by_name(&strategy)?;
+    let Input { trainer, cases } = serde_json::from_value(input)?;
     let mut report = Report::default();
     for (number, case) in cases.iter().enumerate() {
         collective.barrier()?;
         tch::manual_seed(case.model_seed + collective.rank() as i64);
         let single = Toy::new(&case.blueprint)?;
         let replica = single.deep_copy()?;
-        let parallel = (strategy.construct)(replica.named_parameters(), collective, &options)?;
+        let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
+        let trainer = Trainer::new(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
         let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-        Trial { case, collective, single, replica, parallel, report: &mut report, place }.run()?;
+        Trial { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
     }
     Ok(serde_json::to_value(report)?)
 }
@@ -107,7 +138,7 @@ struct Trial<'a> {
     /// Trains on all rows, as if there were no other rank.
     single: Toy,
     replica: Toy,
-    parallel: Box<dyn DataParallel>,
+    trainer: Trainer,
     report: &'a mut Report,
     place: String,
 }
@@ -162,12 +193,45 @@ impl Trial<'_> {
     }
 
     fn step(&mut self, step: i64, x: &Tensor, y: &Tensor) -> Result<()> {
-        train(&self.single, x, y, LEARNING_RATE, || Ok(()))?;
+        self.single.zero_grad();
+        pass(&self.single, x, y, 1.0)?;
+        Sgd::new(LEARNING_RATE)?.step(self.single.named_parameters())?;
         self.check_single_moved_alone(step)?;
         let (rows, first) = (self.case.rows_per_rank, self.collective.rank() as i64 * self.case.rows_per_rank);
-        let (x, y) = (x.f_narrow(0, first, rows)?, y.f_narrow(0, first, rows)?);
-        train(&self.replica, &x, &y, LEARNING_RATE, || self.parallel.finish_gradient_synchronization())?;
+        self.train_replica(&x.f_narrow(0, first, rows)?, &y.f_narrow(0, first, rows)?)?;
         self.check_replica_followed(step)
+    }
+
+    fn train_replica(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
+        match self.case.zeroing {
+            Zeroing::InPlace => self.replica.zero_grad(),
+            Zeroing::Release => optim::zero_grad(self.replica.named_parameters())?,
+        }
+        let (rows, half) = (x.size()[0], x.size()[0] / 2);
+        // The mean over all rows is the sum of the parts' means, each weighted by its share of the rows.
+        let part = |first: i64, count: i64| {
+            pass(
+                &self.replica,
+                &x.f_narrow(0, first, count)?,
+                &y.f_narrow(0, first, count)?,
+                count as f64 / rows as f64,
+            )
+        };
+        let parallel = self.trainer.parallel();
+        match self.case.passes {
+            Passes::Once => part(0, rows)?,
+            Passes::NoSync => {
+                no_sync(parallel, || part(0, half))?;
+                part(half, rows - half)?;
+            }
+            Passes::FinishEach => {
+                part(0, half)?;
+                parallel.finish_gradient_synchronization()?;
+                part(half, rows - half)?;
+            }
+        }
+        parallel.finish_gradient_synchronization()?;
+        self.trainer.step()
     }
 
     /// On rank 0, between the two steps: what trains has moved, what is frozen has not.
@@ -210,12 +274,9 @@ impl Trial<'_> {
     }
 }
 
-/// One step of gradient descent on the mean squared error of these rows; `synchronise` runs between backward and step.
-pub fn train(network: &Toy, x: &Tensor, y: &Tensor, lr: f64, synchronise: impl FnOnce() -> Result<()>) -> Result<()> {
-    network.zero_grad();
-    backward(&network.forward(x)?.f_mse_loss(y, Reduction::Mean)?)?;
-    synchronise()?;
-    Sgd::new(lr)?.step(network.named_parameters())
+/// Backward through the mean squared error of these rows, times `weight`.
+pub fn pass(network: &Toy, x: &Tensor, y: &Tensor, weight: f64) -> Result<()> {
+    backward(&network.forward(x)?.f_mse_loss(y, Reduction::Mean)?.f_mul_scalar(weight)?)
 }
 
 /// `torch.allclose(actual, expected)`; NaN is close to nothing.

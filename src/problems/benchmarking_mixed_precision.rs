@@ -41,7 +41,7 @@ pub enum Params {
 #[serde(untagged)]
 pub enum Row {
     Dtypes(dtypes::Observed),
-    Timing(benchmarking_script::Row),
+    Timing(Box<benchmarking_script::Row>),
 }
 
 struct MixedPrecision;
@@ -49,7 +49,7 @@ struct MixedPrecision;
 impl Measure for MixedPrecision {
     type Params = Params;
     type Row = Row;
-    const REVISION: u32 = 1;
+    const REVISION: u32 = 2;
 
     fn validate(params: &Params) -> Result<()> {
         match params {
@@ -61,10 +61,10 @@ impl Measure for MixedPrecision {
         }
     }
 
-    fn predicted_bytes(params: &Params) -> Option<u64> {
+    fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         match params {
             Params::Dtypes { .. } => None,
-            Params::Timing(params) => BenchmarkingScript::predicted_bytes(params),
+            Params::Timing(params) => BenchmarkingScript::predicted_bytes(params, profile),
         }
     }
 
@@ -74,7 +74,7 @@ impl Measure for MixedPrecision {
                 let device = super::device_for(profile)?;
                 Ok(Row::Dtypes(dtypes::observe(*autocast, device)?))
             }
-            Params::Timing(params) => Ok(Row::Timing(BenchmarkingScript::measure(params, profile)?)),
+            Params::Timing(params) => Ok(Row::Timing(Box::new(BenchmarkingScript::measure(params, profile)?))),
         }
     }
 }

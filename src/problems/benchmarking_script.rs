@@ -1,27 +1,28 @@
 //! Timing the forward pass, the backward pass and the optimizer step of Transformers of the handout's sizes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::Choice;
+use crate::error::Fault;
 use crate::harness::problem::{Check, Measure, Measured, Problem};
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::memory::Memory;
-use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
-use crate::problems::device_for;
+use crate::problems::{device_for, update_for};
 use crate::torch::autocast::autocast;
-use crate::torch::autograd::backward;
-use crate::torch::stream::synchronize;
+use crate::torch::{allow_tf32, allowing_tf32};
 
+pub mod captured;
 pub mod checks;
+pub mod fused_adamw;
+pub mod step;
 
 pub const PROBLEM: Problem = Problem {
     name: "benchmarking_script",
@@ -32,6 +33,8 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "logits_loss_and_gradients", part: "a", run: checks::logits_loss_and_gradients },
         Check { name: "norm_and_rotary_positions", part: "a", run: checks::norm_and_rotary_positions },
         Check { name: "adamw_over_many_steps", part: "a", run: checks::adamw_over_many_steps },
+        Check { name: "fused_adamw_matches_plain", part: "a", run: fused_adamw::matches_plain },
+        Check { name: "fused_adamw_counts_replays", part: "a", run: fused_adamw::counts_replays },
         Check { name: "attention_choices_agree", part: "a", run: checks::attention_choices_agree },
         Check {
             name: "later_tokens_change_nothing_before",
@@ -40,6 +43,7 @@ pub const PROBLEM: Problem = Problem {
         },
         Check { name: "loss_falls_on_one_batch", part: "a", run: checks::loss_falls_on_one_batch },
         Check { name: "every_pass_is_timed", part: "a", run: checks::every_pass_is_timed },
+        Check { name: "captured_steps_train_like_eager_ones", part: "a", run: captured::check_captured_steps },
     ],
     measured: Some(Measured::of::<BenchmarkingScript>()),
     facts,
@@ -55,6 +59,16 @@ pub enum Pass {
     ForwardBackward,
     /// The same, and a step of AdamW.
     TrainingStep,
+}
+
+/// How a step reaches the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Execution {
+    /// Operation by operation, each launched by the host.
+    Eager,
+    /// A whole training step captured once as a CUDA graph and replayed; its parts cannot be timed one by one.
+    Captured,
 }
 
 /// One configuration; what is left out is the handout's setting.
@@ -73,6 +87,11 @@ pub struct Params {
     pub dtype: Precision,
     #[serde(default = "handout::attention")]
     pub attention: Choice,
+    #[serde(default = "handout::execution")]
+    pub execution: Execution,
+    /// Whether float32 matrix products may be rounded to TF32.
+    #[serde(default)]
+    pub allow_tf32: bool,
     #[serde(default = "handout::warmup")]
     pub warmup: usize,
     #[serde(default = "handout::steps")]
@@ -80,7 +99,7 @@ pub struct Params {
 }
 
 /// The settings of sections 1.1.2 and 1.1.3.
-mod handout {
+pub mod handout {
     use super::*;
 
     pub fn batch_size() -> i64 {
@@ -97,6 +116,9 @@ mod handout {
     }
     pub fn attention() -> Choice {
         Choice::Naive
+    }
+    pub fn execution() -> Execution {
+        Execution::Eager
     }
     pub fn warmup() -> usize {
         5
@@ -120,12 +142,30 @@ pub struct Row {
     pub first_in_process: bool,
     /// The whole of each warm-up step, in order; kept to be looked at, and in no statistic.
     pub warmup: Option<Samples>,
-    /// Logits and loss.
-    pub forward: Samples,
+    /// Logits and loss, by the host's clock; none for a captured step, which is one launch. So for the other parts.
+    pub forward: Option<Samples>,
+    /// The same between CUDA events; none on the CPU. So for the other parts.
+    pub forward_device: Option<Samples>,
     pub backward: Option<Samples>,
+    pub backward_device: Option<Samples>,
     pub optimizer: Option<Samples>,
-    /// From the start of the forward pass to the end of the last one that is run.
+    pub optimizer_device: Option<Samples>,
+    /// The sum of the parts that are run, or one replay of a captured step.
     pub total: Samples,
+    pub total_device: Option<Samples>,
+    pub capture: Option<Capture>,
+}
+
+/// What was captured, and whether it computes the same.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// Kernels, copies and fills of one step.
+    pub nodes: u64,
+    /// From the first operation to the graph that can be launched.
+    pub time: Samples,
+    /// The largest relative difference between the losses of replays and of eager forward passes on the same state.
+    pub loss_error: f64,
 }
 
 pub struct BenchmarkingScript;
@@ -133,11 +173,13 @@ pub struct BenchmarkingScript;
 impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
-    const REVISION: u32 = 1;
+    const REVISION: u32 = 2;
+    const KERNELS: &'static [&'static str] = &["adamw.cu"];
 
-    /// Fewer warm-up steps than the handout's five are the study of what warm-up is for.
+    /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its
+    /// capture.
     fn fresh_process(params: &Params) -> bool {
-        params.warmup < 5
+        params.warmup < 5 && params.execution == Execution::Eager
     }
 
     fn validate(params: &Params) -> Result<()> {
@@ -149,16 +191,24 @@ impl Measure for BenchmarkingScript {
         );
         ensure!((1..=100_000).contains(&params.steps), "steps is {}: it must lie in 1..100000", params.steps);
         ensure!(params.warmup <= 100_000, "warmup is {}: it must not exceed 100000", params.warmup);
+        if params.execution == Execution::Captured {
+            ensure!(params.pass == Pass::TrainingStep, "execution is captured: pass must be training_step");
+            ensure!(params.warmup > 0, "execution is captured: warmup must be at least 1, or first uses are captured");
+        }
+        ensure!(
+            !params.allow_tf32 || params.dtype == Precision::Float32,
+            "allow_tf32 is true: dtype must be float32, whose products it rounds"
+        );
         Ok(())
     }
 
-    fn predicted_bytes(params: &Params) -> Option<u64> {
+    fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         let Params { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *params;
         let memory = Memory { config: params.config(), batch, seq, precision, attention };
         Some(match params.pass {
             Pass::Forward => memory.forward_peak(),
             Pass::ForwardBackward => memory.backward_peak(),
-            Pass::TrainingStep => memory.step_peak(true),
+            Pass::TrainingStep => memory.step_peak_with(update_for(profile), true),
         })
     }
 
@@ -171,89 +221,26 @@ impl Measure for BenchmarkingScript {
 }
 
 /// Runs the warm-up and the timed steps of one configuration on `device`.
+///
+/// Errors: [`Fault::NotAvailable`] for TF32 or a captured step without a GPU, beside those of the steps themselves.
 pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
-    let mut bench = Bench::new(params, device)?;
-    let warmup = (0..params.warmup).map(|_| bench.step()).collect::<Result<Vec<_>>>().context("in a warm-up step")?;
-    let steps = (0..params.steps).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
-    let seconds =
-        |steps: &[Step], time: fn(&Step) -> f64, work| Samples::seconds(steps.iter().map(time).collect(), work);
-    let [forward, backward, optimizer] = work_of(params);
-    let runs_backward = params.pass != Pass::Forward;
-    let runs_optimizer = params.pass == Pass::TrainingStep;
-    let total = match params.pass {
-        Pass::Forward => forward.clone(),
-        Pass::ForwardBackward => sum(&[&forward, &backward]),
-        Pass::TrainingStep => sum(&[&forward, &backward, &optimizer]),
+    if params.allow_tf32 && device == Device::Cpu {
+        let (needs, has) = ("a CUDA GPU (for TF32)".to_string(), format!("{device:?}"));
+        return Err(Fault::NotAvailable { needs, has }.into());
+    }
+    let measure = || {
+        let allowed = allow_tf32()?.matmul;
+        ensure!(
+            allowed == params.allow_tf32,
+            "TF32 is {} in matrix products and the case asks otherwise: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?",
+            if allowed { "on" } else { "off" }
+        );
+        match params.execution {
+            Execution::Eager => step::measure(params, device, first_in_process),
+            Execution::Captured => captured::measure(params, device),
+        }
     };
-    Ok(Row {
-        parameters: params.config().num_parameters(),
-        first_in_process,
-        warmup: (!warmup.is_empty()).then(|| seconds(&warmup, |s| s.total, total.clone())).transpose()?,
-        forward: seconds(&steps, |s| s.forward, forward)?,
-        backward: runs_backward.then(|| seconds(&steps, |s| s.backward, backward)).transpose()?,
-        optimizer: runs_optimizer.then(|| seconds(&steps, |s| s.optimizer, optimizer)).transpose()?,
-        total: seconds(&steps, |s| s.total, total)?,
-    })
-}
-
-/// Seconds of the parts of one step; a part that is not run takes zero.
-#[derive(Debug, Clone, Copy)]
-struct Step {
-    forward: f64,
-    backward: f64,
-    optimizer: f64,
-    total: f64,
-}
-
-/// A model, its optimizer, and what they are to do.
-struct Bench<'a> {
-    params: &'a Params,
-    device: Device,
-    model: Transformer,
-    optimizer: AdamW,
-}
-
-impl<'a> Bench<'a> {
-    fn new(params: &'a Params, device: Device) -> Result<Self> {
-        let model = Transformer::new(&params.config(), device, 0, params.attention)?;
-        Ok(Self { params, device, model, optimizer: AdamW::new(AdamWOptions::default())? })
-    }
-
-    /// One step on fresh random tokens, the device synchronised after each part of it.
-    fn step(&mut self) -> Result<Step> {
-        let size = [self.params.batch_size, self.params.context_length];
-        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
-        let (tokens, targets) = (random()?, random()?);
-        synchronize(self.device)?;
-
-        let start = Instant::now();
-        let since_start = |device| -> Result<f64> {
-            synchronize(device)?;
-            Ok(start.elapsed().as_secs_f64())
-        };
-        let loss = self.forward(&tokens, &targets).context("in the forward pass")?;
-        let forward = since_start(self.device)?;
-        let backward_end = if self.params.pass == Pass::Forward {
-            forward
-        } else {
-            backward(&loss).context("in the backward pass")?;
-            since_start(self.device)?
-        };
-        let end = if self.params.pass == Pass::TrainingStep {
-            self.optimizer.step(self.model.parameters()).context("in the optimizer step")?;
-            since_start(self.device)?
-        } else {
-            backward_end
-        };
-        // Outside the timing; it frees memory and computes nothing.
-        zero_grad(self.model.parameters())?;
-        Ok(Step { forward, backward: backward_end - forward, optimizer: end - backward_end, total: end })
-    }
-
-    fn forward(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let cast = || loss(&self.model, tokens, targets, self.params.dtype);
-        if self.params.pass == Pass::Forward { tch::no_grad(cast) } else { cast() }
-    }
+    if params.allow_tf32 { allowing_tf32(measure) } else { measure() }
 }
 
 /// The mean cross-entropy: in float32 throughout, or under bfloat16 autocast with parameters left in float32.
@@ -275,12 +262,23 @@ fn work_of(params: &Params) -> [Work; 3] {
         _ => config.causal_forward_flops(params.batch_size, params.context_length),
     };
     let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
-    let work = |flops, bytes, precision: Precision| Work { flops, bytes, precision: precision.name().into() };
+    let work = |flops, bytes, precision: &str| Work { flops, bytes, precision: precision.into() };
+    let products = if params.allow_tf32 { "tf32" } else { params.dtype.name() };
     [
-        work(flops, 4.0 * multiplied, params.dtype),
-        work(2.0 * flops, 8.0 * multiplied, params.dtype),
-        work(12.0 * all, 28.0 * all, Precision::Float32),
+        work(flops, 4.0 * multiplied, products),
+        work(2.0 * flops, 8.0 * multiplied, products),
+        work(12.0 * all, 28.0 * all, Precision::Float32.name()),
     ]
+}
+
+/// The work of all parts that are run.
+pub fn total_work(params: &Params) -> Work {
+    let [forward, backward, optimizer] = work_of(params);
+    match params.pass {
+        Pass::Forward => forward,
+        Pass::ForwardBackward => sum(&[&forward, &backward]),
+        Pass::TrainingStep => sum(&[&forward, &backward, &optimizer]),
+    }
 }
 
 /// The work of parts that follow one another, held to the peak of the first.

@@ -7,9 +7,11 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
-use super::device_for;
+use super::{device_for, nvml};
+use crate::harness::conditions::Reading;
 use crate::harness::provenance::Facts;
 use crate::harness::record::{Gpu, Peaks, Profile};
+use crate::harness::samples::{Samples, Work};
 use crate::torch;
 use crate::units::MIB;
 
@@ -36,7 +38,24 @@ pub fn facts(profile: Profile) -> Result<Facts> {
             }
         },
     };
-    Ok(Facts { gpus, software: software(), settings: settings()?, peaks })
+    Ok(Facts { gpus, software: software(), settings: settings(profile)?, peaks })
+}
+
+/// The condition of the profile's device now; `None` for a CPU, and for a GPU that tells nothing.
+pub fn reading(profile: Profile) -> Option<Reading> {
+    match profile {
+        Profile::Cpu => None,
+        Profile::Gpu => nvml::reading(),
+    }
+}
+
+/// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.
+pub fn clean_up() -> Result<()> {
+    if torch::memory::is_used() {
+        torch::memory::empty_cache(Device::Cuda(0))?;
+        (0..tch::Cuda::device_count() as usize).try_for_each(|i| torch::memory::reset_peaks(Device::Cuda(i)))?;
+    }
+    Ok(())
 }
 
 /// Versions of what the numbers depend on.
@@ -57,14 +76,15 @@ fn driver_version() -> Option<String> {
     Some(text.trim().to_string())
 }
 
-fn settings() -> Result<BTreeMap<String, String>> {
+fn settings(profile: Profile) -> Result<BTreeMap<String, String>> {
     let tf32 = torch::allow_tf32()?;
     let settings = [
         ("threads", tch::get_num_threads().to_string()),
         ("tf32", if tf32.matmul { "on" } else { "off" }.to_string()),
         ("cpu_capability", torch::cpu_capability()?),
     ];
-    Ok(settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect())
+    let settings = settings.into_iter().map(|(name, value)| (name.to_string(), value));
+    Ok(if profile == Profile::Gpu { settings.chain(nvml::limits()).collect() } else { settings.collect() })
 }
 
 /// The CUDA devices that the driver shows; empty without a driver.
@@ -184,6 +204,26 @@ fn best_copy(device: Device) -> Result<f64> {
     Ok(best)
 }
 
+/// How fast `device` copies its own memory: seconds of one sample each, and in `work.bytes` what a sample reads and writes.
+///
+/// A sample is eight copies of 1 GiB in a row (of 32 MiB on the CPU), so that neither the caches nor the 10 us of a
+/// launch and a synchronisation show. It is what a kernel that only moves memory can be compared with: no such kernel
+/// is expected to be faster, and a good one comes near.
+pub fn copy_bandwidth(device: Device) -> Result<Samples> {
+    const COPIES: usize = 8;
+    const SAMPLES: usize = 25;
+    let elements: i64 = if device == Device::Cpu { 1 << 23 } else { 1 << 28 };
+    let from = Tensor::f_ones([elements], (Kind::Float, device))?;
+    let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
+    let mut sample = || timed(device, || (0..COPIES).try_for_each(|_| to.f_copy_(&from).map(drop)));
+    // The first ones find a low clock.
+    let warm_up = (0..5).map(|_| sample()).collect::<Result<Vec<_>>>();
+    warm_up.context("warming up the copy")?;
+    let seconds = (0..SAMPLES).map(|_| sample()).collect::<Result<Vec<_>>>()?;
+    let bytes = (COPIES as i64 * 2 * 4 * elements) as f64;
+    Samples::seconds(seconds, Work { flops: 0.0, bytes, precision: "float32".into() })
+}
+
 fn timed<T>(device: Device, body: impl FnOnce() -> std::result::Result<T, tch::TchError>) -> Result<f64> {
     torch::stream::synchronize(device)?;
     let started = Instant::now();
@@ -203,6 +243,15 @@ mod tests {
             assert!(facts.peaks.flops_per_s[precision] > 1e8, "{precision}: {:?}", facts.peaks);
         }
         assert!(facts.peaks.bytes_per_s > 1e8 && facts.software["torch"].starts_with("2.11.0"), "{facts:?}");
+    }
+
+    #[test]
+    fn a_copy_has_its_bytes_and_is_no_faster_than_the_roof() {
+        let copy = copy_bandwidth(Device::Cpu).unwrap();
+        let (best, bytes) = (copy.samples.iter().copied().fold(f64::INFINITY, f64::min), copy.work.unwrap().bytes);
+        assert_eq!((copy.samples.len(), bytes), (25, 8.0 * 2.0 * 32.0 * MIB));
+        let roof = cpu_peaks().unwrap().bytes_per_s;
+        assert!((1e8..roof).contains(&(bytes / best)), "{:.1e} B/s, roof {roof:.1e}", bytes / best);
     }
 
     #[test]

@@ -1,87 +1,200 @@
-//! Memory of the largest model: the residual stream (part d), and the prediction that measured peaks are held against.
+//! Memory of one training step of the largest model: peaks by phase, what they consist of, and timelines.
 
-use anyhow::Result;
-use serde_json::{Value, json};
+mod components;
+mod predicted;
+mod steps;
 
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+use self::components::{Allocation, Components, Timeline, WeightCopies};
+use self::steps::{Bench, Phase, What};
+use super::benchmarking_script::handout;
+use super::{device_for, update_for};
 use crate::attention::Choice;
-use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::problem::{Check, Measure, Measured, Problem};
+use crate::harness::record::Profile;
+use crate::harness::store::Layout;
 use crate::model::memory::Memory;
-use crate::model::sizes::{BATCH_SIZE, TABLE_1, VOCAB_SIZE};
-use crate::model::{Config, Precision, Size};
+use crate::model::{Config, Precision, SizeName};
+use crate::torch::memory_history::{History, viewer};
 
-/// Parts (a) to (c) and (e) are measurements on a GPU.
 pub const PROBLEM: Problem = Problem {
     name: "memory_profiling",
-    answers: &["d"],
-    checks: &[Check { name: "prediction_adds_up", part: "d", run: prediction_adds_up }],
-    measured: None,
-    facts,
+    answers: &["a", "b", "c", "d", "e"],
+    checks: &[
+        Check { name: "prediction_adds_up", part: "d", run: predicted::prediction_adds_up },
+        Check { name: "components_are_what_they_are_called", part: "a", run: components::are_what_they_are_called },
+    ],
+    measured: Some(Measured::of::<MemoryProfiling>()),
+    facts: predicted::facts,
 };
 
-/// The context lengths that the handout profiles.
-const CONTEXT_LENGTHS: [i64; 3] = [128, 256, 512];
-const LARGEST: Size = TABLE_1[4];
-
-fn memory(seq: i64, precision: Precision) -> Memory {
-    let config = Config::of_size(&LARGEST, VOCAB_SIZE, seq);
-    Memory { config, batch: BATCH_SIZE, seq, precision, attention: Choice::Naive }
+/// One model, whose forward pass and training steps are all measured; what is left out is the handout's setting.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub size: SizeName,
+    pub context_length: i64,
+    #[serde(default = "handout::batch_size")]
+    pub batch_size: i64,
+    #[serde(default = "handout::vocab_size")]
+    pub vocab_size: i64,
+    #[serde(default = "handout::dtype")]
+    pub dtype: Precision,
+    #[serde(default = "handout::attention")]
+    pub attention: Choice,
+    /// The most points that a timeline is thinned to; 0 keeps none, and no file for a viewer.
+    #[serde(default)]
+    pub timeline_points: usize,
 }
 
-/// The fixed part is 4 P values, the residual stream 4 B T d bytes, and peaks order as their definitions demand.
-fn prediction_adds_up() -> Result<Verdict> {
-    for (seq, precision) in
-        CONTEXT_LENGTHS.iter().flat_map(|&seq| [Precision::Float32, Precision::Bfloat16].map(|p| (seq, p)))
-    {
-        let memory = memory(seq, precision);
-        anyhow::ensure!(memory.fixed() == 16 * memory.config.num_parameters(), "the fixed part is not 4 P values");
-        anyhow::ensure!(memory.residual() == (4 * BATCH_SIZE * seq * LARGEST.d_model) as u64, "the residual stream");
-        let peaks = [
-            memory.parameters(),
-            memory.forward_peak(),
-            memory.recorded_forward_peak(),
-            memory.step_peak(false),
-            memory.step_peak(true),
-        ];
-        anyhow::ensure!(peaks.is_sorted(), "at {seq} in {} the peaks do not rise: {peaks:?}", precision.name());
+impl Params {
+    fn config(&self) -> Config {
+        Config::of_size(self.size.size(), self.vocab_size, self.context_length)
     }
-    Verdict::passed(format!("{} predictions", 2 * CONTEXT_LENGTHS.len()))
+
+    fn memory(&self) -> Memory {
+        let Self { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
+        Memory { config: self.config(), batch, seq, precision, attention }
+    }
 }
 
-fn facts() -> Result<Value> {
-    let predictions = CONTEXT_LENGTHS.map(|seq| {
-        json!({
-            "context_length": seq,
-            "residual": memory(seq, Precision::Float32).residual(),
-            "scores": memory(seq, Precision::Float32).scores(),
-            "hidden": memory(seq, Precision::Float32).hidden(),
-            "logits": memory(seq, Precision::Float32).logits(),
-            "float32": prediction(&memory(seq, Precision::Float32)),
-            "bfloat16": prediction(&memory(seq, Precision::Bfloat16)),
-        })
-    });
-    let saved = |precision| memory(512, precision).saved();
-    let memory = memory(512, Precision::Float32);
-    Ok(json!({
-        "size": LARGEST,
-        "batch_size": BATCH_SIZE,
-        "vocab_size": VOCAB_SIZE,
-        "num_parameters": memory.config.num_parameters(),
-        "parameters": memory.parameters(),
-        "gradients": memory.gradients(),
-        "optimizer_state": memory.optimizer_state(),
-        "fixed": memory.fixed(),
-        "predictions": predictions,
-        "saved": { "context_length": 512, "float32": saved(Precision::Float32), "bfloat16": saved(Precision::Bfloat16) },
-    }))
+/// Bytes throughout, and each a plain number: the same step allocates the same.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    pub parameters_bytes: u64,
+    /// What the first step of the optimizer left behind.
+    pub optimizer_state_bytes: u64,
+    /// What a forward pass under `no_grad` gave back on leaving autocast.
+    pub weight_copies_bytes: u64,
+    /// Beside the parameters before any step: tables that layers share, and the workspaces of libraries after a warm-up.
+    pub other_bytes: u64,
+    /// Tokens and tables by counting, which predictions contain.
+    pub inputs_and_tables_bytes: u64,
+    /// Under `no_grad`.
+    pub forward: Run,
+    /// Recorded by autograd, without its backward pass.
+    pub recorded_forward: Run,
+    /// Forward, backward and optimizer, which has no state before.
+    pub first_step: Run,
+    /// The same with state.
+    pub training_step: Run,
 }
 
-fn prediction(memory: &Memory) -> Value {
-    json!({
-        "saved": memory.saved_bytes(),
-        "weight_copies": memory.weight_copies(),
-        "forward": memory.forward_peak(),
-        "recorded_forward": memory.recorded_forward_peak(),
-        "first_step": memory.step_peak(false),
-        "later_step": memory.step_peak(true),
-    })
+/// One pass or step, run twice: once for the allocator's statistics alone, once with its history kept.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Of the run without a history.
+    pub phases: Vec<Phase>,
+    /// The largest of the phases' peaks, each count for itself.
+    pub peak: Usage,
+    /// Whether the second run asked for as many bytes at its peak, by the statistics and by the history.
+    pub repeated: bool,
+    /// What was alive at the history's peak.
+    pub at_peak: Components,
+    /// The named ranges in which the peak was reached, and the operators that ran there.
+    pub peak_range: String,
+    pub peak_operators: String,
+    /// What the forward pass allocated and left alive, weight copies included.
+    pub saved_bytes: u64,
+    pub predicted_bytes: u64,
+    /// The largest allocations of the forward pass by size and source.
+    pub largest: Vec<Allocation>,
+    pub timeline: Option<Timeline>,
+}
+
+/// One moment of an allocator, or the largest of each count over a while.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    /// In tensors, as asked for.
+    pub requested_bytes: u64,
+    /// In tensors, in the allocator's blocks. On a CPU, where blocks are unknown, as asked for.
+    pub allocated_bytes: u64,
+    /// The same, and what a stream still waits for.
+    pub active_bytes: u64,
+    /// Taken from the driver; `None` on a CPU, where nothing is kept.
+    pub reserved_bytes: Option<u64>,
+}
+
+struct MemoryProfiling;
+
+impl Measure for MemoryProfiling {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 1;
+
+    fn validate(params: &Params) -> Result<()> {
+        params.config().validate()?;
+        let Params { batch_size, timeline_points, .. } = *params;
+        ensure!((1..=1 << 20).contains(&batch_size), "batch_size is {batch_size}: it must lie in 1..2^20");
+        ensure!(timeline_points <= 10_000, "timeline_points is {timeline_points}: it must not exceed 10000");
+        Ok(())
+    }
+
+    fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
+        Some(params.memory().step_peak_with(update_for(profile), true))
+    }
+
+    fn measure(params: &Params, profile: Profile) -> Result<Row> {
+        let (row, histories) = measure_on(params, device_for(profile)?)?;
+        if params.timeline_points > 0 {
+            keep(params, profile, &histories)?;
+        }
+        Ok(row)
+    }
+}
+
+/// Runs every pass and step of one model, and gives the histories of a forward pass and of a training step too.
+fn measure_on(params: &Params, device: Device) -> Result<(Row, [History; 2])> {
+    let mut bench = Bench::new(params, device)?;
+    let (memory, copies, update) = (params.memory(), WeightCopies::of(params), bench.update);
+    let mut run = |what: What, points: usize, predicted_bytes: u64| -> Result<(Run, History)> {
+        let (plain, recorded) = bench.twice(what).with_context(|| format!("in {what:?}"))?;
+        let run = components::run(plain, &recorded, &copies, points, predicted_bytes);
+        Ok((run.with_context(|| format!("in the history of {what:?}"))?, recorded.history))
+    };
+    let points = params.timeline_points;
+    let (forward, history_of_forward) = run(What::Forward, points, memory.forward_peak())?;
+    let (recorded_forward, _) = run(What::RecordedForward, 0, memory.recorded_forward_peak())?;
+    let (first_step, _) = run(What::FirstStep, 0, memory.step_peak_with(update, false))?;
+    let (training_step, history_of_step) = run(What::TrainingStep, points, memory.step_peak_with(update, true))?;
+    let row = Row {
+        parameters_bytes: bench.parameters_bytes,
+        optimizer_state_bytes: bench.state_bytes,
+        weight_copies_bytes: bench.weight_copies_bytes,
+        other_bytes: bench.other_bytes,
+        inputs_and_tables_bytes: memory.inputs_and_tables(),
+        forward,
+        recorded_forward,
+        first_step,
+        training_step,
+    };
+    Ok((row, [history_of_forward, history_of_step]))
+}
+
+/// Writes what pytorch.org/memory_viz draws to report/traces/PROFILE.
+fn keep(params: &Params, profile: Profile, histories: &[History; 2]) -> Result<()> {
+    let folder = Layout::find()?.report().join("traces").join(profile.name());
+    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    for (history, what) in histories.iter().zip(["forward", "training_step"]) {
+        let Params { size, context_length, dtype, .. } = params;
+        let size = size.size().name;
+        let name = format!("memory_profiling-{size}-{context_length}-{}-{what}.pickle", dtype.name());
+        let path = folder.join(name);
+        let write = || -> Result<()> {
+            let mut file = BufWriter::new(File::create(&path)?);
+            viewer::write(history, &mut file)?;
+            Ok(file.flush()?)
+        };
+        write().with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    Ok(())
 }

@@ -2,8 +2,6 @@
 
 mod accounting;
 
-use std::time::Instant;
-
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -18,8 +16,9 @@ use crate::harness::problem::{Check, Measure, Measured, Problem, Verdict};
 use crate::harness::provenance;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
+use crate::torch::clock::{Lap, Stopwatch};
 use crate::torch::meter::Meter;
-use crate::torch::{autograd, stream};
+use crate::torch::{autograd, memory, stream};
 use crate::units::human_bytes;
 
 pub const PROBLEM: Problem = Problem {
@@ -52,27 +51,35 @@ pub struct Params {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// One pass from q, k, v to o, recording the graph.
+    /// One pass from q, k, v to o, recording the graph; by the host's clock.
     pub forward: Samples,
+    /// The same between CUDA events; none on the CPU. So for the backward pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward_device: Option<Samples>,
     /// One pass from the upstream gradient to dq, dk, dv.
     pub backward: Samples,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backward_device: Option<Samples>,
     /// Bytes in use for tensors between the two passes: q, k, v, the upstream gradient, o, and what the graph keeps.
     pub before_backward_bytes: u64,
     /// The part of it that the forward pass left behind: o and what the graph keeps.
     pub saved_bytes: u64,
     pub forward_peak_bytes: u64,
     pub backward_peak_bytes: u64,
+    /// The most that the caching allocator held from the driver, in tensors or not; the CPU has no such allocator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
 }
 
-fn accounting_of(p: &Params) -> Accounting {
+fn accounting_of(p: &Params, profile: Profile) -> Accounting {
     let element_bytes = p.dtype.kind().elt_size_in_bytes() as u64;
-    Accounting::of(p.batch.into(), p.seq.into(), p.d_model.into(), element_bytes)
+    Accounting::of(p.batch.into(), p.seq.into(), p.d_model.into(), element_bytes, profile)
 }
 
 impl Measure for PytorchAttention {
     type Params = Params;
     type Row = Row;
-    const REVISION: u32 = 1;
+    const REVISION: u32 = 2;
 
     fn validate(p: &Params) -> Result<()> {
         for (key, value) in [("batch", p.batch), ("d_model", p.d_model), ("seq", p.seq), ("iterations", p.iterations)] {
@@ -87,28 +94,40 @@ impl Measure for PytorchAttention {
         Ok(())
     }
 
-    fn predicted_bytes(p: &Params) -> Option<u64> {
-        (p.implementation == Choice::Naive).then(|| accounting_of(p).peak_bytes())
+    fn predicted_bytes(p: &Params, profile: Profile) -> Option<u64> {
+        (p.implementation == Choice::Naive).then(|| accounting_of(p, profile).needed_bytes())
     }
 
     fn measure(p: &Params, profile: Profile) -> Result<Row> {
         let device = device_for(profile)?;
-        if let (Device::Cpu, Some(predicted)) = (device, Self::predicted_bytes(p)) {
+        if let (Device::Cpu, Some(predicted)) = (device, Self::predicted_bytes(p, profile)) {
             refuse_if_larger(predicted, provenance::available_memory_bytes()?)?;
         }
+        let stopwatch = Stopwatch::new(device)?;
         for _ in 0..p.warmup {
-            pass(p, device)?;
+            pass(p, device, &stopwatch)?;
         }
-        let passes = (0..p.iterations).map(|_| pass(p, device)).collect::<Result<Vec<_>>>()?;
-        let memory = passes[0].memory;
-        ensure!(passes.iter().all(|pass| pass.memory == memory), "the memory in use differs from pass to pass");
+        let passes = (0..p.iterations).map(|_| pass(p, device, &stopwatch)).collect::<Result<Vec<_>>>()?;
+        let in_use = passes[0].memory;
+        ensure!(passes.iter().all(|pass| pass.memory == in_use), "the memory in use differs from pass to pass");
+        let host = |of: fn(&Pass) -> Lap, work| Samples::seconds(passes.iter().map(|p| of(p).host_s).collect(), work);
+        let on_device = |of: fn(&Pass) -> Lap, work| -> Result<Option<Samples>> {
+            let seconds: Option<Vec<f64>> = passes.iter().map(|p| of(p).device_s).collect();
+            seconds.map(|seconds| Samples::seconds(seconds, work)).transpose()
+        };
         Ok(Row {
-            forward: Samples::seconds(passes.iter().map(|pass| pass.forward_s).collect(), forward_work(p))?,
-            backward: Samples::seconds(passes.iter().map(|pass| pass.backward_s).collect(), backward_work(p))?,
-            before_backward_bytes: memory.before_backward,
-            saved_bytes: memory.saved,
-            forward_peak_bytes: memory.forward_peak,
-            backward_peak_bytes: memory.backward_peak,
+            forward: host(|pass| pass.forward, forward_work(p))?,
+            forward_device: on_device(|pass| pass.forward, forward_work(p))?,
+            backward: host(|pass| pass.backward, backward_work(p))?,
+            backward_device: on_device(|pass| pass.backward, backward_work(p))?,
+            before_backward_bytes: in_use.before_backward,
+            saved_bytes: in_use.saved,
+            forward_peak_bytes: in_use.forward_peak,
+            backward_peak_bytes: in_use.backward_peak,
+            held_bytes: match device {
+                Device::Cpu => None,
+                device => Some(memory::stats(device)?.reserved_bytes.peak),
+            },
         })
     }
 }
@@ -128,8 +147,8 @@ fn refuse_if_larger(predicted: u64, available: u64) -> Result<()> {
 }
 
 struct Pass {
-    forward_s: f64,
-    backward_s: f64,
+    forward: Lap,
+    backward: Lap,
     memory: Memory,
 }
 
@@ -142,7 +161,7 @@ struct Memory {
 }
 
 /// One forward and one backward pass on fresh inputs, metered and timed, synchronised after each.
-fn pass(p: &Params, device: Device) -> Result<Pass> {
+fn pass(p: &Params, device: Device, stopwatch: &Stopwatch) -> Result<Pass> {
     let meter = Meter::start(device)?;
     let shape = [p.batch, p.seq, p.d_model].map(i64::from);
     let kind = p.dtype.kind();
@@ -153,24 +172,18 @@ fn pass(p: &Params, device: Device) -> Result<Pass> {
     let inputs = meter.in_use()?;
     meter.reset_peak()?;
 
-    let start = Instant::now();
-    let o = attention(p.implementation, &q, &k, &v, false)?;
-    stream::synchronize(device)?;
-    let forward_s = start.elapsed().as_secs_f64();
+    let (o, forward) = stopwatch.lap(|| attention(p.implementation, &q, &k, &v, false))?;
     let (before_backward, forward_peak) = (meter.in_use()?, meter.peak()?);
     meter.reset_peak()?;
 
-    let start = Instant::now();
-    autograd::backward_from(&o, &d_o, false)?;
-    stream::synchronize(device)?;
-    let backward_s = start.elapsed().as_secs_f64();
+    let ((), backward) = stopwatch.lap(|| autograd::backward_from(&o, &d_o, false))?;
     let memory = Memory {
         before_backward,
         saved: before_backward.saturating_sub(inputs),
         forward_peak,
         backward_peak: meter.peak()?,
     };
-    Ok(Pass { forward_s, backward_s, memory })
+    Ok(Pass { forward, backward, memory })
 }
 
 /// Two products of 2 b T^2 d operations each; q, k and v read, o written.
@@ -216,31 +229,43 @@ fn naive_matches_pytorch() -> Result<Verdict> {
     Verdict::passed(format!("largest error {largest:.1e} (atol {TOLERANCE:.0e})"))
 }
 
-/// Counted bytes against [`Accounting`]; libtorch also keeps the divisor sqrt(d) as a tensor of a few bytes.
+/// Counted bytes against [`Accounting`], on the CPU and, where there is one, on the GPU; on the CPU libtorch also keeps
+/// the divisor sqrt(d) as a tensor of a few bytes.
 fn memory_follows_the_formula() -> Result<Verdict> {
     const SLACK: u64 = 64;
-    for (d_model, seq) in [(8, 64), (32, 96), (100, 30)] {
-        let p = Params {
-            implementation: Choice::Naive,
-            batch: 3,
-            d_model,
-            seq,
-            dtype: Dtype::Float32,
-            warmup: 1,
-            iterations: 1,
-        };
-        let (predicted, counted) = (accounting_of(&p), pass(&p, Device::Cpu)?.memory);
-        for (what, predicted, counted) in [
-            ("saved by the forward pass", predicted.saved_bytes, counted.saved),
-            ("in use before the backward pass", predicted.before_backward_bytes, counted.before_backward),
-            ("at the peak of the forward pass", predicted.forward_peak_bytes, counted.forward_peak),
-            ("at the peak of the backward pass", predicted.backward_peak_bytes, counted.backward_peak),
-        ] {
-            let fits = counted.abs_diff(predicted) <= SLACK;
-            ensure!(fits, "d_model {d_model}, seq {seq}: {counted} bytes {what}, the formula says {predicted}");
+    let mut devices = vec![(Profile::Cpu, Device::Cpu)];
+    devices.extend(device_for(Profile::Gpu).ok().map(|gpu| (Profile::Gpu, gpu)));
+    for (profile, device) in &devices {
+        let stopwatch = Stopwatch::new(*device)?;
+        for (d_model, seq) in [(8, 64), (32, 96), (100, 30)] {
+            let p = Params {
+                implementation: Choice::Naive,
+                batch: 3,
+                d_model,
+                seq,
+                dtype: Dtype::Float32,
+                warmup: 1,
+                iterations: 1,
+            };
+            // The first pass also allocates the workspaces of the products.
+            pass(&p, *device, &stopwatch)?;
+            let (predicted, counted) = (accounting_of(&p, *profile), pass(&p, *device, &stopwatch)?.memory);
+            for (what, predicted, counted) in [
+                ("saved by the forward pass", predicted.saved_bytes, counted.saved),
+                ("in use before the backward pass", predicted.before_backward_bytes, counted.before_backward),
+                ("at the peak of the forward pass", predicted.forward_peak_bytes, counted.forward_peak),
+                ("at the peak of the backward pass", predicted.backward_peak_bytes, counted.backward_peak),
+            ] {
+                let fits = counted.abs_diff(predicted) <= SLACK;
+                ensure!(
+                    fits,
+                    "{profile}, d_model {d_model}, seq {seq}: {counted} bytes {what}, the formula says {predicted}"
+                );
+            }
         }
     }
-    Verdict::passed(format!("three shapes, four figures each, within {SLACK} bytes"))
+    let profiles = devices.iter().map(|(profile, _)| profile.name()).collect::<Vec<_>>().join(" and ");
+    Verdict::passed(format!("three shapes, four figures each, within {SLACK} bytes, on {profiles}"))
 }
 
 fn what_cannot_fit_is_refused() -> Result<Verdict> {
@@ -254,7 +279,7 @@ fn what_cannot_fit_is_refused() -> Result<Verdict> {
         iterations: 1,
     };
     let Err(error) = PytorchAttention::measure(&p, Profile::Cpu) else {
-        anyhow::bail!("a case of {} ran", human_bytes(accounting_of(&p).peak_bytes()))
+        anyhow::bail!("a case of {} ran", human_bytes(accounting_of(&p, Profile::Cpu).peak_bytes()))
     };
     match crate::error::fault_of(&error) {
         Some(Fault::OutOfMemory { requested_bytes: Some(bytes), .. }) => {

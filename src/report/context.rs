@@ -5,18 +5,22 @@ use serde_json::{Map, Value, json};
 
 use super::Records;
 use super::escape;
+use super::runs::Seen;
 use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, Run};
 use crate::harness::stats::{Summary, quantile};
 
 /// What a template sees as `cpu` or `gpu`; `None` where no case is recorded.
 ///
-/// `{profile, machine, run, runs, date, commit, dirty, source, cases}`; every text is Markdown.
+/// `{profile, machine, memory_bytes, run, runs, date, commit, dirty, source, settings, peaks, seen, conditions, cases}`;
+/// every text is Markdown. `memory_bytes` is the device's; `seen` is a [`Seen`] and `conditions` its words, both none
+/// where no sensor looked.
 pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
     let Some(records) = records.filter(|r| !r.file.cases.is_empty()) else { return Ok(None) };
     let profile = records.file.profile;
     let runs = runs_by_age(&records.file.runs);
     let Some(newest) = runs.last() else { return Ok(None) };
-    let cases: Vec<Value> = records.file.cases.iter().map(case).collect();
+    let cases: Vec<Value> = records.file.cases.iter().map(case).collect::<Result<_>>()?;
+    let seen = Seen::of(records.file.cases.iter());
     Ok(Some(json!({
         "profile": profile.name(),
         "machine": escape::markdown(&machine_name(&newest.machine, profile)),
@@ -26,6 +30,11 @@ pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
         "commit": newest.commit.get(..10).unwrap_or(&newest.commit),
         "dirty": newest.dirty,
         "source": source(&runs, profile),
+        "memory_bytes": memory_bytes(&newest.machine, profile),
+        "settings": newest.settings,
+        "peaks": newest.peaks,
+        "conditions": seen.as_ref().map(|seen| escape::markdown(&seen.words())),
+        "seen": seen,
         "cases": cases,
     })))
 }
@@ -77,13 +86,25 @@ fn source(runs: &[&Run], profile: Profile) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// One case: `grid`, `params`, `run`, `kind`, and what its kind of outcome has; nothing else is defined.
-fn case(record: &CaseRecord) -> Value {
+/// Of the device that the profile measures on.
+pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
+    match (profile, machine.gpus.first()) {
+        (Profile::Gpu, Some(gpu)) => gpu.memory_bytes,
+        _ => machine.memory_bytes,
+    }
+}
+
+/// One case: `grid`, `params`, `run`, `kind`, `elapsed_s`, `conditions` where a sensor looked, and what its kind of
+/// outcome has; nothing else is defined.
+fn case(record: &CaseRecord) -> Result<Value> {
     let mut fields = Map::new();
     fields.insert("grid".into(), record.grid.clone().into());
     fields.insert("params".into(), record.params.clone());
     fields.insert("run".into(), record.run.clone().into());
     fields.insert("elapsed_s".into(), record.elapsed_s.into());
+    if let Some(conditions) = &record.conditions {
+        fields.insert("conditions".into(), serde_json::to_value(conditions)?);
+    }
     let mut put = |key: &str, value: Value| fields.insert(key.into(), value);
     let text = |s: &String| Value::from(escape::markdown(s));
     match &record.outcome {
@@ -111,7 +132,7 @@ fn case(record: &CaseRecord) -> Value {
             put("message", text(error));
         }
     }
-    Value::Object(fields)
+    Ok(Value::Object(fields))
 }
 
 /// Adds `n`, `mean`, `std`, `median`, `min`, `max`, `p99` to every object that holds samples.

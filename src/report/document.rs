@@ -8,7 +8,7 @@ use super::escape::{self, typst as typst_text, typst_string};
 use super::front::Front;
 use super::markdown::{self, Counters};
 use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Records, Rendered};
-use super::{context, lint, plot, points, template};
+use super::{context, lint, points, runs, template};
 use crate::harness::record::Outcome;
 
 /// Renders every problem in order and joins the pieces.
@@ -19,6 +19,9 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     }
     pieces.unanswered(&document.problems)?;
     pieces.claims_index()?;
+    if let Some(index) = runs::index(document) {
+        pieces.appendix("Runs", &index)?;
+    }
     let front = Front::new(document, &pieces.answered);
     Ok(Rendered {
         markdown: front.markdown() + &pieces.markdown,
@@ -50,7 +53,7 @@ impl Pieces {
             let origin = template::origin(problem);
             lint::leftovers(&origin, &answer.markdown)?;
             self.convert(&origin, &answer.markdown)?;
-            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), plot::svg(&f.plot).into_bytes())));
+            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), f.drawing.svg().into_bytes())));
             self.claims.extend(answer.claims);
             self.answered.extend(answer.answered);
             self.small_print(&provenance(problem)?)?;
@@ -199,7 +202,8 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
         });
         let from = from.collect::<Vec<_>>().join("; ");
         let cases = cases_in_words(set);
-        paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}", set.file.profile));
+        let seen = runs::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.words()));
+        paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}{seen}", set.file.profile));
     }
     Ok(paragraphs.join("\n\n"))
 }

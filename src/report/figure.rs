@@ -4,13 +4,41 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::filters::number;
+use super::lanes::Lanes;
+use super::plot;
 
 /// A figure of one template.
 #[derive(Debug, Clone)]
 pub struct Figure {
     /// Relative to `writeup.md`: "figures/<problem>-<id>.svg".
     pub path: String,
-    pub plot: Plot,
+    pub drawing: Drawing,
+}
+
+#[derive(Debug, Clone)]
+pub enum Drawing {
+    Plot(Plot),
+    Lanes(Lanes),
+}
+
+impl Drawing {
+    /// Reads a `figure()` call by its `kind`.
+    pub fn from_args(args: &Kwargs) -> Result<Self, Error> {
+        match args.peek::<&str>("kind")? {
+            "lanes" => {
+                args.get::<&str>("kind")?;
+                Lanes::from_args(args).map(Self::Lanes)
+            }
+            _ => Plot::from_args(args).map(Self::Plot),
+        }
+    }
+
+    pub fn svg(&self) -> String {
+        match self {
+            Self::Plot(plot) => plot::svg(plot),
+            Self::Lanes(lanes) => lanes.svg(),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -22,6 +50,15 @@ pub struct Plot {
     pub log_x: bool,
     pub log_y: bool,
     pub series: Vec<Series>,
+    /// Named stretches of x, marked above an area figure.
+    pub phases: Vec<Phase>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Phase {
+    pub name: String,
+    pub from: f64,
+    pub to: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +67,8 @@ pub enum Kind {
     Line,
     /// Groups of bars from zero, one group for each category; marks without bars where y is logarithmic.
     Bar,
+    /// Series stacked from the first one up, over one x of all; each value holds until the next x.
+    Area,
 }
 
 /// One named series; a value that was not measured is `None` and leaves a gap.
@@ -58,14 +97,23 @@ impl X {
 pub const MAX_SERIES: usize = 7;
 
 impl Plot {
-    /// Reads `kind`, `x_label`, `y_label`, `log_x`, `log_y` and `series` of a `figure()` call.
+    /// Reads `kind`, `x_label`, `y_label`, `log_x`, `log_y`, `series` and `phases` of a `figure()` call.
     pub fn from_args(args: &Kwargs) -> Result<Self, Error> {
         let kind = match args.get::<&str>("kind")? {
             "line" => Kind::Line,
             "bar" => Kind::Bar,
-            other => return Err(invalid(format!("unknown kind {other:?}; there are \"line\" and \"bar\""))),
+            "area" => Kind::Area,
+            other => {
+                return Err(invalid(format!(
+                    "unknown kind {other:?}; there are \"line\", \"bar\", \"area\" and \"lanes\""
+                )));
+            }
         };
         let series: Value = args.get("series")?;
+        let phases = match args.get::<Option<Value>>("phases")? {
+            Some(phases) => phases.try_iter()?.map(|p| Phase::from_value(&p)).collect::<Result<_, _>>()?,
+            None => Vec::new(),
+        };
         let plot = Self {
             kind,
             x_label: args.get::<String>("x_label")?,
@@ -73,6 +121,7 @@ impl Plot {
             log_x: args.get::<Option<bool>>("log_x")?.unwrap_or(false),
             log_y: args.get::<Option<bool>>("log_y")?.unwrap_or(false),
             series: series.try_iter()?.map(|s| Series::from_value(&s, kind)).collect::<Result<_, _>>()?,
+            phases,
         };
         plot.validate()?;
         Ok(plot)
@@ -97,6 +146,18 @@ impl Plot {
             if self.kind == Kind::Bar && !same {
                 return Err(invalid(format!("series {:?} has other categories than the first", series.name)));
             }
+            if self.kind == Kind::Area && (!same || series.points.iter().any(|(_, y)| y.is_none_or(|y| y < 0.0))) {
+                let name = &series.name;
+                return Err(invalid(format!(
+                    "series {name:?} has another x than the first, or a y that cannot be stacked"
+                )));
+            }
+        }
+        if self.kind == Kind::Area && (self.log_x || self.log_y) {
+            return Err(invalid("stacked areas have no logarithmic axis"));
+        }
+        if self.kind != Kind::Area && !self.phases.is_empty() {
+            return Err(invalid("only an area figure marks phases"));
         }
         if self.kind == Kind::Bar && self.log_x {
             return Err(invalid("the categories of a bar figure have no logarithmic axis"));
@@ -121,7 +182,7 @@ impl Series {
         }
         let points = xs.iter().zip(&ys).map(|(x, y)| Ok((x_of(x, kind)?, number(y)?)));
         let mut points = points.collect::<Result<Vec<(X, Option<f64>)>, Error>>()?;
-        if kind == Kind::Line {
+        if kind != Kind::Bar {
             points.sort_by(|a, b| match (&a.0, &b.0) {
                 (X::Number(a), X::Number(b)) => a.total_cmp(b),
                 _ => std::cmp::Ordering::Equal,
@@ -131,11 +192,24 @@ impl Series {
     }
 }
 
+impl Phase {
+    fn from_value(value: &Value) -> Result<Self, Error> {
+        let name = value.get_attr("name")?.to_string();
+        let end =
+            |key: &str| number(&value.get_attr(key)?)?.ok_or_else(|| invalid(format!("phase {name:?} lacks {key:?}")));
+        let (from, to) = (end("from")?, end("to")?);
+        if from > to {
+            return Err(invalid(format!("phase {name:?} ends before it begins")));
+        }
+        Ok(Self { name, from, to })
+    }
+}
+
 fn x_of(value: &Value, kind: Kind) -> Result<X, Error> {
     match (kind, value.kind()) {
         (Kind::Bar, ValueKind::String | ValueKind::Number | ValueKind::Bool) => Ok(X::Category(value.to_string())),
-        (Kind::Line, _) => {
-            number(value)?.map(X::Number).ok_or_else(|| invalid("an x of a line figure is none; every point needs one"))
+        (Kind::Line | Kind::Area, _) => {
+            number(value)?.map(X::Number).ok_or_else(|| invalid("an x of a figure is none; every point needs one"))
         }
         _ => Err(invalid(format!("{value} is no category"))),
     }

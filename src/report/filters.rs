@@ -11,7 +11,7 @@ pub const NOTHING: &str = "–";
 /// The minus sign of every number outside a formula.
 const MINUS: &str = "−";
 
-/// Registers every formatting filter, `cell` and `column`.
+/// Registers every formatting filter, `cell`, `column` and `scaled`.
 pub fn register(env: &mut Environment<'_>) {
     for unit in ["ms", "us", "sec", "mib", "gib", "mb", "gb", "fixed", "sci", "percent"] {
         env.add_filter(unit, move |value: Value, digits: usize| format(&value, unit, digits));
@@ -19,6 +19,13 @@ pub fn register(env: &mut Environment<'_>) {
     env.add_filter("grouped", |value: Value, digits: Option<usize>| format(&value, "grouped", digits.unwrap_or(0)));
     env.add_filter("cell", cell);
     env.add_filter("column", column);
+    env.add_filter("scaled", scaled);
+}
+
+/// `list | scaled("gib")`: the numbers of a list in another unit, for a figure.
+fn scaled(values: Value, unit: String) -> Result<Vec<Value>, Error> {
+    let scale = scale(&unit)?;
+    values.try_iter()?.map(|value| Ok(number(&value)?.map_or(Value::from(()), |x| Value::from(x * scale)))).collect()
 }
 
 /// `case | cell("forward.median", "ms", 2)`: the number inside `case.row`, or the outcome's name.
@@ -80,8 +87,8 @@ fn format(value: &Value, unit: &str, digits: usize) -> Result<String, Error> {
     Ok(match unit {
         "grouped" => grouped(x, digits),
         "sci" => scientific(x, digits),
-        "percent" => format!("{}%", plain(x * 100.0, digits)),
-        _ => plain(x * scale(unit)?, digits),
+        "percent" => format!("{}%", grouped(x * 100.0, digits)),
+        _ => grouped(x * scale(unit)?, digits),
     })
 }
 
@@ -112,12 +119,6 @@ pub fn number(value: &Value) -> Result<Option<f64>, Error> {
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }
 }
 
-/// Thousands are parted from five digits on, where the eye no longer counts them.
-fn plain(x: f64, digits: usize) -> String {
-    let (sign, whole, part) = parts(x, digits);
-    if whole.len() < 5 { format!("{sign}{whole}{part}") } else { grouped(x, digits) }
-}
-
 /// Sign, digits before the point, the point and what follows; never "-0.00", since zero has no sign.
 fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
     let text = format!("{:.digits$}", x.abs());
@@ -126,7 +127,8 @@ fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
     (if x < 0.0 && !zero { MINUS } else { "" }, whole.into(), part.into())
 }
 
-fn grouped(x: f64, digits: usize) -> String {
+/// "12,345.6".
+pub fn grouped(x: f64, digits: usize) -> String {
     let (sign, whole, part) = parts(x, digits);
     let mut out = String::from(sign);
     for (i, digit) in whole.chars().enumerate() {
@@ -167,7 +169,7 @@ mod tests {
         assert_eq!(print(0.0125, "ms", 2), "12.50");
         assert_eq!(print(0.0125, "us", 0), "12,500");
         assert_eq!(print(0.009_999_6, "us", 0), "10,000");
-        assert_eq!(print(1836.6, "fixed", 1), "1836.6");
+        assert_eq!(print(1836.6, "fixed", 1), "1,836.6");
         assert_eq!(print(-83_332.942, "fixed", 3), "−83,332.942");
         assert_eq!(print(3.0 * 1024.0 * 1024.0, "mib", 1), "3.0");
         assert_eq!(print(3e9, "gb", 2), "3.00");
@@ -180,6 +182,14 @@ mod tests {
         assert_eq!(print(1.25, "sci", 2), "$1.25$");
         assert_eq!(print(1e-5, "sci", 0), "$10^{-5}$");
         assert_eq!(print(-0.001, "fixed", 2), "0.00");
+    }
+
+    #[test]
+    fn a_list_is_scaled_number_by_number() {
+        let list = Value::from(vec![Value::from(1024 * 1024), Value::from(())]);
+        assert_eq!(scaled(list, "mib".into()).unwrap(), [Value::from(1.0), Value::from(())]);
+        assert!(scaled(Value::from(vec!["x"]), "mib".into()).is_err());
+        assert!(scaled(Value::from(Vec::<u8>::new()), "parsec".into()).is_err());
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl Front {
 }
 
 /// Every run of every problem once, with the profile it ran under.
-fn runs(document: &Document) -> Vec<(Profile, &Run)> {
+pub fn runs(document: &Document) -> Vec<(Profile, &Run)> {
     let sets = document.problems.iter().flat_map(|p| [&p.gpu, &p.cpu]).flatten();
     let mut runs: Vec<(Profile, &Run)> = Vec::new();
     for Records { file, .. } in sets {
@@ -135,18 +135,20 @@ fn machines(runs: &[(Profile, &Run)]) -> Vec<MachineLine> {
 }
 
 fn machine(profile: Profile, name: String, run: &Run) -> MachineLine {
-    let memory = match (profile, run.machine.gpus.first()) {
-        (Profile::Gpu, Some(gpu)) => human_bytes(gpu.memory_bytes),
-        _ => human_bytes(run.machine.memory_bytes),
-    };
+    let memory = human_bytes(context::memory_bytes(&run.machine, profile));
     MachineLine {
         profile,
         name,
         detail: format!("{memory} of memory, {}", run.machine.os),
         software: run.software.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join(", "),
-        settings: run.settings.iter().rev().map(|(k, v)| setting(k, v)).collect::<Vec<_>>().join(", "),
+        settings: settings(run),
         commits: Vec::new(),
     }
+}
+
+/// What changes numbers and stays as it is for a run, in one line.
+pub fn settings(run: &Run) -> String {
+    run.settings.iter().rev().map(|(k, v)| setting(k, v)).collect::<Vec<_>>().join(", ")
 }
 
 /// A setting as a reader says it: "2 threads", "TF32 off", "AVX512 kernels".
@@ -155,6 +157,8 @@ fn setting(key: &str, value: &str) -> String {
         "threads" => format!("{value} thread{}", if value == "1" { "" } else { "s" }),
         "tf32" => format!("TF32 {value}"),
         "cpu_capability" => format!("{value} kernels"),
+        "max_sm_clock" => format!("SM clock up to {value}"),
+        "max_memory_clock" => format!("memory clock {value}"),
         _ => format!("{} {value}", key.replace('_', " ")),
     }
 }

@@ -3,6 +3,7 @@
 //! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the
 //! same bytes. Read in the order of the walk: `context`, `template`, `markdown`, `document`, `pdf`.
 
+mod area;
 mod axis;
 pub mod context;
 pub mod document;
@@ -10,6 +11,7 @@ pub mod escape;
 pub mod figure;
 pub mod filters;
 pub mod front;
+mod lanes;
 pub mod lint;
 pub mod markdown;
 pub mod maths;
@@ -17,6 +19,7 @@ mod notes;
 pub mod pdf;
 pub mod plot;
 mod polish;
+pub mod runs;
 pub mod table;
 pub mod template;
 
@@ -52,6 +55,8 @@ pub struct ProblemInput {
     pub answers: Vec<String>,
     /// The text of `templates/<name>.md`; without one the problem is listed as unanswered.
     pub template: Option<String>,
+    /// Macros that several templates import: the names, such as "shared/x.md", and texts of `templates/shared`.
+    pub shared: Vec<(String, String)>,
     /// What the template sees as `facts`.
     pub facts: Value,
     pub cpu: Option<Records>,

@@ -5,27 +5,29 @@
 
 use std::fmt::Write as _;
 
+use super::area;
 use super::axis::{Axis, label};
 use super::figure::{Kind, Plot, X};
 
 /// The text column of an A4 page with margins of 25 mm.
-const WIDTH: f64 = 453.0;
-const PLOT_HEIGHT: f64 = 104.0;
-const LEFT: f64 = 36.0;
-const RIGHT: f64 = 10.0;
-const SIZE: f64 = 8.5;
-const FONT: &str = "Libertinus Serif, Georgia, serif";
-const INK: &str = "#222222";
+pub(super) const WIDTH: f64 = 453.0;
+pub(super) const PLOT_HEIGHT: f64 = 104.0;
+pub(super) const LEFT: f64 = 36.0;
+pub(super) const RIGHT: f64 = 10.0;
+pub(super) const SIZE: f64 = 8.5;
+pub(super) const FONT: &str = "Libertinus Serif, Georgia, serif";
+pub(super) const INK: &str = "#222222";
 const FAINT: &str = "#d9d9d9";
 
 /// Okabe and Ito's colours, which colour-blind readers tell apart; black last.
-const PALETTE: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+pub(super) const PALETTE: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 
 /// The finished SVG; `validate`d plots only.
 pub fn svg(plot: &Plot) -> String {
     let legend = legend(plot);
-    let top = 18.0 + legend.rows as f64 * 13.0;
-    let bottom = top + PLOT_HEIGHT;
+    let marks = area::Marks::of(plot);
+    let top = 18.0 + legend.rows as f64 * 13.0 + marks.height();
+    let bottom = top + if plot.kind == Kind::Area { area::PLOT_HEIGHT } else { PLOT_HEIGHT };
     let y = y_axis(plot);
     let mut out = String::new();
     draw_y(&mut out, &y, top, bottom);
@@ -33,6 +35,7 @@ pub fn svg(plot: &Plot) -> String {
     match plot.kind {
         Kind::Line => draw_lines(&mut out, plot, &y, top, bottom),
         Kind::Bar => draw_bars(&mut out, plot, &y, top, bottom),
+        Kind::Area => area::draw(&mut out, plot, &marks, &y, top, bottom),
     }
     text(&mut out, 0.0, 9.0, "start", &plot.y_label);
     text(&mut out, (LEFT + WIDTH - RIGHT) / 2.0, bottom + 26.0, "middle", &plot.x_label);
@@ -63,7 +66,9 @@ fn legend(plot: &Plot) -> Legend {
         if plot.kind == Kind::Line {
             let _ = write!(svg, r#"<path d="M{x:.1} {y:.1}h16" stroke="{}" stroke-width="1.3"/>"#, PALETTE[i]);
         }
-        if plot.kind == Kind::Bar && !plot.log_y {
+        if plot.kind == Kind::Area {
+            area::swatch(&mut svg, i, x + 6.0, y - 4.0);
+        } else if plot.kind == Kind::Bar && !plot.log_y {
             let _ = write!(
                 svg,
                 r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#,
@@ -92,10 +97,7 @@ fn draw_y(out: &mut String, axis: &Axis, top: f64, bottom: f64) {
     }
 }
 
-fn draw_lines(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64) {
-    let xs: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.0.number())).collect();
-    let axis = if plot.log_x { Axis::log(&xs) } else { Axis::linear(&xs, false) };
-    let (left, right) = (LEFT + 8.0, WIDTH - RIGHT - 8.0);
+pub(super) fn draw_x(out: &mut String, axis: &Axis, left: f64, right: f64, bottom: f64) {
     let mut last = f64::NEG_INFINITY;
     for &tick in &axis.ticks {
         let x = axis.at(tick, left, right);
@@ -107,6 +109,13 @@ fn draw_lines(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f6
             last = x + half;
         }
     }
+}
+
+fn draw_lines(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64) {
+    let xs: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.0.number())).collect();
+    let axis = if plot.log_x { Axis::log(&xs) } else { Axis::linear(&xs, false) };
+    let (left, right) = (LEFT + 8.0, WIDTH - RIGHT - 8.0);
+    draw_x(out, &axis, left, right, bottom);
     for (i, series) in plot.series.iter().enumerate() {
         let mut path = String::new();
         let mut marks = String::new();
@@ -165,7 +174,10 @@ fn draw_bars(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64
 }
 
 fn y_axis(plot: &Plot) -> Axis {
-    let ys: Vec<f64> = plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1)).collect();
+    let ys: Vec<f64> = match plot.kind {
+        Kind::Area => area::tops(plot),
+        _ => plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1)).collect(),
+    };
     if plot.log_y { Axis::log(&ys) } else { Axis::linear(&ys, true) }
 }
 
@@ -185,12 +197,12 @@ fn marker(out: &mut String, series: usize, x: f64, y: f64) {
     let _ = write!(out, r#"{shape} fill="{colour}"{halo}/>"#);
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+pub(super) fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
     let words = words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let _ = write!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#);
 }
 
 /// Roughly; the letters are narrow ones.
-fn width_of(words: &str) -> f64 {
+pub(super) fn width_of(words: &str) -> f64 {
     words.chars().count() as f64 * SIZE * 0.44
 }

@@ -8,7 +8,7 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::json;
 
-use super::figure::{Figure, Plot};
+use super::figure::{Drawing, Figure};
 use super::{AnsweredPart, Claim, PartInput, ProblemInput, context, escape, filters, points};
 
 /// What a template gave.
@@ -32,6 +32,9 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     env.set_debug(true);
     filters::register(&mut env);
     register(&mut env, &session);
+    for (name, text) in &problem.shared {
+        env.add_template(name, text).map_err(|e| located(&e))?;
+    }
     env.add_template(&origin, text).map_err(|e| located(&e))?;
     let cpu = context::record_set(problem.cpu.as_ref())?;
     let gpu = context::record_set(problem.gpu.as_ref())?;
@@ -184,9 +187,9 @@ impl Session {
             Ok(text)
         };
         let (alt, caption) = (text("alt")?, text("caption")?);
-        let plot = Plot::from_args(args).map_err(naming)?;
+        let drawing = Drawing::from_args(args).map_err(naming)?;
         args.assert_all_used().map_err(naming)?;
-        self.figures.push(Figure { path: path.clone(), plot });
+        self.figures.push(Figure { path: path.clone(), drawing });
         Ok(format!("\n\n![{}]({path})\n\nFigure: {caption}\n\n", escape::markdown(&alt)))
     }
 

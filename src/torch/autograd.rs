@@ -10,7 +10,8 @@ use super::bridge::{self, Outcome, TensorList, ffi, lift};
 
 /// One differentiable operation: what `torch.autograd.Function` is in Python.
 ///
-/// On CUDA, libtorch calls `backward` on a thread of its own, so a function relies on no thread-local state.
+/// [`backward`] calls it on its own thread; a backward pass that another library starts may use another, so a function relies
+/// on no thread-local state.
 pub trait Function: Send + 'static {
     /// The outputs, and what `backward` will need; runs once, with gradient recording off.
     fn forward(&mut self, inputs: &[Tensor]) -> Result<Forward>;
@@ -65,6 +66,26 @@ pub fn backward_from(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> 
 /// default is `set_to_none`; tch's writes zeros and keeps the memory).
 pub fn release_grad(parameter: &Tensor) -> Result<()> {
     lift(ffi::release_grad(bridge::borrow(parameter))).context("releasing a gradient")
+}
+
+/// Makes `gradient` (of the same shape, dtype and device) the gradient of `parameter`: the next backward adds to it in place.
+pub fn set_grad(parameter: &Tensor, gradient: &Tensor) -> Result<()> {
+    lift(ffi::set_grad(bridge::borrow(parameter), bridge::borrow(gradient))).context("setting a gradient")
+}
+
+/// Copies each of `from` into its counterpart of `to`, in a few launches however many there are.
+pub fn copy_all(to: &[Tensor], from: &[Tensor]) -> Result<()> {
+    ensure!(to.len() == from.len(), "copying {} tensors into {}", from.len(), to.len());
+    if to.is_empty() {
+        return Ok(());
+    }
+    lift(ffi::copy_all(&bridge::list(to), &bridge::list(from))).context("copying tensors")
+}
+
+/// Tells autograd that a kernel outside libtorch has changed `tensor` in place, as every in-place operator does: a graph
+/// that saved the old values then refuses its backward pass.
+pub fn changed_in_place(tensor: &Tensor) -> Result<()> {
+    lift(ffi::bump_version(bridge::borrow(tensor))).context("bumping a tensor's version")
 }
 
 /// A [`Function`] as C++ holds it: owned by the graph's node, freed with it.
@@ -289,5 +310,26 @@ mod tests {
         backward(&y.sum(Kind::Double)).unwrap();
         drop(y);
         assert_eq!(count(), 2);
+    }
+
+    #[test]
+    fn a_gradient_that_is_set_is_what_backward_adds_to_and_must_fit() {
+        let (parameter, gradient) = (leaf(&[2]), Tensor::ones([2], (Kind::Double, Device::Cpu)));
+        set_grad(&parameter, &gradient).unwrap();
+        backward(&(&parameter * 2.0).sum(Kind::Double)).unwrap();
+        assert_eq!(Vec::<f64>::try_from(&gradient).unwrap(), [3.0, 3.0]);
+        for other in [gradient.to_kind(Kind::Float), gradient.unsqueeze(0)] {
+            let words = format!("{:#}", set_grad(&parameter, &other).unwrap_err());
+            assert!(words.contains("setting a gradient: a gradient of"), "{words}");
+        }
+    }
+
+    #[test]
+    fn many_tensors_are_copied_at_once_and_in_pairs() {
+        let (from, to) = ([leaf(&[2]), leaf(&[3, 1])], [leaf(&[2]).detach(), leaf(&[3, 1]).detach()]);
+        copy_all(&to, &from).unwrap();
+        assert!(to.iter().zip(&from).all(|(to, from)| to.equal(from) && !to.requires_grad()));
+        copy_all(&[], &[]).unwrap();
+        assert!(copy_all(&to, &from[..1]).unwrap_err().to_string().contains("1 tensors into 2"));
     }
 }

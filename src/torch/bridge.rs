@@ -43,6 +43,15 @@ pub(super) mod ffi {
         num_ooms: u64,
     }
 
+    /// Addresses of a parameter and its gradient; zeros unless both are what a float32 kernel can read.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct Float32Pair {
+        fits: bool,
+        parameter: u64,
+        gradient: u64,
+        elements: u64,
+    }
+
     /// A device's memory as its driver counts it, other programs' included.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct MemoryInfo {
@@ -71,6 +80,9 @@ pub(super) mod ffi {
             grad_inputs: Pin<&mut CxxVector<Tensor>>,
         ) -> Box<Outcome>;
 
+        type Notice;
+        fn give(self: &Notice);
+
         type HookList;
         fn new_hook_list() -> Box<HookList>;
         fn run(self: &HookList, parameter: &Tensor) -> Box<Outcome>;
@@ -78,9 +90,12 @@ pub(super) mod ffi {
 
     unsafe extern "C++" {
         include!("cs336/src/torch/shim/autograd.h");
+        include!("cs336/src/torch/shim/clock.h");
         include!("cs336/src/torch/shim/device.h");
         include!("cs336/src/torch/shim/gloo.h");
+        include!("cs336/src/torch/shim/graph.h");
         include!("cs336/src/torch/shim/library.h");
+        include!("cs336/src/torch/shim/profiler.h");
 
         #[namespace = "at"]
         type Tensor;
@@ -88,21 +103,42 @@ pub(super) mod ffi {
         fn push(list: Pin<&mut CxxVector<Tensor>>, tensor: &Tensor);
         fn push_undefined(list: Pin<&mut CxxVector<Tensor>>);
         fn is_defined(tensor: &Tensor) -> bool;
+        fn float32_pair(parameter: &Tensor, gradient: &Tensor, cuda_index: i32) -> Result<Float32Pair>;
 
         fn apply_function(callback: Box<Callback>, inputs: &CxxVector<Tensor>) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn saved_by(output: &Tensor) -> Result<UniquePtr<CxxVector<Tensor>>>;
         fn hooks_of(parameter: &Tensor) -> Result<&HookList>;
         fn run_backward(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()>;
         fn release_grad(parameter: &Tensor) -> Result<()>;
+        fn set_grad(parameter: &Tensor, gradient: &Tensor) -> Result<()>;
+        fn copy_all(to: &CxxVector<Tensor>, from: &CxxVector<Tensor>) -> Result<()>;
+        fn bump_version(tensor: &Tensor) -> Result<()>;
 
         fn enter_autocast(is_cuda: bool, dtype: i8) -> Result<AutocastState>;
         fn leave_autocast(is_cuda: bool, before: AutocastState) -> Result<()>;
+        fn allocator_is_used() -> Result<bool>;
         fn allocator_stats(device: i8) -> Result<AllocatorStats>;
         fn memory_info(device: i8) -> Result<MemoryInfo>;
         fn reset_peak_stats(device: i8) -> Result<()>;
         fn empty_cache(device: i8) -> Result<()>;
         fn current_stream_handle(device: i8) -> Result<u64>;
         fn synchronize_device(device: i8) -> Result<()>;
+
+        type EventPair;
+        fn new_event_pair(device: i8) -> Result<UniquePtr<EventPair>>;
+        fn record_start(self: Pin<&mut EventPair>) -> Result<()>;
+        fn record_end(self: Pin<&mut EventPair>) -> Result<()>;
+        fn elapsed_seconds(self: &EventPair) -> Result<f64>;
+
+        type SideStream;
+        fn enter_side_stream(device: i8) -> Result<UniquePtr<SideStream>>;
+        type CudaGraph;
+        fn new_cuda_graph(device: i8) -> Result<UniquePtr<CudaGraph>>;
+        fn begin(self: Pin<&mut CudaGraph>) -> Result<()>;
+        fn end(self: Pin<&mut CudaGraph>) -> Result<()>;
+        fn abandon(self: Pin<&mut CudaGraph>);
+        fn replay(self: &CudaGraph) -> Result<()>;
+        fn num_nodes(self: &CudaGraph) -> u64;
 
         fn load_library(name: &str) -> Result<()>;
         fn abi_version() -> u64;
@@ -117,21 +153,33 @@ pub(super) mod ffi {
         fn allow_tf32_cudnn() -> Result<bool>;
         fn set_allow_tf32(matmul: bool, cudnn: bool) -> Result<()>;
 
+        type UserScope;
+        fn open_user_scope(name: &str) -> UniquePtr<UserScope>;
+        fn start_kineto(is_cuda: bool) -> Result<()>;
+        fn stop_kineto(path: &str) -> Result<()>;
+        fn start_nvtx() -> Result<()>;
+        fn stop_nvtx() -> Result<()>;
+
         type GlooWork;
         fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
         fn is_completed(self: &GlooWork) -> Result<bool>;
+        fn when_done(self: &GlooWork, notice: Box<Notice>) -> Result<()>;
         type GlooGroup;
         fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
         fn broadcast(self: &GlooGroup, tensor: &Tensor, root: i32) -> Result<UniquePtr<GlooWork>>;
         fn all_gather(self: &GlooGroup, outputs: &CxxVector<Tensor>, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
         fn reduce_scatter_sum(self: &GlooGroup, output: &Tensor, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
         fn barrier(self: &GlooGroup) -> Result<UniquePtr<GlooWork>>;
-        type StoreServer;
-        fn serve_store(host: &str, port: u16, listener: i32, timeout_ms: i64) -> Result<UniquePtr<StoreServer>>;
+        type KeyStore;
+        fn open_store(host: &str, port: u16, listener: i32, timeout_ms: i64) -> Result<UniquePtr<KeyStore>>;
+        fn set(self: &KeyStore, key: &str, value: &[u8]) -> Result<()>;
+        fn get(self: &KeyStore, key: &str) -> Result<UniquePtr<CxxVector<u8>>>;
+        fn has(self: &KeyStore, key: &str) -> Result<bool>;
+        fn under(self: &KeyStore, prefix: &str) -> Result<UniquePtr<KeyStore>>;
         fn connect_gloo(
+            store: &KeyStore,
+            interface: &str,
             host: &str,
-            port: u16,
-            listener: i32,
             rank: i32,
             world_size: i32,
             timeout_ms: i64,
@@ -146,8 +194,24 @@ pub(super) mod ffi {
 unsafe impl Send for ffi::GlooWork {}
 // SAFETY: as above.
 unsafe impl Send for ffi::GlooGroup {}
+// SAFETY: a handle as above; c10d's stores lock themselves around each operation.
+unsafe impl Send for ffi::KeyStore {}
 // SAFETY: as above.
-unsafe impl Send for ffi::StoreServer {}
+unsafe impl Sync for ffi::KeyStore {}
+
+/// Tells Rust that something of C++ has ended.
+pub(super) struct Notice(Box<dyn Fn() + Send + Sync>);
+
+impl Notice {
+    pub(super) fn new(told: impl Fn() + Send + Sync + 'static) -> Box<Self> {
+        Box::new(Self(Box::new(told)))
+    }
+
+    /// A panic may not cross into C++, where nobody would hear it.
+    fn give(&self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.0)()));
+    }
+}
 
 /// What a Rust callback that C++ called came to; C++ throws it on if it failed.
 pub(super) struct Outcome(RefCell<Option<anyhow::Error>>);

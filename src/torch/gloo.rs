@@ -1,28 +1,33 @@
 //! Collectives between processes on CPU tensors: libtorch's Gloo process group, meeting over a TCPStore.
 
-use std::net::TcpListener;
-use std::os::fd::IntoRawFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
-use super::bridge::{self, borrow, ffi, lift};
+use super::bridge::{self, Notice, borrow, ffi, lift};
 use super::library::require_built_version;
+use super::store::{Store, milliseconds};
 
-/// Where and as whom to meet.
-#[derive(Debug, Clone, Copy)]
-pub struct Rendezvous<'a> {
-    /// An address of this machine that every rank reaches, as `"127.0.0.1"`; nothing listens on any other.
-    pub host: &'a str,
-    /// Where the store listens.
-    pub port: u16,
+/// As whom to join a group, and how peers reach this rank.
+#[derive(Debug, Clone)]
+pub struct Member {
     /// `0 <= rank < world_size`
     pub rank: usize,
     pub world_size: usize,
+    pub address: Address,
     /// How long a rank waits for its peers, here and in each collective.
     pub timeout: Duration,
+}
+
+/// Where this rank listens to its peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// An address of this machine that every rank reaches, as `"127.0.0.1"`.
+    Host(String),
+    /// A network interface, as `"eth0"`.
+    Interface(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,32 +35,6 @@ pub enum ReduceOp {
     Sum,
     /// The sum divided by the world size (Gloo itself has no average); floating point only.
     Average,
-}
-
-/// A port on `host` that is free now; another program may take it before a rank does ([`Store`] leaves no such gap).
-pub fn free_port(host: &str) -> Result<u16> {
-    Ok(TcpListener::bind((host, 0)).with_context(|| format!("looking for a free port on {host}"))?.local_addr()?.port())
-}
-
-/// A store that a launcher serves for its ranks, so that no rank has to listen and no port is guessed.
-pub struct Store {
-    _server: UniquePtr<ffi::StoreServer>,
-    port: u16,
-}
-
-impl Store {
-    /// Listens on a free port of `host` until dropped.
-    pub fn serve(host: &str, timeout: Duration) -> Result<Self> {
-        let listener = TcpListener::bind((host, 0)).with_context(|| format!("listening on {host}"))?;
-        let port = listener.local_addr()?.port();
-        let server = lift(ffi::serve_store(host, port, listener.into_raw_fd(), milliseconds(timeout)))
-            .with_context(|| format!("serving a store on {host}:{port}"))?;
-        Ok(Self { _server: server, port })
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
 }
 
 /// One rank of a group of processes; every rank calls the same collectives in the same order.
@@ -69,38 +48,20 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Meets the other ranks at a store that rank 0 serves; returns when all are connected.
+    /// Meets the other ranks at a store that all of them reach; returns when all are connected.
     ///
-    /// Errors: the port is taken, or a peer did not come within the timeout.
-    pub fn connect(rendezvous: Rendezvous) -> Result<Self> {
-        let Rendezvous { host, port, rank, .. } = rendezvous;
-        ensure!(port != 0, "port 0 names no meeting place: use free_port or a Store");
-        let listener = match rank {
-            0 => Some(TcpListener::bind((host, port)).with_context(|| format!("rank 0 listening on {host}:{port}"))?),
-            _ => None,
-        };
-        Self::meet(rendezvous, listener)
-    }
-
-    /// As [`ProcessGroup::connect`], at a [`Store`] that is served already.
-    pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        Self::meet(rendezvous, None)
-    }
-
-    fn meet(rendezvous: Rendezvous, listener: Option<TcpListener>) -> Result<Self> {
-        let Rendezvous { host, port, rank, world_size, timeout } = rendezvous;
+    /// Errors: a peer did not come within the timeout.
+    pub fn connect(store: &Store, member: &Member) -> Result<Self> {
+        let &Member { rank, world_size, ref address, timeout } = member;
         ensure!(rank < world_size, "rank {rank} of {world_size} ranks");
         require_built_version()?;
-        let context = || format!("rank {rank} of {world_size} meeting at {host}:{port}");
-        let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
-        let group = ffi::connect_gloo(
-            host,
-            port,
-            listener,
-            i32::try_from(rank)?,
-            i32::try_from(world_size)?,
-            milliseconds(timeout),
-        );
+        let (interface, host) = match address {
+            Address::Host(host) => ("", host.as_str()),
+            Address::Interface(interface) => (interface.as_str(), ""),
+        };
+        let context = || format!("rank {rank} of {world_size} meeting its peers as {address:?}");
+        let (of, ranks) = (i32::try_from(rank)?, i32::try_from(world_size)?);
+        let group = ffi::connect_gloo(&store.inner, interface, host, of, ranks, milliseconds(timeout));
         let group = Self { group: lift(group).with_context(context)?, rank, world_size };
         // The store lives in one rank's process: nobody leaves before everybody has read their peers' addresses.
         group.barrier().with_context(context)?;
@@ -146,40 +107,30 @@ impl ProcessGroup {
         self.work("broadcast", work, vec![tensor.shallow_clone()], None)
     }
 
-    /// Every rank's `tensor`, in order of rank; all have one shape and kind.
-    pub fn all_gather(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
-        let mut work = self.all_gather_async(tensor)?;
-        work.wait_done()?;
-        Ok(work.into_outputs())
+    /// Fills `output` (world_size * n, ...) with every rank's `input` (n, ...), in order of rank.
+    pub fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        let share = self.share_of(output, input).context("all-gather")?;
+        let outputs = output.f_view([-1])?.f_split(share, 0)?;
+        let work = self.group.all_gather(&bridge::list(&outputs), borrow(&input.f_view([-1])?));
+        self.work("all-gather", work, vec![output.shallow_clone()], None)
     }
 
-    pub fn all_gather_async(&self, tensor: &Tensor) -> Result<Work> {
-        usable(tensor)?;
-        let outputs = (0..self.world_size).map(|_| tensor.f_empty_like()).collect::<Result<Vec<_>, _>>()?;
-        let work = self.group.all_gather(&bridge::list(&outputs), borrow(tensor));
-        self.work("all-gather", work, outputs, None)
+    /// Fills `output` (n, ...) with this rank's share of the sum or average of `input` (world_size * n, ...) over ranks.
+    pub fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<Work> {
+        self.share_of(input, output).context("reduce-scatter")?;
+        let divisor = self.divisor(op, input.kind())?;
+        let work = self.group.reduce_scatter_sum(borrow(&output.f_view([-1])?), borrow(&input.f_view([-1])?));
+        self.work("reduce-scatter", work, vec![output.shallow_clone()], divisor)
     }
 
-    /// This rank's share of the sum or average over ranks: `tensor` (world_size * n, ...) gives (n, ...).
-    pub fn reduce_scatter(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let mut work = self.reduce_scatter_async(tensor, op)?;
-        work.wait_done()?;
-        Ok(work.into_outputs().remove(0))
-    }
-
-    pub fn reduce_scatter_async(&self, tensor: &Tensor, op: ReduceOp) -> Result<Work> {
-        usable(tensor)?;
-        let mut shape = tensor.size();
-        let world_size = i64::try_from(self.world_size)?;
-        ensure!(
-            shape.first().is_some_and(|rows| rows % world_size == 0),
-            "reduce-scatter of shape {shape:?} over {world_size} ranks: the first dimension must divide evenly"
-        );
-        shape[0] /= world_size;
-        let output = Tensor::f_empty(&shape, (tensor.kind(), Device::Cpu))?;
-        let divisor = self.divisor(op, tensor.kind())?;
-        let work = self.group.reduce_scatter_sum(borrow(&output), borrow(tensor));
-        self.work("reduce-scatter", work, vec![output], divisor)
+    /// The elements of one rank's share of `whole`, after checking that `share` is one.
+    fn share_of(&self, whole: &Tensor, share: &Tensor) -> Result<i64> {
+        [whole, share].into_iter().try_for_each(usable)?;
+        let (have, one) = (whole.numel(), share.numel());
+        let (of, ours) = (whole.kind(), share.kind());
+        ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
+        ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+        Ok(i64::try_from(one)?)
     }
 
     /// Returns when every rank has called it and all their earlier work is done.
@@ -253,6 +204,11 @@ impl Work {
         lift(self.work.is_completed())
     }
 
+    /// Has `told` called as the collective ends, well or badly, before anybody who waits for it goes on.
+    pub fn when_done(&self, told: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        lift(self.work.when_done(Notice::new(told)))
+    }
+
     /// The tensors that the collective filled: for an all-reduce and a broadcast those it was given.
     pub fn into_outputs(self) -> Vec<Tensor> {
         self.outputs
@@ -264,11 +220,6 @@ fn usable(tensor: &Tensor) -> Result<()> {
     ensure!(tensor.device() == Device::Cpu, "gloo works on cpu tensors, this one is on {:?}", tensor.device());
     ensure!(tensor.is_contiguous(), "gloo works on contiguous tensors, this one has strides {:?}", tensor.stride());
     Ok(())
-}
-
-/// At least one: zero means no limit to libtorch.
-fn milliseconds(timeout: Duration) -> i64 {
-    i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).clamp(1, i64::from(i32::MAX))
 }
 
 #[cfg(test)]

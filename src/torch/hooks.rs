@@ -12,7 +12,7 @@ use super::bridge::{self, Outcome, ffi, lift};
 ///
 /// One parameter may have several hooks; they fire in the order of their registration, once per backward however
 /// often the parameter was used. Parameters fire as their gradients get ready: in about the reverse order of use.
-/// On CUDA the hook runs on a thread of libtorch. An error or panic of the hook ends the backward with that error.
+/// The hook runs on the thread that called backward. An error or panic of the hook ends the backward with that error.
 /// A hook that owns its own parameter keeps it alive until the handle is dropped.
 ///
 /// Errors: `parameter` is no leaf that requires a gradient.

@@ -1,5 +1,6 @@
 //! The libtorch that is loaded: its version, its CUDA half, and the switches that change its numbers.
 
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
@@ -26,6 +27,24 @@ pub fn load_cuda() -> Result<(), Fault> {
         load("libtorch_cuda.so", "a CUDA build of libtorch")
     };
     LOADED.get_or_init(load).clone()
+}
+
+/// Loads the shared library at `path`, and so answers whoever asks for a library of its name later on.
+///
+/// Errors: the dynamic loader's words.
+pub fn load_shared_library(path: &Path) -> Result<()> {
+    let name = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    lift(ffi::load_library(name))
+}
+
+/// The folder of the libtorch that is loaded (`.../torch/lib`), as the kernel's list of mapped files has it.
+pub fn library_folder() -> Result<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").context("failed to read /proc/self/maps")?;
+    // "7f.. r-xp 00000000 fd:00 1234    /path/with spaces/libtorch_cpu.so"
+    let paths = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let library = paths.into_iter().find(|path| path.ends_with("libtorch_cpu.so"));
+    let folder = library.and_then(Path::parent).context("libtorch_cpu.so is not among this process's mapped files")?;
+    Ok(folder.to_path_buf())
 }
 
 /// CUDA device `index`, if this machine has it.
@@ -121,6 +140,20 @@ pub fn set_allow_tf32(allow: AllowTf32) -> Result<()> {
     lift(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
 }
 
+/// Runs `body` with TF32 allowed in matrix products, and puts the switches back, also after an error or a panic.
+pub fn allowing_tf32<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    struct Restore(AllowTf32);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_allow_tf32(self.0).expect("setting a flag to what it was does not fail");
+        }
+    }
+    let before = allow_tf32()?;
+    let _restore = Restore(before);
+    set_allow_tf32(AllowTf32 { matmul: true, ..before })?;
+    body()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +168,7 @@ mod tests {
         assert!(build_config().unwrap().contains("PyTorch built with"));
         assert!(num_threads().unwrap() > 0);
         assert!(set_num_threads(0).is_err());
+        assert!(library_folder().unwrap().join("libtorch_cpu.so").exists());
     }
 
     #[test]
@@ -144,6 +178,8 @@ mod tests {
         set_allow_tf32(AllowTf32 { matmul: true, cudnn: false }).unwrap();
         assert_eq!(allow_tf32().unwrap(), AllowTf32 { matmul: true, cudnn: false });
         set_allow_tf32(before).unwrap();
+        assert!(allowing_tf32(|| Ok(allow_tf32()?.matmul)).unwrap());
+        assert!(allowing_tf32(|| -> Result<()> { anyhow::bail!("inside") }).is_err());
         assert_eq!(allow_tf32().unwrap(), before);
     }
 

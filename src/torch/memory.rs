@@ -5,7 +5,7 @@ use tch::Device;
 
 pub use super::bridge::ffi::{AllocatorStats, Gauge, MemoryInfo};
 use super::bridge::{ffi, lift};
-use super::library::cuda_index;
+use super::library::{cuda_index, load_cuda};
 
 /// Counts of the allocator of `device`, over all its pools and streams.
 ///
@@ -24,6 +24,11 @@ pub fn empty_cache(device: Device) -> Result<()> {
     lift(ffi::empty_cache(cuda_index(device)?))
 }
 
+/// Whether this process has used the CUDA allocator; asking does not start CUDA.
+pub fn is_used() -> bool {
+    load_cuda().is_ok() && lift(ffi::allocator_is_used()).unwrap_or(false)
+}
+
 /// Free and total memory of `device` by its driver's count.
 pub fn info(device: Device) -> Result<MemoryInfo> {
     lift(ffi::memory_info(cuda_index(device)?))
@@ -33,6 +38,11 @@ pub fn info(device: Device) -> Result<MemoryInfo> {
 mod tests {
     use super::*;
     use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn without_a_driver_nothing_is_used() {
+        assert!(load_cuda().is_ok() || !is_used());
+    }
 
     #[test]
     fn the_cpu_allocator_counts_nothing() {

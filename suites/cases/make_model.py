@@ -150,7 +150,7 @@ def rope():
     save("rope", {"x": x, "y": y}, kind="rope", rtol=1e-4, atol=1e-5, rope_theta=THETA)
 
 
-def recorded_loss(p, config, tokens, targets, cos, sin):
+def recorded_loss(p, config, tokens, targets, cos, sin, hidden):
     """The operations of src/model in their order, one PyTorch operator for one of libtorch's."""
     batch, seq = tokens.shape
     heads = config["num_heads"]
@@ -169,7 +169,6 @@ def recorded_loss(p, config, tokens, targets, cos, sin):
         x = norm(h, w("ln1"))
         q, k, v = (F.linear(x, w(f"attn.{n}_proj")).view(batch, seq, heads, -1).transpose(1, 2) for n in "qkv")
         scores = rope(q) @ rope(k).transpose(-2, -1) / q.shape[-1] ** 0.5
-        hidden = torch.arange(seq)[:, None] < torch.arange(seq)
         o = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
         h = h + F.linear(o.transpose(1, 2).reshape(batch, seq, -1), w("attn.output_proj"))
         y = norm(h, w("ln2"))
@@ -192,6 +191,8 @@ def saved_activations():
         parameters = {name: torch.empty(shape).requires_grad_() for name, shape in parameter_shapes()}
         tokens, targets = torch.zeros(2, BATCH, SEQ, dtype=torch.int64).unbind()
         tokens, targets = tokens.clone(), targets.clone()
+        positions = torch.arange(CONFIG["context_length"])
+        hidden = (positions[:, None] < positions)[:SEQ, :SEQ]
         cache = torch.empty(2, CONFIG["context_length"], CONFIG["d_model"] // CONFIG["num_heads"] // 2)
         own = {value.untyped_storage()._cdata for value in parameters.values()}
         for precision in ("float32", "bfloat16"):
@@ -209,7 +210,7 @@ def saved_activations():
             torch.set_autocast_dtype("cuda", torch.bfloat16)
             torch.autocast_increment_nesting()
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                recorded_loss(parameters, CONFIG, tokens, targets, cache[0, :SEQ], cache[1, :SEQ])
+                recorded_loss(parameters, CONFIG, tokens, targets, cache[0, :SEQ], cache[1, :SEQ], hidden)
             torch.autocast_decrement_nesting()
             torch.clear_autocast_cache()
             torch.set_autocast_enabled("cuda", False)

@@ -21,7 +21,8 @@ fn run(id: &str) -> Run {
 
 fn case(params: Value, run: &str, outcome: Outcome) -> CaseRecord {
     let kernels = BTreeMap::new();
-    CaseRecord { grid: "g".into(), params, run: run.into(), revision: 1, kernels, elapsed_s: 0.5, outcome }
+    let (grid, run) = ("g".into(), run.into());
+    CaseRecord { grid, params, run, revision: 1, kernels, elapsed_s: 0.5, conditions: None, outcome }
 }
 
 fn measured(samples: &[f64]) -> Outcome {

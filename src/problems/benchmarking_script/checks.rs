@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Params, Pass, Row, measure_on};
+use super::{Execution, Params, Pass, Row, measure_on};
 use crate::attention::Choice;
 use crate::cases::{self, CaseFile};
 use crate::harness::problem::Verdict;
@@ -137,12 +137,13 @@ pub fn every_pass_is_timed() -> Result<Verdict> {
             pass,
             dtype: Precision::Float32,
             attention: Choice::Naive,
+            execution: Execution::Eager,
+            allow_tf32: false,
             warmup: 1,
             steps: 2,
         };
         let Row { warmup, forward, backward, optimizer, total, .. } = measure_on(&params, Device::Cpu, false)?;
-        let lengths =
-            [Some(forward), backward, optimizer, Some(total), warmup].map(|s| s.map_or(0, |s| s.samples.len()));
+        let lengths = [forward, backward, optimizer, Some(total), warmup].map(|s| s.map_or(0, |s| s.samples.len()));
         let expected = match pass {
             Pass::Forward => [2, 0, 0, 2, 1],
             Pass::ForwardBackward => [2, 2, 0, 2, 1],

@@ -4,12 +4,22 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::harness::record::Profile;
+
+/// CUDA's caching allocator rounds every tensor up to this.
+const CUDA_BLOCK: u64 = 512;
+
 /// The bytes that [`crate::attention::naive::attention`] needs, tensor by tensor.
 ///
 /// With one score tensor of b T^2 elements and one row tensor of b T d: inputs are q, k, v and the upstream gradient.
 /// Forward allocates Q K^T and its quotient by sqrt(d), frees the first, adds P, frees the second, adds o: at most two
-/// score tensors and o at once. The graph keeps P. Backward holds P, dP and dS together, beside o and dv; where T is
-/// shorter than d, its end is higher instead: o, dv, dq, dk, and dk once more on its way into k's own layout.
+/// score tensors and o at once. The graph keeps P. Backward is at its peak inside the backward of the softmax, beside o
+/// and dv. On the CPU it holds P, dP and dS there. On CUDA one score tensor more: `softmax_backward_cuda_out`
+/// (ATen/native/cuda/SoftMax.cu) allocates the result dS and then `tmp = grad * output`, the product of dP and P, before
+/// its kernel runs. Where T is shorter than d the end is higher instead: o, dv, dq, dk, and dk once more on its way
+/// into k's own layout.
+///
+/// What the allocator must get from the driver for this is more again, see `held_bytes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accounting {
     pub batch: u64,
@@ -22,13 +32,22 @@ pub struct Accounting {
     pub forward_peak_bytes: u64,
     pub saved_bytes: u64,
     pub before_backward_bytes: u64,
+    /// How many score tensors the backward of the softmax holds.
+    pub scores_in_backward: u64,
     pub backward_peak_bytes: u64,
+    /// On CUDA, the least that the caching allocator holds once the score tensors are its largest by far: o and dv are
+    /// carved out of the block that the quotient freed, so that no score tensor fits there and a fifth block is needed.
+    pub held_bytes: Option<u64>,
 }
 
 impl Accounting {
-    pub fn of(batch: u64, seq: u64, d_model: u64, element_bytes: u64) -> Self {
-        let score_bytes = batch * seq * seq * element_bytes;
-        let row_bytes = batch * seq * d_model * element_bytes;
+    pub fn of(batch: u64, seq: u64, d_model: u64, element_bytes: u64, profile: Profile) -> Self {
+        let (block, scores_in_backward) = match profile {
+            Profile::Cpu => (1, 3),
+            Profile::Gpu => (CUDA_BLOCK, 4),
+        };
+        let score_bytes = (batch * seq * seq * element_bytes).next_multiple_of(block);
+        let row_bytes = (batch * seq * d_model * element_bytes).next_multiple_of(block);
         let input_bytes = 4 * row_bytes;
         Self {
             batch,
@@ -41,8 +60,15 @@ impl Accounting {
             forward_peak_bytes: input_bytes + 2 * score_bytes + row_bytes,
             saved_bytes: score_bytes + row_bytes,
             before_backward_bytes: input_bytes + score_bytes + row_bytes,
-            backward_peak_bytes: input_bytes + (3 * score_bytes + 2 * row_bytes).max(5 * row_bytes),
+            scores_in_backward,
+            backward_peak_bytes: input_bytes + (scores_in_backward * score_bytes + 2 * row_bytes).max(5 * row_bytes),
+            held_bytes: (profile == Profile::Gpu).then_some(5 * score_bytes + input_bytes),
         }
+    }
+
+    /// What the device must have: the peak, or what the allocator may have to hold for it.
+    pub fn needed_bytes(&self) -> u64 {
+        self.held_bytes.unwrap_or(0).max(self.peak_bytes())
     }
 
     pub fn peak_bytes(&self) -> u64 {
@@ -53,16 +79,18 @@ impl Accounting {
 /// The accounting of every cell that a suite here may hold, in the shape that the template's `one(...)` selects from.
 pub fn facts() -> Result<Value> {
     let mut cells = Vec::new();
-    for d_model in [16, 32, 64, 128] {
-        for seq in (8..=16).map(|power| 1_u64 << power) {
-            let accounting = Accounting::of(8, seq, d_model, 4);
-            let (t, d) = (seq as f64, d_model as f64);
-            let mut cell = serde_json::to_value(accounting)?;
-            cell["params"] = json!({ "batch": 8, "seq": seq, "d_model": d_model });
-            // d log(saved) / d log(T) of saved = b s (T^2 + T d).
-            cell["saved_exponent"] = json!((2.0 * t + d) / (t + d));
-            cell["inputs_and_output_bytes"] = json!(accounting.input_bytes + accounting.row_bytes);
-            cells.push(cell);
+    let lengths = [256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536];
+    for profile in Profile::ALL {
+        for d_model in [16, 32, 64, 128] {
+            for seq in lengths {
+                let accounting = Accounting::of(8, seq, d_model, 4, profile);
+                let (t, d) = (seq as f64, d_model as f64);
+                let mut cell = serde_json::to_value(accounting)?;
+                cell["params"] = json!({ "batch": 8, "seq": seq, "d_model": d_model, "profile": profile });
+                // d log(saved) / d log(T) of saved = b s (T^2 + T d).
+                cell["saved_exponent"] = json!((2.0 * t + d) / (t + d));
+                cells.push(cell);
+            }
         }
     }
     Ok(json!({ "accounting": cells }))
@@ -76,9 +104,25 @@ mod tests {
     fn the_score_tensors_have_the_published_sizes() {
         // 2, 32, 512, 2048 and 8192 MiB at batch 8 in float32, and 256 MiB of q, k, v and o at d = 128, T = 16384.
         for (seq, mib) in [(256, 2), (1024, 32), (4096, 512), (8192, 2048), (16384, 8192)] {
-            assert_eq!(Accounting::of(8, seq, 64, 4).score_bytes, mib << 20);
+            assert_eq!(Accounting::of(8, seq, 64, 4, Profile::Cpu).score_bytes, mib << 20);
         }
-        assert_eq!(Accounting::of(8, 16384, 128, 4).input_bytes, 256 << 20);
+        assert_eq!(Accounting::of(8, 16384, 128, 4, Profile::Cpu).input_bytes, 256 << 20);
+    }
+
+    #[test]
+    fn cuda_holds_the_bytes_that_an_h200_counted() {
+        // (d, T): before backward, forward peak, backward peak, from the caching allocator's statistics (torch 2.11.0).
+        for ((d, t), counted) in [
+            ((16, 256), [2_752_512, 4_849_664, 9_175_040]),
+            ((128, 256), [7_340_032, 9_437_184, 14_680_064]),
+            ((64, 4096), [578_813_952, 1_115_684_864, 2_197_815_296]),
+            ((128, 16384), [8_925_478_912, 17_515_413_504, 34_762_391_552]),
+            ((16, 32768), [34_443_624_448, 68_803_362_816, 137_539_616_768]),
+        ] {
+            let a = Accounting::of(8, t, d, 4, Profile::Gpu);
+            assert_eq!([a.before_backward_bytes, a.forward_peak_bytes, a.backward_peak_bytes], counted, "d {d}, T {t}");
+        }
+        assert_eq!(Accounting::of(3, 30, 100, 4, Profile::Gpu).score_bytes, 11_264, "10800 in blocks of 512");
     }
 
     #[test]
@@ -86,7 +130,7 @@ mod tests {
         let facts = facts().unwrap();
         let cell = &facts["accounting"][3];
         let (t, d) = (cell["seq"].as_u64().unwrap(), cell["d_model"].as_u64().unwrap());
-        let saved = |t: u64| (Accounting::of(8, t, d, 4).saved_bytes as f64).ln();
+        let saved = |t: u64| (Accounting::of(8, t, d, 4, Profile::Cpu).saved_bytes as f64).ln();
         let slope = (saved(t + 1) - saved(t - 1)) / ((t as f64 + 1.0).ln() - (t as f64 - 1.0).ln());
         assert!((cell["saved_exponent"].as_f64().unwrap() - slope).abs() < 1e-5);
     }

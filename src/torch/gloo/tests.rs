@@ -1,7 +1,8 @@
 //! Ranks as threads of this process, and one test with a real process that is killed.
 
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -10,19 +11,43 @@ use super::*;
 const HOST: &str = "127.0.0.1";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn rendezvous(port: u16, rank: usize, world_size: usize, timeout: Duration) -> Rendezvous<'static> {
-    Rendezvous { host: HOST, port, rank, world_size, timeout }
+fn member(rank: usize, world_size: usize, timeout: Duration) -> Member {
+    Member { rank, world_size, address: Address::Host(HOST.into()), timeout }
+}
+
+/// A served store and its port.
+fn serve(timeout: Duration) -> (Store, u16) {
+    let listener = TcpListener::bind((HOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (Store::serve(listener, timeout).unwrap(), port)
 }
 
 /// Runs `body` as every rank of a group, each on a thread; gives the results in order of rank.
 fn ranks<T: Send>(world_size: usize, timeout: Duration, body: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
-    let store = Store::serve(HOST, PATIENCE).unwrap();
-    let (port, body) = (store.port(), &body);
+    let (_store, port) = serve(PATIENCE);
+    let body = &body;
     thread::scope(|scope| {
-        let join = move |rank| body(ProcessGroup::join(rendezvous(port, rank, world_size, timeout)).unwrap());
+        let join = move |rank| {
+            let store = Store::join(HOST, port, timeout).unwrap();
+            body(ProcessGroup::connect(&store, &member(rank, world_size, timeout)).unwrap())
+        };
         let handles: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || join(rank))).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
+}
+
+fn all_gather(group: &ProcessGroup, input: &Tensor) -> Vec<Tensor> {
+    let output = Tensor::zeros([group.world_size() as i64, input.numel() as i64], (input.kind(), Device::Cpu));
+    group.all_gather_async(&output, input).unwrap().wait(PATIENCE).unwrap();
+    output.unbind(0)
+}
+
+fn reduce_scatter(group: &ProcessGroup, input: &Tensor, op: ReduceOp) -> Result<Tensor> {
+    let mut shape = input.size();
+    shape[0] /= group.world_size() as i64;
+    let output = Tensor::zeros(&shape, (input.kind(), Device::Cpu));
+    group.reduce_scatter_async(&output, input, op)?.wait(PATIENCE)?;
+    Ok(output)
 }
 
 fn tensor(values: &[f64], kind: Kind) -> Tensor {
@@ -47,17 +72,17 @@ fn all_collectives_give_the_right_values_for_every_kind() {
             let sent = mine();
             group.broadcast(&sent, 2).unwrap();
             assert_eq!(values(&sent), [2.0, 20.0], "{kind:?}");
-            let gathered: Vec<_> = group.all_gather(&mine()).unwrap().iter().map(values).collect();
+            let gathered: Vec<_> = all_gather(&group, &mine()).iter().map(values).collect();
             assert_eq!(gathered, [[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]], "{kind:?}");
             let rows = tensor(&[rank, 1.0, 2.0 * rank, 2.0, 3.0 * rank, 3.0], kind).view([3, 2]);
-            let share = group.reduce_scatter(&rows, ReduceOp::Sum).unwrap();
+            let share = reduce_scatter(&group, &rows, ReduceOp::Sum).unwrap();
             assert_eq!(share.size(), [1, 2]);
             assert_eq!(values(&share), [3.0 * (rank + 1.0), 3.0 * (rank + 1.0)], "{kind:?}");
             if kind != Kind::Int64 {
                 let mean = mine();
                 group.all_reduce(&[mean.shallow_clone()], ReduceOp::Average).unwrap();
                 assert_eq!(values(&mean), [1.0, 10.0], "{kind:?}");
-                let share = group.reduce_scatter(&rows, ReduceOp::Average).unwrap();
+                let share = reduce_scatter(&group, &rows, ReduceOp::Average).unwrap();
                 assert_eq!(values(&share), [rank + 1.0, rank + 1.0], "{kind:?}");
             }
         }
@@ -83,7 +108,8 @@ fn asynchronous_work_completes_in_any_order_of_waiting() {
         let tensors: Vec<_> = (0..8).map(|i| tensor(&[rank + f64::from(i)], Kind::Float)).collect();
         let start = |tensor: &Tensor| group.all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Average).unwrap();
         let mut work: Vec<Work> = tensors.iter().map(start).collect();
-        let mut gather = group.all_gather_async(&tensor(&[rank], Kind::Int64)).unwrap();
+        let gathered = tensor(&[-1.0, -1.0], Kind::Int64);
+        let mut gather = group.all_gather_async(&gathered, &tensor(&[rank], Kind::Int64)).unwrap();
         for work in work.iter_mut().rev() {
             work.wait(PATIENCE).unwrap();
             assert!(work.is_completed().unwrap());
@@ -91,7 +117,7 @@ fn asynchronous_work_completes_in_any_order_of_waiting() {
             work.wait(PATIENCE).unwrap();
         }
         gather.wait(PATIENCE).unwrap();
-        assert_eq!(gather.into_outputs().iter().map(values).collect::<Vec<_>>(), [[0.0], [1.0]]);
+        assert_eq!(values(&gathered), [0.0, 1.0]);
         for (i, tensor) in tensors.iter().enumerate() {
             assert_eq!(values(tensor), [0.5 + i as f64]);
         }
@@ -117,7 +143,10 @@ fn misuse_is_refused_before_anything_is_sent() {
         assert!(words(group.all_reduce(&[floats.slice(1, 0, 2, 1)], ReduceOp::Sum)).contains("contiguous"));
         assert!(words(group.all_reduce(&[floats.to_kind(Kind::Int64)], ReduceOp::Average)).contains("Int64"));
         assert!(words(group.broadcast(&floats, 2)).contains("rank 2 of 2"));
-        assert!(words(group.reduce_scatter(&floats.slice(0, 0, 3, 1), ReduceOp::Sum).map(drop)).contains("evenly"));
+        assert!(
+            words(reduce_scatter(&group, &floats.slice(0, 0, 3, 1), ReduceOp::Sum).map(drop))
+                .contains("12 elements are not 2 shares of 4")
+        );
         group.barrier().unwrap();
     });
 }
@@ -152,24 +181,27 @@ fn a_peer_that_never_comes_is_an_error_within_the_timeout() {
     let timeout = Duration::from_millis(800);
     for rank in [0, 1] {
         let started = Instant::now();
-        let port = free_port(HOST).unwrap();
-        let error = ProcessGroup::connect(rendezvous(port, rank, 2, timeout)).err().unwrap();
-        let error = format!("{error:#}");
-        assert!(error.starts_with(&format!("rank {rank} of 2 meeting at 127.0.0.1:{port}: ")), "{error}");
+        let (store, _) = serve(timeout);
+        let error = format!("{:#}", ProcessGroup::connect(&store, &member(rank, 2, timeout)).err().unwrap());
+        assert!(error.starts_with(&format!("rank {rank} of 2 meeting its peers")), "{error}");
         assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
     }
 }
 
 #[test]
-fn rank_0_listens_on_loopback_alone_and_names_a_taken_port() {
-    let port = free_port(HOST).unwrap();
-    thread::scope(|scope| {
-        let join = |rank| move || ProcessGroup::connect(rendezvous(port, rank, 2, PATIENCE)).unwrap();
-        let (first, second) = (scope.spawn(join(0)), scope.spawn(join(1)));
-        let (_first, _second) = (first.join().unwrap(), second.join().unwrap());
-        assert!(TcpListener::bind(("127.0.0.2", port)).is_ok(), "the store listens on every address");
-        let error = ProcessGroup::connect(rendezvous(port, 0, 1, PATIENCE)).err().unwrap();
-        assert!(format!("{error:#}").contains("in use"), "{error:#}");
+fn works_end_in_the_order_of_their_calls_and_tell_so_before_the_waiter_goes_on() {
+    ranks(2, PATIENCE, |group| {
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let tensors: Vec<_> = (0..4).map(|i| Tensor::ones([1 << (16 - 4 * i)], (Kind::Float, Device::Cpu))).collect();
+        let start = |(i, tensor): (usize, &Tensor)| {
+            let work = group.all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Sum).unwrap();
+            let ended = ended.clone();
+            work.when_done(move || ended.lock().unwrap().push(i)).unwrap();
+            work
+        };
+        let mut works: Vec<Work> = tensors.iter().enumerate().map(start).collect();
+        works.pop().unwrap().wait(PATIENCE).unwrap();
+        assert_eq!(*ended.lock().unwrap(), [0, 1, 2, 3]);
     });
 }
 
@@ -180,19 +212,20 @@ fn a_killed_peer_process_is_an_error_and_the_group_can_be_dropped() {
     let one = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu));
     if let Ok(port) = std::env::var(PORT) {
         // This is the peer: it takes part once and then only waits to be killed.
-        let group = ProcessGroup::join(rendezvous(port.parse().unwrap(), 1, 2, PATIENCE)).unwrap();
+        let store = Store::join(HOST, port.parse().unwrap(), PATIENCE).unwrap();
+        let group = ProcessGroup::connect(&store, &member(1, 2, PATIENCE)).unwrap();
         group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).unwrap();
         thread::sleep(3 * PATIENCE);
         return;
     }
-    let store = Store::serve(HOST, PATIENCE).unwrap();
+    let (store, port) = serve(PATIENCE);
     let mut peer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME])
-        .env(PORT, store.port().to_string())
+        .env(PORT, port.to_string())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let group = ProcessGroup::join(rendezvous(store.port(), 0, 2, PATIENCE)).unwrap();
+    let group = ProcessGroup::connect(&store, &member(0, 2, PATIENCE)).unwrap();
     group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).unwrap();
     assert_eq!(one.double_value(&[0]), 2.0);
     let mut under_way = group.all_reduce_async(&[one.shallow_clone()], ReduceOp::Sum).unwrap();

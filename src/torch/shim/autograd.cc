@@ -3,6 +3,8 @@
 
 #include "cs336/src/torch/bridge.rs.h"
 
+#include <ATen/ops/_foreach_copy.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -80,7 +82,25 @@ const HookList &hooks_of(const at::Tensor &parameter) {
   return *hooks->list;
 }
 
+namespace {
+
+// A process drives one device, so a thread of the engine's own would only add its wake-up to every backward pass.
+class OnThisThread {
+public:
+  OnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
+  ~OnThisThread() { state().set_multithreading_enabled(before_); }
+  OnThisThread(const OnThisThread &) = delete;
+  OnThisThread &operator=(const OnThisThread &) = delete;
+
+private:
+  static c10::AutogradState &state() { return c10::AutogradState::get_tls_state(); }
+  const bool before_;
+};
+
+} // namespace
+
 void run_backward(const at::Tensor &output, const at::Tensor &gradient, bool retain_graph) {
+  const OnThisThread on_this_thread;
   variable_list gradients;
   if (gradient.defined()) {
     gradients.push_back(gradient);
@@ -89,5 +109,20 @@ void run_backward(const at::Tensor &output, const at::Tensor &gradient, bool ret
 }
 
 void release_grad(const at::Tensor &parameter) { parameter.mutable_grad().reset(); }
+
+void set_grad(const at::Tensor &parameter, const at::Tensor &gradient) {
+  TORCH_CHECK(gradient.sizes() == parameter.sizes(), "a gradient of shape ", gradient.sizes(),
+              " for a parameter of shape ", parameter.sizes());
+  TORCH_CHECK(gradient.scalar_type() == parameter.scalar_type() && gradient.device() == parameter.device(), "a gradient of ",
+              gradient.options(), " for a parameter of ", parameter.options());
+  parameter.mutable_grad() = gradient;
+}
+
+void copy_all(const std::vector<at::Tensor> &to, const std::vector<at::Tensor> &from) {
+  const at::NoGradGuard no_grad;
+  at::_foreach_copy_(to, from);
+}
+
+void bump_version(const at::Tensor &tensor) { tensor.unsafeGetTensorImpl()->bump_version(); }
 
 } // namespace cs336

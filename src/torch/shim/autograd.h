@@ -25,4 +25,13 @@ void run_backward(const at::Tensor &output, const at::Tensor &gradient, bool ret
 // Makes `parameter.grad` undefined, which frees it.
 void release_grad(const at::Tensor &parameter);
 
+// Makes `gradient`, of `parameter`'s shape, dtype and device, the tensor that the next backward accumulates into.
+void set_grad(const at::Tensor &parameter, const at::Tensor &gradient);
+
+// Copies each tensor of `from` into its counterpart of `to`, in few launches.
+void copy_all(const std::vector<at::Tensor> &to, const std::vector<at::Tensor> &from);
+
+// Tells autograd that `tensor`'s values were changed in place by something other than an operator.
+void bump_version(const at::Tensor &tensor);
+
 } // namespace cs336

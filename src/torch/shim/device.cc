@@ -54,6 +54,11 @@ AllocatorStats allocator_stats(int8_t device) {
           static_cast<uint64_t>(stats.num_ooms)};
 }
 
+bool allocator_is_used() {
+  auto *cuda = dynamic_cast<c10::DeviceAllocator *>(c10::GetAllocator(at::kCUDA));
+  return cuda != nullptr && cuda->initialized();
+}
+
 MemoryInfo memory_info(int8_t device) {
   const auto [free, total] = allocator().getMemoryInfo(device);
   return {free, total};

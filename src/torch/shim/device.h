@@ -17,6 +17,8 @@ AutocastState enter_autocast(bool is_cuda, int8_t dtype);
 void leave_autocast(bool is_cuda, AutocastState before);
 
 // `device` is the index of a CUDA device.
+// Whether this process has started CUDA's allocator; does not start it.
+bool allocator_is_used();
 AllocatorStats allocator_stats(int8_t device);
 MemoryInfo memory_info(int8_t device);
 void reset_peak_stats(int8_t device);

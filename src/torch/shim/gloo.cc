@@ -1,6 +1,9 @@
 // c10d's Gloo process group over a TCPStore.
 #include "gloo.h"
 
+#include "cs336/src/torch/bridge.rs.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/headeronly/version.h>
@@ -16,20 +19,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-c10::intrusive_ptr<c10d::TCPStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms,
-                                              std::optional<std::size_t> wait_for) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = listener >= 0;
-  if (options.isServer) {
-    options.masterListenFd = listener;
-  }
-  options.numWorkers = wait_for;
-  options.waitWorkers = wait_for.has_value();
-  options.timeout = milliseconds(timeout_ms);
-  return c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
-}
-
 Pending pending(c10::intrusive_ptr<c10d::Work> work) { return std::make_unique<GlooWork>(std::move(work)); }
 
 } // namespace
@@ -41,6 +30,12 @@ GlooWork::~GlooWork() = default;
 void GlooWork::wait(int64_t timeout_ms) const { work_->wait(milliseconds(timeout_ms)); }
 
 bool GlooWork::is_completed() const { return work_->isCompleted(); }
+
+void GlooWork::when_done(rust::Box<Notice> notice) const {
+  // A callback must be copyable, which a box is not.
+  auto shared = std::make_shared<rust::Box<Notice>>(std::move(notice));
+  work_->getFuture()->addCallback([shared](c10::ivalue::Future &) { (*shared)->give(); });
+}
 
 GlooGroup::GlooGroup(c10::intrusive_ptr<c10d::ProcessGroupGloo> group) : group_(std::move(group)) {}
 GlooGroup::~GlooGroup() = default;
@@ -71,20 +66,46 @@ Pending GlooGroup::reduce_scatter_sum(const at::Tensor &output, const at::Tensor
 
 Pending GlooGroup::barrier() const { return pending(group_->barrier()); }
 
-StoreServer::StoreServer(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
-StoreServer::~StoreServer() = default;
+KeyStore::KeyStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+KeyStore::~KeyStore() = default;
 
-std::unique_ptr<StoreServer> serve_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
-  return std::make_unique<StoreServer>(open_store(host, port, listener, timeout_ms, std::nullopt));
+void KeyStore::set(rust::Str key, rust::Slice<const uint8_t> value) const {
+  store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
 }
 
-std::unique_ptr<GlooGroup> connect_gloo(rust::Str host, uint16_t port, int32_t listener, int32_t rank,
+std::unique_ptr<std::vector<uint8_t>> KeyStore::get(rust::Str key) const {
+  return std::make_unique<std::vector<uint8_t>>(store_->get(std::string(key)));
+}
+
+bool KeyStore::has(rust::Str key) const { return store_->check({std::string(key)}); }
+
+std::unique_ptr<KeyStore> KeyStore::under(rust::Str prefix) const {
+  return std::make_unique<KeyStore>(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store_));
+}
+
+std::unique_ptr<KeyStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = listener >= 0;
+  if (options.isServer) {
+    options.masterListenFd = listener;
+  }
+  options.waitWorkers = false;
+  options.timeout = milliseconds(timeout_ms);
+  return std::make_unique<KeyStore>(c10::make_intrusive<c10d::TCPStore>(std::string(host), options));
+}
+
+std::unique_ptr<GlooGroup> connect_gloo(const KeyStore &store, rust::Str interface, rust::Str host, int32_t rank,
                                         int32_t world_size, int64_t timeout_ms) {
-  auto store = open_store(host, port, listener, timeout_ms, static_cast<std::size_t>(world_size));
-  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+  using c10d::ProcessGroupGloo;
+  auto options = ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
+  // One collective at a time, in the order of the calls, as on a CUDA stream: so the log knows when each one starts.
+  options->threads = 1;
   // Not createDefaultDevice: that looks this machine's own name up, which fails in a sandbox.
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(std::string(host)));
-  auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+  options->devices.push_back(interface.empty()
+                                 ? ProcessGroupGloo::createDeviceForHostname(std::string(host))
+                                 : ProcessGroupGloo::createDeviceForInterface(std::string(interface)));
+  auto group = c10::make_intrusive<ProcessGroupGloo>(store.inner(), rank, world_size, options);
   return std::make_unique<GlooGroup>(std::move(group));
 }
 

@@ -8,14 +8,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace c10d {
 class ProcessGroupGloo;
-class TCPStore;
+class Store;
 class Work;
 } // namespace c10d
 
 namespace cs336 {
+
+struct Notice; // the Rust type of bridge.rs
 
 // Milliseconds stand for std::chrono's, which cxx does not know; 0 waits without a limit.
 
@@ -25,6 +28,8 @@ public:
   ~GlooWork();
   void wait(int64_t timeout_ms) const;
   bool is_completed() const;
+  // Calls the notice, on whichever thread ends the work, before anybody who waits for it goes on.
+  void when_done(rust::Box<Notice> notice) const;
 
 private:
   c10::intrusive_ptr<c10d::Work> work_;
@@ -46,20 +51,28 @@ private:
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
 };
 
-class StoreServer {
+// A key-value store served by one process of a run; safe to use from several threads.
+class KeyStore {
 public:
-  explicit StoreServer(c10::intrusive_ptr<c10d::TCPStore> store);
-  ~StoreServer();
+  explicit KeyStore(c10::intrusive_ptr<c10d::Store> store);
+  ~KeyStore();
+  void set(rust::Str key, rust::Slice<const uint8_t> value) const;
+  // Waits until somebody has set the key.
+  std::unique_ptr<std::vector<uint8_t>> get(rust::Str key) const;
+  bool has(rust::Str key) const;
+  // The same store, with `prefix` before each key.
+  std::unique_ptr<KeyStore> under(rust::Str prefix) const;
+  const c10::intrusive_ptr<c10d::Store> &inner() const { return store_; }
 
 private:
-  c10::intrusive_ptr<c10d::TCPStore> store_;
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// Serves a store on the bound socket `listener`, which it takes over, and waits for nobody.
-std::unique_ptr<StoreServer> serve_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms);
-
 // `listener` is a bound socket to serve the store on (taken over), or negative to be a client of it only.
-std::unique_ptr<GlooGroup> connect_gloo(rust::Str host, uint16_t port, int32_t listener, int32_t rank,
+std::unique_ptr<KeyStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms);
+
+// Peers reach this rank through the network interface of that name, or where it is empty at the address `host`.
+std::unique_ptr<GlooGroup> connect_gloo(const KeyStore &store, rust::Str interface, rust::Str host, int32_t rank,
                                         int32_t world_size, int64_t timeout_ms);
 
 } // namespace cs336

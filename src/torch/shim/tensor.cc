@@ -1,5 +1,7 @@
-// Lists of tensors, built element by element from Rust.
+// Lists of tensors, built element by element from Rust, and the addresses that kernels outside libtorch take.
 #include "tensor.h"
+
+#include "cs336/src/torch/bridge.rs.h"
 
 namespace cs336 {
 
@@ -10,5 +12,18 @@ void push(std::vector<at::Tensor> &list, const at::Tensor &tensor) { list.push_b
 void push_undefined(std::vector<at::Tensor> &list) { list.emplace_back(); }
 
 bool is_defined(const at::Tensor &tensor) noexcept { return tensor.defined(); }
+
+Float32Pair float32_pair(const at::Tensor &parameter, const at::Tensor &gradient, int32_t cuda_index) {
+  const auto fits = [&](const at::Tensor &tensor) {
+    const bool placed = cuda_index < 0 ? tensor.is_cpu() : tensor.is_cuda() && tensor.get_device() == cuda_index;
+    return placed && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && tensor.is_contiguous();
+  };
+  if (!parameter.defined() || !gradient.defined() || !fits(parameter) || !fits(gradient) ||
+      parameter.sizes() != gradient.sizes()) {
+    return Float32Pair{false, 0, 0, 0};
+  }
+  const auto address = [](const at::Tensor &tensor) { return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()); };
+  return Float32Pair{true, address(parameter), address(gradient), static_cast<uint64_t>(parameter.numel())};
+}
 
 } // namespace cs336

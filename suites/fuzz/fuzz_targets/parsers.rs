@@ -8,6 +8,8 @@ use libfuzzer_sys::fuzz_target;
 mod error;
 #[path = "../../../src/harness/mod.rs"]
 mod harness;
+#[path = "../../../src/root.rs"]
+mod root;
 #[path = "../../../src/units.rs"]
 mod units;
 

@@ -1,0 +1,442 @@
+// FlashAttention-2's forward pass (handout, Algorithm 1) on Hopper's copy engine and matrix instructions: 16-bit inputs,
+// float32 sums, o in the inputs' type and lse in float32 (natural logarithm).
+//
+// A block holds FLASH_GROUPS warpgroups of 64 queries each and one more that only copies. It walks over tiles of
+// queries, the longest first; of each tile it holds Q, and streams K and V by FLASH_KEYS rows through FLASH_STAGES
+// buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
+// registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
+//
+// Notebook
+//   1. First version of this form. To be measured.
+//
+// Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES.
+#if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
+    !defined(FLASH_KEYS) || !defined(FLASH_STAGES)
+#error "flash_forward.cu takes its shape from src/attention/flash"
+#endif
+
+#include "lib/element.cuh"
+#include "lib/wgmma.cuh"
+
+namespace {
+
+constexpr int d = FLASH_D;
+constexpr int groups = FLASH_GROUPS;
+constexpr int rows = 64 * groups;
+constexpr int keys = FLASH_KEYS;
+constexpr int stages = FLASH_STAGES;
+constexpr int threads = 128 * (groups + 1);
+
+// Panels of at most 64 columns, 128 bytes a row.
+constexpr int columns = d < 64 ? d : 64;
+constexpr int panels = d / columns;
+constexpr int row_bytes = 2 * columns;
+using Layout = Swizzle<row_bytes>;
+
+constexpr u32 q_panel = rows * row_bytes;
+constexpr u32 kv_panel = keys * row_bytes;
+constexpr u32 o_panel = 64 * row_bytes;
+constexpr u32 kv_bytes = panels * kv_panel;
+
+// Shared memory, from an address that is a multiple of 1024: Q, O, K and V of each stage, barriers.
+constexpr u32 o_at = panels * q_panel;
+constexpr u32 k_at = o_at + groups * panels * o_panel;
+constexpr u32 v_at = k_at + stages * kv_bytes;
+constexpr u32 barriers_at = v_at + stages * kv_bytes;
+
+// Registers a thread, of the 65,536 that a block has in all.
+constexpr int copier_registers = groups == 3 ? 32 : 24;
+constexpr int worker_registers = groups == 3 ? 160 : 240;
+static_assert(128 * (copier_registers + groups * worker_registers) <= 65536, "a multiprocessor has 65,536 registers");
+
+static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64 or 128 elements");
+static_assert(stages == 2 || stages == 4, "divisions by the number of buffers must be cheap");
+static_assert(keys == 64 || keys == 128, "one instruction makes the scores of 64 or 128 keys");
+
+constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
+
+// Named barriers: one for each warpgroup's turn, one for its own threads.
+constexpr u32 turn_barrier = 1;
+constexpr u32 group_barrier = 1 + groups;
+
+} // namespace
+
+struct Problem {
+  int n_queries;
+  int n_keys;
+  int heads;
+  int batch;
+  // Of a score, to base 2: log2(e) / sqrt(d).
+  float scale_log2;
+  // Heads whose K and V are worked on at a time, so that they stay in the L2 cache.
+  int heads_at_a_time;
+  // (batch, heads, n_queries)
+  float *lse;
+};
+
+namespace {
+
+// Of one tile of queries.
+struct Tile {
+  int row;
+  int head;
+  int batch;
+  // Blocks of keys that any of its queries sees.
+  int blocks;
+};
+
+// The tiles in their order: heads in sections, in a section the longest tiles first. Blocks take them in turns, every
+// second turn from the other end, so that none has all the long ones.
+struct Schedule {
+  const Problem &problem;
+  int tiles;
+  int all;
+
+  DEVICE explicit Schedule(const Problem &problem)
+      : problem(problem), tiles((problem.n_queries + rows - 1) / rows),
+        all(tiles * problem.heads * problem.batch) {}
+
+  DEVICE int at(int turn) const {
+    const int width = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    return turn * width + (turn % 2 == 0 ? block : width - 1 - block);
+  }
+
+  DEVICE bool get(int turn, Tile &tile) const {
+    const int index = at(turn);
+    if (index >= all) return false;
+    const int section_tiles = tiles * problem.heads_at_a_time;
+    const int section = index / section_tiles, within = index - section * section_tiles;
+    const int first = section * problem.heads_at_a_time;
+    const int here = min(problem.heads_at_a_time, problem.heads * problem.batch - first);
+    const int rank = within / here;
+    const int head = first + within - rank * here;
+    tile.row = (FLASH_CAUSAL ? tiles - 1 - rank : rank) * rows;
+    tile.batch = head / problem.heads;
+    tile.head = head - tile.batch * problem.heads;
+    const int seen = FLASH_CAUSAL ? min(problem.n_keys, tile.row + rows) : problem.n_keys;
+    tile.blocks = (seen + keys - 1) / keys;
+    return true;
+  }
+
+  // Whether there is no tile at this turn or any later one: the last turn may miss some blocks only.
+  DEVICE bool over(int turn) const { return turn * static_cast<int>(gridDim.x) >= all; }
+};
+
+// The buffers are taken in turns: where block number `count` of all that this block works on lies, and the parity of
+// its barriers' phase.
+DEVICE int stage_of(u32 count) { return count % stages; }
+DEVICE u32 parity_of(u32 count) { return count / stages % 2; }
+
+struct Barriers {
+  u32 base;
+
+  DEVICE u32 q_full() const { return base; }
+  DEVICE u32 q_free() const { return base + 8; }
+  DEVICE u32 k_full(int stage) const { return base + 16 + 8 * stage; }
+  DEVICE u32 k_free(int stage) const { return base + 16 + 8 * (stages + stage); }
+  DEVICE u32 v_full(int stage) const { return base + 16 + 8 * (2 * stages + stage); }
+  DEVICE u32 v_free(int stage) const { return base + 16 + 8 * (3 * stages + stage); }
+};
+
+// One thread: copies Q once a tile, K and V once a block of keys.
+DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const TensorMap &q, const TensorMap &k,
+                 const TensorMap &v) {
+  u32 count = 0, q_parity = 0;
+  Tile tile;
+  for (int turn = 0; !schedule.over(turn); ++turn) {
+    if (!schedule.get(turn, tile)) continue;
+    barrier_wait(bar.q_free(), q_parity ^ 1);
+    q_parity ^= 1;
+    barrier_expect(bar.q_full(), panels * q_panel);
+#pragma unroll
+    for (int panel = 0; panel < panels; ++panel) {
+      copy_in(base + panel * q_panel, &q, bar.q_full(), panel * columns, tile.row, tile.head, tile.batch);
+    }
+    for (int block = tile.blocks - 1; block >= 0; --block, ++count) {
+      const int stage = stage_of(count);
+      const u32 free = parity_of(count) ^ 1;
+      barrier_wait(bar.k_free(stage), free);
+      barrier_expect(bar.k_full(stage), kv_bytes);
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_in(base + k_at + stage * kv_bytes + panel * kv_panel, &k, bar.k_full(stage), panel * columns, block * keys,
+                tile.head, tile.batch);
+      }
+      barrier_wait(bar.v_free(stage), free);
+      barrier_expect(bar.v_full(stage), kv_bytes);
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_in(base + v_at + stage * kv_bytes + panel * kv_panel, &v, bar.v_full(stage), panel * columns, block * keys,
+                tile.head, tile.batch);
+      }
+    }
+  }
+}
+
+// One warpgroup's 64 queries of one tile.
+struct Worker {
+  u32 base;
+  const Barriers &bar;
+  const Problem &problem;
+  int group;
+  int lane;
+  int warp;
+
+  float s[keys / 2];
+  u32 p[keys / 4];
+  float o[d / 2];
+  // Of the thread's two rows: the largest score so far, and its own share of the sum.
+  float largest[2];
+  float sum[2];
+
+  // Starts S = Q K^T (Eq. 4, unscaled).
+  DEVICE void start_scores(int stage) {
+    const u32 q = base + 64 * row_bytes * group, k = base + k_at + stage * kv_bytes;
+#pragma unroll
+    for (int step = 0; step < d / 16; ++step) {
+      const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes;
+      Wgmma<keys>::template shared<0, 0>(s, descriptor<row_bytes>(q + panel * q_panel + within, 16),
+                                         descriptor<row_bytes>(k + panel * kv_panel + within, 16), step != 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts O += P V (Eq. 6).
+  DEVICE void start_outputs(int stage) {
+    const u32 v = base + v_at + stage * kv_bytes;
+#pragma unroll
+    for (int step = 0; step < keys / 16; ++step) {
+      const u64 operand = descriptor<row_bytes>(v + 2 * step * Layout::group_bytes, kv_panel);
+      Wgmma<d>::template registers<1>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], operand, 1);
+    }
+    wgmma_commit();
+  }
+
+  DEVICE void release(u32 barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  }
+
+  // Hides the keys after each query, and those that are not there.
+  DEVICE void mask(int row, int block) {
+    const int first = block * keys + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int last = FLASH_CAUSAL ? min(problem.n_keys - 1, row + 8 * r) : problem.n_keys - 1;
+      // Of the columns that this thread has, counted from its first.
+      const int seen = last - first;
+#pragma unroll
+      for (int i = 0; i < keys / 2; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (2 * i + e > seen) s[i + 2 * r + e] = -infinity;
+        }
+      }
+    }
+  }
+
+  // Turns scores into P = exp(S - largest), its sums into `sum`; gives the factors by which earlier results shrink.
+  DEVICE void soften(float (&factor)[2]) {
+    const float scale = problem.scale_log2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = largest[r];
+#pragma unroll
+      for (int i = 0; i < keys / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 2));
+      // A row of which nothing has been seen yet has no largest score to subtract.
+      const float shift = top == -infinity ? 0.0f : top * scale;
+      factor[r] = exp2_fast(fmaf(largest[r], scale, -shift));
+      largest[r] = top;
+      float total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < keys / 2; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float &score = s[i + 2 * r + e];
+          score = exp2_fast(fmaf(score, scale, -shift));
+          total += score;
+        }
+      }
+      sum[r] = fmaf(sum[r], factor[r], total);
+    }
+  }
+
+  DEVICE void pack_probabilities() {
+#pragma unroll
+    for (int i = 0; i < keys / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Block `count` of keys and the outputs of the one before.
+  template <bool Masked> DEVICE void step(int row, int block, u32 count) {
+    const int now = stage_of(count), before = stage_of(count - 1);
+    barrier_wait(bar.k_full(now), parity_of(count));
+    barrier_wait(bar.v_full(before), parity_of(count - 1));
+    take_turn();
+    hold(s);
+    hold(o);
+    hold(p);
+    wgmma_fence();
+    start_scores(now);
+    start_outputs(before);
+    pass_turn();
+    wgmma_wait<1>();
+    hold(s);
+    release(bar.k_free(now));
+    if (Masked) mask(row, block);
+    float factor[2];
+    soften(factor);
+    wgmma_wait<0>();
+    hold(o);
+    hold(p);
+    release(bar.v_free(before));
+    pack_probabilities();
+#pragma unroll
+    for (int i = 0; i < d / 2; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  DEVICE void take_turn() {
+    if (groups > 1) named_sync(turn_barrier + group, 256);
+  }
+
+  DEVICE void pass_turn() {
+    if (groups > 1) named_arrive(turn_barrier + (group + 1) % groups, 256);
+  }
+
+  DEVICE void run(const Tile &tile, u32 q_parity, u32 &count) {
+    // The first of the thread's two rows; the other is eight further.
+    const int row = tile.row + 64 * group + 16 * warp + lane / 4;
+    // Blocks from this one down are seen whole by every query of the warpgroup.
+    const int whole = FLASH_CAUSAL ? min(problem.n_keys, tile.row + 64 * group + 1) / keys : problem.n_keys / keys;
+#pragma unroll
+    for (int i = 0; i < d / 2; ++i) o[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = -infinity, sum[r] = 0.0f;
+
+    int block = tile.blocks - 1;
+    barrier_wait(bar.q_full(), q_parity);
+    barrier_wait(bar.k_full(stage_of(count)), parity_of(count));
+    take_turn();
+    hold(s);
+    wgmma_fence();
+    start_scores(stage_of(count));
+    pass_turn();
+    wgmma_wait<0>();
+    hold(s);
+    release(bar.k_free(stage_of(count)));
+    if (block >= whole) mask(row, block);
+    float factor[2];
+    soften(factor);
+    pack_probabilities();
+    ++count;
+    for (--block; block >= whole; --block, ++count) step<true>(row, block, count);
+    for (; block >= 0; --block, ++count) step<false>(row, block, count);
+    release(bar.q_free());
+    const int last = stage_of(count - 1);
+    barrier_wait(bar.v_full(last), parity_of(count - 1));
+    hold(o);
+    hold(p);
+    wgmma_fence();
+    start_outputs(last);
+    wgmma_wait<0>();
+    hold(o);
+    release(bar.v_free(last));
+  }
+
+  // Writes O and lse of the tile; what was written before has left shared memory.
+  DEVICE void finish(const Tile &tile, const TensorMap &map) {
+    const int row = tile.row + 64 * group + 16 * warp + lane / 4;
+    float *lse = problem.lse + (static_cast<long long>(tile.batch) * problem.heads + tile.head) * problem.n_queries;
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float total = sum[r];
+      total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
+      total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
+      inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
+      constexpr float ln2 = 0.69314718055994530942f;
+      if (lane % 4 == 0 && row + 8 * r < problem.n_queries) {
+        lse[row + 8 * r] = ln2 * (largest[r] * problem.scale_log2 + log2f(total));
+      }
+    }
+    const u32 place = base + o_at + group * panels * o_panel;
+    const bool first = warp == 0 && lane == 0;
+    if (first) copies_out_wait_read();
+    named_sync(group_barrier + group, 128);
+    // Of the eight-by-eight matrices of 16 columns: the lane's row, and whether it is of the first eight columns.
+    const u32 at_row = 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
+#pragma unroll
+    for (int chunk = 0; chunk < d / 16; ++chunk) {
+      const u32 panel = 16 * chunk / columns, within = 32 * chunk - panel * row_bytes + 16 * half;
+      u32 pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float scale = inverse[i % 2];
+        pairs[i] = pack(o[8 * chunk + 2 * i] * scale, o[8 * chunk + 2 * i + 1] * scale);
+      }
+      store_matrices(place + panel * o_panel + Layout::place(at_row * row_bytes + within), pairs[0], pairs[1], pairs[2],
+                     pairs[3]);
+    }
+    fence_to_async();
+    named_sync(group_barrier + group, 128);
+    if (first) {
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_out(&map, place + panel * o_panel, panel * columns, tile.row + 64 * group, tile.head, tile.batch);
+      }
+      copies_out_commit();
+    }
+  }
+};
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(threads, 1)
+    flash_forward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
+                  const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
+                  const __grid_constant__ Problem problem) {
+  extern __shared__ unsigned char memory[];
+  const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
+  const Barriers bar{base + barriers_at};
+  if (threadIdx.x == 0) {
+    prefetch_map(&q);
+    prefetch_map(&k);
+    prefetch_map(&v);
+    prefetch_map(&o);
+    barrier_init(bar.q_full(), 1);
+    barrier_init(bar.q_free(), 4 * groups);
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(bar.k_full(stage), 1);
+      barrier_init(bar.v_full(stage), 1);
+      // One arrival a warp.
+      barrier_init(bar.k_free(stage), 4 * groups);
+      barrier_init(bar.v_free(stage), 4 * groups);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  const Schedule schedule(problem);
+  if (threadIdx.x < 128) {
+    fewer_registers<copier_registers>();
+    if (threadIdx.x == 0) copy(base, bar, schedule, q, k, v);
+  } else {
+    more_registers<worker_registers>();
+    // By a shuffle, so that the compiler knows that a warp goes one way.
+    const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4 - 1;
+    Worker worker{base, bar, problem, group, static_cast<int>(threadIdx.x) % 32, warp % 4};
+    // The first warpgroup's first turn.
+    if (groups > 1 && group == groups - 1) named_arrive(turn_barrier, 256);
+    u32 count = 0, q_parity = 0;
+    Tile tile;
+    for (int turn = 0; !schedule.over(turn); ++turn) {
+      if (!schedule.get(turn, tile)) continue;
+      worker.run(tile, q_parity, count);
+      q_parity ^= 1;
+      worker.finish(tile, o);
+    }
+    // Nobody waits for the last turn that the last warpgroup passed on.
+    if (groups > 1 && group == 0) named_sync(turn_barrier, 256);
+    if (worker.warp == 0 && worker.lane == 0) copies_out_wait_read();
+  }
+}

@@ -1,0 +1,274 @@
+//! FlashAttention-2 as CUDA kernels for Hopper: `kernels/flash_forward.cu` and `kernels/flash_backward.cu`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{Attention, Shape};
+use crate::cuda::{self, Arguments, Geometry, Kernel, TensorMap, word_of};
+
+#[cfg(test)]
+mod gpu_tests;
+pub mod tile;
+
+use tile::{Backward, Forward, Variant};
+
+/// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d = 16, 32, 64 or 128.
+///
+/// Not yet one of [`super::IMPLEMENTATIONS`]: the kernels compile, and `gpu_tests` waits for its first run on a GPU.
+///
+/// `o`, `lse`, `dk` and `dv` repeat in every bit; the parts of `dq` are added in any order, so that its last bits vary.
+pub struct Flash;
+
+/// K and V of so many heads are worked on at a time: with Q and O they are to stay in an L2 cache of 50 MB.
+const SECTION_BYTES: u64 = 32 << 20;
+
+/// The kernels of one variant on one device.
+struct Kernels {
+    forward: Kernel,
+    prepare: Kernel,
+    backward: Kernel,
+    finish: Kernel,
+    multiprocessors: u32,
+}
+
+impl Kernels {
+    fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
+        static LOADED: Mutex<BTreeMap<(usize, Variant), Arc<Kernels>>> = Mutex::new(BTreeMap::new());
+        let Device::Cuda(index) = device else { anyhow::bail!("flash runs on a GPU, the inputs are on {device:?}") };
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = loaded.get(&(index, variant)) {
+            return Ok(kernels.clone());
+        }
+        let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+        let forwards = cuda::load(device, &forward.program())?;
+        let backwards = cuda::load(device, &backward.program())?;
+        let kernels = Self {
+            forward: forwards.kernel("flash_forward")?,
+            prepare: backwards.kernel("flash_backward_prepare")?,
+            backward: backwards.kernel("flash_backward")?,
+            finish: backwards.kernel("flash_backward_finish")?,
+            multiprocessors: forwards.multiprocessors()?,
+        };
+        kernels.forward.allow_shared(forward.shared_bytes())?;
+        kernels.backward.allow_shared(backward.shared_bytes())?;
+        let kernels = Arc::new(kernels);
+        loaded.insert((index, variant), kernels.clone());
+        Ok(kernels)
+    }
+}
+
+impl Attention for Flash {
+    fn name(&self) -> &'static str {
+        "flash"
+    }
+
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+        if !matches!(kind, Kind::BFloat16 | Kind::Half) {
+            return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
+        }
+        if !tile::DIMENSIONS.contains(&head_dim) {
+            return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"));
+        }
+        let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
+        match cuda::compute_capability(index) {
+            Ok((9, 0)) => Ok(()),
+            Ok((major, minor)) => {
+                Err(format!("its kernels are made for compute capability 9.0, this is {major}.{minor}"))
+            }
+            Err(error) => Err(format!("{error:#}")),
+        }
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let problem = Problem::of(q, k, v, is_causal)?;
+        let [q4, k4, v4] = [q, k, v].map(|t| problem.readable(t));
+        let (q4, k4, v4) = (q4?, k4?, v4?);
+        let o = Tensor::f_empty(q4.size(), (q.kind(), q.device()))?;
+        let lse = Tensor::f_empty(&q4.size()[..3], (Kind::Float, q.device()))?;
+
+        let kernels = Kernels::of(problem.variant, q.device())?;
+        let shape = Forward::of(problem.variant);
+        let columns = shape.columns();
+        let tiles = problem.n_queries.div_ceil(shape.rows()) * problem.heads * problem.batch;
+        let head_bytes = 4 * u64::from(problem.n_keys) * u64::from(problem.variant.d);
+        let section = (SECTION_BYTES / head_bytes).clamp(1, u64::from(problem.heads * problem.batch));
+        let words = [
+            word_of(problem.n_queries, problem.n_keys),
+            word_of(problem.heads, problem.batch),
+            word_of(problem.scale_log2().to_bits(), section as u32),
+            lse.data_ptr() as u64,
+        ];
+        let arguments = Arguments::new()
+            .map(&TensorMap::of(&q4, shape.rows(), columns)?)
+            .map(&TensorMap::of(&k4, shape.keys, columns)?)
+            .map(&TensorMap::of(&v4, shape.keys, columns)?)
+            .map(&TensorMap::of(&o, 64, columns)?)
+            .words(&words);
+        let geometry = Geometry {
+            grid: (tiles.min(kernels.multiprocessors), 1, 1),
+            block: (shape.threads(), 1, 1),
+            shared_bytes: shape.shared_bytes(),
+        };
+        kernels.forward.launch(geometry, &arguments)?;
+        Ok((o.f_reshape(q.size())?, lse.f_reshape(&q.size()[..q.dim() - 1])?))
+    }
+
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let problem = Problem::of(q, k, v, is_causal)?;
+        ensure!(d_o.size() == q.size(), "do has shape {:?} and o {:?}", d_o.size(), q.size());
+        let [q4, k4, v4, o4, do4] = [q, k, v, o, d_o].map(|t| problem.readable(t));
+        let (q4, k4, v4, o4, do4) = (q4?, k4?, v4?, o4?, do4?);
+        let lse = lse.f_contiguous()?;
+        ensure!(lse.kind() == Kind::Float, "lse is {:?}, the forward pass gives Float", lse.kind());
+        let like = |t: &Tensor| Tensor::f_empty(t.size(), (t.kind(), t.device()));
+        let (dq, dk, dv) = (like(&q4)?, like(&k4)?, like(&v4)?);
+
+        let kernels = Kernels::of(problem.variant, q.device())?;
+        let shape = Backward::of(problem.variant);
+        let (columns, blocks) = (shape.columns(), problem.n_queries.div_ceil(shape.queries));
+        let float = |elements: u32| {
+            let rows = [problem.batch, problem.heads, blocks, elements].map(i64::from);
+            Tensor::f_empty(rows, (Kind::Float, q.device()))
+        };
+        let (lse_log2, delta) = (float(shape.queries)?, float(shape.queries)?);
+        let dq_sums = float(shape.queries * problem.variant.d)?;
+        let words = [
+            word_of(problem.n_queries, problem.n_keys),
+            word_of(problem.heads, problem.batch),
+            word_of(problem.scale().to_bits(), problem.scale_log2().to_bits()),
+            lse_log2.data_ptr() as u64,
+            delta.data_ptr() as u64,
+            dq_sums.data_ptr() as u64,
+        ];
+        let strides = |t: &Tensor| t.stride()[..3].iter().map(|&stride| stride as u64).collect::<Vec<_>>();
+        let addresses = [&o4, &do4, &lse].map(|t| t.data_ptr() as u64);
+        let outputs = [&addresses[..], &strides(&o4), &strides(&do4)].concat();
+        let grid = |blocks| (blocks, problem.heads, problem.batch);
+        let small = Geometry { grid: grid(blocks), block: (256, 1, 1), shared_bytes: 0 };
+        kernels.prepare.launch(small, &Arguments::new().words(&words).words(&outputs))?;
+        let (query_box, key_box) = (shape.queries, Backward::KEYS);
+        let arguments = Arguments::new()
+            .map(&TensorMap::of(&q4, query_box, columns)?)
+            .map(&TensorMap::of(&k4, key_box, columns)?)
+            .map(&TensorMap::of(&v4, key_box, columns)?)
+            .map(&TensorMap::of(&do4, query_box, columns)?)
+            .map(&TensorMap::of(&dk, 64, columns)?)
+            .map(&TensorMap::of(&dv, 64, columns)?)
+            .words(&words);
+        let geometry = Geometry {
+            grid: grid(problem.n_keys.div_ceil(Backward::KEYS)),
+            block: (Backward::THREADS, 1, 1),
+            shared_bytes: shape.shared_bytes(),
+        };
+        kernels.backward.launch(geometry, &arguments)?;
+        kernels.finish.launch(small, &Arguments::new().words(&words).tensor(&dq))?;
+        Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
+    }
+}
+
+/// What the kernels are told of the inputs.
+struct Problem {
+    variant: Variant,
+    batch: u32,
+    heads: u32,
+    n_queries: u32,
+    n_keys: u32,
+}
+
+impl Problem {
+    fn of(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
+        let shape = Shape::of(q, k, v)?;
+        Flash.supports(q.kind(), q.device(), shape.d).map_err(anyhow::Error::msg)?;
+        let (batch, heads) = match shape.leading[..] {
+            [] => (1, 1),
+            [heads] => (1, heads),
+            [batch, ref heads @ ..] => (batch, heads.iter().product()),
+        };
+        // The kernels count rows of one head, and a grid its heads and batches, in fewer bits than a tensor may have.
+        let count = |what: &str, n: i64, most: i64| -> Result<u32> {
+            ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
+            Ok(u32::try_from(n)?)
+        };
+        Ok(Self {
+            variant: Variant { d: u32::try_from(shape.d)?, is_half: q.kind() == Kind::Half, is_causal },
+            batch: count("batches", batch, 65_535)?,
+            heads: count("heads", heads, 65_535)?,
+            n_queries: count("queries", shape.n_queries, 1 << 30)?,
+            n_keys: count("keys", shape.n_keys, 1 << 30)?,
+        })
+    }
+
+    /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the copy engine can read it so.
+    fn readable(&self, t: &Tensor) -> Result<Tensor> {
+        let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
+        let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
+        match TensorMap::fits(&four) {
+            Ok(()) => Ok(four),
+            // Its rows are of 32 bytes or more, and it begins where the allocator's blocks do.
+            Err(_) => dense_copy(&four).context("copying an input whose layout the copy engine cannot read"),
+        }
+    }
+
+    /// The factor of Eq. 4.
+    fn scale(&self) -> f32 {
+        (1.0 / f64::from(self.variant.d).sqrt()) as f32
+    }
+
+    /// The same for scores to base 2.
+    fn scale_log2(&self) -> f32 {
+        (std::f64::consts::LOG2_E / f64::from(self.variant.d).sqrt()) as f32
+    }
+}
+
+/// The same values in memory of their own, row after row.
+fn dense_copy(t: &Tensor) -> Result<Tensor> {
+    let mut copy = Tensor::f_empty(t.size(), (t.kind(), t.device()))?;
+    copy.f_copy_(t)?;
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {
+        let variant = Variant { d: 16, is_half: false, is_causal: true };
+        let problem = Problem { variant, batch: 2, heads: 3, n_queries: 5, n_keys: 5 };
+        let values = Tensor::arange(2 * 3 * 5 * 16, (Kind::BFloat16, Device::Cpu)).reshape([2, 3, 5, 16]);
+        let same = |a: &Tensor, b: &Tensor| a.data_ptr() == b.data_ptr();
+        assert!(same(&problem.readable(&values).unwrap(), &values));
+        let inside = values.transpose(1, 2).contiguous().transpose(1, 2);
+        assert!(same(&problem.readable(&inside).unwrap(), &inside));
+        let flat = problem.readable(&values.reshape([6, 5, 16])).unwrap();
+        assert_eq!(flat.size(), [2, 3, 5, 16]);
+        let ones = Tensor::ones([1, 1, 1, 1], (Kind::BFloat16, Device::Cpu)).expand_as(&values);
+        let odd = Tensor::zeros([2 * 3 * 5 * 16 + 1], (Kind::BFloat16, Device::Cpu)).narrow(0, 1, 2 * 3 * 5 * 16);
+        for unreadable in [ones, odd.reshape([2, 3, 5, 16])] {
+            let copy = problem.readable(&unreadable).unwrap();
+            assert!(!same(&copy, &unreadable) && TensorMap::fits(&copy).is_ok() && copy.equal(&unreadable));
+        }
+    }
+
+    #[test]
+    fn without_a_hopper_gpu_it_says_what_it_needs() {
+        let words = |kind, device, d| Flash.supports(kind, device, d).unwrap_err();
+        assert!(words(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
+        assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+        assert!(words(Kind::Half, Device::Cpu, 64).contains("need a GPU"));
+    }
+}

@@ -1,0 +1,287 @@
+//! What a rank process learns from its environment, in torchrun's names or in those of srun and mpirun.
+
+use std::net::{IpAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::torch::gloo::{Address, Member};
+use crate::torch::store::Store;
+
+/// Who a rank is and where it meets the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    pub rank: usize,
+    /// The rank's number on its machine, and so the number of its GPU.
+    pub local_rank: usize,
+    pub world_size: usize,
+    /// How many ranks this machine runs; all of them, as far as nobody says otherwise.
+    pub local_world_size: usize,
+    pub master_addr: String,
+    pub master_port: u16,
+    /// Whether the launcher serves the store at that address; rank 0 does otherwise.
+    pub agent_store: bool,
+    /// How often torchrun has restarted the ranks; each attempt has keys of its own in the launcher's store.
+    pub attempt: usize,
+    /// The network interface that Gloo is to use (`GLOO_SOCKET_IFNAME`).
+    pub interface: Option<String>,
+    /// How long a collective may take: what the supervisor allows, else [`DEFAULT_TIMEOUT`].
+    pub timeout: Duration,
+}
+
+/// c10d's own default for Gloo (`kProcessGroupDefaultTimeout`, torch 2.11: 30 minutes).
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// torchrun's own default, for launchers that know no port.
+const DEFAULT_PORT: u16 = 29500;
+
+pub(super) const LOOPBACK: &str = "127.0.0.1";
+
+/// torchrun's variable for "the launcher serves the store", which spares us guessing a port that stays free.
+pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+pub(super) const DEADLINE: &str = "CS336_DEADLINE_S";
+
+/// A launcher's own names for what torchrun calls RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE.
+struct Launcher {
+    rank: &'static str,
+    local_rank: &'static str,
+    world_size: &'static str,
+    local_world_size: &'static str,
+}
+
+const TORCHRUN: Launcher =
+    Launcher { rank: "RANK", local_rank: "LOCAL_RANK", world_size: "WORLD_SIZE", local_world_size: "LOCAL_WORLD_SIZE" };
+
+/// Asked where RANK is missing; `sbatch` sets SLURM's variables for what runs under mpirun too, so Open MPI comes first.
+const OTHERS: &[Launcher] = &[
+    Launcher {
+        rank: "OMPI_COMM_WORLD_RANK",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_world_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Launcher {
+        rank: "SLURM_PROCID",
+        local_rank: "SLURM_LOCALID",
+        world_size: "SLURM_NTASKS",
+        // May read "4(x2)", and is then no number; see below.
+        local_world_size: "SLURM_STEP_TASKS_PER_NODE",
+    },
+];
+
+impl Environment {
+    /// Reads this process's environment.
+    ///
+    /// # Errors
+    /// Names the variable that is missing or makes no sense.
+    pub fn read() -> Result<Self> {
+        Self::from(|name| std::env::var(name).ok())
+    }
+
+    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let of = |launcher: &&Launcher| variable(launcher.rank).is_some();
+        let launcher = [&TORCHRUN].into_iter().chain(OTHERS).find(of).unwrap_or(&TORCHRUN);
+        let text = |name: &str| {
+            variable(name).with_context(|| {
+                format!("{name} is not set: ranks are started by cs336 itself, or under torchrun, srun or mpirun")
+            })
+        };
+        let number = |name: &str| parse(name, &text(name)?);
+        let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
+        ensure!(rank < world_size, "{} is {rank}, but {} is {world_size}", launcher.rank, launcher.world_size);
+        let local_world_size = match variable(launcher.local_world_size) {
+            // SLURM's "4(x2)" is 4 on each of two nodes, its "4,3" is 4 on the first.
+            Some(text) => parse(launcher.local_world_size, text.split(['(', ',']).next().unwrap_or_default())?,
+            None => world_size,
+        };
+        let timeout = match variable(DEADLINE) {
+            Some(text) => Duration::try_from_secs_f64(text.parse().with_context(|| format!("{DEADLINE} is {text:?}"))?)
+                .with_context(|| format!("{DEADLINE} is {text:?}"))?,
+            None => DEFAULT_TIMEOUT,
+        };
+        let is_torchrun = launcher.rank == TORCHRUN.rank;
+        let master_port = match variable("MASTER_PORT") {
+            None if !is_torchrun => DEFAULT_PORT,
+            _ => {
+                let port = number("MASTER_PORT")?;
+                u16::try_from(port).ok().filter(|&port| port > 0).with_context(|| {
+                    format!("MASTER_PORT is {port}, not a port: choose one from 1024 to 65535 that is free")
+                })?
+            }
+        };
+        let master_addr = match variable("MASTER_ADDR") {
+            Some(address) => address,
+            None if !is_torchrun => match variable("SLURM_STEP_NODELIST") {
+                Some(nodes) => first_node(&nodes),
+                None if local_world_size == world_size => LOOPBACK.to_string(),
+                None => text("MASTER_ADDR")?,
+            },
+            None => text("MASTER_ADDR")?,
+        };
+        Ok(Self {
+            rank,
+            local_rank: number(launcher.local_rank)?,
+            world_size,
+            local_world_size,
+            master_addr,
+            master_port,
+            agent_store: variable(AGENT_STORE).is_some_and(|value| value == "True"),
+            attempt: variable("TORCHELASTIC_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0),
+            interface: variable("GLOO_SOCKET_IFNAME"),
+            timeout,
+        })
+    }
+
+    /// Reaches the store of this run, which rank 0 serves unless its launcher does.
+    ///
+    /// # Errors
+    /// The port is taken, or nobody serves the store within the timeout.
+    pub fn store(&self) -> Result<Store> {
+        let &Self { rank, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
+        let store = match rank {
+            0 if !agent_store => Store::serve(self.listen()?, timeout),
+            _ => Store::join(master_addr, master_port, timeout),
+        };
+        store?.under(&format!("cs336/attempt_{attempt}"))
+    }
+
+    /// How this rank joins a Gloo group.
+    pub fn member(&self) -> Result<Member> {
+        let address = match &self.interface {
+            Some(interface) => Address::Interface(interface.clone()),
+            None => Address::Host(self.own_address()?.to_string()),
+        };
+        Ok(Member { rank: self.rank, world_size: self.world_size, address, timeout: self.timeout })
+    }
+
+    fn listen(&self) -> Result<TcpListener> {
+        let (host, port) = (self.master_addr.as_str(), self.master_port);
+        let mut address = self.master_ip()?;
+        // Debian's /etc/hosts gives a machine's own name the address 127.0.1.1, where no other machine reaches it.
+        if address.is_loopback() && self.local_world_size < self.world_size {
+            address = IpAddr::from([0, 0, 0, 0]);
+        }
+        TcpListener::bind((address, port)).with_context(|| {
+            format!("rank 0 listening on {host}:{port}; if it is in use, set MASTER_PORT to a port that is free")
+        })
+    }
+
+    fn master_ip(&self) -> Result<IpAddr> {
+        let host = &self.master_addr;
+        let mut found = (host.as_str(), self.master_port)
+            .to_socket_addrs()
+            .with_context(|| format!("looking up MASTER_ADDR {host:?}"))?;
+        Ok(found.next().with_context(|| format!("MASTER_ADDR {host:?} has no address"))?.ip())
+    }
+
+    /// The address of this machine on the way to rank 0's; connecting a datagram socket sends nothing.
+    fn own_address(&self) -> Result<IpAddr> {
+        let master = self.master_ip()?;
+        let any: IpAddr = if master.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0u16; 8]) };
+        let socket = UdpSocket::bind((any, 0)).context("looking for this machine's address")?;
+        socket.connect((master, self.master_port)).with_context(|| format!("looking for the way to {master}"))?;
+        Ok(socket.local_addr()?.ip())
+    }
+}
+
+fn parse(name: &str, text: &str) -> Result<usize> {
+    text.parse().with_context(|| format!("{name} is {text:?}, not a number"))
+}
+
+/// The first host of SLURM's list: `"a[07-09,12],b1"` begins with `a07`.
+fn first_node(nodes: &str) -> String {
+    let (name, rest) = nodes.split_at(nodes.find(['[', ',']).unwrap_or(nodes.len()));
+    match rest.strip_prefix('[') {
+        Some(numbers) => format!("{name}{}", numbers.split(['-', ',', ']']).next().unwrap_or_default()),
+        None => name.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(variables: &[(&str, &str)]) -> Result<Environment> {
+        Environment::from(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string()))
+    }
+
+    const TORCHRUN: &[(&str, &str)] = &[
+        ("RANK", "1"),
+        ("LOCAL_RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29511"),
+    ];
+
+    fn changed(name: &str, value: Option<&'static str>) -> Result<Environment> {
+        let others = TORCHRUN.iter().copied().filter(|(known, _)| *known != name);
+        let name = TORCHRUN.iter().map(|(known, _)| *known).chain([DEADLINE]).find(|known| *known == name).unwrap();
+        from(&others.chain(value.map(|value| (name, value))).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn torchruns_environment_is_read_and_errors_name_the_variable() {
+        let read = from(TORCHRUN).unwrap();
+        assert_eq!((read.rank, read.world_size, read.local_world_size), (1, 2, 2));
+        assert_eq!((read.master_port, read.timeout), (29511, DEFAULT_TIMEOUT));
+        for (name, value) in [
+            ("RANK", None),
+            ("RANK", Some("2")),
+            ("WORLD_SIZE", Some("two")),
+            ("MASTER_PORT", Some("70000")),
+            ("MASTER_PORT", Some("0")),
+            ("MASTER_PORT", None),
+            ("MASTER_ADDR", None),
+            (DEADLINE, Some("-1")),
+        ] {
+            let error = changed(name, value).unwrap_err();
+            assert!(format!("{error:#}").contains(name), "{name} {value:?}: {error:#}");
+        }
+    }
+
+    #[test]
+    fn slurms_and_open_mpis_environments_are_read_where_rank_is_missing() {
+        let slurm = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NTASKS", "8"),
+            ("SLURM_STEP_TASKS_PER_NODE", "4(x2)"),
+            ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+        ];
+        let read = from(&slurm).unwrap();
+        assert_eq!((read.rank, read.local_rank, read.world_size, read.local_world_size), (5, 1, 8, 4));
+        assert_eq!((read.master_addr.as_str(), read.master_port), ("gpu07", DEFAULT_PORT));
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
+        let inside_sbatch: Vec<_> =
+            slurm.iter().filter(|(name, _)| *name != "SLURM_STEP_NODELIST").chain(&mpi).copied().collect();
+        let error = from(&inside_sbatch).unwrap_err();
+        assert!(error.to_string().contains("MASTER_ADDR"), "several machines need it: {error:#}");
+        let with_master = [&inside_sbatch[..], &[("MASTER_ADDR", "head")]].concat();
+        let read = from(&with_master).unwrap();
+        assert_eq!((read.rank, read.world_size, read.master_addr.as_str()), (2, 4, "head"));
+        let torchrun_inside_sbatch = [&slurm[..], TORCHRUN].concat();
+        assert_eq!(from(&torchrun_inside_sbatch).unwrap().rank, 1);
+        for (nodes, first) in [("a1", "a1"), ("a1,b2", "a1"), ("a[07,9],b1", "a07"), ("a[1]", "a1")] {
+            assert_eq!(first_node(nodes), first);
+        }
+    }
+
+    #[test]
+    fn a_name_of_this_machine_is_a_meeting_place_as_good_as_an_address() {
+        let port = TcpListener::bind((LOOPBACK, 0)).unwrap().local_addr().unwrap().port();
+        let base = Environment { timeout: Duration::from_secs(5), master_port: port, ..from(TORCHRUN).unwrap() };
+        let head = Environment { rank: 0, master_addr: "localhost".into(), ..base.clone() };
+        assert!(head.own_address().unwrap().is_loopback());
+        let store = head.store().unwrap();
+        assert!(TcpListener::bind(("127.0.0.2", port)).is_ok(), "ranks of one machine listen to that machine alone");
+        let error = format!("{:#}", head.store().map(drop).unwrap_err());
+        assert!(error.contains(&format!("localhost:{port}")) && error.contains("in use"), "{error}");
+        base.store().unwrap().set("word", b"heard").unwrap();
+        assert_eq!(store.get("word").unwrap(), b"heard");
+    }
+}

@@ -1,0 +1,143 @@
+//! How the ranks of one run find each other: at a store, where each says who it is before any backend connects.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::environment::Environment;
+use super::gloo::Gloo;
+use super::nccl::Nccl;
+use super::{Backend, Shared};
+use crate::torch::store::Store;
+
+/// Waits for every rank of the environment's world, and forms a group of them.
+///
+/// # Errors
+/// Names the ranks that have not come within the environment's timeout, or those that were told of another world size
+/// or backend; then the backend's own.
+pub fn meet(environment: &Environment, store: &Store, backend: Backend) -> Result<Shared> {
+    greet(environment, store, backend)?;
+    match backend {
+        Backend::Gloo => Ok(Arc::new(Gloo::connect(store, &environment.member()?)?)),
+        Backend::Nccl => Ok(Arc::new(Nccl::connect(store, environment)?)),
+    }
+}
+
+fn greet(environment: &Environment, store: &Store, backend: Backend) -> Result<()> {
+    let &Environment { rank, world_size, timeout, .. } = environment;
+    let mine = format!("WORLD_SIZE {world_size} and backend {}", backend.name());
+    ensure!(
+        !store.has(&present(rank))?,
+        "another process is rank {rank} already: give every process a RANK of its own"
+    );
+    store.set(&present(rank), mine.as_bytes())?;
+    for other in 0..world_size {
+        let Ok(theirs) = store.get(&present(other)) else {
+            let missing = (0..world_size).filter(|&other| !store.has(&present(other)).unwrap_or(false));
+            let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+            bail!(
+                "rank {} of {world_size} has not come within {:.1} s",
+                missing.join(", rank "),
+                timeout.as_secs_f64()
+            );
+        };
+        let theirs = String::from_utf8(theirs).context("a rank's greeting")?;
+        ensure!(theirs == mine, "rank {rank} was told {mine}, but rank {other} was told {theirs}");
+    }
+    Ok(())
+}
+
+fn present(rank: usize) -> String {
+    format!("rank/{rank}")
+}
+
+/// Brings every rank's result to rank 0 (in rank order; empty elsewhere), and lets nobody leave before all have come.
+///
+/// # Errors
+/// A rank's result has not come within the environment's timeout.
+pub fn part(environment: &Environment, store: &Store, result: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let key = |rank: usize| format!("result/{rank}");
+    store.set(&key(environment.rank), result)?;
+    if environment.rank != 0 {
+        // Rank 0 may hold the store that the others still talk to.
+        store.get("results")?;
+        store.set(&format!("left/{}", environment.rank), b"")?;
+        return Ok(Vec::new());
+    }
+    let results = (0..environment.world_size).map(|rank| store.get(&key(rank))).collect::<Result<Vec<_>>>()?;
+    store.set("results", b"")?;
+    (1..environment.world_size).try_for_each(|rank| store.get(&format!("left/{rank}")).map(drop))?;
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::collective::environment::LOOPBACK;
+
+    fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environment {
+        Environment {
+            rank,
+            local_rank: rank,
+            world_size,
+            local_world_size: world_size,
+            master_addr: LOOPBACK.into(),
+            master_port: 1,
+            agent_store: false,
+            attempt: 0,
+            interface: None,
+            timeout,
+        }
+    }
+
+    /// Both ranks' outcomes of `body`, each on a thread with a connection of its own.
+    fn two<T: Send>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; 2] {
+        let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = Store::serve(listener, timeout).unwrap();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| body(1, &Store::join(LOOPBACK, port, timeout).unwrap()));
+            let first = body(0, &server);
+            [first, other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn ranks_that_were_told_different_worlds_name_them() {
+        let outcomes = two(Duration::from_secs(2), |rank, store| {
+            greet(&environment(rank, 2 + rank, Duration::from_secs(2)), store, Backend::Gloo)
+        });
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(&format!("rank {rank} was told WORLD_SIZE {}", 2 + rank)), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_never_comes_and_a_rank_that_comes_twice_are_named() {
+        let timeout = Duration::from_millis(600);
+        let [first, second] = two(timeout, |rank, store| greet(&environment(rank, 3, timeout), store, Backend::Gloo));
+        for outcome in [first, second] {
+            assert_eq!(outcome.unwrap_err().to_string(), "rank 2 of 3 has not come within 0.6 s");
+        }
+        let [again, _] = two(timeout, |rank, store| match rank {
+            0 => {
+                greet(&environment(0, 1, timeout), store, Backend::Gloo).unwrap();
+                greet(&environment(0, 1, timeout), store, Backend::Gloo)
+            }
+            _ => Ok(()),
+        });
+        assert!(again.unwrap_err().to_string().contains("another process is rank 0 already"));
+    }
+
+    #[test]
+    fn rank_0_gets_every_result_in_order() {
+        let timeout = Duration::from_secs(5);
+        let results = two(timeout, |rank, store| part(&environment(rank, 2, timeout), store, &[rank as u8]).unwrap());
+        assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);
+    }
+}

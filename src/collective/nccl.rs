@@ -1,0 +1,273 @@
+//! NCCL, between processes that each drive one GPU.
+//!
+//! Collectives run on a stream of the group's own. Each waits there for what the calling thread had launched before it,
+//! and `wait` has that thread's later work wait for the collective; the host waits for neither. A guard thread watches
+//! over what is under way: when a peer is lost or late it aborts the communicator and ends the process, because whoever
+//! waits for the device would otherwise go on with values that never arrived. Not for use inside a CUDA graph's capture.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::environment::Environment;
+use super::flight::Flight;
+use super::log::{Call, Log, Span};
+use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
+use crate::cuda::{Event, Stream, make_current};
+use crate::torch;
+use crate::torch::store::Store;
+
+mod communicator;
+mod guard;
+mod library;
+
+use communicator::{Communicator, Membership, Request, data_type};
+use guard::{Guard, UnderWay};
+
+/// NVLink multicast. It stays off unless the user decides otherwise: a program that dies while it is in use can take all
+/// GPUs of a shared machine out of service, and with up to four GPUs it makes no collective faster (NVIDIA/nccl#1455).
+pub const NVLS: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
+
+/// Set to 1, NCCL launches each collective on the calling thread. As shipped it launches on a thread of its own, which
+/// costs microseconds a call, and no call can block for good.
+const BLOCKING: &str = "CS336_NCCL_BLOCKING";
+
+/// An NCCL communicator and what is under way in it.
+pub struct Nccl {
+    rank: usize,
+    world_size: usize,
+    device: Device,
+    log: Log,
+    flight: Arc<Flight>,
+    /// Locked while a collective is launched, so that calls are numbered in the order of the stream.
+    stream: Mutex<Stream>,
+    communicator: Arc<Communicator>,
+    under_way: Arc<UnderWay>,
+    guard: Guard,
+}
+
+/// The version of the NCCL that is found here, as "2.28.9".
+///
+/// Errors: [`crate::error::Fault::NotAvailable`].
+pub fn version() -> Result<String> {
+    let version = library::Api::get()?.version()?;
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+impl Nccl {
+    /// Meets the other ranks at their store, each with the GPU of its local rank.
+    ///
+    /// # Errors
+    /// [`crate::error::Fault::NotAvailable`] without NCCL or that GPU; NCCL's words; a rank that does not come within
+    /// the environment's timeout.
+    pub fn connect(store: &Store, environment: &Environment) -> Result<Self> {
+        let &Environment { rank, local_rank, world_size, timeout, .. } = environment;
+        let (name, value) = NVLS;
+        ensure!(std::env::var_os(name).is_some(), "{name} is not set: set it to {value} before this process starts");
+        let device = torch::cuda_device(local_rank)?;
+        make_current(device)?;
+        let id = exchange(store, rank, || library::Api::get()?.unique_id())?;
+        let is_blocking = std::env::var(BLOCKING).is_ok_and(|value| value == "1");
+        let communicator = Communicator::form(&Membership { id, rank, world_size, timeout }, is_blocking)?;
+        let (communicator, flight) = (Arc::new(communicator), Arc::new(Flight::open()?));
+        let under_way = Arc::new(UnderWay::default());
+        let guard = Guard::start(communicator.clone(), under_way.clone(), flight.clone(), rank, timeout)?;
+        let (stream, log) = (Mutex::new(Stream::new(device)?), Log::new(device));
+        Ok(Self { rank, world_size, device, log, flight, stream, communicator, under_way, guard })
+    }
+
+    /// Launches `requests` as one collective over the whole of `tensors`; `held` are all the tensors they touch.
+    fn start(
+        &self,
+        operation: Operation,
+        tensors: &[Tensor],
+        how: &str,
+        requests: &[Request],
+        held: Vec<Tensor>,
+    ) -> Result<Pending> {
+        held.iter().try_for_each(|tensor| self.usable(tensor)).with_context(|| operation.name())?;
+        let stream: MutexGuard<_> = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        self.under_way.release_done()?;
+        let detail = detail_of(tensors, how);
+        let sequence = self.flight.call(operation, &detail);
+        let name = format!("{operation} {sequence} {detail}").trim_end().to_string();
+        let launched = Instant::now();
+        let launch = || -> Result<_> {
+            let ready = Event::new(self.device, false)?;
+            ready.record_current()?;
+            stream.wait_for(&ready)?;
+            let is_logged = self.log.is_on();
+            let started = Event::new(self.device, is_logged)?;
+            started.record_on(&stream)?;
+            self.communicator.launch(requests, &stream)?;
+            let ended = Arc::new(Event::new(self.device, is_logged)?);
+            ended.record_on(&stream)?;
+            if is_logged {
+                let span = Span::Device { started: Arc::new(started), ended: ended.clone() };
+                self.log.note(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
+            }
+            Ok(ended)
+        };
+        let ended = launch().with_context(|| name.clone())?;
+        self.under_way.add(sequence, name.clone(), ended.clone(), held);
+        Ok(Pending { name, ended })
+    }
+
+    /// NCCL counts elements from the data pointer, so a tensor with gaps would be taken for its neighbours.
+    fn usable(&self, tensor: &Tensor) -> Result<()> {
+        let (device, wanted) = (tensor.device(), self.device);
+        ensure!(device == wanted, "this rank's tensors must be on {wanted:?}, this one is on {device:?}");
+        ensure!(tensor.is_contiguous(), "nccl works on contiguous tensors, this one has strides {:?}", tensor.stride());
+        data_type(tensor).map(drop)
+    }
+
+    fn shares(&self, whole: &Tensor, share: &Tensor) -> Result<()> {
+        let (have, one) = (whole.numel(), share.numel());
+        let (of, ours) = (whole.kind(), share.kind());
+        ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
+        ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+        Ok(())
+    }
+}
+
+/// The unique id that rank 0 makes, at every rank.
+fn exchange(store: &Store, rank: usize, make: impl FnOnce() -> Result<[u8; 128]>) -> Result<[u8; 128]> {
+    const KEY: &str = "nccl/id";
+    if rank == 0 {
+        let id = make()?;
+        store.set(KEY, &id)?;
+        return Ok(id);
+    }
+    let id = store.get(KEY)?;
+    id.as_slice().try_into().with_context(|| format!("rank 0's NCCL id has {} bytes, not 128", id.len()))
+}
+
+fn averages(op: Op, tensor: &Tensor) -> Result<()> {
+    ensure!(
+        op == Op::Sum || tensor.kind() != Kind::Int64,
+        "average of {:?} tensors: only floating point has averages",
+        tensor.kind()
+    );
+    Ok(())
+}
+
+struct Pending {
+    name: String,
+    ended: Arc<Event>,
+}
+
+impl Work for Pending {
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.ended.hold_back_current().with_context(|| self.name.clone())
+    }
+}
+
+impl Collective for Nccl {
+    fn backend(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        self.all_reduce_coalesced_async(std::slice::from_ref(tensor), op)
+    }
+
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        ensure!(!tensors.is_empty(), "all-reduce of no tensors");
+        tensors.iter().try_for_each(|tensor| averages(op, tensor))?;
+        let held = tensors.iter().map(Tensor::shallow_clone).collect();
+        let requests: Vec<_> = tensors.iter().map(|tensor| Request::AllReduce { tensor, op }).collect();
+        Ok(Box::new(self.start(Operation::AllReduce, tensors, op.detail(), &requests, held)?))
+    }
+
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
+        ensure!(root < self.world_size, "broadcast from rank {root} of {} ranks", self.world_size);
+        let (whole, held) = (std::slice::from_ref(tensor), vec![tensor.shallow_clone()]);
+        let request = Request::Broadcast { tensor, root };
+        Ok(Box::new(self.start(Operation::Broadcast, whole, &format!(" from rank {root}"), &[request], held)?))
+    }
+
+    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
+        self.shares(output, input).context("all_gather")?;
+        let (whole, held) = (std::slice::from_ref(output), vec![output.shallow_clone(), input.shallow_clone()]);
+        Ok(Box::new(self.start(Operation::AllGather, whole, "", &[Request::AllGather { output, input }], held)?))
+    }
+
+    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        self.shares(input, output).context("reduce_scatter")?;
+        averages(op, input)?;
+        let (whole, held) = (std::slice::from_ref(input), vec![output.shallow_clone(), input.shallow_clone()]);
+        let request = Request::ReduceScatter { output, input, op };
+        Ok(Box::new(self.start(Operation::ReduceScatter, whole, op.detail(), &[request], held)?))
+    }
+
+    /// The host waits, too.
+    fn barrier(&self) -> Result<()> {
+        let token = Tensor::f_zeros([1], (Kind::Float, self.device))?;
+        let request = Request::AllReduce { tensor: &token, op: Op::Sum };
+        let work = self.start(Operation::Barrier, &[], "", &[request], vec![token.shallow_clone()])?;
+        while !work.ended.has_passed().with_context(|| work.name.clone())? {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> &Log {
+        &self.log
+    }
+}
+
+impl Drop for Nccl {
+    /// Ends the communicator with the other ranks; a rank that has failed does not come here (`cs336 rank` sees to it).
+    fn drop(&mut self) {
+        // Guarded to the last: a peer may be lost now as well.
+        let quiet = torch::stream::synchronize(self.device);
+        self.guard.stop();
+        let ended = quiet.and_then(|()| self.communicator.finalize());
+        if let Err(error) = ended {
+            eprintln!("cs336: rank {}: {error:#}", self.rank);
+        }
+        // Nothing runs any more, so that the tensors may go whether or not the events can still be asked.
+        self.under_way.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn rank_0s_id_reaches_the_others_and_one_of_another_size_is_refused() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let store = Store::serve(listener, Duration::from_secs(5)).unwrap();
+        let id: [u8; 128] = std::array::from_fn(|i| i as u8);
+        assert_eq!(exchange(&store, 0, || Ok(id)).unwrap(), id);
+        assert_eq!(exchange(&store, 1, || anyhow::bail!("only rank 0 makes an id")).unwrap(), id);
+        store.set("nccl/id", b"short").unwrap();
+        let error = exchange(&store, 1, || Ok(id)).unwrap_err();
+        assert!(error.to_string().contains("has 5 bytes, not 128"), "{error}");
+    }
+
+    #[test]
+    fn an_average_of_whole_numbers_is_refused_and_the_version_reads_as_usual() {
+        let whole = Tensor::from_slice(&[1i64]);
+        assert!(averages(Op::Average, &whole).unwrap_err().to_string().contains("Int64"));
+        assert!(averages(Op::Sum, &whole).is_ok());
+        assert!(version().unwrap().starts_with("2."), "{:?}", version());
+    }
+}

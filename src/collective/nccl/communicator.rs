@@ -1,0 +1,281 @@
+//! One rank's NCCL communicator: calls that never block for good, and an end that is clean or an abort.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
+use tch::{Kind, Tensor};
+
+use super::library::Api;
+use crate::collective::Op;
+use crate::cuda::Stream;
+
+/// What every rank must agree on to form a communicator, and who this one is.
+pub(super) struct Membership {
+    pub id: [u8; 128],
+    pub rank: usize,
+    pub world_size: usize,
+    pub timeout: Duration,
+}
+
+/// One operation of a group call.
+#[derive(Clone, Copy)]
+pub(super) enum Request<'a> {
+    AllReduce { tensor: &'a Tensor, op: Op },
+    Broadcast { tensor: &'a Tensor, root: usize },
+    AllGather { output: &'a Tensor, input: &'a Tensor },
+    ReduceScatter { output: &'a Tensor, input: &'a Tensor, op: Op },
+}
+
+pub(super) struct Communicator {
+    api: &'static Api,
+    /// Null once it has been destroyed or aborted. NCCL lets one thread at a time use a communicator.
+    raw: Mutex<Raw>,
+    timeout: Duration,
+}
+
+struct Raw(ncclComm_t);
+
+// SAFETY: NCCL lets any thread use a communicator, one at a time, which the mutex around it sees to.
+unsafe impl Send for Raw {}
+
+/// How nccl.h marks a config and what it leaves open (NCCL_CONFIG_INITIALIZER).
+const MAGIC: u32 = 0xcafe_beef;
+const UNDEFINED: c_int = c_int::MIN;
+
+/// How long the ranks may take to agree that all is done.
+const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
+
+impl Communicator {
+    /// Forms a communicator with the other ranks, on the device that is current.
+    ///
+    /// # Errors
+    /// NCCL's; or the others have not come within the timeout.
+    pub fn form(membership: &Membership, is_blocking: bool) -> Result<Self> {
+        let &Membership { id, rank, world_size, timeout } = membership;
+        let api = Api::get()?;
+        let mut config = config(api.version()?, is_blocking);
+        let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(world_size)?);
+        // NCCL's own thread writes the communicator there once more when it is formed, however long that takes.
+        let place: *mut ncclComm_t = Box::leak(Box::new(std::ptr::null_mut()));
+        // SAFETY: the place lives for ever, and the config, which NCCL copies, longer than the call.
+        let code = unsafe { (api.comm_init_rank_config)(place, ranks, id, rank, &mut config) };
+        // SAFETY: the place is valid; the other writer writes the same value.
+        let raw = unsafe { place.read_volatile() };
+        let new = Self { api, raw: Mutex::new(Raw(raw)), timeout };
+        new.settle(&new.lock(), code).with_context(|| {
+            format!("rank {rank} of {world_size} forming an NCCL communicator; NCCL_DEBUG=INFO has NCCL tell more")
+        })?;
+        Ok(new)
+    }
+
+    /// Launches the requests on `stream` as one group, behind what is on it already.
+    ///
+    /// The tensors' memory must stay until the stream has done them.
+    pub fn launch(&self, requests: &[Request], stream: &Stream) -> Result<()> {
+        let raw = self.lock();
+        ensure!(!raw.0.is_null(), "the communicator has been aborted");
+        let call = || -> Result<c_int> {
+            if let [request] = requests {
+                return self.enqueue(&raw, *request, stream);
+            }
+            // SAFETY: no condition; ended below, on this thread, whatever the requests came to.
+            self.api.check(unsafe { (self.api.group_start)() }, Some(raw.0))?;
+            let outcome = requests.iter().try_for_each(|request| {
+                let code = self.enqueue(&raw, *request, stream)?;
+                if code == ncclResult_t::ncclInProgress as c_int { Ok(()) } else { self.api.check(code, Some(raw.0)) }
+            });
+            // SAFETY: started above.
+            let ended = unsafe { (self.api.group_end)() };
+            outcome.map(|()| ended)
+        };
+        let code = stream.on_device(call)??;
+        self.settle(&raw, code)
+    }
+
+    fn enqueue(&self, raw: &Raw, request: Request, stream: &Stream) -> Result<c_int> {
+        let (api, stream) = (self.api, stream.as_ptr());
+        let address = |tensor: &Tensor| -> *mut c_void { tensor.data_ptr() };
+        // SAFETY: the communicator is alive; every pointer is to as many elements of that type as are counted, dense and
+        // on the communicator's device (the caller has checked), and stays until the stream has passed (ditto).
+        Ok(unsafe {
+            match request {
+                Request::AllReduce { tensor, op } => {
+                    let (at, kind) = (address(tensor), data_type(tensor)?);
+                    (api.all_reduce)(at, at, tensor.numel(), kind, reduction(op), raw.0, stream)
+                }
+                Request::Broadcast { tensor, root } => {
+                    let (at, kind) = (address(tensor), data_type(tensor)?);
+                    (api.broadcast)(at, at, tensor.numel(), kind, c_int::try_from(root)?, raw.0, stream)
+                }
+                Request::AllGather { output, input } => {
+                    let kind = data_type(input)?;
+                    (api.all_gather)(address(input), address(output), input.numel(), kind, raw.0, stream)
+                }
+                Request::ReduceScatter { output, input, op } => {
+                    let (from, to, kind) = (address(input), address(output), data_type(input)?);
+                    (api.reduce_scatter)(from, to, output.numel(), kind, reduction(op), raw.0, stream)
+                }
+            }
+        })
+    }
+
+    /// The fault that NCCL has met on a thread of its own, if any; nothing while another thread uses the communicator.
+    pub fn asynchronous_fault(&self) -> Option<anyhow::Error> {
+        let raw = self.raw.try_lock().ok().filter(|raw| !raw.0.is_null())?;
+        match self.state(&raw) {
+            Ok(code) if code == ncclResult_t::ncclInProgress as c_int => None,
+            Ok(code) => self.api.check(code, Some(raw.0)).err(),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Ends the communicator with the other ranks, all of which must do the same.
+    ///
+    /// # Errors
+    /// The others have not come, or NCCL's; it has then been aborted.
+    pub fn finalize(&self) -> Result<()> {
+        let mut raw = self.lock();
+        if raw.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: alive, and no operation is under way: the caller has waited for its stream.
+        let code = unsafe { (self.api.comm_finalize)(raw.0) };
+        let finalized = self.settle_within(&raw, code, FINALIZE_LIMIT).context("ending an NCCL communicator");
+        let destroy = if finalized.is_ok() { self.api.comm_destroy } else { self.api.comm_abort };
+        // SAFETY: alive, and used by nobody after this.
+        let code = unsafe { destroy(std::mem::replace(&mut raw.0, std::ptr::null_mut())) };
+        finalized.and(self.api.check(code, None).context("freeing an NCCL communicator"))
+    }
+
+    /// Stops what is under way on the device and frees the communicator; the group is of no use afterwards.
+    ///
+    /// Gives up, and says so by `false`, if another thread does not leave the communicator within `patience`.
+    pub fn abort(&self, patience: Duration) -> bool {
+        let started = Instant::now();
+        loop {
+            if let Ok(mut raw) = self.raw.try_lock() {
+                let raw = std::mem::replace(&mut raw.0, std::ptr::null_mut());
+                if !raw.is_null() {
+                    // SAFETY: alive, and used by nobody after this.
+                    unsafe { (self.api.comm_abort)(raw) };
+                }
+                return true;
+            }
+            if started.elapsed() > patience {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until a call that NCCL goes on with by itself is done.
+    fn settle(&self, raw: &Raw, code: c_int) -> Result<()> {
+        self.settle_within(raw, code, self.timeout)
+    }
+
+    fn settle_within(&self, raw: &Raw, mut code: c_int, limit: Duration) -> Result<()> {
+        let started = Instant::now();
+        while code == ncclResult_t::ncclInProgress as c_int {
+            if started.elapsed() > limit {
+                bail!("the other ranks have not come within {:.1} s", limit.as_secs_f64());
+            }
+            // Launches settle within microseconds, and are what is timed.
+            std::thread::yield_now();
+            code = self.state(raw)?;
+        }
+        self.api.check(code, Some(raw.0))
+    }
+
+    fn state(&self, raw: &Raw) -> Result<c_int> {
+        let mut state = 0;
+        // SAFETY: the communicator is alive, and the pointer is to an integer that outlives the call.
+        let code = unsafe { (self.api.comm_get_async_error)(raw.0, &mut state) };
+        self.api.check(code, Some(raw.0)).context("asking NCCL for its state")?;
+        Ok(state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Raw> {
+        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.abort(Duration::ZERO);
+    }
+}
+
+/// As nccl.h 2.28 initialises it, but for the one switch.
+fn config(version: c_int, is_blocking: bool) -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: MAGIC,
+        version: version as u32,
+        blocking: c_int::from(is_blocking),
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        netName: std::ptr::null(),
+        splitShare: UNDEFINED,
+        trafficClass: UNDEFINED,
+        commName: std::ptr::null(),
+        collnetEnable: UNDEFINED,
+        CTAPolicy: UNDEFINED,
+        shrinkShare: UNDEFINED,
+        nvlsCTAs: UNDEFINED,
+        nChannelsPerNetPeer: UNDEFINED,
+        nvlinkCentricSched: UNDEFINED,
+    }
+}
+
+/// NCCL's number for the elements of a tensor.
+///
+/// # Errors
+/// Names the kind that no collective of ours carries.
+pub(super) fn data_type(tensor: &Tensor) -> Result<ncclDataType_t> {
+    Ok(match tensor.kind() {
+        Kind::Float => ncclDataType_t::ncclFloat32,
+        Kind::BFloat16 => ncclDataType_t::ncclBfloat16,
+        Kind::Half => ncclDataType_t::ncclFloat16,
+        Kind::Int64 => ncclDataType_t::ncclInt64,
+        other => bail!("collectives carry Float, BFloat16, Half and Int64 tensors, this one is of {other:?}"),
+    })
+}
+
+fn reduction(op: Op) -> ncclRedOp_t {
+    match op {
+        Op::Sum => ncclRedOp_t::ncclSum,
+        Op::Average => ncclRedOp_t::ncclAvg,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_has_nccls_number_of_it() {
+        // The numbers of nccl.h 2.28.
+        for (kind, number) in [(Kind::Half, 6), (Kind::Float, 7), (Kind::BFloat16, 9), (Kind::Int64, 4)] {
+            let tensor = Tensor::zeros([1], (kind, Device::Cpu));
+            assert_eq!(data_type(&tensor).unwrap() as i32, number, "{kind:?}");
+        }
+        let error = data_type(&Tensor::zeros([1], (Kind::Bool, Device::Cpu))).unwrap_err();
+        assert!(error.to_string().contains("Bool"), "{error}");
+        assert_eq!((reduction(Op::Sum) as u32, reduction(Op::Average) as u32), (0, 4));
+    }
+
+    #[test]
+    fn the_config_is_that_of_the_header() {
+        // sizeof(ncclConfig_t) of nccl.h 2.28.9, whose undefined pointer is null and whose undefined int is INT_MIN.
+        let config = config(22809, false);
+        assert_eq!((config.size, config.magic, config.version, config.blocking), (80, 0xcafe_beef, 22809, 0));
+        assert!(config.netName.is_null() && config.commName.is_null() && config.nvlsCTAs == i32::MIN);
+    }
+}

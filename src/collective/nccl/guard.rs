@@ -1,0 +1,150 @@
+//! What is under way in an NCCL communicator, and the thread that ends a process whose collective will never end.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use tch::Tensor;
+
+use super::communicator::Communicator;
+use crate::collective::flight::Flight;
+use crate::cuda::Event;
+
+/// Collectives that the device has not done yet, in the order of the stream.
+#[derive(Default)]
+pub(super) struct UnderWay(Mutex<VecDeque<Item>>);
+
+struct Item {
+    sequence: u64,
+    name: String,
+    since: Instant,
+    ended: Arc<Event>,
+    /// Kept until `ended` has passed: libtorch, which knows nothing of our stream, would give their memory away.
+    _tensors: Vec<Tensor>,
+}
+
+impl UnderWay {
+    pub fn add(&self, sequence: u64, name: String, ended: Arc<Event>, tensors: Vec<Tensor>) {
+        self.lock().push_back(Item { sequence, name, since: Instant::now(), ended, _tensors: tensors });
+    }
+
+    /// Lets go of the tensors of what is done.
+    ///
+    /// # Errors
+    /// Those of kernels that failed on the device.
+    pub fn release_done(&self) -> Result<()> {
+        let mut items = self.lock();
+        while let Some(first) = items.front() {
+            if !first.ended.has_passed().with_context(|| first.name.clone())? {
+                break;
+            }
+            items.pop_front();
+        }
+        Ok(())
+    }
+
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// The number and name of the oldest, and for how long it has been under way.
+    fn oldest(&self) -> Option<(u64, String, Duration)> {
+        self.lock().front().map(|item| (item.sequence, item.name.clone(), item.since.elapsed()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Item>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread that looks at what is under way until it is stopped.
+pub(super) struct Guard {
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const LOOK: Duration = Duration::from_millis(20);
+
+/// From then on a collective counts as waited for, in the notes for the supervisor. A rank whose own GPU is still busy
+/// with what comes before may be noted so as well; the rank that keeps the others waiting is told by its calls.
+const WAITS: Duration = Duration::from_secs(1);
+
+/// How long the main thread may take to leave NCCL before an abort, and the process to end after it.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// The exit status of a rank that its guard has ended.
+const STATUS: i32 = 75;
+
+impl Guard {
+    pub fn start(
+        communicator: Arc<Communicator>,
+        under_way: Arc<UnderWay>,
+        flight: Arc<Flight>,
+        rank: usize,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stopped = is_stopped.clone();
+        let watch = move || {
+            let mut waits_in = None;
+            while !stopped.load(Ordering::Acquire) {
+                if let Some(fault) = fault(&communicator, &under_way, timeout) {
+                    // The last thing to be known of this rank.
+                    under_way.oldest().inspect(|(sequence, ..)| flight.waits(*sequence));
+                    end_process(rank, &communicator, &fault);
+                }
+                let waits = under_way.oldest().filter(|(_, _, since)| *since >= WAITS).map(|(sequence, ..)| sequence);
+                if waits != waits_in {
+                    waits.map_or_else(|| flight.goes_on(), |sequence| flight.waits(sequence));
+                    waits_in = waits;
+                }
+                std::thread::sleep(LOOK);
+            }
+        };
+        let thread = std::thread::Builder::new().name("nccl-guard".into()).spawn(watch);
+        Ok(Self { is_stopped, thread: Some(thread.context("starting a thread to watch over NCCL")?) })
+    }
+
+    pub fn stop(&mut self) {
+        self.is_stopped.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // It panics nowhere; and if it did, its work is done.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Why what is under way will never end, if so.
+fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -> Option<String> {
+    if let Err(error) = under_way.release_done() {
+        return Some(format!("{error:#}"));
+    }
+    let oldest = under_way.oldest();
+    let name = oldest.as_ref().map_or("between collectives", |(_, name, _)| name);
+    if let Some(error) = communicator.asynchronous_fault() {
+        return Some(format!("{name}: {error:#}"));
+    }
+    let (_, name, since) = oldest?;
+    (since > timeout).then(|| format!("{name} has not ended within {:.1} s", timeout.as_secs_f64()))
+}
+
+/// Aborts the communicator, so that kernels which wait for a lost peer end, and the process with it.
+fn end_process(rank: usize, communicator: &Communicator, fault: &str) -> ! {
+    eprintln!("cs336: rank {rank}: {fault}; the communicator is aborted and this process ends");
+    // The end of a process waits for its GPU, which a failed one may never let go of.
+    std::thread::spawn(|| {
+        std::thread::sleep(2 * END_LIMIT);
+        std::process::abort();
+    });
+    communicator.abort(END_LIMIT);
+    std::process::exit(STATUS)
+}

@@ -1,0 +1,184 @@
+//! Tells a rank that stalls from one that works, by what the ranks note and by the processor time that they take.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::flight::{Notes, disagreement};
+use crate::units::human_seconds;
+
+/// The running ranks, looked at now and then.
+pub struct Watch {
+    ranks: Vec<Watched>,
+    patience: Duration,
+}
+
+struct Watched {
+    pid: u32,
+    flight: PathBuf,
+    notes: Notes,
+    has_ended: bool,
+    /// Since when the rank has taken next to no processor time, and what it had taken by then.
+    idle_since: Instant,
+    taken: Duration,
+}
+
+/// A rank is idle while it takes less of a processor than this: threads that poll wake up now and then.
+const IDLE_SHARE: f64 = 0.05;
+
+/// The unit of /proc/<pid>/stat is a hundredth of a second on every Linux that libtorch is built for.
+const TICK: Duration = Duration::from_millis(10);
+
+/// A rank that has ended well is not waited for as long as one that might still come.
+const PATIENCE_WITH_THE_DEAD: Duration = Duration::from_secs(1);
+
+impl Watch {
+    /// `ranks` are process ids and the files of their notes; `patience` is how long the others may wait for one that
+    /// does nothing.
+    pub fn new(ranks: impl IntoIterator<Item = (u32, PathBuf)>, patience: Duration) -> Self {
+        let watched = |(pid, flight)| Watched {
+            pid,
+            flight,
+            notes: Notes::default(),
+            has_ended: false,
+            idle_since: Instant::now(),
+            taken: Duration::ZERO,
+        };
+        Self { ranks: ranks.into_iter().map(watched).collect(), patience }
+    }
+
+    /// Reads what every rank has noted and taken by now.
+    pub fn look(&mut self, has_ended: impl Fn(usize) -> bool) {
+        for (rank, watched) in self.ranks.iter_mut().enumerate() {
+            watched.look(has_ended(rank));
+        }
+    }
+
+    /// The fault, if there is one, that no more waiting can mend.
+    pub fn fault(&self) -> Option<String> {
+        self.disagreement().or_else(|| self.stalled())
+    }
+
+    /// Whether the rank can do nothing before a collective is done (or was waiting for one as it failed).
+    pub fn is_waiting(&self, rank: usize) -> bool {
+        self.ranks[rank].notes.waits_in.is_some()
+    }
+
+    /// The first collective that the ranks do not call alike.
+    pub fn disagreement(&self) -> Option<String> {
+        disagreement(&self.ranks.iter().map(|rank| rank.notes.clone()).collect::<Vec<_>>())
+    }
+
+    /// Who holds the others up, and in which collective they wait.
+    pub fn holds_up(&self) -> Option<String> {
+        let (waiting, sequence, late) = self.first_wait()?;
+        let call = self.ranks[waiting].notes.name(sequence);
+        let late: Vec<_> = late.iter().map(|&rank| format!("rank {rank} {}", self.ranks[rank].conduct())).collect();
+        Some(format!("rank {waiting} waits in {call}, which {}", late.join(", ")))
+    }
+
+    /// What a rank was doing, or nothing where it left no notes at all.
+    pub fn state(&self, rank: usize) -> Option<String> {
+        let watched = &self.ranks[rank];
+        watched.flight.exists().then(|| watched.notes.state())
+    }
+
+    fn stalled(&self) -> Option<String> {
+        let (_, _, late) = self.first_wait()?;
+        let stalls = |&rank: &usize| {
+            let Watched { has_ended, idle_since, .. } = &self.ranks[rank];
+            let patience = if *has_ended { PATIENCE_WITH_THE_DEAD.min(self.patience) } else { self.patience };
+            idle_since.elapsed() >= patience
+        };
+        late.iter().any(stalls).then(|| self.holds_up()).flatten()
+    }
+
+    /// The earliest collective that a rank waits in and others have not called: that rank, its number, those others.
+    /// Who waits in a later one may be late for that reason alone.
+    fn first_wait(&self) -> Option<(usize, u64, Vec<usize>)> {
+        let late =
+            |sequence: u64| (0..self.ranks.len()).filter(|&rank| self.ranks[rank].notes.last() < sequence).collect();
+        let waits = self.ranks.iter().enumerate().filter_map(|(rank, watched)| Some((rank, watched.notes.waits_in?)));
+        let waits = waits.map(|(rank, sequence)| (rank, sequence, late(sequence)));
+        waits
+            .filter(|(_, _, late): &(_, _, Vec<_>)| !late.is_empty())
+            .min_by_key(|(rank, sequence, _)| (*sequence, *rank))
+    }
+}
+
+impl Watched {
+    fn look(&mut self, has_ended: bool) {
+        let notes = Notes::read(&self.flight);
+        // Nothing is taken by a process that is gone; its silence counts from when it was first seen gone.
+        let taken = if has_ended { self.taken } else { processor_time(self.pid).unwrap_or(self.taken) };
+        let share = self.idle_since.elapsed().mul_f64(IDLE_SHARE) + 2 * TICK;
+        if notes.last() != self.notes.last() || has_ended != self.has_ended || taken > self.taken + share {
+            (self.idle_since, self.taken) = (Instant::now(), taken);
+        }
+        (self.notes, self.has_ended) = (notes, has_ended);
+    }
+
+    fn conduct(&self) -> String {
+        let since = human_seconds(self.idle_since.elapsed().as_secs_f64());
+        match (self.has_ended, self.idle_since.elapsed() > Duration::from_secs(1)) {
+            (true, _) => format!("has ended without calling ({})", self.notes.state()),
+            (false, true) => format!("has not called: it stalls, idle for {since} ({})", self.notes.state()),
+            (false, false) => format!("has not called: it works ({})", self.notes.state()),
+        }
+    }
+}
+
+/// What all threads of a process have taken so far, of all processors.
+fn processor_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // "1234 (a name (with anything)) S ...": utime and stime are the 12th and 13th after the name (proc(5)).
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks: Vec<u32> = fields.split(' ').skip(11).take(2).map_while(|field| field.parse().ok()).collect();
+    (ticks.len() == 2).then(|| TICK * ticks.iter().sum::<u32>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(waits_in: Option<u64>, last: u64) -> Watched {
+        let call = (last, ("all_reduce".to_string(), "of 4 Float, sum".to_string()));
+        Watched {
+            pid: u32::MAX,
+            flight: PathBuf::new(),
+            notes: Notes { waits_in, calls: [call].into() },
+            has_ended: false,
+            idle_since: Instant::now(),
+            taken: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn the_rank_that_keeps_all_others_waiting_is_named_and_not_its_victims() {
+        // Rank 1 cannot call 6 before 5 is done, and only rank 2 has not called that.
+        let ranks = vec![watched(Some(6), 6), watched(Some(5), 5), watched(None, 4)];
+        let watch = Watch { ranks, patience: Duration::from_secs(60) };
+        let words = watch.holds_up().unwrap();
+        assert!(
+            words.starts_with("rank 1 waits in all_reduce 5 of 4 Float, sum, which rank 2 has not called"),
+            "{words}"
+        );
+        assert!(!words.contains("rank 1 has"), "{words}");
+        assert_eq!(watch.stalled(), None, "its patience is not over");
+        let watch = Watch { patience: Duration::ZERO, ..watch };
+        assert_eq!(watch.stalled().as_deref(), watch.holds_up().as_deref());
+        let all_called = Watch { ranks: vec![watched(Some(5), 5), watched(None, 5)], patience: Duration::ZERO };
+        assert_eq!((all_called.holds_up(), all_called.stalled()), (None, None));
+    }
+
+    #[test]
+    fn processor_time_grows_with_work_and_not_with_sleep() {
+        let pid = std::process::id();
+        let before = processor_time(pid).unwrap();
+        let started = Instant::now();
+        while processor_time(pid).unwrap() < before + 5 * TICK {
+            assert!(started.elapsed() < Duration::from_secs(30), "the clock stands still");
+            std::hint::black_box((0..10_000).sum::<u64>());
+        }
+        assert_eq!(processor_time(u32::MAX), None);
+    }
+}

@@ -1,0 +1,300 @@
+//! From a file of `kernels/` to a cubin, through a cache on disk that knows everything the cubin depends on.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::arch::Arch;
+use super::nvrtc::{self, Source};
+use super::report::{self, Resources};
+use super::toolchain::Toolchain;
+
+/// One file of `kernels/`, compiled one way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Its name under `kernels/`, such as "adamw.cu".
+    pub file: &'static str,
+    /// Macros and their values: the shape that the launching side relies on.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+/// A compiled [`Program`].
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// SHA-256 of everything that the cubin depends on.
+    pub key: String,
+    pub cubin: Vec<u8>,
+    /// What NVRTC and ptxas said, with the resource report.
+    pub log: String,
+    /// Of each entry point, in the log's order.
+    pub resources: Vec<Resources>,
+    pub origin: Origin,
+}
+
+impl Built {
+    /// The resources of the entry point `kernel`.
+    pub fn resources_of(&self, kernel: &str) -> Result<&Resources> {
+        self.resources.iter().find(|resources| resources.kernel == kernel).with_context(|| {
+            let names: Vec<_> = self.resources.iter().map(|resources| resources.kernel.as_str()).collect();
+            format!("there is no kernel {kernel:?}: the program has {}", names.join(", "))
+        })
+    }
+}
+
+/// Where a cubin came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    Cache,
+    Compiled,
+    /// Compiled, and to be compiled again by the next process: the cache could not be written, and why.
+    NotKept(String),
+}
+
+/// A folder of sources and a folder of cubins.
+#[derive(Debug, Clone)]
+pub struct Compiler {
+    pub kernels: PathBuf,
+    pub cache: PathBuf,
+}
+
+impl Compiler {
+    /// `kernels/` of the tree that [`crate::root::find`] finds, and `cs336/kernels` in the user's cache folder:
+    /// `$XDG_CACHE_HOME`, else `~/.cache`, else the tree's `target`.
+    pub fn of_this_tree() -> Result<Self> {
+        let root = crate::root::find()?;
+        let var = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let caches = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
+        let cache = caches.unwrap_or_else(|| root.join("target")).join("cs336").join("kernels");
+        Ok(Self { kernels: root.join("kernels"), cache })
+    }
+
+    /// The cubin of `program` for `arch`, from the cache where it is there and whole; needs no GPU.
+    ///
+    /// Errors: [`crate::error::Fault::NotAvailable`] without NVRTC; a program that does not compile, that spills registers,
+    /// or that ptxas warns of, each with the compiler's log.
+    pub fn build(&self, program: &Program, arch: Arch) -> Result<Built> {
+        let context = || format!("kernels/{} for {arch}", program.file);
+        let toolchain = Toolchain::get()?;
+        let source = self.read(program).with_context(context)?;
+        let options = options(program, arch);
+        let key = key(toolchain, &source, &options);
+        let entry = self.cache.join(format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu")));
+        let (Entry { log, cubin }, origin) = match Entry::read(&entry) {
+            Some(entry) => (entry, Origin::Cache),
+            None => {
+                let includes = toolchain.include.iter().map(|folder| format!("--include-path={}", folder.display()));
+                let options: Vec<String> = options.into_iter().chain(includes).collect();
+                let (cubin, log) = nvrtc::compile(&source, &options).with_context(context)?;
+                let compiled = Entry { log, cubin };
+                let kept = compiled.write(&entry);
+                (compiled, kept.map_or_else(|error| Origin::NotKept(format!("{error:#}")), |()| Origin::Compiled))
+            }
+        };
+        let resources = report::accept(&log).with_context(context)?;
+        Ok(Built { key, cubin, log, resources, origin })
+    }
+
+    /// The program's text with every header of `kernels/lib`, which are handed to NVRTC as they were read here: what is
+    /// compiled is what the key was made of.
+    fn read(&self, program: &Program) -> Result<Source> {
+        let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()));
+        let lib = self.kernels.join("lib");
+        let mut headers = Vec::new();
+        if lib.is_dir() {
+            for file in fs::read_dir(&lib).with_context(|| format!("failed to list {}", lib.display()))? {
+                let path = file?.path();
+                if path.extension().is_some_and(|extension| extension == "cuh") {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    headers.push((format!("lib/{name}"), read(&path)?));
+                }
+            }
+        }
+        headers.sort();
+        let text = read(&self.kernels.join(program.file))?;
+        Ok(Source { name: format!("kernels/{}", program.file), text, headers })
+    }
+}
+
+/// Everything that decides the code, and nothing of where this machine keeps its folders.
+fn options(program: &Program, arch: Arch) -> Vec<String> {
+    let fixed = [&format!("--gpu-architecture={arch}"), "--std=c++20", "--generate-line-info", "--ptxas-options=-v"];
+    let defines = program.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
+    fixed.into_iter().map(String::from).chain(defines).collect()
+}
+
+fn key(toolchain: &Toolchain, source: &Source, options: &[String]) -> String {
+    let headers = source.headers.iter().flat_map(|(name, text)| [name, text]);
+    let parts = [&toolchain.identity, &source.name, &source.text].into_iter().chain(headers).chain(options);
+    let mut hash = Sha256::new();
+    for part in parts {
+        // With its length, so that no text can pass from one part into the next.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex(hash)
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a file of the cache holds: a line of JSON with the log and a digest, then the cubin.
+struct Entry {
+    log: String,
+    cubin: Vec<u8>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    log: String,
+    /// Of the log and the cubin.
+    sha256: String,
+}
+
+impl Entry {
+    /// `None` where there is no file, or one that is not whole: then the program is compiled again.
+    fn read(path: &Path) -> Option<Self> {
+        let bytes = fs::read(path).ok()?;
+        let end = bytes.iter().position(|&byte| byte == b'\n')?;
+        let header: Header = serde_json::from_slice(&bytes[..end]).ok()?;
+        let entry = Self { log: header.log, cubin: bytes[end + 1..].to_vec() };
+        (entry.digest() == header.sha256).then_some(entry)
+    }
+
+    /// Writes the whole file or nothing, also when another process writes the same one.
+    fn write(&self, path: &Path) -> Result<()> {
+        let folder = path.parent().context("a file needs a folder")?;
+        let header = serde_json::to_vec(&Header { log: self.log.clone(), sha256: self.digest() })?;
+        let attempt = || -> std::io::Result<()> {
+            fs::create_dir_all(folder)?;
+            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            for part in [&header[..], b"\n", &self.cubin] {
+                file.write_all(part)?;
+            }
+            file.persist(path).map_err(|error| error.error)?;
+            Ok(())
+        };
+        attempt().with_context(|| format!("failed to write {}", path.display()))
+    }
+
+    fn digest(&self) -> String {
+        hex(Sha256::new().chain_update(&self.log).chain_update([0]).chain_update(&self.cubin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &str = "#include \"lib/scale.cuh\"\n\
+        extern \"C\" __global__ void probe(float *x) { x[threadIdx.x] *= SCALE * FACTOR; }\n";
+
+    struct Folders {
+        _root: tempfile::TempDir,
+        compiler: Compiler,
+    }
+
+    fn folders() -> Folders {
+        let root = tempfile::tempdir().unwrap();
+        let compiler = Compiler { kernels: root.path().join("kernels"), cache: root.path().join("cache") };
+        fs::create_dir_all(compiler.kernels.join("lib")).unwrap();
+        fs::write(compiler.kernels.join("probe.cu"), KERNEL).unwrap();
+        fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 2.0f\n").unwrap();
+        Folders { _root: root, compiler }
+    }
+
+    fn probe(factor: &str) -> Program {
+        Program { file: "probe.cu", defines: vec![("FACTOR", factor.to_string())] }
+    }
+
+    #[test]
+    fn a_second_build_is_the_first_one_from_the_cache() {
+        let Folders { compiler, _root } = folders();
+        let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        let second = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        assert_eq!((&first.origin, &second.origin), (&Origin::Compiled, &Origin::Cache));
+        assert!(first.cubin == second.cubin && first.log == second.log && first.key == second.key);
+        assert!(first.cubin.starts_with(b"\x7fELF") && first.resources_of("probe").unwrap().registers > 0, "{first:?}");
+        assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 1);
+        let error = first.resources_of("prob").unwrap_err().to_string();
+        assert!(error.contains("the program has probe"), "{error}");
+    }
+
+    #[test]
+    fn whatever_the_cubin_depends_on_makes_another_one() {
+        let Folders { compiler, _root } = folders();
+        let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        let mut keys = vec![first.key];
+        let mut changed = |program: &Program, arch| {
+            let built = compiler.build(program, arch).unwrap();
+            assert_eq!(built.origin, Origin::Compiled);
+            keys.push(built.key);
+        };
+        changed(&probe("4.0f"), Arch::HOPPER);
+        changed(&probe("3.0f"), Arch::AMPERE);
+        fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 5.0f\n").unwrap();
+        changed(&probe("3.0f"), Arch::HOPPER);
+        fs::write(compiler.kernels.join("probe.cu"), KERNEL.replace("*=", "+=")).unwrap();
+        changed(&probe("3.0f"), Arch::HOPPER);
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), 5);
+    }
+
+    #[test]
+    fn a_corrupt_or_cut_entry_is_compiled_again_and_mended() {
+        let Folders { compiler, _root } = folders();
+        let build = || compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        let first = build();
+        let path = fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path();
+        let whole = fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        for damaged in [&flipped[..], &whole[..whole.len() - 1], b"", b"{}\n"] {
+            fs::write(&path, damaged).unwrap();
+            let again = build();
+            assert!(again.origin == Origin::Compiled && again.cubin == first.cubin);
+            assert_eq!(build().origin, Origin::Cache);
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_time_and_nothing_else() {
+        let Folders { mut compiler, _root } = folders();
+        compiler.cache = compiler.kernels.join("probe.cu").join("cache");
+        let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        assert!(matches!(&built.origin, Origin::NotKept(why) if why.contains("failed to write")), "{:?}", built.origin);
+    }
+
+    #[test]
+    fn errors_name_the_file_and_show_the_compilers_words() {
+        let Folders { compiler, _root } = folders();
+        let words = |program: &Program| format!("{:#}", compiler.build(program, Arch::HOPPER).unwrap_err());
+        let error = words(&probe("no_such_name"));
+        assert!(
+            error.contains("kernels/probe.cu for sm_90a") && error.contains("\"no_such_name\" is undefined"),
+            "{error}"
+        );
+        let error = words(&Program { file: "missing.cu", defines: Vec::new() });
+        assert!(error.contains("failed to read") && error.contains("missing.cu"), "{error}");
+        fs::write(compiler.kernels.join("probe.cu"), "#include \"lib/none.cuh\"\n").unwrap();
+        assert!(words(&probe("1")).contains("lib/none.cuh"), "{}", words(&probe("1")));
+    }
+
+    #[test]
+    fn a_program_that_spills_is_refused_also_from_the_cache() {
+        let Folders { compiler, _root } = folders();
+        let spilling = "extern \"C\" __global__ void __launch_bounds__(1024, 2) probe(float *x) {\n  float a[64];\n\
+            #pragma unroll\n  for (int i = 0; i < 64; ++i) a[i] = x[i * 4096 + threadIdx.x];\n  __syncthreads();\n\
+            #pragma unroll\n  for (int i = 0; i < 64; ++i) x[(63 - i) * 8192 + threadIdx.x] = a[i] * a[i ^ 1];\n}\n";
+        fs::write(compiler.kernels.join("probe.cu"), spilling).unwrap();
+        for _ in 0..2 {
+            let error = format!("{:#}", compiler.build(&probe("1"), Arch::HOPPER).unwrap_err());
+            assert!(error.contains("registers spill") && error.contains("bytes spill stores"), "{error}");
+        }
+    }
+}

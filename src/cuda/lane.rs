@@ -1,0 +1,212 @@
+//! A stream beside libtorch's, and the events that order the two and time what runs on them.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstream_flags};
+use cudarc::driver::{CudaContext, DriverError, result};
+use tch::Device;
+
+use super::launch::{context_of, in_context};
+use crate::error::Fault;
+use crate::torch;
+
+/// A stream of our own, of the device's highest priority: its short kernels start before those that libtorch queued.
+pub struct Stream {
+    device: Device,
+    context: Arc<CudaContext>,
+    raw: sys::CUstream,
+}
+
+/// A place in the work of a stream.
+pub struct Event {
+    device: Device,
+    context: Arc<CudaContext>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: handles that CUDA lets any thread use; every call here makes their context current first.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+// SAFETY: as above.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+/// Makes `device` the one that this thread's CUDA calls mean where they name none, from now on.
+///
+/// Errors: [`Fault::NotAvailable`] without the device.
+pub fn make_current(device: Device) -> Result<()> {
+    Ok(open(device)?.bind_to_thread()?)
+}
+
+fn open(device: Device) -> Result<Arc<CudaContext>> {
+    let Device::Cuda(index) = device else {
+        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
+    };
+    torch::cuda_device(index)?;
+    context_of(index).with_context(|| format!("opening {device:?}"))
+}
+
+impl Stream {
+    /// Errors: [`Fault::NotAvailable`] without the device; CUDA's.
+    pub fn new(device: Device) -> Result<Self> {
+        let context = open(device)?;
+        let create = || {
+            let (mut least, mut greatest, mut raw) = (0, 0, std::ptr::null_mut());
+            // SAFETY: both pointers are to integers that outlive the call.
+            unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result()?;
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the pointer is to a handle that outlives the call, and a context is current.
+            unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, greatest) }.result()?;
+            Ok(raw)
+        };
+        let raw = in_context(&context, create).with_context(|| format!("making a stream on {device:?}"))?;
+        Ok(Self { device, context, raw })
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The `cudaStream_t`, which lives as long as `self`.
+    pub fn as_ptr(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    /// Has what is launched on this stream from now on wait for `event`; the host goes on.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        event.hold_back(self.raw)
+    }
+
+    /// Runs `body` with the stream's device current on this thread.
+    pub fn on_device<T>(&self, body: impl FnOnce() -> T) -> Result<T> {
+        in_context(&self.context, || Ok(body()))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by us and used by nobody after this; CUDA lets what was launched on it end.
+        let destroy = || unsafe { sys::cuStreamDestroy_v2(self.raw) }.result();
+        // Fails only where the device is lost, and then there is nothing left to give back.
+        let _ = in_context(&self.context, destroy);
+    }
+}
+
+impl Event {
+    /// An event that keeps the time at which it passes; one that does not is cheaper.
+    pub fn new(device: Device, is_timed: bool) -> Result<Self> {
+        let context = open(device)?;
+        let flags = if is_timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        let raw = in_context(&context, || result::event::create(flags)).context("making a CUDA event")?;
+        Ok(Self { device, context, raw })
+    }
+
+    /// Puts the event behind everything that was launched on `stream`.
+    pub fn record_on(&self, stream: &Stream) -> Result<()> {
+        self.record(stream.raw)
+    }
+
+    /// Puts the event behind everything that libtorch launched from this thread.
+    pub fn record_current(&self) -> Result<()> {
+        self.record(self.current()?)
+    }
+
+    fn record(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: both are alive (libtorch never frees its streams), and of this context.
+        self.call("recording a CUDA event", || unsafe { result::event::record(self.raw, stream) })
+    }
+
+    /// Has what libtorch launches from this thread from now on wait for the event; the host goes on.
+    pub fn hold_back_current(&self) -> Result<()> {
+        self.hold_back(self.current()?)
+    }
+
+    fn hold_back(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: both are alive, as above; CUDA itself keeps what it needs of the event.
+        self.call("waiting for a CUDA event", || unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }.result())
+    }
+
+    /// Whether the event has passed; never blocks.
+    ///
+    /// Errors: those of kernels that failed before it.
+    pub fn has_passed(&self) -> Result<bool> {
+        // SAFETY: the event is alive.
+        let query = || match unsafe { result::event::query(self.raw) } {
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            other => other.map(|()| true),
+        };
+        self.call("asking for a CUDA event", query)
+    }
+
+    /// Blocks until the event has passed.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        self.call("waiting for a CUDA event", || unsafe { result::event::synchronize(self.raw) })
+    }
+
+    /// The device's time from `earlier` to this event; both must be timed and have passed.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        // SAFETY: both events are alive; CUDA refuses what it cannot compare.
+        let elapsed = || unsafe { result::event::elapsed(earlier.raw, self.raw) };
+        let milliseconds = self.call("comparing CUDA events", elapsed)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    fn current(&self) -> Result<sys::CUstream> {
+        Ok(torch::stream::current_stream(self.device)? as sys::CUstream)
+    }
+
+    fn call<T>(&self, what: &'static str, body: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
+        in_context(&self.context, body).context(what)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by us and used by nobody after this; CUDA keeps it until what waits for it has gone on.
+        let destroy = || unsafe { result::event::destroy(self.raw) };
+        // Fails only where the device is lost, and then there is nothing left to give back.
+        let _ = in_context(&self.context, destroy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use crate::error::fault_of;
+
+    #[test]
+    fn a_device_that_is_not_there_is_a_typed_fault() {
+        for device in [Device::Cpu, Device::Cuda(63)] {
+            let faults = [Stream::new(device).map(drop), Event::new(device, true).map(drop), make_current(device)];
+            for error in faults.map(Result::unwrap_err) {
+                assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn events_order_two_streams_and_time_them() {
+        let device = Device::Cuda(0);
+        let (stream, before, after) =
+            (Stream::new(device).unwrap(), Event::new(device, true).unwrap(), Event::new(device, true).unwrap());
+        let matrix = Tensor::ones([4096, 4096], (Kind::Float, device));
+        before.record_current().unwrap();
+        let product = matrix.matmul(&matrix);
+        let done = Event::new(device, false).unwrap();
+        done.record_current().unwrap();
+        stream.wait_for(&done).unwrap();
+        after.record_on(&stream).unwrap();
+        after.wait().unwrap();
+        assert!(after.has_passed().unwrap() && done.has_passed().unwrap());
+        assert!(after.seconds_since(&before).unwrap() > 1e-4, "a product of 137 GFLOP takes longer than that");
+        assert_eq!(product.double_value(&[0, 0]), 4096.0);
+    }
+}

@@ -1,0 +1,305 @@
+//! Kernels in the context that libtorch uses, launched on the stream that its operators of this thread go to.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result};
+use cudarc::nvrtc::Ptx;
+use tch::{Device, Tensor};
+
+use super::arch::Arch;
+use super::jit::{Built, Compiler, Program};
+use super::tensor_map::TensorMap;
+use crate::error::Fault;
+use crate::torch;
+
+/// A program on one device.
+pub struct Module {
+    device: Device,
+    context: Arc<CudaContext>,
+    module: Arc<CudaModule>,
+    pub built: Built,
+}
+
+/// Compiles `program` for `device` and loads it there; a program that is loaded already is given again.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] without the device or NVRTC; those of [`Compiler::build`]; CUDA's.
+pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
+    static LOADED: Mutex<BTreeMap<(usize, String), Arc<Module>>> = Mutex::new(BTreeMap::new());
+    let Device::Cuda(index) = device else {
+        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
+    };
+    torch::cuda_device(index)?;
+    let context = context_of(index).with_context(|| format!("opening {device:?}"))?;
+    let (major, minor) = context.compute_capability()?;
+    let arch = Arch { major: u32::try_from(major)?, minor: u32::try_from(minor)? };
+    let built = Compiler::of_this_tree()?.build(program, arch)?;
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(module) = loaded.get(&(index, built.key.clone())) {
+        return Ok(module.clone());
+    }
+    let ptx = Ptx::from_binary(built.cubin.clone());
+    let module = keeping_current(|| context.load_module(ptx))
+        .with_context(|| format!("loading kernels/{} onto {device:?}", program.file))?;
+    let module = Arc::new(Module { device, context, module, built });
+    loaded.insert((index, module.built.key.clone()), module.clone());
+    Ok(module)
+}
+
+/// Major and minor number of a GPU's architecture.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
+pub fn compute_capability(index: usize) -> Result<(i32, i32)> {
+    torch::cuda_device(index)?;
+    Ok(context_of(index).with_context(|| format!("opening GPU {index}"))?.compute_capability()?)
+}
+
+/// The device's primary context, which is libtorch's too. It is kept: to drop it would make it current first.
+pub(super) fn context_of(index: usize) -> Result<Arc<CudaContext>> {
+    static OPENED: Mutex<BTreeMap<usize, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(context) = opened.get(&index) {
+        return Ok(context.clone());
+    }
+    let context = keeping_current(|| CudaContext::new(index))?;
+    opened.insert(index, context.clone());
+    Ok(context)
+}
+
+impl Module {
+    /// How many multiprocessors the device has.
+    pub fn multiprocessors(&self) -> Result<u32> {
+        let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        Ok(u32::try_from(self.context.attribute(attribute)?)?)
+    }
+
+    /// The entry point `name`, which is brought onto the device now: its first launch may be inside a graph's capture.
+    pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        self.built.resources_of(name)?;
+        let Self { device, context, module, .. } = self;
+        let (function, parameters) = in_context(context, || {
+            let function = module.load_function(name)?;
+            // SAFETY: the function belongs to a module that it keeps alive.
+            unsafe { sys::cuFuncLoad(function.cu_function()) }.result()?;
+            let parameters = parameter_sizes(&function)?;
+            Ok((function, parameters))
+        })
+        .with_context(|| format!("finding kernel {name}"))?;
+        Ok(Kernel { name: name.into(), device: *device, context: context.clone(), function, parameters })
+    }
+}
+
+/// An entry point of a loaded program.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    name: String,
+    device: Device,
+    context: Arc<CudaContext>,
+    function: CudaFunction,
+    /// Bytes of each parameter.
+    parameters: Vec<usize>,
+}
+
+/// Blocks, threads a block, and dynamic shared memory a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    pub grid: (u32, u32, u32),
+    pub block: (u32, u32, u32),
+    pub shared_bytes: u32,
+}
+
+impl Kernel {
+    /// Lets launches ask for more than 48 KiB of dynamic shared memory.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = || self.function.set_attribute(attribute, i32::try_from(bytes).unwrap_or(i32::MAX));
+        in_context(&self.context, set).with_context(|| format!("giving {} {bytes} bytes of shared memory", self.name))
+    }
+
+    /// Launches the kernel on the stream that libtorch's operators of this thread go to, and does not wait for it.
+    ///
+    /// The number of arguments, their sizes and the devices of tensors are checked; what the kernel does with the
+    /// memory that it is given is the kernel's business. Memory of tensors that are dropped right after is safe: libtorch
+    /// gives it to later work of the same stream only.
+    ///
+    /// Errors: arguments that do not fit the kernel; CUDA's, which may be those of earlier kernels.
+    pub fn launch(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
+        self.check(arguments)?;
+        let stream = torch::stream::current_stream(self.device)?;
+        let mut pointers = arguments.pointers();
+        let Geometry { grid, block, shared_bytes } = geometry;
+        let launch = || {
+            let (function, stream) = (self.function.cu_function(), stream as sys::CUstream);
+            // SAFETY: the function is loaded and belongs to the context that is current, as the stream does; every
+            // pointer is to as many bytes as the parameter has, which CUDA copies before it returns.
+            unsafe { result::launch_kernel(function, grid, block, shared_bytes, stream, &mut pointers) }
+        };
+        in_context(&self.context, launch).with_context(|| format!("launching {} as {geometry:?}", self.name))
+    }
+
+    fn check(&self, arguments: &Arguments) -> Result<()> {
+        let (name, given, wanted) = (&self.name, &arguments.list, &self.parameters);
+        ensure!(given.len() == wanted.len(), "{name} has {} parameters, {} were given", wanted.len(), given.len());
+        for (i, (given, wanted)) in given.iter().zip(wanted).enumerate() {
+            ensure!(given.bytes == *wanted, "parameter {i} of {name} has {wanted} bytes, {} were given", given.bytes);
+            let device = given.device.unwrap_or(self.device);
+            ensure!(device == self.device, "argument {i} is on {device:?}, but {name} runs on {:?}", self.device);
+        }
+        Ok(())
+    }
+}
+
+/// A kernel's arguments in order.
+#[derive(Debug, Clone, Default)]
+pub struct Arguments {
+    /// Every argument starts at a word of its own.
+    words: Vec<u64>,
+    list: Vec<Argument>,
+}
+
+#[derive(Debug, Clone)]
+struct Argument {
+    first_word: usize,
+    bytes: usize,
+    /// Where the memory is that it points to, if it is a pointer.
+    device: Option<Device>,
+}
+
+impl Arguments {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The address of a tensor's first element.
+    pub fn tensor(mut self, tensor: &Tensor) -> Self {
+        let address = tensor.data_ptr() as u64;
+        self.push(&[address], size_of::<u64>(), Some(tensor.device()));
+        self
+    }
+
+    pub fn scalar(mut self, value: impl Scalar) -> Self {
+        let (word, bytes) = value.word();
+        self.push(&[word], bytes, None);
+        self
+    }
+
+    /// A tensor map, by value.
+    pub fn map(self, map: &TensorMap) -> Self {
+        self.words(map.words())
+    }
+
+    /// A struct by value, as the 8-byte words that it has in memory.
+    pub fn words(mut self, words: &[u64]) -> Self {
+        self.push(words, size_of_val(words), None);
+        self
+    }
+
+    fn push(&mut self, words: &[u64], bytes: usize, device: Option<Device>) {
+        self.list.push(Argument { first_word: self.words.len(), bytes, device });
+        self.words.extend_from_slice(words);
+    }
+
+    /// As `cuLaunchKernel` takes them; they hold while `self` is borrowed and unchanged.
+    fn pointers(&self) -> Vec<*mut c_void> {
+        self.list.iter().map(|argument| self.words[argument.first_word..].as_ptr().cast_mut().cast()).collect()
+    }
+}
+
+/// Two 4-byte fields that follow one another in a struct, for [`Arguments::words`].
+pub fn word_of(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// A number that a kernel takes by value.
+pub trait Scalar {
+    /// Its bytes at the low end of a word, and how many they are.
+    fn word(self) -> (u64, usize);
+}
+
+macro_rules! scalars {
+    ($($type:ty),*) => {$(
+        impl Scalar for $type {
+            fn word(self) -> (u64, usize) {
+                let mut word = [0; 8];
+                word[..size_of::<Self>()].copy_from_slice(&self.to_le_bytes());
+                (u64::from_le_bytes(word), size_of::<Self>())
+            }
+        }
+    )*};
+}
+scalars!(i32, u32, i64, u64, f32, f64);
+
+/// Asks until CUDA says that there is no such parameter: the call for their number is younger than the driver may be.
+fn parameter_sizes(function: &CudaFunction) -> Result<Vec<usize>, result::DriverError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the function is loaded, and both pointers are to integers that outlive the call.
+        let status = unsafe { sys::cuFuncGetParamInfo(function.cu_function(), sizes.len(), &mut offset, &mut bytes) };
+        match status {
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
+            status => status.result()?,
+        }
+        sizes.push(bytes);
+    }
+}
+
+/// Runs `body` with `context` current, and puts back the one that was: the runtime's current device follows it.
+pub(super) fn in_context<T>(context: &CudaContext, body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
+    if result::ctx::get_current()? == Some(context.cu_ctx()) {
+        return Ok(body()?);
+    }
+    keeping_current(|| {
+        context.bind_to_thread()?;
+        body()
+    })
+}
+
+/// Runs `body`, which may make another context current, and puts back the one that was.
+fn keeping_current<T>(body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
+    result::init()?;
+    let before = result::ctx::get_current()?;
+    let outcome = body();
+    if let Some(before) = before {
+        // SAFETY: it was current, and nothing here destroys a context that others hold.
+        unsafe { result::ctx::set_current(before) }?;
+    }
+    Ok(outcome?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::fault_of;
+
+    #[test]
+    fn arguments_lie_as_their_kernel_reads_them() {
+        let arguments = Arguments::new().scalar(-1i32).scalar(1.5f32).words(&[1, 2, 3]).scalar(2.5f64);
+        let sizes: Vec<usize> = arguments.list.iter().map(|argument| argument.bytes).collect();
+        assert_eq!(sizes, [4, 4, 24, 8]);
+        assert_eq!(arguments.words, [0xffff_ffff, u64::from(1.5f32.to_bits()), 1, 2, 3, 2.5f64.to_bits()]);
+        let first: Vec<usize> = arguments.list.iter().map(|argument| argument.first_word).collect();
+        assert_eq!(first, [0, 1, 2, 5]);
+        assert_eq!(arguments.pointers()[3], arguments.words[5..].as_ptr().cast_mut().cast());
+    }
+
+    #[test]
+    fn a_tensor_argument_is_its_address_and_knows_its_device() {
+        let tensor = Tensor::zeros([3], (tch::Kind::Float, Device::Cpu));
+        let arguments = Arguments::new().tensor(&tensor.narrow(0, 1, 2));
+        assert_eq!(arguments.words, [tensor.data_ptr() as u64 + 4]);
+        assert_eq!(arguments.list[0].device, Some(Device::Cpu));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_a_typed_fault() {
+        let program = Program { file: "adamw.cu", defines: Vec::new() };
+        for device in [Device::Cpu, Device::Cuda(63)] {
+            let error = load(device, &program).err().unwrap();
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        }
+    }
+}

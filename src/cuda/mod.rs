@@ -1,0 +1,22 @@
+//! Our own CUDA kernels: compiled at run time by NVRTC, kept in a cache, launched on libtorch's stream.
+//!
+//! The walk of a kernel: a [`Program`] names a file of `kernels/` and its macros; [`Compiler::build`] makes a cubin of
+//! it for an [`Arch`], and needs no GPU for that; [`load`] puts the cubin into the context that libtorch uses;
+//! [`Kernel::launch`] runs one of its entry points where libtorch's own kernels of the calling thread go.
+
+mod arch;
+mod jit;
+mod lane;
+mod launch;
+mod nvrtc;
+mod report;
+mod tensor_map;
+mod toolchain;
+
+pub use arch::Arch;
+pub use jit::{Built, Compiler, Origin, Program};
+pub use lane::{Event, Stream, make_current};
+pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, word_of};
+pub use report::Resources;
+pub use tensor_map::TensorMap;
+pub use toolchain::compiler_version;

@@ -1,0 +1,115 @@
+//! Tensor maps: how Hopper's copy engine is told where a tensor lies and how a box of it goes to shared memory.
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::sys::{self, CUtensorMapDataType_enum as DataType, CUtensorMapSwizzle_enum as Swizzle};
+use tch::{Kind, Tensor};
+
+use crate::torch;
+
+/// An encoded map, to be given to a kernel by value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap([u64; 16]);
+
+impl TensorMap {
+    /// Of a (batch, heads, rows, columns) tensor of 16-bit elements on a GPU, for boxes of `box_rows` rows and
+    /// `box_columns` columns whose rows the engine exchanges over as many bytes as a box's row has: 32, 64 or 128.
+    ///
+    /// Rows must be contiguous; what [`Self::fits`] asks for must hold. Errors: the driver's.
+    pub fn of(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<Self> {
+        Self::fits(tensor).map_err(anyhow::Error::msg)?;
+        torch::cuda_device(0)?;
+        let kind = match tensor.kind() {
+            Kind::Half => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            _ => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        let swizzle = match 2 * box_columns {
+            128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            bytes => anyhow::bail!("a box's row has {bytes} bytes, not 32, 64 or 128"),
+        };
+        ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
+        let unsigned = |values: Vec<i64>| values.into_iter().map(u64::try_from).collect::<Result<Vec<_>, _>>();
+        let (sizes, strides) = (unsigned(tensor.size())?, unsigned(tensor.stride())?);
+        let sizes = [sizes[3], sizes[2], sizes[1], sizes[0]];
+        // A dimension of one element is never stepped over, and its stride may be anything.
+        let step = |i: usize| if tensor.size()[i] == 1 { 16 } else { 2 * strides[i] };
+        let (strides, boxes, ones) = ([step(2), step(1), step(0)], [box_columns, box_rows, 1, 1], [1u32; 4]);
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: every array has as many elements as the rank says (one fewer for the strides) and outlives the call,
+        // which writes the map and reads no device memory.
+        let result = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                kind,
+                4,
+                tensor.data_ptr(),
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                ones.as_ptr(),
+                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        result.result().with_context(|| format!("encoding a map of sizes {sizes:?} and strides {strides:?}"))?;
+        Ok(Self(map.opaque))
+    }
+
+    pub fn words(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// Whether the engine can read `tensor` as it lies, or what is in the way.
+    pub fn fits(tensor: &Tensor) -> Result<(), String> {
+        let (sizes, strides) = (tensor.size(), tensor.stride());
+        if sizes.len() != 4 || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16) {
+            return Err(format!(
+                "a map is of four dimensions of float16 or bfloat16, not {sizes:?} of {:?}",
+                tensor.kind()
+            ));
+        }
+        if strides[3] != 1 && sizes[3] > 1 {
+            return Err(format!("rows must be contiguous, their stride is {}", strides[3]));
+        }
+        if !(tensor.data_ptr() as usize).is_multiple_of(16) {
+            return Err("the first element does not lie at a multiple of 16 bytes".into());
+        }
+        let odd = (0..3).find(|&i| sizes[i] > 1 && (strides[i] <= 0 || 2 * strides[i] % 16 != 0));
+        match odd {
+            Some(i) => {
+                Err(format!("the stride of dimension {i} is {}, no positive multiple of 8 elements", strides[i]))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    fn zeros(sizes: &[i64], kind: Kind) -> Tensor {
+        Tensor::zeros(sizes, (kind, Device::Cpu))
+    }
+
+    #[test]
+    fn what_the_engine_cannot_read_is_told() {
+        let tensor = zeros(&[2, 3, 5, 16], Kind::BFloat16);
+        assert_eq!(TensorMap::fits(&tensor), Ok(()));
+        assert_eq!(TensorMap::fits(&tensor.transpose(1, 2)), Ok(()));
+        let words = |tensor: &Tensor| TensorMap::fits(tensor).unwrap_err();
+        assert!(words(&zeros(&[5, 16], Kind::Half)).contains("four dimensions"));
+        assert!(words(&tensor.to_kind(Kind::Float)).contains("Float"));
+        assert!(words(&tensor.transpose(2, 3)).contains("rows must be contiguous"));
+        assert!(words(&zeros(&[1, 1, 5, 12], Kind::Half)).contains("stride of dimension 2 is 12"));
+        assert!(words(&zeros(&[1, 1, 1, 16], Kind::Half).expand([1, 1, 5, 16], false)).contains("dimension 2 is 0"));
+        assert!(words(&tensor.narrow(3, 1, 8)).contains("multiple of 16 bytes"));
+        // One row is never stepped over.
+        assert_eq!(TensorMap::fits(&zeros(&[1, 1, 1, 12], Kind::Half)), Ok(()));
+    }
+}

@@ -1,0 +1,111 @@
+//! Where NVRTC and CUDA's headers are: in the wheels beside libtorch, or in a CUDA toolkit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::nvrtc;
+use crate::error::Fault;
+use crate::torch;
+
+/// The release that the driver of a CUDA 13 machine takes cubins of, and that PyTorch 2.11's wheels bring.
+const LIBRARY: &str = "libnvrtc.so.13";
+const BUILTINS: &str = "libnvrtc-builtins.so.13";
+
+/// A loaded NVRTC.
+#[derive(Debug, Clone)]
+pub(super) struct Toolchain {
+    /// What tells this compiler from another: its version and its library's size.
+    pub identity: String,
+    /// Folders for `#include <cuda_bf16.h>`; CUDA 13 keeps libcu++ in a folder of its own.
+    pub include: Vec<PathBuf>,
+}
+
+impl Toolchain {
+    /// Finds and loads NVRTC once; later calls repeat the first one's result.
+    ///
+    /// Errors: [`Fault::NotAvailable`], naming the folders that were looked into.
+    pub fn get() -> Result<&'static Self, Fault> {
+        static LOADED: OnceLock<Result<Toolchain, Fault>> = OnceLock::new();
+        let load = || {
+            Self::find().map_err(|error| Fault::NotAvailable {
+                needs: format!("NVRTC ({LIBRARY})"),
+                has: format!("none: {error:#}"),
+            })
+        };
+        LOADED.get_or_init(load).as_ref().map_err(Clone::clone)
+    }
+
+    fn find() -> Result<Self> {
+        let homes = homes()?;
+        let library =
+            |home: &Path| ["lib", "lib64"].map(|lib| home.join(lib).join(LIBRARY)).into_iter().find(|p| p.exists());
+        let found = homes.iter().find_map(|home| Some((home, library(home)?)));
+        let (home, library) = found.with_context(|| {
+            let shown: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
+            format!("it is in none of {}; run `make setup`, or set CUDA_HOME to a CUDA 13 toolkit", shown.join(", "))
+        })?;
+        // NVRTC looks for its builtins by name alone, in LD_LIBRARY_PATH: here they already are.
+        let builtins = builtins_beside(&library)?;
+        torch::load_shared_library(&builtins)?;
+        torch::load_shared_library(&library)?;
+        let (major, minor) = nvrtc::version()?;
+        let bytes = fs::metadata(&library).with_context(|| format!("{}", library.display()))?.len();
+        let include = home.join("include");
+        Ok(Self {
+            identity: format!("NVRTC {major}.{minor} of {bytes} bytes"),
+            include: vec![include.join("cccl"), include],
+        })
+    }
+}
+
+/// What tells the NVRTC that is found here from another.
+///
+/// Errors: [`Fault::NotAvailable`], naming the folders that were looked into.
+pub fn compiler_version() -> Result<String> {
+    Ok(Toolchain::get()?.identity.clone())
+}
+
+/// Folders that may hold `lib/` and `include/` of CUDA, the wheels that libtorch itself uses first.
+fn homes() -> Result<Vec<PathBuf>> {
+    let torch = torch::library_folder()?;
+    let wheels = torch.ancestors().nth(2).map(|packages| packages.join("nvidia").join("cu13"));
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    Ok(wheels.into_iter().chain(toolkits).chain([PathBuf::from("/usr/local/cuda")]).collect())
+}
+
+/// The library of built-in headers has the minor version in its name.
+fn builtins_beside(library: &Path) -> Result<PathBuf> {
+    let folder = library.parent().context("a library lies in a folder")?;
+    let entries = fs::read_dir(folder).with_context(|| format!("failed to list {}", folder.display()))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut builtins: Vec<String> = names.filter(|name| name.starts_with(BUILTINS)).collect();
+    builtins.sort();
+    ensure!(!builtins.is_empty(), "{} holds {LIBRARY} without {BUILTINS}.*: reinstall it", folder.display());
+    Ok(folder.join(&builtins[builtins.len() - 1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wheels_beside_libtorch_hold_a_compiler_and_its_headers() {
+        let toolchain = Toolchain::get().unwrap();
+        assert!(toolchain.identity.starts_with("NVRTC 13."), "{toolchain:?}");
+        for (header, folder) in [("nv/target", 0), ("cuda_bf16.h", 1)] {
+            assert!(toolchain.include[folder].join(header).exists(), "{header}: {toolchain:?}");
+        }
+    }
+
+    #[test]
+    fn a_library_without_its_builtins_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = builtins_beside(&folder.path().join(LIBRARY)).unwrap_err().to_string();
+        assert!(error.contains("without libnvrtc-builtins.so.13"), "{error}");
+        fs::write(folder.path().join("libnvrtc-builtins.so.13.0"), "").unwrap();
+        assert!(builtins_beside(&folder.path().join(LIBRARY)).unwrap().ends_with("libnvrtc-builtins.so.13.0"));
+    }
+}

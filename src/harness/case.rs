@@ -1,0 +1,178 @@
+//! One check or one case, run in a worker: within its limit, under the eye of the device's sensor, to a typed ending.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::conditions::{Conditions, Sensor, Watch};
+use super::floor;
+use super::pool::Pool;
+use super::problem::{Check, Measured, Problem};
+use super::record::{Outcome, Profile, Run};
+use super::schedule::Clock;
+use super::store::Layout;
+use super::worker::{Ending, Job, Reply};
+
+/// How cases are run: by which program, how long each may take, how long all may take, and when to stop.
+pub struct Runner<'a> {
+    pub layout: &'a Layout,
+    pub program: PathBuf,
+    /// Of one case.
+    pub limit: Duration,
+    /// Of everything; what does not fit is left out.
+    pub budget: Option<Duration>,
+    pub interrupted: &'a dyn Fn() -> bool,
+    /// Looks at the device while a case runs.
+    pub sensor: Sensor<'a>,
+}
+
+/// Where the cases of one problem are measured: its worker, and the run that they belong to.
+pub struct Bench<'a> {
+    pub problem: &'a Problem,
+    pub measured: &'a Measured,
+    pub profile: Profile,
+    pub pool: Pool,
+    pub run: Run,
+}
+
+/// How one case ended, in what conditions, and how long it took.
+#[derive(Debug)]
+pub struct Measurement {
+    pub outcome: Outcome,
+    pub conditions: Option<Conditions>,
+    pub elapsed: Duration,
+}
+
+/// What came of a case.
+#[derive(Debug)]
+pub enum CaseEnding {
+    Ended(Box<Measurement>),
+    /// The budget ended before it; nothing is known of it.
+    OutOfTime,
+    Interrupted,
+}
+
+/// How one check ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CheckEnding {
+    Passed { note: String },
+    Skipped { reason: String },
+    Failed { error: String },
+    Interrupted,
+}
+
+impl<'a> Runner<'a> {
+    /// By this very program, ten minutes a case, without a budget or a sensor.
+    pub fn here(layout: &'a Layout, interrupted: &'a dyn Fn() -> bool) -> Result<Self> {
+        let program = std::env::current_exe().context("failed to find this program's own file")?;
+        let limit = Duration::from_secs(600);
+        Ok(Self { layout, program, limit, budget: None, interrupted, sensor: &|| None })
+    }
+
+    /// Measures one case in a worker, and once more when the device was throttled meanwhile.
+    ///
+    /// A device that stays throttled is a finding: the second measurement stands, with its reasons and the first's.
+    pub fn measure_case(&self, bench: &mut Bench, params: &Value, clock: &Clock) -> Result<CaseEnding> {
+        let first = match self.attempt(bench, params, clock)? {
+            CaseEnding::Ended(first) => first,
+            other => return Ok(other),
+        };
+        let spoiled = first.conditions.as_ref().map(Conditions::spoiled_by).unwrap_or_default();
+        if spoiled.is_empty() || !matches!(first.outcome, Outcome::Measured { .. }) {
+            return Ok(CaseEnding::Ended(first));
+        }
+        bench.pool.clean_up(self.interrupted);
+        let mut second = match self.attempt(bench, params, clock)? {
+            CaseEnding::Ended(second) if matches!(second.outcome, Outcome::Measured { .. }) => second,
+            // A throttled figure, which says that it is one, is better than none.
+            _ => return Ok(CaseEnding::Ended(first)),
+        };
+        if let Some(conditions) = &mut second.conditions {
+            conditions.remeasured_after = spoiled;
+        }
+        Ok(CaseEnding::Ended(second))
+    }
+
+    fn attempt(&self, bench: &mut Bench, params: &Value, clock: &Clock) -> Result<CaseEnding> {
+        let job = Job::Measure { problem: bench.problem.name.into(), profile: bench.profile, params: params.clone() };
+        if (bench.measured.fresh_process)(params) {
+            bench.pool.restart();
+        }
+        let watch = Watch::start(self.sensor);
+        let started = Instant::now();
+        let interrupted = || {
+            watch.poll();
+            (self.interrupted)()
+        };
+        let ending = bench.pool.run(&job, self.limit_within(clock), &interrupted)?;
+        let elapsed = started.elapsed();
+        let outcome = match ending {
+            Ending::Interrupted => return Ok(CaseEnding::Interrupted),
+            Ending::TimedOut { .. } if clock.is_over() => return Ok(CaseEnding::OutOfTime),
+            ending => bench.outcome(params, ending)?,
+        };
+        Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), elapsed })))
+    }
+
+    fn limit_within(&self, clock: &Clock) -> Duration {
+        clock.left().map_or(self.limit, |left| left.min(self.limit))
+    }
+
+    /// Runs one check in a worker.
+    pub fn check(&self, pool: &mut Pool, problem: &Problem, check: &Check) -> Result<CheckEnding> {
+        self.check_within(pool, problem, check, &Clock::start(None))
+    }
+
+    /// Runs one check within what `clock` leaves.
+    pub fn check_within(
+        &self,
+        pool: &mut Pool,
+        problem: &Problem,
+        check: &Check,
+        clock: &Clock,
+    ) -> Result<CheckEnding> {
+        let job = Job::Check { problem: problem.name.into(), check: check.name.into() };
+        let ending = pool.run(&job, self.limit_within(clock), self.interrupted);
+        Ok(match ending.with_context(|| format!("{}::{}", problem.name, check.name))? {
+            Ending::Interrupted => CheckEnding::Interrupted,
+            Ending::TimedOut { limit } => {
+                CheckEnding::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
+            }
+            Ending::Died { how, .. } => CheckEnding::Failed { error: how },
+            Ending::Reply(Reply::Passed { note }) => CheckEnding::Passed { note },
+            Ending::Reply(Reply::Skipped { reason }) => CheckEnding::Skipped { reason },
+            Ending::Reply(Reply::Failed { error }) => CheckEnding::Failed { error },
+            Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
+        })
+    }
+}
+
+impl Bench<'_> {
+    /// A worker's ending as an outcome. A timing below the physical floor is a failure.
+    fn outcome(&self, params: &Value, ending: Ending) -> Result<Outcome> {
+        let failed = |error: String| Outcome::Failed { error };
+        let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);
+        Ok(match ending {
+            Ending::Interrupted => bail!("an interrupted case has no outcome"),
+            Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s for one case", limit.as_secs())),
+            Ending::Died { how, out_of_memory: true } => {
+                Outcome::OutOfMemory { requested_bytes: None, predicted_bytes, message: how }
+            }
+            Ending::Died { how, out_of_memory: false } => failed(how),
+            Ending::Reply(Reply::Failed { error }) => failed(error),
+            Ending::Reply(Reply::Ended { outcome: Outcome::Measured { row } }) => {
+                match floor::check(&row, &self.run.peaks) {
+                    Ok(()) => Outcome::Measured { row },
+                    Err(error) => failed(format!("{error:#}")),
+                }
+            }
+            Ending::Reply(Reply::Ended { outcome: Outcome::OutOfMemory { requested_bytes, message, .. } }) => {
+                Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
+            }
+            Ending::Reply(Reply::Ended { outcome }) => outcome,
+            Ending::Reply(other) => bail!("a worker answered a measurement with {other:?}"),
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! Peers that behave, and peers that die, hang, babble or speak another version; all of them are shell scripts.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::Peer;
+use crate::error::{Fault, fault_of};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const GREETING: &str = r#"echo '{"protocol": 1, "name": "fake"}'"#;
+
+fn start(script: &str, patience: Duration) -> Result<Peer> {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    Peer::start(command, 1, patience)
+}
+
+/// A peer that greets and answers its first job with `answer`.
+fn answering(answer: &str) -> Peer {
+    start(&format!("{GREETING}; read -r job; {answer}; sleep 60"), PATIENCE).unwrap()
+}
+
+fn call(peer: &mut Peer) -> Result<Value> {
+    peer.call("add", json!({"a": 1}), PATIENCE)
+}
+
+/// Whether `pid` still runs; a zombie does not.
+fn runs(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn a_job_reaches_the_peer_and_its_result_comes_back() {
+    let mut peer = answering(r#"echo chatter >&2; echo "{\"id\": 1, \"result\": $job}""#);
+    assert_eq!(peer.greeting()["name"], "fake");
+    assert_eq!(call(&mut peer).unwrap(), json!({"id": 1, "job": "add", "settings": {"a": 1}}));
+    assert!(peer.is_usable());
+}
+
+#[test]
+fn refusals_keep_their_kind_and_leave_the_peer_usable() {
+    let refused = |kind: &str, message: &str| {
+        let mut peer =
+            answering(&format!(r#"echo '{{"id": 1, "error": {{"kind": "{kind}", "message": "{message}"}}}}'"#));
+        let error = call(&mut peer).unwrap_err();
+        assert!(peer.is_usable());
+        error
+    };
+    let error = refused("out_of_memory", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0");
+    assert!(matches!(fault_of(&error), Some(Fault::OutOfMemory { requested_bytes: Some(2_147_483_648), .. })));
+    let error = refused("out_of_memory", "no more");
+    assert!(matches!(fault_of(&error), Some(Fault::OutOfMemory { requested_bytes: None, .. })), "{error:#}");
+    let error = refused("not_available", "no C++ compiler");
+    assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { has, .. }) if has == "no C++ compiler"));
+    let error = format!("{:#}", refused("failed", "ValueError: no"));
+    assert!(error.contains("\"add\"") && error.ends_with("ValueError: no"), "{error}");
+}
+
+#[test]
+fn a_death_is_told_with_status_and_last_words() {
+    let mut peer = answering("echo 'I am undone' >&2; exit 3");
+    let error = format!("{:#}", call(&mut peer).unwrap_err());
+    assert!(error.contains("exit status: 3") && error.contains("I am undone"), "{error}");
+    assert!(!peer.is_usable());
+    assert!(call(&mut peer).unwrap_err().to_string().contains("has ended"));
+    let error = format!("{:#}", start("echo 'no torch here' >&2; exit 1", PATIENCE).err().unwrap());
+    assert!(error.contains("to greet") && error.contains("no torch here"), "{error}");
+}
+
+#[test]
+fn a_peer_that_hangs_is_killed_with_its_helpers() {
+    let mut peer = start(&format!("sleep 60 & echo $! >&2; {GREETING}; read -r job; sleep 60"), PATIENCE).unwrap();
+    let started = Instant::now();
+    let error = peer.call::<Value>("add", json!({}), Duration::from_millis(300)).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(started.elapsed() < PATIENCE && error.contains("no answer within 0.3 s"), "{error}");
+    let helper: u32 = error.rsplit(' ').next().unwrap().trim().parse().unwrap();
+    while runs(helper) {
+        assert!(started.elapsed() < PATIENCE, "the helper {helper} outlived its peer");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_is_no_reply_ends_the_conversation() {
+    for (answer, expected) in [
+        ("echo 'Hello there'", "no JSON"),
+        (r#"echo '{"id": 2, "result": 1}'"#, "answered job 2"),
+        (r#"echo '{"id": 1}'"#, "a result or an error"),
+        (r#"echo '{"id": 1, "result": 1, "more": 2}'"#, "unknown field"),
+        (r#"echo '{"id": 1, "error": {"kind": "tired", "message": ""}}'"#, "tired"),
+    ] {
+        let mut peer = answering(answer);
+        let error = format!("{:#}", call(&mut peer).unwrap_err());
+        assert!(error.contains(expected) && !peer.is_usable(), "{answer}: {error}");
+    }
+}
+
+#[test]
+fn another_version_or_none_is_refused_with_both_numbers() {
+    for (greeting, spoken) in [(r#"{"protocol": 2}"#, "protocol 2"), ("{}", "protocol null"), ("[]", "protocol null")] {
+        let error = start(&format!("echo '{greeting}'; sleep 60"), PATIENCE).err().unwrap().to_string();
+        assert!(error.contains(spoken) && error.contains("this program 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_dropped_peer_is_dead() {
+    let peer = start(&format!("{GREETING}; sleep 60"), PATIENCE).unwrap();
+    let pid = peer.child.id();
+    assert!(runs(pid));
+    drop(peer);
+    assert!(!runs(pid));
+}

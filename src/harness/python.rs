@@ -1,0 +1,67 @@
+//! The Python interpreter that has PyTorch: what runs the peers of `suites/peers`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::store::Layout;
+use crate::error::Fault;
+
+/// The variable by which a bundle's launcher names the interpreter whose PyTorch it found.
+pub const VARIABLE: &str = "CS336_PYTHON";
+
+/// `$CS336_PYTHON`, else the checkout's own `.venv/bin/python`, else the `python3` of the path.
+pub fn interpreter() -> PathBuf {
+    let root = Layout::find().ok().map(|layout| layout.root);
+    choose(std::env::var_os(VARIABLE), root.as_deref())
+}
+
+/// Whether the interpreter runs and has `module`; it is looked for and not imported.
+///
+/// Errors: [`Fault::NotAvailable`], with the remedy.
+pub fn require(module: &str) -> Result<(), Fault> {
+    require_of(&interpreter(), module)
+}
+
+fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
+    let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
+    let has = match Command::new(interpreter).args(["-c", ask, module]).output() {
+        Ok(output) if output.status.success() => return Ok(()),
+        Ok(_) => format!("{}, which has none", interpreter.display()),
+        Err(error) => format!("{}, which does not run ({error})", interpreter.display()),
+    };
+    Err(Fault::NotAvailable { needs: format!("a Python with {module} (run `make setup`, or set {VARIABLE})"), has })
+}
+
+fn choose(named: Option<OsString>, root: Option<&Path>) -> PathBuf {
+    let in_checkout = || root.map(|root| root.join(".venv/bin/python")).filter(|python| python.exists());
+    let named = named.filter(|name| !name.is_empty()).map(PathBuf::from);
+    named.or_else(in_checkout).unwrap_or_else(|| "python3".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_interpreter_lacks_is_a_fault_with_the_remedy() {
+        let python = interpreter();
+        assert_eq!(require_of(&python, "json").map_err(|fault| fault.to_string()), Ok(()));
+        for (python, module) in [(python.as_path(), "no_such_module"), (Path::new("/nowhere/python"), "json")] {
+            let words = require_of(python, module).unwrap_err().to_string();
+            assert!(words.contains(module) && words.contains("make setup"), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_named_one_comes_before_the_checkouts_and_that_before_the_paths() {
+        let tree = tempfile::tempdir().unwrap();
+        assert_eq!(choose(None, Some(tree.path())), Path::new("python3"));
+        assert_eq!(choose(Some("".into()), None), Path::new("python3"));
+        let own = tree.path().join(".venv/bin/python");
+        std::fs::create_dir_all(own.parent().unwrap()).unwrap();
+        std::fs::write(&own, "").unwrap();
+        assert_eq!(choose(None, Some(tree.path())), own);
+        assert_eq!(choose(Some("/opt/python".into()), Some(tree.path())), Path::new("/opt/python"));
+    }
+}

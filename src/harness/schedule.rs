@@ -1,0 +1,181 @@
+//! The order in which tables are measured, and what still fits into a budget of time.
+//!
+//! A table is one grid of one problem: a report can print a whole one, and can do little with half of two.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::plan::{Pending, Plan};
+
+/// The pending cases of one grid of one plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// The index of the plan.
+    pub plan: usize,
+    pub grid: String,
+    pub pending: Vec<Pending>,
+}
+
+impl Table {
+    /// Seconds that the table should take; `None` when nothing is known of it.
+    ///
+    /// A case that was never measured counts as the slowest known one.
+    pub fn estimate_s(&self) -> Option<f64> {
+        let known = || self.pending.iter().filter_map(|case| case.last_elapsed_s);
+        let slowest = known().reduce(f64::max)?;
+        Some(known().sum::<f64>() + slowest * (self.pending.len() - known().count()) as f64)
+    }
+}
+
+/// The tables of `plans`, in the order of the report; under a budget the quick ones come first.
+///
+/// Then the order is: those that are known to fit into it one by one, the shortest first, so that a cut-off leaves
+/// whole tables; those of which nothing is known; and those known to be too long, which a later visit goes on with.
+pub fn tables(plans: &[Plan], budget: Option<Duration>) -> Vec<Table> {
+    let mut tables: Vec<Table> = Vec::new();
+    for (plan, planned) in plans.iter().enumerate() {
+        for case in &planned.pending {
+            match tables.iter_mut().find(|t| t.plan == plan && t.grid == case.grid) {
+                Some(table) => table.pending.push(case.clone()),
+                None => tables.push(Table { plan, grid: case.grid.clone(), pending: vec![case.clone()] }),
+            }
+        }
+    }
+    if let Some(budget) = budget {
+        tables.sort_by(|a, b| rank(a, budget).partial_cmp(&rank(b, budget)).unwrap_or(std::cmp::Ordering::Equal));
+    }
+    tables
+}
+
+fn rank(table: &Table, budget: Duration) -> (u8, f64) {
+    match table.estimate_s() {
+        Some(seconds) if seconds <= budget.as_secs_f64() => (0, seconds),
+        None => (1, 0.0),
+        Some(seconds) => (2, seconds),
+    }
+}
+
+/// What is left of a budget, and what cases take as far as one has seen.
+pub struct Clock {
+    deadline: Option<Instant>,
+    /// Seconds of the slowest case of each table in this visit, by plan and grid.
+    slowest: BTreeMap<(usize, String), f64>,
+}
+
+impl Clock {
+    /// Starts now; without a budget everything fits.
+    pub fn start(budget: Option<Duration>) -> Self {
+        Self { deadline: budget.map(|budget| Instant::now() + budget), slowest: BTreeMap::new() }
+    }
+
+    /// What is left; `None` without a budget.
+    pub fn left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.left() == Some(Duration::ZERO)
+    }
+
+    /// Whether `case` can be begun: it should take what it took last time, else what the slowest of its table took;
+    /// one of which nothing is known is tried while there is time at all.
+    pub fn fits(&self, table: &Table, case: &Pending) -> bool {
+        let seen = || self.slowest.get(&(table.plan, table.grid.clone())).copied();
+        let estimate_s = case.last_elapsed_s.or_else(seen).unwrap_or(0.0);
+        self.left().is_none_or(|left| !left.is_zero() && left.as_secs_f64() >= estimate_s)
+    }
+
+    /// Notes what a case of `table` took.
+    pub fn took(&mut self, table: &Table, elapsed: Duration) {
+        let slowest = self.slowest.entry((table.plan, table.grid.clone())).or_default();
+        *slowest = slowest.max(elapsed.as_secs_f64());
+    }
+}
+
+/// Reads `90s`, `8m` or `1h`.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let example = "as in 90s, 8m or 1h";
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 =
+        digits.parse().ok().with_context(|| format!("{text:?} is no time: a whole number and a unit, {example}"))?;
+    let unit = match &text[digits.len()..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "" => bail!("{text:?} has no unit: write one, {example}"),
+        unit => bail!("{unit:?} is no unit of time here: use s, m or h, {example}"),
+    };
+    let seconds = number.checked_mul(unit).filter(|seconds| *seconds <= 365 * 24 * 3600);
+    let seconds = seconds.with_context(|| format!("{text:?} is longer than a year"))?;
+    ensure!(seconds > 0, "{text:?} is no time at all");
+    Ok(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn table(grid: &str, seconds: &[Option<f64>]) -> Table {
+        let case = |(i, last_elapsed_s): (usize, &Option<f64>)| Pending {
+            grid: grid.into(),
+            params: json!({ "n": i }),
+            last_elapsed_s: *last_elapsed_s,
+        };
+        Table { plan: 0, grid: grid.into(), pending: seconds.iter().enumerate().map(case).collect() }
+    }
+
+    #[test]
+    fn a_table_with_an_unknown_case_counts_it_as_the_slowest_known() {
+        assert_eq!(table("a", &[Some(1.0), None, Some(4.0)]).estimate_s(), Some(9.0));
+        assert_eq!(table("a", &[None, None]).estimate_s(), None);
+    }
+
+    #[test]
+    fn known_and_short_comes_before_unknown_and_that_before_too_long() {
+        let budget = Duration::from_secs(10);
+        let mut ranks: Vec<_> = [
+            table("long", &[Some(11.0)]),
+            table("unknown", &[None]),
+            table("middle", &[Some(9.0)]),
+            table("short", &[Some(1.0), Some(2.0)]),
+        ]
+        .iter()
+        .map(|t| (rank(t, budget), t.grid.clone()))
+        .collect();
+        ranks.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        let grids: Vec<_> = ranks.iter().map(|(_, grid)| grid.as_str()).collect();
+        assert_eq!(grids, ["short", "middle", "unknown", "long"]);
+    }
+
+    #[test]
+    fn a_case_fits_by_its_last_time_or_the_slowest_of_its_table_or_while_time_is_left() {
+        let known = table("known", &[Some(1.0), Some(3600.0)]);
+        let new = table("new", &[None]);
+        let mut clock = Clock::start(Some(Duration::from_secs(60)));
+        assert!(clock.fits(&known, &known.pending[0]) && !clock.fits(&known, &known.pending[1]));
+        assert!(clock.fits(&new, &new.pending[0]));
+        clock.took(&new, Duration::from_secs(90));
+        clock.took(&new, Duration::from_secs(2));
+        assert!(!clock.fits(&new, &new.pending[0]), "the slowest of its table does not fit");
+        assert!(clock.fits(&known, &known.pending[0]), "another table's time was taken for this one's");
+        let over = Clock::start(Some(Duration::ZERO));
+        assert!(over.is_over() && !over.fits(&new, &new.pending[0]));
+        let without = Clock::start(None);
+        assert!(without.fits(&known, &known.pending[1]) && !without.is_over());
+    }
+
+    #[test]
+    fn budgets_are_read_with_their_unit_and_others_refused_with_an_example() {
+        for (text, seconds) in [("90s", 90), ("8m", 480), ("1h", 3600)] {
+            assert_eq!(parse_duration(text).unwrap(), Duration::from_secs(seconds));
+        }
+        for text in ["", "8", "m", "8 m", "-1m", "1.5h", "8min", "0s", "99999999999999999h", "8M"] {
+            assert!(parse_duration(text).is_err(), "{text:?}");
+        }
+        assert!(format!("{:#}", parse_duration("8").unwrap_err()).contains("8m"));
+    }
+}

@@ -1,0 +1,271 @@
+//! AdamW for a whole model in a few launches of `kernels/adamw.cu`; float32 on CUDA, and fit for a CUDA graph.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::optim::{AdamW, AdamWOptions, Optimizer};
+use crate::cuda::{self, Arguments, Geometry, Kernel, Program, word_of};
+use crate::torch::autograd::changed_in_place;
+use crate::torch::dense::{Pair, float32_pair};
+
+#[cfg(test)]
+mod gpu_tests;
+mod table;
+
+use table::{Entry, Table};
+
+/// How the kernel is cut; its notebook has the reasons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Of a block.
+    pub threads: u32,
+    /// That a multiprocessor is to hold at once, which bounds the registers.
+    pub blocks: u32,
+    /// 16-byte loads that a thread has in flight from each of its four arrays.
+    pub vectors: u32,
+    /// Elements that a block updates.
+    pub chunk: u32,
+    /// Whether loads and stores ask to leave the caches first.
+    pub streaming: bool,
+}
+
+pub const SHAPE: Shape = Shape { threads: 512, blocks: 2, vectors: 2, chunk: 4096, streaming: true };
+
+/// `kernels/adamw.cu` in `shape`.
+pub fn program(shape: Shape) -> Program {
+    let defines = [
+        ("ADAMW_THREADS", shape.threads),
+        ("ADAMW_BLOCKS", shape.blocks),
+        ("ADAMW_VECTORS", shape.vectors),
+        ("ADAMW_CHUNK", shape.chunk),
+        ("ADAMW_TENSORS", table::TENSORS as u32),
+        ("ADAMW_TABLE_WORDS", table::WORDS as u32),
+        ("ADAMW_STREAMING", u32::from(shape.streaming)),
+    ];
+    Program { file: "adamw.cu", defines: defines.map(|(name, value)| (name, value.to_string())).to_vec() }
+}
+
+/// The AdamW that suits `device`: [`FusedAdamW`] on CUDA, [`AdamW`] elsewhere.
+pub fn adamw_for(device: Device, options: AdamWOptions) -> Result<Box<dyn Optimizer>> {
+    Ok(match device {
+        Device::Cuda(_) => Box::new(FusedAdamW::new(options, device)?),
+        _ => Box::new(AdamW::new(options)?),
+    })
+}
+
+/// [`AdamW`] with the same meaning for every element, as one kernel over up to 600 tensors a launch.
+///
+/// A step reads and writes 28 bytes a parameter and allocates nothing once each parameter has been seen. It copies
+/// nothing from the host and waits for nothing, so that it can be captured in a CUDA graph after one eager step. Each
+/// replay then counts a step further, on the gradients at the addresses of the capture, with the learning rate of
+/// the capture: [`Optimizer::set_lr`] changes later calls of `step`, not what was captured. The graph must not outlive
+/// the optimizer, whose state it changes.
+#[derive(Debug)]
+pub struct FusedAdamW {
+    options: AdamWOptions,
+    device: Device,
+    shape: Shape,
+    advance: Kernel,
+    update: Kernel,
+    state: BTreeMap<String, State>,
+    /// Counters of steps, in tensors that stay where they are; the last one has room for `free` more.
+    slabs: Vec<Tensor>,
+    free: i64,
+    /// The last step's, which the next one most often repeats.
+    prepared: Prepared,
+}
+
+/// What a step launches, and for which tensors.
+#[derive(Debug, Default)]
+struct Prepared {
+    names: Vec<String>,
+    pairs: Vec<Pair>,
+    tables: Vec<Table>,
+}
+
+#[derive(Debug)]
+struct State {
+    m: Tensor,
+    v: Tensor,
+    /// The address of the kernel's `Progress`, two words of a slab.
+    progress: u64,
+}
+
+/// Counters in one allocation.
+const SLAB: i64 = 1024;
+/// Words of a counter.
+const COUNTER_WORDS: i64 = 2;
+/// Of a block of the kernel that counts the steps.
+const ADVANCE_THREADS: u32 = 128;
+
+/// Bytes that the counters of so many parameters take beside the moments.
+pub fn counter_bytes(tensors: u64) -> u64 {
+    8 * (COUNTER_WORDS * SLAB) as u64 * tensors.div_ceil(SLAB as u64)
+}
+
+impl FusedAdamW {
+    /// Compiles the kernel, or takes it from the cache, and loads it.
+    ///
+    /// Errors: [`crate::error::Fault::NotAvailable`] unless `device` is a GPU that is there; options that
+    /// [`AdamWOptions::validate`] refuses; a kernel that does not compile.
+    pub fn new(options: AdamWOptions, device: Device) -> Result<Self> {
+        Self::with_shape(options, device, SHAPE)
+    }
+
+    /// As [`FusedAdamW::new`], with the kernel cut in another way.
+    pub fn with_shape(options: AdamWOptions, device: Device, shape: Shape) -> Result<Self> {
+        options.validate()?;
+        let module = cuda::load(device, &program(shape)).context("preparing FusedAdamW")?;
+        let [advance, update] = ["adamw_advance", "adamw_update"].map(|name| module.kernel(name));
+        let (advance, update) = (advance?, update?);
+        Ok(Self {
+            options,
+            device,
+            shape,
+            advance,
+            update,
+            state: BTreeMap::new(),
+            slabs: Vec::new(),
+            free: 0,
+            prepared: Prepared::default(),
+        })
+    }
+
+    /// Updates parameters, each given as its name, itself and its gradient (same shape), all in one go.
+    ///
+    /// Errors: what is not contiguous float32 on this optimizer's device, by name; memory that two parameters share.
+    pub fn update(&mut self, items: &[(&str, &Tensor, &Tensor)]) -> Result<()> {
+        let mut pairs = Vec::with_capacity(items.len());
+        for (name, param, grad) in items {
+            pairs.push(self.pair(param, grad).with_context(|| format!("updating {name}"))?);
+        }
+        let Prepared { names, pairs: last, .. } = &self.prepared;
+        if *last != pairs || names.iter().ne(items.iter().map(|(name, ..)| name)) {
+            self.prepared = self.prepare(items, pairs)?;
+        }
+        self.prepared.tables.iter().try_for_each(|table| self.launch(table))?;
+        items.iter().try_for_each(|(_, param, _)| changed_in_place(param))
+    }
+
+    fn pair(&self, param: &Tensor, grad: &Tensor) -> Result<Pair> {
+        if let Some(pair) = float32_pair(param, grad, self.device)? {
+            return Ok(pair);
+        }
+        require_fit("it", param, self.device)?;
+        require_fit("its gradient", grad, self.device)?;
+        bail!("gradient {:?}, parameter {:?}", grad.size(), param.size())
+    }
+
+    fn prepare(&mut self, items: &[(&str, &Tensor, &Tensor)], pairs: Vec<Pair>) -> Result<Prepared> {
+        let mut entries = Vec::with_capacity(items.len());
+        for ((name, param, _), pair) in items.iter().zip(&pairs) {
+            entries.push(self.entry(name, param, *pair).with_context(|| format!("updating {name}"))?);
+        }
+        table::require_apart(&entries, |i| items[i].0)?;
+        let names = items.iter().map(|(name, ..)| name.to_string()).collect();
+        Ok(Prepared { names, pairs, tables: table::tables(&entries, self.shape.chunk)? })
+    }
+
+    fn entry(&mut self, name: &str, param: &Tensor, pair: Pair) -> Result<Entry> {
+        if !self.state.contains_key(name) {
+            let state = self.new_state(param)?;
+            self.state.insert(name.to_string(), state);
+        }
+        let State { m, v, progress } = &self.state[name];
+        ensure!(m.size() == param.size(), "it had shape {:?} in earlier steps", m.size());
+        let [m, v] = [m, v].map(|tensor| tensor.data_ptr() as u64);
+        let Pair { parameter: p, gradient: g, elements } = pair;
+        Ok(Entry { p, g, m, v, progress: *progress, elements })
+    }
+
+    fn new_state(&mut self, param: &Tensor) -> Result<State> {
+        let _no_grad = tch::no_grad_guard();
+        if self.free == 0 {
+            self.slabs.push(Tensor::f_zeros([SLAB, COUNTER_WORDS], (Kind::Int64, self.device))?);
+            self.free = SLAB;
+        }
+        let slab = self.slabs.last().context("there is a slab")?;
+        let progress = slab.data_ptr() as u64 + 8 * (COUNTER_WORDS * (SLAB - self.free)) as u64;
+        self.free -= 1;
+        Ok(State { m: param.f_zeros_like()?, v: param.f_zeros_like()?, progress })
+    }
+
+    fn launch(&self, table: &Table) -> Result<()> {
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = self.options;
+        let line = |blocks, threads| Geometry { grid: (blocks, 1, 1), block: (threads, 1, 1), shared_bytes: 0 };
+        let words = || Arguments::new().words(&table.words);
+        let advance = words().scalar(lr).scalar(beta1).scalar(beta2);
+        self.advance.launch(line(table.tensors.div_ceil(ADVANCE_THREADS), ADVANCE_THREADS), &advance)?;
+        if table.chunks == 0 {
+            return Ok(());
+        }
+        // The kernel's `Factors`.
+        let pair = |low: f64, high: f64| word_of((low as f32).to_bits(), (high as f32).to_bits());
+        let factors = [pair(1.0 - lr * weight_decay, 1.0 - beta1), pair(beta2, 1.0 - beta2), pair(eps, 0.0)];
+        self.update.launch(line(table.chunks, self.shape.threads), &words().words(&factors))
+    }
+}
+
+/// Holds `tensor` to what the kernel reads.
+fn require_fit(what: &str, tensor: &Tensor, device: Device) -> Result<()> {
+    let (is, kind) = (tensor.device(), tensor.kind());
+    ensure!(
+        is == device,
+        "{what} is on {is:?} and the optimizer on {device:?}: move the model, or make another optimizer"
+    );
+    ensure!(kind == Kind::Float, "{what} is {kind:?}, and FusedAdamW is for Float: use AdamW, which takes every kind");
+    let strides = tensor.stride();
+    ensure!(tensor.is_contiguous(), "{what} is not contiguous (strides {strides:?}): call contiguous(), or use AdamW");
+    Ok(())
+}
+
+impl Optimizer for FusedAdamW {
+    fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()> {
+        let grads = parameters.iter().map(|(_, param)| param.f_grad()).collect::<Result<Vec<_>, _>>()?;
+        let pairs = parameters.iter().zip(&grads).filter(|(_, grad)| grad.defined());
+        let items: Vec<_> = pairs.map(|((name, param), grad)| (name.as_str(), param, grad)).collect();
+        self.update(&items)
+    }
+
+    /// For the steps from here on; a captured step keeps the rate that it was captured with.
+    fn set_lr(&mut self, lr: f64) {
+        self.options.lr = lr;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn what_the_kernel_cannot_read_is_named_with_a_remedy() {
+        let tensor = |kind| Tensor::zeros([4, 6], (kind, Device::Cpu));
+        let words = |tensor: &Tensor, device| require_fit("its gradient", tensor, device).unwrap_err().to_string();
+        let elsewhere = words(&tensor(Kind::Float), Device::Cuda(0));
+        assert!(elsewhere.contains("its gradient is on Cpu and the optimizer on Cuda(0): move"), "{elsewhere}");
+        let narrow = words(&tensor(Kind::BFloat16), Device::Cpu);
+        assert!(narrow.contains("is BFloat16") && narrow.contains("use AdamW"), "{narrow}");
+        let turned = words(&tensor(Kind::Float).tr(), Device::Cpu);
+        assert!(turned.contains("not contiguous (strides [1, 6])"), "{turned}");
+        require_fit("it", &tensor(Kind::Float).narrow(0, 1, 2), Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn without_a_gpu_it_is_a_typed_fault_and_bad_options_are_named_first() {
+        let missing = FusedAdamW::new(AdamWOptions::default(), Device::Cpu).unwrap_err();
+        assert!(matches!(fault_of(&missing), Some(Fault::NotAvailable { .. })), "{missing:#}");
+        let options = AdamWOptions { beta1: 1.0, ..AdamWOptions::default() };
+        assert!(FusedAdamW::new(options, Device::Cpu).unwrap_err().to_string().contains("beta1 is 1"));
+        adamw_for(Device::Cpu, AdamWOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn a_full_chunk_leaves_no_thread_without_work() {
+        let Shape { threads, vectors, chunk, .. } = SHAPE;
+        assert_eq!(chunk % (4 * threads * vectors), 0);
+        assert!(program(SHAPE).defines.contains(&("ADAMW_TENSORS", "600".to_string())));
+    }
+}

@@ -1,0 +1,217 @@
+//! Starts communication while backward still runs: a unit of parameters as soon as all their gradients are there, units
+//! strictly in order.
+//!
+//! The order is what keeps ranks together. Backward may get ready on one rank in another order than on the next, and
+//! collectives are paired by nothing but their order: a unit that is ready early waits for those before it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use tch::Tensor;
+
+use crate::collective::Work;
+use crate::torch::hooks::{HookHandle, post_accumulate_grad};
+
+/// Starts the communication of the unit of that index.
+pub type Launch = Box<dyn FnMut(usize) -> Result<Box<dyn Work>> + Send>;
+
+/// Watches the parameters of all units from its construction until it is dropped.
+pub struct InOrder {
+    state: Arc<Mutex<State>>,
+    _hooks: Vec<HookHandle>,
+}
+
+struct State {
+    units: Vec<Unit>,
+    launch: Launch,
+    /// Every unit before this one is under way.
+    next: usize,
+    works: Vec<Box<dyn Work>>,
+    enabled: bool,
+}
+
+struct Unit {
+    names: Vec<String>,
+    fired: Vec<bool>,
+}
+
+impl InOrder {
+    /// `units` names each unit's parameters, all of which train.
+    pub fn new(units: &[Vec<(String, Tensor)>], launch: Launch) -> Result<Self> {
+        let unit = |parameters: &Vec<(String, Tensor)>| Unit {
+            names: parameters.iter().map(|(name, _)| name.clone()).collect(),
+            fired: vec![false; parameters.len()],
+        };
+        let units_state = units.iter().map(unit).collect();
+        let state = State { units: units_state, launch, next: 0, works: Vec::new(), enabled: true };
+        let state = Arc::new(Mutex::new(state));
+        let mut hooks = Vec::new();
+        for (unit, parameters) in units.iter().enumerate() {
+            for (member, (name, parameter)) in parameters.iter().enumerate() {
+                let state = state.clone();
+                let hook = post_accumulate_grad(parameter, move |_| lock(&state).fired(unit, member));
+                hooks.push(hook.with_context(|| format!("watching the gradient of {name}"))?);
+            }
+        }
+        Ok(Self { state, _hooks: hooks })
+    }
+
+    /// Whether coming backward passes start communication.
+    pub fn set_enabled(&mut self, enabled: bool) {
+        lock(&self.state).enabled = enabled;
+    }
+
+    /// Starts what no hook has started, then waits for all units: on CUDA the stream waits and not this thread. Units
+    /// are left unstarted by passes that were not to communicate, and by parameters that the last pass did not use.
+    ///
+    /// # Errors
+    /// Names the unit's parameters, and what `launch` says of a gradient that is missing.
+    pub fn finish(&mut self) -> Result<()> {
+        let mut state = lock(&self.state);
+        while state.next < state.units.len() {
+            state.launch_next()?;
+        }
+        let works = std::mem::take(&mut state.works);
+        state.next = 0;
+        for (unit, work) in state.units.iter_mut().zip(works) {
+            unit.fired.fill(false);
+            work.wait().with_context(|| format!("averaging the gradients of {}", unit.words()))?;
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn fired(&mut self, unit: usize, member: usize) -> Result<()> {
+        ensure!(
+            unit >= self.next,
+            "backward has added to the gradient of {} while it was being averaged: call \
+             finish_gradient_synchronization after each backward pass, or run all but the last one under no_sync",
+            self.units[unit].names[member]
+        );
+        if !self.enabled {
+            return Ok(());
+        }
+        self.units[unit].fired[member] = true;
+        while self.units.get(self.next).is_some_and(|unit| unit.fired.iter().all(|&fired| fired)) {
+            self.launch_next()?;
+        }
+        Ok(())
+    }
+
+    fn launch_next(&mut self) -> Result<()> {
+        let words = || format!("starting to average the gradients of {}", self.units[self.next].words());
+        let work = (self.launch)(self.next).with_context(words)?;
+        self.works.push(work);
+        self.next += 1;
+        Ok(())
+    }
+}
+
+impl Unit {
+    fn words(&self) -> String {
+        match self.names.as_slice() {
+            [] => "no parameter".into(),
+            [only] => only.clone(),
+            [first, .., last] => format!("{first} to {last} ({} parameters)", self.names.len()),
+        }
+    }
+}
+
+/// Locks what a panic in a hook may have poisoned: the panic has been reported as the backward's error.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::torch::autograd::backward;
+
+    struct Done;
+
+    impl Work for Done {
+        fn wait(self: Box<Self>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn leaf(name: &str) -> (String, Tensor) {
+        (name.into(), Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true))
+    }
+
+    /// Units of `parameters` by index, and the units as they are launched.
+    fn watched(parameters: &[(String, Tensor)], units: &[&[usize]]) -> (InOrder, Receiver<usize>) {
+        let (sender, launched) = channel();
+        let member = |&i: &usize| (parameters[i].0.clone(), parameters[i].1.shallow_clone());
+        let units: Vec<Vec<_>> = units.iter().map(|unit| unit.iter().map(member).collect()).collect();
+        let launch = move |unit| {
+            sender.send(unit)?;
+            Ok(Box::new(Done) as Box<dyn Work>)
+        };
+        (InOrder::new(&units, Box::new(launch)).unwrap(), launched)
+    }
+
+    fn use_of(parameters: &[&(String, Tensor)]) {
+        let sum = parameters.iter().map(|(_, parameter)| parameter.sum(Kind::Float)).reduce(|a, b| a + b).unwrap();
+        backward(&sum).unwrap();
+    }
+
+    #[test]
+    fn units_start_when_complete_and_never_before_those_ahead_of_them() {
+        let parameters = [leaf("a"), leaf("b"), leaf("c")];
+        let (mut in_order, launched) = watched(&parameters, &[&[0, 1], &[2]]);
+        for _ in 0..2 {
+            let seen = || launched.try_iter().collect::<Vec<_>>();
+            use_of(&[&parameters[2]]);
+            assert_eq!(seen(), [0usize; 0]);
+            use_of(&[&parameters[0]]);
+            assert_eq!(seen(), [0usize; 0]);
+            use_of(&[&parameters[1]]);
+            assert_eq!(seen(), [0, 1]);
+            in_order.finish().unwrap();
+            assert_eq!(seen(), [0usize; 0]);
+        }
+    }
+
+    #[test]
+    fn a_pass_without_communication_starts_nothing_and_the_finish_starts_what_is_left() {
+        let parameters = [leaf("a"), leaf("b")];
+        let (mut in_order, launched) = watched(&parameters, &[&[0], &[1]]);
+        in_order.set_enabled(false);
+        use_of(&[&parameters[0], &parameters[1]]);
+        assert_eq!(launched.try_iter().count(), 0);
+        in_order.set_enabled(true);
+        use_of(&[&parameters[0]]);
+        assert_eq!(launched.try_iter().collect::<Vec<_>>(), [0]);
+        in_order.finish().unwrap();
+        assert_eq!(launched.try_iter().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn a_second_pass_over_what_is_under_way_is_an_error_that_names_it() {
+        let parameters = [leaf("a"), leaf("b")];
+        let (mut in_order, _launched) = watched(&parameters, &[&[0], &[1]]);
+        for enabled in [true, false] {
+            use_of(&[&parameters[0]]);
+            in_order.set_enabled(enabled);
+            let words = format!("{:#}", backward(&parameters[0].1.sum(Kind::Float)).unwrap_err());
+            assert!(words.contains("the gradient of a while it was being averaged") && words.contains("no_sync"));
+            in_order.set_enabled(true);
+            in_order.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn dropping_it_removes_its_hooks() {
+        let parameters = [leaf("a")];
+        let (in_order, launched) = watched(&parameters, &[&[0]]);
+        drop(in_order);
+        use_of(&[&parameters[0]]);
+        assert_eq!(launched.try_iter().count(), 0);
+    }
+}

@@ -1,0 +1,125 @@
+//! Broken strategies that communicate while backward runs.
+//!
+//! A race would show only at times, so each of these has lost its race by construction: what is started early is also
+//! waited for early.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use crate::collective::{Op, Shared, Work};
+use crate::parallel::bucket::{Bucket, bounded, views_of};
+use crate::parallel::in_order::InOrder;
+use crate::parallel::{DataParallel, Options, Strategy, broadcast_parameters, overlap_bucketed, trained};
+use crate::torch::autograd::{release_grad, set_grad};
+
+/// A bucket is started when the first of its gradients is ready.
+pub const EARLY: Strategy = Strategy { name: "mutant_bucket_early", construct: early };
+/// Each bucket is started by the hooks of the one before it.
+pub const WRONG_HOOK: Strategy = Strategy { name: "mutant_wrong_hook", construct: wrong_hook };
+/// Gradients are made views of their buckets once, at construction, and not found again when they have been released.
+pub const STALE_VIEW: Strategy = Strategy { name: "mutant_stale_view", construct: stale_view };
+/// The buckets' readiness is never reset.
+pub const FIRST_STEP_ONLY: Strategy = Strategy { name: "mutant_first_step_only", construct: first_step_only };
+/// What was accumulated under `no_sync` is lost when communication begins again.
+pub const FORGETS_PASSES: Strategy = Strategy { name: "mutant_forgets_passes", construct: forgets_passes };
+
+type Parameters = [(String, Tensor)];
+/// What [`InOrder::new`] takes: whose hooks start each bucket.
+type Units = Vec<Vec<(String, Tensor)>>;
+
+struct Overlapped(InOrder);
+
+impl DataParallel for Overlapped {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.0.finish()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        self.0.set_enabled(enabled);
+    }
+}
+
+struct Done;
+
+impl Work for Done {
+    fn wait(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The sound buckets, their views installed as gradients, averaged as they are when `units_of`'s hooks have fired.
+fn with_units(
+    parameters: &Parameters,
+    collective: &Shared,
+    options: &Options,
+    units_of: fn(&[Bucket]) -> Units,
+) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(parameters, collective)?;
+    let buckets = bounded(&trained(parameters), options, 1)?;
+    for bucket in &buckets {
+        let members = bucket.parameters();
+        let views = views_of(&bucket.flat, members.iter().map(|(_, parameter)| parameter.size()))?;
+        members.iter().zip(&views).try_for_each(|((_, parameter), view)| set_grad(parameter, view))?;
+    }
+    let (units, collective) = (units_of(&buckets), collective.clone());
+    let launch = move |unit: usize| {
+        collective.all_reduce(&buckets[unit].flat, Op::Average)?;
+        Ok(Box::new(Done) as Box<dyn Work>)
+    };
+    Ok(Box::new(Overlapped(InOrder::new(&units, Box::new(launch))?)))
+}
+
+fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    with_units(parameters, collective, options, |buckets| {
+        buckets.iter().map(|bucket| bucket.parameters().into_iter().take(1).collect()).collect()
+    })
+}
+
+fn wrong_hook(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    with_units(parameters, collective, options, |buckets| {
+        let hooked = (0..buckets.len()).map(|unit| unit.saturating_sub(1));
+        hooked.map(|unit| buckets[unit].parameters()).collect()
+    })
+}
+
+fn stale_view(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    with_units(parameters, collective, options, |buckets| buckets.iter().map(Bucket::parameters).collect())
+}
+
+struct FirstStepOnly {
+    sound: Option<Box<dyn DataParallel>>,
+}
+
+fn first_step_only(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
+    Ok(Box::new(FirstStepOnly { sound: Some(sound) }))
+}
+
+impl DataParallel for FirstStepOnly {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.sound.take().map_or(Ok(()), |mut sound| sound.finish_gradient_synchronization())
+    }
+}
+
+struct ForgetsPasses {
+    sound: Box<dyn DataParallel>,
+    trained: Vec<(String, Tensor)>,
+}
+
+fn forgets_passes(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
+    Ok(Box::new(ForgetsPasses { sound, trained: trained(parameters) }))
+}
+
+impl DataParallel for ForgetsPasses {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.sound.finish_gradient_synchronization()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        if enabled {
+            self.trained.iter().for_each(|(_, parameter)| release_grad(parameter).expect("releasing a gradient"));
+        }
+        self.sound.set_gradient_synchronization(enabled);
+    }
+}

@@ -1,0 +1,39 @@
+//! Overlapped data parallelism in buckets: a bucket of gradients is averaged in one message as soon as backward has all of
+//! them, while backward goes on to the buckets before it.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use super::bucket::{Bucket, bounded};
+use super::in_order::InOrder;
+use super::{DataParallel, Options, Strategy, broadcast_parameters, trained};
+use crate::collective::{Op, Shared};
+
+pub const STRATEGY: Strategy = Strategy { name: "overlap_bucketed", construct };
+
+struct OverlapBucketed {
+    in_order: InOrder,
+}
+
+fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(parameters, collective)?;
+    let buckets = bounded(&trained(parameters), options, 1)?;
+    let units: Vec<_> = buckets.iter().map(Bucket::parameters).collect();
+    let collective = collective.clone();
+    let launch = move |unit: usize| {
+        let bucket: &Bucket = &buckets[unit];
+        bucket.collect()?;
+        collective.all_reduce_async(&bucket.flat, Op::Average)
+    };
+    Ok(Box::new(OverlapBucketed { in_order: InOrder::new(&units, Box::new(launch))? }))
+}
+
+impl DataParallel for OverlapBucketed {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.in_order.finish()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        self.in_order.set_enabled(enabled);
+    }
+}

@@ -1,0 +1,42 @@
+//! Overlapped data parallelism: each parameter's gradient is averaged as soon as backward has it, while backward goes on
+//! to the parameters before it.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use super::in_order::InOrder;
+use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
+use crate::collective::{Op, Shared};
+
+pub const STRATEGY: Strategy = Strategy { name: "overlap_individual_parameters", construct };
+
+struct OverlapIndividualParameters {
+    in_order: InOrder,
+}
+
+fn construct(
+    parameters: &[(String, Tensor)],
+    collective: &Shared,
+    _options: &Options,
+) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(parameters, collective)?;
+    let mut last_first = trained(parameters);
+    last_first.reverse();
+    let units: Vec<_> = last_first.iter().map(|(name, p)| vec![(name.clone(), p.shallow_clone())]).collect();
+    let collective = collective.clone();
+    let launch = move |unit: usize| {
+        let (name, parameter) = &last_first[unit];
+        collective.all_reduce_async(&gradient_of(name, parameter)?, Op::Average)
+    };
+    Ok(Box::new(OverlapIndividualParameters { in_order: InOrder::new(&units, Box::new(launch))? }))
+}
+
+impl DataParallel for OverlapIndividualParameters {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.in_order.finish()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        self.in_order.set_enabled(enabled);
+    }
+}

@@ -1,0 +1,75 @@
+//! What trains a replica on a rank, by name: a strategy with an optimizer beside it, or an optimizer that is sharded.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use super::sharded_optimizer::{ParamGroup, ShardedOptimizer};
+use super::zero1::Zero1;
+use super::{DataParallel, Options, STRATEGIES, by_name, mutants, overlap_bucketed, trained};
+use crate::collective::Shared;
+use crate::model::optim::Optimizer;
+
+/// Under the bucketed strategy, which averages the gradients that the owners step by.
+pub const SHARDED_OPTIMIZER: &str = "sharded_optimizer";
+pub const ZERO1: &str = "zero1";
+
+/// Every name that [`Trainer::new`] knows, mutants apart.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    STRATEGIES.iter().map(|strategy| strategy.name).chain([SHARDED_OPTIMIZER, ZERO1])
+}
+
+pub enum Trainer {
+    /// Every rank steps every parameter.
+    Replicated {
+        parallel: Box<dyn DataParallel>,
+        parameters: Vec<(String, Tensor)>,
+        optimizer: Box<dyn Optimizer>,
+    },
+    Sharded {
+        parallel: Box<dyn DataParallel>,
+        optimizer: ShardedOptimizer,
+    },
+    Zero1(Zero1),
+}
+
+impl Trainer {
+    /// Wraps a replica as [`super::Strategy::construct`] does. For mutants see [`mutants::faulty`].
+    pub fn new(
+        name: &str,
+        parameters: &[(String, Tensor)],
+        optimizer: Box<dyn Optimizer>,
+        collective: &Shared,
+        options: &Options,
+    ) -> Result<Self> {
+        let (name, collective) = mutants::faulty(name, collective)?;
+        let parallel = |strategy: &super::Strategy| (strategy.construct)(parameters, &collective, options);
+        Ok(match name {
+            ZERO1 => Self::Zero1(Zero1::new(parameters, optimizer, &collective, options)?),
+            SHARDED_OPTIMIZER => {
+                let parallel = parallel(&overlap_bucketed::STRATEGY)?;
+                let group = ParamGroup::new(parameters, optimizer);
+                Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], &collective)? }
+            }
+            _ => {
+                let parallel = parallel(by_name(name)?)?;
+                Self::Replicated { parallel, parameters: trained(parameters), optimizer }
+            }
+        })
+    }
+
+    pub fn parallel(&mut self) -> &mut dyn DataParallel {
+        match self {
+            Self::Replicated { parallel, .. } | Self::Sharded { parallel, .. } => parallel.as_mut(),
+            Self::Zero1(zero1) => zero1,
+        }
+    }
+
+    /// One step of the optimizer, after which the replicas are equal.
+    pub fn step(&mut self) -> Result<()> {
+        match self {
+            Self::Replicated { parameters, optimizer, .. } => optimizer.step(parameters),
+            Self::Sharded { optimizer, .. } => optimizer.step(),
+            Self::Zero1(zero1) => zero1.step(),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The ladder of the kernel's notebook: each way of cutting the work, against the copy of the same machine.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::OPTIONS;
+use crate::cuda::{Arch, Compiler};
+use crate::model::fused_adamw::{SHAPE, Shape, program};
+use crate::model::sizes::VOCAB_SIZE;
+use crate::model::{Config, FusedAdamW, SizeName};
+use crate::problems::machine::copy_bandwidth;
+use crate::torch;
+use crate::torch::stream::synchronize;
+use crate::units::human_seconds;
+
+/// Where the search began.
+const FIRST: Shape = Shape { threads: 256, blocks: 5, vectors: 2, chunk: 4096, streaming: true };
+
+/// One thing changed at a time, and what was kept.
+const VARIANTS: [Shape; 11] = [
+    FIRST,
+    Shape { streaming: false, ..FIRST },
+    Shape { vectors: 1, blocks: 6, ..FIRST },
+    Shape { vectors: 1, blocks: 6, streaming: false, ..FIRST },
+    Shape { vectors: 4, blocks: 2, ..FIRST },
+    Shape { blocks: 4, ..FIRST },
+    Shape { chunk: 2048, ..FIRST },
+    Shape { chunk: 16_384, ..FIRST },
+    Shape { chunk: 65_536, ..FIRST },
+    Shape { threads: 128, blocks: 10, ..FIRST },
+    SHAPE,
+];
+
+#[test]
+fn every_variant_compiles() {
+    let cache = tempfile::tempdir().unwrap();
+    let compiler = Compiler { cache: cache.path().to_path_buf(), ..Compiler::of_this_tree().unwrap() };
+    for shape in VARIANTS {
+        compiler.build(&program(shape), Arch::HOPPER).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
+    }
+}
+
+/// Median seconds of a step over `parameters`, the device synchronised after each.
+fn step_seconds(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: Device) -> Result<f64> {
+    let items: Vec<_> = parameters.iter().map(|(name, param, grad)| (name.as_str(), param, grad)).collect();
+    let mut adamw = FusedAdamW::with_shape(OPTIONS, device, shape)?;
+    let mut seconds = Vec::new();
+    for _ in 0..16 {
+        synchronize(device)?;
+        let start = Instant::now();
+        adamw.update(&items)?;
+        synchronize(device)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    let timed = &mut seconds[3..];
+    timed.sort_by(f64::total_cmp);
+    Ok(timed[timed.len() / 2])
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU of 64 GB and prints its figures; there, run cargo test --lib -- --ignored --nocapture variants"]
+fn adamw_variants() {
+    let device = torch::cuda_device(0).expect("run with --ignored only where a GPU is");
+    let copy = copy_bandwidth(device).unwrap();
+    let mut seconds = copy.samples.clone();
+    seconds.sort_by(f64::total_cmp);
+    let bandwidth = copy.work.unwrap().bytes / seconds[seconds.len() / 2];
+    println!("copy: {:.3} TB/s; a step moves 28 bytes a parameter", bandwidth / 1e12);
+    for size in [SizeName::Small, SizeName::Xl] {
+        let config = Config::of_size(size.size(), VOCAB_SIZE, 128);
+        let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, device));
+        let parameters: Vec<_> =
+            config.parameter_shapes().map(|(name, shape)| (name, normal(&shape), normal(&shape))).collect();
+        let bytes = 28.0 * config.num_parameters() as f64;
+        for shape in VARIANTS {
+            let seconds = step_seconds(shape, &parameters, device).unwrap();
+            let share = bytes / seconds / bandwidth;
+            println!("{size:?}: {}, {:.1} % of the copy: {shape:?}", human_seconds(seconds), 100.0 * share);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `ddp_overlap_bucketed`: averaging buckets of gradients while backward runs ends where a single process ends.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::ddp_checks::{
+    self, BUCKET_SIZES_MB, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
+};
+use crate::harness::problem::{Check, Problem};
+use crate::model::toy::{Blueprint, Toy};
+use crate::parallel::bucket::{ALIGNMENT, bounded};
+use crate::parallel::{Options, trained};
+
+const CHECKS: &[Check] = &[
+    Check { name: "toy_model", part: "", run: || verdict(official(TRAINER, &Blueprint::toy(), &BUCKET_SIZES_MB)?) },
+    Check { name: "tied_weights", part: "", run: || verdict(official(TRAINER, &Blueprint::tied(), &BUCKET_SIZES_MB)?) },
+    Check { name: "gradient_accumulation", part: "", run: || verdict(accumulation(TRAINER, &BUCKET_SIZES_MB)?) },
+    Check { name: "random_networks", part: "", run: || random_networks(TRAINER) },
+    Check { name: "edges", part: "", run: || verdict(at_the_edges(TRAINER)?) },
+    Check { name: "golden_cases", part: "", run: || golden_cases(TRAINER) },
+];
+
+pub const PROBLEM: Problem =
+    Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, facts };
+
+const TRAINER: &str = "overlap_bucketed";
+
+fn facts() -> Result<Value> {
+    let mut facts = ddp_checks::facts()?;
+    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
+    facts["alignment_bytes"] = json!(ALIGNMENT);
+    facts["buckets"] = BUCKET_SIZES_MB.iter().map(|&size| buckets_of(size)).collect::<Result<Vec<_>>>()?.into();
+    Ok(facts)
+}
+
+/// What one bucket size makes of the two official models.
+fn buckets_of(bucket_size_mb: f64) -> Result<Value> {
+    let mut row = json!({ "bucket_size_mb": bucket_size_mb });
+    for blueprint in [Blueprint::toy(), Blueprint::tied()] {
+        let network = Toy::new(&blueprint)?;
+        let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb }, 1)?;
+        let members: Vec<Vec<String>> =
+            buckets.iter().map(|bucket| bucket.parameters().into_iter().map(|(name, _)| name).collect()).collect();
+        row[&blueprint.name] = json!(members);
+    }
+    Ok(row)
+}

@@ -1,0 +1,30 @@
+//! `ddp_overlap_individual_parameters`: averaging each gradient while backward runs ends where a single process ends.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::ddp_checks::{self, accumulation, at_the_edges, golden_cases, official, random_networks, verdict};
+use crate::harness::problem::{Check, Problem};
+use crate::model::toy::Blueprint;
+
+const CHECKS: &[Check] = &[
+    Check { name: "toy_model", part: "", run: || verdict(official(TRAINER, &Blueprint::toy(), &NO_BUCKETS)?) },
+    Check { name: "tied_weights", part: "", run: || verdict(official(TRAINER, &Blueprint::tied(), &NO_BUCKETS)?) },
+    Check { name: "gradient_accumulation", part: "", run: || verdict(accumulation(TRAINER, &NO_BUCKETS)?) },
+    Check { name: "random_networks", part: "", run: || random_networks(TRAINER) },
+    Check { name: "edges", part: "", run: || verdict(at_the_edges(TRAINER)?) },
+    Check { name: "golden_cases", part: "", run: || golden_cases(TRAINER) },
+];
+
+pub const PROBLEM: Problem =
+    Problem { name: "ddp_overlap_individual_parameters", answers: &[""], checks: CHECKS, measured: None, facts };
+
+const TRAINER: &str = "overlap_individual_parameters";
+/// It has no buckets; this size is never read.
+const NO_BUCKETS: [f64; 1] = [1.0];
+
+fn facts() -> Result<Value> {
+    let mut facts = ddp_checks::facts()?;
+    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
+    Ok(facts)
+}

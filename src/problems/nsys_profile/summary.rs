@@ -1,0 +1,324 @@
+//! What a trace comes to: time by pass, class and kernel, in which every kernel is counted exactly once.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::Collector;
+use super::kernels::{Class, Units, is_matmul_operator, short_name};
+use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, WARM_UP};
+use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
+use crate::torch::trace::ranges::{Placed, Ranges, Span, covered_ns};
+use crate::torch::trace::{Event, Trace};
+
+/// What the times are those of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// Kernels, copies and fills of a GPU.
+    Kernels,
+    /// libtorch's operators on a CPU, each without the operators that it called.
+    Operators,
+}
+
+/// A value for each pass of a step; the last three where a training step was run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passes<T> {
+    pub inference: T,
+    pub forward: Option<T>,
+    pub backward: Option<T>,
+    pub optimizer: Option<T>,
+}
+
+/// What ran in one range.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RangeWork {
+    /// From the start to the end of the range on the host, the final wait for the device included.
+    pub host_s: f64,
+    /// Sum over all kernels launched in the range.
+    pub seconds: f64,
+    /// From the start of the first of them to the end of the last, for each time that the range was open; of operators,
+    /// `host_s`.
+    pub span_s: f64,
+    /// The part of the span in which at least one of them ran.
+    pub busy_s: f64,
+    pub count: u64,
+    /// Every class, those without a kernel too.
+    pub classes: BTreeMap<Class, Tally>,
+    /// Those that take the most time, in falling order.
+    pub kernels: Vec<Kernel>,
+    /// All the others.
+    pub rest: Rest,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tally {
+    pub count: u64,
+    pub seconds: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernel {
+    /// As [`short_name`] gives it.
+    pub name: String,
+    pub class: Class,
+    pub count: u64,
+    pub seconds: f64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rest {
+    pub names: u64,
+    pub count: u64,
+    pub seconds: f64,
+}
+
+/// The three ranges of self-attention within the inference pass, over all layers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attention {
+    /// Q Kᵀ, its scale, and the mask.
+    pub scores: RangeWork,
+    pub softmax: RangeWork,
+    pub final_matmul: RangeWork,
+    /// The products alone: matmul kernels of the first and the last range.
+    pub products: Tally,
+}
+
+/// The matrix products of the inference pass, counted twice over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Matmuls {
+    /// Operators that are one product each; none where the collector sees no operators.
+    pub operators: Option<u64>,
+    pub kernels: u64,
+    /// Kernels that sum the parts of a split product.
+    pub helpers: u64,
+}
+
+/// One matmul kernel of any pass, and where its name says that it multiplies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MatmulKernel {
+    pub name: String,
+    pub units: Units,
+    pub count: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    pub collector: Collector,
+    pub counted: Counted,
+    pub passes: Passes<RangeWork>,
+    /// Of forward and backward pass together, what takes the most time.
+    pub top_of_both: Option<Kernel>,
+    pub attention: Attention,
+    pub matmuls: Matmuls,
+    /// Of all passes, by name; empty for operators.
+    pub matmul_kernels: Vec<MatmulKernel>,
+    /// Launched in no pass: drawing the tokens, releasing gradients.
+    pub outside: Tally,
+    /// Kernels placed by the time at which they ran.
+    pub launches_unseen: u64,
+}
+
+/// How many kernels a range lists by name.
+const LISTED: usize = 12;
+const LISTED_IN_ATTENTION: usize = 5;
+
+impl Summary {
+    /// Errors: a trace without the ranges of a step, with two of one, or with ranges that do not nest.
+    pub fn of(trace: &Trace, counted: Counted, collector: Collector) -> Result<Self> {
+        let ranges = Ranges::of(trace)?;
+        let placed = match counted {
+            Counted::Kernels => ranges.place_gpu_work(trace),
+            Counted::Operators => ranges.place_operators(trace),
+        };
+        let view = View { ranges: &ranges, placed: &placed, counted };
+        let training = view.spans(FORWARD).next().is_some();
+        let pass = |name| training.then(|| view.pass(name)).transpose();
+        let passes = Passes {
+            inference: view.pass(INFERENCE)?,
+            forward: pass(FORWARD)?,
+            backward: pass(BACKWARD)?,
+            optimizer: pass(OPTIMIZER)?,
+        };
+        let outside: Vec<&Placed> = view.placed.iter().filter(|p| !view.in_a_pass(p)).collect();
+        let summary = Self {
+            collector,
+            counted,
+            attention: view.attention()?,
+            matmuls: view.matmuls(trace, collector),
+            matmul_kernels: view.matmul_kernels(),
+            outside: tally(&outside),
+            launches_unseen: placed.iter().filter(|p| !p.launch_seen).count() as u64,
+            top_of_both: training.then(|| view.top_of_both()).flatten(),
+            passes,
+        };
+        summary.adds_up(&placed)?;
+        Ok(summary)
+    }
+
+    /// Nothing may be counted twice or lost between the trace and the tables.
+    fn adds_up(&self, placed: &[Placed]) -> Result<()> {
+        let passes = self.passes.all();
+        let tables = passes.iter().map(|p| (p.kernels.iter().map(|k| k.count).sum::<u64>() + p.rest.count, p.count));
+        let classes = passes.iter().map(|p| (p.classes.values().map(|t| t.count).sum(), p.count));
+        for (listed, all) in tables.chain(classes) {
+            ensure!(listed == all, "a table lists {listed} kernels of {all}");
+        }
+        let seconds = self.outside.seconds + passes.iter().map(|p| p.seconds).sum::<f64>();
+        let count = self.outside.count + passes.iter().map(|p| p.count).sum::<u64>();
+        let all: i64 = placed.iter().map(|p| p.own_ns).sum();
+        ensure!(count == placed.len() as u64, "the passes hold {count} kernels, the trace {}", placed.len());
+        let off = (seconds - all as f64 / 1e9).abs();
+        ensure!(off < 1e-9 * placed.len().max(1) as f64, "the passes' times differ from the trace's by {off:.1e} s");
+        Ok(())
+    }
+}
+
+impl<T> Passes<T> {
+    pub fn all(&self) -> Vec<&T> {
+        let training = [&self.forward, &self.backward, &self.optimizer];
+        std::iter::once(&self.inference).chain(training.into_iter().flatten()).collect()
+    }
+}
+
+/// The pieces of one trace in their ranges.
+struct View<'a> {
+    ranges: &'a Ranges,
+    placed: &'a [Placed<'a>],
+    counted: Counted,
+}
+
+impl View<'_> {
+    fn pass(&self, name: &str) -> Result<RangeWork> {
+        let spans: Vec<&Span> = self.spans(name).collect();
+        ensure!(spans.len() == 1, "the trace has {} ranges called {name:?}, not one", spans.len());
+        self.work(name, &spans, &self.within(&[name]), LISTED).with_context(|| format!("in the range {name:?}"))
+    }
+
+    fn attention(&self) -> Result<Attention> {
+        let part = |name| {
+            let pieces = self.within(&[INFERENCE, name]);
+            let spans: Vec<&Span> =
+                self.spans(name).filter(|span| self.ranges.inside(span.parent, INFERENCE)).collect();
+            self.work(name, &spans, &pieces, LISTED_IN_ATTENTION).with_context(|| format!("in the range {name:?}"))
+        };
+        let (scores, softmax, final_matmul) = (part(SCORES)?, part(SOFTMAX)?, part(FINAL_MATMUL)?);
+        let mut products = Tally::default();
+        for part in [&scores, &final_matmul] {
+            for class in [Class::Matmul, Class::MatmulHelper] {
+                let Tally { count, seconds } = part.classes[&class];
+                products = Tally { count: products.count + count, seconds: products.seconds + seconds };
+            }
+        }
+        Ok(Attention { scores, softmax, final_matmul, products })
+    }
+
+    fn matmuls(&self, trace: &Trace, collector: Collector) -> Matmuls {
+        let of_class = |class| self.within(&[INFERENCE]).iter().filter(|p| Class::of(p.event) == class).count() as u64;
+        let in_pass =
+            |event: &&Event| is_matmul_operator(event) && self.ranges.inside(self.ranges.at(event.start_ns), INFERENCE);
+        let operators = || trace.events.iter().filter(in_pass).count() as u64;
+        Matmuls {
+            operators: (collector == Collector::Kineto).then(operators),
+            kernels: of_class(Class::Matmul),
+            helpers: of_class(Class::MatmulHelper),
+        }
+    }
+
+    fn matmul_kernels(&self) -> Vec<MatmulKernel> {
+        let mut counts = BTreeMap::<&str, u64>::new();
+        let products = self.placed.iter().filter(|p| self.in_a_pass(p) && p.event.source.is_gpu());
+        for piece in products.filter(|p| Class::of(p.event) == Class::Matmul) {
+            *counts.entry(&piece.event.name).or_default() += 1;
+        }
+        let kernel =
+            |(name, count): (&str, u64)| MatmulKernel { name: short_name(name), units: Units::of(name), count };
+        counts.into_iter().map(kernel).collect()
+    }
+
+    fn top_of_both(&self) -> Option<Kernel> {
+        let both: Vec<&Placed> = [FORWARD, BACKWARD].iter().flat_map(|name| self.within(&[name])).collect();
+        kernels(&both).into_iter().next()
+    }
+
+    fn in_a_pass(&self, piece: &Placed) -> bool {
+        let inside = |name| self.ranges.inside(piece.span, name);
+        !inside(WARM_UP) && [INFERENCE, FORWARD, BACKWARD, OPTIMIZER].into_iter().any(inside)
+    }
+
+    /// The pieces inside ranges of all these names.
+    fn within(&self, names: &[&str]) -> Vec<&Placed<'_>> {
+        let inside = |p: &&Placed| names.iter().all(|name| self.ranges.inside(p.span, name));
+        self.placed.iter().filter(|p| self.in_a_pass(p)).filter(inside).collect()
+    }
+
+    fn spans<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b Span> {
+        self.ranges.named(name).filter(|span| !self.ranges.inside(span.parent, WARM_UP))
+    }
+
+    fn work(&self, name: &str, spans: &[&Span], pieces: &[&Placed], listed: usize) -> Result<RangeWork> {
+        ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the collector saw nothing of it");
+        let host_s = seconds(spans.iter().map(|span| span.end_ns - span.start_ns).sum());
+        let intervals = || pieces.iter().map(|p| (p.event.start_ns, p.event.end_ns()));
+        let mut extents = BTreeMap::<Option<usize>, (i64, i64)>::new();
+        for piece in pieces {
+            let extent = extents.entry(self.ranges.enclosing(piece.span, name)).or_insert((i64::MAX, i64::MIN));
+            *extent = (extent.0.min(piece.event.start_ns), extent.1.max(piece.event.end_ns()));
+        }
+        let span_s = match self.counted {
+            Counted::Kernels => seconds(extents.values().map(|(first, last)| last - first).sum()),
+            Counted::Operators => host_s,
+        };
+        let of_class = |class| pieces.iter().copied().filter(|p| Class::of(p.event) == class).collect::<Vec<_>>();
+        let mut kernels = kernels(pieces);
+        let others = kernels.split_off(listed.min(kernels.len()));
+        let rest = Rest {
+            names: others.len() as u64,
+            count: others.iter().map(|k| k.count).sum(),
+            // An empty sum of floats is -0.
+            seconds: others.iter().map(|k| k.seconds).sum::<f64>() + 0.0,
+        };
+        let Tally { count, seconds: sum } = tally(pieces);
+        let classes = Class::ALL.into_iter().map(|class| (class, tally(&of_class(class)))).collect();
+        Ok(RangeWork {
+            host_s,
+            seconds: sum,
+            span_s,
+            busy_s: seconds(covered_ns(intervals())),
+            count,
+            classes,
+            kernels,
+            rest,
+        })
+    }
+}
+
+/// By name and class, in falling order of their time.
+fn kernels(pieces: &[&Placed]) -> Vec<Kernel> {
+    let mut sums = BTreeMap::<(String, Class), (u64, i64)>::new();
+    for piece in pieces {
+        let sum = sums.entry((short_name(&piece.event.name), Class::of(piece.event))).or_default();
+        *sum = (sum.0 + 1, sum.1 + piece.own_ns);
+    }
+    let kernel = |((name, class), (count, ns))| Kernel { name, class, count, seconds: seconds(ns) };
+    let mut kernels: Vec<Kernel> = sums.into_iter().map(kernel).collect();
+    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    kernels
+}
+
+fn tally(pieces: &[&Placed]) -> Tally {
+    Tally { count: pieces.len() as u64, seconds: seconds(pieces.iter().map(|p| p.own_ns).sum()) }
+}
+
+fn seconds(nanoseconds: i64) -> f64 {
+    nanoseconds as f64 / 1e9
+}

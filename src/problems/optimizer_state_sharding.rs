@@ -1,0 +1,105 @@
+//! `optimizer_state_sharding`: AdamW with its state shared out among the ranks ends, to the bit, where AdamW itself ends.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use proptest::prelude::any;
+use proptest::strategy::Strategy;
+use serde_json::{Value, json};
+
+use super::ddp_checks::{
+    BUCKET_SIZES_MB, EDGES_WORLD_SIZE, RANDOM_CASES, RANDOM_WORLD_SIZES, REPEATS, WORLD_SIZE, accumulation,
+    any_blueprint, any_options, at_the_edges, over_world_sizes, random_networks, verdict,
+};
+use crate::cases::{CaseFile, require, sharded_optimizer};
+use crate::harness::problem::{Check, Problem, Verdict};
+use crate::model::toy::Blueprint;
+use crate::parallel::Options;
+use crate::parallel::mutants::FAULTS;
+use crate::parallel::protocol::Report;
+use crate::parallel::sharded_protocol::{self, ADAMW, Case};
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1};
+
+const CHECKS: &[Check] = &[
+    Check { name: "toy_model", part: "", run: || verdict(official(SHARDED_OPTIMIZER, &Blueprint::toy())?) },
+    Check { name: "tied_weights", part: "", run: || verdict(official(SHARDED_OPTIMIZER, &Blueprint::tied())?) },
+    Check { name: "random_networks", part: "", run: || random_groups(SHARDED_OPTIMIZER) },
+    Check { name: "with_data_parallelism", part: "", run: || random_networks(SHARDED_OPTIMIZER) },
+    Check { name: "edges", part: "", run: || verdict(at_the_edges(SHARDED_OPTIMIZER)?) },
+    Check { name: "golden_cases", part: "", run: || golden_cases(SHARDED_OPTIMIZER) },
+    Check { name: "zero1_toy_model", part: "", run: || verdict(official(ZERO1, &Blueprint::toy())?) },
+    Check { name: "zero1_tied_weights", part: "", run: || verdict(official(ZERO1, &Blueprint::tied())?) },
+    Check { name: "zero1_random_networks", part: "", run: || random_networks(ZERO1) },
+    Check { name: "zero1_gradient_accumulation", part: "", run: || verdict(accumulation(ZERO1, &BUCKET_SIZES_MB)?) },
+    Check { name: "zero1_edges", part: "", run: || verdict(at_the_edges(ZERO1)?) },
+    Check { name: "zero1_golden_cases", part: "", run: || golden_cases(ZERO1) },
+];
+
+pub const PROBLEM: Problem =
+    Problem { name: "optimizer_state_sharding", answers: &[""], checks: CHECKS, measured: None, facts };
+
+/// Made by `suites/cases/make_sharded_optimizer.py`.
+const GOLDEN_CASES: [(&str, &[u8]); 2] = [
+    ("sharded_optimizer_toy", include_bytes!("../../suites/cases/sharded_optimizer_toy.safetensors")),
+    ("sharded_optimizer_tied", include_bytes!("../../suites/cases/sharded_optimizer_tied.safetensors")),
+];
+
+/// The official test of one of its two models; ZeRO-1 in each of the official bucket sizes. Repeated, as a race would not
+/// show every time.
+pub fn official(optimizer: &str, blueprint: &Blueprint) -> Result<Report> {
+    let case = |&bucket_size_mb: &f64| Case::official(blueprint.clone(), Options { bucket_size_mb });
+    let cases: Vec<Case> = (0..REPEATS).flat_map(|_| BUCKET_SIZES_MB.iter().map(case)).collect();
+    sharded_protocol::run(optimizer, WORLD_SIZE, &cases)
+}
+
+/// The official protocol on random networks, some of whose parameters are a second group that may join in the midst of
+/// training.
+pub fn random_groups(optimizer: &str) -> Result<Verdict> {
+    over_world_sizes(any_case(), |world_size, cases: Vec<Case>| {
+        let repeated: Vec<Case> = (0..REPEATS).flat_map(|_| cases.clone()).collect();
+        sharded_protocol::run(optimizer, world_size, &repeated)
+    })
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    (any_blueprint(), any_options(), 0..1000i64, any::<bool>(), 0..3usize, 0..6i64).prop_map(
+        |(blueprint, options, seed, grouped, split, joins_at_step)| Case {
+            // The first layer's weight trains, so that there is always something to train in the first group.
+            second_group_from: grouped.then_some(1 + usize::from(blueprint.fixed_parameter) + split),
+            blueprint,
+            seed,
+            joins_at_step,
+            options,
+        },
+    )
+}
+
+/// What PyTorch's AdamW computed in one process, held against every rank's parameters.
+pub fn golden_cases(optimizer: &str) -> Result<Verdict> {
+    let (mut compared, mut largest) = (0, 0f64);
+    for (name, bytes) in GOLDEN_CASES {
+        let case = CaseFile::parse(bytes, Path::new(name))?;
+        let comparisons = sharded_optimizer::compare_optimizer(&case, optimizer).with_context(|| name.to_string())?;
+        largest = largest.max(require(&comparisons).with_context(|| name.to_string())?);
+        compared += comparisons.len();
+    }
+    Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
+}
+
+fn facts() -> Result<Value> {
+    Ok(json!({
+        "world_size": WORLD_SIZE,
+        "steps": sharded_protocol::STEPS,
+        "rows": sharded_protocol::ROWS,
+        "seed": sharded_protocol::SEED,
+        "rtol": sharded_protocol::RTOL,
+        "lr": ADAMW.lr,
+        "weight_decay": ADAMW.weight_decay,
+        "repeats": REPEATS,
+        "random_cases": RANDOM_CASES,
+        "random_world_sizes": RANDOM_WORLD_SIZES,
+        "edges_world_size": EDGES_WORLD_SIZE,
+        "faults": FAULTS.len(),
+        "checks": CHECKS.iter().map(|check| check.name).collect::<Vec<_>>(),
+    }))
+}

@@ -1,0 +1,135 @@
+//! One rank's memory around its first and a later optimizer step: what is in use, what it is for, and the peaks on the way.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use crate::attention::Choice;
+use crate::collective::Shared;
+use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::model::Transformer;
+use crate::model::optim::zero_grad;
+use crate::problems::benchmarking_script::loss;
+use crate::problems::ddp_step::{Params, scheme::Scheme};
+use crate::problems::require_devices;
+use crate::problems::torch_compile::columns::rest;
+use crate::torch::autograd::backward;
+use crate::torch::meter::Meter;
+use crate::torch::stream::synchronize;
+
+pub const TASK: RankTask = RankTask { name: "sharding_memory", run };
+
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// One rank under one scheme.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankMemory {
+    /// Parameters that the rank keeps optimizer state for.
+    pub owned_values: u64,
+    pub moments: Vec<Moment>,
+}
+
+/// Bytes of tensors on the rank's device; the parts add up to what is in use.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moment {
+    pub name: String,
+    /// The most in use since the moment before this one.
+    pub peak: u64,
+    pub in_use: u64,
+    pub parameters: u64,
+    /// As the parameters have them, wherever they lie.
+    pub gradients: u64,
+    /// What the first step left behind.
+    pub optimizer_state: u64,
+    /// Tokens, tables, buffers of the scheme beside its gradients, workspaces of libraries.
+    pub other: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    params: Params,
+    schemes: Vec<String>,
+}
+
+/// By scheme, the memory of every rank; each scheme starts with a new model.
+pub fn measure(params: &Params, schemes: &[&str]) -> Result<BTreeMap<String, Vec<RankMemory>>> {
+    require_devices(params.backend, params.world_size)?;
+    let input = Input { params: params.clone(), schemes: schemes.iter().map(|name| name.to_string()).collect() };
+    let ranks = Launch { backend: params.backend, ..Launch::new(TASK.name, params.world_size, DEADLINE) };
+    let mut by_scheme: BTreeMap<String, Vec<RankMemory>> = BTreeMap::new();
+    for rank in launch(&ranks, &serde_json::to_value(input)?)? {
+        let of_rank: BTreeMap<String, RankMemory> = serde_json::from_value(rank)?;
+        of_rank.into_iter().for_each(|(scheme, memory)| by_scheme.entry(scheme).or_default().push(memory));
+    }
+    Ok(by_scheme)
+}
+
+fn run(collective: &Shared, input: Value) -> Result<Value> {
+    let Input { params, schemes } = serde_json::from_value(input)?;
+    let mut by_scheme = BTreeMap::new();
+    for name in schemes {
+        let memory = under(&name, &params, collective).with_context(|| format!("under {name}"))?;
+        rest(collective.device())?;
+        by_scheme.insert(name, memory);
+    }
+    Ok(serde_json::to_value(by_scheme)?)
+}
+
+fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory> {
+    let device = collective.device();
+    let meter = Meter::start(device)?;
+    let model = Transformer::new(&params.config(), device, collective.rank() as i64, Choice::Naive)?;
+    let parameters = model.parameters();
+    let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+    let of_parameters = parameters.iter().map(|(_, parameter)| bytes(parameter)).sum();
+    let gradients = || -> Result<u64> {
+        let each =
+            parameters.iter().map(|(_, parameter)| parameter.f_grad().map(|g| if g.defined() { bytes(&g) } else { 0 }));
+        Ok(each.sum::<Result<u64, _>>()?)
+    };
+    let mut moments: Vec<Moment> = Vec::new();
+    let mut note = |name: &str, state: u64| -> Result<u64> {
+        synchronize(device)?;
+        let (in_use, peak, gradients) = (meter.in_use()?, meter.peak()?, gradients()?);
+        let known = of_parameters + gradients + state;
+        let other = in_use.checked_sub(known);
+        let other = other.with_context(|| format!("{name}: {in_use} bytes are in use, and {known} were counted"))?;
+        let parameters = of_parameters;
+        moments.push(Moment { name: name.into(), peak, in_use, parameters, gradients, optimizer_state: state, other });
+        meter.reset_peak()?;
+        Ok(in_use)
+    };
+    note("after init", 0)?;
+
+    let mut scheme = Scheme::new(name, parameters, collective, None)?;
+    let mut state = 0;
+    for step in ["the first", "a later"] {
+        let draw = || {
+            Tensor::f_randint_low(
+                0,
+                params.vocab_size,
+                [params.batch_size, params.context_length],
+                (Kind::Int64, device),
+            )
+        };
+        let (tokens, targets) = (draw()?, draw()?);
+        backward(&loss(&model, &tokens, &targets, params.dtype)?)?;
+        scheme.synchronize()?;
+        let before = note(&format!("before {step} step"), state)?;
+        scheme.step(parameters)?;
+        synchronize(device)?;
+        let after = meter.in_use()?;
+        ensure!(after >= before, "a step left {after} bytes where there were {before}");
+        state += after - before;
+        note(&format!("after {step} step"), state)?;
+        zero_grad(parameters)?;
+    }
+    Ok(RankMemory { owned_values: scheme.owned_numel(parameters, collective.rank()), moments })
+}

@@ -1,0 +1,199 @@
+//! One AdamW step over the parameters of a model: ours against PyTorch's two, beside what a plain copy reaches.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::columns::{Column, Contender, Laps, Turns, interleave, lap, rest, samples};
+use super::peer::{Software, TorchPeer, Verified};
+use crate::harness::samples::{Samples, Work};
+use crate::model::export::write_safetensors;
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::AdamWOptions;
+use crate::model::{Config, SizeName};
+use crate::problems::machine::copy_bandwidth;
+use crate::torch::autograd::{backward_from, release_grad};
+
+/// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,
+/// while a decay or a bias correction left out would change the end by 1e-5 and more.
+pub const TOLERANCE: f64 = 1e-6;
+
+/// Parameter, gradient and both moments are read, all but the gradient written: 7 values of 4 bytes.
+pub const BYTES_PER_PARAMETER: f64 = 28.0;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub size: SizeName,
+    pub rounds: usize,
+    pub warmup: usize,
+    pub iterations: usize,
+    /// Steps between two synchronisations: in training the host is ahead of the device, and the launch of a step shows as
+    /// little as it does here with several of them.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub steps_in_a_row: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(count: &usize) -> bool {
+    *count == 1
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    pub rust: Column<Update>,
+    pub python_fused: Column<Update>,
+    pub python_foreach: Column<Update>,
+    /// Plain copies within the device, right before the turns; what is read and written is counted.
+    pub copy: Samples,
+    pub parameters: u64,
+    pub tensors: u64,
+    /// Relative errors of Python's columns against ours after three steps on the same gradients.
+    pub errors: BTreeMap<String, f64>,
+    pub software: Software,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Update {
+    pub step: Samples,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Errors {
+    parameters: f64,
+}
+
+impl Params {
+    pub fn validate(&self) -> Result<()> {
+        let steps = self.steps_in_a_row;
+        ensure!((1..=1000).contains(&steps), "steps_in_a_row is {steps}: it must lie in 1..1000");
+        self.turns().validate()
+    }
+
+    fn turns(&self) -> Turns {
+        Turns { rounds: self.rounds, warmup: self.warmup, iterations: self.iterations }
+    }
+}
+
+pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
+    let Turns { warmup, iterations, .. } = p.turns();
+    // Neither vocabulary nor context changes what a step is; the handout's vocabulary gives the counts of its table.
+    let config = Config::of_size(p.size.size(), crate::model::sizes::VOCAB_SIZE, 1);
+    let shapes: Vec<Vec<i64>> = config.parameter_shapes().map(|(_, shape)| shape).collect();
+    let errors = {
+        let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
+        let file = folder.path().join("adamw.safetensors");
+        write_steps(&file, device)?;
+        peer.open("adamw", json!({ "shapes": [] }))?;
+        ["fused", "foreach"].map(|column| verify(peer, column, &file))
+    };
+    let [fused, foreach] = errors;
+    let (fused, foreach) = (fused?, foreach?);
+
+    peer.open("adamw", json!({ "shapes": shapes, "steps_in_a_row": p.steps_in_a_row }))?;
+    let copy = copy_bandwidth(device)?;
+    rest(device)?;
+    let parameters = random_parameters(&shapes, device)?;
+    let peer = RefCell::new(peer);
+    let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
+    let [rust, python_fused, python_foreach] = interleave(
+        p.turns(),
+        [
+            Contender::new(|| step_turn(&parameters, device, p)),
+            Contender::prepared(&fused, |_| python("fused")),
+            Contender::prepared(&foreach, |_| python("foreach")),
+        ],
+    )?;
+    peer.borrow_mut().close(None)?;
+    let update =
+        |column: Column<Laps>| column.try_map(|laps| Ok(Update { step: samples(&laps, "step", work(&config))? }));
+    let errors = [("python_fused", &fused), ("python_foreach", &foreach)];
+    let errors =
+        errors.into_iter().filter_map(|(name, column)| Some((name.into(), column.measured()?.errors.parameters)));
+    Ok(Row {
+        rust: update(rust)?,
+        python_fused: update(python_fused)?,
+        python_foreach: update(python_foreach)?,
+        copy,
+        parameters: config.num_parameters(),
+        tensors: config.num_tensors(),
+        errors: errors.collect(),
+        software: peer.borrow().software.clone(),
+    })
+}
+
+/// What the peer reaches in `column` by the steps in `file`, held against where ours ended.
+pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<Verified<Errors>>> {
+    Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
+        let error = verified.errors.parameters;
+        ensure!(error <= TOLERANCE, "Python's {column} AdamW ends {error:.1e} from ours, more than {TOLERANCE:.0e}");
+        Ok(verified)
+    })
+}
+
+/// Three steps of our optimizer on small tensors: where they start, their gradients, and where they end.
+pub fn write_steps(file: &Path, device: Device) -> Result<()> {
+    const STEPS: usize = 3;
+    let parameters = random_parameters(&[vec![33, 7], vec![64], vec![5, 3]], device)?;
+    let mut optimizer = adamw_for(device, AdamWOptions::default())?;
+    let mut tensors = Vec::new();
+    for (i, (_, parameter)) in parameters.iter().enumerate() {
+        tensors.push((format!("param.{i}"), parameter.f_detach_copy()?));
+    }
+    for step in 0..STEPS {
+        for (i, (_, parameter)) in parameters.iter().enumerate() {
+            give_gradient(parameter)?;
+            tensors.push((format!("grad.{i}.{step}"), parameter.f_grad()?.f_detach_copy()?));
+        }
+        optimizer.step(&parameters)?;
+    }
+    for (i, (_, parameter)) in parameters.iter().enumerate() {
+        tensors.push((format!("after.{i}"), parameter.f_detach_copy()?));
+    }
+    write_safetensors(file, &tensors)
+}
+
+fn random_parameters(shapes: &[Vec<i64>], device: Device) -> Result<Vec<(String, Tensor)>> {
+    let parameter = |(i, shape): (usize, &Vec<i64>)| -> Result<(String, Tensor)> {
+        let parameter = Tensor::f_randn(shape, (Kind::Float, device))?.f_set_requires_grad(true)?;
+        give_gradient(&parameter)?;
+        Ok((i.to_string(), parameter))
+    };
+    shapes.iter().enumerate().map(parameter).collect()
+}
+
+/// A random gradient: what arrives at a leaf is its gradient.
+fn give_gradient(parameter: &Tensor) -> Result<()> {
+    release_grad(parameter)?;
+    backward_from(parameter, &parameter.f_randn_like()?, false)
+}
+
+/// Steps of a new optimizer, whose untimed ones make its state, as the peer's turn.
+fn step_turn(parameters: &[(String, Tensor)], device: Device, p: &Params) -> Result<Laps> {
+    let &Params { warmup, iterations, steps_in_a_row, .. } = p;
+    let mut optimizer = adamw_for(device, AdamWOptions::default())?;
+    let mut seconds = Vec::new();
+    for _ in 0..warmup + iterations {
+        let row = lap(device, || (0..steps_in_a_row).try_for_each(|_| optimizer.step(parameters)))?.1;
+        seconds.push(row / steps_in_a_row as f64);
+    }
+    drop(optimizer);
+    rest(device)?;
+    Ok([("step".to_string(), seconds.split_off(warmup))].into())
+}
+
+fn work(config: &Config) -> Work {
+    let parameters = config.num_parameters() as f64;
+    Work { flops: 12.0 * parameters, bytes: BYTES_PER_PARAMETER * parameters, precision: "float32".into() }
+}

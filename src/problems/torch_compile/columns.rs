@@ -1,0 +1,245 @@
+//! Columns: the ways of computing that a case compares, timed in interleaved turns by one routine.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Fault, fault_of};
+use crate::harness::samples::{Samples, Work};
+use crate::torch::memory::empty_cache;
+use crate::torch::stream::synchronize;
+
+/// How one column of a case ended; another column of the same case may end otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Column<T> {
+    Measured { row: T },
+    OutOfMemory { requested_bytes: Option<u64>, message: String },
+    NotRun { reason: String },
+}
+
+/// Seconds of each timed pass, by its name.
+pub type Laps = BTreeMap<String, Vec<f64>>;
+
+/// How many rounds there are, and what each column does in its turn of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turns {
+    pub rounds: usize,
+    /// Untimed passes at the start of every turn: they bring back the memory and the clocks that the turn before took.
+    pub warmup: usize,
+    /// Timed passes of every turn.
+    pub iterations: usize,
+}
+
+impl Turns {
+    pub fn validate(&self) -> Result<()> {
+        let Self { rounds, warmup, iterations } = *self;
+        for (key, value) in [("rounds", rounds), ("warmup", warmup), ("iterations", iterations)] {
+            ensure!((1..=10_000).contains(&value), "{key} is {value}: it must lie in 1..10000");
+        }
+        Ok(())
+    }
+}
+
+/// One column while it is measured: what a turn of it does, and what came of the turns so far.
+pub struct Contender<'a> {
+    turn: Box<dyn FnMut() -> Result<Laps> + 'a>,
+    ended: Column<Laps>,
+}
+
+impl<'a> Contender<'a> {
+    pub fn new(turn: impl FnMut() -> Result<Laps> + 'a) -> Self {
+        Self { turn: Box::new(turn), ended: Column::Measured { row: Laps::new() } }
+    }
+
+    /// One that takes part unless its preparation has ended it already.
+    pub fn prepared<T>(preparation: &'a Column<T>, mut turn: impl FnMut(&T) -> Result<Laps> + 'a) -> Self {
+        match preparation {
+            Column::Measured { row } => Self::new(move || turn(row)),
+            Column::OutOfMemory { requested_bytes, message } => {
+                Self::out(Column::OutOfMemory { requested_bytes: *requested_bytes, message: message.clone() })
+            }
+            Column::NotRun { reason } => Self::out(Column::NotRun { reason: reason.clone() }),
+        }
+    }
+
+    fn out(ended: Column<Laps>) -> Self {
+        Self { ended, ..Self::new(|| Ok(Laps::new())) }
+    }
+
+    fn take_turn(&mut self) -> Result<()> {
+        let Column::Measured { row: laps } = &mut self.ended else { return Ok(()) };
+        match Column::of((self.turn)())? {
+            Column::Measured { row } => {
+                row.into_iter().for_each(|(pass, seconds)| laps.entry(pass).or_default().extend(seconds));
+            }
+            Column::OutOfMemory { requested_bytes, message } => {
+                self.ended = Column::OutOfMemory { requested_bytes, message };
+            }
+            Column::NotRun { reason } => self.ended = Column::NotRun { reason },
+        }
+        Ok(())
+    }
+}
+
+/// Gives every contender its turn in every round, so that a drift of the machine meets all of them alike; every second
+/// round goes the other way, so that none always follows the same one.
+///
+/// One that runs out of memory is out for the rest, with the reason; any other error ends the case.
+pub fn interleave<const N: usize>(turns: Turns, mut contenders: [Contender; N]) -> Result<[Column<Laps>; N]> {
+    for round in 0..turns.rounds {
+        let mut contenders: Vec<_> = contenders.iter_mut().collect();
+        if round % 2 == 1 {
+            contenders.reverse();
+        }
+        contenders.into_iter().try_for_each(Contender::take_turn)?;
+    }
+    Ok(contenders.map(|contender| contender.ended))
+}
+
+impl Column<Laps> {
+    /// Takes the laps of other passes in, or their ending if it was another.
+    pub fn extend(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Measured { row }, Self::Measured { row: more }) => row.extend(more),
+            (column @ Self::Measured { .. }, ended) => *column = ended,
+            (_, _) => {}
+        }
+    }
+}
+
+impl<T> Column<T> {
+    /// A fault becomes the column's ending, any other error stays one.
+    pub fn of(result: Result<T>) -> Result<Self> {
+        match result {
+            Ok(row) => Ok(Self::Measured { row }),
+            Err(error) => match fault_of(&error) {
+                Some(Fault::OutOfMemory { requested_bytes, message }) => {
+                    Ok(Self::OutOfMemory { requested_bytes, message })
+                }
+                Some(Fault::NotAvailable { needs, has }) => {
+                    Ok(Self::NotRun { reason: format!("needs {needs}, has {has}") })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// The same ending with another row.
+    pub fn try_map<U>(self, change: impl FnOnce(T) -> Result<U>) -> Result<Column<U>> {
+        Ok(match self {
+            Self::Measured { row } => Column::Measured { row: change(row)? },
+            Self::OutOfMemory { requested_bytes, message } => Column::OutOfMemory { requested_bytes, message },
+            Self::NotRun { reason } => Column::NotRun { reason },
+        })
+    }
+
+    pub fn measured(&self) -> Option<&T> {
+        match self {
+            Self::Measured { row } => Some(row),
+            _ => None,
+        }
+    }
+}
+
+/// What `body` gives, and the seconds until `device` has done all of it: a monotonic clock between two synchronisations,
+/// as the peer times.
+pub fn lap<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    synchronize(device)?;
+    let start = Instant::now();
+    let value = body()?;
+    synchronize(device)?;
+    Ok((value, start.elapsed().as_secs_f64()))
+}
+
+/// Gives memory that no tensor uses back to the driver, for the other process.
+pub fn rest(device: Device) -> Result<()> {
+    match device {
+        Device::Cpu => Ok(()),
+        device => empty_cache(device),
+    }
+}
+
+/// The samples of one pass out of a column's laps.
+pub fn samples(laps: &Laps, pass: &str, work: Work) -> Result<Samples> {
+    let seconds = laps.get(pass).with_context(|| format!("no turn timed the pass {pass:?}"))?;
+    Samples::seconds(seconds.clone(), work).with_context(|| format!("the pass {pass:?}"))
+}
+
+/// The norm of the difference over the norm of what was expected, in float64.
+pub fn relative_error(ours: &Tensor, expected: &Tensor) -> Result<f64> {
+    let wide = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Double);
+    let norm = |t: Tensor| t.f_norm()?.f_double_value(&[]);
+    let expected = wide(expected)?;
+    let error = norm(wide(ours)?.f_sub(&expected)?)? / norm(expected)?;
+    ensure!(error.is_finite(), "the relative error is {error}");
+    Ok(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    const TURNS: Turns = Turns { rounds: 3, warmup: 1, iterations: 2 };
+
+    fn laps(seconds: f64) -> Laps {
+        [("forward".to_string(), vec![seconds])].into()
+    }
+
+    #[test]
+    fn turns_alternate_and_their_laps_add_up() {
+        let order = RefCell::new(String::new());
+        let turn = |name: char| {
+            order.borrow_mut().push(name);
+            Ok(laps(order.borrow().len() as f64))
+        };
+        let [a, b] = interleave(TURNS, [Contender::new(|| turn('a')), Contender::new(|| turn('b'))]).unwrap();
+        assert_eq!(order.into_inner(), "abbaab");
+        assert_eq!(a.measured().unwrap()["forward"], [1.0, 4.0, 5.0]);
+        assert_eq!(b.measured().unwrap()["forward"], [2.0, 3.0, 6.0]);
+    }
+
+    #[test]
+    fn out_of_memory_ends_a_column_and_no_other() {
+        let mut count = 0;
+        let runs_out = || {
+            count += 1;
+            if count == 2 { bail!("CUDA out of memory. Tried to allocate 1.00 KiB. GPU 0") } else { Ok(laps(1.0)) }
+        };
+        let [a, b] = interleave(TURNS, [Contender::new(runs_out), Contender::new(|| Ok(laps(2.0)))]).unwrap();
+        assert!(matches!(a, Column::OutOfMemory { requested_bytes: Some(1024), .. }), "{a:?}");
+        assert_eq!((count, b.measured().unwrap()["forward"].len()), (2, 3));
+        let missing = Column::<()>::NotRun { reason: "no compiler".into() };
+        let [c] = interleave(TURNS, [Contender::prepared(&missing, |()| bail!("not asked"))]).unwrap();
+        assert_eq!(c, Column::NotRun { reason: "no compiler".into() });
+        assert!(interleave(TURNS, [Contender::new(|| bail!("a bug"))]).is_err());
+    }
+
+    #[test]
+    fn a_column_reads_back_with_its_kind() {
+        for column in [
+            Column::Measured { row: 3 },
+            Column::OutOfMemory { requested_bytes: None, message: "full".into() },
+            Column::NotRun { reason: "no".into() },
+        ] {
+            let json = serde_json::to_value(&column).unwrap();
+            assert_eq!(serde_json::from_value::<Column<i32>>(json).unwrap(), column);
+        }
+    }
+
+    #[test]
+    fn the_relative_error_is_that_of_the_norms_and_must_be_a_number() {
+        let t = |values: &[f32]| Tensor::from_slice(values);
+        assert_eq!(relative_error(&t(&[3.0, 4.0]), &t(&[3.0, 4.0])).unwrap(), 0.0);
+        assert_eq!(relative_error(&t(&[3.0, 9.0]), &t(&[3.0, 4.0])).unwrap(), 1.0);
+        assert!(relative_error(&t(&[f32::NAN]), &t(&[1.0])).is_err());
+    }
+}

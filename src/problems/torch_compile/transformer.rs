@@ -1,0 +1,344 @@
+//! Part (b): whole Transformers, their forward pass and their training step, in four columns over the same weights.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::bench::{Batch, Bench, CapturedBench, Pass};
+use super::columns::{Column, Contender, Laps, Turns, interleave, rest, samples};
+use super::peer::{Compile, Software, TorchPeer, Verified};
+use super::scratch::scratch;
+use crate::attention::Choice;
+use crate::harness::record::Profile;
+use crate::harness::samples::{Samples, Work};
+use crate::model::export::write_safetensors;
+use crate::model::fused_adamw::adamw_for;
+use crate::model::memory::Memory;
+use crate::model::optim::{AdamWOptions, zero_grad};
+use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
+use crate::model::{Config, Precision, SizeName};
+use crate::problems::update_for;
+use crate::torch::backward;
+
+/// How many elements of each gradient are compared one by one, as `suites/peers/transformer.py` does.
+const SAMPLED: i64 = 1 << 16;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub size: SizeName,
+    pub context_length: i64,
+    #[serde(default = "batch_size")]
+    pub batch_size: i64,
+    pub dtype: Precision,
+    pub rounds: usize,
+    pub warmup: usize,
+    pub iterations: usize,
+}
+
+fn batch_size() -> i64 {
+    BATCH_SIZE
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    pub rust_eager: Column<Passes>,
+    pub python_eager: Column<Passes>,
+    pub python_compiled: Column<Passes>,
+    /// Measured once the peer has gone, since the graphs keep their memory.
+    pub rust_captured: Column<Passes>,
+    /// Rust eager once more, in turns with the captured one: what drifted between the two phases.
+    pub rust_eager_again: Column<Passes>,
+    /// Relative errors of Python's columns against Rust eager, measured before any timing.
+    pub errors: BTreeMap<String, Errors>,
+    /// Relative difference of the losses of captured and eager passes.
+    pub captured_loss_error: Option<f64>,
+    pub compile: Option<Compile>,
+    pub software: Software,
+}
+
+/// The forward pass with its loss, recorded as a step's is, and forward, backward and optimizer together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passes {
+    pub forward: Samples,
+    pub step: Samples,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Errors {
+    pub loss: f64,
+    /// Of the eager column alone; the compiled functions give their loss.
+    #[serde(default)]
+    pub logits: Option<f64>,
+    /// All gradients as one vector.
+    pub gradients: f64,
+    pub worst_gradient: f64,
+    pub worst_gradient_name: String,
+}
+
+/// What errors may be; every figure is relative to the norm.
+pub struct Tolerance {
+    pub loss: f64,
+    pub logits: f64,
+    pub gradients: f64,
+    pub worst_gradient: f64,
+}
+
+/// In float32 both sides round to 2^-24 and sum some thousand terms, so about 1e-6, which grows with depth; TF32, with
+/// its 2^-11, would not pass.
+///
+/// In bfloat16 a compiler leaves out roundings of 2^-9 between the operations that it fuses. Some ten of them lie in each
+/// layer, and their effects add like a random walk: sqrt(10 * 48) * 2^-9 is 4 % for the deepest model. Queries and keys
+/// suffer most, whose gradients are small differences of large terms. The loss is a mean over thousands of tokens.
+pub fn tolerance(dtype: Precision) -> Tolerance {
+    match dtype {
+        Precision::Float32 => Tolerance { loss: 1e-5, logits: 1e-4, gradients: 1e-4, worst_gradient: 1e-3 },
+        Precision::Bfloat16 => Tolerance { loss: 5e-3, logits: 5e-2, gradients: 1e-1, worst_gradient: 3e-1 },
+    }
+}
+
+impl Errors {
+    fn hold(&self, column: &str, dtype: Precision) -> Result<()> {
+        let limit = tolerance(dtype);
+        let logits = self.logits.unwrap_or(0.0);
+        for (what, error, limit) in [
+            ("the loss", self.loss, limit.loss),
+            ("the logits", logits, limit.logits),
+            ("the gradients", self.gradients, limit.gradients),
+            (&self.worst_gradient_name, self.worst_gradient, limit.worst_gradient),
+        ] {
+            ensure!(error <= limit, "{column} is off by {error:.1e} in {what}, more than {limit:.0e}: {self:?}");
+        }
+        Ok(())
+    }
+}
+
+impl Params {
+    pub fn config(&self) -> Config {
+        Config::of_size(self.size.size(), VOCAB_SIZE, self.context_length)
+    }
+
+    pub fn validate(&self) -> Result<()> {
+        self.config().validate()?;
+        ensure!((1..=1 << 20).contains(&self.batch_size), "batch_size is {}: it must lie in 1..2^20", self.batch_size);
+        self.turns().validate()
+    }
+
+    /// Beside Python both processes hold parameters and optimizer state, and one at a time has activations and gradients
+    /// as well; later, a captured step keeps what it needs while an eager one takes its own.
+    pub fn predicted_bytes(&self, profile: Profile) -> u64 {
+        let (config, precision) = (self.config(), self.dtype);
+        let (batch, seq) = (self.batch_size, self.context_length);
+        let memory = Memory { config, batch, seq, precision, attention: Choice::Naive };
+        let (step, kept) =
+            (memory.step_peak_with(update_for(profile), true), memory.parameters() + memory.optimizer_state());
+        let captured = if profile == Profile::Gpu { step - kept } else { 0 };
+        step + captured.max(kept)
+    }
+
+    fn turns(&self) -> Turns {
+        Turns { rounds: self.rounds, warmup: self.warmup, iterations: self.iterations }
+    }
+}
+
+/// The first phase with a peer of its own, the second without it.
+pub fn measure(p: &Params, device: Device) -> Result<Row> {
+    let config = p.config();
+    let bench = Bench::new(&config, p.batch_size, p.dtype, device)?;
+    let beside = beside_python(p, &bench)?;
+    rest(device)?;
+    let Captured { columns: [rust_eager_again, rust_captured], loss_error: captured_loss_error } = captured(p, &bench)?;
+    let passes = |column: Column<Laps>| column.try_map(|laps| Passes::of(&laps, p));
+    let [rust_eager, python_eager, python_compiled] = beside.columns;
+    Ok(Row {
+        rust_eager: passes(rust_eager)?,
+        python_eager: passes(python_eager)?,
+        python_compiled: passes(python_compiled)?,
+        rust_captured: passes(rust_captured)?,
+        rust_eager_again: passes(rust_eager_again)?,
+        errors: beside.errors,
+        captured_loss_error,
+        compile: beside.compile,
+        software: beside.software,
+    })
+}
+
+/// What was measured alone: Rust eager again, and Rust captured.
+struct Captured {
+    columns: [Column<Laps>; 2],
+    /// Of the passes that could be captured.
+    loss_error: Option<f64>,
+}
+
+fn captured(p: &Params, bench: &Bench) -> Result<Captured> {
+    let optimizer = RefCell::new(adamw_for(bench.device, AdamWOptions::default())?);
+    let Turns { warmup, iterations, .. } = p.turns();
+    let mut columns = [(); 2].map(|()| Column::Measured { row: Laps::new() });
+    let mut loss_error: Option<f64> = None;
+    for pass in Pass::ALL {
+        let graph = Column::of(CapturedBench::new(bench, pass, &optimizer))?;
+        if let Some(graph) = graph.measured() {
+            let error = graph.prove(tolerance(p.dtype).loss)?;
+            loss_error = Some(loss_error.map_or(error, |other| other.max(error)));
+        }
+        let eager = |_: &_| bench.turn_of(pass, optimizer.borrow_mut().as_mut(), warmup, iterations);
+        let captured = |graph: &CapturedBench| graph.turn(warmup, iterations);
+        let contenders = [Contender::prepared(&graph, eager), Contender::prepared(&graph, captured)];
+        let measured = interleave(p.turns(), contenders)?;
+        for (column, more) in columns.iter_mut().zip(measured) {
+            column.extend(more);
+        }
+        drop(graph);
+        rest(bench.device)?;
+    }
+    Ok(Captured { columns, loss_error })
+}
+
+/// What was measured beside Python: Rust eager, Python eager, Python compiled.
+struct Beside {
+    columns: [Column<Laps>; 3],
+    errors: BTreeMap<String, Errors>,
+    compile: Option<Compile>,
+    software: Software,
+}
+
+fn beside_python(p: &Params, bench: &Bench) -> Result<Beside> {
+    let mut peer = TorchPeer::start(bench.device)?;
+    open(&mut peer, bench, p.dtype, p.batch_size)?;
+    let folder = scratch(Expected::bytes(bench))?;
+    let file = folder.path().join("expected.safetensors");
+    Expected::of(bench, &bench.draw()?)?.write(&file)?;
+    let eager = verify(&mut peer, "eager", p.dtype, &file)?;
+    let compiled = verify(&mut peer, "compiled", p.dtype, &file)?;
+    drop(folder);
+
+    let mut optimizer = adamw_for(bench.device, AdamWOptions::default())?;
+    let Turns { warmup, iterations, .. } = p.turns();
+    let peer = RefCell::new(peer);
+    let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
+    let columns = interleave(
+        p.turns(),
+        [
+            Contender::new(|| bench.turn(optimizer.as_mut(), warmup, iterations)),
+            Contender::prepared(&eager, |_| python("eager")),
+            Contender::prepared(&compiled, |_| python("compiled")),
+        ],
+    )?;
+    let compile = peer.borrow_mut().close(compiled.measured().map(|verified| &verified.first_call_s))?;
+    let errors = [("python_eager", eager), ("python_compiled", compiled)];
+    let errors = errors.into_iter().filter_map(|(name, column)| match column {
+        Column::Measured { row } => Some((name.to_string(), row.errors)),
+        _ => None,
+    });
+    let errors = errors.collect();
+    let software = peer.borrow().software.clone();
+    Ok(Beside { columns, errors, compile, software })
+}
+
+/// Gives the peer a model of the same shape and weights, by a file that lives no longer than its reading.
+pub fn open(peer: &mut TorchPeer, bench: &Bench, dtype: Precision, batch_size: i64) -> Result<()> {
+    let folder = scratch(4 * bench.model.config().num_parameters())?;
+    let weights = folder.path().join("weights.safetensors");
+    write_safetensors(&weights, bench.model.parameters())?;
+    let config = bench.model.config();
+    peer.open("transformer", json!({ "config": config, "weights": weights, "dtype": dtype, "batch_size": batch_size }))
+}
+
+/// What the peer's `column` gives for the tokens in `file`, held against what is expected there.
+pub fn verify(peer: &mut TorchPeer, column: &str, dtype: Precision, file: &Path) -> Result<Column<Verified<Errors>>> {
+    Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
+        verified.errors.hold(&format!("Python {column}"), dtype)?;
+        Ok(verified)
+    })
+}
+
+/// What our own eager pass makes of a batch.
+pub struct Expected(Vec<(String, Tensor)>);
+
+impl Expected {
+    /// Loss, logits, the norm of every gradient, and an evenly spread sample of its elements.
+    pub fn of(bench: &Bench, batch: &Batch) -> Result<Self> {
+        let parameters = bench.model.parameters();
+        let loss = bench.recorded(batch)?;
+        backward(&loss)?;
+        let mut norms = Vec::new();
+        let mut samples = Vec::new();
+        for (name, parameter) in parameters {
+            let gradient = parameter.f_grad()?;
+            ensure!(gradient.defined(), "{name} has no gradient");
+            norms.push(gradient.f_norm_scalaropt_dtype(2, Kind::Double)?);
+            // An odd stride meets every column of a matrix.
+            let stride = (gradient.numel() as i64 / SAMPLED).max(1) | 1;
+            samples.push((
+                format!("grad.{name}"),
+                gradient.f_flatten(0, -1)?.f_slice(0, 0, None, stride)?.f_detach_copy()?,
+            ));
+        }
+        zero_grad(parameters)?;
+        let narrow = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Float);
+        // Eight-byte values first, so that every tensor in the file is aligned.
+        let mut tensors = vec![
+            ("tokens".to_string(), batch.tokens.shallow_clone()),
+            ("targets".to_string(), batch.targets.shallow_clone()),
+            ("gradient_norms".to_string(), Tensor::f_stack(&norms, 0)?),
+            ("loss".to_string(), narrow(&loss)?),
+            ("logits".to_string(), narrow(&bench.logits(batch)?)?),
+        ];
+        tensors.extend(samples);
+        Ok(Self(tensors))
+    }
+
+    pub fn write(&self, file: &Path) -> Result<()> {
+        write_safetensors(file, &self.0)
+    }
+
+    /// Never less than the file takes: the logits, and a sample and a norm of each gradient.
+    fn bytes(bench: &Bench) -> u64 {
+        let config = bench.model.config();
+        let positions = bench.positions() as u64;
+        4 * positions * (config.vocab_size as u64 + 4) + (2 * 4 * SAMPLED as u64 + 8) * config.num_tensors() + (1 << 20)
+    }
+}
+
+impl Passes {
+    fn of(laps: &Laps, p: &Params) -> Result<Self> {
+        let config = p.config();
+        let flops = config.forward_flops(p.batch_size, p.context_length);
+        let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
+        let work = |flops, bytes| Work { flops, bytes, precision: p.dtype.name().into() };
+        // Weights read; then read again with gradients written, and AdamW's 28 bytes a parameter.
+        Ok(Self {
+            forward: samples(laps, "forward", work(flops, 4.0 * multiplied))?,
+            step: samples(laps, "step", work(3.0 * flops, 12.0 * multiplied + 28.0 * all))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_beyond_its_tolerance_is_told_with_its_place() {
+        let fine = Errors {
+            loss: 0.0,
+            logits: Some(0.0),
+            gradients: 0.0,
+            worst_gradient: 5e-4,
+            worst_gradient_name: "layers.0.ln1.weight".into(),
+        };
+        fine.hold("Python eager", Precision::Float32).unwrap();
+        let words = |errors: Errors| errors.hold("Python eager", Precision::Float32).unwrap_err().to_string();
+        assert!(words(Errors { logits: Some(1e-3), ..fine.clone() }).contains("the logits"));
+        assert!(words(Errors { worst_gradient: 2e-3, ..fine.clone() }).contains("layers.0.ln1.weight"));
+        assert!(words(Errors { gradients: f64::NAN, ..fine }).contains("the gradients"));
+    }
+}

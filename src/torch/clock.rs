@@ -1,0 +1,101 @@
+//! A stopwatch for work on a device: the host's monotonic clock, and on CUDA a pair of events as well.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use cxx::UniquePtr;
+use tch::Device;
+
+use super::bridge::{ffi, lift};
+use super::library::cuda_index;
+use super::stream::synchronize;
+
+/// What one timed region took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lap {
+    /// From an idle device until it is idle again, by the host's clock, in seconds: launches and the last wait included.
+    pub host_s: f64,
+    /// Between events on the stream right before and right after the region's work, by the device's clock, in seconds;
+    /// `None` on the CPU. Gaps in which the device waited for the host are inside.
+    pub device_s: Option<f64>,
+}
+
+/// Times regions of one thread's work on one device.
+pub struct Stopwatch {
+    device: Device,
+    events: Option<RefCell<UniquePtr<ffi::EventPair>>>,
+}
+
+impl Stopwatch {
+    /// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
+    pub fn new(device: Device) -> Result<Self> {
+        let events = match device {
+            Device::Cpu => None,
+            _ => Some(RefCell::new(lift(ffi::new_event_pair(cuda_index(device)?))?)),
+        };
+        Ok(Self { device, events })
+    }
+
+    /// Runs `body` between two synchronisations of the device, the first of them outside the clock.
+    ///
+    /// The body must leave the thread's current stream as it found it. Laps of one stopwatch do not nest.
+    ///
+    /// Errors: those of `body`, and those of kernels that failed on the device meanwhile.
+    pub fn lap<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<(T, Lap)> {
+        let mut events = match &self.events {
+            Some(events) => Some(events.try_borrow_mut().context("laps of one stopwatch do not nest")?),
+            None => None,
+        };
+        synchronize(self.device)?;
+        if let Some(events) = &mut events {
+            lift(events.pin_mut().record_start())?;
+        }
+        let start = Instant::now();
+        let value = body()?;
+        if let Some(events) = &mut events {
+            lift(events.pin_mut().record_end())?;
+        }
+        synchronize(self.device)?;
+        let host_s = start.elapsed().as_secs_f64();
+        let device_s = events.map(|events| lift(events.elapsed_seconds())).transpose()?;
+        Ok((value, Lap { host_s, device_s }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use anyhow::bail;
+
+    use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn a_lap_takes_as_long_as_its_body_and_gives_its_value() {
+        let stopwatch = Stopwatch::new(Device::Cpu).unwrap();
+        let nap = Duration::from_millis(20);
+        let body = || {
+            std::thread::sleep(nap);
+            Ok(7)
+        };
+        let (value, lap) = stopwatch.lap(body).unwrap();
+        assert_eq!((value, lap.device_s), (7, None));
+        assert!(lap.host_s >= nap.as_secs_f64(), "{lap:?}");
+    }
+
+    #[test]
+    fn a_failing_body_is_no_lap_and_the_stopwatch_goes_on() {
+        let stopwatch = Stopwatch::new(Device::Cpu).unwrap();
+        let error = stopwatch.lap(|| -> Result<()> { bail!("inside") }).unwrap_err();
+        assert_eq!(error.to_string(), "inside");
+        assert!(stopwatch.lap(|| Ok(())).unwrap().1.host_s < 1.0);
+    }
+
+    #[test]
+    fn a_missing_gpu_is_a_typed_fault() {
+        let error = Stopwatch::new(Device::Cuda(63)).map(drop).unwrap_err();
+        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+    }
+}

@@ -1,0 +1,58 @@
+//! What a kernel outside libtorch takes of a parameter and its gradient, asked for in one call.
+
+use anyhow::Result;
+use tch::{Device, Tensor};
+
+use super::bridge::{borrow, ffi, lift};
+
+/// A parameter and its gradient where a float32 kernel finds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair {
+    /// Addresses on the device.
+    pub parameter: u64,
+    pub gradient: u64,
+    pub elements: u64,
+}
+
+/// The pair's addresses; `None` unless both are contiguous float32 tensors of one shape on `device`.
+///
+/// An optimizer asks this of hundreds of tensors a step; one by one, device, dtype, strides and shape would each be a
+/// call across the boundary, and some of them an allocation.
+pub fn float32_pair(parameter: &Tensor, gradient: &Tensor, device: Device) -> Result<Option<Pair>> {
+    let cuda_index = match device {
+        Device::Cpu => -1,
+        Device::Cuda(index) => i32::try_from(index)?,
+        _ => return Ok(None),
+    };
+    let ffi::Float32Pair { fits, parameter, gradient, elements } =
+        lift(ffi::float32_pair(borrow(parameter), borrow(gradient), cuda_index))?;
+    Ok(fits.then_some(Pair { parameter, gradient, elements }))
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_pair_is_found_and_what_does_not_fit_is_none() {
+        let zeros = |shape: &[i64], kind| Tensor::zeros(shape, (kind, Device::Cpu));
+        let (p, g) = (zeros(&[4, 6], Kind::Float), zeros(&[4, 6], Kind::Float));
+        let pair = float32_pair(&p, &g, Device::Cpu).unwrap().unwrap();
+        assert_eq!((pair.parameter, pair.gradient), (p.data_ptr() as u64, g.data_ptr() as u64));
+        assert_eq!(pair.elements, 24);
+        for other in [
+            zeros(&[6, 4], Kind::Float),
+            zeros(&[6, 4], Kind::Float).tr(),
+            zeros(&[4, 6], Kind::BFloat16),
+            zeros(&[4, 6], Kind::Double),
+        ] {
+            assert_eq!(float32_pair(&p, &other, Device::Cpu).unwrap(), None, "{other:?}");
+            assert_eq!(float32_pair(&other, &g, Device::Cpu).unwrap(), None, "{other:?}");
+        }
+        assert_eq!(float32_pair(&p, &g, Device::Cuda(0)).unwrap(), None);
+        // A gradient that is not there.
+        assert_eq!(float32_pair(&p, &p.grad(), Device::Cpu).unwrap(), None);
+    }
+}

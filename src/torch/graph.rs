@@ -1,0 +1,108 @@
+//! Work of a device captured once as a CUDA graph and launched again at the cost of a single launch.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use cxx::UniquePtr;
+use tch::Device;
+
+use super::bridge::{ffi, lift};
+use super::library::{cuda_index, require_built_version};
+use super::memory::empty_cache;
+use super::stream::synchronize;
+
+/// Whatever libtorch and this thread launched in a closure, kept as a CUDA graph.
+///
+/// A replay runs the same kernels on the same addresses: new inputs are copied into the tensors that the closure read,
+/// and results appear in those that it wrote. Tensors made during the capture live in a memory pool of the graph's own
+/// and hold nothing before the first replay. The graph keeps no tensor alive that existed before: the caller must.
+pub struct Captured<T> {
+    graph: UniquePtr<ffi::CudaGraph>,
+    output: T,
+}
+
+impl<T> Captured<T> {
+    /// Records what `body` launches on `device`, autograd's backward included, without running it.
+    ///
+    /// Everything that libraries set up at first use (cuBLAS handles, workspaces, optimizer state) must exist: run the
+    /// same body at least once, better three times, inside [`on_side_stream`] before, and let no autograd graph of
+    /// those runs live on. Gradients must be absent ([`crate::torch::autograd::release_grad`]), or the replays would add
+    /// to them. The body may not wait for the device (`double_value`, a copy to the host), copy from ordinary host
+    /// memory, draw random numbers or use other streams. Only one capture is under way in a process at a time (others
+    /// wait), and meanwhile no thread may empty the allocator's cache.
+    ///
+    /// Errors: those of `body`; CUDA's words for what a graph cannot hold; and
+    /// [`crate::error::Fault::NotAvailable`] on the CPU. After an error the device can be used as before.
+    pub fn capture(device: Device, body: impl FnOnce() -> Result<T>) -> Result<Self> {
+        let index = cuda_index(device)?;
+        require_built_version()?;
+        static UNDER_WAY: Mutex<()> = Mutex::new(());
+        let _only_one = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        synchronize(device)?;
+        // The pool takes fresh memory from the driver, and cannot empty the cache while the capture is under way.
+        empty_cache(device)?;
+        let mut capture = Capture(lift(ffi::new_cuda_graph(index))?);
+        let _side_stream = lift(ffi::enter_side_stream(index))?;
+        lift(capture.0.pin_mut().begin()).context("starting to capture a CUDA graph")?;
+        let output = body().context("while a CUDA graph was captured")?;
+        lift(capture.0.pin_mut().end()).context(
+            "a CUDA graph cannot hold what was captured: it may not wait for the device, copy from or to ordinary host \
+             memory, or leave work on other streams",
+        )?;
+        Ok(Self { graph: std::mem::replace(&mut capture.0, UniquePtr::null()), output })
+    }
+
+    /// Launches the captured work once more on the thread's current stream, without waiting for it.
+    pub fn replay(&self) -> Result<()> {
+        lift(self.graph.replay()).context("replaying a CUDA graph")
+    }
+
+    /// What the body gave; its tensors are written anew by every replay.
+    pub fn output(&self) -> &T {
+        &self.output
+    }
+
+    /// Kernels, copies and fills that one replay launches.
+    pub fn num_nodes(&self) -> u64 {
+        self.graph.num_nodes()
+    }
+}
+
+/// A capture under way, ended on every road out of it.
+struct Capture(UniquePtr<ffi::CudaGraph>);
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if let Some(graph) = self.0.as_mut() {
+            graph.abandon();
+        }
+    }
+}
+
+/// Runs `body` on the stream that captures use, between two synchronisations of `device`.
+///
+/// Errors: those of `body`; [`crate::error::Fault::NotAvailable`] on the CPU.
+pub fn on_side_stream<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let index = cuda_index(device)?;
+    synchronize(device)?;
+    let side_stream = lift(ffi::enter_side_stream(index))?;
+    let value = body()?;
+    synchronize(device)?;
+    drop(side_stream);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn the_cpu_captures_nothing() {
+        let errors = [Captured::capture(Device::Cpu, || Ok(())).map(drop), on_side_stream(Device::Cpu, || Ok(()))];
+        for error in errors {
+            let error = error.unwrap_err();
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        }
+    }
+}

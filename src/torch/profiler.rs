@@ -1,0 +1,155 @@
+//! Profiles taken in process by Kineto, libtorch's own profiler, and marks for a profiler outside.
+
+use std::cell::Cell;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tch::Device;
+
+use super::bridge::{ffi, lift};
+use super::range::Listener;
+use super::trace::Trace;
+
+/// What was collected while a body ran, as the Chrome trace that Kineto writes.
+#[derive(Debug)]
+pub struct Profile {
+    json: Vec<u8>,
+}
+
+/// Runs `body` while Kineto collects the operators and ranges of this thread and of its backward passes, and on a
+/// CUDA `device` the CUDA calls, kernels and copies of the process.
+///
+/// Wait for the device inside `body`, or work of before or after it is cut off. Kineto is the process's: another
+/// thread's profile waits for this one's end. Errors: those of `body`, and a profile inside a profile.
+pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, Profile)> {
+    static ONE: Mutex<()> = Mutex::new(());
+    // libtorch does not refuse a profile inside another one of the same thread: it loses the outer one.
+    ensure!(!PROFILED.get(), "this thread is being profiled already: a profile cannot hold another one");
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let listener = Listener::start();
+    lift(ffi::start_kineto(device.is_cuda())).context("starting Kineto")?;
+    PROFILED.set(true);
+    let collecting = Collecting;
+    let value = body()?;
+    std::mem::forget(collecting);
+    PROFILED.set(false);
+    let file = tempfile::Builder::new().suffix(".json").tempfile().context("making room for a trace")?;
+    let path = file.path().to_str().context("the folder of temporary files has no name in UTF-8")?;
+    lift(ffi::stop_kineto(path)).context("ending Kineto's collection")?;
+    drop(listener);
+    let json = fs::read(path).context("reading Kineto's trace")?;
+    Ok((value, Profile { json }))
+}
+
+thread_local! {
+    static PROFILED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Ends a collection whose body failed, so that the next one can start.
+struct Collecting;
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        PROFILED.set(false);
+        // The body's own failure is what is reported.
+        let _ = ffi::stop_kineto("");
+    }
+}
+
+impl Profile {
+    pub fn trace(&self) -> Result<Trace> {
+        Trace::from_chrome_json(&self.json)
+    }
+
+    /// Writes the trace, gzipped, for <https://ui.perfetto.dev> and other viewers of Chrome traces.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let write = || -> std::io::Result<()> {
+            fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+            let mut encoder = GzEncoder::new(fs::File::create(path)?, Compression::fast());
+            encoder.write_all(&self.json)?;
+            encoder.finish()?.sync_all()
+        };
+        write().with_context(|| format!("writing the trace {}", path.display()))
+    }
+}
+
+/// Runs `body` while the ranges of this thread are NVTX ranges, for nsys to record.
+///
+/// Errors: those of `body`, and a libtorch without CUDA.
+pub fn with_nvtx<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _listener = Listener::start();
+    lift(ffi::start_nvtx()).context("starting NVTX marks")?;
+    let _marking = Marking;
+    body()
+}
+
+struct Marking;
+
+impl Drop for Marking {
+    fn drop(&mut self) {
+        let _ = ffi::stop_nvtx();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use anyhow::bail;
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use crate::torch::range::range;
+    use crate::torch::trace::Source;
+
+    fn step() -> Result<()> {
+        let x = Tensor::ones([8, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let loss = range("forward", || range("inner", || x.f_mm(&x))?.f_sum(Kind::Float))?;
+        range("backward", || crate::torch::backward(&loss))
+    }
+
+    #[test]
+    fn ranges_nest_and_hold_the_operators_that_ran_in_them() {
+        let ((), profile) = profile(Device::Cpu, step).unwrap();
+        let trace = profile.trace().unwrap();
+        let find = |source: Source, name: &str| {
+            trace.events.iter().find(|e| e.source == source && e.name == name).unwrap_or_else(|| panic!("no {name}"))
+        };
+        let (forward, inner) = (find(Source::Range, "forward"), find(Source::Range, "inner"));
+        let (mm, backward) = (find(Source::Operator, "aten::mm"), find(Source::Range, "backward"));
+        let within = |a: &crate::torch::trace::Event, b: &crate::torch::trace::Event| {
+            a.start_ns >= b.start_ns && a.end_ns() <= b.end_ns() && a.thread == b.thread
+        };
+        assert!(within(inner, forward) && within(mm, inner) && !within(backward, forward), "{trace:?}");
+        let product = trace.events.iter().filter(|e| e.name == "aten::mm" && e.start_ns >= backward.start_ns).count();
+        assert_eq!(product, 2, "the gradient of a product takes two");
+    }
+
+    #[test]
+    fn a_failed_body_ends_its_collection_and_profiles_can_be_repeated() {
+        let error = profile(Device::Cpu, || -> Result<()> { bail!("told so") }).unwrap_err();
+        assert_eq!(error.to_string(), "told so");
+        for _ in 0..2 {
+            let ((), profile) = profile(Device::Cpu, step).unwrap();
+            assert!(profile.trace().unwrap().events.iter().any(|e| e.name == "backward"));
+        }
+        let error = profile(Device::Cpu, || profile(Device::Cpu, step)).unwrap_err();
+        assert!(format!("{error:#}").contains("already"), "{error:#}");
+    }
+
+    #[test]
+    fn a_saved_trace_is_gzipped_json_with_the_events_of_the_trace() {
+        let ((), profile) = profile(Device::Cpu, step).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/trace.json.gz");
+        profile.save(&path).unwrap();
+        let mut json = Vec::new();
+        flate2::read::GzDecoder::new(fs::File::open(path).unwrap()).read_to_end(&mut json).unwrap();
+        assert_eq!(Trace::from_chrome_json(&json).unwrap(), profile.trace().unwrap());
+    }
+}

@@ -1,0 +1,170 @@
+// Side streams, and a stretch of a stream's work kept as a CUDA graph that can be launched again.
+//
+// libtorch's own at::cuda::CUDAGraph does the same, but in 2.11 a capture that fails leaves the allocator and the random
+// generator as if it were still under way. Here the order is that of CUDAGraph::capture_begin and capture_end; random
+// numbers, which need the generator's cooperation, are left out: drawing them during a capture fails.
+#include "graph.h"
+
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace cs336 {
+
+namespace {
+
+// What is called of the CUDA runtime, which comes with libtorch's CUDA half at run time and is not linked.
+template <typename Function> Function *find(const char *name) {
+  auto *found = dlsym(RTLD_DEFAULT, name);
+  if (found == nullptr) {
+    throw std::runtime_error(std::string(name) + " is not loaded: is this libtorch's CUDA build?");
+  }
+  return reinterpret_cast<Function *>(found);
+}
+
+#define CS336_FUNCTION(name) decltype(::name) *name = find<decltype(::name)>(#name)
+struct Runtime {
+  CS336_FUNCTION(cudaGetErrorString);
+  CS336_FUNCTION(cudaGetLastError);
+  CS336_FUNCTION(cudaStreamBeginCapture);
+  CS336_FUNCTION(cudaStreamEndCapture);
+  CS336_FUNCTION(cudaGraphGetNodes);
+  CS336_FUNCTION(cudaGraphInstantiateWithFlags);
+  CS336_FUNCTION(cudaGraphDestroy);
+  CS336_FUNCTION(cudaGraphLaunch);
+  CS336_FUNCTION(cudaGraphExecDestroy);
+  // libtorch's counter of memory pools, so that no other graph's pool has our number.
+  c10::MempoolId_t (*graph_pool_handle)() = find<c10::MempoolId_t()>("_ZN2at4cuda17graph_pool_handleEv");
+};
+#undef CS336_FUNCTION
+
+const Runtime &runtime() {
+  static const Runtime loaded;
+  return loaded;
+}
+
+void check_cuda(cudaError_t code, const char *call) {
+  if (code == cudaSuccess) {
+    return;
+  }
+  // Taken back, or libtorch would find it after its next kernel and blame that.
+  runtime().cudaGetLastError();
+  throw std::runtime_error(std::string(call) + ": " + runtime().cudaGetErrorString(code));
+}
+
+c10::cuda::CUDACachingAllocator::CUDAAllocator &allocator() {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  return *static_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator *>(c10::getDeviceAllocator(at::kCUDA));
+}
+
+c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(at::kCUDA); }
+
+cudaStream_t current_stream(c10::Device device) {
+  return static_cast<cudaStream_t>(cuda().getStream(device).native_handle());
+}
+
+c10::Stream side_stream(c10::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, c10::Stream> streams;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = streams.find(device.index());
+  return known != streams.end() ? known->second
+                                : streams.emplace(device.index(), cuda().getStreamFromGlobalPool(device)).first->second;
+}
+
+} // namespace
+
+SideStream::SideStream(int8_t device) : before_(cuda().exchangeStream(side_stream({at::kCUDA, device}))) {}
+
+SideStream::~SideStream() { cuda().exchangeStream(before_); }
+
+std::unique_ptr<SideStream> enter_side_stream(int8_t device) { return std::make_unique<SideStream>(device); }
+
+CudaGraph::CudaGraph(int8_t device) : device_(at::kCUDA, device) { runtime(); }
+
+CudaGraph::~CudaGraph() {
+  abandon();
+  try {
+    cuda().synchronizeDevice(device_.index());
+    if (executable_ != nullptr) {
+      check_cuda(runtime().cudaGraphExecDestroy(executable_), "cudaGraphExecDestroy");
+    }
+    if (holds_pool_) {
+      allocator().releasePool(device_.index(), pool_);
+    }
+  } catch (const std::exception &error) {
+    TORCH_WARN("giving a CUDA graph back: ", error.what());
+  }
+}
+
+void CudaGraph::begin() {
+  stream_ = current_stream(device_);
+  pool_ = runtime().graph_pool_handle();
+  const auto stream = stream_;
+  allocator().beginAllocateToPool(device_.index(), pool_, [stream](cudaStream_t asking) { return asking == stream; });
+  holds_pool_ = true;
+  capturing_ = true;
+  // Other threads may go on using the device.
+  const auto code = runtime().cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
+  if (code != cudaSuccess) {
+    capturing_ = false;
+    end_pool();
+    check_cuda(code, "cudaStreamBeginCapture");
+  }
+}
+
+void CudaGraph::end() {
+  cudaGraph_t graph = nullptr;
+  const auto ended = runtime().cudaStreamEndCapture(stream_, &graph);
+  capturing_ = false;
+  end_pool();
+  check_cuda(ended, "cudaStreamEndCapture");
+  size_t num_nodes = 0;
+  const auto counted = runtime().cudaGraphGetNodes(graph, nullptr, &num_nodes);
+  const auto made = runtime().cudaGraphInstantiateWithFlags(&executable_, graph, 0);
+  runtime().cudaGraphDestroy(graph);
+  check_cuda(counted, "cudaGraphGetNodes");
+  check_cuda(made, "cudaGraphInstantiateWithFlags");
+  num_nodes_ = num_nodes;
+}
+
+void CudaGraph::abandon() noexcept {
+  if (!capturing_) {
+    return;
+  }
+  capturing_ = false;
+  cudaGraph_t graph = nullptr;
+  // Fails for a capture that an error has invalidated, and ends it all the same.
+  runtime().cudaStreamEndCapture(stream_, &graph);
+  runtime().cudaGetLastError();
+  if (graph != nullptr) {
+    runtime().cudaGraphDestroy(graph);
+  }
+  try {
+    end_pool();
+  } catch (const std::exception &error) {
+    TORCH_WARN("abandoning a CUDA graph: ", error.what());
+  }
+}
+
+void CudaGraph::replay() const {
+  if (executable_ == nullptr) {
+    throw std::logic_error("a CUDA graph is replayed that was never captured to its end");
+  }
+  check_cuda(runtime().cudaGraphLaunch(executable_, current_stream(device_)), "cudaGraphLaunch");
+}
+
+uint64_t CudaGraph::num_nodes() const { return num_nodes_; }
+
+void CudaGraph::end_pool() { allocator().endAllocateToPool(device_.index(), pool_); }
+
+std::unique_ptr<CudaGraph> new_cuda_graph(int8_t device) { return std::make_unique<CudaGraph>(device); }
+
+} // namespace cs336

@@ -1,0 +1,63 @@
+// libtorch's profiler: Kineto traces, ranges that any of its collectors sees, and NVTX marks for a profiler outside.
+#include "cs336/src/torch/bridge.rs.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace cs336 {
+
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+using torch::profiler::impl::ProfilerConfig;
+using torch::profiler::impl::ProfilerState;
+
+struct UserScope::Open {
+  explicit Open(std::string given) : name(std::move(given)), record(at::RecordScope::USER_SCOPE) {
+    if (record.isActive()) {
+      record.before(std::string_view(name));
+    }
+  }
+  // The record keeps a view of it.
+  const std::string name;
+  at::RecordFunction record;
+};
+
+UserScope::UserScope(std::string name) : open_(std::make_unique<Open>(std::move(name))) {}
+UserScope::~UserScope() = default;
+
+std::unique_ptr<UserScope> open_user_scope(rust::Str name) noexcept {
+  return std::make_unique<UserScope>(std::string(name));
+}
+
+void start_kineto(bool is_cuda) {
+  const ProfilerConfig config(ProfilerState::KINETO);
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (is_cuda) {
+    activities.insert(ActivityType::CUDA);
+  }
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(
+      config, activities,
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
+}
+
+void stop_kineto(rust::Str path) {
+  const auto result = profiler::disableProfiler();
+  if (!path.empty()) {
+    result->save(std::string(path));
+  }
+}
+
+void start_nvtx() {
+  profiler::enableProfiler(ProfilerConfig(ProfilerState::NVTX), {ActivityType::CPU, ActivityType::CUDA},
+                           {at::RecordScope::USER_SCOPE});
+}
+
+void stop_nvtx() { profiler::disableProfiler(); }
+
+} // namespace cs336

@@ -1,0 +1,33 @@
+// libtorch's profiler: Kineto traces, ranges that any of its collectors sees, and NVTX marks for a profiler outside.
+#pragma once
+
+#include "error.h"
+
+#include <memory>
+#include <string>
+
+namespace cs336 {
+
+// While it lives, a named range of this thread is open for whichever profiler is on; a few loads if none is.
+class UserScope {
+public:
+  explicit UserScope(std::string name);
+  ~UserScope();
+
+private:
+  struct Open;
+  std::unique_ptr<Open> open_;
+};
+std::unique_ptr<UserScope> open_user_scope(rust::Str name) noexcept;
+
+// Kineto's collection on this thread and in the backward passes that it starts, of operators and, with `is_cuda`, of
+// CUDA calls, kernels and copies. Throws if a profiler is on already.
+void start_kineto(bool is_cuda);
+// Ends it, and writes what was collected to `path` as a Chrome trace; an empty `path` throws it away.
+void stop_kineto(rust::Str path);
+
+// Marks this thread's user scopes for NVIDIA's tools until `stop_nvtx`. Throws without libtorch's CUDA half.
+void start_nvtx();
+void stop_nvtx();
+
+} // namespace cs336

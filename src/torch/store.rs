@@ -1,0 +1,95 @@
+//! A key-value store that the ranks of one run share: c10d's TCPStore.
+
+use std::net::TcpListener;
+use std::os::fd::IntoRawFd;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cxx::UniquePtr;
+
+use super::bridge::{ffi, lift};
+
+/// A connection to a store, and the store's server itself where this process serves it: until dropped.
+pub struct Store {
+    pub(super) inner: UniquePtr<ffi::KeyStore>,
+}
+
+impl Store {
+    /// Serves a store on a socket that is bound already, so that no port is guessed.
+    ///
+    /// `timeout` is how long [`Store::get`] waits.
+    pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self> {
+        let address = listener.local_addr().context("the store's listener")?;
+        // Bound to every address, it is reached by this process at the loopback one.
+        let host = if address.ip().is_unspecified() { "127.0.0.1".to_string() } else { address.ip().to_string() };
+        Self::open(&host, address.port(), listener.into_raw_fd(), timeout)
+            .with_context(|| format!("serving a store on {address}"))
+    }
+
+    /// Connects to the store that somebody serves, or will before `timeout` is over.
+    pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        Self::open(host, port, -1, timeout).with_context(|| format!("reaching the store at {host}:{port}"))
+    }
+
+    fn open(host: &str, port: u16, listener: i32, timeout: Duration) -> Result<Self> {
+        Ok(Self { inner: lift(ffi::open_store(host, port, listener, milliseconds(timeout)))? })
+    }
+
+    /// The same store, seen through keys that all begin with `prefix`.
+    pub fn under(&self, prefix: &str) -> Result<Self> {
+        Ok(Self { inner: lift(self.inner.under(prefix))? })
+    }
+
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        lift(self.inner.set(key, value)).with_context(|| format!("setting {key} in the store"))
+    }
+
+    /// The value of `key`, waited for until somebody sets it.
+    ///
+    /// # Errors
+    /// In c10d's words, once the store's timeout has passed.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let value = lift(self.inner.get(key)).with_context(|| format!("waiting for {key} in the store"))?;
+        Ok(value.iter().copied().collect())
+    }
+
+    /// Whether somebody has set `key`.
+    pub fn has(&self, key: &str) -> Result<bool> {
+        lift(self.inner.has(key)).with_context(|| format!("looking for {key} in the store"))
+    }
+}
+
+/// At least one: zero means no limit to libtorch.
+pub(super) fn milliseconds(timeout: Duration) -> i64 {
+    i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).clamp(1, i64::from(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_cross_between_connections_and_prefixes_keep_them_apart() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let timeout = Duration::from_millis(300);
+        let server = Store::serve(listener, timeout).unwrap();
+        let client = Store::join("127.0.0.1", port, timeout).unwrap();
+        server.set("id", &[7, 0, 255]).unwrap();
+        assert_eq!(client.get("id").unwrap(), [7, 0, 255]);
+        assert!(client.has("id").unwrap());
+        let second = client.under("second").unwrap();
+        assert!(!second.has("id").unwrap());
+        second.set("id", b"").unwrap();
+        assert_eq!(server.under("second").unwrap().get("id").unwrap(), b"");
+        let error = format!("{:#}", client.get("nothing").unwrap_err());
+        assert!(error.starts_with("waiting for nothing in the store: "), "{error}");
+    }
+
+    #[test]
+    fn a_store_that_nobody_serves_is_named_after_the_timeout() {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let error = Store::join("127.0.0.1", port, Duration::from_millis(300)).map(drop).unwrap_err();
+        assert!(format!("{error:#}").contains(&format!("127.0.0.1:{port}")), "{error:#}");
+    }
+}

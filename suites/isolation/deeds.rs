@@ -1,0 +1,138 @@
+//! Problems whose cases misbehave, each in a way of its own; the test program serves them as its own worker.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use cs336::error::Fault;
+use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict, no_facts};
+use cs336::harness::provenance::available_memory_bytes;
+use cs336::harness::record::Profile;
+use cs336::harness::samples::{Samples, Work};
+use serde::{Deserialize, Serialize};
+
+/// What a case does to the process that measures it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Deed {
+    Works,
+    Fails,
+    Panics,
+    PanicsInLibtorchsWords,
+    Aborts,
+    KillsItself,
+    Hangs,
+    LacksMemory,
+    LacksGpu,
+    BeatsPhysics,
+    Chatters,
+    StartsFresh,
+    /// Works, and leaves a worker behind that cannot be cleaned up.
+    Litters,
+    /// Works, for 300 ms, and notes that it was tried in the file `attempts`.
+    Dawdles,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    deed: Deed,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Row {
+    time: Samples,
+    process: u32,
+    /// Whether a clean-up came between the case before, if there was one, and this one.
+    clean: bool,
+}
+
+/// What a case leaves behind in its process.
+static LITTER: AtomicBool = AtomicBool::new(false);
+static DIRTY: AtomicBool = AtomicBool::new(false);
+
+/// Cleans the process up, unless a case made that impossible.
+pub fn clean_up() -> Result<()> {
+    ensure!(!LITTER.load(Ordering::Relaxed), "this cannot be cleaned up");
+    DIRTY.store(false, Ordering::Relaxed);
+    Ok(())
+}
+
+struct Deeds;
+
+impl Measure for Deeds {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 3;
+
+    fn fresh_process(params: &Params) -> bool {
+        params.deed == Deed::StartsFresh
+    }
+
+    fn predicted_bytes(_: &Params, _: Profile) -> Option<u64> {
+        Some(77)
+    }
+
+    fn measure(params: &Params, _: Profile) -> Result<Row> {
+        let row = |seconds: f64| {
+            let work = Work { flops: 1e6, bytes: 0.0, precision: "float32".into() };
+            let clean = !DIRTY.swap(true, Ordering::Relaxed);
+            Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id(), clean })
+        };
+        match params.deed {
+            Deed::Works | Deed::StartsFresh => row(1.0),
+            Deed::Litters => {
+                LITTER.store(true, Ordering::Relaxed);
+                row(1.0)
+            }
+            Deed::Dawdles => {
+                let path = Path::new(&std::env::var("CS336_ROOT")?).join("attempts");
+                std::fs::File::options().create(true).append(true).open(path)?.write_all(b".")?;
+                std::thread::sleep(Duration::from_millis(300));
+                row(1.0)
+            }
+            Deed::Fails => bail!("the reason of the failure"),
+            Deed::Panics => panic!("the words of the panic"),
+            Deed::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
+            Deed::Aborts => std::process::abort(),
+            Deed::KillsItself => {
+                eprintln!("the last words");
+                let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+                unreachable!("survived {status:?}")
+            }
+            Deed::Hangs => loop {
+                std::thread::sleep(Duration::from_secs(60));
+            },
+            Deed::LacksMemory => {
+                Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }
+                    .into())
+            }
+            Deed::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
+            Deed::BeatsPhysics => row(1e-9),
+            Deed::Chatters => {
+                println!("a library prints this");
+                row(1.0)
+            }
+        }
+    }
+}
+
+const DEEDS: Problem = Problem {
+    name: "deeds",
+    answers: &[""],
+    checks: &[Check { name: "sound", part: "", run: || Verdict::passed("fine") }],
+    measured: Some(Measured::of::<Deeds>()),
+    facts: no_facts,
+};
+
+const UNSOUND: Problem = Problem {
+    name: "unsound",
+    answers: &[""],
+    checks: &[Check { name: "wrong", part: "", run: || bail!("0.5 is not 0.25") }],
+    measured: Some(Measured::of::<Deeds>()),
+    facts: no_facts,
+};
+
+pub const TEST_REGISTRY: &[Problem] = &[DEEDS, UNSOUND];

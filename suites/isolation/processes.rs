@@ -1,0 +1,121 @@
+//! Processes of the product that misbehave on request, and what must be left of them: nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use cs336::collective::Backend;
+use cs336::collective::drill::{self, Drill, Fault};
+use serde_json::Value;
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
+
+/// Within this a faulty run must have ended; the machine may be busy with other tests.
+pub const LIMIT: Duration = Duration::from_secs(40);
+
+/// A process of the product and the file that takes its words.
+pub struct Process {
+    pub child: Child,
+    words: PathBuf,
+}
+
+impl Process {
+    fn start(command: &mut Command, words: PathBuf) -> Result<Self> {
+        let child = command.stdout(Stdio::null()).stderr(std::fs::File::create(&words)?).spawn()?;
+        Ok(Self { child, words })
+    }
+
+    /// Waits for its end, which it must find by itself.
+    pub fn ended(mut self) -> Result<(ExitStatus, String)> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok((status, std::fs::read_to_string(&self.words)?));
+            }
+            if started.elapsed() > LIMIT {
+                self.child.kill()?;
+                self.child.wait()?;
+                bail!("it goes on and on: {}", std::fs::read_to_string(&self.words)?);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A supervisor of two ranks of which the second stalls and the first already waits for it.
+pub fn supervised_stall(folder: &Path) -> Result<Process> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["launch", "--world-size", "2", "--task", drill::TASK.name, "--input"]);
+    let mut supervisor =
+        Process::start(command.arg(write_input(Fault::Stall, folder)?), folder.join("supervisor.words"))?;
+    let started = Instant::now();
+    while pids(folder)?.len() < 2 {
+        if started.elapsed() > LIMIT || supervisor.child.try_wait()?.is_some() {
+            supervisor.child.kill()?;
+            bail!("the ranks did not start: {}", std::fs::read_to_string(&supervisor.words)?);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // From its own note on, rank 0 has a barrier and a launch before it waits.
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(supervisor)
+}
+
+/// One of two ranks under torchrun's variables and no supervisor.
+pub fn by_hand(
+    backend: Backend,
+    fault: Fault,
+    folder: &Path,
+    rank: usize,
+    port: u16,
+    more: &[(&str, &str)],
+) -> Result<Process> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["rank", "--task", drill::TASK.name, "--backend", backend.name(), "--input"]);
+    command.arg(write_input(fault, folder)?);
+    command.arg("--output").arg(folder.join(format!("{rank}.json")));
+    command
+        .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]).envs(more.iter().copied());
+    Process::start(&mut command, folder.join(format!("{rank}.words")))
+}
+
+pub fn input(fault: Fault, folder: &Path) -> Result<Value> {
+    Ok(serde_json::to_value(Drill { fault, folder: folder.into() })?)
+}
+
+fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {
+    let file = folder.join("input.json");
+    std::fs::write(&file, serde_json::to_vec(&input(fault, folder)?)?)?;
+    Ok(file)
+}
+
+/// The processes that noted themselves in `folder`, as [`drill`] has every rank do.
+pub fn pids(folder: &Path) -> Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "pid") {
+            pids.extend(std::fs::read_to_string(path)?.parse::<u32>());
+        }
+    }
+    Ok(pids)
+}
+
+/// Whether the process exists and is no zombie (whose parent is not ours to reap for).
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {
+    let pids = pids(folder)?;
+    ensure!(pids.len() == 2, "{} ranks noted themselves, not 2", pids.len());
+    let started = Instant::now();
+    while pids.iter().any(|&pid| is_alive(pid)) {
+        ensure!(started.elapsed() < patience, "of the ranks {pids:?} some are still alive");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

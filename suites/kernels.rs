@@ -1,0 +1,84 @@
+//! Every kernel compiles for its targets on any machine, without a spill, in the registers that its launch counts on.
+//!
+//! After a wanted change: `INSTA_UPDATE=always cargo test --test kernels`, look at the difference, commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use cs336::attention::flash::tile::{Backward, Forward, Variant};
+use cs336::cuda::{Arch, Compiler, Program};
+use cs336::model::fused_adamw;
+
+/// One way in which the program compiles a file of `kernels/`.
+struct Build {
+    program: Program,
+    targets: &'static [Arch],
+    /// The most registers of a thread, with which as many blocks as the launch counts on fit a multiprocessor.
+    registers: u32,
+}
+
+/// One entry a way; every file of `kernels/` has one.
+fn builds() -> Vec<Build> {
+    let adamw = Build {
+        program: fused_adamw::program(fused_adamw::SHAPE),
+        targets: &[Arch::AMPERE, Arch::HOPPER],
+        registers: registers_for(fused_adamw::SHAPE.threads * fused_adamw::SHAPE.blocks),
+    };
+    // What ptxas tells of a kernel that trades registers between warpgroups is what each has on entry.
+    let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
+    let forward = Variant::all().map(Forward::of).map(|shape| hopper(shape.program(), shape.threads()));
+    let backward = Variant::all().map(Backward::of).map(|shape| hopper(shape.program(), Backward::THREADS));
+    [adamw].into_iter().chain(forward).chain(backward).collect()
+}
+
+/// What each of so many threads can have of a multiprocessor's 65,536 registers, which are given out in eights.
+fn registers_for(threads: u32) -> u32 {
+    65_536 / threads / 8 * 8
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+}
+
+#[test]
+fn every_kernel_compiles_for_its_targets_in_its_registers() {
+    // A cache of its own, so that every run compiles.
+    let cache = tempfile::tempdir().unwrap();
+    let compiler = Compiler { kernels: root().join("kernels"), cache: cache.path().to_path_buf() };
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(root().join("snapshots").join("kernels"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| {
+        let mut reports = BTreeMap::<&str, String>::new();
+        for Build { program, targets, registers } in builds() {
+            let report = reports.entry(program.file.trim_end_matches(".cu")).or_default();
+            if program.file.starts_with("flash") {
+                let shape = program.defines.iter().map(|(name, value)| format!("{name}={value}"));
+                *report += &format!("{}\n", shape.collect::<Vec<_>>().join(" "));
+            }
+            for arch in targets {
+                for kernel in compiler.build(&program, *arch).unwrap().resources {
+                    assert!(kernel.registers <= registers, "{kernel}, for {arch}: {registers} registers at most");
+                    *report += &format!("{arch} {kernel}\n");
+                }
+            }
+        }
+        for (name, report) in reports {
+            insta::assert_snapshot!(name, report);
+        }
+    });
+}
+
+#[test]
+fn every_kernel_file_is_compiled_and_has_its_snapshot() {
+    let stems = |folder: &str, extension: &str| -> BTreeSet<String> {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let wanted = entries.filter(|path| path.extension().is_some_and(|e| e == extension));
+        wanted.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    let compiled: BTreeSet<String> =
+        builds().iter().map(|build| build.program.file.trim_end_matches(".cu").to_string()).collect();
+    assert_eq!(stems("kernels", "cu"), compiled, "kernels/*.cu and this list differ");
+    assert_eq!(stems("snapshots/kernels", "snap"), compiled, "snapshots/kernels and this list differ");
+}

@@ -1,0 +1,57 @@
+"""Serves one measuring case at a time on one device: `python -m peers cpu` or `python -m peers cuda:0`."""
+
+import sys
+
+import torch
+
+from . import protocol
+from .adamw import AdamW
+from .all_reduce import AllReduce
+from .attention import Attention
+from .ddp import Ddp
+from .transformer import Transformer
+
+MEASURES = {
+    "attention": Attention,
+    "transformer": Transformer,
+    "adamw": AdamW,
+    "all_reduce": AllReduce,
+    "ddp": Ddp,
+}
+
+
+class Jobs:
+    """The case that is open, and the jobs that it is asked for; each job takes and gives an object of JSON."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.case = None
+
+    def open(self, measure: str, **settings) -> dict:
+        self.close()
+        self.case = MEASURES[measure](self.device, **settings)
+        return {}
+
+    def verify(self, **settings) -> dict:
+        return self.case.verify(**settings)
+
+    def turn(self, **settings) -> dict:
+        return self.case.turn(**settings)
+
+    def close(self) -> dict:
+        case, self.case = self.case, None
+        return case.close() if case is not None else {}
+
+
+def main(device_name: str) -> None:
+    channel = protocol.Channel()
+    device = torch.device(device_name)
+    # The same arithmetic as on the other side: float32 products are not rounded to TF32.
+    torch.set_float32_matmul_precision("highest")
+    jobs = Jobs(device)
+    table = {"open": jobs.open, "verify": jobs.verify, "turn": jobs.turn, "close": jobs.close}
+    channel.serve(table, protocol.hello(device))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,62 @@
+"""torch.compile from an empty cache, with what it compiled counted: a fallback to eager must not pass for a gain."""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+# The vector instructions are read from the processor's flags; without this, each is tried by building and loading a
+# test library, half a minute before the first kernel. Only CPU code asks.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+class Cold:
+    """A compiler that remembers nothing of earlier shapes, in memory or on disk.
+
+    One shape is compiled per instance: after eight shapes of one function the compiler would stop compiling, and from
+    the second on it would make general kernels for every length.
+    """
+
+    def __init__(self, workers: bool = True) -> None:
+        """Without workers everything is compiled in this process: quick for a few kernels, and nobody is left beside it."""
+        import torch._dynamo
+        import torch._inductor.config
+        from torch._dynamo.utils import counters
+        from torch._inductor.utils import fresh_cache
+
+        torch._dynamo.reset()
+        torch._dynamo.config.error_on_recompile = True
+        if not workers:
+            torch._inductor.config.compile_threads = 1
+        counters.clear()
+        self.counters = counters
+        self.functions = 0
+        self.cache = fresh_cache()
+        self.cache.__enter__()
+
+    def settle(self) -> None:
+        """Ends the processes that compiled: what is timed next must not share the machine with them."""
+        from torch._inductor.async_compile import shutdown_compile_workers
+
+        shutdown_compile_workers()
+
+    def compile(self, function: Callable) -> Callable:
+        """`function` as one whole graph for the shapes of its first call; two functions must have code of their own."""
+        self.functions += 1
+        return torch.compile(function, fullgraph=True, dynamic=False)
+
+    def counts(self) -> dict:
+        """Graphs against functions compiled, breaks in them, and hits in a cache that must have been empty."""
+        hits = self.counters["inductor"]["fxgraph_cache_hit"] + self.counters["aot_autograd"]["autograd_cache_hit"]
+        return {
+            "functions": self.functions,
+            "graphs": self.counters["stats"]["unique_graphs"],
+            "graph_breaks": sum(self.counters["graph_break"].values()),
+            "cache_hits": hits,
+        }
+
+    def close(self) -> dict:
+        counts = self.counts()
+        self.cache.__exit__(None, None, None)
+        torch._dynamo.reset()
+        return counts

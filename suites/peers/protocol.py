@@ -1,0 +1,127 @@
+"""The protocol: one object of JSON a line, jobs on standard input and replies on what was standard output.
+
+The first line is a greeting: {"protocol": 1, "python": .., "torch": .., "triton": .., "device": .., ...}. A job is
+{"id": 7, "job": "turn", "settings": {..}}; its reply is {"id": 7, "result": {..}} or
+{"id": 7, "error": {"kind": "out_of_memory" | "not_available" | "failed", "message": ..}}.
+Everything that libraries print goes to standard error.
+"""
+
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+
+import torch
+
+VERSION = 1
+# Of a traceback only the end names the cause; messages must fit a table's note.
+LAST_LINES = 6
+
+
+class Channel:
+    """Takes standard input and output for the protocol, before any library can write to them."""
+
+    def __init__(self) -> None:
+        # Both ends move to descriptors that children do not inherit.
+        self.jobs = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        self.replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+
+    def serve(self, table: dict[str, Callable[..., dict]], greeting: dict) -> None:
+        """Answers jobs until standard input closes, which also means that the other side has died."""
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        self._send(greeting)
+        while True:
+            job = json.loads(lines.get())
+            self._send({"id": job["id"]} | perform(table, job))
+
+    def _read(self, lines: "queue.SimpleQueue[str]") -> None:
+        for line in self.jobs:
+            lines.put(line)
+        # Not sys.exit: the main thread may be deep inside a compilation, and have helpers that compile.
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+    def _send(self, message: dict) -> None:
+        self.replies.write(json.dumps(message, allow_nan=False) + "\n")
+        self.replies.flush()
+
+
+def perform(table: dict[str, Callable[..., dict]], job: dict) -> dict:
+    """The job's result, or its error with a kind that the other side can branch on."""
+    try:
+        return {"result": table[job["job"]](**job["settings"])}
+    except Exception as error:  # noqa: BLE001 - every failure is a reply
+        reply = {"error": {"kind": kind_of(error), "message": words_of(error)}}
+        traceback.print_exc()
+    # The frames of the traceback held the tensors that were too many.
+    free_memory()
+    return reply
+
+
+def hello(device: torch.device) -> dict:
+    """What the figures depend on, asked of the libraries themselves."""
+    return {
+        "protocol": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": version_of("triton"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def free_memory() -> None:
+    """Gives everything that no tensor uses back to the device, for the other process."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        at = pending.pop()
+        if at is not None and at not in chain:
+            chain.append(at)
+            pending += [at.__cause__, at.__context__, getattr(at, "inner_exception", None)]
+    return chain
+
+
+def kind_of(error: BaseException) -> str:
+    chain = causes(error)
+    words = ("out of memory", "you tried to allocate")
+    if any(isinstance(e, torch.OutOfMemoryError) or any(w in str(e) for w in words) for e in chain):
+        return "out_of_memory"
+    # By name: importing the compiler's own modules takes seconds, and where they are not loaded nothing compiled. A
+    # compiler that fails on our code is a failure, and not a missing tool.
+    missing = {"InvalidCxxCompiler", "TritonMissing"}
+    if any(missing & {c.__name__ for c in type(e).__mro__} for e in chain):
+        return "not_available"
+    return "failed"
+
+
+def words_of(error: BaseException) -> str:
+    memory = [str(e) for e in causes(error) if "tried to allocate" in str(e).lower()]
+    text = memory[-1] if memory else f"{type(error).__name__}: {error}"
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(lines[:LAST_LINES])
