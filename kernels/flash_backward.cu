@@ -90,22 +90,6 @@ struct Barriers {
   DEVICE u32 do_free(int stage) const { return base + 16 + 8 * (3 * stages + stage); }
 };
 
-DEVICE void copy_row_stats(u32 to, const float *from, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "n"(row_stats), "r"(barrier)
-               : "memory");
-}
-
-DEVICE void add_to_global(float *to, float a, float b, float c, float e) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(e) : "memory");
-}
-
-DEVICE float2 load_pair(u32 address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
-  return pair;
-}
-
 // Which keys a block has, and which queries see any of them.
 struct Work {
   int key;
@@ -143,7 +127,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
     const u32 stats = base + stats_at + stage * 2 * row_stats;
     barrier_wait(bar.q_free(stage), free);
     barrier_expect(bar.q_full(stage), q_bytes + row_stats);
-    copy_row_stats(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
+    copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns, block * queries,
@@ -151,7 +135,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
     }
     barrier_wait(bar.do_free(stage), free);
     barrier_expect(bar.do_full(stage), q_bytes + row_stats);
-    copy_row_stats(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
+    copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,

@@ -11,6 +11,11 @@ struct alignas(128) TensorMap {
   u64 words[16];
 };
 
+// Under EMULATED a host compiler builds the kernel for the processor, where these functions do what the instructions do.
+#ifdef EMULATED
+#define DEVICE inline
+#include "emulator/hopper.h"
+#else
 #define DEVICE __device__ __forceinline__
 
 DEVICE u32 shared_address(const void *pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
@@ -68,6 +73,13 @@ DEVICE void copy_in(u32 to, const TensorMap *map, u32 barrier, int column, int r
                : "memory");
 }
 
+// Bytes that lie one after the other; both ends at multiples of 16.
+template <u32 Bytes> DEVICE void copy_in_row(u32 to, const float *from, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "n"(Bytes), "r"(barrier)
+               : "memory");
+}
+
 // The other way; what lies out of bounds is not written.
 DEVICE void copy_out(const TensorMap *map, u32 from, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
@@ -94,6 +106,38 @@ template <int Registers> DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// ---- single accesses -----------------------------------------------------------------------------------------------
+
+// Eight-by-eight matrices of 16-bit elements from a warp's fragments; lane i gives the address of row i % 8 of
+// matrix i / 8.
+DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+DEVICE float2 load_pair(u32 address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
+  return pair;
+}
+
+// Adds four floats to 16 aligned bytes of global memory, each in one go.
+DEVICE void add_to_global(float *to, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
+// ---- arithmetic ----------------------------------------------------------------------------------------------------
+
+// 2^x in one instruction; results below the normal range are zero.
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif // EMULATED
+
 // ---- layouts in shared memory --------------------------------------------------------------------------------------
 
 // A tile of 16-bit elements is panels of up to 64 columns; a panel's rows are `bytes` long (128, 64 or 32) and lie one
@@ -115,21 +159,4 @@ template <int RowBytes> DEVICE u64 descriptor(u32 address, u32 leading) {
   const u64 stride = Swizzle<RowBytes>::group_bytes;
   return Swizzle<RowBytes>::mode << 62 | (stride >> 4) << 32 | static_cast<u64>(leading >> 4 & 0x3FFF) << 16 |
          static_cast<u64>(address >> 4 & 0x3FFF);
-}
-
-// Eight-by-eight matrices of 16-bit elements from a warp's fragments; lane i gives the address of row i % 8 of
-// matrix i / 8.
-DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
-               : "memory");
-}
-
-// ---- arithmetic ----------------------------------------------------------------------------------------------------
-
-// 2^x in one instruction; results below the normal range are zero.
-DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }

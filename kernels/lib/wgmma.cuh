@@ -12,6 +12,9 @@
 
 #include "lib/element.cuh"
 
+#ifdef EMULATED
+#include "emulator/wgmma.h"
+#else
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -75,3 +78,4 @@ DEFINE_WGMMA(16, SUMS_8, BIND_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
 DEFINE_WGMMA(32, SUMS_16, BIND_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 DEFINE_WGMMA(64, SUMS_32, BIND_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 DEFINE_WGMMA(128, SUMS_64, BIND_64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+#endif // EMULATED
