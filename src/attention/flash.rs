@@ -17,7 +17,8 @@ use tile::{Backward, Forward, Variant};
 
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d = 16, 32, 64 or 128.
 ///
-/// Not yet one of [`super::IMPLEMENTATIONS`]: the kernels compile, and `gpu_tests` waits for its first run on a GPU.
+/// Tensors of the processor go through [`crate::cuda::emulator`], which `supports` does not offer: it is for tests.
+/// Not yet one of [`super::IMPLEMENTATIONS`]: `gpu_tests` waits for its first run on a GPU.
 ///
 /// `o`, `lse`, `dk` and `dv` repeat in every bit; the parts of `dq` are added in any order, so that its last bits vary.
 pub struct Flash;
@@ -34,10 +35,13 @@ struct Kernels {
     multiprocessors: u32,
 }
 
+/// By the GPU's number, which the processor does not have.
+type Loaded = BTreeMap<(Option<usize>, Variant), Arc<Kernels>>;
+
 impl Kernels {
     fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
-        static LOADED: Mutex<BTreeMap<(usize, Variant), Arc<Kernels>>> = Mutex::new(BTreeMap::new());
-        let Device::Cuda(index) = device else { anyhow::bail!("flash runs on a GPU, the inputs are on {device:?}") };
+        static LOADED: Mutex<Loaded> = Mutex::new(BTreeMap::new());
+        let index = if let Device::Cuda(index) = device { Some(index) } else { None };
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = loaded.get(&(index, variant)) {
             return Ok(kernels.clone());
@@ -60,18 +64,26 @@ impl Kernels {
     }
 }
 
-impl Attention for Flash {
-    fn name(&self) -> &'static str {
-        "flash"
-    }
-
-    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+impl Flash {
+    /// Whether there are kernels for these inputs, wherever they run.
+    fn takes(kind: Kind, head_dim: i64) -> Result<(), String> {
         if !matches!(kind, Kind::BFloat16 | Kind::Half) {
             return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
         }
         if !tile::DIMENSIONS.contains(&head_dim) {
             return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"));
         }
+        Ok(())
+    }
+}
+
+impl Attention for Flash {
+    fn name(&self) -> &'static str {
+        "flash"
+    }
+
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+        Self::takes(kind, head_dim)?;
         let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
         match cuda::compute_capability(index) {
             Ok((9, 0)) => Ok(()),
@@ -192,7 +204,11 @@ struct Problem {
 impl Problem {
     fn of(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
         let shape = Shape::of(q, k, v)?;
-        Flash.supports(q.kind(), q.device(), shape.d).map_err(anyhow::Error::msg)?;
+        match q.device() {
+            Device::Cpu => Flash::takes(q.kind(), shape.d),
+            device => Flash.supports(q.kind(), device, shape.d),
+        }
+        .map_err(anyhow::Error::msg)?;
         let (batch, heads) = match shape.leading[..] {
             [] => (1, 1),
             [heads] => (1, heads),
@@ -244,6 +260,45 @@ fn dense_copy(t: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::rule::{self, Case};
+    use crate::cuda::emulator;
+
+    #[test]
+    fn every_cut_computes_attention_and_its_gradient() {
+        for (d, kind, is_causal) in [
+            (16, Kind::Half, false),
+            (32, Kind::BFloat16, true),
+            (64, Kind::BFloat16, true),
+            (128, Kind::BFloat16, true),
+            (128, Kind::Half, false),
+        ] {
+            // One tile, ragged tiles of both, a single row, and more keys than queries: what the loops begin and end with.
+            for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (300, 140)] {
+                let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
+                case.hold(&Flash).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn large_scores_equal_rows_strides_and_broadcasts() {
+        for case in rule::adversarial(Device::Cpu, 64, Kind::BFloat16).unwrap() {
+            case.hold(&Flash).unwrap();
+        }
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_order_of_threads_and_copies() {
+        let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
+        let run = |seed| emulator::with_seed(seed, || case.run(&Flash, Kind::BFloat16).unwrap());
+        let first = run(1);
+        for seed in 2..5 {
+            for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {
+                // Blocks run one after the other here, so that even dq's sums come in one order.
+                assert!(a.equal(&b), "result {i} of seed {seed} differs from seed 1's");
+            }
+        }
+    }
 
     #[test]
     fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {

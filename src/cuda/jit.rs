@@ -100,23 +100,33 @@ impl Compiler {
 
     /// The program's text with every header of `kernels/lib`, which are handed to NVRTC as they were read here: what is
     /// compiled is what the key was made of.
-    fn read(&self, program: &Program) -> Result<Source> {
-        let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()));
-        let lib = self.kernels.join("lib");
-        let mut headers = Vec::new();
-        if lib.is_dir() {
-            for file in fs::read_dir(&lib).with_context(|| format!("failed to list {}", lib.display()))? {
-                let path = file?.path();
-                if path.extension().is_some_and(|extension| extension == "cuh") {
-                    let name = path.file_name().unwrap_or_default().to_string_lossy();
-                    headers.push((format!("lib/{name}"), read(&path)?));
-                }
-            }
-        }
-        headers.sort();
+    pub(super) fn read(&self, program: &Program) -> Result<Source> {
+        let headers = self.headers("lib", "cuh")?;
         let text = read(&self.kernels.join(program.file))?;
         Ok(Source { name: format!("kernels/{}", program.file), text, headers })
     }
+
+    /// Name as in `#include` and text of every file of `kernels/<folder>` with this extension, by name.
+    pub(super) fn headers(&self, folder: &str, extension: &str) -> Result<Vec<(String, String)>> {
+        let path = self.kernels.join(folder);
+        if !path.is_dir() {
+            return Ok(Vec::new());
+        }
+        let mut headers = Vec::new();
+        for file in fs::read_dir(&path).with_context(|| format!("failed to list {}", path.display()))? {
+            let path = file?.path();
+            if path.extension().is_some_and(|e| e == extension) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                headers.push((format!("{folder}/{name}"), read(&path)?));
+            }
+        }
+        headers.sort();
+        Ok(headers)
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
 }
 
 /// Everything that decides the code, and nothing of where this machine keeps its folders.
@@ -129,6 +139,11 @@ fn options(program: &Program, arch: Arch) -> Vec<String> {
 fn key(toolchain: &Toolchain, source: &Source, options: &[String]) -> String {
     let headers = source.headers.iter().flat_map(|(name, text)| [name, text]);
     let parts = [&toolchain.identity, &source.name, &source.text].into_iter().chain(headers).chain(options);
+    digest(parts.map(String::as_bytes))
+}
+
+/// SHA-256 of several texts, in hexadecimal digits.
+pub(super) fn digest<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         // With its length, so that no text can pass from one part into the next.

@@ -1,4 +1,5 @@
-//! Kernels in the context that libtorch uses, launched on the stream that its operators of this thread go to.
+//! Kernels in the context that libtorch uses, launched on the stream that its operators of this thread go to; for
+//! tensors of the processor, in the emulator.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -11,6 +12,7 @@ use cudarc::nvrtc::Ptx;
 use tch::{Device, Tensor};
 
 use super::arch::Arch;
+use super::emulator::{self, Emulation};
 use super::jit::{Built, Compiler, Program};
 use super::tensor_map::TensorMap;
 use crate::error::Fault;
@@ -19,18 +21,29 @@ use crate::torch;
 /// A program on one device.
 pub struct Module {
     device: Device,
-    context: Arc<CudaContext>,
-    module: Arc<CudaModule>,
-    pub built: Built,
+    code: Code,
 }
 
-/// Compiles `program` for `device` and loads it there; a program that is loaded already is given again.
+enum Code {
+    Loaded { context: Arc<CudaContext>, module: Arc<CudaModule>, built: Built },
+    Emulated(Arc<Emulation>),
+}
+
+/// Compiles `program` for `device` and loads it there; a program that is loaded already is given again. For the
+/// processor it is built for the emulator.
 ///
-/// Errors: [`crate::error::Fault::NotAvailable`] without the device or NVRTC; those of [`Compiler::build`]; CUDA's.
+/// Errors: [`crate::error::Fault::NotAvailable`] without the device or a compiler; those of [`Compiler::build`] and
+/// [`emulator::load`]; CUDA's.
 pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
     static LOADED: Mutex<BTreeMap<(usize, String), Arc<Module>>> = Mutex::new(BTreeMap::new());
-    let Device::Cuda(index) = device else {
-        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
+    let index = match device {
+        Device::Cuda(index) => index,
+        Device::Cpu => return Ok(Arc::new(Module { device, code: Code::Emulated(emulator::load(program)?) })),
+        other => {
+            return Err(
+                Fault::NotAvailable { needs: "a CUDA GPU or the processor".into(), has: format!("{other:?}") }.into()
+            );
+        }
     };
     torch::cuda_device(index)?;
     let context = context_of(index).with_context(|| format!("opening {device:?}"))?;
@@ -44,8 +57,9 @@ pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
     let ptx = Ptx::from_binary(built.cubin.clone());
     let module = keeping_current(|| context.load_module(ptx))
         .with_context(|| format!("loading kernels/{} onto {device:?}", program.file))?;
-    let module = Arc::new(Module { device, context, module, built });
-    loaded.insert((index, module.built.key.clone()), module.clone());
+    let key = (index, built.key.clone());
+    let module = Arc::new(Module { device, code: Code::Loaded { context, module, built } });
+    loaded.insert(key, module.clone());
     Ok(module)
 }
 
@@ -73,14 +87,20 @@ impl Module {
     /// How many multiprocessors the device has.
     pub fn multiprocessors(&self) -> Result<u32> {
         let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        Ok(u32::try_from(self.context.attribute(attribute)?)?)
+        match &self.code {
+            Code::Loaded { context, .. } => Ok(u32::try_from(context.attribute(attribute)?)?),
+            Code::Emulated(_) => Ok(emulator::MULTIPROCESSORS),
+        }
     }
 
     /// The entry point `name`, which is brought onto the device now: its first launch may be inside a graph's capture.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
-        self.built.resources_of(name)?;
-        let Self { device, context, module, .. } = self;
-        let (function, parameters) = in_context(context, || {
+        let (context, module, built) = match &self.code {
+            Code::Emulated(emulation) => return Kernel::emulated(name, emulation.clone()),
+            Code::Loaded { context, module, built } => (context.clone(), module, built),
+        };
+        built.resources_of(name)?;
+        let (function, parameters) = in_context(&context, || {
             let function = module.load_function(name)?;
             // SAFETY: the function belongs to a module that it keeps alive.
             unsafe { sys::cuFuncLoad(function.cu_function()) }.result()?;
@@ -88,7 +108,12 @@ impl Module {
             Ok((function, parameters))
         })
         .with_context(|| format!("finding kernel {name}"))?;
-        Ok(Kernel { name: name.into(), device: *device, context: context.clone(), function, parameters })
+        Ok(Kernel {
+            name: name.into(),
+            device: self.device,
+            target: Target::Function { context, function },
+            parameters,
+        })
     }
 }
 
@@ -97,10 +122,15 @@ impl Module {
 pub struct Kernel {
     name: String,
     device: Device,
-    context: Arc<CudaContext>,
-    function: CudaFunction,
+    target: Target,
     /// Bytes of each parameter.
     parameters: Vec<usize>,
+}
+
+#[derive(Debug, Clone)]
+enum Target {
+    Function { context: Arc<CudaContext>, function: CudaFunction },
+    Emulated(Arc<Emulation>),
 }
 
 /// Blocks, threads a block, and dynamic shared memory a block.
@@ -112,32 +142,45 @@ pub struct Geometry {
 }
 
 impl Kernel {
-    /// Lets launches ask for more than 48 KiB of dynamic shared memory.
-    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let set = || self.function.set_attribute(attribute, i32::try_from(bytes).unwrap_or(i32::MAX));
-        in_context(&self.context, set).with_context(|| format!("giving {} {bytes} bytes of shared memory", self.name))
+    /// The entry point `name` of a program that was built for the processor.
+    pub(super) fn emulated(name: &str, emulation: Arc<Emulation>) -> Result<Self> {
+        let parameters = emulation.parameters(name)?;
+        Ok(Self { name: name.into(), device: Device::Cpu, target: Target::Emulated(emulation), parameters })
     }
 
-    /// Launches the kernel on the stream that libtorch's operators of this thread go to, and does not wait for it.
+    /// Lets launches ask for more than 48 KiB of dynamic shared memory.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+        let Target::Function { context, function } = &self.target else { return Ok(()) };
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = || function.set_attribute(attribute, i32::try_from(bytes).unwrap_or(i32::MAX));
+        in_context(context, set).with_context(|| format!("giving {} {bytes} bytes of shared memory", self.name))
+    }
+
+    /// Launches the kernel on the stream that libtorch's operators of this thread go to, and does not wait for it; the
+    /// emulator runs it to its end.
     ///
     /// The number of arguments, their sizes and the devices of tensors are checked; what the kernel does with the
     /// memory that it is given is the kernel's business. Memory of tensors that are dropped right after is safe: libtorch
     /// gives it to later work of the same stream only.
     ///
-    /// Errors: arguments that do not fit the kernel; CUDA's, which may be those of earlier kernels.
+    /// Errors: arguments that do not fit the kernel; CUDA's, which may be those of earlier kernels; the emulator's.
     pub fn launch(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
         self.check(arguments)?;
-        let stream = torch::stream::current_stream(self.device)?;
         let mut pointers = arguments.pointers();
-        let Geometry { grid, block, shared_bytes } = geometry;
-        let launch = || {
-            let (function, stream) = (self.function.cu_function(), stream as sys::CUstream);
-            // SAFETY: the function is loaded and belongs to the context that is current, as the stream does; every
-            // pointer is to as many bytes as the parameter has, which CUDA copies before it returns.
-            unsafe { result::launch_kernel(function, grid, block, shared_bytes, stream, &mut pointers) }
+        let launched = match &self.target {
+            Target::Emulated(emulation) => emulation.launch(&self.name, geometry, &mut pointers),
+            Target::Function { context, function } => {
+                let stream = torch::stream::current_stream(self.device)?;
+                let Geometry { grid, block, shared_bytes } = geometry;
+                in_context(context, || {
+                    let (function, stream) = (function.cu_function(), stream as sys::CUstream);
+                    // SAFETY: the function is loaded and belongs to the context that is current, as the stream does;
+                    // every pointer is to as many bytes as the parameter has, which CUDA copies before it returns.
+                    unsafe { result::launch_kernel(function, grid, block, shared_bytes, stream, &mut pointers) }
+                })
+            }
         };
-        in_context(&self.context, launch).with_context(|| format!("launching {} as {geometry:?}", self.name))
+        launched.with_context(|| format!("launching {} as {geometry:?}", self.name))
     }
 
     fn check(&self, arguments: &Arguments) -> Result<()> {
@@ -297,7 +340,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_a_typed_fault() {
         let program = Program { file: "adamw.cu", defines: Vec::new() };
-        for device in [Device::Cpu, Device::Cuda(63)] {
+        for device in [Device::Mps, Device::Cuda(63)] {
             let error = load(device, &program).err().unwrap();
             assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
         }

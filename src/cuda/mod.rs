@@ -2,9 +2,11 @@
 //!
 //! The walk of a kernel: a [`Program`] names a file of `kernels/` and its macros; [`Compiler::build`] makes a cubin of
 //! it for an [`Arch`], and needs no GPU for that; [`load`] puts the cubin into the context that libtorch uses;
-//! [`Kernel::launch`] runs one of its entry points where libtorch's own kernels of the calling thread go.
+//! [`Kernel::launch`] runs one of its entry points where libtorch's own kernels of the calling thread go. On the
+//! processor the same walk ends in the [`emulator`], so that every kernel is tested on machines without a GPU.
 
 mod arch;
+pub mod emulator;
 mod jit;
 mod lane;
 mod launch;

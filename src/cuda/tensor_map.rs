@@ -2,8 +2,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::sys::{self, CUtensorMapDataType_enum as DataType, CUtensorMapSwizzle_enum as Swizzle};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use super::emulator;
 use crate::torch;
 
 /// An encoded map, to be given to a kernel by value.
@@ -11,12 +12,16 @@ use crate::torch;
 pub struct TensorMap([u64; 16]);
 
 impl TensorMap {
-    /// Of a (batch, heads, rows, columns) tensor of 16-bit elements on a GPU, for boxes of `box_rows` rows and
+    /// Of a (batch, heads, rows, columns) tensor of 16-bit elements, for boxes of `box_rows` rows and
     /// `box_columns` columns whose rows the engine exchanges over as many bytes as a box's row has: 32, 64 or 128.
     ///
     /// Rows must be contiguous; what [`Self::fits`] asks for must hold. Errors: the driver's.
     pub fn of(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<Self> {
         Self::fits(tensor).map_err(anyhow::Error::msg)?;
+        ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
+        if tensor.device() == Device::Cpu {
+            return Ok(Self(emulator::tensor_map(tensor, box_rows, box_columns)?));
+        }
         torch::cuda_device(0)?;
         let kind = match tensor.kind() {
             Kind::Half => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -28,7 +33,6 @@ impl TensorMap {
             32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             bytes => anyhow::bail!("a box's row has {bytes} bytes, not 32, 64 or 128"),
         };
-        ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
         let unsigned = |values: Vec<i64>| values.into_iter().map(u64::try_from).collect::<Result<Vec<_>, _>>();
         let (sizes, strides) = (unsigned(tensor.size())?, unsigned(tensor.stride())?);
         let sizes = [sizes[3], sizes[2], sizes[1], sizes[0]];
@@ -89,8 +93,6 @@ impl TensorMap {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
 
     fn zeros(sizes: &[i64], kind: Kind) -> Tensor {

@@ -64,11 +64,22 @@ impl Layout {
         self.read_records(&self.accepted(profile, problem), problem, profile)
     }
 
-    /// SHA-256 of `kernels/<name>`.
+    /// SHA-256 of `kernels/<name>` and, behind it, of every file of `kernels/lib` that it includes, also through another.
     pub fn kernel_hash(&self, name: &str) -> Result<String> {
-        let path = self.root.join("kernels").join(name);
-        let source = fs::read(&path).with_context(|| format!("failed to read kernels/{name}"))?;
-        Ok(sha256(&source))
+        let mut text = String::new();
+        let mut files = vec![name.to_string()];
+        let mut at = 0;
+        while let Some(file) = files.get(at) {
+            let path = self.root.join("kernels").join(file);
+            let source = fs::read_to_string(&path).with_context(|| format!("failed to read kernels/{file}"))?;
+            let quoted = |line: &str| Some(line.strip_prefix("#include \"lib/")?.split_once('"')?.0.to_string());
+            let included = source.lines().filter_map(quoted).map(|header| format!("lib/{header}"));
+            let new: Vec<_> = included.filter(|header| !files.contains(header)).collect();
+            files.extend(new);
+            text += &source;
+            at += 1;
+        }
+        Ok(sha256(text.as_bytes()))
     }
 }
 
@@ -137,6 +148,28 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_kernels_hash_covers_the_headers_that_it_reaches_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout { root: folder.path().to_path_buf() };
+        let write =
+            |name: &str, text: &str| write_atomically(&folder.path().join("kernels").join(name), text.as_bytes());
+        write("plain.cu", "code").unwrap();
+        assert_eq!(layout.kernel_hash("plain.cu").unwrap(), sha256(b"code"));
+        write("with.cu", "#include <math.h>\n#include \"lib/a.cuh\"\n").unwrap();
+        write("lib/a.cuh", "#include \"lib/b.cuh\"\n").unwrap();
+        write("lib/b.cuh", "#include \"lib/a.cuh\"\n").unwrap();
+        write("lib/c.cuh", "").unwrap();
+        let hash = || layout.kernel_hash("with.cu").unwrap();
+        let first = hash();
+        write("lib/c.cuh", "other").unwrap();
+        assert_eq!(hash(), first);
+        write("lib/b.cuh", "#include \"lib/a.cuh\"\nchanged\n").unwrap();
+        assert_ne!(hash(), first);
+        fs::remove_file(folder.path().join("kernels/lib/b.cuh")).unwrap();
+        assert!(format!("{:#}", layout.kernel_hash("with.cu").unwrap_err()).contains("kernels/lib/b.cuh"));
     }
 
     #[test]

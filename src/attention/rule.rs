@@ -1,0 +1,154 @@
+//! Kernels of 16 and 32 bits against the definition, by FlashAttention's own rule: an error of at most twice that of the
+//! plain operations in the same kind, and a rounding.
+//!
+//! [`super::oracle`]'s bounds follow from float32 sums of float32 products; a kernel that rounds its probabilities to
+//! the kind of `v` for the tensor cores is not within them, and is not meant to be.
+
+use std::fmt;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{Attention, naive};
+
+/// Inputs and the upstream gradient of one case, in the kind that is tested.
+pub struct Case {
+    pub name: String,
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub d_o: Tensor,
+    pub is_causal: bool,
+}
+
+/// The largest error of each result as a share of what it may be.
+#[derive(Debug, Clone, Default)]
+pub struct Shares {
+    pub cases: u32,
+    worst: [f64; 5],
+}
+
+const RESULTS: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
+
+impl Case {
+    /// Normal values times `scale`; q (leading.., n_queries, d) and k, v (leading.., n_keys, d).
+    pub fn draw(
+        device: Device,
+        leading: &[i64],
+        [n_queries, n_keys, d]: [i64; 3],
+        kind: Kind,
+        is_causal: bool,
+        scale: f64,
+    ) -> Result<Self> {
+        let mut random = super::inputs::Generator::new((n_queries * 31 + n_keys * 7 + d) as u32);
+        let mut draw = |n: i64| -> Result<Tensor> {
+            let values = random.randn(&[leading, &[n, d]].concat(), Kind::Float, Device::Cpu)?;
+            Ok(values.f_mul_scalar(scale)?.f_to_kind(kind)?.f_to_device(device)?)
+        };
+        let (q, k, v, d_o) = (draw(n_queries)?, draw(n_keys)?, draw(n_keys)?, draw(n_queries)?);
+        let mask = if is_causal { "causal" } else { "no mask" };
+        let name = format!("{leading:?} x {n_queries} x {n_keys} x {d}, {kind:?}, {mask}, scale {scale}");
+        Ok(Self { name, q, k, v, d_o, is_causal })
+    }
+
+    /// `[o, lse, dq, dk, dv]` of `implementation`, with the inputs in `kind`.
+    pub fn run(&self, implementation: &dyn Attention, kind: Kind) -> Result<[Tensor; 5]> {
+        let inputs = [&self.q, &self.k, &self.v, &self.d_o];
+        // Without a copy where the kind is theirs: strides are part of a case.
+        let cast = |t: &Tensor| if t.kind() == kind { Ok(t.shallow_clone()) } else { t.f_to_kind(kind) };
+        let [q, k, v, d_o] = inputs.map(cast);
+        let (q, k, v, d_o) = (q?, k?, v?, d_o?);
+        let (o, lse) = implementation.forward(&q, &k, &v, self.is_causal)?;
+        let (dq, dk, dv) = implementation.backward(&q, &k, &v, &o, &lse, &d_o, self.is_causal)?;
+        Ok([o, lse, dq, dk, dv])
+    }
+
+    /// Eq. 4 to 6 in the inputs' kind, differentiated by libtorch.
+    fn plain(&self) -> Result<[Tensor; 4]> {
+        let leaves = [&self.q, &self.k, &self.v].map(|t| t.copy().set_requires_grad(true));
+        let o = naive::attention(&leaves[0], &leaves[1], &leaves[2], self.is_causal)?;
+        let gradients = Tensor::f_run_backward(&[o.f_mul(&self.d_o)?.f_sum(None)?], &leaves, false, false)?;
+        let [dq, dk, dv] = <[Tensor; 3]>::try_from(gradients).map_err(|got| anyhow!("{} gradients", got.len()))?;
+        Ok([o.detach(), dq, dk, dv])
+    }
+
+    /// Holds `implementation` to the rule. Errors: the first result that breaks it, with both errors.
+    pub fn hold(&self, implementation: &dyn Attention) -> Result<Shares> {
+        let hold = || {
+            let exact = self.run(&naive::Naive, Kind::Double)?;
+            let [o, dq, dk, dv] = self.plain()?;
+            // The definition's lse, in float32 from these inputs, would be exact for this purpose.
+            let plain = [o, exact[1].shallow_clone(), dq, dk, dv];
+            let ours = self.run(implementation, self.q.kind())?;
+            let largest = |t: &Tensor| t.f_abs()?.f_max()?.f_double_value(&[]);
+            let difference = |a: &Tensor, b: &Tensor| largest(&a.f_to_kind(Kind::Double)?.f_sub(b)?);
+            let mut worst = [0.0; 5];
+            for (i, what) in RESULTS.iter().enumerate() {
+                ensure!(ours[i].size() == exact[i].size(), "{what} has shape {:?}", ours[i].size());
+                let (error, allowed) = (difference(&ours[i], &exact[i])?, difference(&plain[i], &exact[i])?);
+                let magnitude = largest(&exact[i])?;
+                let rounding = if i == 1 { 1e-4 * (1.0 + magnitude) } else { 2.0 * unit(self.q.kind()) * magnitude };
+                let bound = (2.0 * allowed + rounding).max(CANCELLED);
+                // An error that is not a number is within nothing.
+                ensure!(
+                    error <= bound,
+                    "{what} is off by {error:.2e}, the plain operations by {allowed:.2e}; {bound:.2e} are allowed"
+                );
+                worst[i] = error / bound;
+            }
+            Ok(Shares { cases: 1, worst })
+        };
+        hold().with_context(|| format!("{} on {}", implementation.name(), self.name))
+    }
+}
+
+/// What sums of some hundred float32 products may leave where they cancel exactly: the gradients of a softmax over one
+/// key are zero.
+const CANCELLED: f64 = 2e-5;
+
+/// Half the distance between 1 and the next number.
+fn unit(kind: Kind) -> f64 {
+    match kind {
+        Kind::BFloat16 => 2f64.powi(-8),
+        Kind::Half => 2f64.powi(-11),
+        // Sums of some hundred products in float32, in another order than the plain operations have.
+        _ => 2f64.powi(-18),
+    }
+}
+
+impl Shares {
+    pub fn merge(&mut self, other: &Self) {
+        self.cases += other.cases;
+        for (worst, other) in self.worst.iter_mut().zip(other.worst) {
+            *worst = worst.max(other);
+        }
+    }
+}
+
+impl fmt::Display for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shares = RESULTS.iter().zip(self.worst).map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));
+        let cases = if self.cases == 1 { "1 case".to_string() } else { format!("{} cases", self.cases) };
+        write!(f, "{cases}; largest errors of what is allowed: {}", shares.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns.
+pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
+    let shape = [150, 150, d];
+    let named = |what: &str, case: Case| Case { name: format!("{what}: {}", case.name), ..case };
+    let large = Case::draw(device, &[2], shape, kind, true, 6.0)?;
+    let mut equal = Case::draw(device, &[2], shape, kind, false, 1.0)?;
+    equal.k = equal.k.f_narrow(-2, 0, 1)?.f_expand_as(&equal.k)?.copy();
+    let mut strided = Case::draw(device, &[2, 2], shape, kind, true, 1.0)?;
+    let turn = |t: &Tensor| t.f_transpose(1, 2)?.f_contiguous()?.f_transpose(1, 2);
+    (strided.q, strided.k, strided.v) = (turn(&strided.q)?, turn(&strided.k)?, turn(&strided.v)?);
+    let mut ones = Case::draw(device, &[2], shape, kind, true, 1.0)?;
+    ones.d_o = Tensor::f_ones([1, 1, 1], (kind, device))?.f_expand_as(&ones.q)?;
+    Ok(vec![
+        named("large scores", large),
+        named("equal rows", equal),
+        named("heads inside rows", strided),
+        named("do of ones", ones),
+    ])
+}

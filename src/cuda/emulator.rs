@@ -1,0 +1,252 @@
+//! Kernels on the processor: a host compiler builds a [`Program`] against `kernels/emulator`, which runs its blocks one
+//! after the other and every thread as a fiber, in an order drawn from a seed.
+//!
+//! For tests: what a kernel computes is held against a reference on machines without a GPU. It says nothing of speed.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use libloading::Library;
+use tch::{Kind, Tensor};
+
+use super::jit::{Compiler, Program};
+use super::launch::Geometry;
+use super::nvrtc::Source;
+use super::toolchain::Toolchain;
+use crate::error::Fault;
+
+/// Few, so that persistent blocks take several turns.
+pub const MULTIPROCESSORS: u32 = 3;
+
+thread_local! {
+    static SEED: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Runs `body` with every launch of this thread drawing the order of its threads from `seed`.
+pub fn with_seed<T>(seed: u64, body: impl FnOnce() -> T) -> T {
+    let before = SEED.replace(seed);
+    let value = body();
+    SEED.set(before);
+    value
+}
+
+/// A program that was built for the processor.
+pub struct Emulation {
+    entries: BTreeMap<String, Entry>,
+    emulate: Emulate,
+    /// The emulated block's state is the library's: one launch at a time.
+    running: Mutex<()>,
+    /// Keeps `emulate` in memory.
+    _library: Library,
+}
+
+struct Entry {
+    index: c_uint,
+    parameters: Vec<usize>,
+}
+
+type Emulate = unsafe extern "C" fn(
+    c_uint,
+    *const c_uint,
+    *const c_uint,
+    c_uint,
+    *mut *mut c_void,
+    u64,
+    *mut c_char,
+    usize,
+) -> c_int;
+
+/// `program` for the processor, from the cache of compiled kernels where it is there; loaded once in a process.
+///
+/// Errors: [`Fault::NotAvailable`] without a C++ compiler or CUDA's headers; a program that does not compile, with the
+/// compiler's words.
+pub fn load(program: &Program) -> Result<Arc<Emulation>> {
+    static LOADED: Mutex<BTreeMap<PathBuf, Arc<Emulation>>> = Mutex::new(BTreeMap::new());
+    let compiler = Compiler::of_this_tree()?;
+    // Held while compiling: two threads that want the same program make it once.
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let library = build(&compiler, program).with_context(|| format!("kernels/{} for the processor", program.file))?;
+    if let Some(emulation) = loaded.get(&library) {
+        return Ok(emulation.clone());
+    }
+    let emulation = Arc::new(Emulation::open(&library)?);
+    loaded.insert(library, emulation.clone());
+    Ok(emulation)
+}
+
+/// The shared library of `program`.
+fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
+    let source = compiler.read(program)?;
+    let emulator = compiler.headers("emulator", "h")?;
+    let text = format!("{}#include \"{}\"\n{}", prelude(program), program.file, entries(&source)?);
+    let mut parts = vec![&source.text, &text];
+    parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
+    let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
+    let library = compiler.cache.join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
+    if !library.exists() {
+        compile(&compiler.kernels, &text, &library)?;
+    }
+    Ok(library)
+}
+
+fn prelude(program: &Program) -> String {
+    let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    ["#define EMULATED 1\n".to_string()].into_iter().chain(defines).collect()
+}
+
+/// The end of a program's text: its entry points as the emulator lists them.
+fn entries(source: &Source) -> Result<String> {
+    let names = entry_points(&source.text);
+    ensure!(!names.is_empty(), "{} has no extern \"C\" __global__ function", source.name);
+    let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
+    Ok(format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", ")))
+}
+
+/// Names of the functions that begin with `extern "C" __global__ void`, with or without `__launch_bounds__(..)`.
+fn entry_points(text: &str) -> Vec<String> {
+    let code: String =
+        text.lines().map(|line| line.split("//").next().unwrap_or_default().to_string() + "\n").collect();
+    let after = code.split("extern \"C\" __global__ void").skip(1);
+    let name = |rest: &str| {
+        let rest = match rest.trim_start().strip_prefix("__launch_bounds__") {
+            Some(bounds) => bounds.split_once(')')?.1,
+            None => rest,
+        };
+        Some(rest.split_once('(')?.0.trim().to_string())
+    };
+    after.filter_map(name).collect()
+}
+
+/// Compiles `text` into `library`, the whole file or nothing.
+fn compile(kernels: &Path, text: &str, library: &Path) -> Result<()> {
+    let toolchain = Toolchain::get()?;
+    let folder = library.parent().context("a file needs a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    let work =
+        tempfile::tempdir_in(folder).with_context(|| format!("failed to make a folder in {}", folder.display()))?;
+    let (source, made) = (work.path().join("program.cc"), work.path().join("program.so"));
+    fs::write(&source, text)?;
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let mut command = Command::new(&compiler);
+    // Kernels keep arrays that only a loop's pragma tells apart: warnings of other compilers say nothing of them.
+    command
+        .args(["-std=c++20", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-shared", "-o"])
+        .arg(&made)
+        .arg("-I")
+        .arg(kernels);
+    let system = toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]);
+    let output = command.args(system).arg(&source).output().map_err(|error| Fault::NotAvailable {
+        needs: "a C++ compiler, to run kernels on the processor".into(),
+        has: format!("no {compiler:?} that starts ({error}); set CXX"),
+    })?;
+    if !output.status.success() {
+        bail!("{compiler} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    fs::rename(&made, library).with_context(|| format!("failed to write {}", library.display()))
+}
+
+impl fmt::Debug for Emulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.entries.keys()).finish()
+    }
+}
+
+impl Emulation {
+    fn open(path: &Path) -> Result<Self> {
+        type Name = unsafe extern "C" fn(c_uint) -> *const c_char;
+        type Parameter = unsafe extern "C" fn(c_uint, c_uint) -> usize;
+        // SAFETY: the library was built by `build`, and its initialisers touch its own state alone.
+        let library = unsafe { Library::new(path) }.with_context(|| format!("loading {}", path.display()))?;
+        // SAFETY: kernels/emulator/launch.h defines these three with these signatures.
+        let (name, parameter, emulate) = unsafe {
+            let name: Name = *library.get(b"emulated_name")?;
+            let parameter: Parameter = *library.get(b"emulated_parameter")?;
+            let emulate: Emulate = *library.get(b"emulate")?;
+            (name, parameter, emulate)
+        };
+        let entry = |index| {
+            // SAFETY: it gives null past the last entry, and otherwise a string that lives as long as the library.
+            let text = unsafe { name(index) };
+            // SAFETY: as above; not null.
+            let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
+            // SAFETY: `index` is an entry's, and past its last parameter the size is 0.
+            let sizes = (0..).map(|i| unsafe { parameter(index, i) }).take_while(|&bytes| bytes != 0);
+            Some((text.to_string_lossy().into_owned(), Entry { index, parameters: sizes.collect() }))
+        };
+        let entries = (0..).map_while(entry).collect();
+        Ok(Self { entries, emulate, running: Mutex::new(()), _library: library })
+    }
+
+    /// The sizes of a kernel's parameters in bytes.
+    pub fn parameters(&self, kernel: &str) -> Result<Vec<usize>> {
+        Ok(self.entry(kernel)?.parameters.clone())
+    }
+
+    fn entry(&self, kernel: &str) -> Result<&Entry> {
+        self.entries.get(kernel).with_context(|| {
+            let names: Vec<_> = self.entries.keys().map(String::as_str).collect();
+            format!("there is no kernel {kernel:?}: the program has {}", names.join(", "))
+        })
+    }
+
+    /// Runs the grid to its end.
+    ///
+    /// `arguments` are as many as the kernel has parameters, each to as many bytes as its parameter has.
+    /// Errors: what the emulator found wrong, such as a deadlock, with where every thread stood.
+    pub(super) fn launch(&self, kernel: &str, geometry: Geometry, arguments: &mut [*mut c_void]) -> Result<()> {
+        let entry = self.entry(kernel)?;
+        ensure!(entry.parameters.len() == arguments.len(), "{kernel} has {} parameters", entry.parameters.len());
+        let triple = |(x, y, z): (u32, u32, u32)| [x, y, z];
+        let (grid, block) = (triple(geometry.grid), triple(geometry.block));
+        let threads = block.iter().product::<u32>();
+        ensure!(threads > 0 && threads <= 1024 && threads.is_multiple_of(32), "a block of {block:?} threads");
+        let mut message = vec![0u8; 16 << 10];
+        let _one = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the arrays have the three numbers that are read, `arguments` what the kernel's parameters take (checked
+        // by the caller), `message` as many bytes as it says; the library's state is not in use by another launch.
+        let status = unsafe {
+            (self.emulate)(
+                entry.index,
+                grid.as_ptr(),
+                block.as_ptr(),
+                geometry.shared_bytes,
+                arguments.as_mut_ptr(),
+                SEED.get(),
+                message.as_mut_ptr().cast(),
+                message.len(),
+            )
+        };
+        let words = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
+        ensure!(status == 0, "the emulator stopped: {words}");
+        Ok(())
+    }
+}
+
+/// What the emulator reads in place of an encoded tensor map: `Map` of kernels/emulator/hopper.h.
+pub(super) fn tensor_map(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<[u64; 16]> {
+    const MARK: u64 = 0x7061_6D20_726F_7474;
+    ensure!(matches!(tensor.kind(), Kind::Half | Kind::BFloat16), "{:?} is not of 16 bits", tensor.kind());
+    let element = 2u64;
+    let (sizes, strides) = (tensor.size(), tensor.stride());
+    let mut words = [0; 16];
+    (words[0], words[1]) = (MARK, tensor.data_ptr() as u64);
+    for i in 0..4 {
+        words[2 + i] = u64::try_from(sizes[3 - i])?;
+    }
+    for i in 0..3 {
+        words[6 + i] = element * u64::try_from(strides[2 - i])?;
+    }
+    let columns = u64::from(box_columns);
+    words[9..13].copy_from_slice(&[columns, u64::from(box_rows), element, columns * element]);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+use tch::Device;
+
+use super::*;
+use crate::cuda::{Arguments, Kernel};
+
+/// The emulator's own headers beside one kernel of the test.
+struct Folders {
+    _root: tempfile::TempDir,
+    compiler: Compiler,
+}
+
+fn folders(kernel: &str) -> Folders {
+    let root = tempfile::tempdir().unwrap();
+    let kernels = root.path().join("kernels");
+    let tree = crate::root::find().unwrap().join("kernels");
+    for folder in ["lib", "emulator"] {
+        fs::create_dir_all(kernels.join(folder)).unwrap();
+        for file in fs::read_dir(tree.join(folder)).unwrap() {
+            let path = file.unwrap().path();
+            fs::copy(&path, kernels.join(folder).join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    fs::write(kernels.join("probe.cu"), kernel).unwrap();
+    Folders { compiler: Compiler { kernels, cache: root.path().join("cache") }, _root: root }
+}
+
+const PROBE: Program = Program { file: "probe.cu", defines: Vec::new() };
+
+/// Runs `body` as a kernel of 128 threads over 128 floats; gives what it left there, or the emulator's words.
+fn run(body: &str) -> Result<Vec<f32>> {
+    let text = format!(
+        "#include \"lib/hopper.cuh\"\nextern \"C\" __global__ void __launch_bounds__(128, 1) probe(float *x) {{\n\
+         extern __shared__ unsigned char memory[];\nconst u32 t = threadIdx.x, base = shared_address(memory);\n\
+         (void)base;\n{body}\n}}\n"
+    );
+    let Folders { compiler, _root } = folders(&text);
+    let emulation = Arc::new(Emulation::open(&build(&compiler, &PROBE)?)?);
+    let values = Tensor::zeros([128], (Kind::Float, Device::Cpu));
+    let kernel = Kernel::emulated("probe", emulation)?;
+    let geometry = Geometry { grid: (1, 1, 1), block: (128, 1, 1), shared_bytes: 4096 };
+    kernel.launch(geometry, &Arguments::new().tensor(&values))?;
+    Ok(Vec::try_from(values)?)
+}
+
+fn fault(body: &str) -> String {
+    format!("{:#}", run(body).unwrap_err())
+}
+
+#[test]
+fn threads_meet_at_barriers_and_hand_values_round_a_warp() {
+    let reverse = "float *shared = reinterpret_cast<float *>(memory);\nshared[t] = t;\n__syncthreads();\n\
+                   x[t] = shared[127 - t] + 1000.0f * __shfl_xor_sync(0xFFFFFFFF, t % 32, 1);";
+    let expected: Vec<f32> = (0..128).map(|t| (127 - t) as f32 + 1000.0 * ((t % 32) ^ 1) as f32).collect();
+    assert_eq!(run(reverse).unwrap(), expected);
+}
+
+#[test]
+fn a_missing_barrier_shows_as_a_wrong_result() {
+    let values =
+        run("float *shared = reinterpret_cast<float *>(memory);\nshared[t] = t;\nx[t] = shared[127 - t];").unwrap();
+    assert!(values.iter().any(|value| value.is_nan()), "unwritten shared memory is no number: {values:?}");
+}
+
+#[test]
+fn a_deadlock_is_told_with_where_the_threads_stand() {
+    let words = fault("if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();");
+    assert!(words.contains("no thread of block (0, 0, 0) can go on"), "{words}");
+    assert!(words.contains("thread 0 to 63 waits for barrier 3 of 128 threads"), "{words}");
+    assert!(words.contains("thread 96 to 127 has ended"), "{words}");
+}
+
+#[test]
+fn what_the_hardware_leaves_undefined_is_told() {
+    for (body, words) in [
+        ("barrier_wait(base, 0);", "no barrier was initialised"),
+        (
+            "if (t == 0) { barrier_init(base, 1); barrier_expect(base, 8); barrier_expect(base, 8); }",
+            "more than 1 arrivals",
+        ),
+        ("if (t < 32) store_matrices(base + 4096, 0, 0, 0, 0);", "reaches for 16 bytes"),
+        ("if (t < 16) __shfl_sync(0xFFFFFFFF, t, 0);", "no thread of block"),
+        ("if (t % 32 < 16) __syncwarp(); else __shfl_sync(0xFFFFFFFF, t, 0);", "another lane of its warp calls"),
+    ] {
+        let told = fault(body);
+        assert!(told.contains(words), "{body}: {told}");
+    }
+}
+
+#[test]
+fn errors_name_the_program_and_show_the_compilers_words() {
+    let Folders { compiler, _root } =
+        folders("extern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
+    let error = format!("{:#}", build(&compiler, &PROBE).unwrap_err());
+    assert!(error.contains("no_such_name"), "{error}");
+    let Folders { compiler, _root } = folders("__device__ void probe() {}\n");
+    assert!(format!("{:#}", build(&compiler, &PROBE).unwrap_err()).contains("no extern \"C\" __global__"));
+}
+
+#[test]
+fn entry_points_are_found_with_and_without_launch_bounds() {
+    let text = "// extern \"C\" __global__ void none(int)\nextern \"C\" __global__ void one(int x) {}\n\
+                extern \"C\" __global__ void __launch_bounds__(threads, 1)\n    two(const __grid_constant__ Map q,\n int x) {}";
+    assert_eq!(entry_points(text), ["one", "two"]);
+}
