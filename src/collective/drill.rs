@@ -1,6 +1,6 @@
 //! A rank task that misbehaves on request, so that tests can see a failing rank end its whole run and nothing more.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::flight::{FLIGHT, Notes};
 use super::ranks::{Launch, RankTask, launch};
 use super::{Op, Shared};
 use crate::torch;
@@ -19,7 +20,8 @@ pub const TASK: RankTask = RankTask { name: "drill", run };
 #[serde(deny_unknown_fields)]
 pub struct Drill {
     pub fault: Fault,
-    /// Where every rank notes its process id, as `<rank>.pid`, before anything goes wrong.
+    /// Where every rank notes its process id, as `<rank>.pid`, before anything goes wrong; and the last rank again, as
+    /// `<rank>.fault`, when it is about to go wrong.
     pub folder: PathBuf,
 }
 
@@ -54,17 +56,35 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
         launch(&Launch::new(TASK.name, 2, Duration::from_secs(600)), &input)?;
         return Ok(Value::Null);
     }
-    // Renamed into place, so that whoever looks finds the whole number.
-    let (draft, note) = (folder.join(format!("{rank}.draft")), folder.join(format!("{rank}.pid")));
-    std::fs::write(&draft, std::process::id().to_string())?;
-    std::fs::rename(draft, note)?;
+    note(&folder, rank, "pid")?;
     collective.barrier()?;
     let sum = Tensor::f_full(&[4i64][..], rank as f64 + 1.0, (Kind::Float, collective.device()))?;
-    if rank == last {
+    if rank == last && fault != Fault::None {
+        until_others_wait(collective, 2);
+        note(&folder, rank, "fault")?;
         misbehave(fault, collective, &sum)?;
     }
     collective.all_reduce(&sum, Op::Sum)?;
     Ok(sum.f_double_value(&[0])?.into())
+}
+
+/// Renamed into place, so that whoever looks finds the whole number.
+fn note(folder: &Path, rank: usize, what: &str) -> Result<()> {
+    let draft = folder.join(format!("{rank}.draft"));
+    std::fs::write(&draft, std::process::id().to_string())?;
+    Ok(std::fs::rename(draft, folder.join(format!("{rank}.{what}")))?)
+}
+
+/// Returns once every other rank has noted for its supervisor that it waits in collective `sequence`: however busy the
+/// machine is, what goes wrong next goes wrong then. Without a supervisor nobody notes that, and under NCCL it is noted a
+/// second late; the run's deadline bounds the wait.
+fn until_others_wait(collective: &Shared, sequence: u64) {
+    let Some(mine) = std::env::var_os(FLIGHT).filter(|_| collective.backend() == "gloo") else { return };
+    let of = |other: usize| Path::new(&mine).with_file_name(format!("rank{other}.flight"));
+    let waits = |other: usize| Notes::read(&of(other)).waits_in == Some(sequence);
+    while !(0..collective.world_size()).filter(|&other| other != collective.rank()).all(waits) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn misbehave(fault: Fault, collective: &Shared, sum: &Tensor) -> Result<()> {

@@ -65,7 +65,7 @@ impl Watch {
 
     /// The first collective that the ranks do not call alike.
     pub fn disagreement(&self) -> Option<String> {
-        disagreement(&self.ranks.iter().map(|rank| rank.notes.clone()).collect::<Vec<_>>())
+        disagreement(&self.ranks.iter().map(|rank| &rank.notes).collect::<Vec<_>>())
     }
 
     /// Who holds the others up, and in which collective they wait.

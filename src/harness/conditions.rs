@@ -126,9 +126,13 @@ impl<'a> Watch<'a> {
 
     /// Looks once more if it is time to; call it as often as is convenient.
     pub fn poll(&self) {
-        if self.before.is_some() && self.last.get().elapsed() >= EVERY {
+        self.poll_at(Instant::now());
+    }
+
+    fn poll_at(&self, now: Instant) {
+        if self.before.is_some() && now.duration_since(self.last.get()) >= EVERY {
             self.during.borrow_mut().extend((self.sensor)());
-            self.last.set(Instant::now());
+            self.last.set(now);
         }
     }
 
@@ -178,10 +182,10 @@ mod tests {
             Some(reading(clocks[i] as f64, reasons))
         };
         let watch = Watch::start(&sensor);
-        for _ in 0..3 {
-            watch.poll();
-            std::thread::sleep(EVERY + Duration::from_millis(20));
-            watch.poll();
+        let start = watch.last.get();
+        for k in 1..=3 {
+            watch.poll_at(start + k * EVERY - Duration::from_millis(1));
+            watch.poll_at(start + k * EVERY);
         }
         let conditions = watch.end().unwrap();
         let during = conditions.during.clone().unwrap();
@@ -195,7 +199,7 @@ mod tests {
     fn a_short_case_has_no_during_and_no_sensor_gives_no_conditions() {
         let sensor = || Some(reading(1e9, &[Throttle::HwSlowdown]));
         let watch = Watch::start(&sensor);
-        watch.poll();
+        watch.poll_at(watch.last.get() + EVERY / 2);
         let conditions = watch.end().unwrap();
         assert_eq!(conditions.during, None);
         assert_eq!(in_words(&conditions.spoiled_by()), "hardware slowdown");

@@ -66,9 +66,9 @@ impl Measure for Bucketed {
 fn fewer_calls_in_larger_buckets() -> Result<Verdict> {
     let mut seen = Vec::new();
     for mb in [0.001, 4.0, 1000.0] {
-        let row = checks::small_row(&[STRATEGY], Some(mb))?;
-        let column = &row.strategies[STRATEGY];
-        ensure!(column.bytes == row.gradient_bytes, "{} bytes sent of {}", column.bytes, row.gradient_bytes);
+        let column = &checks::small_columns(&[STRATEGY], Some(mb))?[STRATEGY];
+        let bytes = checks::small(None).gradient_bytes();
+        ensure!(column.bytes == bytes, "{} bytes sent of {bytes}", column.bytes);
         seen.push(column.calls);
     }
     let falling = seen.windows(2).all(|pair| pair[0] > pair[1]);

@@ -113,6 +113,11 @@ impl Params {
         self.validate()
     }
 
+    /// Of all parameters, float32.
+    pub fn gradient_bytes(&self) -> u64 {
+        4 * self.config().num_parameters()
+    }
+
     /// The least work of one rank's step.
     fn work(&self) -> Work {
         total_work(&benchmarking_script::Params {
@@ -187,15 +192,22 @@ pub struct Columns<'a> {
 const DEADLINE: Duration = Duration::from_secs(540);
 
 /// Strategies that communicate after the backward pass, and so hide nothing.
-const WITHOUT_OVERLAP: [&str; 2] = ["naive", "flat"];
+pub const WITHOUT_OVERLAP: [&str; 2] = ["naive", "flat"];
 /// A clock's jitter may put a first call before the mark that ends the backward pass.
 const MOST_OVERLAP_WITHOUT: f64 = 0.05;
 
 /// Launches the ranks and measures all columns in turns.
 ///
-/// Errors: ranks whose parameters differ after a turn, communication that beats the link, and overlap where there can be
-/// none; [`crate::error::Fault::NotAvailable`] where the machine has fewer GPUs than ranks.
+/// Errors: those of [`run`], communication that beats the link, and overlap where there can be none.
 pub fn measure(params: &Params, columns: &Columns) -> Result<Row> {
+    row(params, columns, run(params, columns)?)
+}
+
+/// Launches the ranks and gives back what each of them counted and timed, in rank order.
+///
+/// Errors: ranks whose parameters differ after a turn; [`crate::error::Fault::NotAvailable`] where the machine has fewer
+/// GPUs than ranks.
+pub fn run(params: &Params, columns: &Columns) -> Result<Vec<Output>> {
     require_devices(params.backend, params.world_size)?;
     let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
     let input = Input {
@@ -205,21 +217,16 @@ pub fn measure(params: &Params, columns: &Columns) -> Result<Row> {
     };
     let ranks = Launch { backend: params.backend, ..Launch::new(on_rank::TASK.name, params.world_size, DEADLINE) };
     let outputs = launch(&ranks, &serde_json::to_value(input)?)?;
-    let outputs: Vec<Output> = outputs.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
-    row(params, columns, outputs)
+    Ok(outputs.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
 fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> {
     let work = params.work();
-    let link = Link::of(&outputs.iter().map(|rank| rank.probes.clone()).collect::<Vec<_>>())?;
+    let link = Link::of(&outputs)?;
     let mut strategies = BTreeMap::new();
     for name in columns.strategies {
-        let steps: Vec<&StepOutput> = outputs
-            .iter()
-            .map(|rank| rank.strategies.get(*name).with_context(|| format!("a rank did not measure {name}")))
-            .collect::<Result<_>>()?;
-        let column = Column::of(&steps, &work).with_context(|| format!("the strategy {name}"))?;
-        column.require_sound(name, &link, &steps)?;
+        let column = Column::of(name, params, &outputs)?;
+        column.require_sound(name, &link, &steps_of(name, &outputs)?)?;
         strategies.insert(name.to_string(), column);
     }
     let first = outputs.first().context("no rank gave a result")?;
@@ -227,10 +234,9 @@ fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> 
         true => Some(Timing::of(outputs.iter().map(|rank| &rank.pytorch_ddp), &work).context("PyTorch's DDP")?),
         false => None,
     };
-    let parameters = params.config().num_parameters();
     Ok(Row {
-        parameters,
-        gradient_bytes: 4 * parameters,
+        parameters: params.config().num_parameters(),
+        gradient_bytes: params.gradient_bytes(),
         link,
         single: Timing::of(outputs.iter().map(|rank| &rank.single), &work)?,
         strategies,
@@ -239,8 +245,18 @@ fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> 
     })
 }
 
+fn steps_of<'a>(name: &str, outputs: &'a [Output]) -> Result<Vec<&'a StepOutput>> {
+    let missing = || format!("a rank did not measure {name}");
+    outputs.iter().map(|rank| rank.strategies.get(name).with_context(missing)).collect()
+}
+
 impl Column {
-    fn of(ranks: &[&StepOutput], work: &Work) -> Result<Self> {
+    /// What the ranks counted and timed under the strategy `name`, as it is: whether it can be is the row's to ask.
+    pub fn of(name: &str, params: &Params, outputs: &[Output]) -> Result<Self> {
+        Self::over(&steps_of(name, outputs)?, &params.work()).with_context(|| format!("the strategy {name}"))
+    }
+
+    fn over(ranks: &[&StepOutput], work: &Work) -> Result<Self> {
         let first = ranks.first().context("no rank measured it")?;
         let other = ranks.iter().position(|rank| (rank.bytes, rank.calls) != (first.bytes, first.calls));
         ensure!(other.is_none(), "the bytes or calls of rank {} are not those of rank 0", other.unwrap_or(0));

@@ -116,10 +116,10 @@ fn state_is_that_of_what_is_owned() -> Result<Verdict> {
 
 /// An all-reduce moves every gradient; the shared optimizer broadcasts every parameter as well; ZeRO-1 splits one all-reduce.
 fn volumes_are_what_each_scheme_sends() -> Result<Verdict> {
-    let row = ddp_step::checks::small_row(&SCHEMES, None)?;
-    let gradients = row.gradient_bytes as f64;
+    let columns = ddp_step::checks::small_columns(&SCHEMES, None)?;
+    let gradients = small(None).gradient_bytes() as f64;
     for (scheme, handed, carried) in [(SCHEMES[0], 1.0, 1.0), (SCHEMES[1], 2.0, 2.0), (SCHEMES[2], 2.0, 1.0)] {
-        let column = &row.strategies[scheme];
+        let column = &columns[scheme];
         for (what, counted, share) in
             [("handed over", column.bytes as f64, handed), ("carried", column.bus_bytes, carried)]
         {

@@ -72,7 +72,8 @@ mod tests {
     fn values_cross_between_connections_and_prefixes_keep_them_apart() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let timeout = Duration::from_millis(300);
+        // Long enough for a busy machine to connect; one wait below takes as long.
+        let timeout = Duration::from_secs(2);
         let server = Store::serve(listener, timeout).unwrap();
         let client = Store::join("127.0.0.1", port, timeout).unwrap();
         server.set("id", &[7, 0, 255]).unwrap();

@@ -23,6 +23,7 @@ enum Deed {
     PanicsInLibtorchsWords,
     Aborts,
     KillsItself,
+    /// Never ends, and notes that it was begun in the file `hanging`.
     Hangs,
     LacksMemory,
     LacksGpu,
@@ -31,7 +32,7 @@ enum Deed {
     StartsFresh,
     /// Works, and leaves a worker behind that cannot be cleaned up.
     Litters,
-    /// Works, for 300 ms, and notes that it was tried in the file `attempts`.
+    /// Works, for 300 ms or until a sensor has looked, and notes its beginning and its end in the file `attempts`.
     Dawdles,
 }
 
@@ -58,6 +59,17 @@ pub fn clean_up() -> Result<()> {
     ensure!(!LITTER.load(Ordering::Relaxed), "this cannot be cleaned up");
     DIRTY.store(false, Ordering::Relaxed);
     Ok(())
+}
+
+/// Adds to a file of the tree that this worker serves.
+fn add_to(file: &str, text: &str) -> Result<()> {
+    let path = Path::new(&std::env::var("CS336_ROOT")?).join(file);
+    Ok(std::fs::File::options().create(true).append(true).open(path)?.write_all(text.as_bytes())?)
+}
+
+/// How often a sensor has looked, by the file in which it notes that.
+fn looks() -> Result<u64> {
+    Ok(std::fs::metadata(Path::new(&std::env::var("CS336_ROOT")?).join("looks")).map_or(0, |file| file.len()))
 }
 
 struct Deeds;
@@ -88,9 +100,14 @@ impl Measure for Deeds {
                 row(1.0)
             }
             Deed::Dawdles => {
-                let path = Path::new(&std::env::var("CS336_ROOT")?).join("attempts");
-                std::fs::File::options().create(true).append(true).open(path)?.write_all(b".")?;
+                add_to("attempts", ".")?;
+                let seen = looks()?;
                 std::thread::sleep(Duration::from_millis(300));
+                // Where one looks at all, it has looked before the case began.
+                while seen > 0 && looks()? == seen {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                add_to("attempts", ",")?;
                 row(1.0)
             }
             Deed::Fails => bail!("the reason of the failure"),
@@ -102,9 +119,12 @@ impl Measure for Deeds {
                 let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
                 unreachable!("survived {status:?}")
             }
-            Deed::Hangs => loop {
-                std::thread::sleep(Duration::from_secs(60));
-            },
+            Deed::Hangs => {
+                add_to("hanging", ".")?;
+                loop {
+                    std::thread::sleep(Duration::from_secs(60));
+                }
+            }
             Deed::LacksMemory => {
                 Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }
                     .into())

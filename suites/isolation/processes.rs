@@ -50,15 +50,13 @@ pub fn supervised_stall(folder: &Path) -> Result<Process> {
     let mut supervisor =
         Process::start(command.arg(write_input(Fault::Stall, folder)?), folder.join("supervisor.words"))?;
     let started = Instant::now();
-    while pids(folder)?.len() < 2 {
+    while !folder.join("1.fault").exists() {
         if started.elapsed() > LIMIT || supervisor.child.try_wait()?.is_some() {
             supervisor.child.kill()?;
-            bail!("the ranks did not start: {}", std::fs::read_to_string(&supervisor.words)?);
+            bail!("the ranks did not come to their stall: {}", std::fs::read_to_string(&supervisor.words)?);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    // From its own note on, rank 0 has a barrier and a launch before it waits.
-    std::thread::sleep(Duration::from_secs(2));
     Ok(supervisor)
 }
 

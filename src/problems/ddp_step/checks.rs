@@ -1,9 +1,11 @@
-//! What must hold before a data-parallel step is timed: what each strategy sends is counted right, and replicas that
-//! diverge, lanes that beat their link and overlap that cannot be are refused.
+//! What must hold before a data-parallel step is timed: what each strategy sends is counted right and lies where it
+//! belongs in the step, and replicas that diverge are refused.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Result, bail, ensure};
 
-use super::{Columns, Params, Row, measure};
+use super::{Column, Columns, Params, Timeline, WITHOUT_OVERLAP, link, run};
 use crate::collective::Backend;
 use crate::harness::problem::Verdict;
 use crate::model::{Precision, SizeName};
@@ -25,28 +27,33 @@ pub fn small(bucket_size_mb: Option<f64>) -> Params {
     }
 }
 
-/// One row of a small setting without peers.
-pub fn small_row(strategies: &[&str], bucket_size_mb: Option<f64>) -> Result<Row> {
-    measure(&small(bucket_size_mb), &Columns { strategies, pytorch_ddp: false })
+/// What the ranks of a small setting sent under each strategy, and when, without peers.
+///
+/// How long it took is not held against the link here: what a busy machine does to a clock is no strategy's fault.
+/// Measuring holds it, and its refusals are outcomes.
+pub fn small_columns(strategies: &[&str], bucket_size_mb: Option<f64>) -> Result<BTreeMap<String, Column>> {
+    let params = small(bucket_size_mb);
+    let outputs = run(&params, &Columns { strategies, pytorch_ddp: false })?;
+    strategies.iter().map(|name| Ok((name.to_string(), Column::of(name, &params, &outputs)?))).collect()
 }
 
 /// Every gradient must go once, in as many calls as `calls` says of the number of parameter tensors.
 pub fn sends_every_gradient_once(strategy: &str, calls: fn(u64) -> u64) -> Result<Verdict> {
-    let row = small_row(&[strategy], None)?;
-    let (column, tensors) = (&row.strategies[strategy], small(None).config().num_tensors());
+    let column = &small_columns(&[strategy], None)?[strategy];
+    let (bytes, tensors) = (small(None).gradient_bytes(), small(None).config().num_tensors());
     ensure!(
-        column.bytes == row.gradient_bytes && column.calls == calls(tensors),
-        "{strategy} sent {} bytes in {} calls; the gradients are {} bytes in {tensors} tensors",
+        column.bytes == bytes && column.calls == calls(tensors),
+        "{strategy} sent {} bytes in {} calls; the gradients are {bytes} bytes in {tensors} tensors",
         column.bytes,
         column.calls,
-        row.gradient_bytes
     );
+    require_lanes(strategy, column)?;
     Verdict::passed(format!("{} bytes in {} calls", column.bytes, column.calls))
 }
 
 /// A strategy that leaves each rank its own gradients trains replicas apart, and is no row of a table.
 pub fn diverging_replicas_are_refused() -> Result<Verdict> {
-    let words = match small_row(&["mutant_local"], None) {
+    let words = match small_columns(&["mutant_local"], None) {
         Ok(_) => bail!("replicas that trained by themselves passed for data-parallel ones"),
         Err(error) => format!("{error:#}"),
     };
@@ -54,26 +61,44 @@ pub fn diverging_replicas_are_refused() -> Result<Verdict> {
     Verdict::passed("replicas that trained by themselves were told apart")
 }
 
-/// PyTorch's wrapper takes its turns between ours.
+/// PyTorch's wrapper takes its turns between ours, and the link is looked at before the first and after the last.
 pub fn pytorch_takes_its_turns() -> Result<Verdict> {
     let params = Params { rounds: 2, ..small(None) };
-    let row = measure(&params, &Columns { strategies: &["naive"], pytorch_ddp: true })?;
-    let theirs = row.pytorch_ddp.map_or(0, |timing| timing.last_rank.samples.len());
-    let ours = row.strategies["naive"].step.last_rank.samples.len();
-    ensure!((ours, theirs, row.single.last_rank.samples.len()) == (2, 2, 2), "{ours} and {theirs} steps were timed");
+    let sizes: Vec<_> = link::sizes(params.gradient_bytes()).map(|bytes| (bytes, link::SAMPLES)).collect();
+    for (rank, output) in run(&params, &Columns { strategies: &["naive"], pytorch_ddp: true })?.iter().enumerate() {
+        let counts = (output.strategies["naive"].step.len(), output.pytorch_ddp.len(), output.single.len());
+        ensure!(counts == (2, 2, 2), "rank {rank} timed {counts:?} steps of ours, of PyTorch's and of single ones");
+        for probes in [&output.probes, &output.later_probes] {
+            let looks: Vec<_> = probes.iter().map(|probe| (probe.bytes, probe.seconds.len())).collect();
+            ensure!(looks == sizes, "rank {rank} looked at the link with {looks:?}, not {sizes:?}");
+        }
+    }
     Verdict::passed("2 rounds of a step each")
 }
 
 /// The lanes of a step that overlaps show calls before the backward pass ends, those of the naive one none.
 pub fn lanes_tell_overlap() -> Result<Verdict> {
-    let row = small_row(&["naive", "overlap_individual_parameters"], None)?;
-    let during_backward = |strategy: &str| {
-        let timeline = &row.strategies[strategy].timeline;
-        let end = timeline.compute[1].end_s;
-        timeline.communication.iter().filter(|call| call.start_s < end).count()
-    };
-    let (naive, overlapping) = (during_backward("naive"), during_backward("overlap_individual_parameters"));
-    ensure!(naive == 0, "{naive} calls of the naive strategy began before the backward pass had ended");
-    ensure!(overlapping > 0, "no call of the overlapping strategy began before the backward pass had ended");
+    let columns = small_columns(&["naive", "overlap_individual_parameters"], None)?;
+    columns.iter().try_for_each(|(strategy, column)| require_lanes(strategy, column))?;
+    let overlapping = during_backward(&columns["overlap_individual_parameters"].timeline);
     Verdict::passed(format!("{overlapping} calls began during the backward pass, and none under the naive strategy"))
+}
+
+/// Every call of the last step is on its lane, before or after the end of the backward pass as the strategy has it.
+///
+/// No load can move a call across that end: the same thread makes both, in that order.
+pub fn require_lanes(strategy: &str, column: &Column) -> Result<()> {
+    let (calls, during) = (column.timeline.communication.len(), during_backward(&column.timeline));
+    ensure!(calls as u64 == column.calls, "{strategy} made {} calls, of which {calls} are on its lane", column.calls);
+    if WITHOUT_OVERLAP.contains(&strategy) {
+        ensure!(during == 0, "{during} of {calls} calls of {strategy} began before the backward pass had ended");
+    } else {
+        ensure!(during > 0, "no call of {strategy} began before the backward pass had ended");
+    }
+    Ok(())
+}
+
+fn during_backward(timeline: &Timeline) -> usize {
+    let end_s = timeline.compute[1].end_s;
+    timeline.communication.iter().filter(|call| call.start_s < end_s).count()
 }

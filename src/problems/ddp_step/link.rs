@@ -1,4 +1,4 @@
-//! What the ranks' connection costs, measured before the steps: a time per call and a bandwidth, and what they predict.
+//! What the ranks' connection costs, measured beside the steps: a time per call and a bandwidth, and what they predict.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -8,10 +8,11 @@ use crate::collective::Shared;
 use crate::collective::log::Entry;
 use crate::harness::samples::Work;
 use crate::harness::stats::median;
+use crate::problems::ddp_step::on_rank::Output;
 use crate::problems::distributed_communication_single_node::ranks::Sums;
 use crate::problems::distributed_communication_single_node::{Timing, bus_factor};
 
-/// All-reduces of several sizes, and the line through them.
+/// All-reduces of several sizes before the steps, and the line through them.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
@@ -20,7 +21,7 @@ pub struct Link {
     pub overhead_s: f64,
     /// w: the algorithm bandwidth that the fit tends to.
     pub bytes_per_s: f64,
-    /// The largest bus bandwidth of any sum of any rank, which no step's communication can beat.
+    /// The largest bus bandwidth of any sum of any rank, before the steps or after, which no step's communication can beat.
     pub fastest_bus_bytes_per_s: f64,
 }
 
@@ -42,36 +43,46 @@ pub struct Probe {
 /// The handout's sizes end at 1 GB, and so do these.
 const LARGEST: u64 = 1_000_000_000;
 const SMALLEST: u64 = 1 << 16;
-const WARMUP: usize = 3;
-const SUMS: usize = 9;
+/// Sums of one size that follow each other, of which the first is not timed.
+const WARMUP: usize = 1;
+const SUMS: usize = 3;
+/// How often every size has its turn, so that a moment in which the machine is busy meets all sizes alike.
+const PASSES: usize = 3;
+/// Of one size, timed.
+pub const SAMPLES: usize = PASSES * SUMS;
 
 /// Times sums from 64 KiB upwards, each eight times as large as the one before, up to `bytes` or 1 GB.
 pub fn probe(collective: &Shared, bytes: u64) -> Result<Vec<Probe>> {
+    let mut probes: Vec<Probe> = sizes(bytes).map(|bytes| Probe { bytes, seconds: Vec::new() }).collect();
+    for _ in 0..PASSES {
+        for Probe { bytes, seconds } in &mut probes {
+            let sums = Sums::new(collective, *bytes as i64 / 4)?;
+            seconds.extend(sums.turn(WARMUP, SUMS).with_context(|| format!("summing {bytes} bytes"))?);
+        }
+    }
+    Ok(probes)
+}
+
+/// The sizes that are probed for gradients of `bytes`.
+pub fn sizes(bytes: u64) -> impl Iterator<Item = u64> {
     let sizes = std::iter::successors(Some(SMALLEST), |size| Some(8 * size));
-    sizes
-        .take_while(|size| *size <= bytes.clamp(8 * SMALLEST, LARGEST))
-        .map(|bytes| {
-            let sums = Sums::new(collective, bytes as i64 / 4)?;
-            let seconds = sums.turn(WARMUP, SUMS).with_context(|| format!("summing {bytes} bytes"))?;
-            Ok(Probe { bytes, seconds })
-        })
-        .collect()
+    sizes.take_while(move |size| *size <= bytes.clamp(8 * SMALLEST, LARGEST))
 }
 
 impl Link {
-    /// From the probes of every rank, in rank order.
-    pub fn of(ranks: &[Vec<Probe>]) -> Result<Self> {
+    /// From what every rank found, in rank order.
+    pub fn of(ranks: &[Output]) -> Result<Self> {
         let first = ranks.first().context("no rank probed the link")?;
         let factor = bus_factor(ranks.len());
         let mut points = Vec::new();
-        let mut fastest_bus_bytes_per_s = 0.0f64;
-        for (i, Probe { bytes, .. }) in first.iter().enumerate() {
-            let work = Work { flops: 0.0, bytes: 2.0 * *bytes as f64, precision: "float32".into() };
-            let time = Timing::of(ranks.iter().map(|probes| &probes[i].seconds), &work)?;
-            let fastest = time.by_rank.iter().flat_map(|rank| &rank.samples).copied().fold(f64::INFINITY, f64::min);
-            fastest_bus_bytes_per_s = fastest_bus_bytes_per_s.max(factor * *bytes as f64 / fastest);
-            points.push(Point { bytes: *bytes, time });
+        for (i, &Probe { bytes, .. }) in first.probes.iter().enumerate() {
+            let work = Work { flops: 0.0, bytes: 2.0 * bytes as f64, precision: "float32".into() };
+            points.push(Point { bytes, time: Timing::of(ranks.iter().map(|rank| &rank.probes[i].seconds), &work)? });
         }
+        let all = ranks.iter().flat_map(|rank| rank.probes.iter().chain(&rank.later_probes));
+        let fastest =
+            all.flat_map(|probe| probe.seconds.iter().map(move |seconds| factor * probe.bytes as f64 / seconds));
+        let fastest_bus_bytes_per_s = fastest.fold(0.0, f64::max);
         let medians: Vec<_> = points.iter().map(|p| (p.bytes as f64, median(&p.time.last_rank.samples))).collect();
         let (overhead_s, bytes_per_s) = fit(&medians)?;
         Ok(Self { points, overhead_s, bytes_per_s, fastest_bus_bytes_per_s })
@@ -79,7 +90,7 @@ impl Link {
 
     /// The least time that `bus_bytes` can take on the lane, by the fastest sum that was seen.
     ///
-    /// The margin is for sums of a step that meet a faster moment than the probes did.
+    /// The margin is for sums of a step that meet a faster moment than any of the probes on both sides of it did.
     pub fn least_seconds(&self, bus_bytes: f64) -> f64 {
         const MARGIN: f64 = 1.25;
         bus_bytes / (MARGIN * self.fastest_bus_bytes_per_s)

@@ -1,4 +1,4 @@
-//! The rank task of the data-parallel benchmarks: the link first, then every column's turns, round by round.
+//! The rank task of the data-parallel benchmarks: every column's turns, round by round, between two looks at the link.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,12 @@ pub struct Input {
 }
 
 /// What one rank measured.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
+    /// Before the first turn, and after the last.
     pub probes: Vec<Probe>,
+    pub later_probes: Vec<Probe>,
     pub single: Vec<f64>,
     pub strategies: BTreeMap<String, StepOutput>,
     pub pytorch_ddp: Vec<f64>,
@@ -54,7 +56,8 @@ pub struct StepOutput {
 
 fn run(collective: &Shared, input: Value) -> Result<Value> {
     let Input { params, strategies, store } = serde_json::from_value(input)?;
-    let mut output = Output { probes: probe(collective, 4 * params.config().num_parameters())?, ..Output::default() };
+    let look = || probe(collective, params.gradient_bytes());
+    let mut output = Output { probes: look()?, ..Output::default() };
     let bench = Bench::new(&params, collective)?;
     let mut peer = store.map(|store| open_peer(collective, &params, &store)).transpose()?;
     output.software = peer.as_ref().map(|peer| peer.software.clone());
@@ -72,6 +75,9 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     if let Some(peer) = &mut peer {
         peer.close(None)?;
     }
+    // The largest sums would not fit beside a model that fills its device.
+    drop(bench);
+    output.later_probes = look()?;
     Ok(serde_json::to_value(output)?)
 }
 

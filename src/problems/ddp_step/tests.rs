@@ -3,6 +3,7 @@
 use super::*;
 use crate::harness::stats::median;
 use crate::problems::ddp_step::link::Probe;
+use crate::problems::ddp_step::timeline::{PHASES, Span};
 
 fn steps(communication: f64, tail: f64) -> StepOutput {
     StepOutput {
@@ -26,6 +27,17 @@ fn output(name: &str, steps: StepOutput) -> Output {
         strategies: [(name.to_string(), steps)].into(),
         ..Output::default()
     }
+}
+
+/// A step whose backward pass ends after two seconds, with a call from each of these on.
+fn column(starts_s: &[f64]) -> Column {
+    let span = |name: &str, start_s: f64| Span { name: name.into(), start_s, end_s: start_s + 1.0 };
+    let timeline = Timeline {
+        compute: PHASES.iter().enumerate().map(|(i, name)| span(name, i as f64)).collect(),
+        communication: starts_s.iter().map(|start_s| span("all_reduce", *start_s)).collect(),
+    };
+    let steps = StepOutput { timeline, calls: starts_s.len() as u64, ..steps(0.2, 0.2) };
+    Column::of("any", &checks::small(None), &[output("any", steps)]).unwrap()
 }
 
 fn row_of(name: &str, ranks: [StepOutput; 2]) -> Result<Row> {
@@ -62,6 +74,38 @@ fn what_is_sent_after_the_backward_pass_hides_nothing() {
     row_of("naive", [steps(0.2, 0.2), steps(0.2, 0.196)]).unwrap();
     let words = refused("naive", [steps(0.2, 0.1), steps(0.2, 0.1)]);
     assert!(words.contains("yet 50.0% of it was hidden"), "{words}");
+}
+
+#[test]
+fn a_faster_link_after_the_steps_counts_as_well() {
+    let communication = 0.07;
+    let mut outputs = [(); 2].map(|()| output("overlapping", steps(communication, 0.01)));
+    let columns = Columns { strategies: &["overlapping"], pytorch_ddp: false };
+    row(&checks::small(None), &columns, outputs.to_vec()).unwrap_err();
+    // The link was twice as fast once the steps were done, on one rank.
+    outputs[1].later_probes = vec![Probe { bytes: 1 << 30, seconds: vec![0.2, (1u64 << 30) as f64 / 2e10] }];
+    let row = row(&checks::small(None), &columns, outputs.to_vec()).unwrap();
+    assert!((row.link.fastest_bus_bytes_per_s / 2e10 - 1.0).abs() < 1e-9);
+    assert_eq!(row.link.points.len(), 3, "the line is that of the sums before the steps");
+    let too_fast = [(); 2].map(|()| Output {
+        later_probes: outputs[1].later_probes.clone(),
+        ..output("overlapping", steps(communication / 2.0, 0.01))
+    });
+    super::row(&checks::small(None), &columns, too_fast.into()).unwrap_err();
+}
+
+#[test]
+fn lanes_must_show_what_a_strategy_is() {
+    let hides = |name: &str, starts_s: &[f64]| checks::require_lanes(name, &column(starts_s));
+    hides("naive", &[2.0, 3.0]).unwrap();
+    let words = hides("naive", &[1.9, 3.0]).unwrap_err().to_string();
+    assert!(words.contains("1 of 2 calls of naive began before the backward pass had ended"), "{words}");
+    assert!(hides("flat", &[0.5]).is_err());
+    hides("overlap_individual_parameters", &[1.9, 3.0]).unwrap();
+    assert!(hides("overlap_individual_parameters", &[2.0, 3.0]).is_err(), "nothing was hidden");
+    assert!(hides("overlap_individual_parameters", &[]).is_err(), "nothing was sent");
+    let uncounted = Column { calls: 3, ..column(&[2.0, 3.0]) };
+    assert!(checks::require_lanes("naive", &uncounted).is_err(), "a call is missing from its lane");
 }
 
 #[test]
