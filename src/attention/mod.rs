@@ -16,6 +16,7 @@ pub mod inputs;
 pub mod naive;
 pub mod oracle;
 pub mod sdpa;
+pub mod textbook;
 pub mod tiled;
 
 /// One way to compute attention and its gradient.
