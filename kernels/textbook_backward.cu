@@ -1,6 +1,6 @@
-// FlashAttention-2's backward pass as the handout writes it down (Eq. 13 to 19 by tiles), to be read beside it. It takes
-// the handout's advice to go through the scores twice, once by tiles of keys and once by tiles of queries: every gradient
-// has one owner, so that nothing is added atomically and every bit repeats.
+// FlashAttention-2's backward pass as the handout writes it down (Eq. 13 to 19 by tiles), to be read beside it. It
+// takes the handout's advice to go through the scores twice, once by tiles of keys and once by tiles of queries: every
+// gradient has one owner, so that nothing is added atomically and every bit repeats.
 //
 //   D = rowsum(O * dO)                                     textbook_backward_rowsums: 8 threads a row
 //

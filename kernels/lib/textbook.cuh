@@ -2,8 +2,8 @@
 // float32 arithmetic throughout.
 //
 // The threads are 16 groups of 8 lanes. Of a (rows, columns) matrix, thread (group, lane) keeps rows group, group + 16,
-// ... and of each the columns lane, lane + 8, ..., in registers: a Part. So a row belongs to eight neighbouring lanes of
-// one warp, which make its maximum and its sum by three shuffles each.
+// ... and of each the columns lane, lane + 8, ..., in registers: a Part. So a row belongs to eight neighbouring lanes
+// of one warp, which make its maximum and its sum by three shuffles each.
 //
 // TEXTBOOK_D is the length d of a row, TEXTBOOK_TYPE the elements' type: float, __nv_bfloat16 or __half.
 #pragma once
@@ -35,7 +35,7 @@ constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 DEVICE int group() { return static_cast<int>(threadIdx.x) / lanes; }
 DEVICE int lane() { return static_cast<int>(threadIdx.x) % lanes; }
 
-// ---- tiles in shared memory ------------------------------------------------------------------------------------------
+// ---- tiles in shared memory -----------------------------------------------------------------------------------------
 
 // Four floats more a row: the same column of eight rows, which a warp reads at once, lies in different banks.
 template <int Rows, int Columns> struct alignas(16) Tile {
@@ -50,7 +50,7 @@ template <int Rows> DEVICE void load(Tile<Rows, d> &tile, const element *matrix,
   }
 }
 
-// ---- a thread's part of a matrix -------------------------------------------------------------------------------------
+// ---- a thread's part of a matrix ------------------------------------------------------------------------------------
 
 template <int Rows, int Columns> struct Part {
   static_assert(Rows % groups == 0 && Columns % lanes == 0, "every thread has as many elements");
@@ -126,7 +126,7 @@ DEVICE void add_product(Part<Rows, d> &sum, const Tile<Rows, Inner> &a, const Ti
   }
 }
 
-// ---- over the eight lanes of a row -----------------------------------------------------------------------------------
+// ---- over the eight lanes of a row ----------------------------------------------------------------------------------
 
 DEVICE float row_max(float value) {
 #pragma unroll

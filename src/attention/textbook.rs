@@ -1,5 +1,5 @@
-//! The handout's plain algorithms as CUDA kernels to be read: `kernels/textbook_forward.cu`, which is Algorithm 1 line by
-//! line, and `kernels/textbook_backward.cu`, its backward pass in two.
+//! The handout's plain algorithms as CUDA kernels to be read: Algorithm 1 (`kernels/textbook_forward.cu`) and its
+//! backward pass, which goes through the scores twice (`kernels/textbook_backward.cu`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -174,8 +174,8 @@ impl Cut {
         Program { file, defines }
     }
 
-    /// Q, K, V and P; backwards also dO, and one tile for P and dS or their transposes. Rows are four floats longer than
-    /// they need to be.
+    /// Q, K, V and P; backwards also dO, and one tile for P and dS or their transposes. Rows are four floats longer
+    /// than they need to be.
     pub fn shared_bytes(&self) -> u32 {
         let Self { queries, keys, .. } = *self;
         let tile = |rows, columns| 4 * rows * (columns + 4);
