@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cs336::attention::flash::tile::{Backward, Forward, Variant};
+use cs336::attention::textbook;
 use cs336::cuda::{Arch, Compiler, Program};
 use cs336::model::fused_adamw;
 
@@ -28,7 +29,14 @@ fn builds() -> Vec<Build> {
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
     let forward = Variant::all().map(Forward::of).map(|shape| hopper(shape.program(), shape.threads()));
     let backward = Variant::all().map(Backward::of).map(|shape| hopper(shape.program(), Backward::THREADS));
-    [adamw].into_iter().chain(forward).chain(backward).collect()
+    let cuts = textbook::Variant::all()
+        .flat_map(|variant| [textbook::Cut::forward(variant), textbook::Cut::backward(variant)]);
+    let textbook = cuts.map(|cut| {
+        // As many blocks as the shared memory of Hopper holds for most cuts.
+        let registers = registers_for(3 * textbook::THREADS);
+        Build { program: cut.program(), targets: &[Arch::AMPERE, Arch::HOPPER], registers }
+    });
+    [adamw].into_iter().chain(forward).chain(backward).chain(textbook).collect()
 }
 
 /// What each of so many threads can have of a multiprocessor's 65,536 registers, which are given out in eights.
@@ -53,7 +61,7 @@ fn every_kernel_compiles_for_its_targets_in_its_registers() {
         let mut reports = BTreeMap::<&str, String>::new();
         for Build { program, targets, registers } in builds() {
             let report = reports.entry(program.file.trim_end_matches(".cu")).or_default();
-            if program.file.starts_with("flash") {
+            if program.file.starts_with("flash") || program.file.starts_with("textbook") {
                 let shape = program.defines.iter().map(|(name, value)| format!("{name}={value}"));
                 *report += &format!("{}\n", shape.collect::<Vec<_>>().join(" "));
             }

@@ -17,6 +17,7 @@ pub mod naive;
 pub mod oracle;
 pub mod rule;
 pub mod sdpa;
+pub mod textbook;
 pub mod tiled;
 
 /// One way to compute attention and its gradient.

@@ -1,17 +1,17 @@
 //! FlashAttention-2 backward by Eq. 13-19 with D, recomputing the probabilities from the saved logsumexp.
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::flash_forward::{
-    Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs,
+    Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs, textbook_facts,
 };
 use crate::attention::cases::{self, Case};
 use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{Attention as _, accumulation_kind, naive};
+use crate::attention::{Attention as _, accumulation_kind, flash, naive, textbook};
 use crate::harness::problem::{Check, Problem, Verdict};
 
 pub const PROBLEM: Problem = Problem {
@@ -24,7 +24,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "official_protocol", part: "", run: || official_protocol(&differentiable) },
     ],
     measured: None,
-    facts: || Ok(json!({ "random_cases": RANDOM_CASES, "step": STEP, "tolerance": TOLERANCE })),
+    facts,
 };
 
 const RANDOM_CASES: u32 = 200;
@@ -143,4 +143,15 @@ pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
         }
     }
     Verdict::passed(format!("largest error {largest:.2e} (rtol 1e-2, atol 1e-2)"))
+}
+
+/// What the template says about the checks and the kernels, so that it stays true when they change.
+fn facts() -> Result<Value> {
+    Ok(json!({
+        "random_cases": RANDOM_CASES,
+        "step": STEP,
+        "tolerance": TOLERANCE,
+        "textbook": textbook_facts(textbook::Cut::backward),
+        "flash": { "keys": flash::tile::Backward::KEYS },
+    }))
 }

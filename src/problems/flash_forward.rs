@@ -8,7 +8,7 @@ use crate::attention::cases::{self, Case, Fill, Layout};
 use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{Choice, accumulation_kind, attention};
+use crate::attention::{Choice, accumulation_kind, attention, textbook};
 use crate::harness::problem::{Check, Problem, Verdict};
 use crate::torch::autograd;
 
@@ -156,5 +156,16 @@ fn facts() -> Result<Value> {
         "kinds": kinds,
         "tile": { "queries": queries, "keys": keys },
         "adversarial": adversarial_cases().iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+        "textbook": textbook_facts(textbook::Cut::forward),
     }))
+}
+
+/// The readable kernels' threads a block, and their tiles for each d.
+pub fn textbook_facts(cut: impl Fn(textbook::Variant) -> textbook::Cut) -> Value {
+    let cuts =
+        textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal).map(|variant| {
+            let cut = cut(variant);
+            json!({ "d": variant.d, "queries": cut.queries, "keys": cut.keys })
+        });
+    json!({ "threads": textbook::THREADS, "cuts": cuts.collect::<Vec<_>>() })
 }

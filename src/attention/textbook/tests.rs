@@ -1,0 +1,153 @@
+//! The cuts as a table, and the kernels against the float64 oracle.
+
+use super::super::cases::{Case, Fill, Inputs, Layout};
+use super::super::oracle::{self, Bounded, Worst};
+use super::*;
+use crate::cuda::emulator;
+
+#[test]
+fn every_cut_fits_a_block_and_divides_among_its_threads() {
+    assert_eq!(Variant::all().count(), 24);
+    for cut in Variant::all().flat_map(|variant| [Cut::forward(variant), Cut::backward(variant)]) {
+        assert!(cut.shared_bytes() <= SHARED_LIMIT, "{cut:?} takes {} bytes", cut.shared_bytes());
+        assert!(cut.queries % GROUPS == 0 && cut.keys % GROUPS == 0 && cut.variant.d % LANES == 0, "{cut:?}");
+    }
+}
+
+#[test]
+fn cuts_are_as_the_kernels_lay_them_out() {
+    // d, then of each direction B_q, B_k and the bytes of its tiles.
+    let table = [
+        (16, (64, 64, 32_768), (64, 64, 37_888)),
+        (32, (64, 64, 45_056), (64, 64, 54_272)),
+        (64, (64, 64, 69_632), (64, 32, 61_440)),
+        (128, (64, 32, 76_800), (32, 32, 72_192)),
+    ];
+    for (d, forward, backward) in table {
+        let variant = Variant { d, element: "float", is_causal: false };
+        for (cut, expected) in [(Cut::forward(variant), forward), (Cut::backward(variant), backward)] {
+            assert_eq!((cut.queries, cut.keys, cut.shared_bytes()), expected, "{cut:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_gpu_it_says_what_it_needs() {
+    let words = |kind, device, d| Textbook.supports(kind, device, d).unwrap_err();
+    assert!(words(Kind::Double, Device::Cuda(0), 64).contains("float32, bfloat16 and float16"));
+    assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
+}
+
+#[test]
+fn what_does_not_fit_q_is_named() {
+    let t = |size: &[i64], kind| Tensor::zeros(size, (kind, Device::Cpu));
+    let (q, lse) = (t(&[3, 16], Kind::Half), t(&[3], Kind::Float));
+    let error = |o: &Tensor, lse: &Tensor, d_o: &Tensor| {
+        Textbook.backward(&q, &q, &q, o, lse, d_o, false).unwrap_err().to_string()
+    };
+    assert!(error(&t(&[2, 16], Kind::Half), &lse, &q).contains("o is [2, 16]"));
+    assert!(error(&q, &lse, &t(&[3, 16], Kind::Float)).contains("do is [3, 16], Float"));
+    assert!(error(&q, &t(&[3], Kind::Half), &q).contains("lse is [3], Half"));
+}
+
+/// Ragged, tiny and whole tiles, every kind, d and mask, and the inputs that break careless kernels.
+fn cases() -> Vec<Case> {
+    let lengths = [(1, 1), (1, 200), (200, 1), (63, 65), (113, 203), (128, 128), (300, 140)];
+    let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
+    let mut cases = Vec::new();
+    for (d, kind) in DIMENSIONS.into_iter().flat_map(|d| kinds.map(|kind| (d, kind))) {
+        let plain = Case { d, kind, n_queries: 70, n_keys: 130, seed: d as u32, ..Case::plain() };
+        cases.extend(lengths.map(|(n_queries, n_keys)| Case { n_queries, n_keys, ..plain.clone() }));
+        cases.push(Case { scale: 6.0, ..plain.clone() });
+        cases.push(Case { fill: Fill::Rising, ..plain.clone() });
+        cases.push(Case { fill: Fill::EqualScores, ..plain.clone() });
+        cases.push(Case { leading: vec![2, 3], layout: Layout::Reversed, ..plain });
+    }
+    cases.into_iter().flat_map(|case| [false, true].map(|is_causal| Case { is_causal, ..case.clone() })).collect()
+}
+
+/// Both passes within the oracle's bounds, which are those of sums in float32.
+fn hold(case: &Case, device: Device) -> Result<Worst> {
+    let inputs = case.inputs()?;
+    let expected = oracle::expected(&inputs, case.is_causal)?;
+    let there = |t: &Tensor| t.to_device(device);
+    let [q, k, v, d_o] = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o].map(there);
+    let (o, lse) = Textbook.forward(&q, &k, &v, case.is_causal)?;
+    // P is rounded to v's kind before it multiplies v, which the oracle's bound for o does not know: the error of a
+    // weighted mean of v is at most that much of its largest element.
+    let rounding = match case.kind {
+        Kind::BFloat16 => (-8.0_f64).exp2(),
+        Kind::Half => (-11.0_f64).exp2() + (-24.0_f64).exp2() * case.n_keys as f64,
+        _ => 0.0,
+    };
+    let most = rounding * inputs.v.to_kind(Kind::Double).abs().max().double_value(&[]);
+    let o_bound = Bounded { value: expected.o.value.copy(), bound: &expected.o.bound + 1.01 * most };
+    // The backward pass from the exact o and lse, so that its errors are its own.
+    let (o_exact, lse_exact) = (expected.o.value.to_kind(case.kind), expected.lse.value.to_kind(Kind::Float));
+    let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &there(&o_exact), &there(&lse_exact), &d_o, case.is_causal)?;
+    let mut worst = Worst::default();
+    for (name, actual, kind, expected) in [
+        ("o", &o, case.kind, &o_bound),
+        ("lse", &lse, Kind::Float, &expected.lse),
+        ("dq", &dq, case.kind, &expected.dq),
+        ("dk", &dk, case.kind, &expected.dk),
+        ("dv", &dv, case.kind, &expected.dv),
+    ] {
+        worst.merge(&oracle::hold(name, &actual.to_device(Device::Cpu), kind, expected)?);
+    }
+    Ok(worst)
+}
+
+fn hold_all(device: Device) {
+    let failures: Vec<String> =
+        cases().iter().filter_map(|case| Some(format!("{case:?}: {:#}", hold(case, device).err()?))).collect();
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+#[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored textbook"]
+fn on_a_gpu_both_passes_are_within_the_oracles_bounds() {
+    hold_all(crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is"));
+}
+
+#[test]
+#[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored textbook"]
+fn on_a_gpu_every_result_repeats_in_every_bit() {
+    let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
+    for d in DIMENSIONS {
+        let draw = || Tensor::randn([3, 777, d], (Kind::Float, device));
+        let [q, k, v, d_o] = std::array::from_fn(|_| draw());
+        let run = || {
+            let (o, lse) = Textbook.forward(&q, &k, &v, true).unwrap();
+            let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+            [o, lse, dq, dk, dv]
+        };
+        let first = run();
+        for _ in 0..50 {
+            assert!(first.iter().zip(run()).all(|(a, b)| a.equal(&b)), "d {d} differs from its first run");
+        }
+    }
+}
+
+#[test]
+fn both_passes_are_within_the_oracles_bounds() {
+    hold_all(Device::Cpu);
+}
+
+#[test]
+fn results_do_not_depend_on_the_order_of_threads() {
+    let case = Case { n_queries: 150, n_keys: 150, d: 64, is_causal: true, ..Case::plain() };
+    let Inputs { q, k, v, d_o } = case.inputs().unwrap();
+    let run = |seed| {
+        emulator::with_seed(seed, || {
+            let (o, lse) = Textbook.forward(&q, &k, &v, true).unwrap();
+            let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+            [o, lse, dq, dk, dv]
+        })
+    };
+    let first = run(1);
+    for seed in 2..5 {
+        assert!(first.iter().zip(run(seed)).all(|(a, b)| a.equal(&b)), "seed {seed} differs from seed 1");
+    }
+}
