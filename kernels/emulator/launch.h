@@ -145,17 +145,20 @@ inline int launch(const Entry &kernel, const u32 *grid, const u32 *threads, u32 
 
 } // namespace emulator
 
+// Everything else is hidden: libraries loaded side by side must not share a block.
+#define EMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
+
 // What the host finds in the library; `emulator_entries` ends the program's own text.
 #define EMULATED_ENTRIES(...)                                                                                          \
   static const std::vector<emulator::Entry> emulator_entries = {__VA_ARGS__};                                          \
-  extern "C" const char *emulated_name(unsigned kernel) {                                                              \
+  EMULATOR_EXPORT const char *emulated_name(unsigned kernel) {                                                              \
     return kernel < emulator_entries.size() ? emulator_entries[kernel].name : nullptr;                                 \
   }                                                                                                                    \
-  extern "C" std::size_t emulated_parameter(unsigned kernel, unsigned index) {                                         \
+  EMULATOR_EXPORT std::size_t emulated_parameter(unsigned kernel, unsigned index) {                                         \
     const auto &sizes = emulator_entries[kernel].parameters;                                                           \
     return index < sizes.size() ? sizes[index] : 0;                                                                    \
   }                                                                                                                    \
-  extern "C" int emulate(unsigned kernel, const unsigned *grid, const unsigned *threads, unsigned shared_bytes,        \
+  EMULATOR_EXPORT int emulate(unsigned kernel, const unsigned *grid, const unsigned *threads, unsigned shared_bytes,        \
                          void **arguments, unsigned long long seed, char *message, std::size_t capacity) {             \
     return emulator::launch(emulator_entries[kernel], grid, threads, shared_bytes, arguments, seed, message, capacity); \
   }
