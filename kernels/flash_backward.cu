@@ -8,14 +8,19 @@
 // dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, whose parts are added in float32 in global memory
 // in the order of the registers. `flash_backward_finish` scales, rounds and orders them.
 //
+// Where the blocks of keys are fewer than the multiprocessors, FLASH_SPLIT cuts the queries of each into parts that are
+// worked on by blocks of their own, as the host's list says; a part's dk and dv go to memory in float32, and
+// `flash_backward_combine` adds the parts up in their order.
+//
 // Sums of dq come in any order, so that its last bits vary from run to run; dk and dv repeat in every bit.
 //
 // Notebook
 //   1. First version of this form. To be measured.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_QUERIES (64 or 128).
-#if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES)
+// FLASH_QUERIES (64 or 128), FLASH_SPLIT.
+#if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES) ||                   \
+    !defined(FLASH_SPLIT)
 #error "flash_backward.cu takes its shape from src/attention/flash"
 #endif
 
@@ -36,6 +41,24 @@ struct Problem {
   // (batch, heads, blocks of queries, FLASH_QUERIES * d), a block's sums in the order of the registers.
   float *dq_sums;
 };
+
+#if FLASH_SPLIT
+constexpr int most_items = 1020;
+
+// The parts of every head's blocks of keys.
+struct Parts {
+  // Of `items`; blocks of queries in a part.
+  int count;
+  int blocks;
+  // (parts, batch, heads, n_keys, d) each, unscaled.
+  float *dk;
+  float *dv;
+  // The number of the block of keys times 65,536, plus the part's.
+  u32 items[most_items];
+};
+#else
+struct Parts {};
+#endif
 
 namespace {
 
@@ -95,16 +118,29 @@ struct Work {
   int key;
   int head;
   int batch;
+  // The first of its blocks of queries, and the one behind its last.
   int first;
   int blocks;
+  int part = 0;
   // Of the block's head: where its rows of statistics and its sums of dq begin.
   long long rows;
 
-  DEVICE explicit Work(const Problem &problem)
+  DEVICE Work(const Problem &problem, const Parts &parts)
       : key(static_cast<int>(blockIdx.x) * keys), head(static_cast<int>(blockIdx.y)),
-        batch(static_cast<int>(blockIdx.z)), first(FLASH_CAUSAL ? key / queries : 0),
-        blocks((problem.n_queries + queries - 1) / queries),
-        rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {}
+        batch(static_cast<int>(blockIdx.z)), blocks((problem.n_queries + queries - 1) / queries),
+        rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {
+#if FLASH_SPLIT
+    key = static_cast<int>(parts.items[blockIdx.x] >> 16) * keys;
+    part = static_cast<int>(parts.items[blockIdx.x] & 0xFFFF);
+    first = first_seen(key) + part * parts.blocks;
+    blocks = min(blocks, first + parts.blocks);
+#else
+    first = first_seen(key);
+#endif
+  }
+
+  // The first block of queries of which any sees a key from `key` on.
+  DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
 };
 
 // One thread: K and V once, Q and dO with their rows' statistics once a block of queries.
@@ -335,6 +371,24 @@ struct Worker {
     }
   }
 
+#if FLASH_SPLIT
+  // Writes this warpgroup's 64 rows of one gradient's part.
+  DEVICE void store_part(const float (&sums)[d / 2], float *to) {
+    const int key = work.key + 64 * group + 16 * warp + lane / 4;
+    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
+    const long long head = work.part * heads + static_cast<long long>(work.batch) * problem.heads + work.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (key + 8 * r >= problem.n_keys) continue;
+      float *row = to + (head * problem.n_keys + key + 8 * r) * d + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < d / 2; i += 4) {
+        *reinterpret_cast<float2 *>(row + 2 * i) = float2{sums[i + 2 * r], sums[i + 2 * r + 1]};
+      }
+    }
+  }
+#endif
+
   DEVICE void finish(const TensorMap &dk_map, const TensorMap &dv_map) {
     // Both warpgroups multiply by K: it may be overwritten when both are done.
     named_sync(both_barrier, 256);
@@ -420,11 +474,46 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
+#if FLASH_SPLIT
+// (batch, heads, n_keys, d): dk and dv of all parts of a row; a thread for each four columns, 256 a block.
+extern "C" __global__ void __launch_bounds__(256)
+    flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
+                           element *dv) {
+  constexpr int lanes = d / 4;
+  const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  if (key >= problem.n_keys) return;
+  const long long heads = static_cast<long long>(problem.heads) * problem.batch;
+  const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_keys + key;
+  const int seen = (problem.n_queries + queries - 1) / queries - Work::first_seen(key / keys * keys);
+  const int count = (seen + parts.blocks - 1) / parts.blocks;
+  const auto sum = [&](const float *from, element *to, float scale) {
+    float values[4] = {};
+#pragma unroll 2
+    for (int part = 0; part < count; ++part) {
+      const float4 own = *reinterpret_cast<const float4 *>(from + (part * heads * problem.n_keys + at) * d + column);
+      values[0] += own.x, values[1] += own.y, values[2] += own.z, values[3] += own.w;
+    }
+    const uint2 packed = {pack(values[0] * scale, values[1] * scale), pack(values[2] * scale, values[3] * scale)};
+    *reinterpret_cast<uint2 *>(to + at * d + column) = packed;
+  };
+  sum(parts.dk, dk, problem.scale);
+  sum(parts.dv, dv, 1.0f);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(threads, 1)
     flash_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                    const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap d_o,
                    const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
-                   const __grid_constant__ Problem problem) {
+                   const __grid_constant__ Problem problem
+#if FLASH_SPLIT
+                   ,
+                   const __grid_constant__ Parts parts
+#endif
+    ) {
+#if !FLASH_SPLIT
+  constexpr Parts parts;
+#endif
   extern __shared__ unsigned char memory[];
   const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
   const Barriers bar{base + barriers_at};
@@ -445,7 +534,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  const Work work(problem);
+  const Work work(problem, parts);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
     if (threadIdx.x == 0) copy(base, bar, work, problem, q, k, v, d_o);
@@ -455,6 +544,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
     Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();
+#if FLASH_SPLIT
+    worker.store_part(worker.dk, parts.dk);
+    worker.store_part(worker.dv, parts.dv);
+#else
     worker.finish(dk, dv);
+#endif
   }
 }

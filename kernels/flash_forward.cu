@@ -6,13 +6,17 @@
 // buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
 // registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
 //
+// Where the tiles are fewer than the multiprocessors, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
+// that are worked on as tiles of their own: the host's list says which parts there are, the longest first. A part's
+// o and lse go to memory in float32, and `flash_forward_combine` adds a row's parts up in their order.
+//
 // Notebook
 //   1. First version of this form. To be measured.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES.
+// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
-    !defined(FLASH_KEYS) || !defined(FLASH_STAGES)
+    !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT)
 #error "flash_forward.cu takes its shape from src/attention/flash"
 #endif
 
@@ -47,8 +51,10 @@ constexpr u32 barriers_at = v_at + stages * kv_bytes;
 
 // Registers a thread, of the 65,536 that a block has in all.
 constexpr int copier_registers = groups == 3 ? 32 : 24;
-constexpr int worker_registers = groups == 3 ? 160 : 240;
-static_assert(128 * (copier_registers + groups * worker_registers) <= 65536, "a multiprocessor has 65,536 registers");
+constexpr int worker_registers = groups == 3 ? 160 : groups == 2 ? 240 : 224;
+// With one warpgroup that computes, two blocks share a multiprocessor.
+constexpr int resident = groups == 1 ? 2 : 1;
+static_assert(128 * (copier_registers + groups * worker_registers) <= 65536 / resident, "they have 65,536 in all");
 
 static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64 or 128 elements");
 static_assert(stages == 2 || stages == 4, "divisions by the number of buffers must be cheap");
@@ -75,27 +81,59 @@ struct Problem {
   float *lse;
 };
 
+#if FLASH_SPLIT
+constexpr int most_items = 1020;
+
+// The parts of every head's tiles.
+struct Parts {
+  // Of `items`; blocks of keys in a part.
+  int count;
+  int blocks;
+  // (parts, batch, heads, n_queries, d) and (parts, batch, heads, n_queries)
+  float *o;
+  float *lse;
+  // The tile's number times 65,536, plus the part's.
+  u32 items[most_items];
+};
+#else
+struct Parts {};
+#endif
+
 namespace {
 
-// Of one tile of queries.
+// Blocks of keys that any query of the tile from `row` on sees.
+DEVICE int blocks_seen(const Problem &problem, int row) {
+  const int seen = FLASH_CAUSAL ? min(problem.n_keys, row + rows) : problem.n_keys;
+  return (seen + keys - 1) / keys;
+}
+
+// One tile of queries, or a part of it.
 struct Tile {
   int row;
   int head;
   int batch;
-  // Blocks of keys that any of its queries sees.
+  // The first of its blocks of keys, and the one behind its last.
+  int first;
   int blocks;
+  int part;
 };
 
 // The tiles in their order: heads in sections, in a section the longest tiles first. Blocks take them in turns, every
 // second turn from the other end, so that none has all the long ones.
 struct Schedule {
   const Problem &problem;
+  const Parts &parts;
   int tiles;
   int all;
 
-  DEVICE explicit Schedule(const Problem &problem)
-      : problem(problem), tiles((problem.n_queries + rows - 1) / rows),
-        all(tiles * problem.heads * problem.batch) {}
+  DEVICE Schedule(const Problem &problem, const Parts &parts)
+      : problem(problem), parts(parts), tiles((problem.n_queries + rows - 1) / rows) {
+#if FLASH_SPLIT
+    all = parts.count * problem.heads * problem.batch;
+#else
+    all = tiles * problem.heads * problem.batch;
+#endif
+  }
 
   DEVICE int at(int turn) const {
     const int width = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
@@ -105,6 +143,14 @@ struct Schedule {
   DEVICE bool get(int turn, Tile &tile) const {
     const int index = at(turn);
     if (index >= all) return false;
+#if FLASH_SPLIT
+    const int heads = problem.heads * problem.batch, item = index / heads, head = index - item * heads;
+    const u32 packed = parts.items[item];
+    tile.row = static_cast<int>(packed >> 16) * rows;
+    tile.part = static_cast<int>(packed & 0xFFFF);
+    tile.first = tile.part * parts.blocks;
+    tile.blocks = min(blocks_seen(problem, tile.row), tile.first + parts.blocks);
+#else
     const int section_tiles = tiles * problem.heads_at_a_time;
     const int section = index / section_tiles, within = index - section * section_tiles;
     const int first = section * problem.heads_at_a_time;
@@ -112,10 +158,11 @@ struct Schedule {
     const int rank = within / here;
     const int head = first + within - rank * here;
     tile.row = (FLASH_CAUSAL ? tiles - 1 - rank : rank) * rows;
+    tile.first = tile.part = 0;
+    tile.blocks = blocks_seen(problem, tile.row);
+#endif
     tile.batch = head / problem.heads;
     tile.head = head - tile.batch * problem.heads;
-    const int seen = FLASH_CAUSAL ? min(problem.n_keys, tile.row + rows) : problem.n_keys;
-    tile.blocks = (seen + keys - 1) / keys;
     return true;
   }
 
@@ -153,7 +200,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + panel * q_panel, &q, bar.q_full(), panel * columns, tile.row, tile.head, tile.batch);
     }
-    for (int block = tile.blocks - 1; block >= 0; --block, ++count) {
+    for (int block = tile.blocks - 1; block >= tile.first; --block, ++count) {
       const int stage = stage_of(count);
       const u32 free = parity_of(count) ^ 1;
       barrier_wait(bar.k_free(stage), free);
@@ -309,6 +356,7 @@ struct Worker {
     const int row = tile.row + 64 * group + 16 * warp + lane / 4;
     // Blocks from this one down are seen whole by every query of the warpgroup.
     const int whole = FLASH_CAUSAL ? min(problem.n_keys, tile.row + 64 * group + 1) / keys : problem.n_keys / keys;
+    const int masked = FLASH_SPLIT ? max(whole, tile.first) : whole;
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) o[i] = 0.0f;
 #pragma unroll
@@ -330,8 +378,8 @@ struct Worker {
     soften(factor);
     pack_probabilities();
     ++count;
-    for (--block; block >= whole; --block, ++count) step<true>(row, block, count);
-    for (; block >= 0; --block, ++count) step<false>(row, block, count);
+    for (--block; block >= masked; --block, ++count) step<true>(row, block, count);
+    for (; block >= tile.first; --block, ++count) step<false>(row, block, count);
     release(bar.q_free());
     const int last = stage_of(count - 1);
     barrier_wait(bar.v_full(last), parity_of(count - 1));
@@ -345,9 +393,15 @@ struct Worker {
   }
 
   // Writes O and lse of the tile; what was written before has left shared memory.
-  DEVICE void finish(const Tile &tile, const TensorMap &map) {
+  DEVICE void finish(const Tile &tile, const Parts &parts, const TensorMap &map) {
     const int row = tile.row + 64 * group + 16 * warp + lane / 4;
-    float *lse = problem.lse + (static_cast<long long>(tile.batch) * problem.heads + tile.head) * problem.n_queries;
+    long long head = static_cast<long long>(tile.batch) * problem.heads + tile.head;
+#if FLASH_SPLIT
+    head += static_cast<long long>(tile.part) * problem.batch * problem.heads;
+    float *lse = parts.lse + head * problem.n_queries;
+#else
+    float *lse = problem.lse + head * problem.n_queries;
+#endif
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -360,6 +414,17 @@ struct Worker {
         lse[row + 8 * r] = ln2 * (largest[r] * problem.scale_log2 + log2f(total));
       }
     }
+#if FLASH_SPLIT
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= problem.n_queries) continue;
+      float *to = parts.o + (head * problem.n_queries + row + 8 * r) * d + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < d / 2; i += 4) {
+        *reinterpret_cast<float2 *>(to + 2 * i) = float2{o[i + 2 * r] * inverse[r], o[i + 2 * r + 1] * inverse[r]};
+      }
+    }
+#else
     const u32 place = base + o_at + group * panels * o_panel;
     const bool first = warp == 0 && lane == 0;
     if (first) copies_out_wait_read();
@@ -387,15 +452,56 @@ struct Worker {
       }
       copies_out_commit();
     }
+#endif
   }
 };
 
 } // namespace
 
-extern "C" __global__ void __launch_bounds__(threads, 1)
+#if FLASH_SPLIT
+// (batch, heads, n_queries, d): o of all parts of a row; a thread for each four columns, 256 a block.
+extern "C" __global__ void __launch_bounds__(256)
+    flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
+  constexpr int lanes = d / 4;
+  const int row = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  if (row >= problem.n_queries) return;
+  const long long heads = static_cast<long long>(problem.heads) * problem.batch;
+  const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_queries + row;
+  const long long from_part_to_part = heads * problem.n_queries;
+  const int count = (blocks_seen(problem, row / rows * rows) + parts.blocks - 1) / parts.blocks;
+  float largest = -infinity;
+  for (int part = 0; part < count; ++part) largest = fmaxf(largest, parts.lse[part * from_part_to_part + at]);
+  float sum = 0.0f, values[4] = {};
+  for (int part = 0; part < count; ++part) {
+    const long long place = part * from_part_to_part + at;
+    // A part in which the row sees nothing weighs nothing.
+    const float weight = expf(parts.lse[place] - largest);
+    const float4 own = *reinterpret_cast<const float4 *>(parts.o + place * d + column);
+    sum += weight;
+    values[0] = fmaf(weight, own.x, values[0]);
+    values[1] = fmaf(weight, own.y, values[1]);
+    values[2] = fmaf(weight, own.z, values[2]);
+    values[3] = fmaf(weight, own.w, values[3]);
+  }
+  const float inverse = 1.0f / sum;
+  const uint2 packed = {pack(values[0] * inverse, values[1] * inverse), pack(values[2] * inverse, values[3] * inverse)};
+  *reinterpret_cast<uint2 *>(o + at * d + column) = packed;
+  if (column == 0) problem.lse[at] = largest + logf(sum);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(threads, resident)
     flash_forward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                   const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap o,
-                  const __grid_constant__ Problem problem) {
+                  const __grid_constant__ Problem problem
+#if FLASH_SPLIT
+                  ,
+                  const __grid_constant__ Parts parts
+#endif
+    ) {
+#if !FLASH_SPLIT
+  constexpr Parts parts;
+#endif
   extern __shared__ unsigned char memory[];
   const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
   const Barriers bar{base + barriers_at};
@@ -416,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  const Schedule schedule(problem);
+  const Schedule schedule(problem, parts);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
     if (threadIdx.x == 0) copy(base, bar, schedule, q, k, v);
@@ -433,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
       if (!schedule.get(turn, tile)) continue;
       worker.run(tile, q_parity, count);
       q_parity ^= 1;
-      worker.finish(tile, o);
+      worker.finish(tile, parts, o);
     }
     // Nobody waits for the last turn that the last warpgroup passed on.
     if (groups > 1 && group == 0) named_sync(turn_barrier, 256);
