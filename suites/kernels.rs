@@ -27,8 +27,11 @@ fn builds() -> Vec<Build> {
     };
     // What ptxas tells of a kernel that trades registers between warpgroups is what each has on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
-    let forward = Variant::all().map(Forward::of).map(|shape| hopper(shape.program(), shape.threads()));
-    let backward = Variant::all().map(Backward::of).map(|shape| hopper(shape.program(), Backward::THREADS));
+    let split = || Variant::all().flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
+    let forward = split().map(|(variant, is_split)| Forward { is_split, ..Forward::of(variant) });
+    let forward = forward.map(|shape| hopper(shape.program(), shape.threads()));
+    let backward = split().map(|(variant, is_split)| Backward { is_split, ..Backward::of(variant) });
+    let backward = backward.map(|shape| hopper(shape.program(), Backward::THREADS));
     let cuts = textbook::Variant::all()
         .flat_map(|variant| [textbook::Cut::forward(variant), textbook::Cut::backward(variant)]);
     let textbook = cuts.map(|cut| {

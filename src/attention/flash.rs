@@ -1,19 +1,18 @@
 //! FlashAttention-2 as CUDA kernels for Hopper: `kernels/flash_forward.cu` and `kernels/flash_backward.cu`.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::{Attention, Shape};
-use crate::cuda::{self, Arguments, Geometry, Kernel, TensorMap, word_of};
+use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, TensorMap, multiprocessors, word_of};
 
 #[cfg(test)]
 mod gpu_tests;
 pub mod tile;
 
-use tile::{Backward, Forward, Variant};
+use tile::{Backward, Forward, Parts, Variant};
 
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d = 16, 32, 64 or 128.
 ///
@@ -26,41 +25,44 @@ pub struct Flash;
 /// K and V of so many heads are worked on at a time: with Q and O they are to stay in an L2 cache of 50 MB.
 const SECTION_BYTES: u64 = 32 << 20;
 
-/// The kernels of one variant on one device.
-struct Kernels {
+/// One cut's kernels of the forward pass on one device.
+struct Forwards {
     forward: Kernel,
+    combine: Option<Kernel>,
+}
+
+impl Forwards {
+    fn of(shape: Forward, device: Device) -> Result<Arc<Self>> {
+        static LOADED: Cache<Forward, Forwards> = Cache::new();
+        LOADED.get(device, shape, || {
+            let module = cuda::load(device, &shape.program())?;
+            let forward = module.kernel("flash_forward")?;
+            forward.allow_shared(shape.shared_bytes())?;
+            let combine = shape.is_split.then(|| module.kernel("flash_forward_combine")).transpose()?;
+            Ok(Self { forward, combine })
+        })
+    }
+}
+
+/// And of the backward pass.
+struct Backwards {
     prepare: Kernel,
     backward: Kernel,
     finish: Kernel,
-    multiprocessors: u32,
+    combine: Option<Kernel>,
 }
 
-/// By the GPU's number, which the processor does not have.
-type Loaded = BTreeMap<(Option<usize>, Variant), Arc<Kernels>>;
-
-impl Kernels {
-    fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
-        static LOADED: Mutex<Loaded> = Mutex::new(BTreeMap::new());
-        let index = if let Device::Cuda(index) = device { Some(index) } else { None };
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = loaded.get(&(index, variant)) {
-            return Ok(kernels.clone());
-        }
-        let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-        let forwards = cuda::load(device, &forward.program())?;
-        let backwards = cuda::load(device, &backward.program())?;
-        let kernels = Self {
-            forward: forwards.kernel("flash_forward")?,
-            prepare: backwards.kernel("flash_backward_prepare")?,
-            backward: backwards.kernel("flash_backward")?,
-            finish: backwards.kernel("flash_backward_finish")?,
-            multiprocessors: forwards.multiprocessors()?,
-        };
-        kernels.forward.allow_shared(forward.shared_bytes())?;
-        kernels.backward.allow_shared(backward.shared_bytes())?;
-        let kernels = Arc::new(kernels);
-        loaded.insert((index, variant), kernels.clone());
-        Ok(kernels)
+impl Backwards {
+    fn of(shape: Backward, device: Device) -> Result<Arc<Self>> {
+        static LOADED: Cache<Backward, Backwards> = Cache::new();
+        LOADED.get(device, shape, || {
+            let module = cuda::load(device, &shape.program())?;
+            let backward = module.kernel("flash_backward")?;
+            backward.allow_shared(shape.shared_bytes())?;
+            let combine = shape.is_split.then(|| module.kernel("flash_backward_combine")).transpose()?;
+            let (prepare, finish) = (module.kernel("flash_backward_prepare")?, module.kernel("flash_backward_finish")?);
+            Ok(Self { prepare, backward, finish, combine })
+        })
     }
 }
 
@@ -102,12 +104,15 @@ impl Attention for Flash {
         let o = Tensor::f_empty(q4.size(), (q.kind(), q.device()))?;
         let lse = Tensor::f_empty(&q4.size()[..3], (Kind::Float, q.device()))?;
 
-        let kernels = Kernels::of(problem.variant, q.device())?;
-        let shape = Forward::of(problem.variant);
+        let whole = Forward::of(problem.variant);
+        let steps = whole.steps(problem.n_queries, problem.n_keys);
+        let multiprocessors = multiprocessors(q.device())?;
+        let parts = Parts::of(&steps, problem.all_heads(), multiprocessors);
+        let shape = Forward { is_split: parts.is_some(), ..whole };
+        let kernels = Forwards::of(shape, q.device())?;
         let columns = shape.columns();
-        let tiles = problem.n_queries.div_ceil(shape.rows()) * problem.heads * problem.batch;
         let head_bytes = 4 * u64::from(problem.n_keys) * u64::from(problem.variant.d);
-        let section = (SECTION_BYTES / head_bytes).clamp(1, u64::from(problem.heads * problem.batch));
+        let section = (SECTION_BYTES / head_bytes).clamp(1, u64::from(problem.all_heads()));
         let words = [
             word_of(problem.n_queries, problem.n_keys),
             word_of(problem.heads, problem.batch),
@@ -120,12 +125,23 @@ impl Attention for Flash {
             .map(&TensorMap::of(&v4, shape.keys, columns)?)
             .map(&TensorMap::of(&o, 64, columns)?)
             .words(&words);
-        let geometry = Geometry {
-            grid: (tiles.min(kernels.multiprocessors), 1, 1),
-            block: (shape.threads(), 1, 1),
-            shared_bytes: shape.shared_bytes(),
+        let launch = |items: usize, arguments: &Arguments| {
+            let blocks = (items as u32 * problem.all_heads()).min(multiprocessors);
+            let geometry =
+                Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.shared_bytes() };
+            kernels.forward.launch(geometry, arguments)
         };
-        kernels.forward.launch(geometry, &arguments)?;
+        match (parts, &kernels.combine) {
+            (Some(parts), Some(combine)) => {
+                let sums = problem.parts(parts.most, problem.n_queries, q.device())?;
+                let lses = Tensor::f_empty(&sums.size()[..4], (Kind::Float, q.device()))?;
+                let parts_words = parts.words([sums.data_ptr() as u64, lses.data_ptr() as u64]);
+                launch(parts.items.len(), &arguments.words(&parts_words))?;
+                let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&o);
+                combine.launch(problem.rows_geometry(problem.n_queries), &arguments)?;
+            }
+            _ => launch(steps.len(), &arguments)?,
+        }
         Ok((o.f_reshape(q.size())?, lse.f_reshape(&q.size()[..q.dim() - 1])?))
     }
 
@@ -149,8 +165,11 @@ impl Attention for Flash {
         let like = |t: &Tensor| Tensor::f_empty(t.size(), (t.kind(), t.device()));
         let (dq, dk, dv) = (like(&q4)?, like(&k4)?, like(&v4)?);
 
-        let kernels = Kernels::of(problem.variant, q.device())?;
-        let shape = Backward::of(problem.variant);
+        let whole = Backward::of(problem.variant);
+        let steps = whole.steps(problem.n_queries, problem.n_keys);
+        let parts = Parts::of(&steps, problem.all_heads(), multiprocessors(q.device())?);
+        let shape = Backward { is_split: parts.is_some(), ..whole };
+        let kernels = Backwards::of(shape, q.device())?;
         let (columns, blocks) = (shape.columns(), problem.n_queries.div_ceil(shape.queries));
         let float = |elements: u32| {
             let rows = [problem.batch, problem.heads, blocks, elements].map(i64::from);
@@ -181,12 +200,21 @@ impl Attention for Flash {
             .map(&TensorMap::of(&dk, 64, columns)?)
             .map(&TensorMap::of(&dv, 64, columns)?)
             .words(&words);
-        let geometry = Geometry {
-            grid: grid(problem.n_keys.div_ceil(Backward::KEYS)),
-            block: (Backward::THREADS, 1, 1),
-            shared_bytes: shape.shared_bytes(),
+        let launch = |items: usize, arguments: &Arguments| {
+            let (block, shared_bytes) = ((Backward::THREADS, 1, 1), shape.shared_bytes());
+            kernels.backward.launch(Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
         };
-        kernels.backward.launch(geometry, &arguments)?;
+        match (parts, &kernels.combine) {
+            (Some(parts), Some(combine)) => {
+                let [dks, dvs] = [(); 2].map(|()| problem.parts(parts.most, problem.n_keys, q.device()));
+                let (dks, dvs) = (dks?, dvs?);
+                let parts_words = parts.words([dks.data_ptr() as u64, dvs.data_ptr() as u64]);
+                launch(parts.items.len(), &arguments.words(&parts_words))?;
+                let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&dk).tensor(&dv);
+                combine.launch(problem.rows_geometry(problem.n_keys), &arguments)?;
+            }
+            _ => launch(steps.len(), &arguments)?,
+        }
         kernels.finish.launch(small, &Arguments::new().words(&words).tensor(&dq))?;
         Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
     }
@@ -239,6 +267,22 @@ impl Problem {
         }
     }
 
+    fn all_heads(&self) -> u32 {
+        self.batch * self.heads
+    }
+
+    /// (parts, batch, heads, n, d) in float32, to be written.
+    fn parts(&self, most: u32, n: u32, device: Device) -> Result<Tensor> {
+        let size = [most, self.batch, self.heads, n, self.variant.d].map(i64::from);
+        Ok(Tensor::f_empty(size, (Kind::Float, device))?)
+    }
+
+    /// A thread for each four columns of each of `n` rows a head, 256 threads a block.
+    fn rows_geometry(&self, n: u32) -> Geometry {
+        let rows = 256 / (self.variant.d / 4);
+        Geometry { grid: (n.div_ceil(rows), self.heads, self.batch), block: (256, 1, 1), shared_bytes: 0 }
+    }
+
     /// The factor of Eq. 4.
     fn scale(&self) -> f32 {
         (1.0 / f64::from(self.variant.d).sqrt()) as f32
@@ -284,6 +328,23 @@ mod tests {
     fn large_scores_equal_rows_strides_and_broadcasts() {
         for case in rule::adversarial(Device::Cpu, 64, Kind::BFloat16).unwrap() {
             case.hold(&Flash).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_head_is_cut_into_parts_and_adds_up() {
+        for (d, n_queries, n_keys, is_causal) in
+            [(64, 900, 900, true), (128, 700, 500, false), (64, 600, 1100, true), (64, 1000, 150, true)]
+        {
+            let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
+            let variant = Variant { d: d as u32, is_half: false, is_causal };
+            let steps = Forward::of(variant).steps(n_queries as u32, n_keys as u32);
+            let backward = Backward::of(variant).steps(n_queries as u32, n_keys as u32);
+            assert!(
+                [&steps, &backward].iter().any(|steps| Parts::of(steps, 1, 132).is_some()),
+                "{steps:?} and {backward:?} are left whole"
+            );
+            emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Flash)).unwrap();
         }
     }
 

@@ -1,15 +1,14 @@
 //! The handout's plain algorithms as CUDA kernels to be read: Algorithm 1 (`kernels/textbook_forward.cu`) and its
 //! backward pass, which goes through the scores twice (`kernels/textbook_backward.cu`).
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::flash::tile::DIMENSIONS;
 use super::{Attention, Shape};
-use crate::cuda::{self, Arguments, Geometry, Kernel, Program, word_of};
+use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, Program, word_of};
 
 /// Attention by the readable kernels: float32, bfloat16 and float16 from compute capability 8.0 on, d = 16, 32, 64 or
 /// 128. Every result repeats in every bit.
@@ -197,27 +196,22 @@ struct Kernels {
 
 impl Kernels {
     fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
-        static LOADED: Mutex<BTreeMap<(Option<usize>, Variant), Arc<Kernels>>> = Mutex::new(BTreeMap::new());
-        let index = if let Device::Cuda(index) = device { Some(index) } else { None };
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = loaded.get(&(index, variant)) {
-            return Ok(kernels.clone());
-        }
-        let (forward, backward) = (Cut::forward(variant), Cut::backward(variant));
-        let forwards = cuda::load(device, &forward.program())?;
-        let backwards = cuda::load(device, &backward.program())?;
-        let kernels = Self {
-            forward: forwards.kernel("textbook_forward")?,
-            rowsums: backwards.kernel("textbook_backward_rowsums")?,
-            keys: backwards.kernel("textbook_backward_keys")?,
-            queries: backwards.kernel("textbook_backward_queries")?,
-        };
-        kernels.forward.allow_shared(forward.shared_bytes())?;
-        kernels.keys.allow_shared(backward.shared_bytes())?;
-        kernels.queries.allow_shared(backward.shared_bytes())?;
-        let kernels = Arc::new(kernels);
-        loaded.insert((index, variant), kernels.clone());
-        Ok(kernels)
+        static LOADED: Cache<Variant, Kernels> = Cache::new();
+        LOADED.get(device, variant, || {
+            let (forward, backward) = (Cut::forward(variant), Cut::backward(variant));
+            let forwards = cuda::load(device, &forward.program())?;
+            let backwards = cuda::load(device, &backward.program())?;
+            let kernels = Self {
+                forward: forwards.kernel("textbook_forward")?,
+                rowsums: backwards.kernel("textbook_backward_rowsums")?,
+                keys: backwards.kernel("textbook_backward_keys")?,
+                queries: backwards.kernel("textbook_backward_queries")?,
+            };
+            kernels.forward.allow_shared(forward.shared_bytes())?;
+            kernels.keys.allow_shared(backward.shared_bytes())?;
+            kernels.queries.allow_shared(backward.shared_bytes())?;
+            Ok(kernels)
+        })
     }
 }
 

@@ -22,19 +22,38 @@ use super::nvrtc::Source;
 use super::toolchain::Toolchain;
 use crate::error::Fault;
 
-/// Few, so that persistent blocks take several turns.
-pub const MULTIPROCESSORS: u32 = 3;
+/// How this thread's launches are run.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// What the order of threads and of copies is drawn from.
+    pub seed: u64,
+    /// What hosts that cut their work by the device are told. Blocks run one after the other, however many there are.
+    pub multiprocessors: u32,
+}
 
 thread_local! {
-    static SEED: Cell<u64> = const { Cell::new(1) };
+    // Few multiprocessors, so that persistent blocks take several turns.
+    static SETTINGS: Cell<Settings> = const { Cell::new(Settings { seed: 1, multiprocessors: 3 }) };
+}
+
+/// Runs `body` with this thread's settings changed by `change`.
+pub fn with<T>(change: impl FnOnce(&mut Settings), body: impl FnOnce() -> T) -> T {
+    let before = SETTINGS.get();
+    let mut settings = before;
+    change(&mut settings);
+    SETTINGS.set(settings);
+    let value = body();
+    SETTINGS.set(before);
+    value
 }
 
 /// Runs `body` with every launch of this thread drawing the order of its threads from `seed`.
 pub fn with_seed<T>(seed: u64, body: impl FnOnce() -> T) -> T {
-    let before = SEED.replace(seed);
-    let value = body();
-    SEED.set(before);
-    value
+    with(|settings| settings.seed = seed, body)
+}
+
+pub(super) fn multiprocessors() -> u32 {
+    SETTINGS.get().multiprocessors
 }
 
 /// A program that was built for the processor.
@@ -218,7 +237,7 @@ impl Emulation {
                 block.as_ptr(),
                 geometry.shared_bytes,
                 arguments.as_mut_ptr(),
-                SEED.get(),
+                SETTINGS.get().seed,
                 message.as_mut_ptr().cast(),
                 message.len(),
             )

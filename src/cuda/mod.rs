@@ -18,7 +18,9 @@ mod toolchain;
 pub use arch::Arch;
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
-pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, word_of};
+pub use launch::{
+    Arguments, Cache, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of,
+};
 pub use report::Resources;
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;
