@@ -218,6 +218,8 @@ template <typename T> T atomicAdd(T *to, T value) {
 template <typename T> T __ldg(const T *from) { return *from; }
 template <typename T> T __ldcs(const T *from) { return *from; }
 template <typename T> void __stcs(T *to, T value) { *to = value; }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
