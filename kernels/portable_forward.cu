@@ -30,6 +30,7 @@
 #endif
 
 #include "lib/fragment.cuh"
+#include "lib/order.cuh"
 
 namespace {
 
@@ -54,8 +55,7 @@ constexpr u32 kv_bytes = keys * Layout::bytes;
 // Steps of the summed dimension, and those that are summed before they are added to what there is.
 constexpr int score_steps = d / depth;
 constexpr int score_group = is_float ? 2 : 1;
-constexpr int output_steps = keys / depth;
-constexpr int output_group = is_float ? (output_steps % 4 == 0 ? 4 : 2) : 1;
+constexpr int output_group = is_float ? (d < 128 && keys % 32 == 0 ? 4 : 2) : 1;
 // Whether Q's operands stay in registers.
 constexpr bool holds_q = !is_float && d * tiles_a_warp <= 128;
 
@@ -107,17 +107,13 @@ struct Work {
   int end;
 
   DEVICE explicit Work(const Problem &problem) {
-    const int index = static_cast<int>(blockIdx.x), tiles = (problem.n_queries + rows - 1) / rows;
-    const int section_items = tiles * problem.heads_at_a_time * problem.splits;
-    const int section = index / section_items, within = index - section * section_items;
-    const int first_head = section * problem.heads_at_a_time;
-    const int here = min(problem.heads_at_a_time, problem.heads * problem.batch - first_head);
-    const int item = within / problem.splits;
-    split = within - item * problem.splits;
-    const int rank = item / here, at = first_head + item - rank * here;
-    batch = at / problem.heads;
-    head = at - batch * problem.heads;
-    row = (PORTABLE_CAUSAL ? tiles - 1 - rank : rank) * rows;
+    const int tiles = (problem.n_queries + rows - 1) / rows;
+    const Order order(static_cast<int>(blockIdx.x), tiles, problem.heads, problem.batch, problem.heads_at_a_time,
+                      problem.splits);
+    head = order.head;
+    batch = order.batch;
+    split = order.split;
+    row = (PORTABLE_CAUSAL ? tiles - 1 - order.rank : order.rank) * rows;
     first = split * problem.split_blocks;
     end = min(blocks_of(problem, row), first + problem.split_blocks);
   }
@@ -138,13 +134,9 @@ struct Worker {
   float sum[tiles_a_warp][2];
 
   DEVICE void start() {
+    clear(o);
 #pragma unroll
     for (int m = 0; m < tiles_a_warp; ++m) {
-#pragma unroll
-      for (int n = 0; n < d / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[m][n][i] = 0.0f;
-      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) largest[m][r] = -infinity, sum[m][r] = 0.0f;
       if constexpr (holds_q) {
@@ -156,58 +148,13 @@ struct Worker {
 
   // S = Q K^T (Eq. 4, unscaled).
   DEVICE void scores(u32 k) {
-#pragma unroll
-    for (int m = 0; m < tiles_a_warp; ++m) {
-#pragma unroll
-      for (int n = 0; n < keys / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[m][n][i] = 0.0f;
+    multiply_along<d, score_group>(s, k, [&](Left &a, int m, int step) {
+      if constexpr (holds_q) {
+        a = held[m][step];
+      } else {
+        Layout::left(a, q, 16 * m, step);
       }
-    }
-#pragma unroll
-    for (int step = 0; step < score_steps; step += score_group) {
-      Left a[tiles_a_warp][score_group];
-#pragma unroll
-      for (int m = 0; m < tiles_a_warp; ++m) {
-#pragma unroll
-        for (int g = 0; g < score_group; ++g) {
-          if constexpr (holds_q) {
-            a[m][g] = held[m][step + g];
-          } else {
-            Layout::left(a[m][g], q, 16 * m, step + g);
-          }
-        }
-      }
-#pragma unroll
-      for (int pair = 0; pair < keys / 16; ++pair) {
-        Right b[score_group][2];
-#pragma unroll
-        for (int g = 0; g < score_group; ++g) Layout::along(b[g], k, 16 * pair, step + g);
-#pragma unroll
-        for (int m = 0; m < tiles_a_warp; ++m) multiply(&s[m][2 * pair], a[m], b);
-      }
-    }
-  }
-
-  // O += P V (Eq. 6).
-  DEVICE void outputs(u32 v) {
-#pragma unroll
-    for (int step = 0; step < output_steps; step += output_group) {
-      Left a[tiles_a_warp][output_group];
-#pragma unroll
-      for (int m = 0; m < tiles_a_warp; ++m) {
-#pragma unroll
-        for (int g = 0; g < output_group; ++g) make(a[m][g], s[m], step + g);
-      }
-#pragma unroll
-      for (int pair = 0; pair < d / 16; ++pair) {
-        Right b[output_group][2];
-#pragma unroll
-        for (int g = 0; g < output_group; ++g) Layout::across(b[g], v, step + g, pair);
-#pragma unroll
-        for (int m = 0; m < tiles_a_warp; ++m) multiply(&o[m][2 * pair], a[m], b);
-      }
-    }
+    });
   }
 
   // Hides the keys after each query, and those that are not there.
@@ -275,7 +222,8 @@ struct Worker {
     scores(k);
     if (Masked) mask(block);
     soften();
-    outputs(v);
+    // O += P V (Eq. 6).
+    multiply_across<d, output_group>(o, s, v);
   }
 
   DEVICE void finish(const Work &work) {

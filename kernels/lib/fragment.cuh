@@ -220,3 +220,60 @@ template <int D> struct Rows {
 #endif
   }
 };
+
+// Sums are of tiles of 16 rows, and of each of tiles of 8 columns.
+template <int Tiles, int N> DEVICE void clear(float (&sums)[Tiles][N][4]) {
+#pragma unroll
+  for (int m = 0; m < Tiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
+    }
+  }
+}
+
+// S = A B^T over rows of D elements, `Group` steps at a time; `left(a, m, step)` gives A's operands, B lies at `right`.
+template <int D, int Group, int Tiles, int N, typename LeftAt>
+DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
+  clear(s);
+#pragma unroll
+  for (int step = 0; step < D / depth; step += Group) {
+    Left a[Tiles][Group];
+#pragma unroll
+    for (int m = 0; m < Tiles; ++m) {
+#pragma unroll
+      for (int g = 0; g < Group; ++g) left(a[m][g], m, step + g);
+    }
+#pragma unroll
+    for (int pair = 0; pair < N / 2; ++pair) {
+      Right b[Group][2];
+#pragma unroll
+      for (int g = 0; g < Group; ++g) Rows<D>::along(b[g], right, 16 * pair, step + g);
+#pragma unroll
+      for (int m = 0; m < Tiles; ++m) multiply(&s[m][2 * pair], a[m], b);
+    }
+  }
+}
+
+// O += P B, where P are sums over B's rows and B, of D columns, lies at `right`.
+template <int D, int Group, int Tiles, int N>
+DEVICE void multiply_across(float (&o)[Tiles][D / 8][4], const float (&p)[Tiles][N][4], u32 right) {
+#pragma unroll
+  for (int step = 0; step < 8 * N / depth; step += Group) {
+    Left a[Tiles][Group];
+#pragma unroll
+    for (int m = 0; m < Tiles; ++m) {
+#pragma unroll
+      for (int g = 0; g < Group; ++g) make(a[m][g], p[m], step + g);
+    }
+#pragma unroll
+    for (int pair = 0; pair < D / 16; ++pair) {
+      Right b[Group][2];
+#pragma unroll
+      for (int g = 0; g < Group; ++g) Rows<D>::across(b[g], right, step + g, pair);
+#pragma unroll
+      for (int m = 0; m < Tiles; ++m) multiply(&o[m][2 * pair], a[m], b);
+    }
+  }
+}
