@@ -72,6 +72,8 @@ static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64
 using Layout = Rows<d>;
 
 constexpr int score_group = is_float ? 2 : 1;
+// A second form of the loop's body, without masks, takes two registers more than these have.
+constexpr bool always_masks = is_float && d == 128;
 constexpr float log2e = 1.44269504088896340736f;
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
@@ -85,7 +87,7 @@ DEVICE float probability(const Problem &problem, float score, float shift) {
 template <bool Keys, int Tiles, int Stream> struct Pass {
   static constexpr int warp_rows = 16 * Tiles;
   static constexpr int rows = PORTABLE_WARPS * warp_rows;
-  static constexpr int sum_group = is_float ? 2 : 1;
+  static constexpr int sum_group = is_float && true ? 2 : 1;
   static_assert(padding % rows == 0 && padding % Stream == 0 && Stream % 16 == 0 && 2 * Stream / 4 <= threads);
 
   // Shared memory: the two held inputs, then of each stage the two streamed ones and, of queries, shift and D.
@@ -136,29 +138,20 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     multiply_along<d, score_group>(sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
   }
 
-  // P in place of S; dS = P * (dP - D) (Eq. 17) in place of dP. A query that is not there has a shift of infinity; a
-  // key that is not there is hidden like those after each query.
-  template <bool Masked> DEVICE void soften(u32 to, int block) {
+  // Calls `body(m, n, i, row, column, statistic)` for every sum of S or dP by its three numbers, with its place in the
+  // whole matrix and what belongs to its query: of a column out of shared memory from `at` on, of a row out of `own`.
+  template <typename Body> DEVICE void each(u32 at, const float (&own)[Tiles][2], int block, Body body) {
     const int first_column = block * Stream + 2 * (lane % 4);
-    const u32 column_stats = to + 2 * streamed_bytes + 8 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < Stream / 8; ++n) {
-      float2 column_shift, column_delta;
-      if constexpr (Keys) {
-        column_shift = load_pair(column_stats + 32 * n);
-        column_delta = load_pair(column_stats + stats_bytes + 32 * n);
-      }
+      float2 pair;
+      if constexpr (Keys) pair = load_pair(at + 8 * (lane % 4) + 32 * n);
 #pragma unroll
       for (int m = 0; m < Tiles; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int row = first_row + 16 * m + lane / 4 + 8 * (i / 2), column = first_column + 8 * n + i % 2;
-          const float own_shift = Keys ? (i % 2 ? column_shift.y : column_shift.x) : shift[m][i / 2];
-          const float own_delta = Keys ? (i % 2 ? column_delta.y : column_delta.x) : delta[m][i / 2];
-          const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns);
-          float &p = s[m][n][i];
-          p = Masked && hidden ? 0.0f : probability(problem, p, own_shift);
-          dp[m][n][i] = p * (dp[m][n][i] - own_delta);
+          const float statistic = Keys ? (i % 2 ? pair.y : pair.x) : own[m][i / 2];
+          body(m, n, i, first_row + 16 * m + lane / 4 + 8 * (i / 2), first_column + 8 * n + i % 2, statistic);
         }
       }
     }
@@ -166,10 +159,20 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 
   template <bool Masked> DEVICE void step(u32 to, int block) {
     scores(s, 0, to);
-    scores(dp, held_bytes, to + streamed_bytes);
-    soften<Masked>(to, block);
-    // Eq. 15; Eq. 19 or Eq. 18.
+    // P in place of S. A query that is not there has a shift of infinity; a key that is not there is hidden like those
+    // after each query.
+    each(to + 2 * streamed_bytes, shift, block, [&](int m, int n, int i, int row, int column, float own_shift) {
+      const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns);
+      s[m][n][i] = Masked && hidden ? 0.0f : probability(problem, s[m][n][i], own_shift);
+    });
+    // Eq. 15.
     if constexpr (Keys) multiply_across<d, sum_group>(second_sums, s, to + streamed_bytes);
+    scores(dp, held_bytes, to + streamed_bytes);
+    // dS = P * (dP - D) (Eq. 17) in place of dP.
+    each(to + 2 * streamed_bytes + stats_bytes, delta, block, [&](int m, int n, int i, int, int, float own_delta) {
+      dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - own_delta);
+    });
+    // Eq. 19 or Eq. 18.
     multiply_across<d, sum_group>(first_sums, dp, to);
   }
 
@@ -228,7 +231,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       if (none) continue;
       const bool all = (!PORTABLE_CAUSAL || (Keys ? column >= first_row + warp_rows - 1 : column + Stream - 1 <= first_row)) &&
                        (Keys || column + Stream <= n_columns);
-      if (all) {
+      if (all && !always_masks) {
         step<false>(place(turn), block);
       } else {
         step<true>(place(turn), block);

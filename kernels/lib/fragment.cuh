@@ -237,7 +237,9 @@ template <int Tiles, int N> DEVICE void clear(float (&sums)[Tiles][N][4]) {
 template <int D, int Group, int Tiles, int N, typename LeftAt>
 DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
   clear(s);
-#pragma unroll
+  // Unrolled as far as addresses differ in more than a constant: the rest would only cost registers.
+  constexpr int unrolled = element_bytes == 4 ? (D == 128 ? 1 : 4 / Group) : D / depth;
+#pragma unroll unrolled
   for (int step = 0; step < D / depth; step += Group) {
     Left a[Tiles][Group];
 #pragma unroll
