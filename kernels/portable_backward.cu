@@ -277,7 +277,9 @@ extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(cons
         return reinterpret_cast<const uint4 *>(tensor.head(batch, head) + row * tensor.strides[2]) + lane;
       };
       const uint4 o = *place(problem.o), d_o = *place(problem.d_o);
-      const element *a = reinterpret_cast<const element *>(&o), *b = reinterpret_cast<const element *>(&d_o);
+      element a[width], b[width];
+      memcpy(a, &o, 16);
+      memcpy(b, &d_o, 16);
 #pragma unroll
       for (int i = 0; i < width; ++i) product = fmaf(static_cast<float>(a[i]), static_cast<float>(b[i]), product);
     }
