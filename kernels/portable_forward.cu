@@ -59,6 +59,9 @@ constexpr int output_group = is_float ? (d < 128 && keys % 32 == 0 ? 4 : 2) : 1;
 // Whether Q's operands stay in registers.
 constexpr bool holds_q = !is_float && d * tiles_a_warp <= 128;
 
+// A second form of the loop's body, without masks, takes two registers more than these have.
+constexpr bool always_masks = is_float && d == 128;
+
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
 } // namespace
@@ -301,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     copy(turn + stages - 1);
     const u32 now = place(turn);
     if (block >= hidden) continue;
-    if (block >= whole) {
+    if (always_masks || block >= whole) {
       worker.step<true>(now, now + kv_bytes, block);
     } else {
       worker.step<false>(now, now + kv_bytes, block);

@@ -98,11 +98,6 @@ DEVICE void mma_tf32(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   emulator::mma<1, 4>("mma", sums, a, b, [](u32 word, int) { return std::bit_cast<float>(word & 0xFFFFE000); });
 }
 
-DEVICE float round_tf32(float x) {
-  const u32 bits = std::bit_cast<u32>(x);
-  return std::isfinite(x) ? std::bit_cast<float>((bits + 0x1000) & 0xFFFFE000) : x;
-}
-
 DEVICE void load_matrices(u32 (&words)[4], u32 address) {
   const auto addresses = emulator::gather("ldmatrix", address);
   const int lane = emulator::lane();

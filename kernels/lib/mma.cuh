@@ -30,13 +30,6 @@ DEFINE_MMA(mma_f16, "m16n8k16", "f16")
 // Reads the upper 19 bits of a word.
 DEFINE_MMA(mma_tf32, "m16n8k8", "tf32")
 
-// The nearest number of tf32 (ten bits after the point), of two the one further from zero; its lower 13 bits are zero.
-DEVICE float round_tf32(float x) {
-  u32 bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
-}
-
 // ---- loads from shared memory --------------------------------------------------------------------------------------
 
 // Four matrices of eight rows of 16 bytes; lane i gives the address of row i % 8 of matrix i / 8, and gets of each
