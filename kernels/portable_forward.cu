@@ -55,12 +55,9 @@ constexpr u32 kv_bytes = keys * Layout::bytes;
 // Steps of the summed dimension, and those that are summed before they are added to what there is.
 constexpr int score_steps = d / depth;
 constexpr int score_group = is_float ? 2 : 1;
-constexpr int output_group = is_float ? (d < 128 && keys % 32 == 0 ? 4 : 2) : 1;
+constexpr int output_group = is_float ? (keys % 32 == 0 ? 4 : 2) : 1;
 // Whether Q's operands stay in registers.
 constexpr bool holds_q = !is_float && d * tiles_a_warp <= 128;
-
-// A second form of the loop's body, without masks, takes two registers more than these have.
-constexpr bool always_masks = is_float && d == 128;
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
@@ -304,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     copy(turn + stages - 1);
     const u32 now = place(turn);
     if (block >= hidden) continue;
-    if (always_masks || block >= whole) {
+    if (block >= whole) {
       worker.step<true>(now, now + kv_bytes, block);
     } else {
       worker.step<false>(now, now + kv_bytes, block);
