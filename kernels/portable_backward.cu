@@ -2,9 +2,9 @@
 // capability 8.0: q, k, v, o and do in bfloat16, float16 or float32, and dq, dk and dv in the same type.
 //
 // Three kernels. `portable_backward_prepare` makes D = rowsum(dO * O) and lse in the base that the others use.
-// `portable_backward_keys` has a block for each tile of keys: it holds K and V, streams Q and dO by PORTABLE_KEYS_STREAM
-// rows, and makes dV and dK. `portable_backward_queries` has a block for each tile of queries: it holds Q and dO,
-// streams K and V by PORTABLE_QUERIES_STREAM rows, and makes dQ. Both compute S and dP anew.
+// `portable_backward_keys` has a block for each tile of keys: it holds K and V, streams Q and dO, PORTABLE_KEYS_STREAM
+// rows at a time, and makes dV and dK. `portable_backward_queries` has a block for each tile of queries: it holds Q and
+// dO, streams K and V, PORTABLE_QUERIES_STREAM rows at a time, and makes dQ. Both compute S and dP anew.
 //
 // The two are one program with the roles exchanged. Rows (of keys; of queries) are a warp's own: with left operands K
 // and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands where they lie, in dV += P^T dO and
@@ -77,7 +77,7 @@ constexpr bool always_masks = is_float && d == 128;
 constexpr float log2e = 1.44269504088896340736f;
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
-// P = exp(S - lse) (Eq. 14). Of float32 the difference is taken to base e, where neither S nor lse is rounded before it.
+// P = exp(S - lse) (Eq. 14). Of float32 the difference is taken to base e, where neither is rounded before it.
 DEVICE float probability(const Problem &problem, float score, float shift) {
   return is_float ? exp2_fast(fmaf(score, problem.scale, -shift) * log2e)
                   : exp2_fast(fmaf(score, problem.scale_log2, -shift));
@@ -227,10 +227,11 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       if (turn + stages - 1 < count) copy(place(turn + stages - 1), block + stages - 1);
       copies_commit();
       // Whether no row of the warp meets a column of the block; whether every one meets all.
-      const bool none = PORTABLE_CAUSAL && (Keys ? column + Stream <= first_row : column >= first_row + warp_rows);
+      const int end_row = first_row + warp_rows, end_column = column + Stream;
+      const bool none = PORTABLE_CAUSAL && (Keys ? end_column <= first_row : column >= end_row);
       if (none) continue;
-      const bool all = (!PORTABLE_CAUSAL || (Keys ? column >= first_row + warp_rows - 1 : column + Stream - 1 <= first_row)) &&
-                       (Keys || column + Stream <= n_columns);
+      const bool below = !PORTABLE_CAUSAL || (Keys ? column >= end_row - 1 : end_column - 1 <= first_row);
+      const bool all = below && (Keys || end_column <= n_columns);
       if (all && !always_masks) {
         step<false>(place(turn), block);
       } else {

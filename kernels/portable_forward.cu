@@ -1,10 +1,10 @@
-// FlashAttention-2's forward pass (handout, Algorithm 1) on the matrix instructions of compute capability 8.0: bfloat16,
-// float16 and float32, o in the inputs' type and lse in float32 (natural logarithm).
+// FlashAttention-2's forward pass (handout, Algorithm 1) on the matrix instructions of compute capability 8.0: inputs of
+// bfloat16, float16 or float32, o in their type and lse in float32 (natural logarithm).
 //
 // A block holds one tile of PORTABLE_WARPS * PORTABLE_TILES * 16 queries and streams K and V by PORTABLE_KEYS rows
 // through PORTABLE_STAGES buffers, from the diagonal (or the last key) down to the first. Each warp has PORTABLE_TILES
-// times 16 queries; their S, P and O stay in its registers, and P becomes a left operand where it lies. One barrier
-// a block of keys: behind it the buffer of the block before is free and is filled with the one that is stages - 1 ahead.
+// times 16 queries; their S, P and O stay in its registers, and P becomes a left operand where it lies. There is one
+// barrier a block of keys: behind it the buffer of the block before is free, and is filled with a later one.
 //
 // Where a launch has fewer tiles than the GPU has places, `splits` blocks share a tile, each with `split_blocks` blocks
 // of keys; they write o and lse of their keys in float32, and `portable_combine` weighs them with exp(lse - largest).
@@ -17,8 +17,9 @@
 //   1. First version; nothing measured yet. Expected to bind, by count of cycles of one multiprocessor at
 //      compute capability 8.0: 16-bit, d = 64: the matrix instructions (two cycles each, and one of 16 by 8 by 16 reads
 //      256 bytes of K or V for two tiles, so that shared memory is busy for half of that) and exponentials (16 a cycle)
-//      alike. float32: the matrix instructions, three for one of tf32; splitting K and V into big and small costs two
-//      other instructions an element and a warp, about a third of the issue slots.
+//      alike. float32: the matrix instructions, three for one of tf32; splitting K and V into big and small costs three
+//      other instructions an element and a warp. Of d = 64 there are, a warp and block of keys, 192 matrix instructions
+//      (eight cycles each of a quarter of the multiprocessor) and some 750 others (one cycle each).
 //   2. o is written straight from registers, 16 bytes (16-bit types) or 32 bytes (float32) of a row at a time. A way
 //      through shared memory would write whole rows. To be measured.
 //

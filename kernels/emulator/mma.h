@@ -85,7 +85,8 @@ inline const bool mma_hooks = [] {
 } // namespace emulator
 
 DEVICE void mma_bf16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  emulator::mma<2, 8>("mma", sums, a, b, [](u32 word, int e) { return std::bit_cast<float>(e ? word & 0xFFFF0000 : word << 16); });
+  emulator::mma<2, 8>("mma", sums, a, b,
+                      [](u32 word, int e) { return std::bit_cast<float>(e ? word & 0xFFFF0000 : word << 16); });
 }
 
 DEVICE void mma_f16(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {

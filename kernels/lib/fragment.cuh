@@ -34,8 +34,8 @@ struct Right {
   u32 big[2], small[2];
 };
 
-// By two integer operations: for cvt.rna.tf32.f32 the compiler makes four, with a way out for infinities. Of those and of
-// numbers that are none, `small` is no number, and so is what they are multiplied to.
+// By two integer operations; for cvt.rna.tf32.f32 the compiler makes four, with a way out for infinities. Here `small`
+// of an infinity is no number, as it is of what is none, and so are the products.
 DEVICE void split(float x, u32 &big, u32 &small) {
   big = (__float_as_uint(x) + 0x1000) & 0xFFFFE000;
   small = __float_as_uint(x - __uint_as_float(big));

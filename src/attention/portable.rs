@@ -108,7 +108,7 @@ impl Attention for Portable {
         // Each split's own o and lse; nothing where there is only one.
         let parts = |size: &[i64]| {
             let count = if split.count == 1 { 0 } else { i64::from(split.count) };
-            Tensor::f_empty([&[count], size].concat(), (Kind::Float, q.device()))
+            Tensor::f_empty([&[count][..], size].concat(), (Kind::Float, q.device()))
         };
         let (split_o, split_lse) = (parts(&q4.size())?, parts(&lse.size())?);
         let mut words = problem.words(split.count).to_vec();
