@@ -234,12 +234,14 @@ template <int Tiles, int N> DEVICE void clear(float (&sums)[Tiles][N][4]) {
   }
 }
 
-// S = A B^T over rows of D elements, `Group` steps at a time; `left(a, m, step)` gives A's operands, B lies at `right`.
-template <int D, int Group, int Tiles, int N, typename LeftAt>
+// S = A B^T over rows of D elements, `Group` steps at a time; `left(a, m, step)` gives A's operands, out of
+// registers if they are `Held`; B lies at `right`.
+template <int D, int Group, bool Held, int Tiles, int N, typename LeftAt>
 DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
   clear(s);
-  // Unrolled as far as addresses differ in more than a constant: the rest would only cost registers.
-  constexpr int unrolled = element_bytes == 4 ? (D == 128 ? 1 : 4 / Group) : D / depth;
+  // Operands in registers need their numbers at compile time. Else it is unrolled as far as addresses differ in more
+  // than a constant, and of float32 with d = 128 not at all: the rest would only cost registers.
+  constexpr int unrolled = Held ? D / depth : element_bytes == 4 && D == 128 ? 1 : 4 / Group;
 #pragma unroll unrolled
   for (int step = 0; step < D / depth; step += Group) {
     Left a[Tiles][Group];
