@@ -75,7 +75,7 @@ static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64
 
 using Layout = Rows<d>;
 
-constexpr int score_group = is_float ? 2 : 1;
+constexpr int score_group = is_float && d == 128 ? 2 : 1;
 // A second form of the loop's body, without masks, takes two registers more than these have.
 constexpr bool always_masks = is_float && d == 128;
 constexpr float log2e = 1.44269504088896340736f;

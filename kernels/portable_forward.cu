@@ -60,7 +60,7 @@ constexpr u32 kv_bytes = keys * Layout::bytes;
 
 // Steps of the summed dimension, and those that are summed before they are added to what there is.
 constexpr int score_steps = d / depth;
-constexpr int score_group = is_float ? 2 : 1;
+constexpr int score_group = is_float && d == 128 ? 2 : 1;
 constexpr int output_group = is_float ? (keys % 32 == 0 ? 4 : 2) : 1;
 // Whether Q's operands stay in registers.
 constexpr bool holds_q = !is_float && d * tiles_a_warp <= 128;
