@@ -139,8 +139,9 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   // S or dP, between this warp's rows of what is held `at` and those streamed to `to`.
   DEVICE void scores(float (&sums)[Tiles][Stream / 8][4], u32 at, u32 to) {
     const u32 own = base + at + (first_row - tile_row) * Layout::bytes;
-    multiply_along<d, score_group, false>(sums, to,
-                                          [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
+    // Of the transposed scores the same bits as of the forward pass's, whose errors its lse has met.
+    multiply_along<d, score_group, false, Keys>(
+        sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
   }
 
   // Calls `body(m, n, i, row, column, statistic)` for every sum of S or dP by its three numbers, with its place in the

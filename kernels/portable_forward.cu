@@ -154,7 +154,7 @@ struct Worker {
 
   // S = Q K^T (Eq. 4, unscaled).
   DEVICE void scores(u32 k) {
-    multiply_along<d, score_group, holds_q>(s, k, [&](Left &a, int m, int step) {
+    multiply_along<d, score_group, holds_q, false>(s, k, [&](Left &a, int m, int step) {
       if constexpr (holds_q) {
         a = held[m][step];
       } else {

@@ -61,15 +61,21 @@ template <int N> DEVICE void make(Left &left, const float (&sums)[N][4], int ste
   split(own[3], left.big[3], left.small[3]);
 }
 
-// sums[0] and sums[1], of eight columns each, += the products of some steps.
-template <int Steps> DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
+// sums[0] and sums[1], of eight columns each, += the products of some steps. `Exchanged` gives of B^T A^T, in every bit,
+// what A B gives: the small products in the other order.
+template <bool Exchanged, int Steps>
+DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
   float fresh[2][4] = {};
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) mma_tf32(fresh[n], a[step].small, b[step][n].big);
+    for (int n = 0; n < 2; ++n) {
+      mma_tf32(fresh[n], Exchanged ? a[step].big : a[step].small, Exchanged ? b[step][n].small : b[step][n].big);
+    }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) mma_tf32(fresh[n], a[step].big, b[step][n].small);
+    for (int n = 0; n < 2; ++n) {
+      mma_tf32(fresh[n], Exchanged ? a[step].small : a[step].big, Exchanged ? b[step][n].big : b[step][n].small);
+    }
   }
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
@@ -119,7 +125,8 @@ template <int N> DEVICE void make(Left &left, const float (&sums)[N][4], int ste
   }
 }
 
-template <int Steps> DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
+template <bool Exchanged, int Steps>
+DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
 #pragma unroll
@@ -236,7 +243,7 @@ template <int Tiles, int N> DEVICE void clear(float (&sums)[Tiles][N][4]) {
 
 // S = A B^T over rows of D elements, `Group` steps at a time; `left(a, m, step)` gives A's operands, out of
 // registers if they are `Held`; B lies at `right`.
-template <int D, int Group, bool Held, int Tiles, int N, typename LeftAt>
+template <int D, int Group, bool Held, bool Exchanged, int Tiles, int N, typename LeftAt>
 DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
   clear(s);
   // Operands in registers need their numbers at compile time. Else it is unrolled as far as addresses differ in more
@@ -256,7 +263,7 @@ DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
 #pragma unroll
       for (int g = 0; g < Group; ++g) Rows<D>::along(b[g], right, 16 * pair, step + g);
 #pragma unroll
-      for (int m = 0; m < Tiles; ++m) multiply(&s[m][2 * pair], a[m], b);
+      for (int m = 0; m < Tiles; ++m) multiply<Exchanged>(&s[m][2 * pair], a[m], b);
     }
   }
 }
@@ -278,7 +285,7 @@ DEVICE void multiply_across(float (&o)[Tiles][D / 8][4], const float (&p)[Tiles]
 #pragma unroll
       for (int g = 0; g < Group; ++g) Rows<D>::across(b[g], right, step + g, pair);
 #pragma unroll
-      for (int m = 0; m < Tiles; ++m) multiply(&o[m][2 * pair], a[m], b);
+      for (int m = 0; m < Tiles; ++m) multiply<false>(&o[m][2 * pair], a[m], b);
     }
   }
 }
