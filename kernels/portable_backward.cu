@@ -18,10 +18,10 @@
 //      parts of dq to global memory (at best 5/7 of the time).
 //   2. Left operands are read from shared memory at every step. 16-bit types with d = 16 or 32 have registers to hold
 //      them. To be measured.
-//   3. float32 in the emulator: against float64, mean errors are 0.7 to 1.3 times those of plain float32 operations for
-//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 2.8 times. What is left comes from rows
-//      that see few keys: there dP - D is nearly nothing, plain operations make exactly nothing of it, and dP and D here
-//      are rounded each in its own way.
+//   3. float32 in the emulator: against float64, mean errors are 0.6 to 1.2 times those of plain float32 operations for
+//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. What is left comes
+//      from lse, which is rounded to float32 and read again, and from rows that see few keys: there dP - D is nearly
+//      nothing, plain operations make exactly nothing of it, and dP and D here are rounded each in its own way.
 //
 // Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and

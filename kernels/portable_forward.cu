@@ -22,9 +22,9 @@
 //      (eight cycles each of a quarter of the multiprocessor) and some 750 others (one cycle each).
 //   2. o is written straight from registers, 16 bytes (16-bit types) or 32 bytes (float32) of a row at a time. A way
 //      through shared memory would write whole rows. To be measured.
-//   3. float32 in the emulator, whose tensor cores cut sums off: against float64, mean errors of o are 0.6 to 1.1 times
-//      those of plain float32 operations for d = 32, 64 and 128, and 1.4 times for d = 16, where there are few roundings
-//      beside the bit that an operand's split loses.
+//   3. float32 in the emulator, whose tensor cores cut sums off: against float64, mean errors of o are 0.6 to 1.2 times
+//      those of plain float32 operations for d = 32, 64 and 128, and up to 1.3 times for d = 16, where there are few
+//      roundings beside the bit that an operand's split loses; largest errors up to 1.3 and 1.8 times.
 //   4. cvt.rna.tf32.f32 takes four instructions (sm_80 and sm_90a), the split as it is written two and a subtraction.
 //   5. float32 with d = 16: rows are half of a line of 32 banks, and what `across` reads of V meets every bank twice.
 //
