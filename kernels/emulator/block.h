@@ -8,8 +8,6 @@
 // memory show only in the results.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -25,6 +23,8 @@
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "emulator/fiber.h"
 
 // The types of CUDA's own headers (float4, __nv_bfloat16, ...), which serve host compilers too.
 #include <cuda_bf16.h>
@@ -51,8 +51,7 @@ using u64 = std::uint64_t;
 constexpr u32 shared_base = 1024 + 16;
 
 struct Thread {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  Fiber fiber;
   uint3 index;
   int number;
   bool done = false;
@@ -82,7 +81,7 @@ struct Pending {
 };
 
 struct Block {
-  ucontext_t home;
+  Fiber home;
   std::deque<Thread> threads;
   std::vector<Exchange> exchanges;
   std::array<NamedBarrier, 16> named;
@@ -111,7 +110,7 @@ inline Block block;
   }
   if (block.current) {
     block.current->ready = [] { return false; };
-    swapcontext(&block.current->context, &block.home);
+    Fiber::change(block.current->fiber, block.home);
   }
   throw 0;
 }
@@ -122,7 +121,7 @@ template <typename Ready> void wait(std::string what, Ready ready) {
   Thread &self = *block.current;
   self.waits_for = std::move(what);
   self.ready = ready;
-  swapcontext(&self.context, &block.home);
+  Fiber::change(self.fiber, block.home);
 }
 
 inline int thread() { return block.current->number; }
@@ -193,6 +192,7 @@ inline unsigned char *shared(u32 address, u32 bytes) {
 // ---- what CUDA C++ has by itself -------------------------------------------------------------------------------------
 
 using std::max;
+using std::memcpy;
 using std::min;
 
 inline void __syncthreads() { emulator::named_sync(0, blockDim.x * blockDim.y * blockDim.z); }
@@ -218,6 +218,8 @@ template <typename T> T atomicAdd(T *to, T value) {
 template <typename T> T __ldg(const T *from) { return *from; }
 template <typename T> T __ldcs(const T *from) { return *from; }
 template <typename T> void __stcs(T *to, T value) { *to = value; }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }

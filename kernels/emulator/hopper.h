@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "emulator/block.h"
+#include "emulator/base.h"
 
 namespace emulator {
 
@@ -277,8 +277,6 @@ inline const bool hopper_hooks = [] {
 
 // ---- barriers ---------------------------------------------------------------------------------------------------------------
 
-DEVICE u32 shared_address(const void *pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
-
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
   emulator::shared(barrier, 8);
   emulator::mbarriers[barrier] = {arrivals, arrivals, 0, 0};
@@ -371,18 +369,7 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   }
 }
 
-DEVICE float2 load_pair(u32 address) {
-  float2 pair;
-  std::memcpy(&pair, emulator::shared(address, 8), 8);
-  return pair;
-}
-
 DEVICE void add_to_global(float *to, float a, float b, float c, float d) {
   if (reinterpret_cast<u64>(to) % 16 != 0) emulator::fail("a vector reduction at %p is not aligned", to);
   to[0] += a, to[1] += b, to[2] += c, to[3] += d;
-}
-
-DEVICE float exp2_fast(float x) {
-  const float y = std::exp2(x);
-  return std::fpclassify(y) == FP_SUBNORMAL ? 0.0f : y;
 }

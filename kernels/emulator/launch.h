@@ -30,13 +30,13 @@ constexpr std::size_t stack_bytes = 256 * 1024;
 inline void run_thread() {
   body();
   block.current->done = true;
-  swapcontext(&block.current->context, &block.home);
+  Fiber::change(block.current->fiber, block.home);
 }
 
 inline void resume(Thread &thread) {
   block.current = &thread;
   threadIdx = thread.index;
-  swapcontext(&block.home, &thread.context);
+  Fiber::change(block.home, thread.fiber);
   block.current = nullptr;
 }
 
@@ -54,12 +54,7 @@ inline void start_threads() {
     thread.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
     thread.done = false;
     thread.ready = nullptr;
-    if (!thread.stack) thread.stack.reset(new char[stack_bytes]);
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = stack_bytes;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, run_thread, 0);
+    thread.fiber.start(run_thread, stack_bytes);
   }
 }
 

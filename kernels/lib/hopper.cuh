@@ -3,8 +3,7 @@
 // Source: PTX ISA 9.0, sections on mbarrier, cp.async.bulk.tensor, wgmma and setmaxnreg.
 #pragma once
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "lib/base.cuh"
 
 // Only its address is used; the host encodes it. 128 bytes, aligned as the copy engine wants them.
 struct alignas(128) TensorMap {
@@ -13,13 +12,8 @@ struct alignas(128) TensorMap {
 
 // Under EMULATED a host compiler builds the kernel for the processor, where these functions do what the instructions do.
 #ifdef EMULATED
-#define DEVICE inline
 #include "emulator/hopper.h"
 #else
-#define DEVICE __device__ __forceinline__
-
-DEVICE u32 shared_address(const void *pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
-
 // ---- barriers in shared memory -------------------------------------------------------------------------------------
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
@@ -116,24 +110,9 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
                : "memory");
 }
 
-DEVICE float2 load_pair(u32 address) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address));
-  return pair;
-}
-
 // Adds four floats to 16 aligned bytes of global memory, each in one go.
 DEVICE void add_to_global(float *to, float a, float b, float c, float d) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-}
-
-// ---- arithmetic ----------------------------------------------------------------------------------------------------
-
-// 2^x in one instruction; results below the normal range are zero.
-DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 #endif // EMULATED

@@ -119,14 +119,25 @@ pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Ca
     )
 }
 
+/// What checks of several cases add up to.
+pub trait Tally: Default {
+    fn merge(&mut self, other: &Self);
+}
+
+impl Tally for Worst {
+    fn merge(&mut self, other: &Self) {
+        self.merge(other);
+    }
+}
+
 /// Runs `check` over `count` cases of `cases` and gives the largest error of all; a failure names its smallest case.
 ///
 /// The seed is fixed, so that a failure repeats; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` override count and seed.
-pub fn over<C: fmt::Debug>(
+pub fn over<C: fmt::Debug, T: Tally>(
     count: u32,
     cases: impl Strategy<Value = C>,
-    check: impl Fn(&C) -> Result<Worst>,
-) -> Result<Worst> {
+    check: impl Fn(&C) -> Result<T>,
+) -> Result<T> {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = count;
@@ -134,7 +145,7 @@ pub fn over<C: fmt::Debug>(
     if std::env::var_os("PROPTEST_RNG_SEED").is_none() {
         config.rng_seed = RngSeed::Fixed(336);
     }
-    let worst = RefCell::new(Worst::default());
+    let worst = RefCell::new(T::default());
     let outcome = TestRunner::new(config).run(&cases, |case| {
         let reached = check(&case).map_err(|e| TestCaseError::fail(format!("{e:#}")))?;
         worst.borrow_mut().merge(&reached);

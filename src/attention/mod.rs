@@ -15,6 +15,7 @@ pub mod flash;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;
+pub mod portable;
 pub mod rule;
 pub mod sdpa;
 pub mod textbook;

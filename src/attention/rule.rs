@@ -9,6 +9,7 @@ use std::fmt;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Device, Kind, Tensor};
 
+use super::cases::Tally;
 use super::{Attention, naive};
 
 /// Inputs and the upstream gradient of one case, in the kind that is tested.
@@ -19,6 +20,13 @@ pub struct Case {
     pub v: Tensor,
     pub d_o: Tensor,
     pub is_causal: bool,
+}
+
+/// What of an implementation is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    Forward,
+    Both,
 }
 
 /// The largest error of each result as a share of what it may be.
@@ -53,14 +61,22 @@ impl Case {
 
     /// `[o, lse, dq, dk, dv]` of `implementation`, with the inputs in `kind`.
     pub fn run(&self, implementation: &dyn Attention, kind: Kind) -> Result<[Tensor; 5]> {
+        let results = self.results(implementation, kind, Passes::Both)?;
+        <[Tensor; 5]>::try_from(results).map_err(|got| anyhow!("{} results", got.len()))
+    }
+
+    fn results(&self, implementation: &dyn Attention, kind: Kind, passes: Passes) -> Result<Vec<Tensor>> {
         let inputs = [&self.q, &self.k, &self.v, &self.d_o];
         // Without a copy where the kind is theirs: strides are part of a case.
         let cast = |t: &Tensor| if t.kind() == kind { Ok(t.shallow_clone()) } else { t.f_to_kind(kind) };
         let [q, k, v, d_o] = inputs.map(cast);
         let (q, k, v, d_o) = (q?, k?, v?, d_o?);
         let (o, lse) = implementation.forward(&q, &k, &v, self.is_causal)?;
+        if passes == Passes::Forward {
+            return Ok(vec![o, lse]);
+        }
         let (dq, dk, dv) = implementation.backward(&q, &k, &v, &o, &lse, &d_o, self.is_causal)?;
-        Ok([o, lse, dq, dk, dv])
+        Ok(vec![o, lse, dq, dk, dv])
     }
 
     /// Eq. 4 to 6 in the inputs' kind, differentiated by libtorch.
@@ -72,18 +88,23 @@ impl Case {
         Ok([o.detach(), dq, dk, dv])
     }
 
-    /// Holds `implementation` to the rule. Errors: the first result that breaks it, with both errors.
+    /// Holds both passes of `implementation` to the rule. Errors: the first result that breaks it, with both errors.
     pub fn hold(&self, implementation: &dyn Attention) -> Result<Shares> {
+        self.hold_passes(implementation, Passes::Both)
+    }
+
+    /// Holds these passes of `implementation` to the rule. Errors: as [`Self::hold`].
+    pub fn hold_passes(&self, implementation: &dyn Attention, passes: Passes) -> Result<Shares> {
         let hold = || {
             let exact = self.run(&naive::Naive, Kind::Double)?;
             let [o, dq, dk, dv] = self.plain()?;
             // The definition's lse, in float32 from these inputs, would be exact for this purpose.
             let plain = [o, exact[1].shallow_clone(), dq, dk, dv];
-            let ours = self.run(implementation, self.q.kind())?;
+            let ours = self.results(implementation, self.q.kind(), passes)?;
             let largest = |t: &Tensor| t.f_abs()?.f_max()?.f_double_value(&[]);
             let difference = |a: &Tensor, b: &Tensor| largest(&a.f_to_kind(Kind::Double)?.f_sub(b)?);
             let mut worst = [0.0; 5];
-            for (i, what) in RESULTS.iter().enumerate() {
+            for (i, what) in RESULTS.iter().enumerate().take(ours.len()) {
                 ensure!(ours[i].size() == exact[i].size(), "{what} has shape {:?}", ours[i].size());
                 let (error, allowed) = (difference(&ours[i], &exact[i])?, difference(&plain[i], &exact[i])?);
                 let magnitude = largest(&exact[i])?;
@@ -116,8 +137,8 @@ fn unit(kind: Kind) -> f64 {
     }
 }
 
-impl Shares {
-    pub fn merge(&mut self, other: &Self) {
+impl Tally for Shares {
+    fn merge(&mut self, other: &Self) {
         self.cases += other.cases;
         for (worst, other) in self.worst.iter_mut().zip(other.worst) {
             *worst = worst.max(other);
@@ -151,4 +172,62 @@ pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
         named("heads inside rows", strided),
         named("do of ones", ones),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition with one thing wrong.
+    struct Broken(fn([Tensor; 5]) -> [Tensor; 5]);
+
+    impl Attention for Broken {
+        fn name(&self) -> &'static str {
+            "broken"
+        }
+
+        fn supports(&self, _: Kind, _: Device, _: i64) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+            let (o, lse) = naive::Naive.forward(q, k, v, is_causal)?;
+            let [o, lse, ..] = (self.0)([o, lse, q.copy(), k.copy(), v.copy()]);
+            Ok((o, lse))
+        }
+
+        fn backward(
+            &self,
+            q: &Tensor,
+            k: &Tensor,
+            v: &Tensor,
+            o: &Tensor,
+            lse: &Tensor,
+            d_o: &Tensor,
+            is_causal: bool,
+        ) -> Result<(Tensor, Tensor, Tensor)> {
+            let (dq, dk, dv) = naive::Naive.backward(q, k, v, o, lse, d_o, is_causal)?;
+            let [.., dq, dk, dv] = (self.0)([o.copy(), lse.copy(), dq, dk, dv]);
+            Ok((dq, dk, dv))
+        }
+    }
+
+    #[test]
+    fn the_definition_is_within_the_rule_and_what_is_a_little_wrong_is_not() {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            let case = Case::draw(Device::Cpu, &[2], [40, 50, 16], kind, true, 1.0).unwrap();
+            case.hold(&Broken(|results| results)).unwrap();
+            let breaks: [fn([Tensor; 5]) -> [Tensor; 5]; 5] = [
+                |[o, lse, dq, dk, dv]| [o * 1.05, lse, dq, dk, dv],
+                |[o, lse, dq, dk, dv]| [o, lse * std::f64::consts::LOG2_E, dq, dk, dv],
+                |[o, lse, dq, dk, dv]| [o, lse, dq * 0.95, dk, dv],
+                |[o, lse, dq, dk, dv]| [o, lse, dq, dk.roll(1, -2), dv],
+                |[o, lse, dq, dk, dv]| [o, lse, dq, dk, dv * f64::NAN],
+            ];
+            for (what, wrong) in RESULTS.iter().zip(breaks) {
+                let error = format!("{:#}", case.hold(&Broken(wrong)).unwrap_err());
+                assert!(error.contains(&format!("{what} is off by")), "{kind:?}, {what}: {error}");
+            }
+        }
+    }
 }

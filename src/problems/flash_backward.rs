@@ -7,9 +7,11 @@ use tch::{Device, Kind, Tensor};
 use super::flash_forward::{
     Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs, textbook_facts,
 };
+use super::flash_kernels;
 use crate::attention::cases::{self, Case};
 use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
+use crate::attention::rule::Passes;
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Attention as _, accumulation_kind, flash, naive, textbook};
 use crate::harness::problem::{Check, Problem, Verdict};
@@ -22,6 +24,9 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "adversarial_inputs", part: "", run: || adversarial_inputs(&tiled_backward) },
         Check { name: "finite_differences", part: "", run: || finite_differences(&tiled_backward) },
         Check { name: "official_protocol", part: "", run: || official_protocol(&differentiable) },
+        Check { name: "textbook_kernels", part: "", run: || flash_kernels::textbook(Passes::Both) },
+        Check { name: "hopper_kernels", part: "", run: || flash_kernels::hopper(Passes::Both) },
+        Check { name: "portable_kernels", part: "", run: || flash_kernels::portable(Passes::Both) },
     ],
     measured: None,
     facts,

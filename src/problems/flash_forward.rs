@@ -1,12 +1,14 @@
-//! FlashAttention-2 forward: part (a) tiled tensor operations, part (c) the causal mask on them.
+//! FlashAttention-2 forward: part (a) tiled tensor operations, part (b) kernels, part (c) the causal mask on both.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use super::flash_kernels;
 use crate::attention::cases::{self, Case, Fill, Layout};
 use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
+use crate::attention::rule::Passes;
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Choice, accumulation_kind, attention, textbook};
 use crate::harness::problem::{Check, Problem, Verdict};
@@ -14,11 +16,14 @@ use crate::torch::autograd;
 
 pub const PROBLEM: Problem = Problem {
     name: "flash_forward",
-    answers: &["a", "c"],
+    answers: &["a", "b", "c"],
     checks: &[
         Check { name: "forward_matches_naive", part: "a", run: || forward_matches_naive(&tiled::forward, false) },
         Check { name: "adversarial_inputs", part: "a", run: || adversarial_inputs(&tiled::forward, false) },
         Check { name: "official_protocol", part: "a", run: || official_protocol(&differentiable, false) },
+        Check { name: "textbook_kernel", part: "b", run: || flash_kernels::textbook(Passes::Forward) },
+        Check { name: "hopper_kernel", part: "b", run: || flash_kernels::hopper(Passes::Forward) },
+        Check { name: "portable_kernel", part: "b", run: || flash_kernels::portable(Passes::Forward) },
         Check { name: "causal_forward_matches_naive", part: "c", run: || forward_matches_naive(&tiled::forward, true) },
         Check { name: "causal_adversarial_inputs", part: "c", run: || adversarial_inputs(&tiled::forward, true) },
         Check { name: "causal_official_protocol", part: "c", run: || official_protocol(&differentiable, true) },
@@ -153,6 +158,7 @@ fn facts() -> Result<Value> {
     });
     Ok(json!({
         "random_cases": RANDOM_CASES,
+        "kernel_cases": flash_kernels::RANDOM_CASES,
         "kinds": kinds,
         "tile": { "queries": queries, "keys": keys },
         "adversarial": adversarial_cases().iter().map(|(what, _)| *what).collect::<Vec<_>>(),

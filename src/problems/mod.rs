@@ -24,6 +24,7 @@ pub mod ddp_step;
 pub mod distributed_communication_single_node;
 pub mod flash_backward;
 pub mod flash_forward;
+mod flash_kernels;
 pub mod machine;
 pub mod memory_profiling;
 pub mod minimal_ddp_flat_benchmarking;

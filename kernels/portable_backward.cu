@@ -1,0 +1,319 @@
+// FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) on the matrix instructions of compute
+// capability 8.0: q, k, v, o and do in bfloat16, float16 or float32, and dq, dk and dv in the same type.
+//
+// Three kernels. `portable_backward_prepare` makes D = rowsum(dO * O) and lse in the base that the others use.
+// `portable_backward_keys` has a block for each tile of keys: it holds K and V, streams Q and dO, PORTABLE_KEYS_STREAM
+// rows at a time, and makes dV and dK. `portable_backward_queries` has a block for each tile of queries: it holds Q and
+// dO, streams K and V, PORTABLE_QUERIES_STREAM rows at a time, and makes dQ. Both compute S and dP anew.
+//
+// The two are one program with the roles exchanged. Rows (of keys; of queries) are a warp's own: with left operands K
+// and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands where they lie, in dV += P^T dO and
+// dK += dS^T Q; with Q and dO, S = Q K^T, dP = dO V^T and dQ += dS K. So nothing but the inputs goes through shared
+// memory, no warp waits for another's results, no scratch of dq is cleared, added to and read, and every result repeats
+// in every bit. The price is 7 products for 5. It was chosen for float32, whose sums of dq by atomic additions would
+// come in any order, and kept for 16-bit types, where Hopper has kernels of its own.
+//
+// Notebook
+//   1. First version; nothing measured yet. To be measured first: both kernels by themselves, against one that adds its
+//      parts of dq to global memory (at best 5/7 of the time).
+//   2. Left operands are read from shared memory at every step. 16-bit types with d = 16 or 32 have registers to hold
+//      them. To be measured.
+//   3. float32 in the emulator: against float64, mean errors are 0.6 to 1.2 times those of plain float32 operations for
+//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. What is left comes
+//      from lse, which is rounded to float32 and read again, and from rows that see few keys: there dP - D is nearly
+//      nothing, plain operations make exactly nothing of it, and dP and D here are rounded each in its own way.
+//
+// Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
+// PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
+// PORTABLE_QUERIES_STREAM, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
+#if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
+    !defined(PORTABLE_KEYS_TILES) || !defined(PORTABLE_QUERIES_TILES) || !defined(PORTABLE_KEYS_STREAM) ||            \
+    !defined(PORTABLE_QUERIES_STREAM) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS)
+#error "portable_backward.cu takes its shape from src/attention/portable"
+#endif
+
+#include "lib/fragment.cuh"
+#include "lib/order.cuh"
+
+struct Problem {
+  int n_queries;
+  int n_keys;
+  int heads;
+  int batch;
+  // Of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
+  float scale;
+  float scale_log2;
+  // Heads whose inputs are worked on at a time.
+  int heads_at_a_time;
+  // n_queries up to the next multiple of 128.
+  int padded_queries;
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor o;
+  Tensor d_o;
+  // (batch, heads, n_queries)
+  const float *lse;
+  // (batch, heads, padded_queries): lse to base 2 (float32: to base e) and D, with rows that are not there.
+  float *shift;
+  float *delta;
+  // (batch, heads, n, d)
+  element *dq;
+  element *dk;
+  element *dv;
+};
+
+namespace {
+
+constexpr int d = PORTABLE_D;
+constexpr int stages = PORTABLE_STAGES;
+constexpr int threads = 32 * PORTABLE_WARPS;
+constexpr bool is_float = element_bytes == 4;
+constexpr int padding = 128;
+
+static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64 or 128 elements");
+
+using Layout = Rows<d>;
+
+constexpr int score_group = is_float && d == 128 ? 2 : 1;
+// A second form of the loop's body, without masks, takes two registers more than these have.
+constexpr bool always_masks = is_float && d == 128;
+constexpr float log2e = 1.44269504088896340736f;
+constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
+
+// P = exp(S - lse) (Eq. 14). Of float32 the difference is taken to base e, where neither is rounded before it.
+DEVICE float probability(const Problem &problem, float score, float shift) {
+  return is_float ? exp2_fast(fmaf(score, problem.scale, -shift) * log2e)
+                  : exp2_fast(fmaf(score, problem.scale_log2, -shift));
+}
+
+// One kernel's work: `Keys` says whether its rows are keys and its columns queries, or the other way round.
+template <bool Keys, int Tiles, int Stream> struct Pass {
+  static constexpr int warp_rows = 16 * Tiles;
+  static constexpr int rows = PORTABLE_WARPS * warp_rows;
+  static constexpr int sum_group = is_float && true ? 2 : 1;
+  static_assert(padding % rows == 0 && padding % Stream == 0 && Stream % 16 == 0 && 2 * Stream / 4 <= threads);
+
+  // Shared memory: the two held inputs, then of each stage the two streamed ones and, of queries, shift and D.
+  static constexpr u32 held_bytes = rows * Layout::bytes;
+  static constexpr u32 streamed_bytes = Stream * Layout::bytes;
+  static constexpr u32 stats_bytes = Keys ? 4 * Stream : 0;
+  static constexpr u32 stage_bytes = 2 * streamed_bytes + 2 * stats_bytes;
+
+  const Problem &problem;
+  u32 base;
+  int lane;
+  int n_rows;
+  int n_columns;
+  // Of the tile; of the warp.
+  int tile_row;
+  int first_row;
+  int head;
+  int batch;
+  // Where the head's shift and D begin.
+  long long stats;
+
+  float s[Tiles][Stream / 8][4];
+  float dp[Tiles][Stream / 8][4];
+  // dK or dQ, unscaled; dV.
+  float first_sums[Tiles][d / 8][4];
+  float second_sums[Keys ? Tiles : 1][d / 8][4];
+  // Of the thread's rows, if they are queries.
+  float shift[Tiles][2];
+  float delta[Tiles][2];
+
+  DEVICE explicit Pass(const Problem &problem, u32 base)
+      : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32),
+        n_rows(Keys ? problem.n_keys : problem.n_queries), n_columns(Keys ? problem.n_queries : problem.n_keys) {
+    const int tiles = (n_rows + rows - 1) / rows;
+    const Order order(static_cast<int>(blockIdx.x), tiles, problem.heads, problem.batch, problem.heads_at_a_time, 1);
+    head = order.head;
+    batch = order.batch;
+    // The longest tiles first: early keys, late queries.
+    tile_row = (PORTABLE_CAUSAL && !Keys ? tiles - 1 - order.rank : order.rank) * rows;
+    // By a shuffle, so that the compiler knows that a warp goes one way.
+    first_row = tile_row + __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0) * warp_rows;
+    stats = (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
+  }
+
+  // S or dP, between this warp's rows of what is held `at` and those streamed to `to`.
+  DEVICE void scores(float (&sums)[Tiles][Stream / 8][4], u32 at, u32 to) {
+    const u32 own = base + at + (first_row - tile_row) * Layout::bytes;
+    // Of the transposed scores the same bits as of the forward pass's, whose errors its lse has met.
+    multiply_along<d, score_group, false, Keys>(
+        sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
+  }
+
+  // Calls `body(m, n, i, row, column, statistic)` for every sum of S or dP by its three numbers, with its place in the
+  // whole matrix and what belongs to its query: of a column out of shared memory from `at` on, of a row out of `own`.
+  template <typename Body> DEVICE void each(u32 at, const float (&own)[Tiles][2], int block, Body body) {
+    const int first_column = block * Stream + 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < Stream / 8; ++n) {
+      float2 pair;
+      if constexpr (Keys) pair = load_pair(at + 8 * (lane % 4) + 32 * n);
+#pragma unroll
+      for (int m = 0; m < Tiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float statistic = Keys ? (i % 2 ? pair.y : pair.x) : own[m][i / 2];
+          body(m, n, i, first_row + 16 * m + lane / 4 + 8 * (i / 2), first_column + 8 * n + i % 2, statistic);
+        }
+      }
+    }
+  }
+
+  template <bool Masked> DEVICE void step(u32 to, int block) {
+    scores(s, 0, to);
+    // P in place of S. A query that is not there has a shift of infinity; a key that is not there is hidden like those
+    // after each query.
+    each(to + 2 * streamed_bytes, shift, block, [&](int m, int n, int i, int row, int column, float own_shift) {
+      const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns);
+      s[m][n][i] = Masked && hidden ? 0.0f : probability(problem, s[m][n][i], own_shift);
+    });
+    // Eq. 15.
+    if constexpr (Keys) multiply_across<d, sum_group>(second_sums, s, to + streamed_bytes);
+    scores(dp, held_bytes, to + streamed_bytes);
+    // dS = P * (dP - D) (Eq. 17) in place of dP.
+    each(to + 2 * streamed_bytes + stats_bytes, delta, block, [&](int m, int n, int i, int, int, float own_delta) {
+      dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - own_delta);
+    });
+    // Eq. 19 or Eq. 18.
+    multiply_across<d, sum_group>(first_sums, dp, to);
+  }
+
+  DEVICE void copy(u32 to, int block) {
+    const Tensor &first = Keys ? problem.q : problem.k, &second = Keys ? problem.d_o : problem.v;
+    Layout::template copy<Stream, threads>(to, first.head(batch, head), first.strides[2], block * Stream, n_columns);
+    Layout::template copy<Stream, threads>(to + streamed_bytes, second.head(batch, head), second.strides[2],
+                                           block * Stream, n_columns);
+    if constexpr (Keys) {
+      constexpr u32 pieces = Stream / 4;
+      const u32 piece = threadIdx.x % pieces;
+      if (threadIdx.x < 2 * pieces) {
+        const bool is_shift = threadIdx.x < pieces;
+        const float *from = (is_shift ? problem.shift : problem.delta) + stats + block * Stream + 4 * piece;
+        copy_async(to + 2 * streamed_bytes + (is_shift ? 0 : stats_bytes) + 16 * piece, from, true);
+      }
+    }
+  }
+
+  DEVICE void run() {
+    const Tensor &left = Keys ? problem.k : problem.q, &right = Keys ? problem.v : problem.d_o;
+    // Blocks of columns that some row of the tile meets.
+    const int first = PORTABLE_CAUSAL && Keys ? tile_row / Stream : 0;
+    const int seen = PORTABLE_CAUSAL && !Keys ? min(n_columns, tile_row + rows) : n_columns;
+    const int count = (seen + Stream - 1) / Stream - first;
+    const auto place = [&](int turn) { return base + 2 * held_bytes + turn % stages * stage_bytes; };
+    Layout::template copy<rows, threads>(base, left.head(batch, head), left.strides[2], tile_row, n_rows);
+    Layout::template copy<rows, threads>(base + held_bytes, right.head(batch, head), right.strides[2], tile_row,
+                                         n_rows);
+#pragma unroll
+    for (int turn = 0; turn < stages - 1; ++turn) {
+      if (turn < count) copy(place(turn), first + turn);
+      copies_commit();
+    }
+    clear(first_sums);
+    clear(second_sums);
+    if constexpr (!Keys) {
+#pragma unroll
+      for (int m = 0; m < Tiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int row = first_row + 16 * m + lane / 4 + 8 * r;
+          shift[m][r] = problem.shift[stats + row];
+          delta[m][r] = problem.delta[stats + row];
+        }
+      }
+    }
+    for (int turn = 0; turn < count; ++turn) {
+      const int block = first + turn, column = block * Stream;
+      copies_wait<stages - 2>();
+      __syncthreads();
+      if (turn + stages - 1 < count) copy(place(turn + stages - 1), block + stages - 1);
+      copies_commit();
+      // Whether no row of the warp meets a column of the block; whether every one meets all.
+      const int end_row = first_row + warp_rows, end_column = column + Stream;
+      const bool none = PORTABLE_CAUSAL && (Keys ? end_column <= first_row : column >= end_row);
+      if (none) continue;
+      const bool below = !PORTABLE_CAUSAL || (Keys ? column >= end_row - 1 : end_column - 1 <= first_row);
+      const bool all = below && (Keys || end_column <= n_columns);
+      if (all && !always_masks) {
+        step<false>(place(turn), block);
+      } else {
+        step<true>(place(turn), block);
+      }
+    }
+    copies_wait<0>();
+  }
+
+  template <int M> DEVICE void store(element *to, const float (&sums)[M][d / 8][4], float scale) {
+    to += (static_cast<long long>(batch) * problem.heads + head) * n_rows * d + 2 * (lane % 4);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + 16 * m + lane / 4 + 8 * r;
+        if (row >= n_rows) continue;
+#pragma unroll
+        for (int n = 0; n < d / 8; ++n) {
+          store_two(to + static_cast<long long>(row) * d + 8 * n, sums[m][n][2 * r] * scale,
+                    sums[m][n][2 * r + 1] * scale);
+        }
+      }
+    }
+  }
+};
+
+} // namespace
+
+// A block of 256 threads for each 128 queries of a head.
+extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(const __grid_constant__ Problem problem) {
+  // A thread reads 16 bytes of a row at a time.
+  constexpr int width = 16 / element_bytes, lanes = d / width, rows = 256 / lanes;
+  const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
+  const long long head_index = static_cast<long long>(batch) * problem.heads + head;
+  const int first = static_cast<int>(blockIdx.x) * padding, lane = static_cast<int>(threadIdx.x) % lanes;
+#pragma unroll
+  for (int at = static_cast<int>(threadIdx.x) / lanes; at < padding; at += rows) {
+    const int row = first + at;
+    const bool there = row < problem.n_queries;
+    float product = 0.0f;
+    if (there) {
+      const auto place = [&](const Tensor &tensor) {
+        return reinterpret_cast<const uint4 *>(tensor.head(batch, head) + row * tensor.strides[2]) + lane;
+      };
+      const uint4 o = *place(problem.o), d_o = *place(problem.d_o);
+      element a[width], b[width];
+      memcpy(a, &o, 16);
+      memcpy(b, &d_o, 16);
+#pragma unroll
+      for (int i = 0; i < width; ++i) product = fmaf(static_cast<float>(a[i]), static_cast<float>(b[i]), product);
+    }
+#pragma unroll
+    for (int step = 1; step < lanes; step *= 2) product += __shfl_xor_sync(0xFFFFFFFF, product, step);
+    if (lane == 0) {
+      const float lse = there ? problem.lse[head_index * problem.n_queries + row] : infinity;
+      const long long to = head_index * problem.padded_queries + row;
+      problem.shift[to] = is_float ? lse : lse * log2e;
+      problem.delta[to] = product;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
+    portable_backward_keys(const __grid_constant__ Problem problem) {
+  extern __shared__ unsigned char memory[];
+  Pass<true, PORTABLE_KEYS_TILES, PORTABLE_KEYS_STREAM> pass(problem, shared_address(memory));
+  pass.run();
+  pass.store(problem.dk, pass.first_sums, problem.scale);
+  pass.store(problem.dv, pass.second_sums, 1.0f);
+}
+
+extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
+    portable_backward_queries(const __grid_constant__ Problem problem) {
+  extern __shared__ unsigned char memory[];
+  Pass<false, PORTABLE_QUERIES_TILES, PORTABLE_QUERIES_STREAM> pass(problem, shared_address(memory));
+  pass.run();
+  pass.store(problem.dq, pass.first_sums, problem.scale);
+}

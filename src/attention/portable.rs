@@ -1,0 +1,367 @@
+//! FlashAttention-2 as CUDA kernels for every GPU from compute capability 8.0 on, in float32 too:
+//! `kernels/portable_forward.cu` and `kernels/portable_backward.cu`.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{Attention, Shape};
+use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, word_of};
+
+pub mod tile;
+
+use tile::{Backward, Element, Forward, Variant};
+
+/// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
+///
+/// Not yet one of [`super::IMPLEMENTATIONS`]: it waits for its first run on a GPU. Every result repeats in every bit.
+pub struct Portable;
+
+/// Inputs of so many heads are worked on at a time: they are to stay in the L2 cache, of which an A100 has 40 MB.
+const SECTION_BYTES: u64 = 24 << 20;
+
+/// The kernels of one variant on one device.
+struct Kernels {
+    forward: Kernel,
+    combine: Kernel,
+    prepare: Kernel,
+    keys: Kernel,
+    queries: Kernel,
+}
+
+impl Kernels {
+    fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
+        static LOADED: Cache<Variant, Kernels> = Cache::new();
+        LOADED.get(device, variant, || {
+            let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+            let forwards = cuda::load(device, &forward.program())?;
+            let backwards = cuda::load(device, &backward.program())?;
+            let kernels = Self {
+                forward: forwards.kernel("portable_forward")?,
+                combine: forwards.kernel("portable_combine")?,
+                prepare: backwards.kernel("portable_backward_prepare")?,
+                keys: backwards.kernel("portable_backward_keys")?,
+                queries: backwards.kernel("portable_backward_queries")?,
+            };
+            kernels.forward.allow_shared(forward.shared_bytes())?;
+            kernels.keys.allow_shared(backward.keys_shared_bytes())?;
+            kernels.queries.allow_shared(backward.queries_shared_bytes())?;
+            Ok(kernels)
+        })
+    }
+}
+
+impl Portable {
+    /// The type of the kernels for these inputs, wherever they run.
+    fn takes(kind: Kind, head_dim: i64) -> Result<Element, String> {
+        let Some(element) = Element::of(kind) else {
+            return Err(format!("its kernels take bfloat16, float16 and float32, not {kind:?}"));
+        };
+        if !tile::DIMENSIONS.contains(&head_dim) {
+            return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"));
+        }
+        Ok(element)
+    }
+}
+
+impl Attention for Portable {
+    fn name(&self) -> &'static str {
+        "portable"
+    }
+
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+        Self::takes(kind, head_dim)?;
+        let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
+        match cuda::compute_capability(index) {
+            Ok((8.., _)) => Ok(()),
+            Ok((major, minor)) => {
+                Err(format!("its kernels are made for compute capability 8.0 and later, this is {major}.{minor}"))
+            }
+            Err(error) => Err(format!("{error:#}")),
+        }
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let problem = Problem::of(q, k, v, is_causal)?;
+        let [q4, k4, v4] = [q, k, v].map(|t| problem.readable(t));
+        let (q4, k4, v4) = (q4?, k4?, v4?);
+        let o = Tensor::f_empty(q4.size(), (q.kind(), q.device()))?;
+        let lse = Tensor::f_empty(&q4.size()[..3], (Kind::Float, q.device()))?;
+
+        let kernels = Kernels::of(problem.variant, q.device())?;
+        let shape = Forward::of(problem.variant);
+        let multiprocessors = cuda::multiprocessors(q.device())?;
+        let split = shape.split(problem.n_queries, problem.n_keys, problem.heads * problem.batch, multiprocessors);
+        // Each split's own o and lse; nothing where there is only one.
+        let parts = |size: &[i64]| {
+            let count = if split.count == 1 { 0 } else { i64::from(split.count) };
+            Tensor::f_empty([&[count][..], size].concat(), (Kind::Float, q.device()))
+        };
+        let (split_o, split_lse) = (parts(&q4.size())?, parts(&lse.size())?);
+        let mut words = problem.words(split.count).to_vec();
+        words.push(word_of(split.blocks, 0));
+        words.extend([&q4, &k4, &v4].into_iter().flat_map(tensor_words));
+        words.extend([&o, &lse, &split_o, &split_lse].map(|t| t.data_ptr() as u64));
+        let arguments = Arguments::new().words(&words);
+        let geometry = Geometry {
+            grid: (problem.grid(problem.n_queries, shape.rows(), split.count)?, 1, 1),
+            block: (shape.threads(), 1, 1),
+            shared_bytes: shape.shared_bytes(),
+        };
+        kernels.forward.launch(geometry, &arguments)?;
+        if split.count > 1 {
+            // A warp a row, eight a block.
+            let blocks = problem.grid(problem.n_queries, 1, 1)?.div_ceil(8);
+            let geometry = Geometry { grid: (blocks, 1, 1), block: (256, 1, 1), shared_bytes: 0 };
+            kernels.combine.launch(geometry, &arguments)?;
+        }
+        Ok((o.f_reshape(q.size())?, lse.f_reshape(&q.size()[..q.dim() - 1])?))
+    }
+
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let problem = Problem::of(q, k, v, is_causal)?;
+        ensure!(d_o.size() == q.size(), "do has shape {:?} and o {:?}", d_o.size(), q.size());
+        let [q4, k4, v4, o4, do4] = [q, k, v, o, d_o].map(|t| problem.readable(t));
+        let (q4, k4, v4, o4, do4) = (q4?, k4?, v4?, o4?, do4?);
+        let lse = lse.f_contiguous()?;
+        ensure!(lse.kind() == Kind::Float, "lse is {:?}, the forward pass gives Float", lse.kind());
+        let like = |t: &Tensor| Tensor::f_empty(t.size(), (t.kind(), t.device()));
+        let (dq, dk, dv) = (like(&q4)?, like(&k4)?, like(&v4)?);
+
+        let kernels = Kernels::of(problem.variant, q.device())?;
+        let shape = Backward::of(problem.variant);
+        let blocks = problem.n_queries.div_ceil(Backward::PADDING);
+        let padded = blocks * Backward::PADDING;
+        let statistics = || {
+            let rows = [problem.batch, problem.heads, padded].map(i64::from);
+            Tensor::f_empty(rows, (Kind::Float, q.device()))
+        };
+        let (shift, delta) = (statistics()?, statistics()?);
+        let mut words = problem.words(padded).to_vec();
+        words.extend([&q4, &k4, &v4, &o4, &do4].into_iter().flat_map(tensor_words));
+        words.extend([&lse, &shift, &delta, &dq, &dk, &dv].map(|t| t.data_ptr() as u64));
+        let arguments = Arguments::new().words(&words);
+        let prepare = Geometry { grid: (blocks, problem.heads, problem.batch), block: (256, 1, 1), shared_bytes: 0 };
+        kernels.prepare.launch(prepare, &arguments)?;
+        for (kernel, n, pass, shared_bytes) in [
+            (&kernels.keys, problem.n_keys, shape.keys, shape.keys_shared_bytes()),
+            (&kernels.queries, problem.n_queries, shape.queries, shape.queries_shared_bytes()),
+        ] {
+            let grid = (problem.grid(n, shape.rows(pass), 1)?, 1, 1);
+            kernel.launch(Geometry { grid, block: (shape.threads(), 1, 1), shared_bytes }, &arguments)?;
+        }
+        Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
+    }
+}
+
+/// What the kernels are told of the inputs.
+struct Problem {
+    variant: Variant,
+    batch: u32,
+    heads: u32,
+    n_queries: u32,
+    n_keys: u32,
+}
+
+impl Problem {
+    fn of(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
+        let shape = Shape::of(q, k, v)?;
+        let element = Portable::takes(q.kind(), shape.d).map_err(anyhow::Error::msg)?;
+        if q.device() != Device::Cpu {
+            Portable.supports(q.kind(), q.device(), shape.d).map_err(anyhow::Error::msg)?;
+        }
+        let (batch, heads) = match shape.leading[..] {
+            [] => (1, 1),
+            [heads] => (1, heads),
+            [batch, ref heads @ ..] => (batch, heads.iter().product()),
+        };
+        // The kernels count rows of one head, and a grid its heads and batches, in fewer bits than a tensor may have.
+        let count = |what: &str, n: i64, most: i64| -> Result<u32> {
+            ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
+            Ok(u32::try_from(n)?)
+        };
+        Ok(Self {
+            variant: Variant { d: u32::try_from(shape.d)?, element, is_causal },
+            batch: count("batches", batch, 65_535)?,
+            heads: count("heads", heads, 65_535)?,
+            n_queries: count("queries", shape.n_queries, 1 << 30)?,
+            n_keys: count("keys", shape.n_keys, 1 << 30)?,
+        })
+    }
+
+    /// How the parameters of both passes begin; `last` is the splits of one, the padded rows of the other.
+    fn words(&self, last: u32) -> [u64; 4] {
+        // Eq. 4's factor, and the same for scores to base 2.
+        let scale = 1.0 / f64::from(self.variant.d).sqrt();
+        let scales = [scale, std::f64::consts::LOG2_E * scale].map(|s| (s as f32).to_bits());
+        let head_bytes =
+            2 * u64::from(self.n_queries.max(self.n_keys)) * u64::from(self.variant.d * self.variant.element.bytes());
+        let section = (SECTION_BYTES / head_bytes).clamp(1, u64::from(self.heads) * u64::from(self.batch));
+        [
+            word_of(self.n_queries, self.n_keys),
+            word_of(self.heads, self.batch),
+            word_of(scales[0], scales[1]),
+            word_of(section as u32, last),
+        ]
+    }
+
+    /// Thread blocks for all tiles of `rows` of `n` rows of every head, each shared by `splits`.
+    fn grid(&self, n: u32, rows: u32, splits: u32) -> Result<u32> {
+        let heads = u64::from(self.heads) * u64::from(self.batch);
+        let blocks = u64::from(n.div_ceil(rows)) * heads * u64::from(splits);
+        let fits = i32::try_from(blocks).is_ok();
+        ensure!(fits, "{blocks} tiles of {rows} rows are more than a grid can have");
+        Ok(blocks as u32)
+    }
+
+    /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the kernels can read it so.
+    fn readable(&self, t: &Tensor) -> Result<Tensor> {
+        let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
+        let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
+        if lies_in_pieces(&four) {
+            return Ok(four);
+        }
+        let mut copy = Tensor::f_empty(four.size(), (four.kind(), four.device()))?;
+        copy.f_copy_(&four).context("copying an input whose layout the kernels cannot read")?;
+        Ok(copy)
+    }
+}
+
+/// Whether a tensor's rows are contiguous and begin at multiples of the 16 bytes that the kernels copy at a time.
+fn lies_in_pieces(t: &Tensor) -> bool {
+    let (sizes, strides, bytes) = (t.size(), t.stride(), t.kind().elt_size_in_bytes() as i64);
+    let last = sizes.len() - 1;
+    (t.data_ptr() as usize).is_multiple_of(16)
+        && strides[last] == 1
+        && (0..last).all(|i| sizes[i] == 1 || strides[i] * bytes % 16 == 0)
+}
+
+/// The address and the strides of batches, heads and rows.
+fn tensor_words(t: &Tensor) -> [u64; 4] {
+    let stride = t.stride();
+    [t.data_ptr() as u64, stride[0] as u64, stride[1] as u64, stride[2] as u64]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::rule::{self, Case};
+    use crate::cuda::emulator;
+
+    #[test]
+    fn every_cut_and_type_computes_attention_and_its_gradient() {
+        for (d, kind, is_causal) in [
+            (16, Kind::Half, false),
+            (32, Kind::BFloat16, true),
+            (64, Kind::Float, true),
+            (128, Kind::BFloat16, true),
+            (128, Kind::Float, false),
+        ] {
+            for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (150, 140)] {
+                let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
+                case.hold(&Portable).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn large_scores_equal_rows_strides_and_broadcasts() {
+        for case in rule::adversarial(Device::Cpu, 64, Kind::Float).unwrap() {
+            case.hold(&Portable).unwrap();
+        }
+    }
+
+    #[test]
+    fn one_head_is_split_and_repeats_in_every_bit() {
+        let case = Case::draw(Device::Cpu, &[], [300, 900, 64], Kind::Float, true, 1.0).unwrap();
+        let run = |seed| {
+            let settings = |settings: &mut emulator::Settings| (settings.seed, settings.multiprocessors) = (seed, 132);
+            emulator::with(settings, || case.run(&Portable, Kind::Float).unwrap())
+        };
+        let variant = Variant { d: 64, element: Element::Float, is_causal: true };
+        assert!(Forward::of(variant).split(300, 900, 1, 132).count > 1);
+        emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Portable)).unwrap();
+        assert!(run(1).iter().zip(run(2)).all(|(a, b)| a.equal(&b)));
+    }
+
+    /// The first GPU; without one the ignored tests fail rather than pass unrun.
+    fn gpu() -> Device {
+        crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is")
+    }
+
+    #[test]
+    #[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored portable"]
+    fn on_a_gpu_every_variant_on_ragged_shapes() {
+        let lengths = [(1, 1), (1, 200), (200, 1), (63, 65), (113, 203), (640, 128), (1023, 1024), (1500, 1500)];
+        let mut failures = Vec::new();
+        for variant in Variant::all() {
+            let kind = match variant.element {
+                Element::BFloat16 => Kind::BFloat16,
+                Element::Half => Kind::Half,
+                Element::Float => Kind::Float,
+            };
+            let d = i64::from(variant.d);
+            for (n_queries, n_keys) in lengths {
+                let case = Case::draw(gpu(), &[2, 3], [n_queries, n_keys, d], kind, variant.is_causal, 1.0).unwrap();
+                failures.extend(case.hold(&Portable).err().map(|error| format!("{error:#}")));
+            }
+            for case in rule::adversarial(gpu(), d, kind).unwrap() {
+                failures.extend(case.hold(&Portable).err().map(|error| format!("{error:#}")));
+            }
+        }
+        assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+    }
+
+    #[test]
+    fn inputs_go_as_they_lie_or_as_a_copy_in_pieces_of_16_bytes() {
+        let variant = Variant { d: 16, element: Element::Float, is_causal: true };
+        let problem = Problem { variant, batch: 2, heads: 3, n_queries: 5, n_keys: 5 };
+        let values = Tensor::arange(2 * 3 * 5 * 16, (Kind::Float, Device::Cpu)).reshape([2, 3, 5, 16]);
+        let same = |a: &Tensor, b: &Tensor| a.data_ptr() == b.data_ptr();
+        let inside = values.transpose(1, 2).contiguous().transpose(1, 2);
+        let rows_of_ones = Tensor::ones([1, 1, 1, 16], (Kind::Float, Device::Cpu)).expand_as(&values);
+        for readable in [&values, &inside, &rows_of_ones] {
+            assert!(same(&problem.readable(readable).unwrap(), readable));
+        }
+        assert_eq!(problem.readable(&values.reshape([6, 5, 16])).unwrap().size(), [2, 3, 5, 16]);
+        let ones = Tensor::ones([1, 1, 1, 1], (Kind::Float, Device::Cpu)).expand_as(&values);
+        let odd = Tensor::zeros([2 * 3 * 5 * 16 + 1], (Kind::Float, Device::Cpu)).narrow(0, 1, 2 * 3 * 5 * 16);
+        for unreadable in [ones, odd.reshape([2, 3, 5, 16])] {
+            let copy = problem.readable(&unreadable).unwrap();
+            assert!(!same(&copy, &unreadable) && lies_in_pieces(&copy) && copy.equal(&unreadable));
+        }
+    }
+
+    #[test]
+    fn the_parameters_are_as_the_kernels_declare_them() {
+        let variant = Variant { d: 64, element: Element::Half, is_causal: true };
+        let problem = Problem { variant, batch: 2, heads: 3, n_queries: 1 << 17, n_keys: 5 };
+        // 32 MiB of Q and O a head: one at a time.
+        let [sizes, heads, scales, section] = problem.words(7);
+        assert_eq!((sizes, heads, section), (word_of(1 << 17, 5), word_of(3, 2), word_of(1, 7)));
+        assert_eq!(scales, word_of(0.125f32.to_bits(), 0.180_336_88f32.to_bits()));
+        assert_eq!(problem.grid(1 << 17, 128, 2).unwrap(), 1024 * 6 * 2);
+        let wide = Problem { batch: 60_000, heads: 60_000, ..problem };
+        assert!(wide.grid(1, 128, 1).unwrap_err().to_string().contains("3600000000 tiles"));
+    }
+
+    #[test]
+    fn without_a_gpu_it_says_what_it_needs() {
+        let words = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
+        assert!(words(Kind::Double, Device::Cuda(0), 64).contains("bfloat16, float16 and float32"));
+        assert!(words(Kind::Float, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+        assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
+    }
+}
