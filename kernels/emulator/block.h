@@ -35,6 +35,9 @@
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
+// By this the host finds the kernels that a program has under its macros.
+#undef __global__
+#define __global__ __attribute__((annotate("kernel")))
 
 // Dynamic shared memory, as kernels declare it: extern __shared__ unsigned char memory[].
 alignas(1024) inline unsigned char memory[228 * 1024];

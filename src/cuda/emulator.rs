@@ -12,13 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use libloading::Library;
 use tch::{Kind, Tensor};
 
 use super::jit::{Compiler, Program};
 use super::launch::Geometry;
-use super::nvrtc::Source;
 use super::toolchain::Toolchain;
 use crate::error::Fault;
 
@@ -104,71 +103,62 @@ pub fn load(program: &Program) -> Result<Arc<Emulation>> {
 fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
-    let text = format!("{}#include \"{}\"\n{}", prelude(program), program.file, entries(&source)?);
+    let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    let text = format!("#define EMULATED 1\n{}#include \"{}\"\n", defines.collect::<String>(), program.file);
     let mut parts = vec![&source.text, &text];
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let library = compiler.cache.join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
     if !library.exists() {
-        compile(&compiler.kernels, &text, &library)?;
+        compile(&compiler.kernels, text, &library)?;
     }
     Ok(library)
 }
 
-fn prelude(program: &Program) -> String {
-    let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-    ["#define EMULATED 1\n".to_string()].into_iter().chain(defines).collect()
-}
-
-/// The end of a program's text: its entry points as the emulator lists them.
-fn entries(source: &Source) -> Result<String> {
-    let names = entry_points(&source.text);
-    ensure!(!names.is_empty(), "{} has no extern \"C\" __global__ function", source.name);
-    let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
-    Ok(format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", ")))
-}
-
-/// Names of the functions that begin with `extern "C" __global__ void`, with or without `__launch_bounds__(..)`.
-fn entry_points(text: &str) -> Vec<String> {
-    let code: String =
-        text.lines().map(|line| line.split("//").next().unwrap_or_default().to_string() + "\n").collect();
-    let after = code.split("extern \"C\" __global__ void").skip(1);
-    let name = |rest: &str| {
-        let rest = match rest.trim_start().strip_prefix("__launch_bounds__") {
-            Some(bounds) => bounds.split_once(')')?.1,
-            None => rest,
-        };
-        Some(rest.split_once('(')?.0.trim().to_string())
-    };
-    after.filter_map(name).collect()
-}
-
 /// Compiles `text` into `library`, the whole file or nothing.
-fn compile(kernels: &Path, text: &str, library: &Path) -> Result<()> {
-    let toolchain = Toolchain::get()?;
+fn compile(kernels: &Path, mut text: String, library: &Path) -> Result<()> {
     let folder = library.parent().context("a file needs a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
     let work =
         tempfile::tempdir_in(folder).with_context(|| format!("failed to make a folder in {}", folder.display()))?;
     let (source, made) = (work.path().join("program.cc"), work.path().join("program.so"));
-    fs::write(&source, text)?;
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let mut command = Command::new(&compiler);
-    // Kernels keep arrays that only a loop's pragma tells apart: warnings of other compilers say nothing of them.
-    command
-        .args(["-std=c++20", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-shared", "-o"])
-        .arg(&made)
-        .arg("-I")
-        .arg(kernels);
-    let system = toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]);
-    let output = command.args(system).arg(&source).output().map_err(|error| Fault::NotAvailable {
-        needs: "a C++ compiler, to run kernels on the processor".into(),
-        has: format!("no {compiler:?} that starts ({error}); set CXX"),
-    })?;
-    if !output.status.success() {
-        bail!("{compiler} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
-    }
+    fs::write(&source, &text)?;
+    let preprocessed = run(compiler(kernels)?.args(["-E", "-P"]).arg(&source))?;
+    let names = entry_points(&String::from_utf8_lossy(&preprocessed));
+    ensure!(!names.is_empty(), "it has no extern \"C\" __global__ function");
+    let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
+    text += &format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", "));
+    fs::write(&source, &text)?;
+    run(compiler(kernels)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
     fs::rename(&made, library).with_context(|| format!("failed to write {}", library.display()))
+}
+
+/// `$CXX` or `c++` with what every step of a build needs.
+fn compiler(kernels: &Path) -> Result<Command> {
+    let toolchain = Toolchain::get()?;
+    let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    // Kernels are another compiler's: what this one warns of says nothing of them.
+    command.args(["-std=c++20", "-w", "-Wno-psabi"]).arg("-I").arg(kernels);
+    command.args(toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]));
+    Ok(command)
+}
+
+/// What `command` prints. Errors: [`Fault::NotAvailable`] where it does not start; otherwise its own words.
+fn run(command: &mut Command) -> Result<Vec<u8>> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| Fault::NotAvailable {
+        needs: "a C++ compiler, to run kernels on the processor".into(),
+        has: format!("no {name:?} that starts ({error}); set CXX"),
+    })?;
+    ensure!(output.status.success(), "{name} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    Ok(output.stdout)
+}
+
+/// Names of the functions that begin with `extern "C" __global__ void`, after the preprocessor.
+fn entry_points(preprocessed: &str) -> Vec<String> {
+    const MARK: &str = "__attribute__((annotate(\"kernel\"))) void";
+    let name = |rest: &str| rest.split_once('(').map(|(name, _)| name.trim().to_string());
+    preprocessed.split(MARK).skip(1).filter_map(name).collect()
 }
 
 impl fmt::Debug for Emulation {

@@ -92,13 +92,21 @@ fn errors_name_the_program_and_show_the_compilers_words() {
         folders("extern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
     let error = format!("{:#}", build(&compiler, &PROBE).unwrap_err());
     assert!(error.contains("no_such_name"), "{error}");
-    let Folders { compiler, _root } = folders("__device__ void probe() {}\n");
+    let Folders { compiler, _root } = folders("#include \"lib/base.cuh\"\n__device__ void probe() {}\n");
     assert!(format!("{:#}", build(&compiler, &PROBE).unwrap_err()).contains("no extern \"C\" __global__"));
 }
 
 #[test]
-fn entry_points_are_found_with_and_without_launch_bounds() {
-    let text = "// extern \"C\" __global__ void none(int)\nextern \"C\" __global__ void one(int x) {}\n\
-                extern \"C\" __global__ void __launch_bounds__(threads, 1)\n    two(const __grid_constant__ Map q,\n int x) {}";
-    assert_eq!(entry_points(text), ["one", "two"]);
+fn a_program_has_the_kernels_that_its_macros_leave() {
+    let text = "// extern \"C\" __global__ void none(int)\n#include \"lib/hopper.cuh\"\n\
+                extern \"C\" __global__ void one(int x) {}\n#if MORE\nextern \"C\" __global__ void __launch_bounds__(2 * 64, 1)\n\
+                \x20   two(const __grid_constant__ TensorMap q,\n int x) {}\n#endif\n";
+    let Folders { compiler, _root } = folders(text);
+    for (more, names) in [("0", vec!["one"]), ("1", vec!["one", "two"])] {
+        let program = Program { defines: vec![("MORE", more.to_string())], ..PROBE };
+        let emulation = Emulation::open(&build(&compiler, &program).unwrap()).unwrap();
+        assert_eq!(emulation.entries.keys().collect::<Vec<_>>(), names);
+        assert_eq!(emulation.parameters("one").unwrap(), [4]);
+    }
+    assert!(entry_points("void one(int x) {}").is_empty());
 }
