@@ -9,6 +9,7 @@ const TORCH_VERSION: &str = "2.11.0";
 const SOURCES: &[&str] = &[
     "error.cc",
     "tensor.cc",
+    "attention.cc",
     "autograd.cc",
     "clock.cc",
     "device.cc",

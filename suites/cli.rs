@@ -121,10 +121,10 @@ fn every_problem_of_the_handout_can_be_explained() {
 }
 
 #[test]
-fn a_misspelt_problem_gets_a_suggestion_and_a_later_one_its_reason() {
+fn a_misspelt_problem_gets_a_suggestion() {
     let tree = Tree::new();
     assert!(tree.refused(&["explain", "flash_foward"]).contains("flash_forward"));
-    assert!(tree.refused(&["measure", "flash_benchmarking"]).contains("not answered yet"));
+    assert!(tree.refused(&["measure", "flash_benchmark"]).contains("flash_benchmarking"));
 }
 
 #[test]
@@ -359,13 +359,13 @@ fn the_write_up_is_built_and_a_changed_answer_makes_it_stale() {
 #[test]
 fn grading_gives_points_with_reasons_and_files_for_graders() {
     let tree = Tree::new();
-    let output = tree.run(&["grade", PROBLEM, "flash_benchmarking", "--junit", "j.xml", "--gradescope", "g.json"]);
+    let output = tree.run(&["grade", PROBLEM, "naive_ddp", "--junit", "j.xml", "--gradescope", "g.json"]);
     let said = words(&output);
     assert!(
         output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"),
         "{said}"
     );
-    assert!(said.contains("not answered yet") && said.contains("of 6 points"), "{said}");
+    assert!(said.contains("of 6 points"), "{said}");
     assert!(fs::read_to_string(tree.path("j.xml")).unwrap().contains("testcase"));
     let gradescope: Value = serde_json::from_slice(&fs::read(tree.path("g.json")).unwrap()).unwrap();
     assert_eq!(gradescope["tests"].as_array().unwrap().len(), 2);

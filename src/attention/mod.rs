@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd;
 
+pub mod backends;
 pub mod cases;
 pub mod flash;
 pub mod inputs;

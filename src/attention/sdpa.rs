@@ -110,7 +110,7 @@ fn working_kind(q: &Tensor) -> Kind {
 }
 
 /// (batch, heads, n, d) from any leading dimensions.
-fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
+pub(super) fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
     if t.dim() == 4 {
         return Ok(t.shallow_clone());
     }

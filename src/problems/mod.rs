@@ -23,6 +23,7 @@ pub mod ddp_overlap_individual_parameters_benchmarking;
 pub mod ddp_step;
 pub mod distributed_communication_single_node;
 pub mod flash_backward;
+pub mod flash_benchmarking;
 pub mod flash_forward;
 mod flash_kernels;
 pub mod machine;
@@ -49,6 +50,7 @@ pub const REGISTRY: &[Problem] = &[
     torch_compile::PROBLEM,
     flash_forward::PROBLEM,
     flash_backward::PROBLEM,
+    flash_benchmarking::PROBLEM,
     distributed_communication_single_node::PROBLEM,
     naive_ddp::PROBLEM,
     naive_ddp_benchmarking::PROBLEM,

@@ -4,6 +4,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::filters::number;
+use super::heat::Heat;
 use super::lanes::Lanes;
 use super::plot;
 
@@ -19,6 +20,7 @@ pub struct Figure {
 pub enum Drawing {
     Plot(Plot),
     Lanes(Lanes),
+    Heat(Heat),
 }
 
 impl Drawing {
@@ -29,6 +31,10 @@ impl Drawing {
                 args.get::<&str>("kind")?;
                 Lanes::from_args(args).map(Self::Lanes)
             }
+            "heat" => {
+                args.get::<&str>("kind")?;
+                Heat::from_args(args).map(Self::Heat)
+            }
             _ => Plot::from_args(args).map(Self::Plot),
         }
     }
@@ -37,6 +43,7 @@ impl Drawing {
         match self {
             Self::Plot(plot) => plot::svg(plot),
             Self::Lanes(lanes) => lanes.svg(),
+            Self::Heat(heat) => heat.svg(),
         }
     }
 }
@@ -105,7 +112,7 @@ impl Plot {
             "area" => Kind::Area,
             other => {
                 return Err(invalid(format!(
-                    "unknown kind {other:?}; there are \"line\", \"bar\", \"area\" and \"lanes\""
+                    "unknown kind {other:?}; there are \"line\", \"bar\", \"area\", \"lanes\" and \"heat\""
                 )));
             }
         };

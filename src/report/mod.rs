@@ -11,6 +11,7 @@ pub mod escape;
 pub mod figure;
 pub mod filters;
 pub mod front;
+mod heat;
 mod lanes;
 pub mod lint;
 pub mod markdown;

@@ -89,6 +89,7 @@ pub(super) mod ffi {
     }
 
     unsafe extern "C++" {
+        include!("cs336/src/torch/shim/attention.h");
         include!("cs336/src/torch/shim/autograd.h");
         include!("cs336/src/torch/shim/clock.h");
         include!("cs336/src/torch/shim/device.h");
@@ -113,6 +114,9 @@ pub(super) mod ffi {
         fn set_grad(parameter: &Tensor, gradient: &Tensor) -> Result<()>;
         fn copy_all(to: &CxxVector<Tensor>, from: &CxxVector<Tensor>) -> Result<()>;
         fn bump_version(tensor: &Tensor) -> Result<()>;
+
+        fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<UniquePtr<Tensor>>;
+        fn cudnn_attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<UniquePtr<Tensor>>;
 
         fn enter_autocast(is_cuda: bool, dtype: i8) -> Result<AutocastState>;
         fn leave_autocast(is_cuda: bool, before: AutocastState) -> Result<()>;

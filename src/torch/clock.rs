@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use cxx::UniquePtr;
 use tch::Device;
 
@@ -63,6 +63,53 @@ impl Stopwatch {
     }
 }
 
+/// One stretch of a device's work, timed without waiting for it: many may be under way on a stream at once.
+///
+/// Between events on the thread's current stream on CUDA, by the host's clock on the CPU.
+pub struct Interval(Ends);
+
+enum Ends {
+    Host { start: Instant, seconds: f64 },
+    Events(UniquePtr<ffi::EventPair>),
+}
+
+impl Interval {
+    /// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
+    pub fn new(device: Device) -> Result<Self> {
+        Ok(Self(match device {
+            Device::Cpu => Ends::Host { start: Instant::now(), seconds: 0.0 },
+            _ => Ends::Events(lift(ffi::new_event_pair(cuda_index(device)?))?),
+        }))
+    }
+
+    pub fn start(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Ends::Host { start, .. } => *start = Instant::now(),
+            Ends::Events(events) => lift(events.pin_mut().record_start())?,
+        }
+        Ok(())
+    }
+
+    pub fn end(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Ends::Host { start, seconds } => *seconds = start.elapsed().as_secs_f64(),
+            Ends::Events(events) => lift(events.pin_mut().record_end())?,
+        }
+        Ok(())
+    }
+
+    /// Waits for the end on CUDA; an error unless the interval was started and ended.
+    pub fn seconds(&self) -> Result<f64> {
+        match &self.0 {
+            Ends::Host { seconds, .. } => {
+                ensure!(*seconds > 0.0, "an interval was read that has not ended");
+                Ok(*seconds)
+            }
+            Ends::Events(events) => lift(events.elapsed_seconds()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -93,6 +140,19 @@ mod tests {
         let start = Instant::now();
         let ((), lap) = stopwatch.lap(|| Ok(())).unwrap();
         assert!(lap.host_s <= start.elapsed().as_secs_f64(), "the failed lap counts in {lap:?}");
+    }
+
+    #[test]
+    fn an_interval_lasts_from_its_start_to_its_end_and_is_not_read_before() {
+        let mut interval = Interval::new(Device::Cpu).unwrap();
+        assert!(interval.seconds().is_err());
+        std::thread::sleep(Duration::from_millis(30));
+        interval.start().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        interval.end().unwrap();
+        let seconds = interval.seconds().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(seconds >= 5e-3 && interval.seconds().unwrap() == seconds, "{seconds}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod autocast;
 pub mod autograd;
 pub mod clock;
 pub mod dense;
+pub mod fused_attention;
 pub mod gloo;
 pub mod graph;
 pub mod hooks;

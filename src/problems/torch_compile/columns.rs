@@ -16,9 +16,20 @@ use crate::torch::stream::synchronize;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Column<T> {
-    Measured { row: T },
-    OutOfMemory { requested_bytes: Option<u64>, message: String },
-    NotRun { reason: String },
+    Measured {
+        row: T,
+    },
+    OutOfMemory {
+        requested_bytes: Option<u64>,
+        message: String,
+    },
+    NotRun {
+        reason: String,
+    },
+    /// It runs and must not be timed: what it computes is wrong, or what it needs cannot be made.
+    Failed {
+        error: String,
+    },
 }
 
 /// Seconds of each timed pass, by its name.
@@ -64,10 +75,12 @@ impl<'a> Contender<'a> {
                 Self::out(Column::OutOfMemory { requested_bytes: *requested_bytes, message: message.clone() })
             }
             Column::NotRun { reason } => Self::out(Column::NotRun { reason: reason.clone() }),
+            Column::Failed { error } => Self::out(Column::Failed { error: error.clone() }),
         }
     }
 
-    fn out(ended: Column<Laps>) -> Self {
+    /// One that has ended before its first turn.
+    pub fn out(ended: Column<Laps>) -> Self {
         Self { ended, ..Self::new(|| Ok(Laps::new())) }
     }
 
@@ -80,9 +93,14 @@ impl<'a> Contender<'a> {
             Column::OutOfMemory { requested_bytes, message } => {
                 self.ended = Column::OutOfMemory { requested_bytes, message };
             }
-            Column::NotRun { reason } => self.ended = Column::NotRun { reason },
+            ended @ (Column::NotRun { .. } | Column::Failed { .. }) => self.ended = ended,
         }
         Ok(())
+    }
+
+    /// What came of all its turns.
+    pub fn ended(self) -> Column<Laps> {
+        self.ended
     }
 }
 
@@ -91,14 +109,20 @@ impl<'a> Contender<'a> {
 ///
 /// One that runs out of memory is out for the rest, with the reason; any other error ends the case.
 pub fn interleave<const N: usize>(turns: Turns, mut contenders: [Contender; N]) -> Result<[Column<Laps>; N]> {
-    for round in 0..turns.rounds {
+    take_turns(turns.rounds, &mut contenders)?;
+    Ok(contenders.map(Contender::ended))
+}
+
+/// As [`interleave`], for a list whose length is data.
+pub fn take_turns(rounds: usize, contenders: &mut [Contender]) -> Result<()> {
+    for round in 0..rounds {
         let mut contenders: Vec<_> = contenders.iter_mut().collect();
         if round % 2 == 1 {
             contenders.reverse();
         }
         contenders.into_iter().try_for_each(Contender::take_turn)?;
     }
-    Ok(contenders.map(|contender| contender.ended))
+    Ok(())
 }
 
 impl Column<Laps> {
@@ -135,6 +159,7 @@ impl<T> Column<T> {
             Self::Measured { row } => Column::Measured { row: change(row)? },
             Self::OutOfMemory { requested_bytes, message } => Column::OutOfMemory { requested_bytes, message },
             Self::NotRun { reason } => Column::NotRun { reason },
+            Self::Failed { error } => Column::Failed { error },
         })
     }
 
@@ -229,6 +254,7 @@ mod tests {
             Column::Measured { row: 3 },
             Column::OutOfMemory { requested_bytes: None, message: "full".into() },
             Column::NotRun { reason: "no".into() },
+            Column::Failed { error: "wrong".into() },
         ] {
             let json = serde_json::to_value(&column).unwrap();
             assert_eq!(serde_json::from_value::<Column<i32>>(json).unwrap(), column);

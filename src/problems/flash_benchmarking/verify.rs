@@ -1,0 +1,119 @@
+//! Whether an entrant computes attention at all, before anything of it is timed: against the definition in float64.
+
+use anyhow::{Result, ensure};
+use tch::{Kind, Tensor};
+
+use super::Dtype;
+use super::inputs::Inputs;
+use crate::attention::hidden;
+use crate::problems::torch_compile::attention::Errors;
+use crate::problems::torch_compile::columns::relative_error;
+
+/// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
+pub const WHOLE: i64 = 1024;
+const TAIL: i64 = 256;
+
+/// The largest error of o, dq, dk and dv as a share of the norm.
+///
+/// bfloat16 rounds by 2^-9 at most, and a pass through the definition rounds scores, probabilities, their gradients and
+/// each result: together about a hundredth. In float32 the bound admits products whose factors are rounded to TF32
+/// (2^-11, about 1e-3 after both products), as the handout's own tolerance of 1e-2 does; the report prints what is reached.
+pub fn tolerance(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float32 => 5e-3,
+        Dtype::Float16 => 5e-3,
+        Dtype::Bfloat16 => 2e-2,
+    }
+}
+
+/// o, dq, dk and dv at positions `from` and after, in float64.
+pub struct Expected {
+    from: i64,
+    outputs: [Tensor; 4],
+}
+
+impl Expected {
+    /// Of causal attention on `inputs`, by Eq. 4-11.
+    ///
+    /// The queries from `from` on are enough: o and dq of a position need its own query only, and no earlier query
+    /// sees a key of the tail, so that dk and dv of the tail need none. The work is linear in the length.
+    pub fn of(inputs: &Inputs) -> Result<Self> {
+        let seq = inputs.seq();
+        let from = if seq <= WHOLE { 0 } else { seq - TAIL };
+        let _no_graph = tch::no_grad_guard();
+        let wide = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Double);
+        let tail = |t: &Tensor| t.f_narrow(-2, from, seq - from);
+        let (q, d_o) = (wide(&tail(&inputs.q)?)?, wide(&tail(&inputs.d_o)?)?);
+        let (k, v) = (wide(&inputs.k)?, wide(&inputs.v)?);
+        let root = (inputs.head_dim() as f64).sqrt();
+        let mask = hidden(from..seq, 0..seq, q.device())?;
+        let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div_scalar(root)?;
+        let p = scores.f_masked_fill(&mask, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
+        let o = p.f_matmul(&v)?;
+        let dp = d_o.f_matmul(&v.f_transpose(-2, -1)?)?;
+        let row_sum = p.f_mul(&dp)?.f_sum_dim_intlist([-1_i64].as_slice(), true, None)?;
+        let ds = p.f_mul(&dp.f_sub(&row_sum)?)?.f_div_scalar(root)?;
+        let of_tail = |t: &Tensor| t.f_narrow(-1, from, seq - from)?.f_transpose(-2, -1);
+        let (dk, dv) = (of_tail(&ds)?.f_matmul(&q)?, of_tail(&p)?.f_matmul(&d_o)?);
+        Ok(Self { from, outputs: [o, ds.f_matmul(&k)?, dk, dv] })
+    }
+
+    /// The errors of whole o, dq, dk and dv of an entrant.
+    pub fn errors(&self, outputs: &[Tensor; 4]) -> Result<Errors> {
+        let of = |i: usize| -> Result<f64> {
+            let (ours, expected) = (&outputs[i], &self.outputs[i]);
+            let length = ours.size()[ours.dim() - 2] - self.from;
+            let tail = ours.f_narrow(-2, self.from, length)?;
+            ensure!(tail.size() == expected.size(), "shape {:?}, expected {:?}", tail.size(), expected.size());
+            relative_error(&tail, expected)
+        };
+        Ok(Errors { o: of(0)?, dq: of(1)?, dk: of(2)?, dv: of(3)? })
+    }
+}
+
+/// The larger of each.
+pub fn worse(a: Errors, b: Errors) -> Errors {
+    Errors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::attention::{Attention as _, naive::Naive};
+
+    #[test]
+    fn whole_and_tail_are_what_the_definition_gives() {
+        for seq in [96, WHOLE + 40] {
+            let inputs = Inputs::draw([1, 2, seq, 8], Kind::Double, Device::Cpu).unwrap();
+            let q = |t: &Tensor| t.detach();
+            let (q, k, v) = (q(&inputs.q), q(&inputs.k), q(&inputs.v));
+            let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
+            let (dq, dk, dv) = Naive.backward(&q, &k, &v, &o, &lse, &inputs.d_o, true).unwrap();
+            let expected = Expected::of(&inputs).unwrap();
+            assert_eq!(expected.from, if seq > WHOLE { seq - TAIL } else { 0 });
+            let errors = expected.errors(&[o, dq, dk, dv]).unwrap();
+            assert!(errors.largest() < 1e-12, "{errors:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_any_one_of_the_four_is_seen() {
+        let length = WHOLE + 300;
+        let inputs = Inputs::draw([1, 1, length, 8], Kind::Double, Device::Cpu).unwrap();
+        let expected = Expected::of(&inputs).unwrap();
+        let whole = |tail: &Tensor| {
+            let whole = Tensor::zeros([1, 1, length, 8], (Kind::Double, Device::Cpu));
+            whole.narrow(-2, expected.from, TAIL).copy_(tail);
+            whole
+        };
+        for wrong in 0..4 {
+            let outputs: Vec<Tensor> = expected.outputs.iter().map(whole).collect();
+            let _ = outputs[wrong].narrow(-2, expected.from, 1).f_mul_scalar_(1.5).unwrap();
+            let errors = expected.errors(&outputs.try_into().unwrap()).unwrap();
+            let of = [errors.o, errors.dq, errors.dk, errors.dv];
+            assert!(of.iter().enumerate().all(|(i, e)| (*e > 1e-3) == (i == wrong)), "{wrong}: {of:?}");
+        }
+    }
+}
