@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::Dtype;
 use crate::attention::backends::Backend;
 use crate::attention::flash::Flash;
+use crate::attention::portable::Portable;
 use crate::attention::tiled::Tiled;
 use crate::attention::{Attention, hidden, naive, recomputing};
 
@@ -58,15 +59,17 @@ pub const ENTRANTS: &[Entrant] = &[
     Entrant::of("naive", "plain", Group::Plain, Units::Vector, &[], Way::Definition),
     Entrant::of("tiled", "tiled", Group::Ours, Units::Vector, &[], Way::CpuOnly(&Tiled::DEFAULT)),
     Entrant::of("flash", "Hopper", Group::Ours, Units::Tensor, &FLASH_KERNELS, Way::Own(&Flash)),
+    Entrant::of("portable", "portable", Group::Ours, Units::Tensor, &PORTABLE_KERNELS, Way::Own(&Portable)),
     Entrant::of("sdpa_flash", "SDPA flash", Group::Pytorch, Units::Vector, &[], Way::Operator(Backend::Flash)),
     Entrant::of("sdpa_cudnn", "cuDNN", Group::Pytorch, Units::Tensor, &[], Way::Operator(Backend::Cudnn)),
     Entrant::of("sdpa_efficient", "efficient", Group::Pytorch, Units::Tensor, &[], Way::Operator(Backend::Efficient)),
 ];
 
 const FLASH_KERNELS: [&str; 2] = ["flash_forward.cu", "flash_backward.cu"];
+const PORTABLE_KERNELS: [&str; 2] = ["portable_forward.cu", "portable_backward.cu"];
 
 /// The kernels of all entrants.
-pub const KERNELS: &[&str] = &FLASH_KERNELS;
+pub const KERNELS: &[&str] = &[FLASH_KERNELS[0], FLASH_KERNELS[1], PORTABLE_KERNELS[0], PORTABLE_KERNELS[1]];
 
 /// Attention by one entrant on inputs of one shape, ready to be timed: causal, recorded for autograd.
 pub type Run<'a> = Box<dyn Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a>;
