@@ -89,7 +89,7 @@ fn what_the_hardware_leaves_undefined_is_told() {
 #[test]
 fn errors_name_the_program_and_show_the_compilers_words() {
     let Folders { compiler, _root } =
-        folders("extern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
+        folders("#include \"lib/base.cuh\"\nextern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
     let error = format!("{:#}", build(&compiler, &PROBE).unwrap_err());
     assert!(error.contains("no_such_name"), "{error}");
     let Folders { compiler, _root } = folders("#include \"lib/base.cuh\"\n__device__ void probe() {}\n");
