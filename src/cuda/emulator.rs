@@ -104,7 +104,8 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-    let text = format!("#define EMULATED 1\n{}#include \"{}\"\n", defines.collect::<String>(), program.file);
+    let defines: String = defines.collect();
+    let text = format!("#define EMULATED 1\n{defines}#include \"emulator/block.h\"\n#include \"{}\"\n", program.file);
     let mut parts = vec![&source.text, &text];
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));

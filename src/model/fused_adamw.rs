@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::optim::{AdamW, AdamWOptions, Optimizer};
 use crate::cuda::{self, Arguments, Geometry, Kernel, Program, word_of};
+use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
 use crate::torch::dense::{Pair, float32_pair};
 
@@ -111,10 +112,15 @@ impl FusedAdamW {
     /// Errors: [`crate::error::Fault::NotAvailable`] unless `device` is a GPU that is there; options that
     /// [`AdamWOptions::validate`] refuses; a kernel that does not compile.
     pub fn new(options: AdamWOptions, device: Device) -> Result<Self> {
+        options.validate()?;
+        if !device.is_cuda() {
+            return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
+        }
         Self::with_shape(options, device, SHAPE)
     }
 
-    /// As [`FusedAdamW::new`], with the kernel cut in another way.
+    /// As [`FusedAdamW::new`], with the kernel cut in another way; on the processor, where a test wants it, in the
+    /// emulator.
     pub fn with_shape(options: AdamWOptions, device: Device, shape: Shape) -> Result<Self> {
         options.validate()?;
         let module = cuda::load(device, &program(shape)).context("preparing FusedAdamW")?;
@@ -238,7 +244,35 @@ impl Optimizer for FusedAdamW {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Fault, fault_of};
+    use crate::error::fault_of;
+
+    #[test]
+    fn the_kernels_steps_are_those_of_adamw() {
+        let options = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
+        let mut fused = FusedAdamW::with_shape(options, Device::Cpu, SHAPE).unwrap();
+        let mut plain = AdamW::new(options).unwrap();
+        tch::manual_seed(11);
+        let draw = |n: i64| Tensor::randn([n], (Kind::Float, Device::Cpu));
+        // A chunk and more, a whole number of vectors, less than one, and one that no vector reaches whole.
+        let ours = [draw(5001), draw(128), draw(3), draw(1025).narrow(0, 1, 1023)];
+        let theirs: Vec<Tensor> = ours.iter().map(Tensor::copy).collect();
+        let names = ["a", "b", "c", "d"];
+        for _ in 0..3 {
+            let gradients: Vec<Tensor> = ours.iter().map(|p| draw(p.size()[0])).collect();
+            let items = |tensors: &[Tensor]| -> Vec<(&str, Tensor, Tensor)> {
+                let all = names.iter().zip(tensors).zip(&gradients);
+                all.map(|((name, p), g)| (*name, p.shallow_clone(), g.shallow_clone())).collect()
+            };
+            let (a, b) = (items(&ours), items(&theirs));
+            fused.update(&a.iter().map(|(name, p, g)| (*name, p, g)).collect::<Vec<_>>()).unwrap();
+            for (name, p, g) in &b {
+                plain.update(name, p, g).unwrap();
+            }
+        }
+        for (name, (ours, theirs)) in names.iter().zip(ours.iter().zip(&theirs)) {
+            assert!(ours.allclose(theirs, 1e-5, 1e-7, false), "{name} is off by {:?}", (ours - theirs).abs().max());
+        }
+    }
 
     #[test]
     fn what_the_kernel_cannot_read_is_named_with_a_remedy() {
