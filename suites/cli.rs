@@ -23,8 +23,14 @@ impl Tree {
     fn new() -> Self {
         let tree = Self { folder: tempfile::tempdir().unwrap() };
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let kinds =
-            [("suites", "toml"), ("templates", "md"), ("templates/shared", "md"), ("report", "typ"), ("kernels", "cu")];
+        let kinds = [
+            ("suites", "toml"),
+            ("templates", "md"),
+            ("templates/shared", "md"),
+            ("report", "typ"),
+            ("kernels", "cu"),
+            ("kernels/lib", "cuh"),
+        ];
         for (folder, extension) in kinds {
             fs::create_dir(tree.path(folder)).unwrap();
             for entry in fs::read_dir(root.join(folder)).unwrap() {

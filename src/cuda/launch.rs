@@ -92,36 +92,6 @@ pub fn multiprocessors(device: Device) -> Result<u32> {
     }
 }
 
-/// What was loaded for each device and each way of compiling, `K`; it lives as long as the process.
-pub struct Cache<K, V>(Mutex<ByDevice<K, V>>);
-
-/// By the GPU's number, which the processor does not have.
-type ByDevice<K, V> = BTreeMap<(Option<usize>, K), Arc<V>>;
-
-impl<K: Ord + Copy, V> Cache<K, V> {
-    pub const fn new() -> Self {
-        Self(Mutex::new(BTreeMap::new()))
-    }
-
-    /// The value of `key` on `device`, made by `make` the first time; an error is not kept.
-    pub fn get(&self, device: Device, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
-        let index = if let Device::Cuda(index) = device { Some(index) } else { None };
-        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = loaded.get(&(index, key)) {
-            return Ok(value.clone());
-        }
-        let value = Arc::new(make()?);
-        loaded.insert((index, key), value.clone());
-        Ok(value)
-    }
-}
-
-impl<K: Ord + Copy, V> Default for Cache<K, V> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Module {
     /// The entry point `name`, which is brought onto the device now: its first launch may be inside a graph's capture.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {

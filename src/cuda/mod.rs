@@ -6,6 +6,7 @@
 //! processor the same walk ends in the [`emulator`], so that every kernel is tested on machines without a GPU.
 
 mod arch;
+mod cache;
 pub mod emulator;
 mod jit;
 mod lane;
@@ -16,11 +17,10 @@ mod tensor_map;
 mod toolchain;
 
 pub use arch::Arch;
+pub use cache::Cache;
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
-pub use launch::{
-    Arguments, Cache, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of,
-};
+pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of};
 pub use report::Resources;
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;

@@ -1,3 +1,5 @@
+//! What the emulator runs, and what it tells of kernels that are wrong.
+
 use tch::Device;
 
 use super::*;

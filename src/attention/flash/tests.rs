@@ -1,0 +1,86 @@
+//! The kernels against the definition in the emulator, and what the host tells them.
+
+use super::*;
+use crate::attention::rule::{self, Case};
+use crate::cuda::emulator;
+
+#[test]
+fn every_cut_computes_attention_and_its_gradient() {
+    for (d, kind, is_causal) in [
+        (16, Kind::Half, false),
+        (32, Kind::BFloat16, true),
+        (64, Kind::BFloat16, true),
+        (128, Kind::BFloat16, true),
+        (128, Kind::Half, false),
+    ] {
+        // One tile, ragged tiles of both, a single row, and more keys than queries: what the loops begin and end with.
+        for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (300, 140)] {
+            let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
+            case.hold(&Flash).unwrap();
+        }
+    }
+}
+
+#[test]
+fn large_scores_equal_rows_strides_and_broadcasts() {
+    for case in rule::adversarial(Device::Cpu, 64, Kind::BFloat16).unwrap() {
+        case.hold(&Flash).unwrap();
+    }
+}
+
+#[test]
+fn one_head_is_cut_into_parts_and_adds_up() {
+    for (d, n_queries, n_keys, is_causal) in
+        [(64, 900, 900, true), (128, 700, 500, false), (64, 600, 1100, true), (64, 1000, 150, true)]
+    {
+        let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
+        let variant = Variant { d: d as u32, is_half: false, is_causal };
+        let steps = Forward::of(variant).steps(n_queries as u32, n_keys as u32);
+        let backward = Backward::of(variant).steps(n_queries as u32, n_keys as u32);
+        assert!(
+            [&steps, &backward].iter().any(|steps| Parts::of(steps, 1, 132).is_some()),
+            "{steps:?} and {backward:?} are left whole"
+        );
+        emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Flash)).unwrap();
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_order_of_threads_and_copies() {
+    let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
+    let run = |seed| emulator::with_seed(seed, || case.run(&Flash, Kind::BFloat16).unwrap());
+    let first = run(1);
+    for seed in 2..5 {
+        for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {
+            // Blocks run one after the other here, so that even dq's sums come in one order.
+            assert!(a.equal(&b), "result {i} of seed {seed} differs from seed 1's");
+        }
+    }
+}
+
+#[test]
+fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {
+    let variant = Variant { d: 16, is_half: false, is_causal: true };
+    let problem = Problem { variant, batch: 2, heads: 3, n_queries: 5, n_keys: 5 };
+    let values = Tensor::arange(2 * 3 * 5 * 16, (Kind::BFloat16, Device::Cpu)).reshape([2, 3, 5, 16]);
+    let same = |a: &Tensor, b: &Tensor| a.data_ptr() == b.data_ptr();
+    assert!(same(&problem.readable(&values).unwrap(), &values));
+    let inside = values.transpose(1, 2).contiguous().transpose(1, 2);
+    assert!(same(&problem.readable(&inside).unwrap(), &inside));
+    let flat = problem.readable(&values.reshape([6, 5, 16])).unwrap();
+    assert_eq!(flat.size(), [2, 3, 5, 16]);
+    let ones = Tensor::ones([1, 1, 1, 1], (Kind::BFloat16, Device::Cpu)).expand_as(&values);
+    let odd = Tensor::zeros([2 * 3 * 5 * 16 + 1], (Kind::BFloat16, Device::Cpu)).narrow(0, 1, 2 * 3 * 5 * 16);
+    for unreadable in [ones, odd.reshape([2, 3, 5, 16])] {
+        let copy = problem.readable(&unreadable).unwrap();
+        assert!(!same(&copy, &unreadable) && TensorMap::fits(&copy).is_ok() && copy.equal(&unreadable));
+    }
+}
+
+#[test]
+fn without_a_hopper_gpu_it_says_what_it_needs() {
+    let words = |kind, device, d| Flash.supports(kind, device, d).unwrap_err();
+    assert!(words(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
+    assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    assert!(words(Kind::Half, Device::Cpu, 64).contains("need a GPU"));
+}

@@ -1,0 +1,52 @@
+//! What lives once a device for as long as the process does: loaded kernels.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use tch::Device;
+
+/// What was loaded for each device and each way of compiling, `K`; it lives as long as the process.
+pub struct Cache<K, V>(Mutex<ByDevice<K, V>>);
+
+/// By the GPU's number, which the processor does not have.
+type ByDevice<K, V> = BTreeMap<(Option<usize>, K), Arc<V>>;
+
+impl<K: Ord + Copy, V> Cache<K, V> {
+    pub const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// The value of `key` on `device`, made by `make` the first time; an error is not kept.
+    pub fn get(&self, device: Device, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+        let index = if let Device::Cuda(index) = device { Some(index) } else { None };
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = loaded.get(&(index, key)) {
+            return Ok(value.clone());
+        }
+        let value = Arc::new(make()?);
+        loaded.insert((index, key), value.clone());
+        Ok(value)
+    }
+}
+
+impl<K: Ord + Copy, V> Default for Cache<K, V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_made_once_a_device_and_an_error_is_not_kept() {
+        let cache: Cache<u32, u32> = Cache::new();
+        assert!(cache.get(Device::Cpu, 1, || anyhow::bail!("not now")).is_err());
+        let first = cache.get(Device::Cpu, 1, || Ok(10)).unwrap();
+        let again = cache.get(Device::Cpu, 1, || unreachable!("it is there")).unwrap();
+        let (elsewhere, other) = (cache.get(Device::Cuda(0), 1, || Ok(20)), cache.get(Device::Cpu, 2, || Ok(30)));
+        assert_eq!((*first, *again, *elsewhere.unwrap(), *other.unwrap()), (10, 10, 20, 30));
+    }
+}
