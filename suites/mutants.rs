@@ -8,14 +8,20 @@ use libtest_mimic::{Arguments, Trial};
 mod attention;
 #[path = "mutants/ddp.rs"]
 mod ddp;
+#[path = "mutants/kernels.rs"]
+mod kernels;
 #[path = "mutants/model.rs"]
 mod model;
 #[path = "mutants/numerics.rs"]
 mod numerics;
 
 fn main() -> ExitCode {
+    if let Some(code) = kernels::worker() {
+        return code;
+    }
     cs336::collective::ranks::set_program(env!("CARGO_BIN_EXE_cs336").into());
-    let families: [fn() -> Vec<Trial>; 4] = [attention::trials, ddp::trials, model::trials, numerics::trials];
+    let families: [fn() -> Vec<Trial>; 5] =
+        [attention::trials, ddp::trials, kernels::trials, model::trials, numerics::trials];
     let trials: Vec<Trial> = families.iter().flat_map(|trials| trials()).collect();
     assert!(!trials.is_empty(), "no mutant is tested");
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

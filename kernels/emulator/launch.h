@@ -85,12 +85,25 @@ inline void run_block() {
   std::vector<std::size_t> order(block.threads.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::size_t left = order.size();
+  // Some blocks have copies that come late, or only when nothing else can happen; and warps that lag behind the others:
+  // of so many turns they take one.
+  const u32 copies_one_in = std::array{4u, 32u, 0u}[block.random() % 3];
+  std::vector<u32> lag((order.size() + 31) / 32);
+  for (u32 &turns : lag) turns = std::array{1u, 1u, 8u}[block.random() % 3];
+  std::vector<bool> skipped(lag.size());
   while (left > 0) {
     std::shuffle(order.begin(), order.end(), block.random);
     bool moved = false;
+    for (std::size_t warp = 0; warp < lag.size(); ++warp) {
+      skipped[warp] = block.random() % lag[warp] != 0;
+    }
     for (std::size_t i : order) {
       Thread &thread = block.threads[i];
       if (thread.done || (thread.ready && !thread.ready())) continue;
+      if (skipped[i / 32]) {
+        moved = true;
+        continue;
+      }
       moved = true;
       thread.ready = nullptr;
       resume(thread);
@@ -98,7 +111,7 @@ inline void run_block() {
       left -= thread.done;
     }
     for (std::size_t i = block.pending.size(); i-- > 0;) {
-      if (block.random() % 4 == 0) moved = true, arrive(i);
+      if (copies_one_in != 0 && block.random() % copies_one_in == 0) moved = true, arrive(i);
     }
     if (!moved && !block.pending.empty()) moved = true, arrive(block.random() % block.pending.size());
     if (!block.fault.empty()) return;

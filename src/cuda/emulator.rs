@@ -109,11 +109,17 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let mut parts = vec![&source.text, &text];
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
-    let library = compiler.cache.join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
+    let library = folder(&compiler.cache).join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
     if !library.exists() {
         compile(&compiler.kernels, text, &library)?;
     }
     Ok(library)
+}
+
+/// The cache, or where it cannot be written a folder of this process's own: a library must lie somewhere to be loaded.
+fn folder(cache: &Path) -> PathBuf {
+    let is_writable = fs::create_dir_all(cache).and_then(|()| tempfile::tempfile_in(cache)).is_ok();
+    if is_writable { cache.to_path_buf() } else { std::env::temp_dir().join(format!("cs336-{}", std::process::id())) }
 }
 
 /// Compiles `text` into `library`, the whole file or nothing.

@@ -112,3 +112,12 @@ fn a_program_has_the_kernels_that_its_macros_leave() {
     }
     assert!(entry_points("void one(int x) {}").is_empty());
 }
+
+#[test]
+fn a_cache_that_cannot_be_written_is_replaced() {
+    let Folders { mut compiler, _root } = folders("extern \"C\" __global__ void probe(float *x) { x[0] = 1.0f; }\n");
+    compiler.cache = compiler.kernels.join("probe.cu").join("cache");
+    let library = build(&compiler, &PROBE).unwrap();
+    assert!(library.starts_with(std::env::temp_dir()) && Emulation::open(&library).is_ok());
+    fs::remove_file(library).unwrap();
+}

@@ -1,0 +1,173 @@
+//! Mutants of the CUDA kernels: a copy of `kernels/` with one line changed, which the checks in the emulator must catch.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use cs336::problems::REGISTRY;
+use libtest_mimic::{Failed, Trial};
+
+/// A program that was compiled stays in its process: every mutant has one of its own, which finds its tree by this.
+const ROOT: &str = "CS336_ROOT";
+/// The first argument of such a process; the problem and the check follow.
+const WORKER: &str = "kernel-worker";
+
+struct Mutant {
+    name: &'static str,
+    file: &'static str,
+    /// What stands there once, and what takes its place.
+    line: &'static str,
+    changed: &'static str,
+    check: (&'static str, &'static str),
+    /// Of what the check says: a mutant that does not compile, or fails in another way, is not caught.
+    words: &'static str,
+}
+
+const FORWARD: (&str, &str) = ("flash_forward", "hopper_kernel");
+const BACKWARD: (&str, &str) = ("flash_backward", "hopper_kernels");
+const WRONG: &str = "is off by";
+
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "scores_are_read_before_they_are_there",
+        file: "flash_forward.cu",
+        line: "    wgmma_wait<1>();\n    hold(s);\n    release(bar.k_free(now));\n",
+        changed: "    hold(s);\n    release(bar.k_free(now));\n",
+        check: FORWARD,
+        words: WRONG,
+    },
+    Mutant {
+        name: "outputs_are_not_rescaled",
+        file: "flash_forward.cu",
+        line: "o[i] *= factor[i / 2 % 2];",
+        changed: "o[i] *= 1.0f;",
+        check: FORWARD,
+        words: WRONG,
+    },
+    Mutant {
+        name: "the_diagonal_is_one_further",
+        file: "flash_forward.cu",
+        line: "min(problem.n_keys - 1, row + 8 * r)",
+        changed: "min(problem.n_keys - 1, row + 8 * r + 1)",
+        check: FORWARD,
+        words: WRONG,
+    },
+    Mutant {
+        name: "outputs_leave_before_the_fence",
+        file: "flash_forward.cu",
+        line: "    fence_to_async();\n",
+        changed: "",
+        check: FORWARD,
+        words: "without a fence behind it",
+    },
+    Mutant {
+        name: "q_is_given_back_by_too_few",
+        file: "flash_forward.cu",
+        line: "barrier_init(bar.q_free(), 4 * groups);",
+        changed: "barrier_init(bar.q_free(), 4 * groups + 1);",
+        check: FORWARD,
+        words: "can go on",
+    },
+    Mutant {
+        name: "fewer_bytes_are_expected_than_come",
+        file: "flash_backward.cu",
+        line: "barrier_expect(bar.q_full(stage), q_bytes + row_stats);",
+        changed: "barrier_expect(bar.q_full(stage), q_bytes);",
+        check: BACKWARD,
+        words: "the emulator stopped",
+    },
+    Mutant {
+        name: "d_is_not_subtracted",
+        file: "flash_backward.cu",
+        line: "s[at] * (dp[at] - shift.x)",
+        changed: "s[at] * dp[at]",
+        check: BACKWARD,
+        words: WRONG,
+    },
+    Mutant {
+        name: "ds_is_multiplied_before_both_have_written_it",
+        file: "flash_backward.cu",
+        line: "    named_sync(both_barrier, 256);\n    float dq[dq_sums_a_thread];\n",
+        changed: "    float dq[dq_sums_a_thread];\n",
+        check: BACKWARD,
+        words: "",
+    },
+    Mutant {
+        name: "a_tile_is_overwritten_while_it_is_read",
+        file: "textbook_forward.cu",
+        line: "    // No thread reads the tiles before any more.\n    __syncthreads();\n",
+        changed: "",
+        check: ("flash_forward", "textbook_kernel"),
+        words: WRONG,
+    },
+    Mutant {
+        name: "a_tile_is_read_before_it_has_come",
+        file: "portable_forward.cu",
+        line: "    copies_wait<stages - 2>();\n",
+        changed: "    copies_wait<stages - 1>();\n",
+        check: ("flash_forward", "portable_kernel"),
+        words: "",
+    },
+];
+
+/// One test a mutant; that the kernels as they are pass the same checks is the checks' own test.
+pub fn trials() -> Vec<Trial> {
+    let trial = |mutant: &'static Mutant| Trial::test(format!("mutants::kernels::{}", mutant.name), || caught(mutant));
+    MUTANTS.iter().map(trial).collect()
+}
+
+/// Where this process is a mutant's: runs its check, and says on standard output how it ended.
+pub fn worker() -> Option<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [first, problem, check] = arguments.as_slice() else { return None };
+    if first != WORKER {
+        return None;
+    }
+    let problem = REGISTRY.iter().find(|p| p.name == problem)?;
+    let check = problem.checks.iter().find(|c| c.name == check)?;
+    match (check.run)() {
+        Ok(verdict) => println!("passed: {verdict:?}"),
+        Err(error) => println!("caught: {error:#}"),
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+fn caught(mutant: &Mutant) -> Result<(), Failed> {
+    let tree = tempfile::tempdir()?;
+    for folder in ["suites", "templates"] {
+        fs::create_dir(tree.path().join(folder))?;
+    }
+    let kernels = tree.path().join("kernels");
+    copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels"), &kernels)?;
+    let path = kernels.join(mutant.file);
+    let text = fs::read_to_string(&path)?;
+    let found = text.matches(mutant.line).count();
+    if found != 1 {
+        return Err(format!("{} holds the line {found} times: mend the mutant", mutant.file).into());
+    }
+    fs::write(&path, text.replace(mutant.line, mutant.changed))?;
+    let (problem, check) = mutant.check;
+    let mut worker = Command::new(std::env::current_exe()?);
+    worker.args([WORKER, problem, check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", tree.path().join("cache"));
+    let output = worker.output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if said.starts_with("caught: ") && said.contains(mutant.words) && !said.contains("failed:") {
+        println!("{said}");
+        return Ok(());
+    }
+    Err(format!("{check} said {said:?}, {}", String::from_utf8_lossy(&output.stderr)).into())
+}
+
+fn copy(from: &Path, to: &PathBuf) -> std::io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy(&path, &target)?;
+        } else {
+            fs::copy(path, target)?;
+        }
+    }
+    Ok(())
+}
