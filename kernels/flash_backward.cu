@@ -15,7 +15,9 @@
 // Sums of dq come in any order, so that its last bits vary from run to run; dk and dv repeat in every bit.
 //
 // Notebook
-//   1. First version of this form. To be measured.
+//   1. First version of this form. In the emulator it was right at once for every d, type and mask. To be measured.
+//   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 64 blocks of keys, the longest of 64 steps, which
+//      whole take as long as those 64; in parts some 16, and the adding up. To be measured.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.

@@ -192,7 +192,7 @@ inline unsigned char *shared(u32 address, u32 bytes) {
 
 } // namespace emulator
 
-// ---- what CUDA C++ has by itself -------------------------------------------------------------------------------------
+// ---- what CUDA C++ has by itself -----------------------------------------------------------------------------------
 
 using std::max;
 using std::memcpy;
@@ -205,7 +205,9 @@ inline unsigned long long __cvta_generic_to_shared(const void *pointer) {
   if (offset < 0 || offset >= emulator::block.shared_bytes) emulator::fail("a pointer is not to shared memory");
   return emulator::shared_base + offset;
 }
-template <typename T> T __shfl_sync(unsigned, T value, int from) { return emulator::gather("__shfl_sync", value)[from & 31]; }
+template <typename T> T __shfl_sync(unsigned, T value, int from) {
+  return emulator::gather("__shfl_sync", value)[from & 31];
+}
 template <typename T> T __shfl_xor_sync(unsigned, T value, int bits) {
   return emulator::gather("__shfl_xor_sync", value)[(emulator::lane() ^ bits) & 31];
 }

@@ -7,7 +7,7 @@
 
 namespace emulator {
 
-// ---- what the copy engine and the tensor cores read of shared memory --------------------------------------------------
+// ---- what the copy engine and the tensor cores read of shared memory -----------------------------------------------
 
 // The thread whose write to a granule of 16 bytes no fence has ordered before such reads yet, plus one; and the granules
 // that each thread wrote since its last fence.
@@ -36,7 +36,7 @@ inline const unsigned char *read_by_engine(u32 address, u32 bytes, const char *w
   return shared(address, bytes);
 }
 
-// ---- barriers in shared memory ----------------------------------------------------------------------------------------
+// ---- barriers in shared memory -------------------------------------------------------------------------------------
 
 struct Mbarrier {
   u32 arrivals = 0;
@@ -73,7 +73,7 @@ inline void arrive(u32 address, u32 expected_bytes) {
   barrier.settle();
 }
 
-// ---- bulk copies -------------------------------------------------------------------------------------------------------
+// ---- bulk copies ---------------------------------------------------------------------------------------------------
 
 // What src/cuda/tensor_map.rs writes for a tensor on the processor.
 struct Map {
@@ -135,7 +135,7 @@ inline int copies_out_pending(int thread) {
                                         [thread](const Pending &pending) { return pending.thread == thread; }));
 }
 
-// ---- matrix instructions ------------------------------------------------------------------------------------------------
+// ---- matrix instructions -------------------------------------------------------------------------------------------
 
 // One lane's part of one instruction.
 struct WgmmaPart {
@@ -275,7 +275,7 @@ inline const bool hopper_hooks = [] {
 
 } // namespace emulator
 
-// ---- barriers ---------------------------------------------------------------------------------------------------------------
+// ---- barriers ------------------------------------------------------------------------------------------------------
 
 DEVICE void barrier_init(u32 barrier, u32 arrivals) {
   emulator::shared(barrier, 8);
@@ -292,7 +292,7 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 DEVICE void named_sync(u32 number, u32 threads) { emulator::named_sync(number, threads); }
 DEVICE void named_arrive(u32 number, u32 threads) { emulator::named_arrive(number, threads); }
 
-// ---- bulk copies ------------------------------------------------------------------------------------------------------------
+// ---- bulk copies ---------------------------------------------------------------------------------------------------
 
 DEVICE void prefetch_map(const TensorMap *) {}
 
@@ -354,7 +354,7 @@ template <int Registers> DEVICE void more_registers() {
   static_assert(Registers % 8 == 0 && Registers >= 24 && Registers <= 256);
 }
 
-// ---- single accesses ----------------------------------------------------------------------------------------------------------
+// ---- single accesses -----------------------------------------------------------------------------------------------
 
 DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   struct Part {

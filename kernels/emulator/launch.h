@@ -62,7 +62,9 @@ inline void start_threads() {
 inline std::string standing() {
   std::string text;
   for (std::size_t i = 0; i < block.threads.size();) {
-    auto state = [](const Thread &thread) { return thread.done ? std::string("has ended") : "waits for " + thread.waits_for; };
+    auto state = [](const Thread &thread) {
+      return thread.done ? std::string("has ended") : "waits for " + thread.waits_for;
+    };
     std::size_t end = i;
     while (end < block.threads.size() && state(block.threads[end]) == state(block.threads[i])) ++end;
     text += (text.empty() ? "" : "; ") + std::string("thread ") + std::to_string(i);
@@ -159,14 +161,14 @@ inline int launch(const Entry &kernel, const u32 *grid, const u32 *threads, u32 
 // What the host finds in the library; `emulator_entries` ends the program's own text.
 #define EMULATED_ENTRIES(...)                                                                                          \
   static const std::vector<emulator::Entry> emulator_entries = {__VA_ARGS__};                                          \
-  EMULATOR_EXPORT const char *emulated_name(unsigned kernel) {                                                              \
+  EMULATOR_EXPORT const char *emulated_name(unsigned kernel) {                                                         \
     return kernel < emulator_entries.size() ? emulator_entries[kernel].name : nullptr;                                 \
   }                                                                                                                    \
-  EMULATOR_EXPORT std::size_t emulated_parameter(unsigned kernel, unsigned index) {                                         \
+  EMULATOR_EXPORT std::size_t emulated_parameter(unsigned kernel, unsigned index) {                                    \
     const auto &sizes = emulator_entries[kernel].parameters;                                                           \
     return index < sizes.size() ? sizes[index] : 0;                                                                    \
   }                                                                                                                    \
-  EMULATOR_EXPORT int emulate(unsigned kernel, const unsigned *grid, const unsigned *threads, unsigned shared_bytes,        \
+  EMULATOR_EXPORT int emulate(unsigned kernel, const unsigned *grid, const unsigned *threads, unsigned shared_bytes,   \
                          void **arguments, unsigned long long seed, char *message, std::size_t capacity) {             \
-    return emulator::launch(emulator_entries[kernel], grid, threads, shared_bytes, arguments, seed, message, capacity); \
+    return emulator::launch(emulator_entries[kernel], grid, threads, shared_bytes, arguments, seed, message, capacity);\
   }

@@ -6,7 +6,7 @@
 
 namespace emulator {
 
-// ---- matrix instructions ------------------------------------------------------------------------------------------------
+// ---- matrix instructions -------------------------------------------------------------------------------------------
 
 // c + sum of a[i] b[i] as a tensor core rounds it: products are exact, all terms are cut off below the last place (and one
 // bit more) of the largest, and their sum is cut off to a float.
@@ -65,7 +65,7 @@ void mma(const char *what, float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2
   }
 }
 
-// ---- asynchronous copies ------------------------------------------------------------------------------------------------
+// ---- asynchronous copies -------------------------------------------------------------------------------------------
 
 // Of each thread: the groups that it committed, and of each group, the last one open, the copies under way.
 inline std::vector<std::vector<int>> copy_groups;

@@ -1,10 +1,10 @@
 // Operands of a warp's matrix instructions for the type that a kernel is compiled for, by PORTABLE_TYPE: bfloat16 (0),
 // float16 (1) or float32 (2); sums are in float32.
 //
-// float32 is multiplied nearly to its own accuracy in three products of tf32: x = big + small, where big is x rounded to
-// tf32 and small, the rest, loses its last bit in a quarter of all cases; a b = a.small b.big + a.big b.small +
-// a.big b.big, less what is below 2^-22 of it. Tensor cores cut sums off instead of rounding them. So a few steps are summed by themselves, the
-// small products first, and ordinary additions gather the results.
+// float32 is multiplied nearly to its own accuracy in three products of tf32: x = big + small, where big is x rounded
+// to tf32 and small, the rest, loses its last bit in a quarter of all cases; a b = a.small b.big + a.big b.small +
+// a.big b.big, less what is below 2^-22 of it. Tensor cores cut sums off instead of rounding them. So a few steps are
+// summed by themselves, the small products first, and ordinary additions gather the results.
 #pragma once
 
 #include "lib/mma.cuh"
