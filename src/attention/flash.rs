@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape};
+use super::{Attention, Shape, host};
 use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, TensorMap, multiprocessors, word_of};
 
 #[cfg(test)]
@@ -72,10 +72,7 @@ impl Flash {
         if !matches!(kind, Kind::BFloat16 | Kind::Half) {
             return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
         }
-        if !tile::DIMENSIONS.contains(&head_dim) {
-            return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"));
-        }
-        Ok(())
+        host::require_dimension(head_dim)
     }
 }
 
@@ -86,14 +83,7 @@ impl Attention for Flash {
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
         Self::takes(kind, head_dim)?;
-        let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
-        match cuda::compute_capability(index) {
-            Ok((9, 0)) => Ok(()),
-            Ok((major, minor)) => {
-                Err(format!("its kernels are made for compute capability 9.0, this is {major}.{minor}"))
-            }
-            Err(error) => Err(format!("{error:#}")),
-        }
+        host::require_gpu(device, "9.0", |capability| capability == (9, 0))
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
@@ -237,22 +227,13 @@ impl Problem {
             device => Flash.supports(q.kind(), device, shape.d),
         }
         .map_err(anyhow::Error::msg)?;
-        let (batch, heads) = match shape.leading[..] {
-            [] => (1, 1),
-            [heads] => (1, heads),
-            [batch, ref heads @ ..] => (batch, heads.iter().product()),
-        };
-        // The kernels count rows of one head, and a grid its heads and batches, in fewer bits than a tensor may have.
-        let count = |what: &str, n: i64, most: i64| -> Result<u32> {
-            ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
-            Ok(u32::try_from(n)?)
-        };
+        let (batch, heads) = host::batch_and_heads(&shape);
         Ok(Self {
             variant: Variant { d: u32::try_from(shape.d)?, is_half: q.kind() == Kind::Half, is_causal },
-            batch: count("batches", batch, 65_535)?,
-            heads: count("heads", heads, 65_535)?,
-            n_queries: count("queries", shape.n_queries, 1 << 30)?,
-            n_keys: count("keys", shape.n_keys, 1 << 30)?,
+            batch: host::count("batches", batch, 65_535)?,
+            heads: host::count("heads", heads, 65_535)?,
+            n_queries: host::count("queries", shape.n_queries, 1 << 30)?,
+            n_keys: host::count("keys", shape.n_keys, 1 << 30)?,
         })
     }
 
@@ -262,8 +243,8 @@ impl Problem {
         let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
         match TensorMap::fits(&four) {
             Ok(()) => Ok(four),
-            // Its rows are of 32 bytes or more, and it begins where the allocator's blocks do.
-            Err(_) => dense_copy(&four).context("copying an input whose layout the copy engine cannot read"),
+            // Its rows are of 32 bytes or more.
+            Err(_) => host::dense_copy(&four).context("copying an input whose layout the copy engine cannot read"),
         }
     }
 
@@ -292,13 +273,6 @@ impl Problem {
     fn scale_log2(&self) -> f32 {
         (std::f64::consts::LOG2_E / f64::from(self.variant.d).sqrt()) as f32
     }
-}
-
-/// The same values in memory of their own, row after row.
-fn dense_copy(t: &Tensor) -> Result<Tensor> {
-    let mut copy = Tensor::f_empty(t.size(), (t.kind(), t.device()))?;
-    copy.f_copy_(t)?;
-    Ok(copy)
 }
 
 #[cfg(test)]

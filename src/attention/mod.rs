@@ -13,6 +13,7 @@ use crate::torch::autograd;
 pub mod backends;
 pub mod cases;
 pub mod flash;
+pub mod host;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;

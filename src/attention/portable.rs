@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape};
+use super::{Attention, Shape, host};
 use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, word_of};
 
 pub mod tile;
@@ -58,9 +58,7 @@ impl Portable {
         let Some(element) = Element::of(kind) else {
             return Err(format!("its kernels take bfloat16, float16 and float32, not {kind:?}"));
         };
-        if !tile::DIMENSIONS.contains(&head_dim) {
-            return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"));
-        }
+        host::require_dimension(head_dim)?;
         Ok(element)
     }
 }
@@ -72,14 +70,7 @@ impl Attention for Portable {
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
         Self::takes(kind, head_dim)?;
-        let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
-        match cuda::compute_capability(index) {
-            Ok((8.., _)) => Ok(()),
-            Ok((major, minor)) => {
-                Err(format!("its kernels are made for compute capability 8.0 and later, this is {major}.{minor}"))
-            }
-            Err(error) => Err(format!("{error:#}")),
-        }
+        host::require_gpu(device, "8.0 and above", |(major, _)| major >= 8)
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
@@ -182,22 +173,13 @@ impl Problem {
         if q.device() != Device::Cpu {
             Portable.supports(q.kind(), q.device(), shape.d).map_err(anyhow::Error::msg)?;
         }
-        let (batch, heads) = match shape.leading[..] {
-            [] => (1, 1),
-            [heads] => (1, heads),
-            [batch, ref heads @ ..] => (batch, heads.iter().product()),
-        };
-        // The kernels count rows of one head, and a grid its heads and batches, in fewer bits than a tensor may have.
-        let count = |what: &str, n: i64, most: i64| -> Result<u32> {
-            ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
-            Ok(u32::try_from(n)?)
-        };
+        let (batch, heads) = host::batch_and_heads(&shape);
         Ok(Self {
             variant: Variant { d: u32::try_from(shape.d)?, element, is_causal },
-            batch: count("batches", batch, 65_535)?,
-            heads: count("heads", heads, 65_535)?,
-            n_queries: count("queries", shape.n_queries, 1 << 30)?,
-            n_keys: count("keys", shape.n_keys, 1 << 30)?,
+            batch: host::count("batches", batch, 65_535)?,
+            heads: host::count("heads", heads, 65_535)?,
+            n_queries: host::count("queries", shape.n_queries, 1 << 30)?,
+            n_keys: host::count("keys", shape.n_keys, 1 << 30)?,
         })
     }
 
@@ -233,9 +215,7 @@ impl Problem {
         if lies_in_pieces(&four) {
             return Ok(four);
         }
-        let mut copy = Tensor::f_empty(four.size(), (four.kind(), four.device()))?;
-        copy.f_copy_(&four).context("copying an input whose layout the kernels cannot read")?;
-        Ok(copy)
+        host::dense_copy(&four).context("copying an input whose layout the kernels cannot read")
     }
 }
 

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::flash::tile::DIMENSIONS;
-use super::{Attention, Shape};
+use super::{Attention, Shape, host};
 use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, Program, word_of};
 
 /// Attention by the readable kernels: float32, bfloat16 and float16 from compute capability 8.0 on, d = 16, 32, 64 or
@@ -21,14 +20,7 @@ impl Attention for Textbook {
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
         Variant::of(kind, head_dim, false)?;
-        let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
-        match cuda::compute_capability(index) {
-            Ok((8.., _)) => Ok(()),
-            Ok((major, minor)) => {
-                Err(format!("its kernels are made for compute capability 8.0 and above, this is {major}.{minor}"))
-            }
-            Err(error) => Err(format!("{error:#}")),
-        }
+        host::require_gpu(device, "8.0 and above", |(major, _)| major >= 8)
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
@@ -120,16 +112,14 @@ impl Variant {
             Kind::Half => "__half",
             other => return Err(format!("its kernels take float32, bfloat16 and float16, not {other:?}")),
         };
-        if !DIMENSIONS.contains(&d) {
-            return Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {d}"));
-        }
+        host::require_dimension(d)?;
         Ok(Self { d: d as u32, element, is_causal })
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
         let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
         let masks = move |d| kinds.into_iter().flat_map(move |kind| [false, true].map(|mask| Self::of(kind, d, mask)));
-        DIMENSIONS.into_iter().flat_map(masks).filter_map(Result::ok)
+        host::DIMENSIONS.into_iter().flat_map(masks).filter_map(Result::ok)
     }
 }
 
@@ -228,16 +218,11 @@ impl Problem {
     fn of(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
         let shape = Shape::of(q, k, v)?;
         let variant = Variant::of(q.kind(), shape.d, is_causal).map_err(anyhow::Error::msg)?;
-        // A grid counts batches in 16 bits, and the kernels one batch's elements in 31.
-        let count = |what: &str, n: i64, most: i64| -> Result<u32> {
-            ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
-            Ok(u32::try_from(n)?)
-        };
         Ok(Self {
             variant,
-            batch: count("batches", shape.leading.iter().product(), 65_535)?,
-            n_queries: count("queries", shape.n_queries, 1 << 23)?,
-            n_keys: count("keys", shape.n_keys, 1 << 23)?,
+            batch: host::count("batches", shape.leading.iter().product(), 65_535)?,
+            n_queries: host::count("queries", shape.n_queries, 1 << 23)?,
+            n_keys: host::count("keys", shape.n_keys, 1 << 23)?,
         })
     }
 

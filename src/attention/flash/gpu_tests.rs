@@ -41,7 +41,7 @@ fn hold(cases: impl IntoIterator<Item = Case>) {
 #[test]
 #[ignore = "needs a Hopper GPU; there, run cargo test --lib -- --ignored flash"]
 fn every_variant_on_ragged_shapes() {
-    for d in tile::DIMENSIONS {
+    for d in host::DIMENSIONS {
         for kind in [Kind::BFloat16, Kind::Half] {
             for is_causal in [true, false] {
                 hold(LENGTHS.map(|(n_queries, n_keys)| {
@@ -55,7 +55,7 @@ fn every_variant_on_ragged_shapes() {
 #[test]
 #[ignore = "needs a Hopper GPU; there, run cargo test --lib -- --ignored flash"]
 fn large_scores_equal_rows_strides_and_broadcasts() {
-    for d in tile::DIMENSIONS {
+    for d in host::DIMENSIONS {
         hold(rule::adversarial(gpu(), d, Kind::BFloat16).unwrap());
     }
 }
@@ -63,7 +63,7 @@ fn large_scores_equal_rows_strides_and_broadcasts() {
 #[test]
 #[ignore = "needs a Hopper GPU; there, run cargo test --lib -- --ignored flash"]
 fn all_but_dq_repeat_in_every_bit() {
-    for d in tile::DIMENSIONS {
+    for d in host::DIMENSIONS {
         let case = Case::draw(gpu(), &[1, 3], [777, 777, d], Kind::BFloat16, true, 1.0).unwrap();
         let run = || {
             let results = case.run(&Flash, Kind::BFloat16).unwrap();

@@ -1,9 +1,7 @@
 //! How the kernels are cut for each variant: pure, so that every machine can test it.
 
+use crate::attention::host::DIMENSIONS;
 use crate::cuda::{Program, word_of};
-
-/// Head dimensions that the kernels are made for.
-pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
 
 /// What the kernels are compiled anew for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

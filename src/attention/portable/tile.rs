@@ -2,10 +2,8 @@
 
 use tch::Kind;
 
+use crate::attention::host::DIMENSIONS;
 use crate::cuda::Program;
-
-/// Head dimensions that the kernels are made for.
-pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
 
 /// Element types, by their number in `kernels/lib/fragment.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

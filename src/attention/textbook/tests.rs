@@ -70,7 +70,7 @@ fn cases(variants: impl Iterator<Item = (i64, Kind, bool)>) -> Vec<Case> {
 fn every_variant() -> impl Iterator<Item = (i64, Kind, bool)> {
     let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
     let masks = move |d| kinds.into_iter().flat_map(move |kind| [false, true].map(|is_causal| (d, kind, is_causal)));
-    DIMENSIONS.into_iter().flat_map(masks)
+    host::DIMENSIONS.into_iter().flat_map(masks)
 }
 
 /// Both passes within the oracle's bounds, which are those of sums in float32.
@@ -122,7 +122,7 @@ fn on_a_gpu_both_passes_are_within_the_oracles_bounds() {
 #[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored textbook"]
 fn on_a_gpu_every_result_repeats_in_every_bit() {
     let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
-    for d in DIMENSIONS {
+    for d in host::DIMENSIONS {
         let draw = || Tensor::randn([3, 777, d], (Kind::Float, device));
         let [q, k, v, d_o] = std::array::from_fn(|_| draw());
         let run = || {

@@ -1,0 +1,51 @@
+//! What the hosts of our CUDA kernels share: which inputs they take, how they count them, and a copy to read instead.
+
+use anyhow::{Result, ensure};
+use tch::{Device, Tensor};
+
+use super::Shape;
+use crate::cuda;
+
+/// Head dimensions that kernels are made for.
+pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
+
+pub(super) fn require_dimension(head_dim: i64) -> Result<(), String> {
+    if DIMENSIONS.contains(&head_dim) {
+        return Ok(());
+    }
+    Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"))
+}
+
+/// That `device` is a GPU whose compute capability `fits`, which errors call `wanted`.
+pub(super) fn require_gpu(device: Device, wanted: &str, fits: fn((i32, i32)) -> bool) -> Result<(), String> {
+    let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
+    match cuda::compute_capability(index) {
+        Ok(capability) if fits(capability) => Ok(()),
+        Ok((major, minor)) => {
+            Err(format!("its kernels are made for compute capability {wanted}, this is {major}.{minor}"))
+        }
+        Err(error) => Err(format!("{error:#}")),
+    }
+}
+
+/// The leading dimensions as (batch, heads).
+pub(super) fn batch_and_heads(shape: &Shape) -> (i64, i64) {
+    match shape.leading[..] {
+        [] => (1, 1),
+        [heads] => (1, heads),
+        [batch, ref heads @ ..] => (batch, heads.iter().product()),
+    }
+}
+
+/// `n` as the kernels count it: rows of one head, heads and batches, in fewer bits than a tensor may have.
+pub(super) fn count(what: &str, n: i64, most: i64) -> Result<u32> {
+    ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
+    Ok(u32::try_from(n)?)
+}
+
+/// The same values in memory of their own, row after row; it begins where the allocator's blocks do.
+pub(super) fn dense_copy(t: &Tensor) -> Result<Tensor> {
+    let mut copy = Tensor::f_empty(t.size(), (t.kind(), t.device()))?;
+    copy.f_copy_(t)?;
+    Ok(copy)
+}
