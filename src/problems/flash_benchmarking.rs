@@ -6,6 +6,7 @@ pub mod entrants;
 pub mod inputs;
 pub mod memory;
 pub mod protocol;
+pub mod quoted;
 pub mod replays;
 pub mod verify;
 pub mod work;
@@ -165,6 +166,7 @@ fn facts() -> Result<Value> {
         "whole": verify::WHOLE,
         "flushed_bytes": protocol::FLUSHED_BYTES,
         "backward_over_forward": work::BACKWARD_OVER_FORWARD,
+        "flash_attention_3": quoted::FLASH_ATTENTION_3,
         "tolerance": {
             "float32": verify::tolerance(Dtype::Float32),
             "bfloat16": verify::tolerance(Dtype::Bfloat16),

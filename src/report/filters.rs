@@ -11,7 +11,7 @@ pub const NOTHING: &str = "–";
 /// The minus sign of every number outside a formula.
 const MINUS: &str = "−";
 
-/// Registers every formatting filter, `cell`, `column` and `scaled`.
+/// Registers every formatting filter, `cell`, `column`, `scaled` and `geomean`.
 pub fn register(env: &mut Environment<'_>) {
     for unit in ["ms", "us", "sec", "mib", "gib", "mb", "gb", "fixed", "sci", "percent"] {
         env.add_filter(unit, move |value: Value, digits: usize| format(&value, unit, digits));
@@ -20,6 +20,19 @@ pub fn register(env: &mut Environment<'_>) {
     env.add_filter("cell", cell);
     env.add_filter("column", column);
     env.add_filter("scaled", scaled);
+    env.add_filter("geomean", geomean);
+}
+
+/// `list | geomean`: the geometric mean of positive numbers, as of ratios.
+fn geomean(values: Value) -> Result<f64, Error> {
+    let (mut sum, mut count) = (0.0, 0u32);
+    for value in values.try_iter()? {
+        match number(&value)? {
+            Some(x) if x > 0.0 => (sum, count) = (sum + x.ln(), count + 1),
+            _ => return Err(invalid(format!("a geometric mean is of positive numbers, got {value}"))),
+        }
+    }
+    if count == 0 { Err(invalid("a geometric mean of nothing")) } else { Ok((sum / f64::from(count)).exp()) }
 }
 
 /// `list | scaled("gib")`: the numbers of a list in another unit, for a figure.

@@ -1,22 +1,23 @@
 //! One rank's NCCL communicator: calls that never block for good, and an end that is clean or an abort.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::library::Api;
 use crate::collective::Op;
-use crate::cuda::Stream;
+use crate::cuda::{Stream, make_current};
 
 /// What every rank must agree on to form a communicator, and who this one is.
 pub(super) struct Membership {
     pub id: [u8; 128],
     pub rank: usize,
     pub world_size: usize,
+    pub device: Device,
     pub timeout: Duration,
 }
 
@@ -49,27 +50,38 @@ const UNDEFINED: c_int = c_int::MIN;
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Communicator {
-    /// Forms a communicator with the other ranks, on the device that is current.
+    /// Forms a communicator with the other ranks, on its device.
     ///
     /// # Errors
     /// NCCL's; or the others have not come within the timeout.
-    pub fn form(membership: &Membership, is_blocking: bool) -> Result<Self> {
-        let &Membership { id, rank, world_size, timeout } = membership;
+    pub fn form(membership: Membership, is_blocking: bool) -> Result<Self> {
+        let Membership { id, rank, world_size, device, timeout } = membership;
         let api = Api::get()?;
-        let mut config = config(api.version()?, is_blocking);
-        let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
-        let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(world_size)?);
-        // NCCL's own thread writes the communicator there once more when it is formed, however long that takes.
-        let place: *mut ncclComm_t = Box::leak(Box::new(std::ptr::null_mut()));
-        // SAFETY: the place lives for ever, and the config, which NCCL copies, longer than the call.
-        let code = unsafe { (api.comm_init_rank_config)(place, ranks, id, rank, &mut config) };
-        // SAFETY: the place is valid; the other writer writes the same value.
-        let raw = unsafe { place.read_volatile() };
-        let new = Self { api, raw: Mutex::new(Raw(raw)), timeout };
-        new.settle(&new.lock(), code).with_context(|| {
+        let version = api.version()?;
+        let (own, ranks) = (c_int::try_from(rank)?, c_int::try_from(world_size)?);
+        let init = move || -> Result<(Raw, c_int)> {
+            make_current(device)?;
+            let mut config = config(version, is_blocking);
+            let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
+            // NCCL's own thread writes the communicator there once more when it is formed, however long that takes.
+            let place: *mut ncclComm_t = Box::leak(Box::new(std::ptr::null_mut()));
+            // SAFETY: the place lives for ever, and the config, which NCCL copies, longer than the call.
+            let code = unsafe { (api.comm_init_rank_config)(place, ranks, id, own, &mut config) };
+            // SAFETY: the place is valid; the other writer writes the same value.
+            Ok((Raw(unsafe { place.read_volatile() }), code))
+        };
+        // A call that blocks does so until the last rank comes, so that it is waited for from outside.
+        let (sender, receiver) = mpsc::channel();
+        let forming = std::thread::Builder::new().name("nccl-init".into()).spawn(move || sender.send(init()));
+        forming.context("starting a thread to form an NCCL communicator")?;
+        let formed = receiver.recv_timeout(timeout).map_err(|_| late(timeout)).flatten().and_then(|(raw, code)| {
+            let new = Self { api, raw: Mutex::new(raw), timeout };
+            new.settle(&new.lock(), code)?;
+            Ok(new)
+        });
+        formed.with_context(|| {
             format!("rank {rank} of {world_size} forming an NCCL communicator; NCCL_DEBUG=INFO has NCCL tell more")
-        })?;
-        Ok(new)
+        })
     }
 
     /// Launches the requests on `stream` as one group, behind what is on it already.
@@ -181,7 +193,7 @@ impl Communicator {
         let started = Instant::now();
         while code == ncclResult_t::ncclInProgress as c_int {
             if started.elapsed() > limit {
-                bail!("the other ranks have not come within {:.1} s", limit.as_secs_f64());
+                return Err(late(limit));
             }
             // Launches settle within microseconds, and are what is timed.
             std::thread::yield_now();
@@ -207,6 +219,10 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.abort(Duration::ZERO);
     }
+}
+
+fn late(limit: Duration) -> anyhow::Error {
+    anyhow!("the other ranks have not come within {:.1} s", limit.as_secs_f64())
 }
 
 /// As nccl.h 2.28 initialises it, but for the one switch.
@@ -255,8 +271,6 @@ fn reduction(op: Op) -> ncclRedOp_t {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
 
     #[test]

@@ -7,6 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
 use tch::Tensor;
 
 use super::communicator::Communicator;
@@ -126,7 +128,7 @@ impl Drop for Guard {
 /// Why what is under way will never end, if so.
 fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -> Option<String> {
     if let Err(error) = under_way.release_done() {
-        return Some(format!("{error:#}"));
+        return if is_end_of_process(&error) { None } else { Some(format!("{error:#}")) };
     }
     let oldest = under_way.oldest();
     let name = oldest.as_ref().map_or("between collectives", |(_, name, _)| name);
@@ -135,6 +137,12 @@ fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -
     }
     let (_, name, since) = oldest?;
     (since > timeout).then(|| format!("{name} has not ended within {:.1} s", timeout.as_secs_f64()))
+}
+
+/// CUDA goes before this thread does where the process exits of itself, which is no fault of a collective.
+fn is_end_of_process(error: &anyhow::Error) -> bool {
+    let gone = DriverError(CUresult::CUDA_ERROR_DEINITIALIZED);
+    error.chain().any(|cause| cause.downcast_ref::<DriverError>() == Some(&gone))
 }
 
 /// Aborts the communicator, so that kernels which wait for a lost peer end, and the process with it.
@@ -147,4 +155,17 @@ fn end_process(rank: usize, communicator: &Communicator, fault: &str) -> ! {
     });
     communicator.abort(END_LIMIT);
     std::process::exit(STATUS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_end_of_the_process_is_no_fault() {
+        let error =
+            |code| anyhow::Error::from(DriverError(code)).context("asking for a CUDA event").context("barrier 1");
+        assert!(is_end_of_process(&error(CUresult::CUDA_ERROR_DEINITIALIZED)));
+        assert!(!is_end_of_process(&error(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)));
+    }
 }

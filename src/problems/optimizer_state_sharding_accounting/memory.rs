@@ -84,6 +84,8 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
 
 fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory> {
     let device = collective.device();
+    // What earlier collectives kept has been let go of before anything is counted.
+    collective.barrier()?;
     let meter = Meter::start(device)?;
     let model = Transformer::new(&params.config(), device, collective.rank() as i64, Choice::Naive)?;
     let parameters = model.parameters();
