@@ -17,7 +17,6 @@ use tile::{Backward, Forward, Parts, Variant};
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d = 16, 32, 64 or 128.
 ///
 /// Tensors of the processor go through [`crate::cuda::emulator`], which `supports` does not offer: it is for tests.
-/// Not yet one of [`super::IMPLEMENTATIONS`]: `gpu_tests` waits for its first run on a GPU.
 ///
 /// `o`, `lse`, `dk` and `dv` repeat in every bit; the parts of `dq` are added in any order, so that its last bits vary.
 pub struct Flash;

@@ -49,8 +49,10 @@ pub trait Attention: Sync {
     ) -> Result<(Tensor, Tensor, Tensor)>;
 }
 
-/// Every implementation that grading runs; a new one is a file, a line here and a [`Choice`].
-pub const IMPLEMENTATIONS: &[&dyn Attention] = &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa];
+/// Every implementation that grading runs where it can; a new one is a file and a line here, and a [`Choice`] if models
+/// are to use it.
+pub const IMPLEMENTATIONS: &[&dyn Attention] =
+    &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa, &flash::Flash, &portable::Portable];
 
 /// The implementation called `name`.
 pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
@@ -70,18 +72,34 @@ pub enum Choice {
     Tiled,
     /// PyTorch's own scaled_dot_product_attention.
     Sdpa,
+    /// FlashAttention-2 as our own CUDA kernels: Hopper's where they take the inputs, the portable ones elsewhere.
+    Flash,
 }
 
 impl Choice {
-    pub const ALL: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
+    pub const ALL: [Self; 4] = [Self::Naive, Self::Tiled, Self::Sdpa, Self::Flash];
+    /// Those that need no GPU.
+    pub const ON_CPU: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Naive => "naive",
             Self::Tiled => "tiled",
             Self::Sdpa => "sdpa",
+            Self::Flash => "flash",
         }
     }
+}
+
+/// The fastest of our kernels for inputs like `q`.
+///
+/// # Errors
+/// Why neither takes them.
+fn kernels_for(q: &Tensor) -> Result<&'static dyn Attention> {
+    let (kind, device, d) = (q.kind(), q.device(), q.size().last().copied().unwrap_or_default());
+    let Err(hopper) = flash::Flash.supports(kind, device, d) else { return Ok(&flash::Flash) };
+    let Err(portable) = portable::Portable.supports(kind, device, d) else { return Ok(&portable::Portable) };
+    anyhow::bail!("flash attention of {kind:?} with d = {d} on {device:?}: Hopper's: {hopper}; portable: {portable}")
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
@@ -94,13 +112,23 @@ pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: 
         Choice::Naive => naive::attention(q, k, v, is_causal),
         Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
         Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
+        Choice::Flash => {
+            let [q, k, v] = in_narrowest(q, k, v)?;
+            recomputing(kernels_for(&q)?, &q, &k, &v, is_causal)
+        }
     }
 }
 
-/// `o` of `implementation` as one autograd node that saves q, k, v, o and lse and nothing else.
-///
-/// Inputs of different kinds (autocast leaves rotated queries in float32 beside bfloat16 values) are first cast to
-/// the narrowest, as autocast itself does for PyTorch's scaled_dot_product_attention.
+/// Inputs of different kinds (autocast leaves rotated queries in float32 beside bfloat16 values), all cast to the
+/// narrowest, as autocast itself does for PyTorch's scaled_dot_product_attention.
+fn in_narrowest(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[Tensor; 3]> {
+    let bytes = |t: &Tensor| t.kind().elt_size_in_bytes();
+    let kind = [k, v].into_iter().fold(q, |least, t| if bytes(t) < bytes(least) { t } else { least }).kind();
+    Ok([q.f_to_kind(kind)?, k.f_to_kind(kind)?, v.f_to_kind(kind)?])
+}
+
+/// `o` of `implementation` as one autograd node that saves q, k, v, o and lse, all in the narrowest kind of the three
+/// inputs, and nothing else.
 pub fn recomputing(
     implementation: &'static dyn Attention,
     q: &Tensor,
@@ -108,9 +136,7 @@ pub fn recomputing(
     v: &Tensor,
     is_causal: bool,
 ) -> Result<Tensor> {
-    let bytes = |t: &Tensor| t.kind().elt_size_in_bytes();
-    let kind = [k, v].into_iter().fold(q, |least, t| if bytes(t) < bytes(least) { t } else { least }).kind();
-    let [q, k, v] = [q.f_to_kind(kind)?, k.f_to_kind(kind)?, v.f_to_kind(kind)?];
+    let [q, k, v] = in_narrowest(q, k, v)?;
     let outputs = autograd::apply(Recomputing { implementation, is_causal }, &[&q, &k, &v])?;
     outputs.into_iter().next().context("the attention node gave no output")
 }
@@ -211,11 +237,11 @@ mod tests {
 
     #[test]
     fn choices_and_implementations_carry_the_same_names() {
-        let names: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
-        assert_eq!(names, Choice::ALL.map(Choice::name));
-        assert!(by_name("tiled").is_ok());
+        assert!(Choice::ALL.iter().all(|choice| by_name(choice.name()).is_ok()));
+        let without_gpu = IMPLEMENTATIONS.iter().filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
+        assert_eq!(without_gpu.map(|i| i.name()).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
         let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa"), "{error}");
+        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa, flash, portable"), "{error}");
     }
 
     #[test]
@@ -244,12 +270,42 @@ mod tests {
         let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
         let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
         let (dq, dk, dv) = naive::Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
-        for implementation in IMPLEMENTATIONS {
+        for choice in Choice::ON_CPU {
+            let implementation = by_name(choice.name()).unwrap();
             implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
             let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
             let (dq2, dk2, dv2) = implementation.backward(&q, &k, &v, &o2, &lse2, &d_o, true).unwrap();
             for (a, b) in [(&o, &o2), (&lse, &lse2), (&dq, &dq2), (&dk, &dk2), (&dv, &dv2)] {
                 assert!(a.allclose(b, 1e-4, 1e-5, false), "{}", implementation.name());
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_that_take_no_such_inputs_both_say_why() {
+        let q = Tensor::zeros([2, 5, 80], (Kind::Float, Device::Cpu));
+        let error = attention(Choice::Flash, &q, &q, &q, true).unwrap_err().to_string();
+        assert!(error.contains("not Float") && error.contains("not 80"), "{error}");
+        let q = Tensor::zeros([2, 5, 64], (Kind::BFloat16, Device::Cpu));
+        let error = attention(Choice::Flash, &q, &q, &q, true).unwrap_err().to_string();
+        assert_eq!(error.matches("need a GPU").count(), 2, "{error}");
+    }
+
+    #[test]
+    #[ignore = "needs a GPU; there, run cargo test --lib -- --ignored on_a_gpu"]
+    fn on_a_gpu_the_kernels_are_an_autograd_node_like_the_others() {
+        let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let draw = || Tensor::randn([2, 3, 77, 64], (Kind::Float, device)).to_kind(kind);
+            let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
+            let [ours, theirs] = [Choice::Flash, Choice::Sdpa].map(|choice| {
+                let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
+                let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
+                Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()
+            });
+            let tolerance = if kind == Kind::Float { 1e-4 } else { 3e-2 };
+            for (a, b) in ours.iter().zip(&theirs) {
+                assert!(a.kind() == kind && a.allclose(b, tolerance, tolerance, false), "{kind:?}");
             }
         }
     }
@@ -276,7 +332,7 @@ mod tests {
         let mut random = inputs::Generator::new(6);
         let mut draw = || random.randn(&[2, 19, 8], Kind::Float, Device::Cpu).unwrap();
         let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
-        let gradients = Choice::ALL.map(|choice| {
+        let gradients = Choice::ON_CPU.map(|choice| {
             let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
             let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
             Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()

@@ -15,7 +15,7 @@ use tile::{Backward, Element, Forward, Variant};
 
 /// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
 ///
-/// Not yet one of [`super::IMPLEMENTATIONS`]: it waits for its first run on a GPU. Every result repeats in every bit.
+/// Every result repeats in every bit.
 pub struct Portable;
 
 /// Inputs of so many heads are worked on at a time: they are to stay in the L2 cache, of which an A100 has 40 MB.

@@ -174,7 +174,7 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] = &["adamw.cu"];
+    const KERNELS: &'static [&'static str] = &["adamw.cu", "flash_forward.cu", "flash_backward.cu"];
 
     /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its
     /// capture.
