@@ -75,6 +75,24 @@ fn note(folder: &Path, rank: usize, what: &str) -> Result<()> {
     Ok(std::fs::rename(draft, folder.join(format!("{rank}.{what}")))?)
 }
 
+/// The processes that noted themselves in `folder`.
+pub fn pids(folder: &Path) -> Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "pid") {
+            pids.push(std::fs::read_to_string(path)?.parse()?);
+        }
+    }
+    Ok(pids)
+}
+
+/// Whether the process exists and is no zombie (whose parent is not ours to reap for).
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
 /// Returns once every other rank has noted for its supervisor that it waits in collective `sequence`: however busy the
 /// machine is, what goes wrong next goes wrong then. Without a supervisor nobody notes that, and under NCCL it is noted a
 /// second late; the run's deadline bounds the wait.

@@ -3,9 +3,12 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use self::drill::FaultDrill;
 use super::ddp_checks::{self, at_the_edges, golden_cases, official, random_networks, verdict};
-use crate::harness::problem::{Check, Problem};
+use crate::harness::problem::{Check, Measured, Problem};
 use crate::model::toy::Blueprint;
+
+pub mod drill;
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || verdict(official(NAIVE, &Blueprint::toy(), &NO_BUCKETS)?) },
@@ -19,7 +22,8 @@ const CHECKS: &[Check] = &[
     Check { name: "flat_edges", part: "", run: || verdict(at_the_edges(FLAT)?) },
 ];
 
-pub const PROBLEM: Problem = Problem { name: "naive_ddp", answers: &[""], checks: CHECKS, measured: None, facts };
+pub const PROBLEM: Problem =
+    Problem { name: "naive_ddp", answers: &[""], checks: CHECKS, measured: Some(Measured::of::<FaultDrill>()), facts };
 
 const NAIVE: &str = "naive";
 /// The other strategy that communicates after backward; its own problem only times it.
@@ -29,6 +33,18 @@ const NO_BUCKETS: [f64; 1] = [1.0];
 
 fn facts() -> Result<Value> {
     let mut facts = ddp_checks::facts()?;
+    facts["faults_in_words"] = json!({
+        "exit": "exits with status 7",
+        "leave": "exits as if all were well",
+        "fail": "returns an error",
+        "panic": "panics",
+        "panic_in_backward": "panics in a gradient hook",
+        "stall": "sleeps",
+        "work": "computes on and on",
+        "never_ready": "waits for a gradient that never comes",
+        "wrong_count": "all-reduces 8 values, not 4",
+        "wrong_order": "calls broadcast first",
+    });
     facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
     Ok(facts)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use cs336::collective::Backend;
-use cs336::collective::drill::{self, Drill, Fault};
+use cs336::collective::drill::{self, Drill, Fault, is_alive, pids};
 use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
@@ -87,24 +87,6 @@ fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {
     let file = folder.join("input.json");
     std::fs::write(&file, serde_json::to_vec(&input(fault, folder)?)?)?;
     Ok(file)
-}
-
-/// The processes that noted themselves in `folder`, as [`drill`] has every rank do.
-pub fn pids(folder: &Path) -> Result<Vec<u32>> {
-    let mut pids = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "pid") {
-            pids.extend(std::fs::read_to_string(path)?.parse::<u32>());
-        }
-    }
-    Ok(pids)
-}
-
-/// Whether the process exists and is no zombie (whose parent is not ours to reap for).
-pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
 }
 
 pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {

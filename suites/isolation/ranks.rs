@@ -7,14 +7,14 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cs336::collective::drill::{self, Fault};
+use cs336::collective::drill::{self, Fault, is_alive, pids};
 use cs336::collective::ranks::{Launch, launch_program};
 use cs336::collective::{Backend, selftest};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
 use crate::in_time;
-use crate::processes::{LIMIT, PROGRAM, by_hand, input, is_alive, none_left, pids, supervised_stall};
+use crate::processes::{LIMIT, PROGRAM, by_hand, input, none_left, supervised_stall};
 
 /// A fault of the last of two ranks, and what the error must say, in order of appearance.
 const FAULTS: &[(Fault, &[&str])] = &[
