@@ -69,6 +69,14 @@ const MUTANTS: &[Mutant] = &[
         words: "can go on",
     },
     Mutant {
+        name: "a_tiles_number_is_overwritten_before_it_is_read",
+        file: "flash_forward.cu",
+        line: "    barrier_wait(bar.q_free(), turn % 2 ^ 1);\n    index = alone(index);\n    store_word(base + number_at, index);\n",
+        changed: "    index = alone(index);\n    store_word(base + number_at, index);\n    barrier_wait(bar.q_free(), turn % 2 ^ 1);\n",
+        check: FORWARD,
+        words: "",
+    },
+    Mutant {
         name: "fewer_bytes_are_expected_than_come",
         file: "flash_backward.cu",
         line: "barrier_expect(bar.q_full(stage), q_bytes + row_stats);",
