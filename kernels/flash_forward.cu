@@ -6,14 +6,30 @@
 // buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
 // registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
 //
-// Where the tiles are fewer than the multiprocessors, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
+// Where whole tiles would leave multiprocessors idle, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
 // that are worked on as tiles of their own: the host's list says which parts there are, the longest first. A part's
 // o and lse go to memory in float32, and `flash_forward_combine` adds a row's parts up in their order.
 //
 // Notebook
-//   1. First version of this form. In the emulator it was right at once for every d, type and mask. To be measured.
+//   1. First version of this form. In the emulator it was right at once for every d, type and mask. Measured on an
+//      H200, 16 heads of 16384, causal: d 64 1.10 ms (cuDNN 1.23, FlashAttention-3 1.07), d 128 2.13 ms (1.75, 1.70).
+//      One head of 65536, as many operations: 1.13 ms and 1.64 ms.
 //   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 43 tiles, the longest of 64 steps, which whole take
-//      as long as those 64; in parts of 11 they take some 11, and the adding up. To be measured.
+//      as long as those 64; in parts of 11 they take some 11, and the adding up. Measured: 32.1 us. Cold, in us, d 64,
+//      one head: 128 9.3, 256 11.3, 512 14.1 (whole); 1024 13.8, 2048 16.4, 4096 19.3 (in parts).
+//   3. Why d 128 takes 2.13 ms with 16 heads and 1.64 ms with one: turns from alternating ends, each tile known from
+//      the start, balance one sorted list, and not four sections of four heads. Calculated, with one step more a tile:
+//      the last block is done at 1.297 times the average, which at the 1.62 us a step of one head is 2.13 ms; at d 64
+//      at 1.05 times. Now blocks take the next tile from a counter: 1.002 and 1.006 times. Predicted: 1.65 ms at d 128,
+//      1.05 ms at d 64, and some 2 us for clearing the counter. To be measured.
+//      The number comes with Q, guarded by Q's barriers, and needs none of its own. To the compiler the counter's
+//      answer is a thread's own value and not its warp's: at d 128 the copying thread, of 24 registers, spilled 100
+//      bytes until the value went through a shuffle (`alone`).
+//   4. Parts as long as make the end of the last block and of the adding up earliest, not as each multiprocessor's
+//      share. The figures of 2. fit 6 us and 1.6 us a step, counting beside the steps themselves one a tile, two for
+//      the launch that adds up, and one for each 48 parts. Predicted: 512 in parts of one step 13 us; 2048 in parts of
+//      two 16 us, with half the sums in memory; one head of 65536, d 64, 342 tiles for 132 blocks, in parts of 171
+//      1.05 ms. To be measured. The backward pass cuts by the same rule; its steps are longer, its sums twice as many.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.

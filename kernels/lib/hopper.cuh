@@ -100,8 +100,8 @@ template <int Registers> DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// What lane 0 has, where it runs without its warp. By a shuffle, so that the compiler puts what follows from the value into
-// registers that the warp shares, and not into some of the few that this thread has.
+// What lane 0 has, where it runs without its warp. By a shuffle, so that the compiler puts what follows from the value
+// into registers that the warp shares, and not into some of the few that this thread has.
 DEVICE int alone(int value) { return __shfl_sync(1, value, 0); }
 
 // ---- single accesses -----------------------------------------------------------------------------------------------

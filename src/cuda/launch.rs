@@ -92,8 +92,8 @@ pub fn multiprocessors(device: Device) -> Result<u32> {
     }
 }
 
-/// Fills a dense tensor with zero bytes, in the order of libtorch's operators of this thread, and does not wait for it. No
-/// kernel of libtorch's is launched, and a graph's capture records it as a fill of its own.
+/// Fills a dense tensor with zero bytes, in the order of libtorch's operators of this thread, and does not wait for it:
+/// a fill of CUDA's own, which a graph's capture records.
 pub fn clear(tensor: &Tensor) -> Result<()> {
     ensure!(tensor.is_contiguous(), "strides of {:?} leave gaps", tensor.stride());
     let device = tensor.device();

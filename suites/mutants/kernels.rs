@@ -71,8 +71,16 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a_tiles_number_is_overwritten_before_it_is_read",
         file: "flash_forward.cu",
-        line: "    barrier_wait(bar.q_free(), turn % 2 ^ 1);\n    index = alone(index);\n    store_word(base + number_at, index);\n",
-        changed: "    index = alone(index);\n    store_word(base + number_at, index);\n    barrier_wait(bar.q_free(), turn % 2 ^ 1);\n",
+        line: "    index = schedule.take(turn + 1);\n",
+        changed: "    index = schedule.take(turn + 1);\n    store_word(base + number_at, index);\n",
+        check: FORWARD,
+        words: "",
+    },
+    Mutant {
+        name: "a_tiles_number_is_read_before_it_is_there",
+        file: "flash_forward.cu",
+        line: "      barrier_wait(bar.q_full(), ++turn % 2);\n",
+        changed: "      ++turn;\n",
         check: FORWARD,
         words: "",
     },

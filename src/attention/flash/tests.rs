@@ -61,7 +61,7 @@ fn a_tile_is_the_same_whoever_takes_it() {
         let case = Case::draw(Device::Cpu, leading, [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
         case.hold_passes(&Flash, rule::Passes::Forward).unwrap();
         let (o, lse) = run(&case, 1, 1);
-        for (seed, multiprocessors) in [(2, 1), (3, 2), (4, 2), (5, 4), (6, 5), (7, 7)] {
+        for (seed, multiprocessors) in [(2, 1), (3, 2), (4, 5)] {
             let (again, lse_again) = run(&case, seed, multiprocessors);
             assert!(
                 o.equal(&again) && lse.equal(&lse_again),

@@ -57,8 +57,8 @@ const STEPS_TO_COMBINE: u64 = 2;
 /// Parts that are written and read again, by all blocks together, in the time of a step.
 const PARTS_A_STEP: u64 = 48;
 
-/// When the last of `blocks` is done, in steps: whichever is free takes the next item of each of `heads`. Their `lengths`
-/// are sorted, the longest first.
+/// When the last of `blocks` is done, in steps: whichever is free takes the next item. Each of `heads` has items of these
+/// `lengths`, the longest first.
 fn makespan(lengths: &[u32], heads: u32, blocks: u32) -> u64 {
     let mut free_at: BinaryHeap<Reverse<u64>> = (0..blocks).map(|_| Reverse(0)).collect();
     for length in lengths.iter().flat_map(|&length| iter::repeat_n(length, heads as usize)) {
@@ -129,9 +129,9 @@ impl Parts {
 /// K and V of so many heads are worked on at a time: with Q and O they are to stay in an L2 cache of 50 MB.
 const SECTION_BYTES: u64 = 32 << 20;
 
-/// In sections of how many heads, whose K and V are of `head_bytes` each, the tiles of `heads` are worked on: of as many
-/// as `SECTION_BYTES` hold, or up to half as many if the last section is fuller then. A small one has too few tiles for
-/// the blocks that are done with the others.
+/// In sections of how many heads, whose K and V are of `head_bytes` each, the tiles of `heads` are worked on: of as
+/// many as `SECTION_BYTES` hold, or down to half as many if the last section is fuller then. A small one has too few
+/// tiles for the blocks that are done with the others.
 pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
     let most = (SECTION_BYTES / head_bytes).clamp(1, u64::from(heads)) as u32;
     let missing = |section: &u32| heads.next_multiple_of(*section) - heads;
