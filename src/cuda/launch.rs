@@ -97,12 +97,15 @@ pub fn multiprocessors(device: Device) -> Result<u32> {
 pub fn clear(tensor: &Tensor) -> Result<()> {
     ensure!(tensor.is_contiguous(), "strides of {:?} leave gaps", tensor.stride());
     let device = tensor.device();
-    let Device::Cuda(index) = device else { return Ok(drop(tensor.shallow_clone().f_zero_()?)) };
+    let Device::Cuda(index) = device else {
+        let _same = tensor.shallow_clone().f_zero_()?;
+        return Ok(());
+    };
     let (address, bytes) = (tensor.data_ptr() as u64, tensor.numel() * tensor.kind().elt_size_in_bytes());
-    let stream = torch::stream::current_stream(device)?;
+    let (context, stream) = (context_of(index)?, torch::stream::current_stream(device)?);
     // SAFETY: the tensor's memory is of so many bytes; libtorch gives it to later work of the same stream only.
     let fill = || unsafe { result::memset_d8_async(address, 0, bytes, stream as sys::CUstream) };
-    in_context(&*context_of(index)?, fill).with_context(|| format!("clearing {bytes} bytes"))
+    in_context(&context, fill).with_context(|| format!("clearing {bytes} bytes"))
 }
 
 impl Module {
