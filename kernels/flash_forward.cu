@@ -6,14 +6,30 @@
 // buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
 // registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
 //
-// Where the tiles are fewer than the multiprocessors, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
+// Where whole tiles would leave multiprocessors idle, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
 // that are worked on as tiles of their own: the host's list says which parts there are, the longest first. A part's
 // o and lse go to memory in float32, and `flash_forward_combine` adds a row's parts up in their order.
 //
 // Notebook
-//   1. First version of this form. In the emulator it was right at once for every d, type and mask. To be measured.
+//   1. First version of this form. In the emulator it was right at once for every d, type and mask. Measured on an
+//      H200, 16 heads of 16384, causal: d 64 1.10 ms (cuDNN 1.23, FlashAttention-3 1.07), d 128 2.13 ms (1.75, 1.70).
+//      One head of 65536, as many operations: 1.13 ms and 1.64 ms.
 //   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 43 tiles, the longest of 64 steps, which whole take
-//      as long as those 64; in parts of 11 they take some 11, and the adding up. To be measured.
+//      as long as those 64; in parts of 11 they take some 11, and the adding up. Measured: 32.1 us. Cold, in us, d 64,
+//      one head: 128 9.3, 256 11.3, 512 14.1 (whole); 1024 13.8, 2048 16.4, 4096 19.3 (in parts).
+//   3. Why d 128 takes 2.13 ms with 16 heads and 1.64 ms with one: turns from alternating ends, each tile known from
+//      the start, balance one sorted list, and not four sections of four heads. Calculated, with one step more a tile:
+//      the last block is done at 1.297 times the average, which at the 1.62 us a step of one head is 2.13 ms; at d 64
+//      at 1.05 times. Now blocks take the next tile from a counter: 1.002 and 1.006 times. Predicted: 1.65 ms at d 128,
+//      1.05 ms at d 64, and some 2 us for clearing the counter. To be measured.
+//      The number comes with Q, guarded by Q's barriers, and needs none of its own. To the compiler the counter's
+//      answer is a thread's own value and not its warp's: at d 128 the copying thread, of 24 registers, spilled 100
+//      bytes until the value went through a shuffle (`alone`).
+//   4. Parts as long as make the end of the last block and of the adding up earliest, not as each multiprocessor's
+//      share. The figures of 2. fit 6 us and 1.6 us a step, counting beside the steps themselves one a tile, two for
+//      the launch that adds up, and one for each 48 parts. Predicted: 512 in parts of one step 13 us; 2048 in parts of
+//      two 16 us, with half the sums in memory; one head of 65536, d 64, 342 tiles for 132 blocks, in parts of 171
+//      1.05 ms. To be measured. The backward pass cuts by the same rule; its steps are longer, its sums twice as many.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
@@ -45,11 +61,12 @@ constexpr u32 kv_panel = keys * row_bytes;
 constexpr u32 o_panel = 64 * row_bytes;
 constexpr u32 kv_bytes = panels * kv_panel;
 
-// Shared memory, from an address that is a multiple of 1024: Q, O, K and V of each stage, barriers.
+// Shared memory, from an address that is a multiple of 1024: Q, O, K and V of each stage, barriers, the tile's number.
 constexpr u32 o_at = panels * q_panel;
 constexpr u32 k_at = o_at + groups * panels * o_panel;
 constexpr u32 v_at = k_at + stages * kv_bytes;
 constexpr u32 barriers_at = v_at + stages * kv_bytes;
+constexpr u32 number_at = barriers_at + 8 * (2 + 4 * stages);
 
 // Registers a thread, of the 65,536 that a block has in all.
 constexpr int copier_registers = groups == 3 ? 32 : 24;
@@ -81,6 +98,8 @@ struct Problem {
   int heads_at_a_time;
   // (batch, heads, n_queries)
   float *lse;
+  // How many tiles blocks have taken after their first ones, 0 at the start; null where there are no others.
+  u32 *taken;
 };
 
 #if FLASH_SPLIT
@@ -120,12 +139,16 @@ struct Tile {
   int part;
 };
 
-// The tiles in their order: heads in sections, in a section the longest tiles first. Blocks take them in turns, every
-// second turn from the other end, so that none has all the long ones.
+// The tiles in their order: heads in sections, in a section the longest tiles first. A block's first is of its own
+// number; whenever it begins a tile, it takes the next that nobody has.
+//
+// Parts are ordered over all heads, the longest first. Then turns, every second one from the other end, share them no
+// worse, and need no counter.
 struct Schedule {
   const Problem &problem;
   const Parts &parts;
   int tiles;
+  // Numbers from this one on mean that there is none.
   int all;
 
   DEVICE Schedule(const Problem &problem, const Parts &parts)
@@ -137,14 +160,19 @@ struct Schedule {
 #endif
   }
 
-  DEVICE int at(int turn) const {
-    const int width = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    return turn * width + (turn % 2 == 0 ? block : width - 1 - block);
+  // The number of the tile for the block's turn number `turn`, which is not the first; one thread asks for it once.
+  DEVICE int take(u32 turn) const {
+    const int width = static_cast<int>(gridDim.x);
+#if FLASH_SPLIT
+    const int block = static_cast<int>(blockIdx.x);
+    return static_cast<int>(turn) * width + (turn % 2 == 0 ? block : width - 1 - block);
+#else
+    return problem.taken ? width + static_cast<int>(atomicAdd(problem.taken, 1u)) : all;
+#endif
   }
 
-  DEVICE bool get(int turn, Tile &tile) const {
-    const int index = at(turn);
-    if (index >= all) return false;
+  DEVICE Tile tile(int index) const {
+    Tile tile;
 #if FLASH_SPLIT
     const int heads = problem.heads * problem.batch, item = index / heads, head = index - item * heads;
     const u32 packed = parts.items[item];
@@ -165,11 +193,8 @@ struct Schedule {
 #endif
     tile.batch = head / problem.heads;
     tile.head = head - tile.batch * problem.heads;
-    return true;
+    return tile;
   }
-
-  // Whether there is no tile at this turn or any later one: the last turn may miss some blocks only.
-  DEVICE bool over(int turn) const { return turn * static_cast<int>(gridDim.x) >= all; }
 };
 
 // The buffers are taken in turns: where block number `count` of all that this block works on lies, and the parity of
@@ -188,20 +213,27 @@ struct Barriers {
   DEVICE u32 v_free(int stage) const { return base + 16 + 8 * (3 * stages + stage); }
 };
 
-// One thread: copies Q once a tile, K and V once a block of keys.
+// One thread: takes the tiles; copies Q once a tile, K and V once a block of keys.
+//
+// A tile's number comes with its Q, and the same two barriers say when it is there and when it may be overwritten. The
+// number behind the last one's comes without a Q.
 DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const TensorMap &q, const TensorMap &k,
                  const TensorMap &v) {
-  u32 count = 0, q_parity = 0;
-  Tile tile;
-  for (int turn = 0; !schedule.over(turn); ++turn) {
-    if (!schedule.get(turn, tile)) continue;
-    barrier_wait(bar.q_free(), q_parity ^ 1);
-    q_parity ^= 1;
+  u32 count = 0;
+  int index = static_cast<int>(blockIdx.x);
+  for (u32 turn = 0;; ++turn) {
+    barrier_wait(bar.q_free(), turn % 2 ^ 1);
+    index = alone(index);
+    store_word(base + number_at, index);
+    if (index >= schedule.all) break;
     barrier_expect(bar.q_full(), panels * q_panel);
+    const Tile tile = schedule.tile(index);
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + panel * q_panel, &q, bar.q_full(), panel * columns, tile.row, tile.head, tile.batch);
     }
+    // It is looked at when this tile's copies are under way, so that the counter's answer keeps nobody waiting.
+    index = schedule.take(turn + 1);
     for (int block = tile.blocks - 1; block >= tile.first; --block, ++count) {
       const int stage = stage_of(count);
       const u32 free = parity_of(count) ^ 1;
@@ -221,6 +253,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
       }
     }
   }
+  barrier_arrive(bar.q_full());
 }
 
 // One warpgroup's 64 queries of one tile.
@@ -535,13 +568,15 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     Worker worker{base, bar, problem, group, static_cast<int>(threadIdx.x) % 32, warp % 4};
     // The first warpgroup's first turn.
     if (groups > 1 && group == groups - 1) named_arrive(turn_barrier, 256);
-    u32 count = 0, q_parity = 0;
-    Tile tile;
-    for (int turn = 0; !schedule.over(turn); ++turn) {
-      if (!schedule.get(turn, tile)) continue;
-      worker.run(tile, q_parity, count);
-      q_parity ^= 1;
+    u32 count = 0;
+    int index = static_cast<int>(blockIdx.x);
+    for (u32 turn = 0; index < schedule.all;) {
+      const Tile tile = schedule.tile(index);
+      worker.run(tile, turn % 2, count);
       worker.finish(tile, parts, o);
+      barrier_wait(bar.q_full(), ++turn % 2);
+      // Every lane's is lane 0's, which also is the one that gives Q back.
+      index = __shfl_sync(0xFFFFFFFF, load_word(base + number_at), 0);
     }
     // Nobody waits for the last turn that the last warpgroup passed on.
     if (groups > 1 && group == 0) named_sync(turn_barrier, 256);

@@ -354,7 +354,20 @@ template <int Registers> DEVICE void more_registers() {
   static_assert(Registers % 8 == 0 && Registers >= 24 && Registers <= 256);
 }
 
+DEVICE int alone(int value) {
+  if (emulator::lane() != 0) emulator::fail("it is not lane 0");
+  return value;
+}
+
 // ---- single accesses -----------------------------------------------------------------------------------------------
+
+DEVICE int load_word(u32 address) {
+  int word;
+  std::memcpy(&word, emulator::shared(address, 4), 4);
+  return word;
+}
+
+DEVICE void store_word(u32 address, int word) { std::memcpy(emulator::shared(address, 4), &word, 4); }
 
 DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   struct Part {

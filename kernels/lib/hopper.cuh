@@ -100,7 +100,22 @@ template <int Registers> DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// What lane 0 has, where it runs without its warp. By a shuffle, so that the compiler puts what follows from the value
+// into registers that the warp shares, and not into some of the few that this thread has.
+DEVICE int alone(int value) { return __shfl_sync(1, value, 0); }
+
 // ---- single accesses -----------------------------------------------------------------------------------------------
+
+// A number in shared memory.
+DEVICE int load_word(u32 address) {
+  int word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+DEVICE void store_word(u32 address, int word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
 
 // Eight-by-eight matrices of 16-bit elements from a warp's fragments; lane i gives the address of row i % 8 of
 // matrix i / 8.

@@ -21,9 +21,6 @@ use tile::{Backward, Forward, Parts, Variant};
 /// `o`, `lse`, `dk` and `dv` repeat in every bit; the parts of `dq` are added in any order, so that its last bits vary.
 pub struct Flash;
 
-/// K and V of so many heads are worked on at a time: with Q and O they are to stay in an L2 cache of 50 MB.
-const SECTION_BYTES: u64 = 32 << 20;
-
 /// One cut's kernels of the forward pass on one device.
 struct Forwards {
     forward: Kernel,
@@ -65,6 +62,9 @@ impl Backwards {
     }
 }
 
+/// How each shape's tiles are cut, by the pass's cut, lengths, heads and the device's multiprocessors.
+type Cuts<S> = Cache<(S, [u32; 4]), Option<Parts>>;
+
 impl Flash {
     /// Whether there are kernels for these inputs, wherever they run.
     fn takes(kind: Kind, head_dim: i64) -> Result<(), String> {
@@ -93,20 +93,26 @@ impl Attention for Flash {
         let o = Tensor::f_empty(q4.size(), (q.kind(), q.device()))?;
         let lse = Tensor::f_empty(&q4.size()[..3], (Kind::Float, q.device()))?;
 
+        static CUTS: Cuts<Forward> = Cache::new();
         let whole = Forward::of(problem.variant);
         let steps = whole.steps(problem.n_queries, problem.n_keys);
         let multiprocessors = multiprocessors(q.device())?;
-        let parts = Parts::of(&steps, problem.all_heads(), multiprocessors);
+        let parts = problem.cut(&CUTS, whole, &steps, q.device())?;
         let shape = Forward { is_split: parts.is_some(), ..whole };
         let kernels = Forwards::of(shape, q.device())?;
         let columns = shape.columns();
         let head_bytes = 4 * u64::from(problem.n_keys) * u64::from(problem.variant.d);
-        let section = (SECTION_BYTES / head_bytes).clamp(1, u64::from(problem.all_heads()));
+        let heads_at_a_time = tile::heads_at_a_time(problem.all_heads(), head_bytes);
+        // Where blocks have one tile each, or parts, nothing is counted.
+        let is_counted = parts.is_none() && steps.len() as u32 * problem.all_heads() > multiprocessors;
+        let taken = is_counted.then(|| Tensor::f_empty([1], (Kind::Int, q.device()))).transpose()?;
+        taken.as_ref().map(cuda::clear).transpose()?;
         let words = [
             word_of(problem.n_queries, problem.n_keys),
             word_of(problem.heads, problem.batch),
-            word_of(problem.scale_log2().to_bits(), section as u32),
+            word_of(problem.scale_log2().to_bits(), heads_at_a_time),
             lse.data_ptr() as u64,
+            taken.as_ref().map_or(0, |taken| taken.data_ptr() as u64),
         ];
         let arguments = Arguments::new()
             .map(&TensorMap::of(&q4, shape.rows(), columns)?)
@@ -120,7 +126,7 @@ impl Attention for Flash {
                 Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.shared_bytes() };
             kernels.forward.launch(geometry, arguments)
         };
-        match (parts, &kernels.combine) {
+        match (&*parts, &kernels.combine) {
             (Some(parts), Some(combine)) => {
                 let sums = problem.parts(parts.most, problem.n_queries, q.device())?;
                 let lses = Tensor::f_empty(&sums.size()[..4], (Kind::Float, q.device()))?;
@@ -154,9 +160,10 @@ impl Attention for Flash {
         let like = |t: &Tensor| Tensor::f_empty(t.size(), (t.kind(), t.device()));
         let (dq, dk, dv) = (like(&q4)?, like(&k4)?, like(&v4)?);
 
+        static CUTS: Cuts<Backward> = Cache::new();
         let whole = Backward::of(problem.variant);
         let steps = whole.steps(problem.n_queries, problem.n_keys);
-        let parts = Parts::of(&steps, problem.all_heads(), multiprocessors(q.device())?);
+        let parts = problem.cut(&CUTS, whole, &steps, q.device())?;
         let shape = Backward { is_split: parts.is_some(), ..whole };
         let kernels = Backwards::of(shape, q.device())?;
         let (columns, blocks) = (shape.columns(), problem.n_queries.div_ceil(shape.queries));
@@ -193,7 +200,7 @@ impl Attention for Flash {
             let (block, shared_bytes) = ((Backward::THREADS, 1, 1), shape.shared_bytes());
             kernels.backward.launch(Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
         };
-        match (parts, &kernels.combine) {
+        match (&*parts, &kernels.combine) {
             (Some(parts), Some(combine)) => {
                 let [dks, dvs] = [(); 2].map(|()| problem.parts(parts.most, problem.n_keys, q.device()));
                 let (dks, dvs) = (dks?, dvs?);
@@ -249,6 +256,19 @@ impl Problem {
 
     fn all_heads(&self) -> u32 {
         self.batch * self.heads
+    }
+
+    /// How tiles of so many `steps` are cut, searched for the first time and then found among `cuts`.
+    fn cut<S: Ord + Copy>(
+        &self,
+        cuts: &Cuts<S>,
+        shape: S,
+        steps: &[u32],
+        device: Device,
+    ) -> Result<Arc<Option<Parts>>> {
+        let (heads, multiprocessors) = (self.all_heads(), multiprocessors(device)?);
+        let key = (shape, [self.n_queries, self.n_keys, heads, multiprocessors]);
+        cuts.get(device, key, || Ok(Parts::of(steps, heads, multiprocessors)))
     }
 
     /// (parts, batch, heads, n, d) in float32, to be written.

@@ -20,7 +20,9 @@ pub use arch::Arch;
 pub use cache::Cache;
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
-pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of};
+pub use launch::{
+    Arguments, Geometry, Kernel, Module, Scalar, clear, compute_capability, load, multiprocessors, word_of,
+};
 pub use report::Resources;
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;

@@ -69,6 +69,22 @@ const MUTANTS: &[Mutant] = &[
         words: "can go on",
     },
     Mutant {
+        name: "a_tiles_number_is_overwritten_before_it_is_read",
+        file: "flash_forward.cu",
+        line: "    index = schedule.take(turn + 1);\n",
+        changed: "    index = schedule.take(turn + 1);\n    store_word(base + number_at, index);\n",
+        check: FORWARD,
+        words: "",
+    },
+    Mutant {
+        name: "a_tiles_number_is_read_before_it_is_there",
+        file: "flash_forward.cu",
+        line: "      barrier_wait(bar.q_full(), ++turn % 2);\n",
+        changed: "      ++turn;\n",
+        check: FORWARD,
+        words: "",
+    },
+    Mutant {
         name: "fewer_bytes_are_expected_than_come",
         file: "flash_backward.cu",
         line: "barrier_expect(bar.q_full(stage), q_bytes + row_stats);",

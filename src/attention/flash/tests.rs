@@ -46,6 +46,49 @@ fn one_head_is_cut_into_parts_and_adds_up() {
 }
 
 #[test]
+fn a_tile_is_the_same_whoever_takes_it() {
+    let run = |case: &Case, seed, multiprocessors| {
+        let change = |settings: &mut emulator::Settings| *settings = emulator::Settings { seed, multiprocessors };
+        emulator::with(change, || Flash.forward(&case.q, &case.k, &case.v, case.is_causal).unwrap())
+    };
+    // Tiles of a single step and of several; one block takes all that are not others' first ones.
+    for (leading, n_queries, n_keys, d, is_causal) in [
+        (&[2, 5][..], 500, 333, 64, true),
+        (&[7], 300, 70, 128, false),
+        (&[3], 450, 450, 128, true),
+        (&[40], 50, 60, 16, true),
+    ] {
+        let case = Case::draw(Device::Cpu, leading, [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
+        case.hold_passes(&Flash, rule::Passes::Forward).unwrap();
+        let (o, lse) = run(&case, 1, 1);
+        for (seed, multiprocessors) in [(2, 1), (3, 2), (4, 5)] {
+            let (again, lse_again) = run(&case, seed, multiprocessors);
+            assert!(
+                o.equal(&again) && lse.equal(&lse_again),
+                "{}: seed {seed} on {multiprocessors} multiprocessors differs",
+                case.name
+            );
+        }
+    }
+}
+
+#[test]
+fn sections_of_heads_have_every_tile_once() {
+    // So many keys that the heads are worked on by four and three, though the mask hides all but the first 700.
+    let (heads, n_queries, n_keys, d) = (7, 700, 131_072, 16);
+    assert_eq!(tile::heads_at_a_time(heads, 4 * n_keys * 16), 4);
+    let options = (Kind::BFloat16, Device::Cpu);
+    let case = Case::draw(Device::Cpu, &[heads.into()], [n_queries, n_queries, d], options.0, true, 1.0).unwrap();
+    let longer = |t: &Tensor| {
+        let hidden = Tensor::zeros([heads.into(), n_keys as i64 - n_queries, d], options);
+        Tensor::cat(&[t, &hidden], 1)
+    };
+    let (o, lse) = Flash.forward(&case.q, &case.k, &case.v, true).unwrap();
+    let (same_o, same_lse) = Flash.forward(&case.q, &longer(&case.k), &longer(&case.v), true).unwrap();
+    assert!(o.equal(&same_o) && lse.equal(&same_lse));
+}
+
+#[test]
 fn results_do_not_depend_on_the_order_of_threads_and_copies() {
     let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
     let run = |seed| emulator::with_seed(seed, || case.run(&Flash, Kind::BFloat16).unwrap());

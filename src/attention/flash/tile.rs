@@ -1,5 +1,9 @@
 //! How the kernels are cut for each variant: pure, so that every machine can test it.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::iter;
+
 use crate::attention::host::DIMENSIONS;
 use crate::cuda::{Program, word_of};
 
@@ -46,29 +50,72 @@ pub struct Parts {
 
 /// What a table in a kernel's parameters holds.
 const MOST_ITEMS: usize = 1020;
-/// What writing the parts and adding them up is taken to cost, in steps of the loop. To be measured.
-const STEPS_TO_COMBINE: u32 = 3;
+/// What a tile or a part costs a block beside its steps of the loop, in steps.
+const STEPS_A_TILE: u64 = 1;
+/// What the launch that adds parts up costs, in steps of a forward pass of few rows.
+const STEPS_TO_COMBINE: u64 = 2;
+/// Parts that are written and read again, by all blocks together, in the time of a step.
+const PARTS_A_STEP: u64 = 48;
+
+/// When the last of `blocks` is done, in steps: whichever is free takes the next item. Each of `heads` has items of these
+/// `lengths`, the longest first.
+fn makespan(lengths: &[u32], heads: u32, blocks: u32) -> u64 {
+    let mut free_at: BinaryHeap<Reverse<u64>> = (0..blocks).map(|_| Reverse(0)).collect();
+    for length in lengths.iter().flat_map(|&length| iter::repeat_n(length, heads as usize)) {
+        if let Some(mut first) = free_at.peek_mut() {
+            first.0 += u64::from(length) + STEPS_A_TILE;
+        }
+    }
+    free_at.into_iter().map(|Reverse(time)| time).max().unwrap_or_default()
+}
 
 impl Parts {
     /// How tiles of so many `steps` each, the same for each of `heads`, are best cut for a device, or `None` where they
-    /// are better left whole: where the longest takes hardly longer than every multiprocessor's share of all.
+    /// are better left whole. Of the ways to cut the longest tile into equal parts, it is the one whose last block is
+    /// done first, the adding up included.
     pub fn of(steps: &[u32], heads: u32, multiprocessors: u32) -> Option<Self> {
-        let total: u64 = u64::from(heads) * steps.iter().map(|&steps| u64::from(steps)).sum::<u64>();
-        let share = u32::try_from(total.div_ceil(u64::from(multiprocessors))).ok()?;
         let longest = steps.iter().copied().max()?;
-        if longest <= share + STEPS_TO_COMBINE || steps.len() >= 1 << 16 {
+        let tiles = steps.len() as u64 * u64::from(heads);
+        let combining = |parts: u64| PARTS_A_STEP * STEPS_TO_COMBINE + parts;
+        // Left whole they take at most their longest more than what each multiprocessor's share takes.
+        if PARTS_A_STEP * (u64::from(longest) + STEPS_A_TILE) <= combining(tiles) || steps.len() >= 1 << 16 {
             return None;
         }
-        let count = |in_part: u32| steps.iter().map(|steps| steps.div_ceil(in_part) as usize).sum::<usize>();
-        let in_part = (share.max(1)..longest).find(|&in_part| count(in_part) <= MOST_ITEMS)?;
+        let mut sorted = steps.to_vec();
+        sorted.sort_unstable_by_key(|&length| Reverse(length));
+        // In steps divided by `PARTS_A_STEP`.
+        let mut least = PARTS_A_STEP * makespan(&sorted, heads, multiprocessors);
+        let mut best = None;
+        let total = u64::from(heads) * steps.iter().map(|&steps| u64::from(steps)).sum::<u64>();
+        let mut candidates: Vec<u32> = (2..=longest.min(MOST_ITEMS as u32)).map(|n| longest.div_ceil(n)).collect();
+        candidates.dedup();
+        for in_part in candidates {
+            let count = steps.iter().map(|steps| steps.div_ceil(in_part) as usize).sum::<usize>();
+            let parts = count as u64 * u64::from(heads);
+            let share = (total + STEPS_A_TILE * parts).div_ceil(u64::from(multiprocessors));
+            let at_least = share.max(u64::from(in_part) + STEPS_A_TILE);
+            if count > MOST_ITEMS || PARTS_A_STEP * at_least + combining(parts) >= least {
+                continue;
+            }
+            let lengths: Vec<u32> = Self::cut(steps, in_part).into_iter().map(|(length, _)| length).collect();
+            let cost = PARTS_A_STEP * makespan(&lengths, heads, multiprocessors) + combining(parts);
+            if cost < least {
+                (least, best) = (cost, Some(in_part));
+            }
+        }
+        let items = Self::cut(steps, best?).into_iter().map(|(_, item)| item).collect();
+        Some(Self { steps: best?, items, most: longest.div_ceil(best?) })
+    }
+
+    /// Length and item of every part of at most `in_part` steps, the longest first.
+    fn cut(steps: &[u32], in_part: u32) -> Vec<(u32, u32)> {
         let parts = |(tile, &steps): (usize, &u32)| {
             let length = move |part: u32| in_part.min(steps - part * in_part);
             (0..steps.div_ceil(in_part)).map(move |part| (length(part), (tile as u32) << 16 | part))
         };
         let mut items: Vec<(u32, u32)> = steps.iter().enumerate().flat_map(parts).collect();
-        items.sort_by_key(|&(length, item)| (std::cmp::Reverse(length), item));
-        let items = items.into_iter().map(|(_, item)| item).collect();
-        Some(Self { steps: in_part, items, most: longest.div_ceil(in_part) })
+        items.sort_by_key(|&(length, item)| (Reverse(length), item));
+        items
     }
 
     /// The kernels' `Parts`: what is found at two addresses beside the list.
@@ -77,6 +124,18 @@ impl Parts {
         let items = (0..MOST_ITEMS).step_by(2).map(|i| word_of(item(i), item(i + 1)));
         [word_of(self.items.len() as u32, self.steps)].into_iter().chain(addresses).chain(items).collect()
     }
+}
+
+/// K and V of so many heads are worked on at a time: with Q and O they are to stay in an L2 cache of 50 MB.
+const SECTION_BYTES: u64 = 32 << 20;
+
+/// In sections of how many heads, whose K and V are of `head_bytes` each, the tiles of `heads` are worked on: of as
+/// many as `SECTION_BYTES` hold, or down to half as many if the last section is fuller then. A small one has too few
+/// tiles for the blocks that are done with the others.
+pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
+    let most = (SECTION_BYTES / head_bytes).clamp(1, u64::from(heads)) as u32;
+    let missing = |section: &u32| heads.next_multiple_of(*section) - heads;
+    (most.div_ceil(2)..=most).rev().min_by_key(missing).unwrap_or(1)
 }
 
 /// Columns of a panel in shared memory: its rows are at most 128 bytes.
@@ -135,10 +194,10 @@ impl Forward {
         128 * (self.groups + 1)
     }
 
-    /// Q and O, K and V of each buffer, and the barriers.
+    /// Q and O, K and V of each buffer, the barriers, and the tile's number.
     pub fn shared_bytes(&self) -> u32 {
         let row = 2 * self.variant.d;
-        2 * self.rows() * row + 2 * self.stages * self.keys * row + 8 * (2 + 4 * self.stages) + ALIGNMENT
+        2 * self.rows() * row + 2 * self.stages * self.keys * row + 8 * (3 + 4 * self.stages) + ALIGNMENT
     }
 }
 
@@ -209,8 +268,8 @@ mod tests {
         let variant = |d| Variant { d, is_half: false, is_causal: true };
         let wide = Forward::of(variant(128));
         assert_eq!((wide.rows(), wide.threads(), wide.columns()), (128, 384, 64));
-        // 64 KiB of Q and O, two buffers of 64 KiB, ten barriers, and what alignment may take.
-        assert_eq!(wide.shared_bytes(), 65_536 + 2 * 65_536 + 80 + 1024);
+        // 64 KiB of Q and O, two buffers of 64 KiB, ten barriers and a number, and what alignment may take.
+        assert_eq!(wide.shared_bytes(), 65_536 + 2 * 65_536 + 88 + 1024);
         let middle = Backward::of(variant(64));
         assert_eq!((middle.queries, middle.columns()), (128, 64));
         // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, ten barriers.
@@ -228,7 +287,6 @@ mod tests {
         // 1430 steps in all are 11 for each multiprocessor.
         assert_eq!((parts.steps, parts.most), (11, 6));
         assert_eq!(Parts::of(&steps, 16, 132), None);
-        assert_eq!(Parts::of(&shape.steps(512, 512), 1, 132), None, "four steps are not worth cutting");
         // Every step of every tile is in one part, and no part is longer than one before it.
         let length = |item: u32| parts.steps.min(steps[(item >> 16) as usize] - (item & 0xFFFF) * parts.steps);
         assert_eq!(parts.items.iter().map(|&item| length(item)).sum::<u32>(), steps.iter().sum::<u32>());
@@ -236,6 +294,66 @@ mod tests {
         let words = parts.words([7, 8]);
         assert_eq!((words.len(), words[0], words[1], words[2]), (513, word_of(parts.items.len() as u32, 11), 7, 8));
         assert_eq!(words[3], word_of(parts.items[0], parts.items[1]));
+    }
+
+    #[test]
+    fn the_cut_is_the_one_whose_last_block_is_done_first() {
+        let steps_in_part = |d, n, heads| {
+            let steps = Forward::of(Variant { d, is_half: false, is_causal: true }).steps(n, n);
+            Parts::of(&steps, heads, 132).map(|parts| parts.steps)
+        };
+        for (d, n, heads, expected) in [
+            (64, 256, 1, None),
+            // The launch that adds up costs what the parts save.
+            (64, 384, 1, None),
+            (64, 512, 1, Some(1)),
+            (64, 1024, 1, Some(1)),
+            // Parts of one step would be done a step earlier, and are more to add up.
+            (64, 2048, 1, Some(2)),
+            (64, 4096, 1, Some(3)),
+            // Four would do for the share; with five, no block has two parts.
+            (128, 4096, 1, Some(5)),
+            (64, 8192, 1, Some(11)),
+            (128, 8192, 1, Some(16)),
+            // 342 tiles on 132 blocks: 2.6 turns, of which whole tiles would make three.
+            (64, 65_536, 1, Some(171)),
+            (128, 65_536, 1, None),
+            (64, 16_384, 16, None),
+            (128, 16_384, 16, None),
+        ] {
+            assert_eq!(steps_in_part(d, n, heads), expected, "d {d}, {heads} heads of {n}");
+        }
+    }
+
+    #[test]
+    fn a_free_block_takes_the_next_item() {
+        for (lengths, heads, blocks, expected) in
+            [(&[5, 4, 3, 3, 3][..], 1, 2, 13), (&[5, 4, 3, 3, 3], 1, 5, 6), (&[5, 1], 3, 4, 6), (&[], 1, 2, 0)]
+        {
+            assert_eq!(makespan(lengths, heads, blocks), expected, "{lengths:?} of {heads} heads on {blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn sections_have_as_many_heads_as_leave_the_last_one_full() {
+        let mebibytes = 1 << 20;
+        for (heads, head_bytes, expected) in [
+            (16, 8 * mebibytes, 4),
+            (16, 4 * mebibytes, 8),
+            // Of ten a time, six would be left.
+            (16, 3 * mebibytes, 8),
+            // Of three a time, one would be left.
+            (16, 10 * mebibytes, 2),
+            (13, 10 * mebibytes, 2),
+            (15, 10 * mebibytes, 3),
+            (7, 8 * mebibytes, 4),
+            (16, 12 * mebibytes, 2),
+            (7, 40 * mebibytes, 1),
+            (5, 1, 5),
+            (1, 1, 1),
+        ] {
+            assert_eq!(heads_at_a_time(heads, head_bytes), expected, "{heads} heads of {head_bytes} bytes");
+        }
     }
 
     #[test]
