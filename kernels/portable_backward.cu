@@ -1,10 +1,14 @@
 // FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) on the matrix instructions of compute
 // capability 8.0: q, k, v, o and do in bfloat16, float16 or float32, and dq, dk and dv in the same type.
 //
-// Three kernels. `portable_backward_prepare` makes D = rowsum(dO * O) and lse in the base that the others use.
-// `portable_backward_keys` has a block for each tile of keys: it holds K and V, streams Q and dO, PORTABLE_KEYS_STREAM
-// rows at a time, and makes dV and dK. `portable_backward_queries` has a block for each tile of queries: it holds Q and
-// dO, streams K and V, PORTABLE_QUERIES_STREAM rows at a time, and makes dQ. Both compute S and dP anew.
+// `portable_backward_prepare` makes D = rowsum(dO * O) and lse in the base that `portable_backward` uses. That one
+// makes two passes side by side. The pass of the keys has a block for each tile of keys: it holds K and V, streams Q
+// and dO, PORTABLE_KEYS_STREAM rows at a time, and makes dV and dK. The pass of the queries has a block for each tile
+// of queries: it holds Q and dO, streams K and V, PORTABLE_QUERIES_STREAM rows at a time, and makes dQ. Both compute S
+// and dP anew.
+//
+// Where tiles are too few to keep the GPU busy, several thread blocks share each, in parts of its columns; they write
+// unscaled sums in float32, and `portable_backward_combine` adds up a tile's parts in their order.
 //
 // The two are one program with the roles exchanged. Rows (of keys; of queries) are a warp's own: with left operands K
 // and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands where they lie, in dV += P^T dO and
@@ -14,14 +18,30 @@
 // come in any order, and kept for 16-bit types, where Hopper has kernels of its own.
 //
 // Notebook
-//   1. First version; nothing measured yet. To be measured first: both kernels by themselves, against one that adds its
+//   1. First version, a kernel for each pass and nothing split. Measured on an H200: float32, one head, causal, from
+//      cold caches, in microseconds, and behind it PyTorch's memory-efficient kernels and plain operations:
+//        d = 128, n = 128: 83, 62, 102; 1024: 475, 305, 110; 4096: 1838, 1144, 634; 16384: 8516, 5055, 9129;
+//        65536: 79686, 71102, 142199;
+//        d = 64, n = 1024: 174, 235, 117; 4096: 641, 894, 473; 16384: 3258, 4107, 6539; 65536: 33737, 40223, 104432.
+//      By these a block alone on its multiprocessor takes 1 microsecond for each product of 64 by 16 by 128, two take
+//      1.4: up to n = 8192 the longest tile is all there is to wait for. To be measured: a pass of keys that adds its
 //      parts of dq to global memory (at best 5/7 of the time).
 //   2. Left operands are read from shared memory at every step. 16-bit types with d = 16 or 32 have registers to hold
 //      them. To be measured.
 //   3. float32 in the emulator: against float64, mean errors are 0.6 to 1.2 times those of plain float32 operations for
-//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. What is left comes
-//      from lse, which is rounded to float32 and read again, and from rows that see few keys: there dP - D is nearly
-//      nothing, plain operations make exactly nothing of it, and dP and D here are rounded each in its own way.
+//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. What is left
+//      comes from lse, which is rounded to float32 and read again, and from rows that see few keys: there dP - D is
+//      nearly nothing, plain operations make exactly nothing of it, and dP and D here are rounded each in its own way.
+//   4. Parts, and both passes in one launch, so that the short blocks of the one fill what the other leaves. Predicted
+//      by handing out blocks in their order, at 1 microsecond a product and 3 for each part: n = 1024 and d = 128 40
+//      microseconds, 4096 300, 8192 1100. Parts are half of a place's share: with a third of it the same prediction is
+//      4 percent better for n = 8192 and worse below 2048, with all of it 18 percent worse for 8192. To be measured.
+//   5. float32, d = 128: S and dP took 152 instructions for 12 matrix instructions, half of them for addresses, and
+//      these in two chains of six, each of which waits for the one before. With two groups of steps a turn there are
+//      164 for 24, in four chains: of a step of keys some 2500 instructions in place of 3600, so that 0.7 of the time
+//      is predicted. To be measured.
+//   6. Tried for float32, d = 128: S and dP in one loop, 160 instructions for 24 in four chains too. The pass of keys,
+//      whose sums take 128 registers, then spills one to three.
 //
 // Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
@@ -35,6 +55,14 @@
 #include "lib/fragment.cuh"
 #include "lib/order.cuh"
 
+// How the columns of a pass's tiles are shared by thread blocks.
+struct Split {
+  // Parts of the longest tile.
+  int count;
+  // Blocks of columns of each part.
+  int blocks;
+};
+
 struct Problem {
   int n_queries;
   int n_keys;
@@ -47,6 +75,9 @@ struct Problem {
   int heads_at_a_time;
   // n_queries up to the next multiple of 128.
   int padded_queries;
+  // Of tiles of keys; of tiles of queries.
+  Split keys;
+  Split queries;
   Tensor q;
   Tensor k;
   Tensor v;
@@ -61,6 +92,10 @@ struct Problem {
   element *dq;
   element *dk;
   element *dv;
+  // The same of each part, unscaled, of a pass that has more than one: (parts, batch, heads, n, d).
+  float *dq_parts;
+  float *dk_parts;
+  float *dv_parts;
 };
 
 namespace {
@@ -91,7 +126,7 @@ DEVICE float probability(const Problem &problem, float score, float shift) {
 template <bool Keys, int Tiles, int Stream> struct Pass {
   static constexpr int warp_rows = 16 * Tiles;
   static constexpr int rows = PORTABLE_WARPS * warp_rows;
-  static constexpr int sum_group = is_float && true ? 2 : 1;
+  static constexpr int sum_group = is_float ? 2 : 1;
   static_assert(padding % rows == 0 && padding % Stream == 0 && Stream % 16 == 0 && 2 * Stream / 4 <= threads);
 
   // Shared memory: the two held inputs, then of each stage the two streamed ones and, of queries, shift and D.
@@ -110,6 +145,11 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   int first_row;
   int head;
   int batch;
+  // Of the part's results among all heads' and parts'.
+  int place;
+  // Blocks of columns, from `begin` to before `end`.
+  int begin;
+  int end;
   // Where the head's shift and D begin.
   long long stats;
 
@@ -122,15 +162,43 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   float shift[Tiles][2];
   float delta[Tiles][2];
 
-  DEVICE explicit Pass(const Problem &problem, u32 base)
-      : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32),
-        n_rows(Keys ? problem.n_keys : problem.n_queries), n_columns(Keys ? problem.n_queries : problem.n_keys) {
+  DEVICE static const Split &split_of(const Problem &problem) { return Keys ? problem.keys : problem.queries; }
+  DEVICE static int rows_of(const Problem &problem) { return Keys ? problem.n_keys : problem.n_queries; }
+
+  // Thread blocks of all heads' tiles.
+  DEVICE static int items(const Problem &problem) {
+    return (rows_of(problem) + rows - 1) / rows * problem.heads * problem.batch * split_of(problem).count;
+  }
+
+  // Blocks of columns that some row of the tile that begins at `tile_row` meets: from `first` to before `end`. Where no
+  // row meets any, `end` may be the smaller.
+  struct Met {
+    int first;
+    int end;
+
+    DEVICE Met(const Problem &problem, int tile_row) {
+      const int columns = Keys ? problem.n_queries : problem.n_keys;
+      const int end_row = min(tile_row + rows, rows_of(problem));
+      const int seen = PORTABLE_CAUSAL && !Keys ? min(columns, end_row) : columns;
+      first = PORTABLE_CAUSAL && Keys ? tile_row / Stream : 0;
+      end = (seen + Stream - 1) / Stream;
+    }
+  };
+
+  // The work of the thread block that is number `index` of this pass.
+  DEVICE explicit Pass(const Problem &problem, u32 base, int index)
+      : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32), n_rows(rows_of(problem)),
+        n_columns(Keys ? problem.n_queries : problem.n_keys) {
     const int tiles = (n_rows + rows - 1) / rows;
-    const Order order(static_cast<int>(blockIdx.x), tiles, problem.heads, problem.batch, problem.heads_at_a_time, 1);
+    const Order order(index, tiles, problem.heads, problem.batch, problem.heads_at_a_time, split_of(problem).count);
     head = order.head;
     batch = order.batch;
+    place = (order.split * problem.batch + batch) * problem.heads + head;
     // The longest tiles first: early keys, late queries.
     tile_row = (PORTABLE_CAUSAL && !Keys ? tiles - 1 - order.rank : order.rank) * rows;
+    const Met met(problem, tile_row);
+    begin = met.first + order.split * split_of(problem).blocks;
+    end = min(met.end, begin + split_of(problem).blocks);
     // By a shuffle, so that the compiler knows that a warp goes one way.
     first_row = tile_row + __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0) * warp_rows;
     stats = (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
@@ -198,19 +266,18 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     }
   }
 
-  DEVICE void run() {
+  // Whether there is anything to store.
+  DEVICE bool run() {
+    // A tile of fewer parts than the longest. One that is whole and meets nothing is stored, as zeros.
+    if (split_of(problem).count > 1 && begin >= end) return false;
     const Tensor &left = Keys ? problem.k : problem.q, &right = Keys ? problem.v : problem.d_o;
-    // Blocks of columns that some row of the tile meets.
-    const int first = PORTABLE_CAUSAL && Keys ? tile_row / Stream : 0;
-    const int seen = PORTABLE_CAUSAL && !Keys ? min(n_columns, tile_row + rows) : n_columns;
-    const int count = (seen + Stream - 1) / Stream - first;
-    const auto place = [&](int turn) { return base + 2 * held_bytes + turn % stages * stage_bytes; };
+    const auto place_of = [&](int block) { return base + 2 * held_bytes + block % stages * stage_bytes; };
     Layout::template copy<rows, threads>(base, left.head(batch, head), left.strides[2], tile_row, n_rows);
     Layout::template copy<rows, threads>(base + held_bytes, right.head(batch, head), right.strides[2], tile_row,
                                          n_rows);
 #pragma unroll
-    for (int turn = 0; turn < stages - 1; ++turn) {
-      if (turn < count) copy(place(turn), first + turn);
+    for (int block = begin; block < begin + stages - 1; ++block) {
+      if (block < end) copy(place_of(block), block);
       copies_commit();
     }
     clear(first_sums);
@@ -226,11 +293,11 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
         }
       }
     }
-    for (int turn = 0; turn < count; ++turn) {
-      const int block = first + turn, column = block * Stream;
+    for (int block = begin; block < end; ++block) {
+      const int column = block * Stream, later = block + stages - 1;
       copies_wait<stages - 2>();
       __syncthreads();
-      if (turn + stages - 1 < count) copy(place(turn + stages - 1), block + stages - 1);
+      if (later < end) copy(place_of(later), later);
       copies_commit();
       // Whether no row of the warp meets a column of the block; whether every one meets all.
       const int end_row = first_row + warp_rows, end_column = column + Stream;
@@ -239,31 +306,63 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       const bool below = !PORTABLE_CAUSAL || (Keys ? column >= end_row - 1 : end_column - 1 <= first_row);
       const bool all = below && (Keys || end_column <= n_columns);
       if (all && !always_masks) {
-        step<false>(place(turn), block);
+        step<false>(place_of(block), block);
       } else {
-        step<true>(place(turn), block);
+        step<true>(place_of(block), block);
       }
     }
     copies_wait<0>();
+    return true;
   }
 
-  template <int M> DEVICE void store(element *to, const float (&sums)[M][d / 8][4], float scale) {
-    to += (static_cast<long long>(batch) * problem.heads + head) * n_rows * d + 2 * (lane % 4);
+  // Writes the result, or this part of it to `parts`.
+  template <int M> DEVICE void store(element *to, float *parts, const float (&sums)[M][d / 8][4], float scale) {
+    const bool whole = split_of(problem).count == 1;
 #pragma unroll
     for (int m = 0; m < M; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_row + 16 * m + lane / 4 + 8 * r;
         if (row >= n_rows) continue;
+        const long long at = (static_cast<long long>(place) * n_rows + row) * d + 2 * (lane % 4);
 #pragma unroll
         for (int n = 0; n < d / 8; ++n) {
-          store_two(to + static_cast<long long>(row) * d + 8 * n, sums[m][n][2 * r] * scale,
-                    sums[m][n][2 * r + 1] * scale);
+          const float first = sums[m][n][2 * r], second = sums[m][n][2 * r + 1];
+          if (whole) {
+            store_two(to + at + 8 * n, first * scale, second * scale);
+          } else {
+            *reinterpret_cast<float2 *>(parts + at + 8 * n) = float2{first, second};
+          }
         }
       }
     }
   }
 };
+
+using Keys = Pass<true, PORTABLE_KEYS_TILES, PORTABLE_KEYS_STREAM>;
+using Queries = Pass<false, PORTABLE_QUERIES_TILES, PORTABLE_QUERIES_STREAM>;
+
+// One result of a pass from its parts, in their order: each thread has four columns of a row.
+template <typename Pass> DEVICE void combine(const Problem &problem, const float *parts, element *to, float scale) {
+  constexpr int lanes = d / 4;
+  const Split &split = Pass::split_of(problem);
+  const int n = Pass::rows_of(problem);
+  const long long all = static_cast<long long>(problem.batch) * problem.heads * n;
+  const long long row = static_cast<long long>(blockIdx.x) * (256 / lanes) + threadIdx.x / lanes;
+  if (split.count == 1 || row >= all) return;
+  const long long at = row * d + threadIdx.x % lanes * 4;
+  const typename Pass::Met met(problem, static_cast<int>(row % n) / Pass::rows * Pass::rows);
+  // Those from this one on wrote nothing.
+  const int count = (met.end - met.first + split.blocks - 1) / split.blocks;
+  float sums[4] = {};
+#pragma unroll 4
+  for (int part = 0; part < count; ++part) {
+    const float4 own = *reinterpret_cast<const float4 *>(parts + part * all * d + at);
+    sums[0] += own.x, sums[1] += own.y, sums[2] += own.z, sums[3] += own.w;
+  }
+  store_two(to + at, sums[0] * scale, sums[1] * scale);
+  store_two(to + at + 2, sums[2] * scale, sums[3] * scale);
+}
 
 } // namespace
 
@@ -301,19 +400,32 @@ extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(cons
   }
 }
 
+// The tiles of keys, then those of queries, whose blocks are shorter and fill what the others leave.
 extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
-    portable_backward_keys(const __grid_constant__ Problem problem) {
+    portable_backward(const __grid_constant__ Problem problem) {
   extern __shared__ unsigned char memory[];
-  Pass<true, PORTABLE_KEYS_TILES, PORTABLE_KEYS_STREAM> pass(problem, shared_address(memory));
-  pass.run();
-  pass.store(problem.dk, pass.first_sums, problem.scale);
-  pass.store(problem.dv, pass.second_sums, 1.0f);
+  const u32 base = shared_address(memory);
+  const int index = static_cast<int>(blockIdx.x), keys = Keys::items(problem);
+  if (index < keys) {
+    Keys pass(problem, base, index);
+    if (!pass.run()) return;
+    pass.store(problem.dk, problem.dk_parts, pass.first_sums, problem.scale);
+    pass.store(problem.dv, problem.dv_parts, pass.second_sums, 1.0f);
+  } else {
+    Queries pass(problem, base, index - keys);
+    if (!pass.run()) return;
+    pass.store(problem.dq, problem.dq_parts, pass.first_sums, problem.scale);
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
-    portable_backward_queries(const __grid_constant__ Problem problem) {
-  extern __shared__ unsigned char memory[];
-  Pass<false, PORTABLE_QUERIES_TILES, PORTABLE_QUERIES_STREAM> pass(problem, shared_address(memory));
-  pass.run();
-  pass.store(problem.dq, pass.first_sums, problem.scale);
+// 256 threads, four columns each, for as many rows; in y one of the three results. Those of a pass that is not split
+// stay as they are.
+extern "C" __global__ void __launch_bounds__(256) portable_backward_combine(const __grid_constant__ Problem problem) {
+  if (blockIdx.y == 0) {
+    combine<Queries>(problem, problem.dq_parts, problem.dq, problem.scale);
+  } else if (blockIdx.y == 1) {
+    combine<Keys>(problem, problem.dk_parts, problem.dk, problem.scale);
+  } else {
+    combine<Keys>(problem, problem.dv_parts, problem.dv, 1.0f);
+  }
 }

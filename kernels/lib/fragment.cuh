@@ -247,8 +247,8 @@ template <int D, int Group, bool Held, bool Exchanged, int Tiles, int N, typenam
 DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
   clear(s);
   // Operands in registers need their numbers at compile time. Else it is unrolled as far as addresses differ in more
-  // than a constant, and of float32 with d = 128 not at all: the rest would only cost registers.
-  constexpr int unrolled = Held ? D / depth : element_bytes == 4 && D == 128 ? 1 : 4 / Group;
+  // than a constant; each group's products wait for one another, and only those of other groups can go between them.
+  constexpr int unrolled = Held ? D / depth : 4 / Group;
 #pragma unroll unrolled
   for (int step = 0; step < D / depth; step += Group) {
     Left a[Tiles][Group];

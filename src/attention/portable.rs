@@ -11,7 +11,7 @@ use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, word_of};
 
 pub mod tile;
 
-use tile::{Backward, Element, Forward, Variant};
+use tile::{Backward, Element, Forward, Split, Variant};
 
 /// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
 ///
@@ -26,8 +26,8 @@ struct Kernels {
     forward: Kernel,
     combine: Kernel,
     prepare: Kernel,
-    keys: Kernel,
-    queries: Kernel,
+    backward: Kernel,
+    backward_combine: Kernel,
 }
 
 impl Kernels {
@@ -41,12 +41,11 @@ impl Kernels {
                 forward: forwards.kernel("portable_forward")?,
                 combine: forwards.kernel("portable_combine")?,
                 prepare: backwards.kernel("portable_backward_prepare")?,
-                keys: backwards.kernel("portable_backward_keys")?,
-                queries: backwards.kernel("portable_backward_queries")?,
+                backward: backwards.kernel("portable_backward")?,
+                backward_combine: backwards.kernel("portable_backward_combine")?,
             };
             kernels.forward.allow_shared(forward.shared_bytes())?;
-            kernels.keys.allow_shared(backward.keys_shared_bytes())?;
-            kernels.queries.allow_shared(backward.queries_shared_bytes())?;
+            kernels.backward.allow_shared(backward.most_shared_bytes())?;
             Ok(kernels)
         })
     }
@@ -140,18 +139,34 @@ impl Attention for Portable {
             Tensor::f_empty(rows, (Kind::Float, q.device()))
         };
         let (shift, delta) = (statistics()?, statistics()?);
+        let multiprocessors = cuda::multiprocessors(q.device())?;
+        let heads = problem.heads * problem.batch;
+        let [keys, queries] = shape.splits(problem.n_queries, problem.n_keys, heads, multiprocessors);
+        // Each part's own results; nothing where a tile is whole.
+        let parts = |split: Split, like: &Tensor| {
+            let count = if split.count == 1 { 0 } else { i64::from(split.count) };
+            Tensor::f_empty([&[count], &like.size()[..]].concat(), (Kind::Float, like.device()))
+        };
+        let (dq_parts, dk_parts, dv_parts) = (parts(queries, &dq)?, parts(keys, &dk)?, parts(keys, &dv)?);
         let mut words = problem.words(padded).to_vec();
+        words.extend([keys, queries].map(|split| word_of(split.count, split.blocks)));
         words.extend([&q4, &k4, &v4, &o4, &do4].into_iter().flat_map(tensor_words));
-        words.extend([&lse, &shift, &delta, &dq, &dk, &dv].map(|t| t.data_ptr() as u64));
+        let results = [&lse, &shift, &delta, &dq, &dk, &dv, &dq_parts, &dk_parts, &dv_parts];
+        words.extend(results.map(|t| t.data_ptr() as u64));
         let arguments = Arguments::new().words(&words);
         let prepare = Geometry { grid: (blocks, problem.heads, problem.batch), block: (256, 1, 1), shared_bytes: 0 };
         kernels.prepare.launch(prepare, &arguments)?;
-        for (kernel, n, pass, shared_bytes) in [
-            (&kernels.keys, problem.n_keys, shape.keys, shape.keys_shared_bytes()),
-            (&kernels.queries, problem.n_queries, shape.queries, shape.queries_shared_bytes()),
-        ] {
-            let grid = (problem.grid(n, shape.rows(pass), 1)?, 1, 1);
-            kernel.launch(Geometry { grid, block: (shape.threads(), 1, 1), shared_bytes }, &arguments)?;
+        let blocks = problem.grid(problem.n_keys, shape.rows(shape.keys), keys.count)?
+            + problem.grid(problem.n_queries, shape.rows(shape.queries), queries.count)?;
+        ensure!(i32::try_from(blocks).is_ok(), "{blocks} tiles are more than a grid can have");
+        let both =
+            Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.most_shared_bytes() };
+        kernels.backward.launch(both, &arguments)?;
+        if keys.count > 1 || queries.count > 1 {
+            // A thread each four columns, 256 a block; in y dq, dk and dv.
+            let rows = problem.grid(problem.n_keys.max(problem.n_queries), 1, 1)?;
+            let grid = (rows.div_ceil(256 / (problem.variant.d / 4)), 3, 1);
+            kernels.backward_combine.launch(Geometry { grid, block: (256, 1, 1), shared_bytes: 0 }, &arguments)?;
         }
         Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
     }

@@ -124,6 +124,14 @@ const MUTANTS: &[Mutant] = &[
         check: ("flash_forward", "portable_kernel"),
         words: "",
     },
+    Mutant {
+        name: "the_last_part_is_not_added",
+        file: "portable_backward.cu",
+        line: "part < count; ++part",
+        changed: "part < count - 1; ++part",
+        check: ("flash_backward", "portable_kernels"),
+        words: WRONG,
+    },
 ];
 
 /// One test a mutant; that the kernels as they are pass the same checks is the checks' own test.

@@ -36,8 +36,35 @@ fn one_head_is_split_and_repeats_in_every_bit() {
     };
     let variant = Variant { d: 64, element: Element::Float, is_causal: true };
     assert!(Forward::of(variant).split(300, 900, 1, 132).count > 1);
-    emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Portable)).unwrap();
+    assert!(Backward::of(variant).splits(300, 900, 1, 132).iter().all(|split| split.count > 1));
     assert!(run(1).iter().zip(run(2)).all(|(a, b)| a.equal(&b)));
+}
+
+/// Ragged lengths for each d and both kinds of types, keys that no query sees, and passes of which only one is split.
+#[test]
+fn parts_make_the_same_gradient() {
+    for (d, kind, is_causal, n_queries, n_keys) in [
+        (16, Kind::Float, true, 200, 290),
+        (16, Kind::BFloat16, false, 150, 420),
+        (32, Kind::Float, false, 70, 210),
+        (32, Kind::BFloat16, true, 420, 300),
+        (64, Kind::Float, true, 150, 330),
+        (64, Kind::Half, false, 1, 530),
+        (64, Kind::BFloat16, true, 420, 330),
+        (128, Kind::Float, true, 140, 110),
+        // The last tile's rows that are not there would see another part.
+        (128, Kind::Float, true, 70, 200),
+        (128, Kind::Float, false, 1, 100),
+        (128, Kind::Float, false, 100, 1),
+        (128, Kind::BFloat16, true, 260, 200),
+    ] {
+        let variant = Variant { d: d as u32, element: Element::of(kind).unwrap(), is_causal };
+        let splits = Backward::of(variant).splits(n_queries, n_keys, 1, 132);
+        assert!(splits.iter().any(|split| split.count > 1), "{variant:?} {n_queries} x {n_keys}: {splits:?}");
+        let size = [i64::from(n_queries), i64::from(n_keys), d];
+        let case = Case::draw(Device::Cpu, &[], size, kind, is_causal, 1.0).unwrap();
+        emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Portable)).unwrap();
+    }
 }
 
 /// The first GPU; without one the ignored tests fail rather than pass unrun.

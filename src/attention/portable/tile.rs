@@ -136,18 +136,20 @@ impl Forward {
     }
 }
 
-/// The parts in which thread blocks share a tile's keys.
+/// The parts in which thread blocks share what a tile of queries has of keys, or a tile of keys of queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
     /// Of the longest tile.
     pub count: u32,
-    /// Blocks of keys of each part.
+    /// Blocks of keys or queries of each part.
     pub blocks: u32,
 }
 
 impl Split {
     /// Below this a part's own o, written and read again in float32, is no longer little beside what it is made of.
     const LEAST_KEYS: u32 = 256;
+    /// The same of the backward pass, whose blocks take longer.
+    const LEAST_BLOCKS: u32 = 2;
 }
 
 /// The backward kernels' cut.
@@ -166,6 +168,8 @@ pub struct Backward {
 /// What differs between the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
+    /// Matrix products for each block.
+    pub products: u32,
     /// Tiles of 16 rows of each warp.
     pub tiles: u32,
     /// Rows of the other kind in a block.
@@ -177,14 +181,15 @@ impl Backward {
     pub const PADDING: u32 = 128;
 
     pub fn of(variant: Variant) -> Self {
-        let pass = |tiles, stream| Pass { tiles, stream };
+        let keys = |tiles, stream| Pass { products: 4, tiles, stream };
+        let queries = |tiles, stream| Pass { products: 3, tiles, stream };
         let (keys, queries) = match (variant.element, variant.d) {
-            (Element::Float, 128) => (pass(1, 16), pass(1, 16)),
-            (Element::Float, _) => (pass(1, 32), pass(1, 32)),
-            (_, 16) => (pass(2, 64), pass(2, 64)),
-            (_, 32) => (pass(2, 32), pass(2, 64)),
-            (_, 64) => (pass(1, 64), pass(2, 32)),
-            _ => (pass(1, 32), pass(1, 64)),
+            (Element::Float, 128) => (keys(1, 16), queries(1, 16)),
+            (Element::Float, _) => (keys(1, 32), queries(1, 32)),
+            (_, 16) => (keys(2, 64), queries(2, 64)),
+            (_, 32) => (keys(2, 32), queries(2, 64)),
+            (_, 64) => (keys(1, 64), queries(2, 32)),
+            _ => (keys(1, 32), queries(1, 64)),
         };
         Self { variant, warps: 4, keys, queries, stages: 2, blocks: 2 }
     }
@@ -211,6 +216,30 @@ impl Backward {
         ROWS * pass.tiles * self.warps
     }
 
+    /// How the columns of the tiles of keys and of queries are shared out, if `heads` (of all batches) have so many.
+    pub fn splits(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> [Split; 2] {
+        let is_causal = self.variant.is_causal;
+        let (rows, columns) = (u128::from(n_queries), u128::from(n_keys));
+        // Scores of a head, and what a place has of the products of all: both passes are in one launch.
+        let square = rows.min(columns);
+        let hidden = if is_causal { square * square.saturating_sub(1) / 2 + (columns - square) * rows } else { 0 };
+        let products = u128::from(self.keys.products + self.queries.products);
+        let places = u128::from(multiprocessors * self.blocks);
+        let share = products * u128::from(heads) * (rows * columns - hidden) / places;
+        let seen = if is_causal { n_keys.min(n_queries) } else { n_keys };
+        [(self.keys, n_queries), (self.queries, seen)].map(|(pass, longest)| {
+            let column = u128::from(pass.products * self.rows(pass));
+            let blocks = longest.div_ceil(pass.stream);
+            if column * u128::from(longest) <= share {
+                return Split { count: 1, blocks };
+            }
+            // Half of a place's share, so that what is left over at the end is little.
+            let part = u32::try_from(share / 2 / column).unwrap_or(u32::MAX);
+            let in_part = part.div_ceil(pass.stream).max(Split::LEAST_BLOCKS).min(blocks);
+            Split { count: blocks.div_ceil(in_part), blocks: in_part }
+        })
+    }
+
     /// Two inputs that are held, two that are streamed, and `statistics` floats a streamed row.
     fn shared_bytes(&self, pass: Pass, statistics: u32) -> u32 {
         let row = 2 * self.variant.row_bytes();
@@ -224,6 +253,11 @@ impl Backward {
     pub fn queries_shared_bytes(&self) -> u32 {
         self.shared_bytes(self.queries, 0)
     }
+
+    /// Of a launch that has tiles of both.
+    pub fn most_shared_bytes(&self) -> u32 {
+        self.keys_shared_bytes().max(self.queries_shared_bytes())
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +269,7 @@ mod tests {
         assert_eq!(Variant::all().count(), 24);
         for variant in Variant::all() {
             let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-            for bytes in [forward.shared_bytes(), backward.keys_shared_bytes(), backward.queries_shared_bytes()] {
+            for bytes in [forward.shared_bytes(), backward.most_shared_bytes()] {
                 assert!(bytes <= SHARED_LIMIT, "{variant:?} takes {bytes} bytes");
             }
             for pass in [backward.keys, backward.queries] {
@@ -272,6 +306,46 @@ mod tests {
         // One query that sees one key, however many there are.
         assert_eq!(of(true).split(1, 100_000, 1, 132), Split { count: 1, blocks: 2 });
         assert_eq!(of(false).split(1, 1, 1, 132), Split { count: 1, blocks: 1 });
+    }
+
+    #[test]
+    fn both_passes_are_split_by_what_a_place_has_of_their_products() {
+        let of = |d, is_causal| Backward::of(Variant { d, element: Element::Float, is_causal });
+        let one = |blocks| Split { count: 1, blocks };
+        // 4 and 3 products of 4096 rows and columns in 264 places: half of a place's share is 870 columns of a tile of
+        // keys, 1159 of one of queries.
+        let whole = [Split { count: 5, blocks: 55 }, Split { count: 4, blocks: 73 }];
+        assert_eq!(of(128, false).splits(4096, 4096, 1, 132), whole);
+        let [keys, queries] = of(128, true).splits(4096, 4096, 1, 132);
+        assert_eq!((keys, queries), (Split { count: 10, blocks: 28 }, Split { count: 7, blocks: 37 }));
+        // No part below two blocks, of 16 and of 32 columns.
+        let parts = |count| Split { count, blocks: 2 };
+        assert_eq!(of(128, true).splits(128, 128, 1, 132), [parts(4); 2]);
+        assert_eq!(of(64, true).splits(128, 128, 1, 132), [parts(2); 2]);
+        assert_eq!(of(64, true).splits(64, 64, 1, 132), [one(2); 2]);
+        // What many heads or many rows have is left whole.
+        assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
+        assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
+        // Keys that no query sees are nobody's work.
+        assert_eq!(of(64, true).splits(1, 100_000, 1, 132), [one(1); 2]);
+        assert_eq!(of(64, false).splits(1, 1, 1, 132), [one(1); 2]);
+    }
+
+    #[test]
+    fn parts_of_the_backward_pass_cover_all_columns_and_none_of_the_longest_is_empty() {
+        for variant in Variant::all() {
+            let shape = Backward::of(variant);
+            for (n_queries, n_keys) in [(1, 1), (1, 70_000), (70_000, 1), (300, 640), (4096, 4096), (1 << 30, 1 << 30)]
+            {
+                let splits = shape.splits(n_queries, n_keys, 1, 132);
+                let seen = if variant.is_causal { n_keys.min(n_queries) } else { n_keys };
+                let blocks = [n_queries.div_ceil(shape.keys.stream), seen.div_ceil(shape.queries.stream)];
+                for (split, blocks) in splits.into_iter().zip(blocks) {
+                    let covered = split.count * split.blocks;
+                    assert!(covered >= blocks && covered - split.blocks < blocks, "{variant:?} {split:?}");
+                }
+            }
+        }
     }
 
     #[test]
