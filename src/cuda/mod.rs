@@ -8,6 +8,7 @@
 mod arch;
 mod cache;
 pub mod emulator;
+mod fill;
 mod jit;
 mod lane;
 mod launch;
@@ -18,11 +19,10 @@ mod toolchain;
 
 pub use arch::Arch;
 pub use cache::Cache;
+pub use fill::clear;
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
-pub use launch::{
-    Arguments, Geometry, Kernel, Module, Scalar, clear, compute_capability, load, multiprocessors, word_of,
-};
+pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of};
 pub use report::Resources;
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;
