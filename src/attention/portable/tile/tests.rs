@@ -1,0 +1,97 @@
+//! What the cuts come to: shared memory, and parts that cover everything once.
+
+use super::*;
+
+#[test]
+fn every_variant_fits_a_multiprocessor_of_every_gpu_that_it_is_for() {
+    assert_eq!(Variant::all().count(), 24);
+    for variant in Variant::all() {
+        let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+        for bytes in [forward.shared_bytes(), backward.most_shared_bytes()] {
+            assert!(bytes <= SHARED_LIMIT, "{variant:?} takes {bytes} bytes");
+        }
+        for pass in [backward.keys, backward.queries] {
+            assert_eq!(Backward::PADDING % backward.rows(pass), 0, "{variant:?}");
+            assert_eq!(Backward::PADDING % pass.stream, 0, "{variant:?}");
+        }
+    }
+}
+
+#[test]
+fn shapes_are_as_the_kernels_lay_them_out() {
+    let variant = |d, element| Variant { d, element, is_causal: true };
+    let float = Forward::of(variant(64, Element::Float));
+    // 16 KiB of Q and two buffers of 16 KiB, so that three blocks take 144 KiB.
+    assert_eq!((float.rows(), float.threads(), float.shared_bytes()), (64, 128, 3 * 16_384));
+    let wide = Forward::of(variant(128, Element::Half));
+    assert_eq!((wide.rows(), wide.shared_bytes()), (128, 32_768 + 3 * 16_384));
+    let backward = Backward::of(variant(64, Element::BFloat16));
+    // K and V of 64 keys; two buffers of Q, dO and two statistics of 64 queries.
+    assert_eq!(backward.keys_shared_bytes(), 2 * 8192 + 2 * (2 * 8192 + 2 * 256));
+    // Q and dO of 128 queries; two buffers of K and V of 32 keys.
+    assert_eq!(backward.queries_shared_bytes(), 2 * 16_384 + 2 * (2 * 4096));
+}
+
+#[test]
+fn few_tiles_are_split_and_many_are_not() {
+    let of = |is_causal| Forward::of(Variant { d: 64, element: Element::BFloat16, is_causal });
+    // 128 tiles of 128 queries have 264 places; 64 have more than twice as many.
+    assert_eq!(of(false).split(16_384, 16_384, 2, 132), Split { count: 1, blocks: 256 });
+    // 8 tiles of 16 blocks, 128 in all: no part below 256 keys.
+    assert_eq!(of(false).split(1024, 1024, 1, 132), Split { count: 4, blocks: 4 });
+    // 64 tiles of up to 128 blocks, 4096 of them seen, for 264 places.
+    assert_eq!(of(true).split(8192, 8192, 1, 132), Split { count: 8, blocks: 16 });
+    // One query that sees one key, however many there are.
+    assert_eq!(of(true).split(1, 100_000, 1, 132), Split { count: 1, blocks: 2 });
+    assert_eq!(of(false).split(1, 1, 1, 132), Split { count: 1, blocks: 1 });
+}
+
+#[test]
+fn both_passes_are_split_by_what_a_place_has_of_their_products() {
+    let of = |d, is_causal| Backward::of(Variant { d, element: Element::Float, is_causal });
+    let one = |blocks| Split { count: 1, blocks };
+    // 4 and 3 products of 4096 rows and columns in 264 places: half of a place's share is 870 columns of a tile of
+    // keys, 1159 of one of queries.
+    let whole = [Split { count: 5, blocks: 55 }, Split { count: 4, blocks: 73 }];
+    assert_eq!(of(128, false).splits(4096, 4096, 1, 132), whole);
+    let [keys, queries] = of(128, true).splits(4096, 4096, 1, 132);
+    assert_eq!((keys, queries), (Split { count: 10, blocks: 28 }, Split { count: 7, blocks: 37 }));
+    // No part below two blocks, of 16 and of 32 columns.
+    let parts = |count| Split { count, blocks: 2 };
+    assert_eq!(of(128, true).splits(128, 128, 1, 132), [parts(4); 2]);
+    assert_eq!(of(64, true).splits(128, 128, 1, 132), [parts(2); 2]);
+    assert_eq!(of(64, true).splits(64, 64, 1, 132), [one(2); 2]);
+    // What many heads or many rows have is left whole.
+    assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
+    assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
+    // Keys that no query sees are nobody's work.
+    assert_eq!(of(64, true).splits(1, 100_000, 1, 132), [one(1); 2]);
+    assert_eq!(of(64, false).splits(1, 1, 1, 132), [one(1); 2]);
+}
+
+#[test]
+fn parts_of_the_backward_pass_cover_all_columns_and_none_of_the_longest_is_empty() {
+    for variant in Variant::all() {
+        let shape = Backward::of(variant);
+        for (n_queries, n_keys) in [(1, 1), (1, 70_000), (70_000, 1), (300, 640), (4096, 4096), (1 << 30, 1 << 30)] {
+            let splits = shape.splits(n_queries, n_keys, 1, 132);
+            let seen = if variant.is_causal { n_keys.min(n_queries) } else { n_keys };
+            let blocks = [n_queries.div_ceil(shape.keys.stream), seen.div_ceil(shape.queries.stream)];
+            for (split, blocks) in splits.into_iter().zip(blocks) {
+                let covered = split.count * split.blocks;
+                assert!(covered >= blocks && covered - split.blocks < blocks, "{variant:?} {split:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_split_covers_all_keys_and_none_is_empty() {
+    for variant in Variant::all() {
+        for (n_queries, n_keys) in [(1, 1), (1, 70_000), (300, 640), (4096, 4096), (65_536, 65_536)] {
+            let split = Forward::of(variant).split(n_queries, n_keys, 1, 132);
+            let longest = Forward::of(variant).split(n_queries, n_keys, 10_000, 132).blocks;
+            assert!(split.count * split.blocks >= longest && (split.count - 1) * split.blocks < longest);
+        }
+    }
+}
