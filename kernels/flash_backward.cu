@@ -15,9 +15,11 @@
 // Sums of dq come in any order, so that its last bits vary from run to run; dk and dv repeat in every bit.
 //
 // Notebook
-//   1. First version of this form. In the emulator it was right at once for every d, type and mask. To be measured.
+//   1. First version of this form. In the emulator it was right at once for every d, type and mask. Measured on an
+//      H200, two machines, 16 heads of 16384, causal: d 64 2.55 and 2.67 ms (cuDNN beside it 3.01 and 3.11;
+//      FlashAttention-3 at another time 2.60), d 128 4.53 and 4.86 ms (5.00 and 5.32; 4.77).
 //   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 64 blocks of keys, the longest of 64 steps, which
-//      whole take as long as those 64; in parts some 16, and the adding up. To be measured.
+//      whole take as long as those 64; in parts some 16, and the adding up. Measured: 66 us (cuDNN 202).
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
