@@ -8,8 +8,6 @@ use tch::{Device, Kind, Tensor};
 use super::{Attention, Shape, host};
 use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, TensorMap, multiprocessors, word_of};
 
-#[cfg(test)]
-mod gpu_tests;
 pub mod tile;
 
 use tile::{Backward, Forward, Parts, Variant};

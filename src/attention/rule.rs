@@ -36,7 +36,37 @@ pub struct Shares {
     worst: [f64; 5],
 }
 
-const RESULTS: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
+/// What a run of both passes gives, in this order.
+pub const RESULTS: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
+
+/// FlashAttention's ragged lengths (of queries, of keys), and tiles, their neighbours and single rows.
+pub const RAGGED: [(i64, i64); 18] = [
+    (64, 128),
+    (128, 128),
+    (192, 256),
+    (384, 384),
+    (1, 1),
+    (1, 200),
+    (200, 1),
+    (63, 65),
+    (113, 203),
+    (239, 1),
+    (799, 3),
+    (108, 256),
+    (256, 512),
+    (640, 128),
+    (1023, 1024),
+    (1024, 1023),
+    (1500, 1500),
+    (2048, 2048),
+];
+
+impl Shares {
+    /// Of all results.
+    pub fn largest(&self) -> f64 {
+        self.worst.into_iter().fold(0.0, f64::max)
+    }
+}
 
 impl Case {
     /// Normal values times `scale`; q (leading.., n_queries, d) and k, v (leading.., n_keys, d).

@@ -48,6 +48,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let graded = grade(problem, entry, &checks, &evidence);
         if !arguments.json {
             print(&graded);
+            if let Some(words) = entry.map(|entry| writeup::unattested(layout, entry)).transpose()?.flatten() {
+                println!("             {words}");
+            }
         }
         grades.push(graded);
     }

@@ -158,6 +158,30 @@ pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> 
     Ok(Evidence { records_missing, answer_broken })
 }
 
+/// What the accepted records of a GPU do not vouch for as things stand, where the suite wants any: nobody has run it, or
+/// what ran has changed since.
+pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<String>> {
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(None) };
+    let wanted = suite.cases(Profile::Gpu).count();
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let Some(file) = layout.read_accepted(Profile::Gpu, problem.name)? else {
+        return Ok(Some(format!("unattested: no GPU's records of its {wanted} cases are accepted")));
+    };
+    let (mut fresh, mut reason) = (0, None);
+    for (_, params) in suite.cases(Profile::Gpu) {
+        match file.case(params).map(|case| staleness(layout, problem, &suite, &file, case)).transpose()? {
+            Some(None) => fresh += 1,
+            Some(stale) => reason = reason.or(stale),
+            None => reason = reason.or(Some("it was not measured".into())),
+        }
+    }
+    let words =
+        |reason| format!("unattested: {} of {wanted} cases of a GPU's accepted records; {reason}", wanted - fresh);
+    Ok(reason.map(words))
+}
+
 fn missing(suite: &suite::Suite, input: &ProblemInput, name: &str) -> Option<String> {
     let covered = |profile: Profile, records: &Option<Records>| {
         let Some(records) = records else { return false };
@@ -185,6 +209,11 @@ pub fn rendered_path(layout: &Layout, name: &str) -> PathBuf {
 }
 
 fn check(layout: &Layout) -> Result<Ended> {
+    for problem in REGISTRY {
+        if let Some(words) = unattested(layout, problem)? {
+            println!("{}: {words}", problem.name);
+        }
+    }
     let mut drifted = 0;
     for (name, markdown) in accepted_markdown(layout)? {
         let path = rendered_path(layout, name);

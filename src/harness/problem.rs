@@ -57,6 +57,11 @@ pub trait Measure {
     /// File names under `kernels/` whose change makes a record stale.
     const KERNELS: &'static [&'static str] = &[];
 
+    /// Of [`Self::KERNELS`], those that a case runs.
+    fn kernels(_params: &Self::Params) -> &'static [&'static str] {
+        Self::KERNELS
+    }
+
     /// Rejects parameter combinations that parse but mean nothing; the message names the key.
     fn validate(_params: &Self::Params) -> Result<()> {
         Ok(())
@@ -81,6 +86,7 @@ pub trait Measure {
 pub struct Measured {
     pub revision: u32,
     pub kernels: &'static [&'static str],
+    pub kernels_of: fn(&Value) -> Vec<&'static str>,
     /// Parses and validates one case, giving back its canonical form (every default filled in).
     pub parse: fn(&Value) -> Result<Value>,
     /// Checks that a stored row still has the shape that the template expects.
@@ -95,6 +101,7 @@ impl Measured {
         Self {
             revision: M::REVISION,
             kernels: M::KERNELS,
+            kernels_of: kernels_of::<M>,
             parse: parse::<M>,
             check_row: check_row::<M>,
             predicted_bytes: predicted_bytes::<M>,
@@ -102,6 +109,11 @@ impl Measured {
             measure: measure::<M>,
         }
     }
+}
+
+/// Of a case that cannot be read, all: it is stale whichever changes.
+fn kernels_of<M: Measure>(params: &Value) -> Vec<&'static str> {
+    M::Params::deserialize(params).map_or(M::KERNELS, |params| M::kernels(&params)).to_vec()
 }
 
 fn parse<M: Measure>(params: &Value) -> Result<Value> {

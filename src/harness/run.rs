@@ -167,12 +167,15 @@ impl Runner<'_> {
     fn keep(&self, session: &mut Session, pending: &Pending, measurement: Measurement) -> Result<()> {
         let Some(Bench { run, .. }) = &session.bench else { bail!("a case was measured on no bench") };
         let plan = &mut session.plan;
+        let names = (plan.measured.kernels_of)(&pending.params);
+        let mut of_case = session.kernels.clone();
+        of_case.retain(|name, _| names.contains(&name.as_str()));
         let case = CaseRecord {
             grid: pending.grid.clone(),
             params: pending.params.clone(),
             run: run.id.clone(),
             revision: plan.measured.revision,
-            kernels: session.kernels.clone(),
+            kernels: of_case,
             elapsed_s: measurement.elapsed.as_secs_f64(),
             conditions: measurement.conditions,
             outcome: measurement.outcome,

@@ -176,6 +176,10 @@ impl Measure for BenchmarkingScript {
     const REVISION: u32 = 2;
     const KERNELS: &'static [&'static str] = &["adamw.cu", "flash_forward.cu", "flash_backward.cu"];
 
+    fn kernels(params: &Params) -> &'static [&'static str] {
+        if params.attention == Choice::Flash { Self::KERNELS } else { &Self::KERNELS[..1] }
+    }
+
     /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its
     /// capture.
     fn fresh_process(params: &Params) -> bool {

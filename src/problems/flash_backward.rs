@@ -7,14 +7,14 @@ use tch::{Device, Kind, Tensor};
 use super::flash_forward::{
     Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs, textbook_facts,
 };
-use super::flash_kernels;
+use super::flash_kernels::{self, attestation::Attestation};
 use crate::attention::cases::{self, Case};
 use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
 use crate::attention::rule::Passes;
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Attention as _, accumulation_kind, flash, naive, textbook};
-use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::problem::{Check, Measured, Problem, Verdict};
 
 pub const PROBLEM: Problem = Problem {
     name: "flash_backward",
@@ -28,7 +28,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "hopper_kernels", part: "", run: || flash_kernels::hopper(Passes::Both) },
         Check { name: "portable_kernels", part: "", run: || flash_kernels::portable(Passes::Both) },
     ],
-    measured: None,
+    measured: Some(Measured::of::<Attestation>()),
     facts,
 };
 
@@ -158,5 +158,12 @@ fn facts() -> Result<Value> {
         "tolerance": TOLERANCE,
         "textbook": textbook_facts(textbook::Cut::backward),
         "flash": { "keys": flash::tile::Backward::KEYS },
+        "trials": {
+            "ragged": "ragged lengths",
+            "adversarial": "adversarial inputs",
+            "repeats": "repeats",
+            "memcheck": "memory checker",
+            "racecheck": "race checker",
+        },
     }))
 }

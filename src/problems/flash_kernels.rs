@@ -1,5 +1,8 @@
 //! The CUDA kernels of attention as `flash_forward` and `flash_backward` grade them: in the emulator, on any machine.
 
+pub mod attestation;
+mod sanitizer;
+
 use anyhow::Result;
 use proptest::strategy::Strategy as _;
 use tch::{Device, Kind};

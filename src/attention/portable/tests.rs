@@ -67,34 +67,6 @@ fn parts_make_the_same_gradient() {
     }
 }
 
-/// The first GPU; without one the ignored tests fail rather than pass unrun.
-fn gpu() -> Device {
-    crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is")
-}
-
-#[test]
-#[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored portable"]
-fn on_a_gpu_every_variant_on_ragged_shapes() {
-    let lengths = [(1, 1), (1, 200), (200, 1), (63, 65), (113, 203), (640, 128), (1023, 1024), (1500, 1500)];
-    let mut failures = Vec::new();
-    for variant in Variant::all() {
-        let kind = match variant.element {
-            Element::BFloat16 => Kind::BFloat16,
-            Element::Half => Kind::Half,
-            Element::Float => Kind::Float,
-        };
-        let d = i64::from(variant.d);
-        for (n_queries, n_keys) in lengths {
-            let case = Case::draw(gpu(), &[2, 3], [n_queries, n_keys, d], kind, variant.is_causal, 1.0).unwrap();
-            failures.extend(case.hold(&Portable).err().map(|error| format!("{error:#}")));
-        }
-        for case in rule::adversarial(gpu(), d, kind).unwrap() {
-            failures.extend(case.hold(&Portable).err().map(|error| format!("{error:#}")));
-        }
-    }
-    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
-}
-
 #[test]
 fn inputs_go_as_they_lie_or_as_a_copy_in_pieces_of_16_bytes() {
     let variant = Variant { d: 16, element: Element::Float, is_causal: true };

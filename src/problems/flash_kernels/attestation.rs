@@ -1,0 +1,224 @@
+//! What a machine has seen of the attention kernels: errors by the rule, repeats, and what memory and race checkers say.
+//!
+//! A record holds the hashes of the kernels that ran, so that a kernel that has changed since shows as one that nothing
+//! attests to. On a CPU the same trials run in the emulator, in fewer cases.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind};
+
+use super::sanitizer::{Findings, Tool};
+use crate::attention::Attention;
+use crate::attention::cases::Tally as _;
+use crate::attention::flash::Flash;
+use crate::attention::host::DIMENSIONS;
+use crate::attention::portable::Portable;
+use crate::attention::rule::{self, Case, Shares};
+use crate::error::Fault;
+use crate::harness::problem::Measure;
+use crate::harness::record::Profile;
+use crate::problems::device_for;
+use crate::torch::stream::synchronize;
+
+pub struct Attestation;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub implementation: Implementation,
+    pub trial: Trial,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Implementation {
+    Hopper,
+    Portable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trial {
+    /// Lengths around those of tiles, for every d, type and mask.
+    Ragged,
+    /// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for every d and type.
+    Adversarial,
+    /// One case again and again, for every d: what must repeat in every bit does.
+    Repeats,
+    /// The adversarial trial under compute-sanitizer's checker of memory accesses.
+    Memcheck,
+    /// And under its checker of races in shared memory.
+    Racecheck,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Of a head's columns, those that were tried.
+    pub dimensions: Vec<i64>,
+    /// Cases held to the rule, or runs of one case for each d.
+    pub cases: u32,
+    /// The largest error of any result, as a share of what the rule allows.
+    pub worst_share: Option<f64>,
+    /// What a checker reports.
+    pub findings: Option<Findings>,
+}
+
+/// What the emulator is given of either, as it takes the compiler seconds for each d, type and mask.
+const EMULATED_LENGTHS: [(i64, i64); 3] = [(1, 1), (63, 65), (113, 203)];
+const EMULATED_DIMENSIONS: [i64; 1] = [64];
+
+/// Runs of one case that must repeat; of the emulator, whose order of threads differs each time.
+const REPEATS: u32 = 1000;
+const EMULATED_REPEATS: u32 = 3;
+
+impl Implementation {
+    fn attention(self) -> &'static dyn Attention {
+        match self {
+            Self::Hopper => &Flash,
+            Self::Portable => &Portable,
+        }
+    }
+
+    fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Hopper => &[Kind::BFloat16, Kind::Half],
+            Self::Portable => &[Kind::BFloat16, Kind::Half, Kind::Float],
+        }
+    }
+
+    /// Of `[o, lse, dq, dk, dv]`, those that repeat in every bit.
+    fn repeating(self) -> &'static [usize] {
+        match self {
+            // The parts of dq are added in any order.
+            Self::Hopper => &[0, 1, 3, 4],
+            Self::Portable => &[0, 1, 2, 3, 4],
+        }
+    }
+
+    fn kernels(self) -> &'static [&'static str] {
+        match self {
+            Self::Hopper => &["flash_forward.cu", "flash_backward.cu"],
+            Self::Portable => &["portable_forward.cu", "portable_backward.cu"],
+        }
+    }
+}
+
+impl Measure for Attestation {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 1;
+    const KERNELS: &'static [&'static str] =
+        &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+
+    fn kernels(params: &Params) -> &'static [&'static str] {
+        params.implementation.kernels()
+    }
+
+    fn measure(params: &Params, profile: Profile) -> Result<Row> {
+        let Params { implementation, trial } = *params;
+        let (device, attention) = (device_for(profile)?, implementation.attention());
+        if let (Device::Cuda(_), Err(needs)) = (device, attention.supports(Kind::BFloat16, device, 64)) {
+            return Err(Fault::NotAvailable { needs, has: "another GPU".into() }.into());
+        }
+        match trial {
+            Trial::Ragged => ragged(implementation, device),
+            Trial::Adversarial => adversarial(implementation, device),
+            Trial::Repeats => repeats(implementation, device),
+            Trial::Memcheck => sanitized(implementation, Tool::Memcheck, device),
+            Trial::Racecheck => sanitized(implementation, Tool::Racecheck, device),
+        }
+    }
+}
+
+fn dimensions(device: Device) -> &'static [i64] {
+    if device == Device::Cpu { &EMULATED_DIMENSIONS } else { &DIMENSIONS }
+}
+
+fn held(cases: impl IntoIterator<Item = Result<Case>>, attention: &dyn Attention, device: Device) -> Result<Row> {
+    let mut shares = Shares::default();
+    for case in cases {
+        shares.merge(&case?.hold(attention)?);
+    }
+    let dimensions = dimensions(device).to_vec();
+    Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
+}
+
+fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
+    let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &rule::RAGGED };
+    let mut cases = Vec::new();
+    for &d in dimensions(device) {
+        for &kind in implementation.kinds() {
+            for is_causal in [true, false] {
+                cases.extend(lengths.iter().map(|&(n_queries, n_keys)| ([n_queries, n_keys, d], kind, is_causal)));
+            }
+        }
+    }
+    let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
+    held(cases.into_iter().map(draw), implementation.attention(), device)
+}
+
+fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
+    let mut cases = Vec::new();
+    for &d in dimensions(device) {
+        for &kind in implementation.kinds() {
+            cases.extend(rule::adversarial(device, d, kind)?.into_iter().map(Ok));
+        }
+    }
+    held(cases, implementation.attention(), device)
+}
+
+fn repeats(implementation: Implementation, device: Device) -> Result<Row> {
+    let (n, runs) = if device == Device::Cpu { (150, EMULATED_REPEATS) } else { (777, REPEATS) };
+    let kind = implementation.kinds()[0];
+    for &d in dimensions(device) {
+        let case = Case::draw(device, &[1, 3], [n, n, d], kind, true, 1.0)?;
+        let first = case.run(implementation.attention(), kind)?;
+        for run in 1..runs {
+            let again = case.run(implementation.attention(), kind)?;
+            for &i in implementation.repeating() {
+                let result = rule::RESULTS[i];
+                ensure!(first[i].equal(&again[i]), "d = {d}: {result} of run {run} differs from that of run 0");
+            }
+        }
+        synchronize(device)?;
+    }
+    Ok(Row { dimensions: dimensions(device).to_vec(), cases: runs, worst_share: None, findings: None })
+}
+
+/// The adversarial trial in a process of its own, under `tool`.
+fn sanitized(implementation: Implementation, tool: Tool, device: Device) -> Result<Row> {
+    if device == Device::Cpu {
+        let needs = "a GPU: the emulator checks accesses and their order by itself, in every trial".to_string();
+        return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
+    }
+    let name = serde_json::to_value(implementation)?;
+    let setting = format!("implementation={}", name.as_str().context("an implementation has a name")?);
+    let mut program = Command::new(std::env::current_exe()?);
+    program.args(["measure", "flash_backward", "--profile", "gpu", "--set", "trial=adversarial", "--set", &setting]);
+    let (printed, findings) = tool.watch(&program)?;
+    let start = printed.find('{').with_context(|| format!("the trial printed no row: {printed}"))?;
+    let row: Row = serde_json::Deserializer::from_str(&printed[start..]).into_iter().next().context("no row")??;
+    Ok(Row { findings: Some(findings), ..row })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_one_implementations() {
+        let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
+        assert_eq!(of_both, Attestation::KERNELS);
+    }
+
+    #[test]
+    fn the_emulator_is_held_to_the_same_trials_and_no_sanitizer_is_pretended() {
+        let row = repeats(Implementation::Hopper, Device::Cpu).unwrap();
+        assert_eq!((row.cases, row.dimensions, row.findings), (EMULATED_REPEATS, vec![64], None));
+        let error = sanitized(Implementation::Hopper, Tool::Memcheck, Device::Cpu).unwrap_err();
+        assert!(matches!(error.downcast_ref::<Fault>(), Some(Fault::NotAvailable { .. })), "{error:#}");
+    }
+}
