@@ -103,8 +103,7 @@ impl Attention for Flash {
         let heads_at_a_time = tile::heads_at_a_time(problem.all_heads(), head_bytes);
         // Where blocks have one tile each, or parts, nothing is counted.
         let is_counted = parts.is_none() && steps.len() as u32 * problem.all_heads() > multiprocessors;
-        let taken = is_counted.then(|| Tensor::f_empty([1], (Kind::Int, q.device()))).transpose()?;
-        taken.as_ref().map(cuda::clear).transpose()?;
+        let taken = is_counted.then(|| Tensor::f_zeros([1], (Kind::Int, q.device()))).transpose()?;
         let words = [
             word_of(problem.n_queries, problem.n_keys),
             word_of(problem.heads, problem.batch),

@@ -77,7 +77,6 @@ pub enum Choice {
 }
 
 impl Choice {
-    pub const ALL: [Self; 4] = [Self::Naive, Self::Tiled, Self::Sdpa, Self::Flash];
     /// Those that need no GPU.
     pub const ON_CPU: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
 
@@ -113,8 +112,8 @@ pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: 
         Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
         Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
         Choice::Flash => {
-            let [q, k, v] = in_narrowest(q, k, v)?;
-            recomputing(kernels_for(&q)?, &q, &k, &v, is_causal)
+            let inputs = in_narrowest(q, k, v)?;
+            node(kernels_for(&inputs[0])?, &inputs, is_causal)
         }
     }
 }
@@ -136,8 +135,11 @@ pub fn recomputing(
     v: &Tensor,
     is_causal: bool,
 ) -> Result<Tensor> {
-    let [q, k, v] = in_narrowest(q, k, v)?;
-    let outputs = autograd::apply(Recomputing { implementation, is_causal }, &[&q, &k, &v])?;
+    node(implementation, &in_narrowest(q, k, v)?, is_causal)
+}
+
+fn node(implementation: &'static dyn Attention, inputs: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
+    let outputs = autograd::apply(Recomputing { implementation, is_causal }, &inputs.each_ref())?;
     outputs.into_iter().next().context("the attention node gave no output")
 }
 
@@ -233,11 +235,13 @@ fn supports_floating_point(kind: Kind) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
     fn choices_and_implementations_carry_the_same_names() {
-        assert!(Choice::ALL.iter().all(|choice| by_name(choice.name()).is_ok()));
+        assert!(Choice::value_variants().iter().all(|choice| by_name(choice.name()).is_ok()));
         let without_gpu = IMPLEMENTATIONS.iter().filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
         assert_eq!(without_gpu.map(|i| i.name()).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
         let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
@@ -254,7 +258,7 @@ mod tests {
         for (n_queries, n_keys, d, batch) in [(0, 5, 4, 2), (3, 0, 4, 2), (3, 5, 0, 2), (3, 5, 4, 0)] {
             let (q, k) = (t(&[batch, n_queries, d]), t(&[batch, n_keys, d]));
             assert!(error(&q, &k, &k).contains("an empty one"));
-            for choice in Choice::ALL {
+            for &choice in Choice::value_variants() {
                 assert!(attention(choice, &q, &k, &k, false).unwrap_err().to_string().contains("an empty one"));
             }
         }

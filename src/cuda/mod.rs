@@ -8,7 +8,6 @@
 mod arch;
 mod cache;
 pub mod emulator;
-mod fill;
 mod jit;
 mod lane;
 mod launch;
@@ -19,7 +18,6 @@ mod toolchain;
 
 pub use arch::Arch;
 pub use cache::Cache;
-pub use fill::clear;
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
 pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of};
