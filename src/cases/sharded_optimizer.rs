@@ -1,4 +1,4 @@
-//! Cases of kind `sharded_optimizer`: what AdamW ends at, held against both sharded optimizers on every rank.
+//! Cases of kind `sharded_optimizer`: what AdamW ends at, held against every sharded optimizer on every rank.
 //!
 //! What [`super::training`] says, and metadata `lr beta1 beta2 eps weight_decay`. Every rank starts from the case's values and
 //! trains on all rows: the sum of squared errors, no gradients exchanged.
@@ -15,7 +15,7 @@ use crate::model::optim::AdamWOptions;
 use crate::parallel::Options;
 use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::sharded_protocol::{Subject, squared_error};
-use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1};
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 pub const TASK: RankTask = RankTask { name: "sharded_optimizer_case", run: on_rank };
 
@@ -40,10 +40,10 @@ impl How {
     }
 }
 
-/// Runs both sharded optimizers on the case.
+/// Runs all sharded optimizers on the case.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let mut comparisons = Vec::new();
-    for optimizer in [SHARDED_OPTIMIZER, ZERO1] {
+    for optimizer in [SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD] {
         comparisons.extend(compare_optimizer(case, optimizer)?);
     }
     Ok(comparisons)

@@ -76,6 +76,11 @@ impl Stream {
         self.raw.cast()
     }
 
+    /// As [`Event::new`] on the stream's device.
+    pub fn event(&self, is_timed: bool) -> Result<Event> {
+        Event::of(self.device, self.context.clone(), is_timed)
+    }
+
     /// Has what is launched on this stream from now on wait for `event`; the host goes on.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         event.hold_back(self.raw)
@@ -99,7 +104,10 @@ impl Drop for Stream {
 impl Event {
     /// An event that keeps the time at which it passes; one that does not is cheaper.
     pub fn new(device: Device, is_timed: bool) -> Result<Self> {
-        let context = open(device)?;
+        Self::of(device, open(device)?, is_timed)
+    }
+
+    fn of(device: Device, context: Arc<CudaContext>, is_timed: bool) -> Result<Self> {
         let flags = if is_timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let raw = in_context(&context, || result::event::create(flags)).context("making a CUDA event")?;
         Ok(Self { device, context, raw })

@@ -94,9 +94,14 @@ pub fn bounded(parameters: &[(String, Tensor)], options: &Options, shards: usize
 }
 
 fn buckets(parameters: &[(String, Tensor)], capacity: f64, shards: usize) -> Result<Vec<Bucket>> {
+    planned(parameters, capacity).into_iter().map(|members| Bucket::new(members, shards)).collect()
+}
+
+/// The members of each bucket of at most `capacity` bytes, as [`assign`] has them.
+pub fn planned(parameters: &[(String, Tensor)], capacity: f64) -> Vec<Vec<(String, Tensor)>> {
     let member = |i: usize| (parameters[i].0.clone(), parameters[i].1.shallow_clone());
     let plan = assign(&parameters.iter().map(|(_, parameter)| parameter).collect::<Vec<_>>(), capacity);
-    plan.into_iter().map(|bucket| Bucket::new(bucket.into_iter().map(member).collect(), shards)).collect()
+    plan.into_iter().map(|bucket| bucket.into_iter().map(member).collect()).collect()
 }
 
 /// Which parameters share a bucket: taken in reverse, for that is about the order in which their gradients get ready,

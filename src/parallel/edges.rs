@@ -61,7 +61,8 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     let mut edges = Edges { trainer, collective, report: Report::default() };
     edges.several_dtypes()?;
     edges.missing_gradient()?;
-    edges.pass_too_many()?;
+    edges.two_passes(false)?;
+    edges.two_passes(true)?;
     edges.models_that_differ()?;
     Ok(serde_json::to_value(edges.report)?)
 }
@@ -98,14 +99,18 @@ impl Edges<'_> {
         self.expect_words("a parameter without a gradient", outcome, "b has no gradient")
     }
 
-    /// Two passes without a word between them: either both count, or the second is refused.
-    fn pass_too_many(&mut self) -> Result<()> {
+    /// Two passes of one step, the first finished or not: either both count, or the second is refused.
+    fn two_passes(&mut self, finish_first: bool) -> Result<()> {
         let parameters = self.drawn(&PLAIN, self.collective.rank())?;
         let mut expected = self.drawn(&PLAIN, 0)?;
         let mut trainer = self.wrap(&parameters)?;
         backward(&self.loss(&parameters, 0)?)?;
+        if finish_first {
+            trainer.parallel().finish_gradient_synchronization()?;
+        }
+        // Where the first pass was finished, its mean is the same on every rank and stays so when it is averaged again.
         if let Err(error) = backward(&self.loss(&parameters, 1)?) {
-            return self.expect_words("a second pass", Err(error), "run all but the last one under no_sync");
+            return self.expect_words("a second pass", Err(error), "run all passes but the last one under no_sync");
         }
         trainer.parallel().finish_gradient_synchronization()?;
         trainer.step()?;

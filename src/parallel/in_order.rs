@@ -86,7 +86,7 @@ impl State {
         ensure!(
             unit >= self.next,
             "backward has added to the gradient of {} while it was being averaged: call \
-             finish_gradient_synchronization after each backward pass, or run all but the last one under no_sync",
+             finish_gradient_synchronization after each backward pass, or run all passes but the last one under no_sync",
             self.units[unit].names[member]
         );
         if !self.enabled {

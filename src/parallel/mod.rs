@@ -15,6 +15,7 @@ mod in_order;
 pub mod mutants;
 pub mod naive;
 pub mod overlap_bucketed;
+pub mod overlap_coalesced;
 pub mod overlap_individual_parameters;
 pub mod protocol;
 pub mod sharded_optimizer;
@@ -22,9 +23,14 @@ pub mod sharded_protocol;
 pub mod trainer;
 pub mod zero1;
 
-/// One line a strategy, in the handout's order.
-pub const STRATEGIES: &[Strategy] =
-    &[naive::STRATEGY, flat::STRATEGY, overlap_individual_parameters::STRATEGY, overlap_bucketed::STRATEGY];
+/// One line a strategy, in the handout's order; the last is not in the handout.
+pub const STRATEGIES: &[Strategy] = &[
+    naive::STRATEGY,
+    flat::STRATEGY,
+    overlap_individual_parameters::STRATEGY,
+    overlap_bucketed::STRATEGY,
+    overlap_coalesced::STRATEGY,
+];
 
 /// A way to keep the replicas of a model equal while each rank trains on its own rows.
 pub struct Strategy {

@@ -14,7 +14,7 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 use super::protocol::Report;
 use super::sharded_optimizer::{ParamGroup, ShardedOptimizer};
-use super::zero1::Zero1;
+use super::zero1::{Stepping, Zero1};
 use super::{DataParallel as _, Options, bucket, mutants, trainer};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
@@ -87,9 +87,9 @@ pub fn run(optimizer: &str, world_size: usize, cases: &[Case]) -> Result<Report>
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
         // Flat shards are padded: a parameter and a shard to the alignment, in as many buckets as parameters at most.
-        let padding = match optimizer.ends_with(trainer::ZERO1) {
-            true => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
-            false => 0,
+        let padding = match optimizer.rsplit('@').next().and_then(trainer::zero1) {
+            Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
+            None => 0,
         };
         let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
         if sum < trained || sum > trained + padding || most > trained / world_size + largest + padding {
@@ -110,9 +110,9 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
         let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
         train(&optimizer, case, collective, &place, &mut seen).with_context(|| place.clone())?;
     }
-    if optimizer == trainer::ZERO1 {
+    if let Some(stepping) = trainer::zero1(&optimizer) {
         seen.report.comparisons += 1;
-        let finding = narrow_weights_keep_small_updates(collective).err().map(|error| format!("{error:#}"));
+        let finding = narrow_weights_keep_small_updates(collective, stepping).err().map(|error| format!("{error:#}"));
         seen.report.findings.extend(finding);
     }
     Ok(serde_json::to_value(seen)?)
@@ -226,9 +226,12 @@ pub enum Subject {
 impl Subject {
     pub fn new(name: &str, group: ParamGroup, collective: &Shared, options: &Options) -> Result<Self> {
         let (name, collective) = mutants::faulty(name, collective)?;
+        if let Some(stepping) = trainer::zero1(name) {
+            let zero1 = Zero1::new(&group.parameters, group.optimizer, &collective, options, stepping)?;
+            return Ok(Self::Zero1(zero1));
+        }
         Ok(match name {
             trainer::SHARDED_OPTIMIZER => Self::Sharded(ShardedOptimizer::new(vec![group], &collective)?),
-            trainer::ZERO1 => Self::Zero1(Zero1::new(&group.parameters, group.optimizer, &collective, options)?),
             UNSHARDED => Self::Unsharded(vec![group]),
             ADDED_GROUP_APART => {
                 let (_, silent) = mutants::faulty("no_broadcast@", &collective)?;
@@ -267,13 +270,14 @@ impl Subject {
 }
 
 /// Whether ZeRO-1 on `collective` keeps updates that bfloat16 itself would round away: 64 steps of 2^-10 from 1.
-fn narrow_weights_keep_small_updates(collective: &Shared) -> Result<()> {
+fn narrow_weights_keep_small_updates(collective: &Shared, stepping: Stepping) -> Result<()> {
     const UPDATES: i64 = 64;
     let lr = 2f64.powi(-10);
     let weight = Tensor::f_ones([10], (Kind::BFloat16, Device::Cpu))?.f_set_requires_grad(true)?;
     let parameters = [("weight".to_string(), weight)];
     let optimizer = Box::new(Sgd::new(lr)?);
-    let mut zero1 = Zero1::new(&parameters, optimizer, collective, &Options { bucket_size_mb: 1.0 })?;
+    let options = Options { bucket_size_mb: 1.0 };
+    let mut zero1 = Zero1::new(&parameters, optimizer, collective, &options, stepping)?;
     for _ in 0..UPDATES {
         zero_grad(&parameters)?;
         backward(&parameters[0].1.f_sum(Kind::Float)?)?;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use tch::Tensor;
 
 use super::sharded_optimizer::{ParamGroup, ShardedOptimizer};
-use super::zero1::Zero1;
+use super::zero1::{Stepping, Zero1};
 use super::{DataParallel, Options, STRATEGIES, by_name, mutants, overlap_bucketed, trained};
 use crate::collective::Shared;
 use crate::model::optim::Optimizer;
@@ -12,10 +12,21 @@ use crate::model::optim::Optimizer;
 /// Under the bucketed strategy, which averages the gradients that the owners step by.
 pub const SHARDED_OPTIMIZER: &str = "sharded_optimizer";
 pub const ZERO1: &str = "zero1";
+/// ZeRO-1 that steps each shard while backward goes on.
+pub const ZERO1_IN_BACKWARD: &str = "zero1_in_backward";
+
+/// How the ZeRO-1 of that name steps, if it is one.
+pub fn zero1(name: &str) -> Option<Stepping> {
+    match name {
+        ZERO1 => Some(Stepping::OnCall),
+        ZERO1_IN_BACKWARD => Some(Stepping::InBackward),
+        _ => None,
+    }
+}
 
 /// Every name that [`Trainer::new`] knows, mutants apart.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    STRATEGIES.iter().map(|strategy| strategy.name).chain([SHARDED_OPTIMIZER, ZERO1])
+    STRATEGIES.iter().map(|strategy| strategy.name).chain([SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD])
 }
 
 pub enum Trainer {
@@ -43,8 +54,10 @@ impl Trainer {
     ) -> Result<Self> {
         let (name, collective) = mutants::faulty(name, collective)?;
         let parallel = |strategy: &super::Strategy| (strategy.construct)(parameters, &collective, options);
+        if let Some(stepping) = zero1(name) {
+            return Ok(Self::Zero1(Zero1::new(parameters, optimizer, &collective, options, stepping)?));
+        }
         Ok(match name {
-            ZERO1 => Self::Zero1(Zero1::new(parameters, optimizer, &collective, options)?),
             SHARDED_OPTIMIZER => {
                 let parallel = parallel(&overlap_bucketed::STRATEGY)?;
                 let group = ParamGroup::new(parameters, optimizer);

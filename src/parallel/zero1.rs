@@ -3,10 +3,12 @@
 //!
 //! Parameters and gradients live in flat buffers, bucket by bucket, each cut into as many equal shards as there are ranks,
 //! wherever parameters begin and end. A bucket's reduce-scatter runs while backward goes on to the buckets before it; its
-//! all-gather runs while the optimizer steps the next. A rank steps float32: where a bucket is narrower, the rank keeps a
+//! all-gather runs while the optimizer steps the next, or all of that in the backward pass ([`Stepping`]). A rank steps float32: where a bucket is narrower, the rank keeps a
 //! float32 copy of its shard, for a bfloat16 weight would lose updates below 1/256 of it.
 
-use anyhow::{Context as _, Result};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
 
 use super::bucket::{Bucket, bounded, views_of};
@@ -15,14 +17,35 @@ use super::{DataParallel, Options, broadcast_parameters, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::torch::autograd::set_grad;
+use crate::torch::stream::beside;
 
 /// Data parallelism and optimizer in one, for optimizers that treat every element alike and apart, as SGD and AdamW do:
 /// they get flat shards, not parameters.
 pub struct Zero1 {
     in_order: InOrder,
+    sharded: Arc<Mutex<Sharded>>,
+    stepping: Stepping,
+}
+
+/// When a bucket's shard is stepped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stepping {
+    /// By [`Zero1::step`].
+    OnCall,
+    /// As soon as its gradient is reduced, on a stream of its own, while backward goes on to the buckets before it; the
+    /// parameters are gathered there too, and [`Zero1::step`] has nothing left to do. What must be done with all
+    /// gradients before any of them is used, as clipping, is not possible then, and gradients accumulate over passes
+    /// under [`super::no_sync`] only. On the CPU the hook waits for the reduction.
+    InBackward,
+}
+
+/// What is shared with the hooks.
+struct Sharded {
     shards: Vec<Shard>,
     optimizer: Box<dyn Optimizer>,
     collective: Shared,
+    /// Shards that have been stepped in a backward pass since the last call of [`Zero1::step`].
+    ahead: usize,
 }
 
 /// What one bucket is on this rank.
@@ -44,21 +67,25 @@ impl Zero1 {
         optimizer: Box<dyn Optimizer>,
         collective: &Shared,
         options: &Options,
+        stepping: Stepping,
     ) -> Result<Self> {
         broadcast_parameters(parameters, collective)?;
         let buckets = bounded(&trained(parameters), options, collective.world_size())?;
         let shard = |(number, bucket)| Shard::new(number, bucket, collective);
         let shards: Vec<Shard> = buckets.iter().enumerate().map(shard).collect::<Result<_>>()?;
         let units: Vec<_> = buckets.iter().map(Bucket::parameters).collect();
-        let reduced: Vec<Tensor> = shards.iter().map(|shard| shard.gradient.shallow_clone()).collect();
-        let group = collective.clone();
+        let sharded = Sharded { shards, optimizer, collective: collective.clone(), ahead: 0 };
+        let sharded = Arc::new(Mutex::new(sharded));
+        let shared = sharded.clone();
         let launch = move |unit: usize| {
             let bucket: &Bucket = &buckets[unit];
             bucket.collect()?;
-            group.reduce_scatter_async(&reduced[unit], &bucket.flat, Op::Average)
+            match stepping {
+                Stepping::OnCall => lock(&shared).reduce(unit, &bucket.flat),
+                Stepping::InBackward => lock(&shared).step_ahead(unit, &bucket.flat),
+            }
         };
-        let in_order = InOrder::new(&units, Box::new(launch))?;
-        Ok(Self { in_order, shards, optimizer, collective: collective.clone() })
+        Ok(Self { in_order: InOrder::new(&units, Box::new(launch))?, sharded, stepping })
     }
 
     /// Steps this rank's shards and takes the others' from their ranks. Call it after
@@ -67,29 +94,61 @@ impl Zero1 {
     /// # Errors
     /// After one the ranks no longer agree and the run must end.
     pub fn step(&mut self) -> Result<()> {
-        let gathers = self.start_step()?;
+        let mut sharded = lock(&self.sharded);
+        let (stepped, shards) = (std::mem::take(&mut sharded.ahead), sharded.shards.len());
+        if self.stepping == Stepping::InBackward {
+            ensure!(stepped == shards, "{stepped} of {shards} shards have been stepped: has backward run?");
+            return Ok(());
+        }
+        // All are under way before the first is waited for: the next shard is stepped while this one is gathered.
+        let gathers = (0..shards).map(|unit| sharded.step(unit)).collect::<Result<Vec<_>>>()?;
         gathers.into_iter().try_for_each(|work| work.wait().context("gathering updated parameters"))
     }
 
-    /// As [`Zero1::step`], but leaves the all-gathers under way: wait for them before anything reads a parameter. They come
-    /// in the order of the buckets, the model's last parameters first.
-    pub fn start_step(&mut self) -> Result<Vec<Box<dyn Work>>> {
-        let mut gathers = Vec::new();
-        for shard in &self.shards {
-            shard.step(self.optimizer.as_mut())?;
-            let gather = self.collective.all_gather_async(&shard.parameters, &shard.mine);
-            gathers.push(gather.context("starting to gather updated parameters")?);
-        }
-        Ok(gathers)
-    }
-
     pub fn set_lr(&mut self, lr: f64) {
-        self.optimizer.set_lr(lr);
+        lock(&self.sharded).optimizer.set_lr(lr);
     }
 
     /// Values that this rank keeps state for, with the padding of its shards.
     pub fn owned_numel(&self) -> usize {
-        self.shards.iter().map(|shard| shard.mine.numel()).sum()
+        lock(&self.sharded).shards.iter().map(|shard| shard.mine.numel()).sum()
+    }
+}
+
+/// Locks what a panic in a hook may have poisoned: the panic has been reported as the backward's error.
+fn lock(sharded: &Mutex<Sharded>) -> MutexGuard<'_, Sharded> {
+    sharded.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sharded {
+    /// Starts to form the mean of this rank's part of `gradients`, a bucket's.
+    fn reduce(&self, unit: usize, gradients: &Tensor) -> Result<Box<dyn Work>> {
+        self.collective.reduce_scatter_async(&self.shards[unit].gradient, gradients, Op::Average)
+    }
+
+    /// Steps one shard and starts to gather what has become of its bucket.
+    fn step(&mut self, unit: usize) -> Result<Box<dyn Work>> {
+        let Self { shards, optimizer, collective, .. } = self;
+        let shard = &shards[unit];
+        shard.step(optimizer.as_mut())?;
+        let gather = collective.all_gather_async(&shard.parameters, &shard.mine);
+        gather.context("starting to gather updated parameters")
+    }
+
+    /// Reduces and steps, one behind the other, while this thread's own stream goes on. No work of this pass reads the bucket's
+    /// parameters any more: a parameter's gradient is complete when the last operation that used it has been
+    /// differentiated, and the reduction waits for what backward has launched until then.
+    fn step_ahead(&mut self, unit: usize, gradients: &Tensor) -> Result<Box<dyn Work>> {
+        ensure!(
+            self.ahead < self.shards.len(),
+            "this step's gradients have been used already: run all passes but the last one under no_sync, then call step"
+        );
+        self.ahead += 1;
+        let reduced = self.reduce(unit, gradients)?;
+        beside(self.collective.device(), || {
+            reduced.wait().context("reducing gradients")?;
+            self.step(unit)
+        })
     }
 }
 

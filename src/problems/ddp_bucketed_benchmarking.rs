@@ -19,8 +19,10 @@ pub const PROBLEM: Problem = Problem {
 };
 
 const STRATEGY: &str = "overlap_bucketed";
+/// The same buckets without the copies.
+const COALESCED: &str = "overlap_coalesced";
 
-/// One bucket size, beside naive steps, the same step without communication, and PyTorch's DDP with buckets of that size.
+/// One bucket size, with and without copies, beside naive steps, the same step without communication, and PyTorch's DDP with buckets of that size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
@@ -43,7 +45,7 @@ struct Bucketed;
 impl Measure for Bucketed {
     type Params = Params;
     type Row = Row;
-    const REVISION: u32 = 1;
+    const REVISION: u32 = 2;
     const KERNELS: &'static [&'static str] = ddp_step::KERNELS;
 
     fn validate(params: &Params) -> Result<()> {
@@ -52,7 +54,8 @@ impl Measure for Bucketed {
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
-        let steps = ddp_step::measure(params, &Columns { strategies: &["naive", STRATEGY], pytorch_ddp: true })?;
+        let steps =
+            ddp_step::measure(params, &Columns { strategies: &["naive", STRATEGY, COALESCED], pytorch_ddp: true })?;
         let column = steps.strategies.get(STRATEGY).context("the buckets were not measured")?;
         let model = Model {
             predicted_overhead_s: steps.link.overhead(column.bytes, column.calls),

@@ -18,12 +18,32 @@ const CHECKS: &[Check] = &[
     Check { name: "random_networks", part: "", run: || random_networks(TRAINER) },
     Check { name: "edges", part: "", run: || verdict(at_the_edges(TRAINER)?) },
     Check { name: "golden_cases", part: "", run: || golden_cases(TRAINER) },
+    Check {
+        name: "coalesced_toy_model",
+        part: "",
+        run: || verdict(official(COALESCED, &Blueprint::toy(), &BUCKET_SIZES_MB)?),
+    },
+    Check {
+        name: "coalesced_tied_weights",
+        part: "",
+        run: || verdict(official(COALESCED, &Blueprint::tied(), &BUCKET_SIZES_MB)?),
+    },
+    Check {
+        name: "coalesced_gradient_accumulation",
+        part: "",
+        run: || verdict(accumulation(COALESCED, &BUCKET_SIZES_MB)?),
+    },
+    Check { name: "coalesced_random_networks", part: "", run: || random_networks(COALESCED) },
+    Check { name: "coalesced_edges", part: "", run: || verdict(at_the_edges(COALESCED)?) },
+    Check { name: "coalesced_golden_cases", part: "", run: || golden_cases(COALESCED) },
 ];
 
 pub const PROBLEM: Problem =
     Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, facts };
 
 const TRAINER: &str = "overlap_bucketed";
+/// The same buckets without the copies.
+const COALESCED: &str = "overlap_coalesced";
 
 fn facts() -> Result<Value> {
     let mut facts = ddp_checks::facts()?;

@@ -18,7 +18,7 @@ use crate::parallel::Options;
 use crate::parallel::mutants::FAULTS;
 use crate::parallel::protocol::Report;
 use crate::parallel::sharded_protocol::{self, ADAMW, Case};
-use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1};
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || verdict(official(SHARDED_OPTIMIZER, &Blueprint::toy())?) },
@@ -33,6 +33,18 @@ const CHECKS: &[Check] = &[
     Check { name: "zero1_gradient_accumulation", part: "", run: || verdict(accumulation(ZERO1, &BUCKET_SIZES_MB)?) },
     Check { name: "zero1_edges", part: "", run: || verdict(at_the_edges(ZERO1)?) },
     Check { name: "zero1_golden_cases", part: "", run: || golden_cases(ZERO1) },
+    Check {
+        name: "zero1_in_backward_toy_model",
+        part: "",
+        run: || verdict(official(ZERO1_IN_BACKWARD, &Blueprint::toy())?),
+    },
+    Check {
+        name: "zero1_in_backward_tied_weights",
+        part: "",
+        run: || verdict(official(ZERO1_IN_BACKWARD, &Blueprint::tied())?),
+    },
+    Check { name: "zero1_in_backward_edges", part: "", run: || verdict(at_the_edges(ZERO1_IN_BACKWARD)?) },
+    Check { name: "zero1_in_backward_golden_cases", part: "", run: || golden_cases(ZERO1_IN_BACKWARD) },
 ];
 
 pub const PROBLEM: Problem =

@@ -23,6 +23,18 @@ pub fn current_stream(device: Device) -> Result<u64> {
     lift(ffi::current_stream_handle(cuda_index(device)?))
 }
 
+/// Runs `body` with this thread's operators on the side stream of `device`, beside what the others go on with: neither
+/// stream waits for the other but where `body` says so. On the CPU it just runs.
+///
+/// Tensors that `body` makes are the side stream's: libtorch gives their memory to nobody else.
+pub fn beside<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _side_stream = match device {
+        Device::Cpu => None,
+        _ => Some(lift(ffi::enter_side_stream(cuda_index(device)?))?),
+    };
+    body()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use crate::collective::Shared;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer};
 use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, zero1};
 use crate::parallel::zero1::Zero1;
 use crate::parallel::{DataParallel, Options, by_name};
 
@@ -25,7 +26,7 @@ pub const BESIDE_SHARDED: &str = "overlap_individual_parameters";
 const DEFAULT_BUCKET_MB: f64 = 26.2144;
 
 impl Scheme {
-    /// `name` is a strategy's, "sharded_optimizer" or "zero1". Afterwards every rank holds rank 0's parameters.
+    /// `name` is a strategy's, "sharded_optimizer", "zero1" or "zero1_in_backward". Afterwards every rank holds rank 0's parameters.
     pub fn new(
         name: &str,
         parameters: &[(String, Tensor)],
@@ -35,13 +36,15 @@ impl Scheme {
         let options = Options { bucket_size_mb: bucket_size_mb.unwrap_or(DEFAULT_BUCKET_MB) };
         let parallel = |strategy: &str| (by_name(strategy)?.construct)(parameters, collective, &options);
         let optimizer = adamw_for(collective.device(), AdamWOptions::default())?;
+        if let Some(stepping) = zero1(name) {
+            return Ok(Self::Zero1(Box::new(Zero1::new(parameters, optimizer, collective, &options, stepping)?)));
+        }
         Ok(match name {
-            "sharded_optimizer" => {
+            SHARDED_OPTIMIZER => {
                 let group = ParamGroup::new(parameters, optimizer);
                 let parallel = parallel(BESIDE_SHARDED)?;
                 Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], collective)? }
             }
-            "zero1" => Self::Zero1(Box::new(Zero1::new(parameters, optimizer, collective, &options)?)),
             strategy => Self::Replicated { parallel: parallel(strategy)?, optimizer },
         })
     }

@@ -1,0 +1,39 @@
+//! Overlapped data parallelism in buckets that are never copied together: the gradients of a bucket are averaged where
+//! backward left them, all in one call, while backward goes on to the buckets before it.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use super::bucket::planned;
+use super::in_order::InOrder;
+use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
+use crate::collective::{Op, Shared};
+
+pub const STRATEGY: Strategy = Strategy { name: "overlap_coalesced", construct };
+
+struct OverlapCoalesced {
+    in_order: InOrder,
+}
+
+fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(parameters, collective)?;
+    let buckets = planned(&trained(parameters), options.bucket_bytes()?);
+    let units: Vec<_> = buckets.iter().map(|bucket| trained(bucket)).collect();
+    let collective = collective.clone();
+    let launch = move |unit: usize| {
+        let bucket: &[(String, Tensor)] = &buckets[unit];
+        let gradients = bucket.iter().map(|(name, parameter)| gradient_of(name, parameter));
+        collective.all_reduce_coalesced_async(&gradients.collect::<Result<Vec<_>>>()?, Op::Average)
+    };
+    Ok(Box::new(OverlapCoalesced { in_order: InOrder::new(&units, Box::new(launch))? }))
+}
+
+impl DataParallel for OverlapCoalesced {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.in_order.finish()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        self.in_order.set_enabled(enabled);
+    }
+}
