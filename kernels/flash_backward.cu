@@ -21,6 +21,9 @@
 //   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 64 blocks of keys, the longest of 64 steps, which
 //      whole take as long as those 64; in parts some 16, and the adding up. Measured: 66 us (cuDNN 202).
 //
+// Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
+// copy engine fills what is missing with zeros and writes none of it. Sums of dq and parts have FLASH_D columns.
+//
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES) ||                   \
@@ -36,13 +39,15 @@ struct Problem {
   int n_keys;
   int heads;
   int batch;
+  // Elements of a row: a multiple of 8, FLASH_D or fewer.
+  int d;
   // Of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
   // (batch, heads, blocks of queries, FLASH_QUERIES): lse to base 2 and D, with rows that are not there.
   float *lse_log2;
   float *delta;
-  // (batch, heads, blocks of queries, FLASH_QUERIES * d), a block's sums in the order of the registers.
+  // (batch, heads, blocks of queries, FLASH_QUERIES * FLASH_D), a block's sums in the order of the registers.
   float *dq_sums;
 };
 
@@ -54,7 +59,7 @@ struct Parts {
   // Of `items`; blocks of queries in a part.
   int count;
   int blocks;
-  // (parts, batch, heads, n_keys, d) each, unscaled.
+  // (parts, batch, heads, n_keys, FLASH_D) each, unscaled.
   float *dk;
   float *dv;
   // The number of the block of keys times 65,536, plus the part's.
@@ -429,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int row = first + at;
     const bool there = row < problem.n_queries;
     float product = 0.0f;
-    if (there) {
+    if (there && width * lane < problem.d) {
       const auto place = [&](const element *base, const long long (&strides)[3]) {
         return reinterpret_cast<const uint4 *>(base + batch * strides[0] + head * strides[1] + row * strides[2]) + lane;
       };
@@ -470,8 +475,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const float values[2][2] = {{four.x, four.y}, {four.z, four.w}};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r < problem.n_queries) {
-        element *to = dq + (head_index * problem.n_queries + row + 8 * r) * d + column + 2 * i;
+      if (row + 8 * r < problem.n_queries && column + 2 * i < problem.d) {
+        element *to = dq + (head_index * problem.n_queries + row + 8 * r) * problem.d + column + 2 * i;
         *reinterpret_cast<u32 *>(to) = pack(values[r][0] * problem.scale, values[r][1] * problem.scale);
       }
     }
@@ -479,13 +484,13 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if FLASH_SPLIT
-// (batch, heads, n_keys, d): dk and dv of all parts of a row; a thread for each four columns, 256 a block.
+// (batch, heads, n_keys, d): dk and dv of all parts of a row; a thread for each four of FLASH_D columns, 256 a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
   constexpr int lanes = d / 4;
   const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
-  if (key >= problem.n_keys) return;
+  if (key >= problem.n_keys || column >= problem.d) return;
   const long long heads = static_cast<long long>(problem.heads) * problem.batch;
   const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_keys + key;
   const int seen = (problem.n_queries + queries - 1) / queries - Work::first_seen(key / keys * keys);
@@ -498,7 +503,7 @@ extern "C" __global__ void __launch_bounds__(256)
       values[0] += own.x, values[1] += own.y, values[2] += own.z, values[3] += own.w;
     }
     const uint2 packed = {pack(values[0] * scale, values[1] * scale), pack(values[2] * scale, values[3] * scale)};
-    *reinterpret_cast<uint2 *>(to + at * d + column) = packed;
+    *reinterpret_cast<uint2 *>(to + at * problem.d + column) = packed;
   };
   sum(parts.dk, dk, problem.scale);
   sum(parts.dv, dv, 1.0f);

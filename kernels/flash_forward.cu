@@ -34,6 +34,9 @@
 //      two 16 us, with half the sums in memory; one head of 65536, d 64, 342 tiles for 132 blocks, in parts of 171
 //      1.05 ms. Measured: 13.3 us, 16.9 us and 0.98 ms. The backward pass cuts by the same rule; its steps are longer, its sums twice as many.
 //
+// Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
+// copy engine fills what is missing with zeros and writes none of it. Parts keep FLASH_D columns until they are added up.
+//
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
@@ -78,7 +81,7 @@ constexpr int worker_registers = groups == 3 ? 160 : groups == 2 ? 240 : 224;
 constexpr int resident = groups == 1 ? 2 : 1;
 static_assert(128 * (copier_registers + groups * worker_registers) <= 65536 / resident, "they have 65,536 in all");
 
-static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64 or 128 elements");
+static_assert(d == 16 || d == 32 || d == 64 || d == 128, "tiles have rows of 16, 32, 64 or 128 elements");
 static_assert(stages == 2 || stages == 4, "divisions by the number of buffers must be cheap");
 static_assert(keys == 64 || keys == 128, "one instruction makes the scores of 64 or 128 keys");
 
@@ -95,6 +98,8 @@ struct Problem {
   int n_keys;
   int heads;
   int batch;
+  // Elements of a row: a multiple of 8, FLASH_D or fewer.
+  int d;
   // Of a score, to base 2: log2(e) / sqrt(d).
   float scale_log2;
   // Heads whose K and V are worked on at a time, so that they stay in the L2 cache.
@@ -113,7 +118,7 @@ struct Parts {
   // Of `items`; blocks of keys in a part.
   int count;
   int blocks;
-  // (parts, batch, heads, n_queries, d) and (parts, batch, heads, n_queries)
+  // (parts, batch, heads, n_queries, FLASH_D) and (parts, batch, heads, n_queries)
   float *o;
   float *lse;
   // The tile's number times 65,536, plus the part's.
@@ -498,12 +503,12 @@ struct Worker {
 } // namespace
 
 #if FLASH_SPLIT
-// (batch, heads, n_queries, d): o of all parts of a row; a thread for each four columns, 256 a block.
+// (batch, heads, n_queries, d): o of all parts of a row; a thread for each four of FLASH_D columns, 256 a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
   constexpr int lanes = d / 4;
   const int row = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
-  if (row >= problem.n_queries) return;
+  if (row >= problem.n_queries || column >= problem.d) return;
   const long long heads = static_cast<long long>(problem.heads) * problem.batch;
   const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_queries + row;
   const long long from_part_to_part = heads * problem.n_queries;
@@ -524,7 +529,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   const float inverse = 1.0f / sum;
   const uint2 packed = {pack(values[0] * inverse, values[1] * inverse), pack(values[2] * inverse, values[3] * inverse)};
-  *reinterpret_cast<uint2 *>(o + at * d + column) = packed;
+  *reinterpret_cast<uint2 *>(o + at * problem.d + column) = packed;
   if (column == 0) problem.lse[at] = largest + logf(sum);
 }
 #endif

@@ -12,7 +12,10 @@ pub mod tile;
 
 use tile::{Backward, Forward, Parts, Variant};
 
-/// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d = 16, 32, 64 or 128.
+/// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
+///
+/// The kernels are compiled for d of 16, 32, 64 and 128. Rows of another d run in the next of these: the copy engine fills
+/// tiles up with zeros, and writes no more than there is.
 ///
 /// Tensors of the processor go through [`crate::cuda::emulator`], which `supports` does not offer: it is for tests.
 ///
@@ -64,12 +67,12 @@ impl Backwards {
 type Cuts<S> = Cache<(S, [u32; 4]), Option<Parts>>;
 
 impl Flash {
-    /// Whether there are kernels for these inputs, wherever they run.
-    fn takes(kind: Kind, head_dim: i64) -> Result<(), String> {
+    /// The d of the kernels for these inputs, wherever they run.
+    fn takes(kind: Kind, head_dim: i64) -> Result<u32, String> {
         if !matches!(kind, Kind::BFloat16 | Kind::Half) {
             return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
         }
-        host::require_dimension(head_dim)
+        tile::kernel_dimension(head_dim)
     }
 }
 
@@ -99,7 +102,7 @@ impl Attention for Flash {
         let shape = Forward { is_split: parts.is_some(), ..whole };
         let kernels = Forwards::of(shape, q.device())?;
         let columns = shape.columns();
-        let head_bytes = 4 * u64::from(problem.n_keys) * u64::from(problem.variant.d);
+        let head_bytes = 4 * u64::from(problem.n_keys) * u64::from(problem.d);
         let heads_at_a_time = tile::heads_at_a_time(problem.all_heads(), head_bytes);
         // Where blocks have one tile each, or parts, nothing is counted.
         let is_counted = parts.is_none() && steps.len() as u32 * problem.all_heads() > multiprocessors;
@@ -107,7 +110,8 @@ impl Attention for Flash {
         let words = [
             word_of(problem.n_queries, problem.n_keys),
             word_of(problem.heads, problem.batch),
-            word_of(problem.scale_log2().to_bits(), heads_at_a_time),
+            word_of(problem.d, problem.scale_log2().to_bits()),
+            word_of(heads_at_a_time, 0),
             lse.data_ptr() as u64,
             taken.as_ref().map_or(0, |taken| taken.data_ptr() as u64),
         ];
@@ -173,7 +177,8 @@ impl Attention for Flash {
         let words = [
             word_of(problem.n_queries, problem.n_keys),
             word_of(problem.heads, problem.batch),
-            word_of(problem.scale().to_bits(), problem.scale_log2().to_bits()),
+            word_of(problem.d, problem.scale().to_bits()),
+            word_of(problem.scale_log2().to_bits(), 0),
             lse_log2.data_ptr() as u64,
             delta.data_ptr() as u64,
             dq_sums.data_ptr() as u64,
@@ -216,6 +221,8 @@ impl Attention for Flash {
 /// What the kernels are told of the inputs.
 struct Problem {
     variant: Variant,
+    /// Elements of a row: the variant's d or fewer.
+    d: u32,
     batch: u32,
     heads: u32,
     n_queries: u32,
@@ -225,14 +232,14 @@ struct Problem {
 impl Problem {
     fn of(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
         let shape = Shape::of(q, k, v)?;
-        match q.device() {
-            Device::Cpu => Flash::takes(q.kind(), shape.d),
-            device => Flash.supports(q.kind(), device, shape.d),
+        let kernel_d = Flash::takes(q.kind(), shape.d).map_err(anyhow::Error::msg)?;
+        if q.device() != Device::Cpu {
+            Flash.supports(q.kind(), q.device(), shape.d).map_err(anyhow::Error::msg)?;
         }
-        .map_err(anyhow::Error::msg)?;
         let (batch, heads) = host::batch_and_heads(&shape);
         Ok(Self {
-            variant: Variant { d: u32::try_from(shape.d)?, is_half: q.kind() == Kind::Half, is_causal },
+            variant: Variant { d: kernel_d, is_half: q.kind() == Kind::Half, is_causal },
+            d: u32::try_from(shape.d)?,
             batch: host::count("batches", batch, 65_535)?,
             heads: host::count("heads", heads, 65_535)?,
             n_queries: host::count("queries", shape.n_queries, 1 << 30)?,
@@ -246,7 +253,7 @@ impl Problem {
         let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
         match TensorMap::fits(&four) {
             Ok(()) => Ok(four),
-            // Its rows are of 32 bytes or more.
+            // Its rows are of a multiple of 16 bytes.
             Err(_) => host::dense_copy(&four).context("copying an input whose layout the copy engine cannot read"),
         }
     }
@@ -268,13 +275,13 @@ impl Problem {
         cuts.get(device, key, || Ok(Parts::of(steps, heads, multiprocessors)))
     }
 
-    /// (parts, batch, heads, n, d) in float32, to be written.
+    /// (parts, batch, heads, n, the kernel's d) in float32, to be written.
     fn parts(&self, most: u32, n: u32, device: Device) -> Result<Tensor> {
         let size = [most, self.batch, self.heads, n, self.variant.d].map(i64::from);
         Ok(Tensor::f_empty(size, (Kind::Float, device))?)
     }
 
-    /// A thread for each four columns of each of `n` rows a head, 256 threads a block.
+    /// A thread for each four of the kernel's columns of each of `n` rows a head, 256 threads a block.
     fn rows_geometry(&self, n: u32) -> Geometry {
         let rows = 256 / (self.variant.d / 4);
         Geometry { grid: (n.div_ceil(rows), self.heads, self.batch), block: (256, 1, 1), shared_bytes: 0 }
@@ -282,12 +289,12 @@ impl Problem {
 
     /// The factor of Eq. 4.
     fn scale(&self) -> f32 {
-        (1.0 / f64::from(self.variant.d).sqrt()) as f32
+        (1.0 / f64::from(self.d).sqrt()) as f32
     }
 
     /// The same for scores to base 2.
     fn scale_log2(&self) -> f32 {
-        (std::f64::consts::LOG2_E / f64::from(self.variant.d).sqrt()) as f32
+        (std::f64::consts::LOG2_E / f64::from(self.d).sqrt()) as f32
     }
 }
 

@@ -6,9 +6,10 @@ use tch::{Device, Tensor};
 use super::Shape;
 use crate::cuda;
 
-/// Head dimensions that kernels are made for.
+/// Head dimensions that kernels are compiled for.
 pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
 
+/// That kernels which take no other rows are compiled for `head_dim`.
 pub(super) fn require_dimension(head_dim: i64) -> Result<(), String> {
     if DIMENSIONS.contains(&head_dim) {
         return Ok(());

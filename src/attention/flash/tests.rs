@@ -22,19 +22,44 @@ fn every_cut_computes_attention_and_its_gradient() {
 }
 
 #[test]
+fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
+    for (d, kind, is_causal) in [
+        (8, Kind::Half, false),
+        (24, Kind::BFloat16, true),
+        (40, Kind::BFloat16, true),
+        (80, Kind::BFloat16, true),
+        (80, Kind::Half, false),
+        (96, Kind::Half, false),
+        (120, Kind::BFloat16, true),
+    ] {
+        for (n_queries, n_keys) in [(113, 203), (239, 1), (1, 200)] {
+            let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
+            case.hold(&Flash).unwrap();
+        }
+    }
+}
+
+#[test]
 fn large_scores_equal_rows_strides_and_broadcasts() {
-    for case in rule::adversarial(Device::Cpu, 64, Kind::BFloat16).unwrap() {
-        case.hold(&Flash).unwrap();
+    for d in [64, 80] {
+        for case in rule::adversarial(Device::Cpu, d, Kind::BFloat16).unwrap() {
+            case.hold(&Flash).unwrap();
+        }
     }
 }
 
 #[test]
 fn one_head_is_cut_into_parts_and_adds_up() {
-    for (d, n_queries, n_keys, is_causal) in
-        [(64, 900, 900, true), (128, 700, 500, false), (64, 600, 1100, true), (64, 1000, 150, true)]
-    {
+    for (d, n_queries, n_keys, is_causal) in [
+        (64, 900, 900, true),
+        (128, 700, 500, false),
+        (64, 600, 1100, true),
+        (64, 1000, 150, true),
+        (40, 600, 900, true),
+        (80, 500, 700, false),
+    ] {
         let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
-        let variant = Variant { d: d as u32, is_half: false, is_causal };
+        let variant = Variant { d: tile::kernel_dimension(d).unwrap(), is_half: false, is_causal };
         let steps = Forward::of(variant).steps(n_queries as u32, n_keys as u32);
         let backward = Backward::of(variant).steps(n_queries as u32, n_keys as u32);
         assert!(
@@ -104,7 +129,7 @@ fn results_do_not_depend_on_the_order_of_threads_and_copies() {
 #[test]
 fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {
     let variant = Variant { d: 16, is_half: false, is_causal: true };
-    let problem = Problem { variant, batch: 2, heads: 3, n_queries: 5, n_keys: 5 };
+    let problem = Problem { variant, d: 16, batch: 2, heads: 3, n_queries: 5, n_keys: 5 };
     let values = Tensor::arange(2 * 3 * 5 * 16, (Kind::BFloat16, Device::Cpu)).reshape([2, 3, 5, 16]);
     let same = |a: &Tensor, b: &Tensor| a.data_ptr() == b.data_ptr();
     assert!(same(&problem.readable(&values).unwrap(), &values));
@@ -124,6 +149,8 @@ fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {
 fn without_a_hopper_gpu_it_says_what_it_needs() {
     let words = |kind, device, d| Flash.supports(kind, device, d).unwrap_err();
     assert!(words(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
-    assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    for d in [12, 136] {
+        assert!(words(Kind::Half, Device::Cuda(0), d).contains(&format!("multiples of 8 up to 128, not {d}")));
+    }
     assert!(words(Kind::Half, Device::Cpu, 64).contains("need a GPU"));
 }

@@ -10,6 +10,7 @@ use crate::cuda::{Program, word_of};
 /// What the kernels are compiled anew for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
+    /// Elements of a tile's row, of which the last may be missing in the tensors.
     pub d: u32,
     /// Float16; bfloat16 otherwise.
     pub is_half: bool,
@@ -20,6 +21,16 @@ pub struct Variant {
 pub const SHARED_LIMIT: u32 = 227 * 1024;
 /// Dynamic shared memory begins at any multiple of 16; the kernels' tiles at multiples of this.
 const ALIGNMENT: u32 = 1024;
+
+/// The `d` of the variants that take rows of `head_dim` elements: its own, or the next for which there are kernels. The
+/// copy engine steps over rows in multiples of 16 bytes, eight elements.
+///
+/// Errors: which `head_dim` they take.
+pub fn kernel_dimension(head_dim: i64) -> Result<u32, String> {
+    let is_taken = head_dim > 0 && head_dim % 8 == 0;
+    let next = DIMENSIONS.into_iter().find(|&d| is_taken && head_dim <= d);
+    next.map(|d| d as u32).ok_or_else(|| format!("its kernels take d in multiples of 8 up to 128, not {head_dim}"))
+}
 
 impl Variant {
     pub fn all() -> impl Iterator<Item = Self> {

@@ -24,6 +24,31 @@ fn shapes_are_as_the_kernels_lay_them_out() {
     // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, ten barriers.
     assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 80 + 1024);
 }
+
+#[test]
+fn rows_are_taken_by_the_kernels_of_the_next_dimension() {
+    for (head_dim, expected) in [
+        (8, 16),
+        (16, 16),
+        (24, 32),
+        (32, 32),
+        (40, 64),
+        (48, 64),
+        (64, 64),
+        (72, 128),
+        (80, 128),
+        (96, 128),
+        (120, 128),
+        (128, 128),
+    ] {
+        assert_eq!(kernel_dimension(head_dim), Ok(expected), "rows of {head_dim}");
+    }
+    for head_dim in [-8, 0, 4, 12, 100, 136, 256] {
+        let words = kernel_dimension(head_dim).unwrap_err();
+        assert!(words.contains(&format!("multiples of 8 up to 128, not {head_dim}")), "{words}");
+    }
+}
+
 #[test]
 fn one_head_is_cut_until_it_fills_the_device_and_many_heads_are_left_whole() {
     let variant = Variant { d: 64, is_half: false, is_causal: true };
