@@ -41,7 +41,7 @@ pub enum Implementation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trial {
-    /// Lengths around those of tiles, for every d, type and mask.
+    /// Lengths around those of tiles, for every d of [`Implementation::dimensions`], type and mask.
     Ragged,
     /// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for every d and type.
     Adversarial,
@@ -69,6 +69,8 @@ pub struct Row {
 /// What the emulator is given of either, as it takes the compiler seconds for each d, type and mask.
 const EMULATED_LENGTHS: [(i64, i64); 3] = [(1, 1), (63, 65), (113, 203)];
 const EMULATED_DIMENSIONS: [i64; 1] = [64];
+/// The kernels' own and, between them, two that run in the kernels of the next.
+const HOPPER_DIMENSIONS: [i64; 6] = [16, 32, 40, 64, 80, 128];
 
 /// Runs of one case that must repeat; of the emulator, whose order of threads differs each time.
 const REPEATS: u32 = 1000;
@@ -86,6 +88,15 @@ impl Implementation {
         match self {
             Self::Hopper => &[Kind::BFloat16, Kind::Half],
             Self::Portable => &[Kind::BFloat16, Kind::Half, Kind::Float],
+        }
+    }
+
+    /// Of a head's columns, those that are tried.
+    fn dimensions(self, device: Device) -> &'static [i64] {
+        match (device, self) {
+            (Device::Cpu, _) => &EMULATED_DIMENSIONS,
+            (_, Self::Hopper) => &HOPPER_DIMENSIONS,
+            (_, Self::Portable) => &DIMENSIONS,
         }
     }
 
@@ -133,23 +144,19 @@ impl Measure for Attestation {
     }
 }
 
-fn dimensions(device: Device) -> &'static [i64] {
-    if device == Device::Cpu { &EMULATED_DIMENSIONS } else { &DIMENSIONS }
-}
-
-fn held(cases: impl IntoIterator<Item = Result<Case>>, attention: &dyn Attention, device: Device) -> Result<Row> {
+fn held(cases: impl IntoIterator<Item = Result<Case>>, implementation: Implementation, device: Device) -> Result<Row> {
     let mut shares = Shares::default();
     for case in cases {
-        shares.merge(&case?.hold(attention)?);
+        shares.merge(&case?.hold(implementation.attention())?);
     }
-    let dimensions = dimensions(device).to_vec();
+    let dimensions = implementation.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
 }
 
 fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
     let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &rule::RAGGED };
     let mut cases = Vec::new();
-    for &d in dimensions(device) {
+    for &d in implementation.dimensions(device) {
         for &kind in implementation.kinds() {
             for is_causal in [true, false] {
                 cases.extend(lengths.iter().map(|&(n_queries, n_keys)| ([n_queries, n_keys, d], kind, is_causal)));
@@ -157,23 +164,23 @@ fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
         }
     }
     let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    held(cases.into_iter().map(draw), implementation.attention(), device)
+    held(cases.into_iter().map(draw), implementation, device)
 }
 
 fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
     let mut cases = Vec::new();
-    for &d in dimensions(device) {
+    for &d in implementation.dimensions(device) {
         for &kind in implementation.kinds() {
             cases.extend(rule::adversarial(device, d, kind)?.into_iter().map(Ok));
         }
     }
-    held(cases, implementation.attention(), device)
+    held(cases, implementation, device)
 }
 
 fn repeats(implementation: Implementation, device: Device) -> Result<Row> {
     let (n, runs) = if device == Device::Cpu { (150, EMULATED_REPEATS) } else { (777, REPEATS) };
     let kind = implementation.kinds()[0];
-    for &d in dimensions(device) {
+    for &d in implementation.dimensions(device) {
         let case = Case::draw(device, &[1, 3], [n, n, d], kind, true, 1.0)?;
         let first = case.run(implementation.attention(), kind)?;
         for run in 1..runs {
@@ -185,7 +192,8 @@ fn repeats(implementation: Implementation, device: Device) -> Result<Row> {
         }
         synchronize(device)?;
     }
-    Ok(Row { dimensions: dimensions(device).to_vec(), cases: runs, worst_share: None, findings: None })
+    let dimensions = implementation.dimensions(device).to_vec();
+    Ok(Row { dimensions, cases: runs, worst_share: None, findings: None })
 }
 
 /// The adversarial trial in a process of its own, under `tool`.
@@ -212,6 +220,15 @@ mod tests {
     fn every_kernel_is_one_implementations() {
         let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
         assert_eq!(of_both, Attestation::KERNELS);
+    }
+
+    #[test]
+    fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
+        let [hopper, portable] =
+            [Implementation::Hopper, Implementation::Portable].map(|i| i.dimensions(Device::Cuda(0)));
+        assert_eq!(portable, DIMENSIONS);
+        assert!(DIMENSIONS.iter().all(|d| hopper.contains(d)));
+        assert_eq!(hopper.iter().filter(|d| !DIMENSIONS.contains(d)).collect::<Vec<_>>(), [&40, &80]);
     }
 
     #[test]
