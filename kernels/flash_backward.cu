@@ -23,6 +23,13 @@
 //
 // Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
 // copy engine fills what is missing with zeros and writes none of it. Sums of dq and parts have FLASH_D columns.
+//   3. Scores ahead. In step 1. both warpgroups met, then added dQ, then began S of the next block, with nothing for the
+//      tensor cores to do from the end of dK to there. Now S of the next block is started behind dK and runs while dQ is
+//      added. Predicted: 5 percent at d 64. What ptxas takes: no sums under way may cross the end of the loop (C7514),
+//      so that it ends where P and dS lie in registers; -D as what the sums of dP begin with would need registers
+//      written while S is under way, for which it waits (C7517); a loop for masked blocks and one for the others
+//      doubles dK and dV where the first may be empty, so that there is one, which asks for each block; at d 128 three
+//      words too many are left. To be measured.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -110,6 +117,10 @@ constexpr int dq_sums_a_thread = dq_columns / 2;
 static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
 
 constexpr u32 both_barrier = 1;
+
+// Whether the scores of the next block of queries are multiplied while dQ of this one is being added. It takes P and dS
+// through the end of the loop, for which rows of 128 elements leave too few registers.
+constexpr bool ahead = d < 128;
 
 struct Barriers {
   u32 base;
@@ -199,8 +210,14 @@ struct Worker {
   int warp;
   int lane;
 
+  // Where the next block's part of dQ goes.
+  float *dq_sums;
   float dk[d / 2];
   float dv[d / 2];
+  // S^T, then P^T; P^T and dS^T as left operands.
+  float s[queries / 2];
+  u32 p[queries / 4];
+  u32 ds[queries / 4];
 
   // Starts sums = A B^T with this warpgroup's rows of K or V on the left and Q or dO on the right (Eq. 13 and 16).
   DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
@@ -262,63 +279,78 @@ struct Worker {
     }
   }
 
-  template <bool Masked> DEVICE void step(int block) {
-    const u32 count = block - work.first, parity = count / stages % 2;
-    const int stage = count % stages;
-    const u32 q = q_at + stage * q_bytes, d_o = do_at + stage * q_bytes, ds = ds_at + count % 2 * ds_bytes;
-    const u32 lse = base + stats_at + stage * 2 * row_stats, delta = lse + row_stats;
-    float s[queries / 2], dp[queries / 2];
-    barrier_wait(bar.q_full(stage), parity);
-    barrier_wait(bar.do_full(stage), parity);
+  // Starts the scores of a block of queries as soon as they are there.
+  DEVICE void begin(int block) {
+    const u32 count = block - work.first;
+    barrier_wait(bar.q_full(count % stages), count / stages % 2);
     hold(s);
+    wgmma_fence();
+    start_scores(s, k_at, q_at + count % stages * q_bytes);
+  }
+
+  // From the scores, which are under way: P^T and dS^T of a block of queries, in registers, and dS^T in shared memory.
+  DEVICE void differentiate(int block, bool masked) {
+    const u32 count = block - work.first;
+    const int stage = count % stages;
+    const u32 lse = base + stats_at + stage * 2 * row_stats, delta = lse + row_stats;
+    float dp[queries / 2];
+    barrier_wait(bar.do_full(stage), count / stages % 2);
     hold(dp);
     wgmma_fence();
-    start_scores(s, k_at, q);
-    start_scores(dp, v_at, d_o);
+    start_scores(dp, v_at, do_at + stage * q_bytes);
     wgmma_wait<1>();
     hold(s);
-    soften<Masked>(s, lse, block);
-    u32 p[queries / 4];
+    if (masked) {
+      soften<true>(s, lse, block);
+    } else {
+      soften<false>(s, lse, block);
+    }
 #pragma unroll
     for (int i = 0; i < queries / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     wgmma_wait<0>();
     hold(dp);
     // dS^T = P^T * (dP^T - D) (Eq. 17).
-    u32 ds_pairs[queries / 4];
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(delta + 4 * (2 * i + 2 * (lane % 4)));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int at = i + 2 * r;
-        ds_pairs[at / 2] = pack(s[at] * (dp[at] - shift.x), s[at + 1] * (dp[at + 1] - shift.y));
+        ds[at / 2] = pack(s[at] * (dp[at] - shift.x), s[at + 1] * (dp[at + 1] - shift.y));
       }
     }
-    store_ds(ds_pairs, base + ds);
+    store_ds(ds, base + ds_at + count % 2 * ds_bytes);
     fence_to_async();
+  }
+
+  // Adds up what a block of queries gives to the gradients; the scores of the next one are under way afterwards.
+  template <bool Last> DEVICE void accumulate(int block) {
+    const u32 count = block - work.first;
+    const int stage = count % stages;
     hold(dv);
     hold(p);
     wgmma_fence();
-    start_gradient(dv, p, d_o);
+    start_gradient(dv, p, do_at + stage * q_bytes);
     // Both warpgroups' rows of dS are there; those of the step before last have been multiplied.
     named_sync(both_barrier, 256);
     float dq[dq_sums_a_thread];
     hold(dq);
     hold(dk);
-    hold(ds_pairs);
+    hold(ds);
     wgmma_fence();
-    start_dq(dq, ds);
-    start_gradient(dk, ds_pairs, q);
+    start_dq(dq, ds_at + count % 2 * ds_bytes);
+    start_gradient(dk, ds, q_at + stage * q_bytes);
     wgmma_wait<2>();
     hold(dv);
     hold(p);
     release(bar.do_free(stage));
-    wgmma_wait<1>();
+    if constexpr (!Last) begin(block + 1);
+    wgmma_wait<Last ? 1 : 2>();
     hold(dq);
-    add_dq(dq, block);
-    wgmma_wait<0>();
+    add_dq(dq);
+    wgmma_wait<Last ? 0 : 1>();
     hold(dk);
-    hold(ds_pairs);
+    hold(ds);
     release(bar.q_free(stage));
   }
 
@@ -333,17 +365,18 @@ struct Worker {
     }
   }
 
-  DEVICE void add_dq(const float (&dq)[dq_sums_a_thread], int block) {
-    const int thread = 32 * warp + lane;
-    float *sums = problem.dq_sums + (work.rows + static_cast<long long>(block) * queries) * d +
-                  group * (128 * dq_sums_a_thread) + 4 * thread;
+  // Of the blocks of queries in their order.
+  DEVICE void add_dq(const float (&dq)[dq_sums_a_thread]) {
 #pragma unroll
     for (int i = 0; i < dq_sums_a_thread; i += 4) {
-      add_to_global(sums + 128 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      add_to_global(dq_sums + 128 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
     }
+    dq_sums += queries * d;
   }
 
   DEVICE void run() {
+    dq_sums = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d +
+              group * (128 * dq_sums_a_thread) + 4 * (32 * warp + lane);
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
     barrier_wait(bar.k_full(), 0);
@@ -352,8 +385,23 @@ struct Worker {
     // Up to this block some query does not see this warpgroup's last key.
     int whole = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
     if (work.key + keys > problem.n_keys) whole = work.blocks;
-    for (; block < min(whole, work.blocks); ++block) step<true>(block);
-    for (; block < work.blocks; ++block) step<false>(block);
+
+    if (block >= work.blocks) return;
+    if constexpr (ahead) {
+      begin(block);
+      differentiate(block, block < whole);
+      for (++block; block < work.blocks; ++block) {
+        accumulate<false>(block - 1);
+        differentiate(block, block < whole);
+      }
+      accumulate<true>(block - 1);
+    } else {
+      for (; block < work.blocks; ++block) {
+        begin(block);
+        differentiate(block, block < whole);
+        accumulate<true>(block);
+      }
+    }
   }
 
   // Writes 64 rows of one gradient through the place in shared memory where `at` says.
@@ -543,14 +591,14 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  const Work work(problem, parts);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
-    if (threadIdx.x == 0) copy(base, bar, work, problem, q, k, v, d_o);
+    if (threadIdx.x == 0) copy(base, bar, Work(problem, parts), problem, q, k, v, d_o);
   } else {
     more_registers<worker_registers>();
     // By a shuffle, so that the compiler knows that a warp goes one way.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
+    const Work work(problem, parts);
     Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();
 #if FLASH_SPLIT

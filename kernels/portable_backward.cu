@@ -44,6 +44,10 @@
 //      79686, 0.94 of the time: what bounds it is not the number of instructions.
 //   6. Tried for float32, d = 128: S and dP in one loop, 160 instructions for 24 in four chains too. The pass of keys,
 //      whose sums take 128 registers, then spills one to three.
+//   7. Parts are a half, a third, a quarter or a sixth of a place's share, whichever a greedy handing out by the costs of
+//      4. has done first, and tiles are whole only where that is best. By a rule of halves, n = 16384 and d = 128 left the
+//      tiles of queries whole, each 0.88 of a share, and the last block was done at 1.38 times the average; in quarters,
+//      at 1.08. Predicted: 5642 microseconds become 4900; 8192 at d = 128 from 1426 to 1300. To be measured.
 //
 // Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and

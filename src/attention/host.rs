@@ -1,5 +1,8 @@
 //! What the hosts of our CUDA kernels share: which inputs they take, how they count them, and a copy to read instead.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use anyhow::{Result, ensure};
 use tch::{Device, Tensor};
 
@@ -42,6 +45,17 @@ pub(super) fn batch_and_heads(shape: &Shape) -> (i64, i64) {
 pub(super) fn count(what: &str, n: i64, most: i64) -> Result<u32> {
     ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
     Ok(u32::try_from(n)?)
+}
+
+/// When the last of `blocks` is done with items that take so long each, in their unit: whichever is free takes the next.
+pub(super) fn makespan(items: impl IntoIterator<Item = u64>, blocks: u32) -> u64 {
+    let mut free_at: BinaryHeap<Reverse<u64>> = (0..blocks).map(|_| Reverse(0)).collect();
+    for item in items {
+        if let Some(mut first) = free_at.peek_mut() {
+            first.0 += item;
+        }
+    }
+    free_at.into_iter().map(|Reverse(time)| time).max().unwrap_or_default()
 }
 
 /// The same values in memory of their own, row after row; it begins where the allocator's blocks do.

@@ -139,9 +139,12 @@ impl Attention for Portable {
             Tensor::f_empty(rows, (Kind::Float, q.device()))
         };
         let (shift, delta) = (statistics()?, statistics()?);
-        let multiprocessors = cuda::multiprocessors(q.device())?;
-        let heads = problem.heads * problem.batch;
-        let [keys, queries] = shape.splits(problem.n_queries, problem.n_keys, heads, multiprocessors);
+        static SPLITS: Cache<(Variant, [u32; 3]), [Split; 2]> = Cache::new();
+        let (heads, n_queries, n_keys) = (problem.heads * problem.batch, problem.n_queries, problem.n_keys);
+        let splits = SPLITS.get(q.device(), (problem.variant, [n_queries, n_keys, heads]), || {
+            Ok(shape.splits(n_queries, n_keys, heads, cuda::multiprocessors(q.device())?))
+        })?;
+        let [keys, queries] = *splits;
         // Each part's own results; nothing where a tile is whole.
         let parts = |split: Split, like: &Tensor| {
             let count = if split.count == 1 { 0 } else { i64::from(split.count) };

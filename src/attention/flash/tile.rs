@@ -1,10 +1,9 @@
 //! How the kernels are cut for each variant: pure, so that every machine can test it.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::iter;
 
-use crate::attention::host::DIMENSIONS;
+use crate::attention::host::{self, DIMENSIONS};
 use crate::cuda::{Program, word_of};
 
 /// What the kernels are compiled anew for.
@@ -68,16 +67,10 @@ const STEPS_TO_COMBINE: u64 = 2;
 /// Parts that are written and read again, by all blocks together, in the time of a step.
 const PARTS_A_STEP: u64 = 48;
 
-/// When the last of `blocks` is done, in steps: whichever is free takes the next item. Each of `heads` has items of these
-/// `lengths`, the longest first.
+/// When the last of `blocks` is done, in steps. Each of `heads` has items of these `lengths`, the longest first.
 fn makespan(lengths: &[u32], heads: u32, blocks: u32) -> u64 {
-    let mut free_at: BinaryHeap<Reverse<u64>> = (0..blocks).map(|_| Reverse(0)).collect();
-    for length in lengths.iter().flat_map(|&length| iter::repeat_n(length, heads as usize)) {
-        if let Some(mut first) = free_at.peek_mut() {
-            first.0 += u64::from(length) + STEPS_A_TILE;
-        }
-    }
-    free_at.into_iter().map(|Reverse(time)| time).max().unwrap_or_default()
+    let of_head = |&length: &u32| iter::repeat_n(u64::from(length) + STEPS_A_TILE, heads as usize);
+    host::makespan(lengths.iter().flat_map(of_head), blocks)
 }
 
 impl Parts {

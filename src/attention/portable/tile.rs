@@ -1,8 +1,10 @@
 //! How the portable kernels are cut for each variant: pure, so that every machine can test it.
 
+use std::iter;
+
 use tch::Kind;
 
-use crate::attention::host::DIMENSIONS;
+use crate::attention::host::{DIMENSIONS, makespan};
 use crate::cuda::Program;
 
 /// Element types, by their number in `kernels/lib/fragment.cuh`.
@@ -150,6 +152,8 @@ impl Split {
     const LEAST_KEYS: u32 = 256;
     /// The same of the backward pass, whose blocks take longer.
     const LEAST_BLOCKS: u32 = 2;
+    /// Tiles for each place, above which none is split.
+    const MANY: u32 = 32;
 }
 
 /// The backward kernels' cut.
@@ -163,6 +167,15 @@ pub struct Backward {
     pub queries: Pass,
     pub stages: u32,
     pub blocks: u32,
+}
+
+/// How much there is to do.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    n_queries: u32,
+    n_keys: u32,
+    /// Of all batches.
+    heads: u32,
 }
 
 /// What differs between the two.
@@ -216,28 +229,80 @@ impl Backward {
         ROWS * pass.tiles * self.warps
     }
 
-    /// How the columns of the tiles of keys and of queries are shared out, if `heads` (of all batches) have so many.
+    /// How the columns of the tiles of keys and of queries are shared out, if `heads` (of all batches) have so many: of
+    /// parts that are a half, a third, a quarter or a sixth of what a place has of all products, and of whole tiles, those
+    /// whose last block is done first.
     pub fn splits(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> [Split; 2] {
-        let is_causal = self.variant.is_causal;
-        let (rows, columns) = (u128::from(n_queries), u128::from(n_keys));
-        // Scores of a head, and what a place has of the products of all: both passes are in one launch.
+        let size = Size { n_queries, n_keys, heads };
+        let whole = self.splits_of(size, u128::MAX);
+        let tiles = n_keys.div_ceil(self.rows(self.keys)) + n_queries.div_ceil(self.rows(self.queries));
+        let places = multiprocessors * self.blocks;
+        // The last tiles of so many are little beside all.
+        if u64::from(tiles) * u64::from(heads) > u64::from(Split::MANY * places) {
+            return whole;
+        }
+        let share = self.products(size) / u128::from(places);
+        let of = |fraction| self.splits_of(size, share / fraction);
+        let mut candidates: Vec<_> = iter::once(whole).chain([2, 3, 4, 6].map(of)).collect();
+        candidates.dedup();
+        // Of equals the first, which has fewer parts.
+        candidates.into_iter().min_by_key(|splits| self.makespan(splits, size, places)).unwrap_or(whole)
+    }
+
+    /// Of all tiles of both passes, in products of a row and a column.
+    fn products(&self, size: Size) -> u128 {
+        let (rows, columns) = (u128::from(size.n_queries), u128::from(size.n_keys));
         let square = rows.min(columns);
-        let hidden = if is_causal { square * square.saturating_sub(1) / 2 + (columns - square) * rows } else { 0 };
-        let products = u128::from(self.keys.products + self.queries.products);
-        let places = u128::from(multiprocessors * self.blocks);
-        let share = products * u128::from(heads) * (rows * columns - hidden) / places;
-        let seen = if is_causal { n_keys.min(n_queries) } else { n_keys };
-        [(self.keys, n_queries), (self.queries, seen)].map(|(pass, longest)| {
+        let hidden =
+            if self.variant.is_causal { square * square.saturating_sub(1) / 2 + (columns - square) * rows } else { 0 };
+        u128::from(self.keys.products + self.queries.products) * u128::from(size.heads) * (rows * columns - hidden)
+    }
+
+    /// Tiles in parts of at most `most` products, where they are more than one part.
+    fn splits_of(&self, size: Size, most: u128) -> [Split; 2] {
+        [(self.keys, size.n_queries), (self.queries, self.longest_row(size))].map(|(pass, longest)| {
             let column = u128::from(pass.products * self.rows(pass));
             let blocks = longest.div_ceil(pass.stream);
-            if column * u128::from(longest) <= share {
+            if column * u128::from(longest) <= most {
                 return Split { count: 1, blocks };
             }
-            // Half of a place's share, so that what is left over at the end is little.
-            let part = u32::try_from(share / 2 / column).unwrap_or(u32::MAX);
+            let part = u32::try_from(most / column).unwrap_or(u32::MAX);
             let in_part = part.div_ceil(pass.stream).max(Split::LEAST_BLOCKS).min(blocks);
             Split { count: blocks.div_ceil(in_part), blocks: in_part }
         })
+    }
+
+    /// Keys that the query which sees most of them sees.
+    fn longest_row(&self, size: Size) -> u32 {
+        if self.variant.is_causal { size.n_keys.min(size.n_queries) } else { size.n_keys }
+    }
+
+    /// When the last block is done, in products of a row and a column: tiles of keys come first, then those of queries,
+    /// each pass's longest first.
+    fn makespan(&self, splits: &[Split; 2], size: Size, places: u32) -> u64 {
+        let Size { n_queries, n_keys, heads } = size;
+        let items = |pass: Pass, split: Split, columns: Vec<u32>| {
+            let rows = u64::from(self.rows(pass));
+            let unit = u64::from(pass.products * pass.stream) * rows;
+            // A part's beginning and end cost as much as three of its products do.
+            let beside = 3 * u64::from(pass.stream) * rows;
+            columns.into_iter().flat_map(move |columns| {
+                let blocks = columns.div_ceil(pass.stream);
+                let part = move |i: u32| blocks.saturating_sub(i * split.blocks).min(split.blocks);
+                let cost = move |blocks: u32| u64::from(blocks) * unit + if blocks > 0 { beside } else { 0 };
+                iter::repeat_n(0..split.count, heads as usize).flatten().map(move |i| cost(part(i)))
+            })
+        };
+        let tiles = |n: u32, pass: Pass| (0..n.div_ceil(self.rows(pass))).map(move |tile| tile * self.rows(pass));
+        let seeing = |first: u32| if self.variant.is_causal { n_queries.saturating_sub(first) } else { n_queries };
+        let seen = |first: u32| {
+            let last = if self.variant.is_causal { first.saturating_add(self.rows(self.queries)) } else { n_keys };
+            last.min(self.longest_row(size))
+        };
+        let keys = tiles(n_keys, self.keys).map(seeing).collect();
+        let queries = tiles(n_queries, self.queries).map(seen).rev().collect();
+        let all = items(self.keys, splits[0], keys).chain(items(self.queries, splits[1], queries));
+        makespan(all, places)
     }
 
     /// Two inputs that are held, two that are streamed, and `statistics` floats a streamed row.

@@ -47,15 +47,21 @@ fn few_tiles_are_split_and_many_are_not() {
 }
 
 #[test]
-fn both_passes_are_split_by_what_a_place_has_of_their_products() {
+fn the_backward_pass_is_split_so_that_its_last_block_is_done_first() {
     let of = |d, is_causal| Backward::of(Variant { d, element: Element::Float, is_causal });
     let one = |blocks| Split { count: 1, blocks };
-    // 4 and 3 products of 4096 rows and columns in 264 places: half of a place's share is 870 columns of a tile of
-    // keys, 1159 of one of queries.
-    let whole = [Split { count: 5, blocks: 55 }, Split { count: 4, blocks: 73 }];
-    assert_eq!(of(128, false).splits(4096, 4096, 1, 132), whole);
-    let [keys, queries] = of(128, true).splits(4096, 4096, 1, 132);
-    assert_eq!((keys, queries), (Split { count: 10, blocks: 28 }, Split { count: 7, blocks: 37 }));
+    let counts = |d, is_causal, n, heads| of(d, is_causal).splits(n, n, heads, 132).map(|split| split.count);
+    for (n, causal, narrow, full) in [
+        (1024, [32, 22], [16, 16], [16, 13]),
+        (4096, [19, 14], [13, 10], [14, 11]),
+        (8192, [14, 11], [14, 11], [8, 6]),
+        // Without a mask 256 tiles of each pass make two full turns.
+        (16_384, [8, 6], [5, 4], [1, 1]),
+        (32_768, [1, 1], [1, 1], [1, 1]),
+    ] {
+        let all = (counts(128, true, n, 1), counts(64, true, n, 1), counts(128, false, n, 1));
+        assert_eq!(all, (causal, narrow, full), "{n} queries and keys");
+    }
     // No part below two blocks, of 16 and of 32 columns.
     let parts = |count| Split { count, blocks: 2 };
     assert_eq!(of(128, true).splits(128, 128, 1, 132), [parts(4); 2]);
@@ -64,6 +70,7 @@ fn both_passes_are_split_by_what_a_place_has_of_their_products() {
     // What many heads or many rows have is left whole.
     assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
     assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
+    assert_eq!(of(128, true).splits(1 << 30, 1 << 30, 1, 132), [one(1 << 26); 2]);
     // Keys that no query sees are nobody's work.
     assert_eq!(of(64, true).splits(1, 100_000, 1, 132), [one(1); 2]);
     assert_eq!(of(64, false).splits(1, 1, 1, 132), [one(1); 2]);
