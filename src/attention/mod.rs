@@ -5,13 +5,13 @@
 //! the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
 use anyhow::{Context as _, Result, ensure};
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd;
 
 pub mod backends;
 pub mod cases;
+mod choice;
 pub mod flash;
 pub mod host;
 pub mod inputs;
@@ -22,6 +22,8 @@ pub mod rule;
 pub mod sdpa;
 pub mod textbook;
 pub mod tiled;
+
+pub use choice::Choice;
 
 /// One way to compute attention and its gradient.
 pub trait Attention: Sync {
@@ -60,34 +62,6 @@ pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
         let known: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
         format!("no attention implementation is called {name:?} (known: {})", known.join(", "))
     })
-}
-
-/// Which implementation a suite or a model uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum Choice {
-    /// Eq. 4-6 as tensor operations; libtorch differentiates them and keeps the probabilities.
-    Naive,
-    /// FlashAttention-2 in tensor operations, recomputing the probabilities in the backward pass.
-    Tiled,
-    /// PyTorch's own scaled_dot_product_attention.
-    Sdpa,
-    /// FlashAttention-2 as our own CUDA kernels: Hopper's where they take the inputs, the portable ones elsewhere.
-    Flash,
-}
-
-impl Choice {
-    /// Those that need no GPU.
-    pub const ON_CPU: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Naive => "naive",
-            Self::Tiled => "tiled",
-            Self::Sdpa => "sdpa",
-            Self::Flash => "flash",
-        }
-    }
 }
 
 /// The fastest of our kernels for inputs like `q`.

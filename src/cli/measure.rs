@@ -34,7 +34,8 @@ pub struct Arguments {
     /// Print what would be measured, and an estimate, and stop
     #[arg(long)]
     dry_run: bool,
-    /// Measure and print one case that is in no suite: the grid's first case with this key replaced (repeatable)
+    /// Measure and print one case that is in no suite: the grid's first case with this key
+    /// replaced, as in attention=flash (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
     /// End a case that takes longer than this many seconds

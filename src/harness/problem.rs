@@ -62,6 +62,11 @@ pub trait Measure {
         Self::KERNELS
     }
 
+    /// What a case that leaves a key out means, where that depends on the device; what does not is serde's to fill in.
+    fn defaults(_profile: Profile) -> Vec<(&'static str, Value)> {
+        Vec::new()
+    }
+
     /// Rejects parameter combinations that parse but mean nothing; the message names the key.
     fn validate(_params: &Self::Params) -> Result<()> {
         Ok(())
@@ -87,8 +92,8 @@ pub struct Measured {
     pub revision: u32,
     pub kernels: &'static [&'static str],
     pub kernels_of: fn(&Value) -> Vec<&'static str>,
-    /// Parses and validates one case, giving back its canonical form (every default filled in).
-    pub parse: fn(&Value) -> Result<Value>,
+    /// Parses and validates one case of a profile, giving back its canonical form (every default filled in).
+    pub parse: fn(&Value, Profile) -> Result<Value>,
     /// Checks that a stored row still has the shape that the template expects.
     pub check_row: fn(&Value) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
@@ -116,7 +121,13 @@ fn kernels_of<M: Measure>(params: &Value) -> Vec<&'static str> {
     M::Params::deserialize(params).map_or(M::KERNELS, |params| M::kernels(&params)).to_vec()
 }
 
-fn parse<M: Measure>(params: &Value) -> Result<Value> {
+fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
+    let mut params = params.clone();
+    if let Value::Object(fields) = &mut params {
+        for (key, value) in M::defaults(profile) {
+            fields.entry(key).or_insert(value);
+        }
+    }
     let typed: M::Params = M::Params::deserialize(params)?;
     M::validate(&typed)?;
     Ok(serde_json::to_value(typed)?)

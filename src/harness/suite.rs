@@ -56,8 +56,11 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     parse(&text, &origin, &measured.parse).map(Some)
 }
 
-/// Parses a suite's text; `origin` is what messages call the file, `parse_case` makes one case canonical.
-pub fn parse(text: &str, origin: &str, parse_case: &dyn Fn(&Value) -> Result<Value>) -> Result<Suite> {
+/// Makes one case of a profile canonical.
+type ParseCase<'a> = &'a dyn Fn(&Value, Profile) -> Result<Value>;
+
+/// Parses a suite's text; `origin` is what messages call the file.
+pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suite> {
     ensure!(
         text.len() <= MAX_FILE_BYTES,
         "{origin} is {} bytes long; a suite has at most {MAX_FILE_BYTES}",
@@ -82,7 +85,7 @@ pub fn parse(text: &str, origin: &str, parse_case: &dyn Fn(&Value) -> Result<Val
                     "{origin}: {profile_name}.{grid_name} is no table; write the key under a grid, as in [{profile_name}.sweep]"
                 )
             };
-            let cases = expand(axes, &place, parse_case)?;
+            let cases = expand(axes, &place, &|case| parse_case(case, profile))?;
             grids.push(Grid { profile, name: grid_name.clone(), cases });
         }
     }
@@ -171,7 +174,7 @@ pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], probl
         fields.insert(key.to_string(), value);
     }
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
-    (measured.parse)(&case).with_context(|| format!("the case {case}"))
+    (measured.parse)(&case, profile).with_context(|| format!("the case {case}"))
 }
 
 #[cfg(test)]
@@ -179,7 +182,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn any(case: &Value) -> Result<Value> {
+    fn any(case: &Value, _profile: Profile) -> Result<Value> {
         Ok(case.clone())
     }
 

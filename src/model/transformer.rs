@@ -45,7 +45,8 @@ impl Transformer {
     /// A freshly initialised model (assignment 1's scheme): linear weights truncated normal of standard deviation
     /// sqrt(2 / (d_in + d_out)), the embedding of standard deviation 1, both cut at three of them; gains 1.
     ///
-    /// `seed` seeds libtorch's global generators. Fails for shapes that no model has, and where memory runs out.
+    /// `seed` seeds libtorch's global generators. Whoever has no attention in mind passes [`Choice::default_on`] the device.
+    /// Fails for shapes that no model has, and where memory runs out.
     pub fn new(config: &Config, device: Device, seed: i64, attention: Choice) -> Result<Self> {
         config.validate()?;
         tch::manual_seed(seed);

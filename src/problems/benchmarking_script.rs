@@ -15,7 +15,7 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::memory::Memory;
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
-use crate::problems::{device_for, update_for};
+use crate::problems::{attention_for, device_for, update_for};
 use crate::torch::autocast::autocast;
 use crate::torch::{allow_tf32, allowing_tf32};
 
@@ -71,7 +71,7 @@ pub enum Execution {
     Captured,
 }
 
-/// One configuration; what is left out is the handout's setting.
+/// One configuration; what is left out is the handout's setting, but for the attention.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
@@ -85,7 +85,7 @@ pub struct Params {
     pub pass: Pass,
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
-    #[serde(default = "handout::attention")]
+    /// Left out, [`attention_for`] the profile.
     pub attention: Choice,
     #[serde(default = "handout::execution")]
     pub execution: Execution,
@@ -113,9 +113,6 @@ pub mod handout {
     }
     pub fn dtype() -> Precision {
         Precision::Float32
-    }
-    pub fn attention() -> Choice {
-        Choice::Naive
     }
     pub fn execution() -> Execution {
         Execution::Eager
@@ -174,10 +171,20 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] = &["adamw.cu", "flash_forward.cu", "flash_backward.cu"];
+    const KERNELS: &'static [&'static str] =
+        &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
 
+    /// Hopper's kernels have no float32.
     fn kernels(params: &Params) -> &'static [&'static str] {
-        if params.attention == Choice::Flash { Self::KERNELS } else { &Self::KERNELS[..1] }
+        match (params.attention, params.dtype) {
+            (Choice::Flash, Precision::Bfloat16) => &["adamw.cu", "flash_forward.cu", "flash_backward.cu"],
+            (Choice::Flash, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+            _ => &["adamw.cu"],
+        }
+    }
+
+    fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {
+        vec![("attention", json!(attention_for(profile)))]
     }
 
     /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its

@@ -9,12 +9,13 @@ use std::io::{BufWriter, Write as _};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tch::Device;
 
 use self::components::{Allocation, Components, Timeline, WeightCopies};
 use self::steps::{Bench, Phase, What};
 use super::benchmarking_script::handout;
-use super::{device_for, update_for};
+use super::{attention_for, device_for, update_for};
 use crate::attention::Choice;
 use crate::harness::problem::{Check, Measure, Measured, Problem};
 use crate::harness::record::Profile;
@@ -34,7 +35,8 @@ pub const PROBLEM: Problem = Problem {
     facts: predicted::facts,
 };
 
-/// One model, whose forward pass and training steps are all measured; what is left out is the handout's setting.
+/// One model, whose forward pass and training steps are all measured; what is left out is the handout's setting, but for
+/// the attention.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
@@ -46,7 +48,7 @@ pub struct Params {
     pub vocab_size: i64,
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
-    #[serde(default = "handout::attention")]
+    /// Left out, [`attention_for`] the profile.
     pub attention: Choice,
     /// The most points that a timeline is thinned to; 0 keeps none, and no file for a viewer.
     #[serde(default)]
@@ -130,6 +132,10 @@ impl Measure for MemoryProfiling {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
+
+    fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {
+        vec![("attention", json!(attention_for(profile)))]
+    }
 
     fn validate(params: &Params) -> Result<()> {
         params.config().validate()?;

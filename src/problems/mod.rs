@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use tch::Device;
 
+use crate::attention::Choice;
 use crate::cases::{data_parallel, sharded_optimizer};
 use crate::collective::{Backend, drill, ranks::RankTask, selftest};
 use crate::error::Fault;
@@ -86,6 +87,14 @@ pub fn update_for(profile: Profile) -> Update {
     }
 }
 
+/// The attention of models that a profile measures, where a suite names none.
+pub fn attention_for(profile: Profile) -> Choice {
+    Choice::default_on(match profile {
+        Profile::Cpu => Device::Cpu,
+        Profile::Gpu => Device::Cuda(0),
+    })
+}
+
 /// The device that a profile measures on.
 ///
 /// Errors: [`crate::error::Fault::NotAvailable`] without it; a switch outside of this program that lets float32 products be
@@ -117,4 +126,23 @@ pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
         return Ok(());
     }
     Err(Fault::NotAvailable { needs: format!("{world_size} GPUs, one a process"), has: format!("{gpus}") }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_suite_that_names_no_attention_means_the_default_of_its_device() {
+        let mut case = json!({"size": "tiny", "context_length": 32});
+        let measured =
+            [benchmarking_script::PROBLEM, memory_profiling::PROBLEM].map(|problem| problem.measured.unwrap());
+        for (profile, name) in [(Profile::Cpu, "naive"), (Profile::Gpu, "flash")] {
+            assert!(measured.iter().all(|m| (m.parse)(&case, profile).unwrap()["attention"] == name));
+        }
+        case["attention"] = json!("sdpa");
+        assert!(measured.iter().all(|m| (m.parse)(&case, Profile::Gpu).unwrap()["attention"] == "sdpa"));
+    }
 }

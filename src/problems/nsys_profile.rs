@@ -338,13 +338,13 @@ mod tests {
     fn parameters_that_mean_nothing_are_refused_by_name() {
         let fine = json!({"size": "tiny", "context_length": 32, "optimizer": "plain"});
         let parse = Measured::of::<NsysProfile>().parse;
-        assert!(parse(&fine).is_ok());
+        assert!(parse(&fine, Profile::Gpu).is_ok());
         for (key, value) in
             [("steps", json!(0)), ("warmup", json!(0)), ("optimizer", json!("sgd")), ("size", json!("3B"))]
         {
             let mut wrong = fine.clone();
             wrong[key] = value;
-            assert!(parse(&wrong).is_err(), "{key}");
+            assert!(parse(&wrong, Profile::Gpu).is_err(), "{key}");
         }
     }
 }

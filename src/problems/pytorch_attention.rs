@@ -317,12 +317,12 @@ mod tests {
         let mut case = json!({"implementation": "naive", "batch": 8, "d_model": 16, "seq": 64, "dtype": "float32",
             "warmup": 1, "iterations": 1});
         let measured = Measured::of::<PytorchAttention>();
-        assert!((measured.parse)(&case).is_ok());
+        assert!((measured.parse)(&case, Profile::Cpu).is_ok());
         for (key, value) in
             [("seq", json!(0)), ("warmup", json!(0)), ("implementation", json!("fast")), ("seq", json!(-1))]
         {
             let before = std::mem::replace(&mut case[key], value);
-            assert!((measured.parse)(&case).is_err(), "{key}");
+            assert!((measured.parse)(&case, Profile::Cpu).is_err(), "{key}");
             case[key] = before;
         }
     }

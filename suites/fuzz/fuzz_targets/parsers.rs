@@ -17,7 +17,7 @@ use harness::record::RecordFile;
 use harness::suite;
 
 fuzz_target!(|text: &str| {
-    if let Ok(suite) = suite::parse(text, "fuzz.toml", &|case| Ok(case.clone())) {
+    if let Ok(suite) = suite::parse(text, "fuzz.toml", &|case, _| Ok(case.clone())) {
         for grid in &suite.grids {
             assert!(!grid.cases.is_empty() && grid.cases.len() <= suite::MAX_CASES);
         }
