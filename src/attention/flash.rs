@@ -138,7 +138,7 @@ impl Attention for Flash {
             }
             _ => launch(steps.len(), &arguments)?,
         }
-        Ok((o.f_reshape(q.size())?, lse.f_reshape(&q.size()[..q.dim() - 1])?))
+        Ok((host::in_shape(o, &q.size())?, host::in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
 
     fn backward(
@@ -214,7 +214,8 @@ impl Attention for Flash {
             _ => launch(steps.len(), &arguments)?,
         }
         kernels.finish.launch(small, &Arguments::new().words(&words).tensor(&dq))?;
-        Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
+        let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
+        Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))
     }
 }
 
@@ -250,7 +251,7 @@ impl Problem {
     /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the copy engine can read it so.
     fn readable(&self, t: &Tensor) -> Result<Tensor> {
         let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
-        let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
+        let four = host::in_shape(t.shallow_clone(), &[self.batch.into(), self.heads.into(), n, d])?;
         match TensorMap::fits(&four) {
             Ok(()) => Ok(four),
             // Its rows are of a multiple of 16 bytes.

@@ -64,3 +64,9 @@ pub(super) fn dense_copy(t: &Tensor) -> Result<Tensor> {
     copy.f_copy_(t)?;
     Ok(copy)
 }
+
+/// `t` in the shape `size`. Where it has that shape already it is not asked of libtorch, whose host time for it counts in
+/// short calls.
+pub(super) fn in_shape(t: Tensor, size: &[i64]) -> Result<Tensor> {
+    if t.size() == size { Ok(t) } else { Ok(t.f_reshape(size)?) }
+}

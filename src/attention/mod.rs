@@ -97,7 +97,9 @@ pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: 
 fn in_narrowest(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[Tensor; 3]> {
     let bytes = |t: &Tensor| t.kind().elt_size_in_bytes();
     let kind = [k, v].into_iter().fold(q, |least, t| if bytes(t) < bytes(least) { t } else { least }).kind();
-    Ok([q.f_to_kind(kind)?, k.f_to_kind(kind)?, v.f_to_kind(kind)?])
+    // libtorch's own cast goes through its dispatcher before it finds that there is nothing to do.
+    let cast = |t: &Tensor| if t.kind() == kind { Ok(t.shallow_clone()) } else { t.f_to_kind(kind) };
+    Ok([cast(q)?, cast(k)?, cast(v)?])
 }
 
 /// `o` of `implementation` as one autograd node that saves q, k, v, o and lse, all in the narrowest kind of the three

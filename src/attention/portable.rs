@@ -107,7 +107,7 @@ impl Attention for Portable {
             let geometry = Geometry { grid: (blocks, 1, 1), block: (256, 1, 1), shared_bytes: 0 };
             kernels.combine.launch(geometry, &arguments)?;
         }
-        Ok((o.f_reshape(q.size())?, lse.f_reshape(&q.size()[..q.dim() - 1])?))
+        Ok((host::in_shape(o, &q.size())?, host::in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
 
     fn backward(
@@ -171,7 +171,8 @@ impl Attention for Portable {
             let grid = (rows.div_ceil(256 / (problem.variant.d / 4)), 3, 1);
             kernels.backward_combine.launch(Geometry { grid, block: (256, 1, 1), shared_bytes: 0 }, &arguments)?;
         }
-        Ok((dq.f_reshape(q.size())?, dk.f_reshape(k.size())?, dv.f_reshape(v.size())?))
+        let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
+        Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))
     }
 }
 
@@ -229,7 +230,7 @@ impl Problem {
     /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the kernels can read it so.
     fn readable(&self, t: &Tensor) -> Result<Tensor> {
         let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
-        let four = t.f_reshape([i64::from(self.batch), i64::from(self.heads), n, d])?;
+        let four = host::in_shape(t.shallow_clone(), &[self.batch.into(), self.heads.into(), n, d])?;
         if lies_in_pieces(&four) {
             return Ok(four);
         }

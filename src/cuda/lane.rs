@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstream_flags};
 use cudarc::driver::{CudaContext, DriverError, result};
 use tch::Device;
 
-use super::launch::{context_of, in_context};
+use super::device::{context_of, in_context};
 use crate::error::Fault;
 use crate::torch;
 

@@ -12,6 +12,7 @@ use cudarc::nvrtc::Ptx;
 use tch::{Device, Tensor};
 
 use super::arch::Arch;
+use super::device::{compute_capability, context_of, in_context, keeping_current};
 use super::emulator::{self, Emulation};
 use super::jit::{Built, Compiler, Program};
 use super::tensor_map::TensorMap;
@@ -45,9 +46,8 @@ pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
             );
         }
     };
-    torch::cuda_device(index)?;
-    let context = context_of(index).with_context(|| format!("opening {device:?}"))?;
-    let (major, minor) = context.compute_capability()?;
+    let (major, minor) = compute_capability(index)?;
+    let context = context_of(index)?;
     let arch = Arch { major: u32::try_from(major)?, minor: u32::try_from(minor)? };
     let built = Compiler::of_this_tree()?.build(program, arch)?;
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,35 +61,6 @@ pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
     let module = Arc::new(Module { device, code: Code::Loaded { context, module, built } });
     loaded.insert(key, module.clone());
     Ok(module)
-}
-
-/// Major and minor number of a GPU's architecture.
-///
-/// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
-pub fn compute_capability(index: usize) -> Result<(i32, i32)> {
-    torch::cuda_device(index)?;
-    Ok(context_of(index).with_context(|| format!("opening GPU {index}"))?.compute_capability()?)
-}
-
-/// The device's primary context, which is libtorch's too. It is kept: to drop it would make it current first.
-pub(super) fn context_of(index: usize) -> Result<Arc<CudaContext>> {
-    static OPENED: Mutex<BTreeMap<usize, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(context) = opened.get(&index) {
-        return Ok(context.clone());
-    }
-    let context = keeping_current(|| CudaContext::new(index))?;
-    opened.insert(index, context.clone());
-    Ok(context)
-}
-
-/// How many multiprocessors a device has; the emulator pretends to some.
-pub fn multiprocessors(device: Device) -> Result<u32> {
-    let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    match device {
-        Device::Cuda(index) => Ok(u32::try_from(context_of(index)?.attribute(attribute)?)?),
-        _ => Ok(emulator::multiprocessors()),
-    }
 }
 
 impl Module {
@@ -213,7 +184,8 @@ struct Argument {
 
 impl Arguments {
     pub fn new() -> Self {
-        Self::default()
+        // Six tensor maps and what goes with them.
+        Self { words: Vec::with_capacity(128), list: Vec::with_capacity(8) }
     }
 
     /// The address of a tensor's first element.
@@ -288,29 +260,6 @@ fn parameter_sizes(function: &CudaFunction) -> Result<Vec<usize>, result::Driver
         }
         sizes.push(bytes);
     }
-}
-
-/// Runs `body` with `context` current, and puts back the one that was: the runtime's current device follows it.
-pub(super) fn in_context<T>(context: &CudaContext, body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
-    if result::ctx::get_current()? == Some(context.cu_ctx()) {
-        return Ok(body()?);
-    }
-    keeping_current(|| {
-        context.bind_to_thread()?;
-        body()
-    })
-}
-
-/// Runs `body`, which may make another context current, and puts back the one that was.
-fn keeping_current<T>(body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
-    result::init()?;
-    let before = result::ctx::get_current()?;
-    let outcome = body();
-    if let Some(before) = before {
-        // SAFETY: it was current, and nothing here destroys a context that others hold.
-        unsafe { result::ctx::set_current(before) }?;
-    }
-    Ok(outcome?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 mod arch;
 mod cache;
+mod device;
 pub mod emulator;
 mod jit;
 mod lane;
@@ -18,9 +19,10 @@ mod toolchain;
 
 pub use arch::Arch;
 pub use cache::Cache;
+pub use device::{compute_capability, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program};
 pub use lane::{Event, Stream, make_current};
-pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, compute_capability, load, multiprocessors, word_of};
+pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, load, word_of};
 pub use report::Resources;
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;

@@ -17,7 +17,7 @@ impl TensorMap {
     ///
     /// Rows must be contiguous; what [`Self::fits`] asks for must hold. Errors: the driver's.
     pub fn of(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<Self> {
-        Self::fits(tensor).map_err(anyhow::Error::msg)?;
+        let (sizes, strides) = layout(tensor).map_err(anyhow::Error::msg)?;
         ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
         if tensor.device() == Device::Cpu {
             return Ok(Self(emulator::tensor_map(tensor, box_rows, box_columns)?));
@@ -33,12 +33,10 @@ impl TensorMap {
             32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             bytes => anyhow::bail!("a box's row has {bytes} bytes, not 32, 64 or 128"),
         };
-        let unsigned = |values: Vec<i64>| values.into_iter().map(u64::try_from).collect::<Result<Vec<_>, _>>();
-        let (sizes, strides) = (unsigned(tensor.size())?, unsigned(tensor.stride())?);
-        let sizes = [sizes[3], sizes[2], sizes[1], sizes[0]];
         // A dimension of one element is never stepped over, and its stride may be anything.
-        let step = |i: usize| if tensor.size()[i] == 1 { 16 } else { 2 * strides[i] };
+        let step = |i: usize| if sizes[i] == 1 { 16 } else { 2 * strides[i] };
         let (strides, boxes, ones) = ([step(2), step(1), step(0)], [box_columns, box_rows, 1, 1], [1u32; 4]);
+        let sizes = [sizes[3], sizes[2], sizes[1], sizes[0]];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: every array has as many elements as the rank says (one fewer for the strides) and outlives the call,
         // which writes the map and reads no device memory.
@@ -68,27 +66,30 @@ impl TensorMap {
 
     /// Whether the engine can read `tensor` as it lies, or what is in the way.
     pub fn fits(tensor: &Tensor) -> Result<(), String> {
-        let (sizes, strides) = (tensor.size(), tensor.stride());
-        if sizes.len() != 4 || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16) {
-            return Err(format!(
-                "a map is of four dimensions of float16 or bfloat16, not {sizes:?} of {:?}",
-                tensor.kind()
-            ));
-        }
-        if strides[3] != 1 && sizes[3] > 1 {
-            return Err(format!("rows must be contiguous, their stride is {}", strides[3]));
-        }
-        if !(tensor.data_ptr() as usize).is_multiple_of(16) {
-            return Err("the first element does not lie at a multiple of 16 bytes".into());
-        }
-        let odd = (0..3).find(|&i| sizes[i] > 1 && (strides[i] <= 0 || 2 * strides[i] % 16 != 0));
-        match odd {
-            Some(i) => {
-                Err(format!("the stride of dimension {i} is {}, no positive multiple of 8 elements", strides[i]))
-            }
-            None => Ok(()),
-        }
+        layout(tensor).map(drop)
     }
+}
+
+/// Sizes and strides of a tensor, in elements, that the engine can read as it lies; or what is in the way.
+fn layout(tensor: &Tensor) -> Result<([u64; 4], [u64; 4]), String> {
+    let (sizes, strides) = (tensor.size(), tensor.stride());
+    if sizes.len() != 4 || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16) {
+        return Err(format!(
+            "a map is of four dimensions of float16 or bfloat16, not {sizes:?} of {:?}",
+            tensor.kind()
+        ));
+    }
+    if strides[3] != 1 && sizes[3] > 1 {
+        return Err(format!("rows must be contiguous, their stride is {}", strides[3]));
+    }
+    if !(tensor.data_ptr() as usize).is_multiple_of(16) {
+        return Err("the first element does not lie at a multiple of 16 bytes".into());
+    }
+    if let Some(i) = (0..3).find(|&i| sizes[i] > 1 && (strides[i] <= 0 || 2 * strides[i] % 16 != 0)) {
+        return Err(format!("the stride of dimension {i} is {}, no positive multiple of 8 elements", strides[i]));
+    }
+    // Neither is negative; a stride that is never taken may be zero.
+    Ok(([0, 1, 2, 3].map(|i| sizes[i] as u64), [0, 1, 2, 3].map(|i| strides[i] as u64)))
 }
 
 #[cfg(test)]

@@ -224,6 +224,8 @@ mod tests {
         let x = Tensor::rand([2], (Kind::Double, Device::Cpu));
         let y = through(&x, |_| bail!("never called")).unwrap();
         assert!(!y.requires_grad());
+        let y = tch::no_grad(|| through(&leaf(&[2]), |_| bail!("never called"))).unwrap();
+        assert!(!y.requires_grad() && saved_tensors(&y).is_err());
         let y = through(&leaf(&[2]), |_| bail!("never called")).unwrap();
         assert!(y.requires_grad());
         assert!(!saved_tensors(&y).unwrap()[0].is_set_to(&y));

@@ -57,16 +57,16 @@ pub fn cuda_device(index: usize) -> Result<Device> {
 
 /// The index that the shim knows a CUDA device by.
 pub(super) fn cuda_index(device: Device) -> Result<i8> {
-    let needs = format!("a CUDA GPU (asked for {device:?})");
+    let missing = |has| Fault::NotAvailable { needs: format!("a CUDA GPU (asked for {device:?})"), has };
     let Device::Cuda(index) = device else {
-        return Err(Fault::NotAvailable { needs, has: format!("{device:?}") }.into());
+        return Err(missing(format!("{device:?}")).into());
     };
     load_cuda()?;
     let count = usize::try_from(Cuda::device_count()).unwrap_or(0);
     if index < count {
         return i8::try_from(index).context("CUDA device index");
     }
-    Err(Fault::NotAvailable { needs, has: format!("{count} CUDA GPUs") }.into())
+    Err(missing(format!("{count} CUDA GPUs")).into())
 }
 
 /// The version of the library that is loaded, as `"2.11.0"`; a bundle may meet another than it was built with.

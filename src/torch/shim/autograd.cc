@@ -23,13 +23,17 @@ struct CallbackHolder final : torch::CustomClassHolder {
 
 constexpr const char *kCallback = "callback";
 
+void run_forward(const Callback &callback, const variable_list &inputs, variable_list &outputs, variable_list &saved) {
+  // A node computes in the kinds of its inputs, as its backward will: autocast would round the one and not the other.
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  check(callback.forward(inputs, outputs, saved));
+}
+
 struct RustFunction : torch::autograd::Function<RustFunction> {
   static variable_list forward(AutogradContext *context, const c10::intrusive_ptr<CallbackHolder> &holder,
                                at::TensorList inputs) {
-    // A node computes in the kinds of its inputs, as its backward will: autocast would round the one and not the other.
-    const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
     variable_list outputs, saved;
-    check(holder->callback->forward(inputs.vec(), outputs, saved));
+    run_forward(*holder->callback, inputs.vec(), outputs, saved);
     context->saved_data[kCallback] = c10::IValue::make_capsule(holder);
     context->set_materialize_grads(false);
     context->save_for_backward(std::move(saved));
@@ -55,6 +59,14 @@ struct RustHooks final : torch::autograd::PostAccumulateGradHook {
 
 std::unique_ptr<std::vector<at::Tensor>> apply_function(rust::Box<Callback> callback,
                                                         const std::vector<at::Tensor> &inputs) {
+  // libtorch would make a node all the same, save into it and drop it.
+  if (!at::GradMode::is_enabled() || !torch::autograd::any_variable_requires_grad(inputs)) {
+    const at::NoGradGuard no_graph;
+    auto outputs = std::make_unique<variable_list>();
+    variable_list saved;
+    run_forward(*callback, inputs, *outputs, saved);
+    return outputs;
+  }
   auto holder = c10::make_intrusive<CallbackHolder>(std::move(callback));
   return std::make_unique<variable_list>(RustFunction::apply(holder, at::TensorList(inputs)));
 }
