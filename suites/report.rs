@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
-use cs336::report::{self, Document, PartInput, ProblemInput, Records, Rendered};
+use cs336::report::{self, Beside, Document, PartInput, ProblemInput, Records, Rendered};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -119,6 +119,7 @@ fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
         facts: json!({"sum": 4}),
         cpu: Some(records()),
         gpu: None,
+        beside: vec![Beside { name: "other".into(), cpu: Some(records()), gpu: None }],
     }
 }
 
@@ -158,6 +159,7 @@ fn full() -> Document {
             facts: Value::Null,
             cpu: None,
             gpu: None,
+            beside: vec![],
         }
     }));
     document(problems)
@@ -210,6 +212,14 @@ fn a_template_may_import_shared_macros() {
     let markdown =
         render("{% import \"shared/sums.md\" as sums %}Twice four is {{ sums.double(facts.sum) }}.").unwrap().markdown;
     assert!(markdown.contains("Twice four is 8."), "{markdown}");
+}
+
+#[test]
+fn a_template_may_read_the_records_of_another_problem() {
+    let words = "{% set other = records(\"other\") %}{{ other.cpu.cases | length }} cases{% if not other.gpu %} on no GPU{% endif %}.";
+    let markdown = render(words).unwrap().markdown;
+    assert!(markdown.contains("10 cases on no GPU."), "{markdown}");
+    assert!(error_of("{{ records(\"nobody\") }}").contains("the records of \"nobody\" are not at hand"));
 }
 
 fn error_of(template: &str) -> String {

@@ -1,5 +1,6 @@
 //! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::problems::REGISTRY;
-use crate::report::{self, Document, PartInput, ProblemInput, Records};
+use crate::report::{self, Beside, Document, PartInput, ProblemInput, Records};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -110,6 +111,7 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
         question: part.question.into(),
     };
+    let beside = beside(layout, template.as_deref().unwrap_or_default(), source)?;
     Ok(ProblemInput {
         name: problem.name.into(),
         title: problem.title.into(),
@@ -122,7 +124,20 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         facts: facts.unwrap_or_default(),
         cpu: entry.map(|e| records(layout, e, Profile::Cpu, source)).transpose()?.flatten(),
         gpu: entry.map(|e| records(layout, e, Profile::Gpu, source)).transpose()?.flatten(),
+        beside,
     })
+}
+
+/// The records that a template asks for as `records("<name>")`; it writes the names out.
+fn beside(layout: &Layout, template: &str, source: Source) -> Result<Vec<Beside>> {
+    let names: BTreeSet<&str> =
+        template.split("records(\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0)).collect();
+    let of = |name: &str| -> Result<Beside> {
+        let entry = super::registered(name).context("a template asks for its records")?;
+        let of = |profile| records(layout, entry, profile, source);
+        Ok(Beside { name: name.into(), cpu: of(Profile::Cpu)?, gpu: of(Profile::Gpu)? })
+    };
+    names.into_iter().map(of).collect()
 }
 
 /// The records to print: one file, so that figures of two machines never share a column.

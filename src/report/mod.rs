@@ -62,6 +62,15 @@ pub struct ProblemInput {
     pub facts: Value,
     pub cpu: Option<Records>,
     pub gpu: Option<Records>,
+    /// Other problems whose records the template reads.
+    pub beside: Vec<Beside>,
+}
+
+/// The records of another problem, which a template sees as `records("<name>").cpu` and `.gpu`.
+pub struct Beside {
+    pub name: String,
+    pub cpu: Option<Records>,
+    pub gpu: Option<Records>,
 }
 
 /// One part of a problem, as the handout letters it ("" where it has no letters).

@@ -1,5 +1,6 @@
 //! One problem's template becomes Markdown, with its claims, figures and answered parts.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::json;
 
 use super::figure::{Drawing, Figure};
-use super::{AnsweredPart, Claim, PartInput, ProblemInput, context, escape, filters, points};
+use super::{AnsweredPart, Beside, Claim, PartInput, ProblemInput, context, escape, filters, points};
 
 /// What a template gave.
 pub struct Answer {
@@ -32,6 +33,7 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     env.set_debug(true);
     filters::register(&mut env);
     register(&mut env, &session);
+    register_records(&mut env, problem)?;
     for (name, text) in &problem.shared {
         env.add_template(name, text).map_err(|e| located(&e))?;
     }
@@ -108,6 +110,19 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
         let missing = || invalid("source() wants cpu, gpu or main, and this one has no records");
         if set.is_none() { Err(missing()) } else { Ok(set.get_attr("source")?) }
     });
+}
+
+/// `records("<name>")`: another problem's sets, each none where there is no record.
+fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) -> Result<()> {
+    let sets = |other: &Beside| -> Result<(String, Value)> {
+        let (cpu, gpu) = (context::record_set(other.cpu.as_ref())?, context::record_set(other.gpu.as_ref())?);
+        Ok((other.name.clone(), Value::from(Serde(json!({"cpu": cpu, "gpu": gpu})))))
+    };
+    let beside = problem.beside.iter().map(sets).collect::<Result<BTreeMap<_, _>>>()?;
+    env.add_function("records", move |name: String| {
+        beside.get(&name).cloned().ok_or_else(|| invalid(format!("the records of {name:?} are not at hand")))
+    });
+    Ok(())
 }
 
 impl Session {
