@@ -255,7 +255,9 @@ struct Worker {
     wgmma_commit();
   }
 
+  // The warp's lanes have read what may now be overwritten.
   DEVICE void release(u32 barrier) {
+    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   }
 
