@@ -12,6 +12,9 @@
 // worked on by blocks of their own, as the host's list says; a part's dk and dv go to memory in float32, and
 // `flash_backward_combine` adds the parts up in their order.
 //
+// Each kernel may begin while the one before it ends: what it can do without that one's results it does, and then it
+// waits (programmatic dependent launch).
+//
 // Sums of dq come in any order, so that its last bits vary from run to run; dk and dv repeat in every bit.
 //
 // Notebook
@@ -23,13 +26,15 @@
 //
 // Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
 // copy engine fills what is missing with zeros and writes none of it. Sums of dq and parts have FLASH_D columns.
-//   3. Scores ahead. In step 1. both warpgroups met, then added dQ, then began S of the next block, with nothing for the
-//      tensor cores to do from the end of dK to there. Now S of the next block is started behind dK and runs while dQ is
-//      added. Predicted: 5 percent at d 64. What ptxas takes: no sums under way may cross the end of the loop (C7514),
-//      so that it ends where P and dS lie in registers; -D as what the sums of dP begin with would need registers
-//      written while S is under way, for which it waits (C7517); a loop for masked blocks and one for the others
-//      doubles dK and dV where the first may be empty, so that there is one, which asks for each block; at d 128 three
-//      words too many are left. To be measured.
+//   3. Tried: the next block's scores started behind dK, so that they are multiplied while dQ is added. No sums under way
+//      may cross the end of the loop (ptxas, C7514), so that P and dS did, in registers, and there was one loop, which
+//      asked of each block whether it is masked: with two, ptxas kept dK and dV twice. Predicted: 5 percent at d 64.
+//      Measured side by side: slower, at d 64 by 3 percent with 16 heads and by 7 with one head of 32768, at d 16 by 6 to
+//      12; at d 128, where only the one loop was left of it, by 3. So branches in the loop cost more than what was to be
+//      hidden, which the other warpgroup hides already.
+//   4. Short shapes are launches one behind the other. As CUDA graphs, d 64, cold, one head: 128 19.2 us, 512 22.6, 1024
+//      23.9 (cuDNN's graph beside it 16.7, 17.6, 20.3). Now kernels begin while those before them end, and K, V and the
+//      first Q are copied in before D is there. Predicted: 2 us for each launch but the first. To be measured.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -118,10 +123,6 @@ static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups mak
 
 constexpr u32 both_barrier = 1;
 
-// Whether the scores of the next block of queries are multiplied while dQ of this one is being added. It takes P and dS
-// through the end of the loop, for which rows of 128 elements leave too few registers.
-constexpr bool ahead = d < 128;
-
 struct Barriers {
   u32 base;
 
@@ -183,12 +184,14 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
     const u32 stats = base + stats_at + stage * 2 * row_stats;
     barrier_wait(bar.q_free(stage), free);
     barrier_expect(bar.q_full(stage), q_bytes + row_stats);
-    copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns, block * queries,
               work.head, work.batch);
     }
+    // The statistics and the zeros that dQ is added to come from `flash_backward_prepare`; all before them does not.
+    if (count == 0) await_last_kernel();
+    copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
     barrier_wait(bar.do_free(stage), free);
     barrier_expect(bar.do_full(stage), q_bytes + row_stats);
     copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
@@ -198,6 +201,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
               block * queries, work.head, work.batch);
     }
   }
+  if (work.first >= work.blocks) await_last_kernel();
 }
 
 // One warpgroup's 64 keys.
@@ -210,14 +214,8 @@ struct Worker {
   int warp;
   int lane;
 
-  // Where the next block's part of dQ goes.
-  float *dq_sums;
   float dk[d / 2];
   float dv[d / 2];
-  // S^T, then P^T; P^T and dS^T as left operands.
-  float s[queries / 2];
-  u32 p[queries / 4];
-  u32 ds[queries / 4];
 
   // Starts sums = A B^T with this warpgroup's rows of K or V on the left and Q or dO on the right (Eq. 13 and 16).
   DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
@@ -255,9 +253,7 @@ struct Worker {
     wgmma_commit();
   }
 
-  // The warp's lanes have read what may now be overwritten.
   DEVICE void release(u32 barrier) {
-    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   }
 
@@ -281,78 +277,63 @@ struct Worker {
     }
   }
 
-  // Starts the scores of a block of queries as soon as they are there.
-  DEVICE void begin(int block) {
-    const u32 count = block - work.first;
-    barrier_wait(bar.q_full(count % stages), count / stages % 2);
-    hold(s);
-    wgmma_fence();
-    start_scores(s, k_at, q_at + count % stages * q_bytes);
-  }
-
-  // From the scores, which are under way: P^T and dS^T of a block of queries, in registers, and dS^T in shared memory.
-  DEVICE void differentiate(int block, bool masked) {
-    const u32 count = block - work.first;
+  template <bool Masked> DEVICE void step(int block) {
+    const u32 count = block - work.first, parity = count / stages % 2;
     const int stage = count % stages;
+    const u32 q = q_at + stage * q_bytes, d_o = do_at + stage * q_bytes, ds = ds_at + count % 2 * ds_bytes;
     const u32 lse = base + stats_at + stage * 2 * row_stats, delta = lse + row_stats;
-    float dp[queries / 2];
-    barrier_wait(bar.do_full(stage), count / stages % 2);
+    float s[queries / 2], dp[queries / 2];
+    barrier_wait(bar.q_full(stage), parity);
+    barrier_wait(bar.do_full(stage), parity);
+    hold(s);
     hold(dp);
     wgmma_fence();
-    start_scores(dp, v_at, do_at + stage * q_bytes);
+    start_scores(s, k_at, q);
+    start_scores(dp, v_at, d_o);
     wgmma_wait<1>();
     hold(s);
-    if (masked) {
-      soften<true>(s, lse, block);
-    } else {
-      soften<false>(s, lse, block);
-    }
+    soften<Masked>(s, lse, block);
+    u32 p[queries / 4];
 #pragma unroll
     for (int i = 0; i < queries / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     wgmma_wait<0>();
     hold(dp);
     // dS^T = P^T * (dP^T - D) (Eq. 17).
+    u32 ds_pairs[queries / 4];
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(delta + 4 * (2 * i + 2 * (lane % 4)));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int at = i + 2 * r;
-        ds[at / 2] = pack(s[at] * (dp[at] - shift.x), s[at + 1] * (dp[at + 1] - shift.y));
+        ds_pairs[at / 2] = pack(s[at] * (dp[at] - shift.x), s[at + 1] * (dp[at + 1] - shift.y));
       }
     }
-    store_ds(ds, base + ds_at + count % 2 * ds_bytes);
+    store_ds(ds_pairs, base + ds);
     fence_to_async();
-  }
-
-  // Adds up what a block of queries gives to the gradients; the scores of the next one are under way afterwards.
-  template <bool Last> DEVICE void accumulate(int block) {
-    const u32 count = block - work.first;
-    const int stage = count % stages;
     hold(dv);
     hold(p);
     wgmma_fence();
-    start_gradient(dv, p, do_at + stage * q_bytes);
+    start_gradient(dv, p, d_o);
     // Both warpgroups' rows of dS are there; those of the step before last have been multiplied.
     named_sync(both_barrier, 256);
     float dq[dq_sums_a_thread];
     hold(dq);
     hold(dk);
-    hold(ds);
+    hold(ds_pairs);
     wgmma_fence();
-    start_dq(dq, ds_at + count % 2 * ds_bytes);
-    start_gradient(dk, ds, q_at + stage * q_bytes);
+    start_dq(dq, ds);
+    start_gradient(dk, ds_pairs, q);
     wgmma_wait<2>();
     hold(dv);
     hold(p);
     release(bar.do_free(stage));
-    if constexpr (!Last) begin(block + 1);
-    wgmma_wait<Last ? 1 : 2>();
+    wgmma_wait<1>();
     hold(dq);
-    add_dq(dq);
-    wgmma_wait<Last ? 0 : 1>();
+    add_dq(dq, block);
+    wgmma_wait<0>();
     hold(dk);
-    hold(ds);
+    hold(ds_pairs);
     release(bar.q_free(stage));
   }
 
@@ -367,18 +348,17 @@ struct Worker {
     }
   }
 
-  // Of the blocks of queries in their order.
-  DEVICE void add_dq(const float (&dq)[dq_sums_a_thread]) {
+  DEVICE void add_dq(const float (&dq)[dq_sums_a_thread], int block) {
+    const int thread = 32 * warp + lane;
+    float *sums = problem.dq_sums + (work.rows + static_cast<long long>(block) * queries) * d +
+                  group * (128 * dq_sums_a_thread) + 4 * thread;
 #pragma unroll
     for (int i = 0; i < dq_sums_a_thread; i += 4) {
-      add_to_global(dq_sums + 128 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      add_to_global(sums + 128 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
     }
-    dq_sums += queries * d;
   }
 
   DEVICE void run() {
-    dq_sums = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d +
-              group * (128 * dq_sums_a_thread) + 4 * (32 * warp + lane);
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
     barrier_wait(bar.k_full(), 0);
@@ -387,23 +367,8 @@ struct Worker {
     // Up to this block some query does not see this warpgroup's last key.
     int whole = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
     if (work.key + keys > problem.n_keys) whole = work.blocks;
-
-    if (block >= work.blocks) return;
-    if constexpr (ahead) {
-      begin(block);
-      differentiate(block, block < whole);
-      for (++block; block < work.blocks; ++block) {
-        accumulate<false>(block - 1);
-        differentiate(block, block < whole);
-      }
-      accumulate<true>(block - 1);
-    } else {
-      for (; block < work.blocks; ++block) {
-        begin(block);
-        differentiate(block, block < whole);
-        accumulate<true>(block);
-      }
-    }
+    for (; block < min(whole, work.blocks); ++block) step<true>(block);
+    for (; block < work.blocks; ++block) step<false>(block);
   }
 
   // Writes 64 rows of one gradient through the place in shared memory where `at` says.
@@ -472,6 +437,7 @@ struct Outputs {
 // A block of 256 threads for each block of queries: D and lse to base 2 of its rows, and zeros for its sums of dq.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_prepare(const __grid_constant__ Problem problem, const __grid_constant__ Outputs outputs) {
+  allow_next_kernel();
   // A thread reads 16 bytes of a row at a time.
   constexpr int width = 8, lanes = d / width, rows = 256 / lanes;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
@@ -511,6 +477,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // sums of dq, scaled and rounded, to (batch, heads, n_queries, d).
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_finish(const __grid_constant__ Problem problem, element *dq) {
+  await_last_kernel();
   const int group = static_cast<int>(threadIdx.x) / 128, thread = static_cast<int>(threadIdx.x) % 128;
   const int warp = thread / 32, lane = thread % 32;
   const long long head_index = static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y;
@@ -538,6 +505,8 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
+  allow_next_kernel();
+  await_last_kernel();
   constexpr int lanes = d / 4;
   const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (key >= problem.n_keys || column >= problem.d) return;
@@ -576,6 +545,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
   extern __shared__ unsigned char memory[];
   const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
   const Barriers bar{base + barriers_at};
+  allow_next_kernel();
   if (threadIdx.x == 0) {
     prefetch_map(&q);
     prefetch_map(&k);
@@ -593,14 +563,14 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
+  const Work work(problem, parts);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
-    if (threadIdx.x == 0) copy(base, bar, Work(problem, parts), problem, q, k, v, d_o);
+    if (threadIdx.x == 0) copy(base, bar, work, problem, q, k, v, d_o);
   } else {
     more_registers<worker_registers>();
     // By a shuffle, so that the compiler knows that a warp goes one way.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
-    const Work work(problem, parts);
     Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();
 #if FLASH_SPLIT

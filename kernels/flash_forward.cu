@@ -506,6 +506,7 @@ struct Worker {
 // (batch, heads, n_queries, d): o of all parts of a row; a thread for each four of FLASH_D columns, 256 a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
+  await_last_kernel();
   constexpr int lanes = d / 4;
   const int row = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (row >= problem.n_queries || column >= problem.d) return;
@@ -543,7 +544,9 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
                   const __grid_constant__ Parts parts
 #endif
     ) {
-#if !FLASH_SPLIT
+#if FLASH_SPLIT
+  allow_next_kernel();
+#else
   constexpr Parts parts;
 #endif
   extern __shared__ unsigned char memory[];

@@ -134,7 +134,7 @@ impl Attention for Flash {
                 let parts_words = parts.words([sums.data_ptr() as u64, lses.data_ptr() as u64]);
                 launch(parts.items.len(), &arguments.words(&parts_words))?;
                 let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&o);
-                combine.launch(problem.rows_geometry(problem.n_queries), &arguments)?;
+                combine.launch_early(problem.rows_geometry(problem.n_queries), &arguments)?;
             }
             _ => launch(steps.len(), &arguments)?,
         }
@@ -200,7 +200,7 @@ impl Attention for Flash {
             .words(&words);
         let launch = |items: usize, arguments: &Arguments| {
             let (block, shared_bytes) = ((Backward::THREADS, 1, 1), shape.shared_bytes());
-            kernels.backward.launch(Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
+            kernels.backward.launch_early(Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
         };
         match (&*parts, &kernels.combine) {
             (Some(parts), Some(combine)) => {
@@ -209,11 +209,11 @@ impl Attention for Flash {
                 let parts_words = parts.words([dks.data_ptr() as u64, dvs.data_ptr() as u64]);
                 launch(parts.items.len(), &arguments.words(&parts_words))?;
                 let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&dk).tensor(&dv);
-                combine.launch(problem.rows_geometry(problem.n_keys), &arguments)?;
+                combine.launch_early(problem.rows_geometry(problem.n_keys), &arguments)?;
             }
             _ => launch(steps.len(), &arguments)?,
         }
-        kernels.finish.launch(small, &Arguments::new().words(&words).tensor(&dq))?;
+        kernels.finish.launch_early(small, &Arguments::new().words(&words).tensor(&dq))?;
         let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
         Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))
     }

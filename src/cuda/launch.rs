@@ -136,18 +136,28 @@ impl Kernel {
     ///
     /// Errors: arguments that do not fit the kernel; CUDA's, which may be those of earlier kernels; the emulator's.
     pub fn launch(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
+        self.launch_with(geometry, arguments, false)
+    }
+
+    /// As [`Self::launch`], but the kernel may begin while the one before it in the stream still runs, from when all of
+    /// that one's blocks have allowed it (`allow_next_kernel` in `kernels/lib/hopper.cuh`). Every block of it must wait
+    /// for the end of that one (`await_last_kernel`) before it touches what that one makes. Needs compute capability 9.0.
+    pub fn launch_early(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
+        self.launch_with(geometry, arguments, true)
+    }
+
+    fn launch_with(&self, geometry: Geometry, arguments: &Arguments, is_early: bool) -> Result<()> {
         self.check(arguments)?;
         let mut pointers = arguments.pointers();
         let launched = match &self.target {
             Target::Emulated(emulation) => emulation.launch(&self.name, geometry, &mut pointers),
             Target::Function { context, function } => {
                 let stream = torch::stream::current_stream(self.device)?;
-                let Geometry { grid, block, shared_bytes } = geometry;
                 in_context(context, || {
                     let (function, stream) = (function.cu_function(), stream as sys::CUstream);
                     // SAFETY: the function is loaded and belongs to the context that is current, as the stream does;
                     // every pointer is to as many bytes as the parameter has, which CUDA copies before it returns.
-                    unsafe { result::launch_kernel(function, grid, block, shared_bytes, stream, &mut pointers) }
+                    unsafe { enqueue(function, geometry, stream, &mut pointers, is_early) }
                 })
             }
         };
@@ -164,6 +174,39 @@ impl Kernel {
         }
         Ok(())
     }
+}
+
+/// Puts a kernel on `stream`.
+///
+/// # Safety
+/// The function and the stream must be of the current context, and each pointer to the bytes of one parameter.
+unsafe fn enqueue(
+    function: sys::CUfunction,
+    geometry: Geometry,
+    stream: sys::CUstream,
+    parameters: &mut [*mut c_void],
+    is_early: bool,
+) -> Result<(), result::DriverError> {
+    let Geometry { grid, block, shared_bytes } = geometry;
+    let mut early = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: grid.0,
+        gridDimY: grid.1,
+        gridDimZ: grid.2,
+        blockDimX: block.0,
+        blockDimY: block.1,
+        blockDimZ: block.2,
+        sharedMemBytes: shared_bytes,
+        hStream: stream,
+        attrs: &mut early,
+        numAttrs: u32::from(is_early),
+    };
+    // SAFETY: the caller's; the config and the attribute outlive the call, which copies them.
+    unsafe { sys::cuLaunchKernelEx(&config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
 }
 
 /// A kernel's arguments in order.
