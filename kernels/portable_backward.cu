@@ -47,7 +47,8 @@
 //   7. Parts are a half, a third, a quarter or a sixth of a place's share, whichever a greedy handing out by the costs of
 //      4. has done first, and tiles are whole only where that is best. By a rule of halves, n = 16384 and d = 128 left the
 //      tiles of queries whole, each 0.88 of a share, and the last block was done at 1.38 times the average; in quarters,
-//      at 1.08. Predicted: 5642 microseconds become 4900; 8192 at d = 128 from 1426 to 1300. To be measured.
+//      at 1.08. Predicted: 5642 microseconds become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
+//      and 1311.
 //
 // Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
@@ -275,12 +276,17 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   // Whether there is anything to store.
   DEVICE bool run() {
     // A tile of fewer parts than the longest. One that is whole and meets nothing is stored, as zeros.
-    if (split_of(problem).count > 1 && begin >= end) return false;
+    if (split_of(problem).count > 1 && begin >= end) {
+      await_last_kernel();
+      return false;
+    }
     const Tensor &left = Keys ? problem.k : problem.q, &right = Keys ? problem.v : problem.d_o;
     const auto place_of = [&](int block) { return base + 2 * held_bytes + block % stages * stage_bytes; };
     Layout::template copy<rows, threads>(base, left.head(batch, head), left.strides[2], tile_row, n_rows);
     Layout::template copy<rows, threads>(base + held_bytes, right.head(batch, head), right.strides[2], tile_row,
                                          n_rows);
+    // Statistics come from `portable_backward_prepare`.
+    await_last_kernel();
 #pragma unroll
     for (int block = begin; block < begin + stages - 1; ++block) {
       if (block < end) copy(place_of(block), block);
@@ -374,6 +380,7 @@ template <typename Pass> DEVICE void combine(const Problem &problem, const float
 
 // A block of 256 threads for each 128 queries of a head.
 extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(const __grid_constant__ Problem problem) {
+  allow_next_kernel();
   // A thread reads 16 bytes of a row at a time.
   constexpr int width = 16 / element_bytes, lanes = d / width, rows = 256 / lanes;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
@@ -409,6 +416,7 @@ extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(cons
 // The tiles of keys, then those of queries, whose blocks are shorter and fill what the others leave.
 extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     portable_backward(const __grid_constant__ Problem problem) {
+  allow_next_kernel();
   extern __shared__ unsigned char memory[];
   const u32 base = shared_address(memory);
   const int index = static_cast<int>(blockIdx.x), keys = Keys::items(problem);
@@ -427,6 +435,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
 // 256 threads, four columns each, for as many rows; in y one of the three results. Those of a pass that is not split
 // stay as they are.
 extern "C" __global__ void __launch_bounds__(256) portable_backward_combine(const __grid_constant__ Problem problem) {
+  await_last_kernel();
   if (blockIdx.y == 0) {
     combine<Queries>(problem, problem.dq_parts, problem.dq, problem.scale);
   } else if (blockIdx.y == 1) {

@@ -15,3 +15,7 @@ DEVICE float exp2_fast(float x) {
   const float y = std::exp2(x);
   return std::fpclassify(y) == FP_SUBNORMAL ? 0.0f : y;
 }
+
+// Here a kernel begins when the one before it is done.
+DEVICE void allow_next_kernel() {}
+DEVICE void await_last_kernel() {}

@@ -294,10 +294,6 @@ DEVICE void named_arrive(u32 number, u32 threads) { emulator::named_arrive(numbe
 
 // ---- bulk copies ---------------------------------------------------------------------------------------------------
 
-// Here a kernel begins when the one before it is done.
-DEVICE void allow_next_kernel() {}
-DEVICE void await_last_kernel() {}
-
 DEVICE void prefetch_map(const TensorMap *) {}
 
 DEVICE void copy_in(u32 to, const TensorMap *map, u32 barrier, int column, int row, int head, int batch) {

@@ -1,4 +1,4 @@
-// What every kernel here begins with: short names, and single PTX instructions that all of our targets have.
+// What every kernel here begins with: short names, and single PTX instructions.
 #pragma once
 
 typedef unsigned int u32;
@@ -24,5 +24,22 @@ DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Kernels that overlap (PTX ISA 9.0, griddepcontrol). Before compute capability 9.0 none does.
+
+// From when every block has called it, or ended, the next kernel of the stream may begin, if the host launches it so.
+DEVICE void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the kernel before this one in the stream is done and what it wrote is there. Every block of a kernel that the
+// host lets begin early must come here, or the kernel could be done before the one that it follows.
+DEVICE void await_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 #endif // EMULATED

@@ -1,6 +1,6 @@
 // What Hopper adds to CUDA C++, one PTX instruction a function: barriers in shared memory, bulk tensor copies, fences,
 // and the descriptors by which matrix instructions read shared memory.
-// Source: PTX ISA 9.0, sections on mbarrier, cp.async.bulk.tensor, wgmma, griddepcontrol and setmaxnreg.
+// Source: PTX ISA 9.0, sections on mbarrier, cp.async.bulk.tensor, wgmma and setmaxnreg.
 #pragma once
 
 #include "lib/base.cuh"
@@ -89,15 +89,6 @@ DEVICE void copies_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read
 
 // Orders this thread's ordinary writes to shared memory before what the copy engine and the tensor cores read there.
 DEVICE void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// ---- kernels that overlap ------------------------------------------------------------------------------------------
-
-// From when every block has called it, or ended, the next kernel of the stream may begin, if the host launches it so.
-DEVICE void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// Until the kernel before this one in the stream is done and what it wrote is there. Every block of a kernel that the
-// host lets begin early must come here, or the kernel could be done before the one that it follows.
-DEVICE void await_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- registers -----------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ impl Attention for Portable {
             // A warp a row, eight a block.
             let blocks = problem.grid(problem.n_queries, 1, 1)?.div_ceil(8);
             let geometry = Geometry { grid: (blocks, 1, 1), block: (256, 1, 1), shared_bytes: 0 };
-            kernels.combine.launch(geometry, &arguments)?;
+            kernels.combine.launch_early(geometry, &arguments)?;
         }
         Ok((host::in_shape(o, &q.size())?, host::in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
@@ -164,12 +164,14 @@ impl Attention for Portable {
         ensure!(i32::try_from(blocks).is_ok(), "{blocks} tiles are more than a grid can have");
         let both =
             Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.most_shared_bytes() };
-        kernels.backward.launch(both, &arguments)?;
+        kernels.backward.launch_early(both, &arguments)?;
         if keys.count > 1 || queries.count > 1 {
             // A thread each four columns, 256 a block; in y dq, dk and dv.
             let rows = problem.grid(problem.n_keys.max(problem.n_queries), 1, 1)?;
             let grid = (rows.div_ceil(256 / (problem.variant.d / 4)), 3, 1);
-            kernels.backward_combine.launch(Geometry { grid, block: (256, 1, 1), shared_bytes: 0 }, &arguments)?;
+            kernels
+                .backward_combine
+                .launch_early(Geometry { grid, block: (256, 1, 1), shared_bytes: 0 }, &arguments)?;
         }
         let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
         Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))

@@ -132,7 +132,7 @@ impl Forward {
         }
         // Under the causal mask about half of all blocks are seen.
         let all = items * u64::from(longest) / if self.variant.is_causal && tiles > 1 { 2 } else { 1 };
-        let least = Split::LEAST_KEYS / self.keys;
+        let least = Split::least_keys(self.variant.element) / self.keys;
         let blocks = u32::try_from(all.div_ceil(places)).unwrap_or(u32::MAX).max(least).min(longest);
         Split { count: longest.div_ceil(blocks), blocks }
     }
@@ -148,12 +148,16 @@ pub struct Split {
 }
 
 impl Split {
-    /// Below this a part's own o, written and read again in float32, is no longer little beside what it is made of.
-    const LEAST_KEYS: u32 = 256;
-    /// The same of the backward pass, whose blocks take longer.
+    /// Blocks of the backward pass in a part: with fewer a part's own sums, written and read again in float32, are no
+    /// longer little beside what they are made of.
     const LEAST_BLOCKS: u32 = 2;
     /// Tiles for each place, above which none is split.
     const MANY: u32 = 32;
+
+    /// The same of the forward pass, in keys, of which float32 takes longer.
+    fn least_keys(element: Element) -> u32 {
+        if element == Element::Float { 64 } else { 128 }
+    }
 }
 
 /// The backward kernels' cut.

@@ -37,8 +37,12 @@ fn few_tiles_are_split_and_many_are_not() {
     let of = |is_causal| Forward::of(Variant { d: 64, element: Element::BFloat16, is_causal });
     // 128 tiles of 128 queries have 264 places; 64 have more than twice as many.
     assert_eq!(of(false).split(16_384, 16_384, 2, 132), Split { count: 1, blocks: 256 });
-    // 8 tiles of 16 blocks, 128 in all: no part below 256 keys.
-    assert_eq!(of(false).split(1024, 1024, 1, 132), Split { count: 4, blocks: 4 });
+    // 8 tiles of 16 blocks, 128 in all: no part below 128 keys.
+    assert_eq!(of(false).split(1024, 1024, 1, 132), Split { count: 8, blocks: 2 });
+    // 8 tiles of 64 queries and up to 16 blocks of 32 keys: of float32 none below 64.
+    let float = Forward::of(Variant { d: 128, element: Element::Float, is_causal: true });
+    assert_eq!(float.split(512, 512, 1, 132), Split { count: 8, blocks: 2 });
+    assert_eq!(float.split(128, 128, 1, 132), Split { count: 2, blocks: 2 });
     // 64 tiles of up to 128 blocks, 4096 of them seen, for 264 places.
     assert_eq!(of(true).split(8192, 8192, 1, 132), Split { count: 8, blocks: 16 });
     // One query that sees one key, however many there are.
