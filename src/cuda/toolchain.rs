@@ -54,11 +54,16 @@ impl Toolchain {
         let (major, minor) = nvrtc::version()?;
         let bytes = fs::metadata(&library).with_context(|| format!("{}", library.display()))?.len();
         let include = home.join("include");
-        Ok(Self {
-            identity: format!("NVRTC {major}.{minor} of {bytes} bytes"),
-            include: vec![include.join("cccl"), include],
-        })
+        let mut folders = vec![include.join("cccl"), include];
+        folders.extend(host_headers(&homes));
+        Ok(Self { identity: format!("NVRTC {major}.{minor} of {bytes} bytes"), include: folders })
     }
+}
+
+/// The first folder with the headers that a compiler for the processor needs beside those that NVRTC does: the wheels may
+/// be there without theirs, and a toolkit has them.
+fn host_headers(homes: &[PathBuf]) -> Option<PathBuf> {
+    homes.iter().map(|home| home.join("include")).find(|folder| folder.join("crt/host_defines.h").exists())
 }
 
 /// What tells the NVRTC that is found here from another.
@@ -90,6 +95,17 @@ fn builtins_beside(library: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headers_that_the_wheels_lack_are_a_toolkits() {
+        let (wheels, toolkit) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let homes = [wheels.path().to_path_buf(), toolkit.path().to_path_buf()];
+        assert_eq!(host_headers(&homes), None);
+        let folder = toolkit.path().join("include");
+        fs::create_dir_all(folder.join("crt")).unwrap();
+        fs::write(folder.join("crt/host_defines.h"), "").unwrap();
+        assert_eq!(host_headers(&homes), Some(folder));
+    }
 
     #[test]
     fn the_wheels_beside_libtorch_hold_a_compiler_and_its_headers() {
