@@ -65,13 +65,24 @@ pub fn print(drift: &Drift) {
     }
 }
 
+/// A value as a line can hold it: a list may be of a thousand spans.
+fn in_brief(value: &impl std::fmt::Display) -> String {
+    const MOST: usize = 120;
+    let text = value.to_string();
+    let mut kept: String = text.chars().take(MOST).collect();
+    if kept.len() < text.len() {
+        kept += " ...";
+    }
+    kept
+}
+
 fn words(finding: &Finding) -> String {
     match finding {
         Finding::OnlyLocal => "new, not accepted yet".into(),
         Finding::OnlyAccepted => "accepted, not measured here".into(),
         Finding::Outcome { accepted, local } => format!("was {accepted}, is {local}"),
         Finding::Value { path, accepted, local } => {
-            format!("{path} was {accepted}, is {local}, and must repeat exactly")
+            format!("{path} was {}, is {}, and must repeat exactly", in_brief(accepted), in_brief(local))
         }
         Finding::Timing { path, comparison } => {
             let word = match comparison.change {
@@ -82,5 +93,17 @@ fn words(finding: &Finding) -> String {
             let interval = comparison.interval.map_or(String::new(), |(low, high)| format!(" [{low:.3}, {high:.3}]"));
             format!("{path} {word}: {:.3} times the accepted{interval}, p = {:.2e}", comparison.ratio, comparison.p)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_value_is_told_in_brief() {
+        assert_eq!(in_brief(&serde_json::json!([1, 2])), "[1,2]");
+        let long = in_brief(&serde_json::json!(vec![0; 1000]));
+        assert!(long.len() == 124 && long.starts_with("[0,0,") && long.ends_with(" ..."), "{long}");
     }
 }
