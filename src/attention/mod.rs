@@ -72,7 +72,10 @@ fn kernels_for(q: &Tensor) -> Result<&'static dyn Attention> {
     let (kind, device, d) = (q.kind(), q.device(), q.size().last().copied().unwrap_or_default());
     let Err(hopper) = flash::Flash.supports(kind, device, d) else { return Ok(&flash::Flash) };
     let Err(portable) = portable::Portable.supports(kind, device, d) else { return Ok(&portable::Portable) };
-    anyhow::bail!("flash attention of {kind:?} with d = {d} on {device:?}: Hopper's: {hopper}; portable: {portable}")
+    anyhow::bail!(
+        "flash attention of {kind:?} with d = {d} on {device:?}: Hopper's: {hopper}; portable: {portable}; \
+         sdpa and naive attention take any"
+    )
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.

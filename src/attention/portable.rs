@@ -139,11 +139,11 @@ impl Attention for Portable {
             Tensor::f_empty(rows, (Kind::Float, q.device()))
         };
         let (shift, delta) = (statistics()?, statistics()?);
-        static SPLITS: Cache<(Variant, [u32; 3]), [Split; 2]> = Cache::new();
+        static SPLITS: Cache<(Variant, [u32; 4]), [Split; 2]> = Cache::new();
         let (heads, n_queries, n_keys) = (problem.heads * problem.batch, problem.n_queries, problem.n_keys);
-        let splits = SPLITS.get(q.device(), (problem.variant, [n_queries, n_keys, heads]), || {
-            Ok(shape.splits(n_queries, n_keys, heads, cuda::multiprocessors(q.device())?))
-        })?;
+        let multiprocessors = cuda::multiprocessors(q.device())?;
+        let key = (problem.variant, [n_queries, n_keys, heads, multiprocessors]);
+        let splits = SPLITS.get(q.device(), key, || Ok(shape.splits(n_queries, n_keys, heads, multiprocessors)))?;
         let [keys, queries] = *splits;
         // Each part's own results; nothing where a tile is whole.
         let parts = |split: Split, like: &Tensor| {

@@ -141,8 +141,8 @@ impl Kernel {
 
     /// As [`Self::launch`], but the kernel may begin while the one before it in the stream still runs, from when all of
     /// that one's blocks have allowed it (`allow_next_kernel` in `kernels/lib/base.cuh`). Every block of it must wait
-    /// for the end of that one (`await_last_kernel`) before it touches what that one makes. Before compute capability 9.0
-    /// no kernel can begin so.
+    /// for the end of that one (`await_last_kernel`) before it reads what that one makes, before it writes what that one
+    /// may still read, and in any case before the block's own end. Before compute capability 9.0 no kernel can begin so.
     pub fn launch_early(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
         let overlaps = match self.device {
             Device::Cuda(index) => compute_capability(index)? >= (9, 0),

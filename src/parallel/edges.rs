@@ -10,7 +10,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::Options;
 use super::protocol::Report;
-use super::trainer::Trainer;
+use super::trainer::{Trainer, zero1};
+use super::zero1::Stepping;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::model::optim::{Sgd, zero_grad};
@@ -108,9 +109,15 @@ impl Edges<'_> {
         if finish_first {
             trainer.parallel().finish_gradient_synchronization()?;
         }
-        // Where the first pass was finished, its mean is the same on every rank and stays so when it is averaged again.
-        if let Err(error) = backward(&self.loss(&parameters, 1)?) {
-            return self.expect_words("a second pass", Err(error), "run all passes but the last one under no_sync");
+        // Where the first pass was finished, its mean is the same on every rank and stays so when it is averaged again;
+        // only a trainer that has used it already must refuse another.
+        let has_stepped = finish_first && zero1(&self.trainer) == Some(Stepping::InBackward);
+        match backward(&self.loss(&parameters, 1)?) {
+            Err(error) if has_stepped || !finish_first => {
+                return self.expect_words("a second pass", Err(error), "run all passes but the last one under no_sync");
+            }
+            outcome if has_stepped => return self.expect_words("a second pass", outcome, "under no_sync"),
+            outcome => outcome?,
         }
         trainer.parallel().finish_gradient_synchronization()?;
         trainer.step()?;

@@ -3,8 +3,9 @@
 //!
 //! Parameters and gradients live in flat buffers, bucket by bucket, each cut into as many equal shards as there are ranks,
 //! wherever parameters begin and end. A bucket's reduce-scatter runs while backward goes on to the buckets before it; its
-//! all-gather runs while the optimizer steps the next, or all of that in the backward pass ([`Stepping`]). A rank steps float32: where a bucket is narrower, the rank keeps a
-//! float32 copy of its shard, for a bfloat16 weight would lose updates below 1/256 of it.
+//! all-gather runs while the optimizer steps the next. With [`Stepping::InBackward`] the step and the all-gather run in the
+//! backward pass too. A rank steps float32: where a bucket is narrower, the rank keeps a float32 copy of its shard, for a
+//! bfloat16 weight would lose updates below 1/256 of it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -135,8 +136,8 @@ impl Sharded {
         gather.context("starting to gather updated parameters")
     }
 
-    /// Reduces and steps, one behind the other, while this thread's own stream goes on. No work of this pass reads the bucket's
-    /// parameters any more: a parameter's gradient is complete when the last operation that used it has been
+    /// Reduces and steps, one behind the other, while this thread's own stream goes on. No work of this pass reads the
+    /// bucket's parameters any more: a parameter's gradient is complete when the last operation that used it has been
     /// differentiated, and the reduction waits for what backward has launched until then.
     fn step_ahead(&mut self, unit: usize, gradients: &Tensor) -> Result<Box<dyn Work>> {
         ensure!(

@@ -9,6 +9,7 @@ use crate::harness::problem::{Check, Measure, Measured, Problem, Verdict};
 use crate::harness::record::Profile;
 use crate::model::Config;
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
+use crate::parallel::{overlap_bucketed, overlap_coalesced};
 
 pub const PROBLEM: Problem = Problem {
     name: "ddp_bucketed_benchmarking",
@@ -18,11 +19,12 @@ pub const PROBLEM: Problem = Problem {
     facts,
 };
 
-const STRATEGY: &str = "overlap_bucketed";
+const STRATEGY: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.
-const COALESCED: &str = "overlap_coalesced";
+const COALESCED: &str = overlap_coalesced::STRATEGY.name;
 
-/// One bucket size, with and without copies, beside naive steps, the same step without communication, and PyTorch's DDP with buckets of that size.
+/// One bucket size, with and without copies, beside naive steps, the same step without communication, and PyTorch's DDP
+/// with buckets of that size.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {

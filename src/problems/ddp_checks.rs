@@ -15,6 +15,8 @@ use crate::harness::problem::Verdict;
 use crate::model::toy::{Bias, Blueprint, Layer, Toy, Weight};
 use crate::parallel::mutants::{FAULTS, MUTANTS};
 use crate::parallel::protocol::{self, Case, Passes, Report, Zeroing};
+use crate::parallel::trainer::zero1;
+use crate::parallel::zero1::Stepping;
 use crate::parallel::{Options, edges};
 
 pub const WORLD_SIZE: usize = 2;
@@ -58,7 +60,7 @@ pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
             (Passes::FinishEach, Zeroing::InPlace),
             (Passes::FinishEach, Zeroing::Release),
         ] {
-            cases.push(Case { passes, zeroing, ..case.clone() });
+            cases.push(allowed(trainer, Case { passes, zeroing, ..case.clone() }));
         }
     }
     protocol::run(trainer, WORLD_SIZE, &cases)
@@ -87,9 +89,19 @@ pub fn verdict(report: Report) -> Result<Verdict> {
 /// passes, world size.
 pub fn random_networks(trainer: &str) -> Result<Verdict> {
     over_world_sizes(any_case(), |world_size, cases: Vec<Case>| {
-        let repeated: Vec<Case> = (0..REPEATS).flat_map(|_| cases.clone()).collect();
-        protocol::run(trainer, world_size, &repeated)
+        let repeated = (0..REPEATS).flat_map(|_| cases.clone()).map(|case| allowed(trainer, case));
+        protocol::run(trainer, world_size, &repeated.collect::<Vec<_>>())
     })
+}
+
+/// The case as `trainer` takes it: what steps in the backward pass must refuse a second finished pass, as [`edges`] holds
+/// it to, and has its first pass under `no_sync`.
+fn allowed(trainer: &str, case: Case) -> Case {
+    let name = trainer.rsplit('@').next().unwrap_or(trainer);
+    match case.passes {
+        Passes::FinishEach if zero1(name) == Some(Stepping::InBackward) => Case { passes: Passes::NoSync, ..case },
+        _ => case,
+    }
 }
 
 /// Draws cases for each of [`RANDOM_WORLD_SIZES`] and runs them in one launch; a failure is shrunk to few small cases.

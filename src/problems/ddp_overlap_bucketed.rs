@@ -9,7 +9,7 @@ use super::ddp_checks::{
 use crate::harness::problem::{Check, Problem};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::bucket::{ALIGNMENT, bounded};
-use crate::parallel::{Options, trained};
+use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || verdict(official(TRAINER, &Blueprint::toy(), &BUCKET_SIZES_MB)?) },
@@ -41,9 +41,9 @@ const CHECKS: &[Check] = &[
 pub const PROBLEM: Problem =
     Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, facts };
 
-const TRAINER: &str = "overlap_bucketed";
+const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.
-const COALESCED: &str = "overlap_coalesced";
+const COALESCED: &str = overlap_coalesced::STRATEGY.name;
 
 fn facts() -> Result<Value> {
     let mut facts = ddp_checks::facts()?;

@@ -132,6 +132,12 @@ impl Measure for MemoryProfiling {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
+    const KERNELS: &'static [&'static str] =
+        &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+
+    fn kernels(params: &Params) -> &'static [&'static str] {
+        if params.attention == Choice::Flash { Self::KERNELS } else { &[] }
+    }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {
         vec![("attention", json!(attention_for(profile)))]

@@ -43,6 +43,12 @@ const CHECKS: &[Check] = &[
         part: "",
         run: || verdict(official(ZERO1_IN_BACKWARD, &Blueprint::tied())?),
     },
+    Check { name: "zero1_in_backward_random_networks", part: "", run: || random_networks(ZERO1_IN_BACKWARD) },
+    Check {
+        name: "zero1_in_backward_gradient_accumulation",
+        part: "",
+        run: || verdict(accumulation(ZERO1_IN_BACKWARD, &BUCKET_SIZES_MB)?),
+    },
     Check { name: "zero1_in_backward_edges", part: "", run: || verdict(at_the_edges(ZERO1_IN_BACKWARD)?) },
     Check { name: "zero1_in_backward_golden_cases", part: "", run: || golden_cases(ZERO1_IN_BACKWARD) },
 ];

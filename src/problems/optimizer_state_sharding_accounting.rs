@@ -15,6 +15,7 @@ use crate::harness::record::Profile;
 use crate::model::Config;
 use crate::model::memory::Memory;
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
+use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 pub mod memory;
@@ -35,7 +36,7 @@ const SCHEMES: [&str; 3] = [BESIDE_SHARDED, SHARDED_OPTIMIZER, ZERO1];
 
 /// What is timed: also ZeRO-1 that steps in the backward pass, which keeps the same state but not until the step, and
 /// plain data parallelism with ZeRO-1's buckets.
-const TIMED: [&str; 5] = [BESIDE_SHARDED, "overlap_bucketed", SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD];
+const TIMED: [&str; 5] = [BESIDE_SHARDED, overlap_bucketed::STRATEGY.name, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD];
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

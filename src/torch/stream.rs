@@ -26,7 +26,8 @@ pub fn current_stream(device: Device) -> Result<u64> {
 /// Runs `body` with this thread's operators on the side stream of `device`, beside what the others go on with: neither
 /// stream waits for the other but where `body` says so. On the CPU it just runs.
 ///
-/// Tensors that `body` makes are the side stream's: libtorch gives their memory to nobody else.
+/// Tensors that `body` makes are the side stream's: libtorch gives their memory to nobody else. Of others that it uses
+/// libtorch knows nothing: they must live until this thread's own stream has waited for what `body` started.
 pub fn beside<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _side_stream = match device {
         Device::Cpu => None,

@@ -151,10 +151,10 @@ impl Split {
     /// Blocks of the backward pass in a part: with fewer a part's own sums, written and read again in float32, are no
     /// longer little beside what they are made of.
     const LEAST_BLOCKS: u32 = 2;
-    /// Tiles for each place, above which none is split.
+    /// Tiles for each place, above which none is split that has no more than its share.
     const MANY: u32 = 32;
 
-    /// The same of the forward pass, in keys, of which float32 takes longer.
+    /// The least of a part of the forward pass, in keys, of which float32 takes longer.
     fn least_keys(element: Element) -> u32 {
         if element == Element::Float { 64 } else { 128 }
     }
@@ -233,19 +233,20 @@ impl Backward {
         ROWS * pass.tiles * self.warps
     }
 
-    /// How the columns of the tiles of keys and of queries are shared out, if `heads` (of all batches) have so many: of
-    /// parts that are a half, a third, a quarter or a sixth of what a place has of all products, and of whole tiles, those
-    /// whose last block is done first.
+    /// How the columns of the tiles of keys and of queries are shared out, if `heads` (of all batches) have so many. Tiles
+    /// may stay whole, or be cut into parts of a half, a third, a quarter or a sixth of what a place has of all products:
+    /// the way is taken whose last block is done first.
     pub fn splits(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> [Split; 2] {
         let size = Size { n_queries, n_keys, heads };
         let whole = self.splits_of(size, u128::MAX);
         let tiles = n_keys.div_ceil(self.rows(self.keys)) + n_queries.div_ceil(self.rows(self.queries));
         let places = multiprocessors * self.blocks;
-        // The last tiles of so many are little beside all.
-        if u64::from(tiles) * u64::from(heads) > u64::from(Split::MANY * places) {
+        let share = self.products(size) / u128::from(places);
+        // The last tiles of so many are little beside all, unless those of one pass are few and long.
+        let is_many = u64::from(tiles) * u64::from(heads) > u64::from(Split::MANY * places);
+        if is_many && self.splits_of(size, share) == whole {
             return whole;
         }
-        let share = self.products(size) / u128::from(places);
         let of = |fraction| self.splits_of(size, share / fraction);
         let mut candidates: Vec<_> = iter::once(whole).chain([2, 3, 4, 6].map(of)).collect();
         candidates.dedup();

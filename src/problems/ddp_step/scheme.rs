@@ -26,7 +26,8 @@ pub const BESIDE_SHARDED: &str = "overlap_individual_parameters";
 const DEFAULT_BUCKET_MB: f64 = 26.2144;
 
 impl Scheme {
-    /// `name` is a strategy's, "sharded_optimizer", "zero1" or "zero1_in_backward". Afterwards every rank holds rank 0's parameters.
+    /// `name` is a strategy's, "sharded_optimizer", "zero1" or "zero1_in_backward". Afterwards every rank holds rank 0's
+    /// parameters.
     pub fn new(
         name: &str,
         parameters: &[(String, Tensor)],

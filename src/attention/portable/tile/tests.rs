@@ -75,9 +75,29 @@ fn the_backward_pass_is_split_so_that_its_last_block_is_done_first() {
     assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
     assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
     assert_eq!(of(128, true).splits(1 << 30, 1 << 30, 1, 132), [one(1 << 26); 2]);
+    // Of many tiles of keys and few of queries, each of which has fourteen places' share, the few are cut.
+    let [keys, queries] = of(64, false).splits(64, 65_536, 16, 132);
+    assert!(keys.count == 1 && queries.count > 14, "{keys:?} {queries:?}");
     // Keys that no query sees are nobody's work.
     assert_eq!(of(64, true).splits(1, 100_000, 1, 132), [one(1); 2]);
     assert_eq!(of(64, false).splits(1, 1, 1, 132), [one(1); 2]);
+}
+
+#[test]
+fn no_other_cut_of_the_backward_pass_would_be_done_before_the_one_taken() {
+    for variant in Variant::all() {
+        let shape = Backward::of(variant);
+        for (n_queries, n_keys, heads) in [(300, 640, 1), (4096, 1000, 3), (64, 20_000, 16), (9000, 9000, 1)] {
+            let size = Size { n_queries, n_keys, heads };
+            let places = 132 * shape.blocks;
+            let taken = shape.makespan(&shape.splits(n_queries, n_keys, heads, 132), size, places);
+            let share = shape.products(size) / u128::from(places);
+            for most in [u128::MAX, share, share / 2, share / 3, share / 4, share / 6] {
+                let other = shape.makespan(&shape.splits_of(size, most), size, places);
+                assert!(taken <= other || most == share, "{variant:?} {size:?}: {taken}, in parts of {most} {other}");
+            }
+        }
+    }
 }
 
 #[test]
