@@ -23,7 +23,7 @@ pub mod sdpa;
 pub mod textbook;
 pub mod tiled;
 
-pub use choice::Choice;
+pub use choice::{Choice, FLASH_KERNELS};
 
 /// One way to compute attention and its gradient.
 pub trait Attention: Sync {

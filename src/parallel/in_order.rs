@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context as _, Result, ensure};
 use tch::Tensor;
 
+use super::DataParallel;
 use crate::collective::Work;
 use crate::torch::hooks::{HookHandle, post_accumulate_grad};
 
@@ -78,6 +79,17 @@ impl InOrder {
             work.wait().with_context(|| format!("averaging the gradients of {}", unit.words()))?;
         }
         Ok(())
+    }
+}
+
+/// Strategies that differ in their units and in what they launch are no more than this.
+impl DataParallel for InOrder {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn set_gradient_synchronization(&mut self, enabled: bool) {
+        self.set_enabled(enabled);
     }
 }
 

@@ -11,10 +11,6 @@ use crate::collective::{Op, Shared};
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_bucketed", construct };
 
-struct OverlapBucketed {
-    in_order: InOrder,
-}
-
 fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let buckets = bounded(&trained(parameters), options, 1)?;
@@ -25,15 +21,5 @@ fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Opt
         bucket.collect()?;
         collective.all_reduce_async(&bucket.flat, Op::Average)
     };
-    Ok(Box::new(OverlapBucketed { in_order: InOrder::new(&units, Box::new(launch))? }))
-}
-
-impl DataParallel for OverlapBucketed {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.in_order.finish()
-    }
-
-    fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.in_order.set_enabled(enabled);
-    }
+    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
 }

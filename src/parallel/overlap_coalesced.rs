@@ -11,10 +11,6 @@ use crate::collective::{Op, Shared};
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_coalesced", construct };
 
-struct OverlapCoalesced {
-    in_order: InOrder,
-}
-
 fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let buckets = planned(&trained(parameters), options.bucket_bytes()?);
@@ -25,15 +21,5 @@ fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Opt
         let gradients = bucket.iter().map(|(name, parameter)| gradient_of(name, parameter));
         collective.all_reduce_coalesced_async(&gradients.collect::<Result<Vec<_>>>()?, Op::Average)
     };
-    Ok(Box::new(OverlapCoalesced { in_order: InOrder::new(&units, Box::new(launch))? }))
-}
-
-impl DataParallel for OverlapCoalesced {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.in_order.finish()
-    }
-
-    fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.in_order.set_enabled(enabled);
-    }
+    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
 }

@@ -10,10 +10,6 @@ use crate::collective::{Op, Shared};
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_individual_parameters", construct };
 
-struct OverlapIndividualParameters {
-    in_order: InOrder,
-}
-
 fn construct(
     parameters: &[(String, Tensor)],
     collective: &Shared,
@@ -28,15 +24,5 @@ fn construct(
         let (name, parameter) = &last_first[unit];
         collective.all_reduce_async(&gradient_of(name, parameter)?, Op::Average)
     };
-    Ok(Box::new(OverlapIndividualParameters { in_order: InOrder::new(&units, Box::new(launch))? }))
-}
-
-impl DataParallel for OverlapIndividualParameters {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.in_order.finish()
-    }
-
-    fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.in_order.set_enabled(enabled);
-    }
+    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
 }

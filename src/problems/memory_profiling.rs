@@ -16,7 +16,7 @@ use self::components::{Allocation, Components, Timeline, WeightCopies};
 use self::steps::{Bench, Phase, What};
 use super::benchmarking_script::handout;
 use super::{attention_for, device_for, update_for};
-use crate::attention::Choice;
+use crate::attention::{Choice, FLASH_KERNELS};
 use crate::harness::problem::{Check, Measure, Measured, Problem};
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
@@ -132,8 +132,7 @@ impl Measure for MemoryProfiling {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
-    const KERNELS: &'static [&'static str] =
-        &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+    const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
         if params.attention == Choice::Flash { Self::KERNELS } else { &[] }

@@ -27,18 +27,6 @@ type Parameters = [(String, Tensor)];
 /// What [`InOrder::new`] takes: whose hooks start each bucket.
 type Units = Vec<Vec<(String, Tensor)>>;
 
-struct Overlapped(InOrder);
-
-impl DataParallel for Overlapped {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.0.finish()
-    }
-
-    fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.0.set_enabled(enabled);
-    }
-}
-
 struct Done;
 
 impl Work for Done {
@@ -66,7 +54,7 @@ fn with_units(
         collective.all_reduce(&buckets[unit].flat, Op::Average)?;
         Ok(Box::new(Done) as Box<dyn Work>)
     };
-    Ok(Box::new(Overlapped(InOrder::new(&units, Box::new(launch))?)))
+    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
 }
 
 fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {

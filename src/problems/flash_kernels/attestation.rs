@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
 use super::sanitizer::{Findings, Tool};
-use crate::attention::Attention;
 use crate::attention::cases::Tally as _;
 use crate::attention::flash::Flash;
 use crate::attention::host::DIMENSIONS;
 use crate::attention::portable::Portable;
 use crate::attention::rule::{self, Case, Shares};
+use crate::attention::{Attention, FLASH_KERNELS};
 use crate::error::Fault;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
@@ -121,8 +121,7 @@ impl Measure for Attestation {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
-    const KERNELS: &'static [&'static str] =
-        &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+    const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
         params.implementation.kernels()
