@@ -112,12 +112,8 @@ impl Collective for Gloo {
         self.world_size
     }
 
-    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        self.all_reduce_coalesced_async(std::slice::from_ref(tensor), op)
-    }
-
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        let tensors = tensors.iter().map(Tensor::f_detach).collect::<Result<Vec<_>, _>>()?;
+        let tensors = detached(tensors)?;
         let enter = |group: &ProcessGroup| group.all_reduce_async(&tensors, reduce_op(op));
         Ok(Box::new(self.start(Operation::AllReduce, &tensors, op.detail(), enter)?))
     }
@@ -133,16 +129,16 @@ impl Collective for Gloo {
         )?))
     }
 
-    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
-        let (output, input) = (output.f_detach()?, input.f_detach()?);
-        let enter = |group: &ProcessGroup| group.all_gather_async(&output, &input);
-        Ok(Box::new(self.start(Operation::AllGather, std::slice::from_ref(&output), "", enter)?))
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
+        let (outputs, inputs) = (detached(outputs)?, detached(inputs)?);
+        let enter = |group: &ProcessGroup| group.all_gather_async(&outputs, &inputs);
+        Ok(Box::new(self.start(Operation::AllGather, &outputs, "", enter)?))
     }
 
-    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        let (output, input) = (output.f_detach()?, input.f_detach()?);
-        let enter = |group: &ProcessGroup| group.reduce_scatter_async(&output, &input, reduce_op(op));
-        Ok(Box::new(self.start(Operation::ReduceScatter, std::slice::from_ref(&input), op.detail(), enter)?))
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        let (outputs, inputs) = (detached(outputs)?, detached(inputs)?);
+        let enter = |group: &ProcessGroup| group.reduce_scatter_async(&outputs, &inputs, reduce_op(op));
+        Ok(Box::new(self.start(Operation::ReduceScatter, &inputs, op.detail(), enter)?))
     }
 
     fn barrier(&self) -> Result<()> {
@@ -152,6 +148,10 @@ impl Collective for Gloo {
     fn log(&self) -> &Log {
         &self.log
     }
+}
+
+fn detached(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    tensors.iter().map(|tensor| Ok(tensor.f_detach()?)).collect()
 }
 
 fn reduce_op(op: Op) -> ReduceOp {

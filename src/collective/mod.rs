@@ -1,6 +1,7 @@
 //! What the ranks of one run say to each other: the [`Collective`] trait, its backends, and the launcher of rank processes.
 
 use std::fmt;
+use std::slice::from_ref;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -72,26 +73,41 @@ pub trait Collective: Send + Sync {
 
     fn world_size(&self) -> usize;
 
-    /// Starts combining `tensor` in place over all ranks.
-    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>>;
-
-    /// As [`Self::all_reduce_async`] for several tensors of one dtype at once, each for itself: one call, one wait.
+    /// Starts combining each of `tensors` in place over all ranks; as of every coalesced operation, the tensors are of
+    /// one dtype, each is for itself, and all of them are one call with one wait.
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
 
     /// Starts replacing `tensor` in place by rank `root`'s values.
     fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>>;
 
-    /// Starts filling `output` (world_size * n, ...) with every rank's `input` (n, ...), in rank order.
-    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>>;
+    /// Starts filling each of `outputs` (world_size * n, ...) with every rank's counterpart in `inputs` (n, ...), in rank
+    /// order. An input may be this rank's share of its output.
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>>;
 
-    /// Starts filling `output` (n, ...) with this rank's share of `input` (world_size * n, ...) combined over all ranks.
-    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>>;
+    /// Starts filling each of `outputs` (n, ...) with this rank's share of its counterpart in `inputs`
+    /// (world_size * n, ...) combined over all ranks.
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
 
     /// Returns once every rank has called it.
     fn barrier(&self) -> Result<()>;
 
     /// When the group did what; off until started.
     fn log(&self) -> &Log;
+
+    /// [`Self::all_reduce_coalesced_async`] of one tensor.
+    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        self.all_reduce_coalesced_async(from_ref(tensor), op)
+    }
+
+    /// [`Self::all_gather_coalesced_async`] of one tensor.
+    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
+        self.all_gather_coalesced_async(from_ref(output), from_ref(input))
+    }
+
+    /// [`Self::reduce_scatter_coalesced_async`] of one tensor.
+    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
+        self.reduce_scatter_coalesced_async(from_ref(output), from_ref(input), op)
+    }
 
     /// [`Self::all_reduce_async`], waited for.
     fn all_reduce(&self, tensor: &Tensor, op: Op) -> Result<()> {

@@ -134,11 +134,16 @@ impl Nccl {
         data_type(tensor).map(drop)
     }
 
-    fn shares(&self, whole: &Tensor, share: &Tensor) -> Result<()> {
-        let (have, one) = (whole.numel(), share.numel());
-        let (of, ours) = (whole.kind(), share.kind());
-        ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
-        ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+    /// Checks that each of `wholes` is its counterpart in `shares` of all ranks together.
+    fn shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
+        ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
+        ensure!(!wholes.is_empty(), "no tensors");
+        for (whole, share) in wholes.iter().zip(shares) {
+            let (have, one) = (whole.numel(), share.numel());
+            let (of, ours) = (whole.kind(), share.kind());
+            ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
+            ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+        }
         Ok(())
     }
 }
@@ -192,10 +197,6 @@ impl Collective for Nccl {
         self.world_size
     }
 
-    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        self.all_reduce_coalesced_async(std::slice::from_ref(tensor), op)
-    }
-
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
         ensure!(!tensors.is_empty(), "all-reduce of no tensors");
         tensors.iter().try_for_each(|tensor| averages(op, tensor))?;
@@ -211,18 +212,21 @@ impl Collective for Nccl {
         Ok(Box::new(self.start(Operation::Broadcast, whole, &format!(" from rank {root}"), &[request], held)?))
     }
 
-    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
-        self.shares(output, input).context("all_gather")?;
-        let (whole, held) = (std::slice::from_ref(output), vec![output.shallow_clone(), input.shallow_clone()]);
-        Ok(Box::new(self.start(Operation::AllGather, whole, "", &[Request::AllGather { output, input }], held)?))
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
+        self.shares(outputs, inputs).context("all_gather")?;
+        let pairs = outputs.iter().zip(inputs);
+        let requests: Vec<_> = pairs.map(|(output, input)| Request::AllGather { output, input }).collect();
+        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
+        Ok(Box::new(self.start(Operation::AllGather, outputs, "", &requests, held)?))
     }
 
-    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        self.shares(input, output).context("reduce_scatter")?;
-        averages(op, input)?;
-        let (whole, held) = (std::slice::from_ref(input), vec![output.shallow_clone(), input.shallow_clone()]);
-        let request = Request::ReduceScatter { output, input, op };
-        Ok(Box::new(self.start(Operation::ReduceScatter, whole, op.detail(), &[request], held)?))
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        self.shares(inputs, outputs).context("reduce_scatter")?;
+        inputs.iter().try_for_each(|input| averages(op, input))?;
+        let pairs = outputs.iter().zip(inputs);
+        let requests: Vec<_> = pairs.map(|(output, input)| Request::ReduceScatter { output, input, op }).collect();
+        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
+        Ok(Box::new(self.start(Operation::ReduceScatter, inputs, op.detail(), &requests, held)?))
     }
 
     /// The host waits, too; afterwards no tensor is kept for an earlier collective.

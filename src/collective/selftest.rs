@@ -79,6 +79,19 @@ fn several_at_once(group: &dyn Collective) -> Result<()> {
         let expected = (i * n * (n + 1) / 2) as f64;
         holds(tensor, &vec![expected; i as usize]).context("several tensors at once")?;
     }
+    // Each rank's rows hold its number from 1 on, times the tensor's; gathered, and reduced, they are n times that.
+    let zeros = |rows: i64| full(group, &[rows], 0, Kind::Float);
+    let mine = (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>()?;
+    let wholes = (1..=4).map(|i| zeros(i * n)).collect::<Result<Vec<_>>>()?;
+    group.all_gather_coalesced_async(&wholes, &mine)?.wait()?;
+    let shares = (1..=4).map(zeros).collect::<Result<Vec<_>>>()?;
+    group.reduce_scatter_coalesced_async(&shares, &wholes, Op::Sum)?.wait()?;
+    for (i, (whole, share)) in (1i64..).zip(wholes.iter().zip(&shares)) {
+        let gathered: Vec<f64> = (1..=n).flat_map(|of| vec![(i * of) as f64; i as usize]).collect();
+        holds(whole, &gathered).context("several tensors gathered at once")?;
+        let reduced = vec![(i * (rank + 1) * n) as f64; i as usize];
+        holds(share, &reduced).context("several tensors reduced and scattered at once")?;
+    }
     Ok(())
 }
 

@@ -94,7 +94,7 @@ impl Layer {
     }
 }
 
-/// A network built from a [`Blueprint`], float32 on the CPU.
+/// A network built from a [`Blueprint`], float32.
 pub struct Toy {
     blueprint: Blueprint,
     /// Each tensor once, in the order and under the names of PyTorch's `named_parameters`.
@@ -102,7 +102,7 @@ pub struct Toy {
 }
 
 impl Toy {
-    /// Draws the initial values from torch's generator as `torch.nn.Linear` does: uniform within 1/sqrt(d_in).
+    /// On the CPU. Draws the initial values from torch's generator as `torch.nn.Linear` does: uniform within 1/sqrt(d_in).
     ///
     /// # Errors
     /// When layers do not fit together or a tied weight's layer does not exist.
@@ -146,10 +146,10 @@ impl Toy {
         Ok(network)
     }
 
-    /// The same network with tensors of its own; what is tied here is tied there.
-    pub fn deep_copy(&self) -> Result<Self> {
+    /// The same network on `device` with tensors of its own; what is tied here is tied there.
+    pub fn deep_copy(&self, device: Device) -> Result<Self> {
         let copy = |(name, tensor): &(String, Tensor)| -> Result<(String, Tensor)> {
-            let values = tensor.f_detach()?.copy();
+            let values = tensor.f_detach()?.f_to_device(device)?.copy();
             Ok((name.clone(), values.f_set_requires_grad(tensor.requires_grad())?))
         };
         let parameters = self.parameters.iter().map(copy).collect::<Result<_>>()?;
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_deep_copy_shares_nothing_with_its_original_and_keeps_its_ties() {
         let tied = Toy::new(&Blueprint::tied()).unwrap();
-        let copy = tied.deep_copy().unwrap();
+        let copy = tied.deep_copy(Device::Cpu).unwrap();
         let (_, weight) = &copy.named_parameters()[1];
         let _ = weight.detach().fill_(0.0);
         assert!(tied.named_parameters()[1].1.abs().sum(Kind::Float).double_value(&[]) > 0.0);

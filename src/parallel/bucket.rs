@@ -151,7 +151,7 @@ fn aligned_numel(tensor: &Tensor) -> usize {
 }
 
 /// [`ALIGNMENT`] in elements.
-fn alignment_of(kind: Kind) -> usize {
+pub fn alignment_of(kind: Kind) -> usize {
     ALIGNMENT / kind.elt_size_in_bytes()
 }
 

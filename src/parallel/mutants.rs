@@ -79,8 +79,8 @@ impl Work for Nothing {
 }
 
 impl Faulty {
-    fn has(&self, fault: Fault, tensor: &Tensor) -> bool {
-        self.fault == fault && tensor.is_floating_point()
+    fn has(&self, fault: Fault, tensors: &[Tensor]) -> bool {
+        self.fault == fault && tensors.iter().all(Tensor::is_floating_point)
     }
 
     fn op(&self, op: Op) -> Op {
@@ -111,15 +111,8 @@ impl Collective for Faulty {
         self.sound.world_size()
     }
 
-    fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        if self.has(Fault::Local, tensor) {
-            return Ok(Box::new(Nothing));
-        }
-        self.sound.all_reduce_async(tensor, self.op(op))
-    }
-
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        if tensors.first().is_some_and(|tensor| self.has(Fault::Local, tensor)) {
+        if self.has(Fault::Local, tensors) {
             return Ok(Box::new(Nothing));
         }
         self.sound.all_reduce_coalesced_async(tensors, self.op(op))
@@ -133,23 +126,28 @@ impl Collective for Faulty {
         }
     }
 
-    fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Box<dyn Work>> {
-        if self.has(Fault::NoGather, input) {
-            self.shard(output, 0)?.f_copy_(input)?;
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
+        if self.has(Fault::NoGather, inputs) {
+            for (output, input) in outputs.iter().zip(inputs) {
+                self.shard(output, 0)?.f_copy_(input)?;
+            }
             return Ok(Box::new(Nothing));
         }
-        self.sound.all_gather_async(output, input)
+        self.sound.all_gather_coalesced_async(outputs, inputs)
     }
 
-    fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: Op) -> Result<Box<dyn Work>> {
-        match self.fault {
-            Fault::Local => self.shard(input, 0).and_then(|mine| Ok(output.shallow_clone().f_copy_(&mine)?))?,
-            Fault::WrongShard => {
-                let whole = input.copy();
-                self.sound.all_reduce(&whole, op)?;
-                output.shallow_clone().f_copy_(&self.shard(&whole, 1)?)?;
-            }
-            _ => return self.sound.reduce_scatter_async(output, input, self.op(op)),
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        for (output, input) in outputs.iter().zip(inputs) {
+            let mine = match self.fault {
+                Fault::Local => self.shard(input, 0)?,
+                Fault::WrongShard => {
+                    let whole = input.copy();
+                    self.sound.all_reduce(&whole, op)?;
+                    self.shard(&whole, 1)?
+                }
+                _ => return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op)),
+            };
+            output.shallow_clone().f_copy_(&mine)?;
         }
         Ok(Box::new(Nothing))
     }

@@ -122,7 +122,7 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
         collective.barrier()?;
         tch::manual_seed(case.model_seed + collective.rank() as i64);
         let single = Toy::new(&case.blueprint)?;
-        let replica = single.deep_copy()?;
+        let replica = single.deep_copy(Device::Cpu)?;
         let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
         let trainer = Trainer::new(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
         let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());

@@ -172,10 +172,6 @@ mod tests {
             self.world_size
         }
 
-        fn all_reduce_async(&self, _: &Tensor, _: Op) -> Result<Box<dyn Work>> {
-            Ok(Box::new(Done))
-        }
-
         fn all_reduce_coalesced_async(&self, _: &[Tensor], _: Op) -> Result<Box<dyn Work>> {
             Ok(Box::new(Done))
         }
@@ -184,11 +180,11 @@ mod tests {
             Ok(Box::new(Done))
         }
 
-        fn all_gather_async(&self, _: &Tensor, _: &Tensor) -> Result<Box<dyn Work>> {
+        fn all_gather_coalesced_async(&self, _: &[Tensor], _: &[Tensor]) -> Result<Box<dyn Work>> {
             Ok(Box::new(Done))
         }
 
-        fn reduce_scatter_async(&self, _: &Tensor, _: &Tensor, _: Op) -> Result<Box<dyn Work>> {
+        fn reduce_scatter_coalesced_async(&self, _: &[Tensor], _: &[Tensor], _: Op) -> Result<Box<dyn Work>> {
             Ok(Box::new(Done))
         }
 

@@ -18,7 +18,8 @@ use super::zero1::{Stepping, Zero1};
 use super::{DataParallel as _, Options, bucket, mutants, trainer};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
-use crate::model::optim::{AdamW, AdamWOptions, Optimizer, Sgd, zero_grad};
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
 use crate::torch::autograd::backward;
 
@@ -60,17 +61,18 @@ impl Case {
     }
 }
 
+/// What [`TASK`] gets.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Input {
-    optimizer: String,
-    cases: Vec<Case>,
+pub struct Input {
+    pub optimizer: String,
+    pub cases: Vec<Case>,
 }
 
-/// What one rank saw.
+/// What [`TASK`] gives: what one rank saw.
 #[derive(Serialize, Deserialize)]
-struct Seen {
-    report: Report,
+pub struct Seen {
+    pub report: Report,
     /// Per case, the values that this rank's optimizer was given to step.
     stepped_numel: Vec<usize>,
     /// Per case, the values that train, and the largest parameter's.
@@ -121,8 +123,9 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
 fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
     collective.barrier()?;
     tch::manual_seed(case.seed);
-    let single = Toy::new(&case.blueprint)?;
-    let replica = single.deep_copy()?;
+    let device = collective.device();
+    let single = Toy::new(&case.blueprint)?.deep_copy(device)?;
+    let replica = single.deep_copy(device)?;
     let all = single.named_parameters().len();
     let split = case.second_group_from.map_or(all, |from| from.min(all));
     let later = |network: &Toy| -> Vec<(String, Tensor)> {
@@ -139,10 +142,10 @@ fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &
     };
 
     let second = AdamWOptions { lr: ADAMW.lr / 2.0, weight_decay: 0.0, ..ADAMW };
-    let (mut first_adamw, mut second_adamw) = (AdamW::new(ADAMW)?, AdamW::new(second)?);
+    let (mut first_adamw, mut second_adamw) = (adamw_for(device, ADAMW)?, adamw_for(device, second)?);
     let stepped = Arc::default();
     let recorded = |options| -> Result<Box<dyn Optimizer>> {
-        Ok(Box::new(Recorded { inner: AdamW::new(options)?, stepped: Arc::clone(&stepped) }))
+        Ok(Box::new(Recorded { inner: adamw_for(device, options)?, stepped: Arc::clone(&stepped) }))
     };
     let first_group = ParamGroup::new(&replica.named_parameters()[..split], recorded(ADAMW)?);
     let mut subject = Subject::new(optimizer, first_group, collective, &case.options)?;
@@ -156,8 +159,8 @@ fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &
             subject.add(ParamGroup::new(&replica_later, recorded(second)?))?;
         }
         let float = (Kind::Float, Device::Cpu);
-        let x = Tensor::f_rand([ROWS, case.blueprint.d_in()], float)?;
-        let y = Tensor::f_rand([ROWS, case.blueprint.d_out()], float)?;
+        let x = Tensor::f_rand([ROWS, case.blueprint.d_in()], float)?.f_to_device(device)?;
+        let y = Tensor::f_rand([ROWS, case.blueprint.d_out()], float)?.f_to_device(device)?;
         for network in [&single, &replica] {
             network.zero_grad();
             squared_error(network, &x, &y)?;
@@ -197,7 +200,7 @@ fn compare(single: &Toy, replica: &Toy, place: &str, report: &mut Report) -> Res
 
 /// An optimizer that notes what it is given to step, for that is what it keeps state of.
 struct Recorded {
-    inner: AdamW,
+    inner: Box<dyn Optimizer>,
     stepped: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
@@ -273,7 +276,7 @@ impl Subject {
 fn narrow_weights_keep_small_updates(collective: &Shared, stepping: Stepping) -> Result<()> {
     const UPDATES: i64 = 64;
     let lr = 2f64.powi(-10);
-    let weight = Tensor::f_ones([10], (Kind::BFloat16, Device::Cpu))?.f_set_requires_grad(true)?;
+    let weight = Tensor::f_ones([10], (Kind::BFloat16, collective.device()))?.f_set_requires_grad(true)?;
     let parameters = [("weight".to_string(), weight)];
     let optimizer = Box::new(Sgd::new(lr)?);
     let options = Options { bucket_size_mb: 1.0 };

@@ -1,27 +1,28 @@
 //! ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1): optimizer state is sharded, gradients are reduce-scattered to the
 //! ranks that use them, and updated parameters are all-gathered, so that a step moves what one all-reduce moves.
 //!
-//! Parameters and gradients live in flat buffers, bucket by bucket, each cut into as many equal shards as there are ranks,
-//! wherever parameters begin and end. A bucket's reduce-scatter runs while backward goes on to the buckets before it; its
-//! all-gather runs while the optimizer steps the next. With [`Stepping::InBackward`] the step and the all-gather run in the
-//! backward pass too. A rank steps float32: where a bucket is narrower, the rank keeps a float32 copy of its shard, for a
-//! bfloat16 weight would lose updates below 1/256 of it.
+//! Parameters are taken bucket by bucket. One that can be cut into equal and aligned shards, one a rank, is cut where it
+//! lies, and so is its gradient: nothing is copied together, and a bucket is one call all the same. What is left of a
+//! bucket lives in flat buffers, which are cut wherever parameters begin and end. A bucket's reduce-scatter runs while
+//! backward goes on to the buckets before it; its all-gather runs while the optimizer steps the next. With
+//! [`Stepping::InBackward`] the step and the all-gather run in the backward pass too. A rank steps float32: where a bucket
+//! is narrower, the rank keeps a float32 copy of its shards, for a bfloat16 weight would lose updates below 1/256 of it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
 
-use super::bucket::{Bucket, bounded, views_of};
+use super::bucket::{Bucket, alignment_of, planned, views_of};
 use super::in_order::InOrder;
-use super::{DataParallel, Options, broadcast_parameters, trained};
+use super::{DataParallel, Options, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
-use crate::torch::autograd::set_grad;
+use crate::torch::autograd::{copy_all, set_grad};
 use crate::torch::stream::beside;
 
 /// Data parallelism and optimizer in one, for optimizers that treat every element alike and apart, as SGD and AdamW do:
-/// they get flat shards, not parameters.
+/// they get shards, not parameters.
 pub struct Zero1 {
     in_order: InOrder,
     sharded: Arc<Mutex<Sharded>>,
@@ -49,16 +50,27 @@ struct Sharded {
     ahead: usize,
 }
 
-/// What one bucket is on this rank.
+/// The parameters that a rank steps as one, by where they are cut.
+struct Members {
+    /// Where they lie.
+    whole: Vec<(String, Tensor)>,
+    /// In flat buffers: those that cannot be cut into equal and aligned shards.
+    rest: Option<Bucket>,
+}
+
+/// What one bucket is on this rank. The lists have an element for each of [`Members::whole`], and one for the rest.
 struct Shard {
-    /// (numel,), padded to a multiple of the world size: the bucket's parameters are views of it.
-    parameters: Tensor,
-    /// (numel / world_size,): this rank's part of `parameters`.
-    mine: Tensor,
-    /// (numel / world_size,): the mean over ranks of this rank's part of the gradients.
+    /// (world_size * n,) each: parameters.
+    wholes: Vec<Tensor>,
+    /// (n,) each: this rank's parts of them.
+    mine: Vec<Tensor>,
+    /// (n,) each: the mean over ranks of this rank's parts of the gradients, views of `gradient`.
+    gradients: Vec<Tensor>,
     gradient: Tensor,
-    /// What the optimizer steps: `mine` itself, or its float32 copy.
-    stepped: [(String, Tensor); 1],
+    /// What the optimizer steps: `mine` themselves, or float32 copies.
+    stepped: Vec<(String, Tensor)>,
+    /// What it steps them by: `gradient`, or a float32 copy.
+    stepped_by: Tensor,
 }
 
 impl Zero1 {
@@ -71,19 +83,20 @@ impl Zero1 {
         stepping: Stepping,
     ) -> Result<Self> {
         broadcast_parameters(parameters, collective)?;
-        let buckets = bounded(&trained(parameters), options, collective.world_size())?;
-        let shard = |(number, bucket)| Shard::new(number, bucket, collective);
+        let units = planned(&trained(parameters), options.bucket_bytes()?);
+        let buckets = units.iter().map(|unit| Members::new(unit, collective.world_size()));
+        let buckets: Vec<Members> = buckets.collect::<Result<_>>()?;
+        let shard = |(number, members)| Shard::new(number, members, collective);
         let shards: Vec<Shard> = buckets.iter().enumerate().map(shard).collect::<Result<_>>()?;
-        let units: Vec<_> = buckets.iter().map(Bucket::parameters).collect();
         let sharded = Sharded { shards, optimizer, collective: collective.clone(), ahead: 0 };
         let sharded = Arc::new(Mutex::new(sharded));
         let shared = sharded.clone();
         let launch = move |unit: usize| {
-            let bucket: &Bucket = &buckets[unit];
-            bucket.collect()?;
+            let members: &Members = &buckets[unit];
+            let gradients = members.gradients()?;
             match stepping {
-                Stepping::OnCall => lock(&shared).reduce(unit, &bucket.flat),
-                Stepping::InBackward => lock(&shared).step_ahead(unit, &bucket.flat),
+                Stepping::OnCall => lock(&shared).reduce(unit, &gradients),
+                Stepping::InBackward => lock(&shared).step_ahead(unit, &gradients),
             }
         };
         Ok(Self { in_order: InOrder::new(&units, Box::new(launch))?, sharded, stepping })
@@ -112,7 +125,7 @@ impl Zero1 {
 
     /// Values that this rank keeps state for, with the padding of its shards.
     pub fn owned_numel(&self) -> usize {
-        lock(&self.sharded).shards.iter().map(|shard| shard.mine.numel()).sum()
+        lock(&self.sharded).shards.iter().flat_map(|shard| &shard.mine).map(Tensor::numel).sum()
     }
 }
 
@@ -123,8 +136,8 @@ fn lock(sharded: &Mutex<Sharded>) -> MutexGuard<'_, Sharded> {
 
 impl Sharded {
     /// Starts to form the mean of this rank's part of `gradients`, a bucket's.
-    fn reduce(&self, unit: usize, gradients: &Tensor) -> Result<Box<dyn Work>> {
-        self.collective.reduce_scatter_async(&self.shards[unit].gradient, gradients, Op::Average)
+    fn reduce(&self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
+        self.collective.reduce_scatter_coalesced_async(&self.shards[unit].gradients, gradients, Op::Average)
     }
 
     /// Steps one shard and starts to gather what has become of its bucket.
@@ -132,14 +145,14 @@ impl Sharded {
         let Self { shards, optimizer, collective, .. } = self;
         let shard = &shards[unit];
         shard.step(optimizer.as_mut())?;
-        let gather = collective.all_gather_async(&shard.parameters, &shard.mine);
+        let gather = collective.all_gather_coalesced_async(&shard.wholes, &shard.mine);
         gather.context("starting to gather updated parameters")
     }
 
     /// Reduces and steps, one behind the other, while this thread's own stream goes on. No work of this pass reads the
     /// bucket's parameters any more: a parameter's gradient is complete when the last operation that used it has been
     /// differentiated, and the reduction waits for what backward has launched until then.
-    fn step_ahead(&mut self, unit: usize, gradients: &Tensor) -> Result<Box<dyn Work>> {
+    fn step_ahead(&mut self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
         ensure!(
             self.ahead < self.shards.len(),
             "this step's gradients have been used already: run all passes but the last one under no_sync, then call step"
@@ -165,32 +178,123 @@ impl DataParallel for Zero1 {
     }
 }
 
-impl Shard {
-    fn new(number: usize, bucket: &Bucket, collective: &Shared) -> Result<Self> {
-        let parameters = bucket.flat.f_zeros_like()?;
-        let members = bucket.parameters();
-        let places = views_of(&parameters, members.iter().map(|(_, parameter)| parameter.size()))?;
-        for ((_, parameter), mut place) in members.into_iter().zip(places) {
-            place.f_copy_(&parameter.f_detach()?)?;
-            parameter.shallow_clone().f_set_data(&place)?;
-        }
-        let numel = parameters.size()[0] / collective.world_size() as i64;
-        let mine = parameters.f_narrow(0, collective.rank() as i64 * numel, numel)?.f_detach()?;
-        let stepped = match mine.kind() {
-            Kind::Half | Kind::BFloat16 => mine.f_to_kind(Kind::Float)?,
-            _ => mine.shallow_clone(),
+impl Members {
+    fn new(unit: &[(String, Tensor)], world_size: usize) -> Result<Self> {
+        let cuts = |(_, parameter): &(String, Tensor)| {
+            parameter.is_contiguous() && parameter.numel() % (world_size * alignment_of(parameter.kind())) == 0
         };
-        let gradient = mine.f_zeros_like()?;
-        Ok(Self { parameters, mine, gradient, stepped: [(format!("shard of bucket {number}"), stepped)] })
+        let (whole, rest): (Vec<_>, Vec<_>) = trained(unit).into_iter().partition(cuts);
+        let rest = (!rest.is_empty()).then(|| Bucket::new(rest, world_size)).transpose()?;
+        Ok(Self { whole, rest })
+    }
+
+    /// (world_size * n,) each: the gradients that backward left, where they lie.
+    fn gradients(&self) -> Result<Vec<Tensor>> {
+        let flat = |(name, parameter): &(String, Tensor)| {
+            gradient_of(name, parameter)?.f_view([-1]).with_context(|| format!("the gradient of {name}"))
+        };
+        let mut gradients = self.whole.iter().map(flat).collect::<Result<Vec<_>>>()?;
+        if let Some(rest) = &self.rest {
+            rest.collect()?;
+            gradients.push(rest.flat.shallow_clone());
+        }
+        Ok(gradients)
+    }
+
+    /// (world_size * n,) each, named: the parameters, of which those of the rest move into a flat buffer.
+    fn parameters(&self, number: usize) -> Result<Vec<(String, Tensor)>> {
+        let flat = |(name, parameter): &(String, Tensor)| Ok((name.clone(), parameter.f_detach()?.f_view([-1])?));
+        let mut parameters = self.whole.iter().map(flat).collect::<Result<Vec<_>>>()?;
+        if let Some(rest) = &self.rest {
+            let flat = rest.flat.f_zeros_like()?;
+            let members = rest.parameters();
+            let places = views_of(&flat, members.iter().map(|(_, parameter)| parameter.size()))?;
+            for ((_, parameter), mut place) in members.into_iter().zip(places) {
+                place.f_copy_(&parameter.f_detach()?)?;
+                parameter.shallow_clone().f_set_data(&place)?;
+            }
+            parameters.push((format!("the rest of bucket {number}"), flat));
+        }
+        Ok(parameters)
+    }
+}
+
+impl Shard {
+    fn new(number: usize, members: &Members, collective: &Shared) -> Result<Self> {
+        let (names, wholes): (Vec<_>, Vec<_>) = members.parameters(number)?.into_iter().unzip();
+        let mine = wholes.iter().map(|whole| {
+            let numel = whole.size()[0] / collective.world_size() as i64;
+            Ok(whole.f_narrow(0, collective.rank() as i64 * numel, numel)?.f_detach()?)
+        });
+        let mine: Vec<Tensor> = mine.collect::<Result<_>>()?;
+        let kind = mine[0].kind();
+        let stepped_kind = if matches!(kind, Kind::Half | Kind::BFloat16) { Kind::Float } else { kind };
+        let gradient =
+            Tensor::f_zeros([mine.iter().map(Tensor::numel).sum::<usize>() as i64], (kind, mine[0].device()))?;
+        // Without a copy where the kind is the same.
+        let stepped_by = gradient.f_to_kind(stepped_kind)?;
+        let gradients = views_of(&gradient, mine.iter().map(Tensor::size))?;
+        let mut stepped = Vec::with_capacity(mine.len());
+        for ((name, mine), gradient) in
+            names.iter().zip(&mine).zip(views_of(&stepped_by, mine.iter().map(Tensor::size))?)
+        {
+            let own = mine.f_to_kind(stepped_kind)?;
+            set_grad(&own, &gradient)?;
+            stepped.push((format!("shard of {name}"), own));
+        }
+        Ok(Self { wholes, mine, gradients, gradient, stepped, stepped_by })
     }
 
     fn step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        let (_, stepped) = &self.stepped[0];
-        set_grad(stepped, &self.gradient.f_to_kind(stepped.kind())?)?;
+        let is_narrow = self.stepped_by.kind() != self.gradient.kind();
+        if is_narrow {
+            self.stepped_by.shallow_clone().f_copy_(&self.gradient)?;
+        }
         optimizer.step(&self.stepped)?;
-        if stepped.kind() != self.mine.kind() {
-            self.mine.shallow_clone().f_copy_(stepped)?;
+        if is_narrow {
+            let stepped: Vec<Tensor> = self.stepped.iter().map(|(_, stepped)| stepped.shallow_clone()).collect();
+            copy_all(&self.mine, &stepped)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::torch::autograd::backward;
+
+    #[test]
+    fn what_can_be_cut_evenly_is_cut_where_it_lies_and_the_rest_in_a_buffer() {
+        let leaf = |name: &str, tensor: Tensor| (name.to_string(), tensor.set_requires_grad(true));
+        let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+        let unit = [
+            leaf("even", ones(&[4, 6])),
+            leaf("odd", ones(&[5])),
+            leaf("short", ones(&[4])),
+            leaf("turned", ones(&[8, 3]).transpose(0, 1)),
+        ];
+        let members = Members::new(&unit, 2).unwrap();
+        let names =
+            |parameters: &[(String, Tensor)]| parameters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let rest = members.rest.as_ref().unwrap().parameters();
+        assert_eq!(
+            (names(&members.whole), names(&rest)),
+            (vec!["even".into()], ["odd", "short", "turned"].map(String::from).to_vec())
+        );
+
+        let parameters = members.parameters(7).unwrap();
+        assert_eq!(names(&parameters), ["even", "the rest of bucket 7"]);
+        assert_eq!(parameters[0].1.data_ptr(), unit[0].1.data_ptr());
+        backward(&unit.iter().map(|(_, parameter)| (parameter * 3.0).sum(Kind::Float)).sum()).unwrap();
+        let gradients = members.gradients().unwrap();
+        assert_eq!(gradients[0].data_ptr(), unit[0].1.grad().data_ptr());
+        let sizes: Vec<_> = gradients.iter().map(Tensor::size).collect();
+        // Eight, four and twenty-four, aligned.
+        assert_eq!(sizes, [[24], [40]]);
+        assert_eq!(parameters.iter().map(|(_, whole)| whole.size()).collect::<Vec<_>>(), sizes);
+        assert_eq!(gradients[1].sum(Kind::Float).double_value(&[]), 3.0 * (5.0 + 4.0 + 24.0));
     }
 }

@@ -171,8 +171,16 @@ pub(super) mod ffi {
         type GlooGroup;
         fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
         fn broadcast(self: &GlooGroup, tensor: &Tensor, root: i32) -> Result<UniquePtr<GlooWork>>;
-        fn all_gather(self: &GlooGroup, outputs: &CxxVector<Tensor>, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
-        fn reduce_scatter_sum(self: &GlooGroup, output: &Tensor, input: &Tensor) -> Result<UniquePtr<GlooWork>>;
+        fn all_gather(
+            self: &GlooGroup,
+            outputs: &CxxVector<Tensor>,
+            inputs: &CxxVector<Tensor>,
+        ) -> Result<UniquePtr<GlooWork>>;
+        fn reduce_scatter_sum(
+            self: &GlooGroup,
+            outputs: &CxxVector<Tensor>,
+            inputs: &CxxVector<Tensor>,
+        ) -> Result<UniquePtr<GlooWork>>;
         fn barrier(self: &GlooGroup) -> Result<UniquePtr<GlooWork>>;
         type KeyStore;
         fn open_store(host: &str, port: u16, listener: i32, timeout_ms: i64) -> Result<UniquePtr<KeyStore>>;

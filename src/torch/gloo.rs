@@ -107,30 +107,37 @@ impl ProcessGroup {
         self.work("broadcast", work, vec![tensor.shallow_clone()], None)
     }
 
-    /// Fills `output` (world_size * n, ...) with every rank's `input` (n, ...), in order of rank.
-    pub fn all_gather_async(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
-        let share = self.share_of(output, input).context("all-gather")?;
-        let outputs = output.f_view([-1])?.f_split(share, 0)?;
-        let work = self.group.all_gather(&bridge::list(&outputs), borrow(&input.f_view([-1])?));
-        self.work("all-gather", work, vec![output.shallow_clone()], None)
+    /// Fills each of `outputs` (world_size * n, ...) with every rank's counterpart in `inputs` (n, ...), in order of rank;
+    /// several tensors of one kind go as one message.
+    pub fn all_gather_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Work> {
+        let (wholes, shares) = (flattened(outputs)?, flattened(inputs)?);
+        self.check_shares(&wholes, &shares).context("all-gather")?;
+        let work = self.group.all_gather(&bridge::list(&wholes), &bridge::list(&shares));
+        self.work("all-gather", work, wholes, None)
     }
 
-    /// Fills `output` (n, ...) with this rank's share of the sum or average of `input` (world_size * n, ...) over ranks.
-    pub fn reduce_scatter_async(&self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<Work> {
-        self.share_of(input, output).context("reduce-scatter")?;
-        let divisor = self.divisor(op, input.kind())?;
-        let work = self.group.reduce_scatter_sum(borrow(&output.f_view([-1])?), borrow(&input.f_view([-1])?));
-        self.work("reduce-scatter", work, vec![output.shallow_clone()], divisor)
+    /// Fills each of `outputs` (n, ...) with this rank's share of the sum or average over ranks of its counterpart in
+    /// `inputs` (world_size * n, ...).
+    pub fn reduce_scatter_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: ReduceOp) -> Result<Work> {
+        let (shares, wholes) = (flattened(outputs)?, flattened(inputs)?);
+        self.check_shares(&wholes, &shares).context("reduce-scatter")?;
+        let divisor = self.divisor(op, wholes[0].kind())?;
+        let work = self.group.reduce_scatter_sum(&bridge::list(&shares), &bridge::list(&wholes));
+        self.work("reduce-scatter", work, shares, divisor)
     }
 
-    /// The elements of one rank's share of `whole`, after checking that `share` is one.
-    fn share_of(&self, whole: &Tensor, share: &Tensor) -> Result<i64> {
-        [whole, share].into_iter().try_for_each(usable)?;
-        let (have, one) = (whole.numel(), share.numel());
-        let (of, ours) = (whole.kind(), share.kind());
-        ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
-        ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
-        Ok(i64::try_from(one)?)
+    /// Checks that each of `wholes` is its counterpart in `shares` of all ranks together, and that they are of one kind.
+    fn check_shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
+        ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
+        let kind = wholes.first().context("no tensors")?.kind();
+        for (whole, share) in wholes.iter().zip(shares) {
+            let (have, one) = (whole.numel(), share.numel());
+            let (of, ours) = (whole.kind(), share.kind());
+            ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
+            ensure!(of == kind, "tensors of {kind:?} and {of:?} in one message: send one message per kind");
+            ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+        }
+        Ok(())
     }
 
     /// Returns when every rank has called it and all their earlier work is done.
@@ -213,6 +220,11 @@ impl Work {
     pub fn into_outputs(self) -> Vec<Tensor> {
         self.outputs
     }
+}
+
+/// Each as one dimension, sharing its memory.
+fn flattened(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+    tensors.iter().map(|tensor| usable(tensor).and_then(|()| Ok(tensor.f_view([-1])?))).collect()
 }
 
 /// Gloo reads `numel` elements from the data pointer, so a tensor with gaps would be taken for its neighbours.

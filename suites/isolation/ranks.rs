@@ -10,6 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 use cs336::collective::drill::{self, Fault, is_alive, pids};
 use cs336::collective::ranks::{Launch, launch_program};
 use cs336::collective::{Backend, selftest};
+use cs336::model::toy::{Bias, Blueprint, Layer};
+use cs336::parallel::Options;
+use cs336::parallel::sharded_protocol::{self, Case, Seen};
+use cs336::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
@@ -104,7 +108,11 @@ fn gpu_trials() -> Vec<Trial> {
         trial("selftest_needs_two_gpus", Box::new(|| selftest(Backend::Nccl, 2))),
         trial("a_late_peer_ends_in_an_abort", Box::new(a_late_peer_ends_in_an_abort)),
     ];
-    others.into_iter().chain(GPU_FAULTS.iter().map(fault)).collect()
+    let sharded = |optimizer: &'static str| {
+        trial(&format!("{optimizer}_is_adamw"), Box::new(move || a_sharded_optimizer_is_adamw(optimizer)))
+    };
+    let sharded = [SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD].map(sharded);
+    others.into_iter().chain(sharded).chain(GPU_FAULTS.iter().map(fault)).collect()
 }
 
 /// Every collective and dtype against its values, in order with computation, in the log.
@@ -114,6 +122,25 @@ fn selftest(backend: Backend, world_size: usize) -> Result<()> {
     ensure!(results.len() == world_size, "{} results of {world_size} ranks", results.len());
     let timed = |result: &Value| result["all_reduce_1mb_s"].as_array().is_some_and(|times| times.len() == 50);
     ensure!(results.iter().all(|result| timed(result) && result["backend"] == backend.name()), "{results:?}");
+    Ok(())
+}
+
+/// The official protocol, which asks for the very values of AdamW, with layers so wide that each stream has work while the
+/// others go on: a stream that does not wait for another works with old values.
+fn a_sharded_optimizer_is_adamw(optimizer: &str) -> Result<()> {
+    let layer = |i: usize, d_out| Layer { bias: Bias::Trained, ..Layer::trained(format!("layer{i}"), 2048, d_out) };
+    // The last bias cannot be cut in two where it lies.
+    let layers =
+        [2048, 2048, 2048, 2048, 2048, 2047].into_iter().enumerate().map(|(i, d_out)| layer(i, d_out)).collect();
+    let blueprint = Blueprint { name: "wide".into(), fixed_parameter: false, layers };
+    let cases = vec![Case::official(blueprint, Options { bucket_size_mb: 40.0 })];
+    let input = serde_json::to_value(sharded_protocol::Input { optimizer: optimizer.into(), cases })?;
+    let deadline = Duration::from_secs(120);
+    let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
+    for rank in launch_program(Path::new(PROGRAM), &plan, &input)? {
+        let Seen { report, .. } = serde_json::from_value(rank)?;
+        ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
+    }
     Ok(())
 }
 

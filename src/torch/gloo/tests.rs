@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::slice::from_ref;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
@@ -40,7 +41,7 @@ fn ranks<T: Send>(world_size: usize, timeout: Duration, body: impl Fn(ProcessGro
 
 fn all_gather(group: &ProcessGroup, input: &Tensor) -> Vec<Tensor> {
     let output = Tensor::zeros([group.world_size() as i64, input.numel() as i64], (input.kind(), Device::Cpu));
-    group.all_gather_async(&output, input).unwrap().wait(PATIENCE).unwrap();
+    group.all_gather_async(&[output.shallow_clone()], from_ref(input)).unwrap().wait(PATIENCE).unwrap();
     output.unbind(0)
 }
 
@@ -48,7 +49,7 @@ fn reduce_scatter(group: &ProcessGroup, input: &Tensor, op: ReduceOp) -> Result<
     let mut shape = input.size();
     shape[0] /= group.world_size() as i64;
     let output = Tensor::zeros(&shape, (input.kind(), Device::Cpu));
-    group.reduce_scatter_async(&output, input, op)?.wait(PATIENCE)?;
+    group.reduce_scatter_async(&[output.shallow_clone()], from_ref(input), op)?.wait(PATIENCE)?;
     Ok(output)
 }
 
@@ -111,7 +112,7 @@ fn asynchronous_work_completes_in_any_order_of_waiting() {
         let start = |tensor: &Tensor| group.all_reduce_async(&[tensor.shallow_clone()], ReduceOp::Average).unwrap();
         let mut work: Vec<Work> = tensors.iter().map(start).collect();
         let gathered = tensor(&[-1.0, -1.0], Kind::Int64);
-        let mut gather = group.all_gather_async(&gathered, &tensor(&[rank], Kind::Int64)).unwrap();
+        let mut gather = group.all_gather_async(from_ref(&gathered), &[tensor(&[rank], Kind::Int64)]).unwrap();
         for work in work.iter_mut().rev() {
             work.wait(PATIENCE).unwrap();
             assert!(work.is_completed().unwrap());

@@ -53,15 +53,15 @@ Pending GlooGroup::broadcast(const at::Tensor &tensor, int32_t root) const {
   return pending(group_->broadcast(list, options));
 }
 
-Pending GlooGroup::all_gather(const std::vector<at::Tensor> &outputs, const at::Tensor &input) const {
-  std::vector<std::vector<at::Tensor>> output_lists{outputs};
-  std::vector<at::Tensor> inputs{input};
-  return pending(group_->allgather(output_lists, inputs));
+Pending GlooGroup::all_gather(const std::vector<at::Tensor> &outputs, const std::vector<at::Tensor> &inputs) const {
+  auto wholes = outputs, shares = inputs;
+  return pending(group_->allgather_into_tensor_coalesced(wholes, shares));
 }
 
-Pending GlooGroup::reduce_scatter_sum(const at::Tensor &output, const at::Tensor &input) const {
-  at::Tensor out = output, in = input;
-  return pending(group_->_reduce_scatter_base(out, in));
+Pending GlooGroup::reduce_scatter_sum(const std::vector<at::Tensor> &outputs,
+                                      const std::vector<at::Tensor> &inputs) const {
+  auto shares = outputs, wholes = inputs;
+  return pending(group_->reduce_scatter_tensor_coalesced(shares, wholes));
 }
 
 Pending GlooGroup::barrier() const { return pending(group_->barrier()); }

@@ -43,8 +43,8 @@ public:
   ~GlooGroup();
   Pending all_reduce_sum(const std::vector<at::Tensor> &tensors) const;
   Pending broadcast(const at::Tensor &tensor, int32_t root) const;
-  Pending all_gather(const std::vector<at::Tensor> &outputs, const at::Tensor &input) const;
-  Pending reduce_scatter_sum(const at::Tensor &output, const at::Tensor &input) const;
+  Pending all_gather(const std::vector<at::Tensor> &outputs, const std::vector<at::Tensor> &inputs) const;
+  Pending reduce_scatter_sum(const std::vector<at::Tensor> &outputs, const std::vector<at::Tensor> &inputs) const;
   Pending barrier() const;
 
 private:
