@@ -109,6 +109,14 @@ impl Implementation {
         }
     }
 
+    /// What the names of its kernels on the device begin with; libtorch's, which make the reference, take most of the time.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Hopper => "flash_",
+            Self::Portable => "portable_",
+        }
+    }
+
     fn kernels(self) -> &'static [&'static str] {
         match self {
             Self::Hopper => &["flash_forward.cu", "flash_backward.cu"],
@@ -205,7 +213,7 @@ fn sanitized(implementation: Implementation, tool: Tool, device: Device) -> Resu
     let setting = format!("implementation={}", name.as_str().context("an implementation has a name")?);
     let mut program = Command::new(std::env::current_exe()?);
     program.args(["measure", "flash_backward", "--profile", "gpu", "--set", "trial=adversarial", "--set", &setting]);
-    let (printed, findings) = tool.watch(&program)?;
+    let (printed, findings) = tool.watch(&program, implementation.prefix())?;
     let start = printed.find('{').with_context(|| format!("the trial printed no row: {printed}"))?;
     let row: Row = serde_json::Deserializer::from_str(&printed[start..]).into_iter().next().context("no row")??;
     Ok(Row { findings: Some(findings), ..row })
@@ -219,6 +227,24 @@ mod tests {
     fn every_kernel_is_one_implementations() {
         let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
         assert_eq!(of_both, Attestation::KERNELS);
+    }
+
+    #[test]
+    fn every_kernels_name_begins_as_the_sanitizer_is_told() {
+        for implementation in [Implementation::Hopper, Implementation::Portable] {
+            for name in implementation.kernels() {
+                let source = std::fs::read_to_string(format!("{}/kernels/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+                let entries = source.split("extern \"C\" __global__").skip(1);
+                // Behind the launch bounds and before the parameters.
+                let names =
+                    entries.map(|entry| entry.split_once("const __grid_constant__").unwrap().0.trim_end_matches('('));
+                let names: Vec<_> = names.map(|head| head.rsplit([' ', '\n']).next().unwrap()).collect();
+                assert!(
+                    !names.is_empty() && names.iter().all(|name| name.starts_with(implementation.prefix())),
+                    "{names:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -44,19 +44,20 @@ impl Tool {
         }
     }
 
-    /// Runs `program` and everything that it starts under the tool: what it printed, and what was found.
+    /// Runs `program` and everything that it starts under the tool, which looks at the kernels in whose names `kernels`
+    /// stands: what it printed, and what was found.
     ///
     /// # Errors
     /// [`Fault::NotAvailable`] without compute-sanitizer; the program's failure, or a report without a summary.
-    pub fn watch(self, program: &Command) -> Result<(String, Findings)> {
-        self.watch_by(Path::new(PROGRAM), program)
+    pub fn watch(self, program: &Command, kernels: &str) -> Result<(String, Findings)> {
+        self.watch_by(Path::new(PROGRAM), program, kernels)
     }
 
-    fn watch_by(self, sanitizer: &Path, program: &Command) -> Result<(String, Findings)> {
+    fn watch_by(self, sanitizer: &Path, program: &Command, kernels: &str) -> Result<(String, Findings)> {
         let mut command = Command::new(sanitizer);
         // Refused driver calls are handled where they are made: they are no misuse of memory.
         command.args(["--tool", self.name(), "--target-processes", "all", "--report-api-errors", "no"]);
-        command.args(self.options());
+        command.args(self.options()).args(["--kernel-name", &format!("kernel_substring={kernels}")]);
         command.arg(program.get_program()).args(program.get_args());
         let output = match command.output() {
             Ok(output) => output,
@@ -140,13 +141,14 @@ mod tests {
     #[test]
     fn what_the_program_prints_and_what_the_tool_finds_come_apart() {
         let folder = tempfile::tempdir().unwrap();
-        let watch =
-            |summary, status| Tool::Memcheck.watch_by(&reporter(folder.path(), summary, status), &Command::new("true"));
+        let watch = |summary, status| {
+            Tool::Memcheck.watch_by(&reporter(folder.path(), summary, status), &Command::new("true"), "")
+        };
         let (printed, findings) = watch("========= ERROR SUMMARY: 0 errors", 0).unwrap();
         assert_eq!((printed.as_str(), findings.errors), ("{\"cases\": 1}", 0));
         assert!(format!("{:#}", watch("nothing", 0).unwrap_err()).contains("no summary"));
         assert!(format!("{:#}", watch("========= ERROR SUMMARY: 0 errors", 3).unwrap_err()).contains("exit status: 3"));
-        let missing = Tool::Memcheck.watch_by(&folder.path().join("none"), &Command::new("true")).unwrap_err();
+        let missing = Tool::Memcheck.watch_by(&folder.path().join("none"), &Command::new("true"), "").unwrap_err();
         assert!(matches!(missing.downcast_ref::<Fault>(), Some(Fault::NotAvailable { .. })), "{missing:#}");
     }
 }
