@@ -36,6 +36,13 @@
 //      23.9 (cuDNN's graph beside it 16.7, 17.6, 20.3). Now kernels begin while those before them end, and K, V and the
 //      first Q are copied in before D is there. Predicted: 2 us for each launch but the first. Measured: 15.8, 18.3, 19.2
 //      (the best of PyTorch's back ends beside it 17.2, 25.2, 35.6), 16 heads of 16384 2.61 ms before and 2.55 after.
+//   5. Racecheck reported a race between the copy of a row of statistics and its readers of two blocks before: a reader met
+//      the other warps, one lane of its warp then arrived at the barrier in shared memory for which the copy waited, and
+//      the tool follows no such chain. Now every warp that computes arrives at a named barrier, at which the copying warp
+//      waits: no polling, and no race reported. Tried beside it: each thread arrives for itself at the barrier in shared
+//      memory (at both of a stage, registers spill). Measured side by side in turns, in us, before, each thread, named:
+//      one head of 8192, d 64: 62.5, 62.3, 61.2; one head of 65536: 2445, 2577, 2443; 16 heads of 16384: d 64 2545, 2652,
+//      2552, d 128 4859, 4673, 4868, which scatters by 8 percent.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -123,6 +130,9 @@ constexpr int dq_sums_a_thread = dq_columns / 2;
 static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
 
 constexpr u32 both_barrier = 1;
+// One a stage each: the warps that compute arrive, the one that copies waits.
+constexpr u32 q_free_barrier = 2;
+constexpr u32 do_free_barrier = 4;
 
 struct Barriers {
   u32 base;
@@ -130,9 +140,7 @@ struct Barriers {
   DEVICE u32 k_full() const { return base; }
   DEVICE u32 v_full() const { return base + 8; }
   DEVICE u32 q_full(int stage) const { return base + 16 + 8 * stage; }
-  DEVICE u32 q_free(int stage) const { return base + 16 + 8 * (stages + stage); }
-  DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (2 * stages + stage); }
-  DEVICE u32 do_free(int stage) const { return base + 16 + 8 * (3 * stages + stage); }
+  DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (stages + stage); }
 };
 
 // Which keys a block has, and which queries see any of them.
@@ -165,44 +173,50 @@ struct Work {
   DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
 };
 
-// One thread: K and V once, Q and dO with their rows' statistics once a block of queries.
+// One warp, whose first lane starts the copies: K and V once, Q and dO with their rows' statistics once a block of queries.
 DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem &problem, const TensorMap &q,
                  const TensorMap &k, const TensorMap &v, const TensorMap &d_o) {
-  barrier_expect(bar.k_full(), kv_bytes);
+  const bool starts = threadIdx.x == 0;
+  if (starts) {
+    barrier_expect(bar.k_full(), kv_bytes);
 #pragma unroll
-  for (int panel = 0; panel < panels; ++panel) {
-    copy_in(base + k_at + panel * kv_panel, &k, bar.k_full(), panel * columns, work.key, work.head, work.batch);
-  }
-  barrier_expect(bar.v_full(), kv_bytes);
+    for (int panel = 0; panel < panels; ++panel) {
+      copy_in(base + k_at + panel * kv_panel, &k, bar.k_full(), panel * columns, work.key, work.head, work.batch);
+    }
+    barrier_expect(bar.v_full(), kv_bytes);
 #pragma unroll
-  for (int panel = 0; panel < panels; ++panel) {
-    copy_in(base + v_at + panel * kv_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
+    for (int panel = 0; panel < panels; ++panel) {
+      copy_in(base + v_at + panel * kv_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
+    }
   }
   for (int block = work.first; block < work.blocks; ++block) {
     const u32 count = block - work.first;
     const int stage = count % stages;
-    const u32 free = count / stages % 2 ^ 1;
     const u32 stats = base + stats_at + stage * 2 * row_stats;
-    barrier_wait(bar.q_free(stage), free);
-    barrier_expect(bar.q_full(stage), q_bytes + row_stats);
+    if (count >= stages) named_sync(q_free_barrier + stage, 256 + 32);
+    if (starts) {
+      barrier_expect(bar.q_full(stage), q_bytes + row_stats);
 #pragma unroll
-    for (int panel = 0; panel < panels; ++panel) {
-      copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns, block * queries,
-              work.head, work.batch);
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns,
+                block * queries, work.head, work.batch);
+      }
+      // The statistics and the zeros that dQ is added to come from `flash_backward_prepare`; all before them does not.
+      if (count == 0) await_last_kernel();
+      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
     }
-    // The statistics and the zeros that dQ is added to come from `flash_backward_prepare`; all before them does not.
-    if (count == 0) await_last_kernel();
-    copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
-    barrier_wait(bar.do_free(stage), free);
-    barrier_expect(bar.do_full(stage), q_bytes + row_stats);
-    copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
+    if (count >= stages) named_sync(do_free_barrier + stage, 256 + 32);
+    if (starts) {
+      barrier_expect(bar.do_full(stage), q_bytes + row_stats);
+      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
 #pragma unroll
-    for (int panel = 0; panel < panels; ++panel) {
-      copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,
-              block * queries, work.head, work.batch);
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,
+                block * queries, work.head, work.batch);
+      }
     }
   }
-  if (work.first >= work.blocks) await_last_kernel();
+  if (work.first >= work.blocks && starts) await_last_kernel();
 }
 
 // One warpgroup's 64 keys.
@@ -254,8 +268,9 @@ struct Worker {
     wgmma_commit();
   }
 
-  DEVICE void release(u32 barrier) {
-    if (lane == 0) barrier_arrive(barrier);
+  // If it will be filled again: nobody waits for the last blocks.
+  DEVICE void release(u32 barrier, int block) {
+    if (block + stages < work.blocks) named_arrive(barrier, 256 + 32);
   }
 
   // P^T = exp(S^T - lse) (Eq. 14) in place; a query that is not there has an lse of infinity.
@@ -328,14 +343,14 @@ struct Worker {
     wgmma_wait<2>();
     hold(dv);
     hold(p);
-    release(bar.do_free(stage));
+    release(do_free_barrier + stage, block);
     wgmma_wait<1>();
     hold(dq);
     add_dq(dq, block);
     wgmma_wait<0>();
     hold(dk);
     hold(ds_pairs);
-    release(bar.q_free(stage));
+    release(q_free_barrier + stage, block);
   }
 
   // dS^T, rows of keys, into shared memory as the left operand of dQ reads it.
@@ -557,9 +572,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(bar.q_full(stage), 1);
       barrier_init(bar.do_full(stage), 1);
-      // One arrival a warp of the two that compute.
-      barrier_init(bar.q_free(stage), 8);
-      barrier_init(bar.do_free(stage), 8);
     }
     fence_barrier_init();
   }
@@ -567,7 +579,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
   const Work work(problem, parts);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
-    if (threadIdx.x == 0) copy(base, bar, work, problem, q, k, v, d_o);
+    if (threadIdx.x < 32) copy(base, bar, work, problem, q, k, v, d_o);
   } else {
     more_registers<worker_registers>();
     // By a shuffle, so that the compiler knows that a warp goes one way.

@@ -39,7 +39,8 @@
 //      its sums twice as many.
 //   5. The launch that adds parts up begins while the first one ends (programmatic dependent launch), and reads four
 //      parts at a time. Predicted: 512, 1024 and 2048 become 2 us shorter. Measured with the first of the two alone: 11.5,
-//      12.0 and 14.3 us, where it was 12.2, 13.0 and 15.1.
+//      12.0 and 14.3 us, where it was 12.2,
+//      13.0 and 15.1; with both, on another machine, 12.4, 12.8 and 15.1: the second gains nothing that shows.
 //
 // Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
@@ -93,7 +94,7 @@ constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
 // Named barriers: one for each warpgroup's turn, one for its own threads.
 constexpr u32 turn_barrier = 1;
-constexpr u32 group_barrier = 1 + groups;
+[[maybe_unused]] constexpr u32 group_barrier = 1 + groups;
 
 } // namespace
 

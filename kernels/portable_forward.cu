@@ -29,7 +29,8 @@
 //   5. float32 with d = 16: rows are half of a line of 32 banks, and what `across` reads of V meets every bank twice.
 //   6. On an H200, one head, causal, cold, d = 128, float32: n = 128 18.2 us, 256 30.2, 512 34.4, 1024 35.4: 3 us for a
 //      block of 32 keys, of which a part had eight at least. Now it has two, and the launch that adds parts up begins
-//      while this one ends and reads four parts at a time. Predicted: some 16, 16, 17 and 18 us. To be measured.
+//      while this one ends and reads four parts at a time. Predicted: some 16, 16, 17 and 18 us. Measured: 15.8, 16.3,
+//      17.3 and 24.0 us.
 //
 // Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).

@@ -184,9 +184,11 @@ impl fmt::Display for Shares {
     }
 }
 
-/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns.
+/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns. On a GPU they are so long
+/// that the kernels fill every buffer in shared memory several times; the emulator's time grows with the square.
 pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
-    let shape = [150, 150, d];
+    let n = if device == Device::Cpu { 150 } else { 700 };
+    let shape = [n, n, d];
     let named = |what: &str, case: Case| Case { name: format!("{what}: {}", case.name), ..case };
     let large = Case::draw(device, &[2], shape, kind, true, 6.0)?;
     let mut equal = Case::draw(device, &[2], shape, kind, false, 1.0)?;

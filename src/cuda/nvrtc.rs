@@ -29,7 +29,9 @@ pub(super) fn version() -> Result<(i32, i32)> {
 pub(super) fn compile(source: &Source, options: &[String]) -> Result<(Vec<u8>, String)> {
     require_library()?;
     let program = Program::create(source)?;
-    let options = c_strings(options.iter())?;
+    // NVRTC's own cache, where the driver offers one, answers without ptxas's words.
+    let no_cache = (version()? >= (12, 9)).then_some("--no-cache");
+    let options = c_strings(options.iter().map(String::as_str).chain(no_cache))?;
     let pointers = pointers(&options);
     // SAFETY: the program is alive, and the pointers are to as many C strings as are counted, alive over the call.
     let result = check(unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as c_int, pointers.as_ptr()) });

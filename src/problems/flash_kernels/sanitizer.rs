@@ -35,15 +35,6 @@ impl Tool {
         }
     }
 
-    /// What the tool is told beyond its name. In the kernels whoever has read a buffer meets its warpgroup, one thread of
-    /// which then frees the buffer for the copying warp: an order through two barriers, which racecheck follows on request.
-    fn options(self) -> &'static [&'static str] {
-        match self {
-            Self::Memcheck => &[],
-            Self::Racecheck => &["--racecheck-indirect-barrier-dependency", "yes"],
-        }
-    }
-
     /// Runs `program` and everything that it starts under the tool, which looks at the kernels in whose names `kernels`
     /// stands: what it printed, and what was found.
     ///
@@ -57,7 +48,7 @@ impl Tool {
         let mut command = Command::new(sanitizer);
         // Refused driver calls are handled where they are made: they are no misuse of memory.
         command.args(["--tool", self.name(), "--target-processes", "all", "--report-api-errors", "no"]);
-        command.args(self.options()).args(["--kernel-name", &format!("kernel_substring={kernels}")]);
+        command.args(["--kernel-name", &format!("kernel_substring={kernels}")]);
         command.arg(program.get_program()).args(program.get_args());
         let output = match command.output() {
             Ok(output) => output,
