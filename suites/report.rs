@@ -1,11 +1,12 @@
 //! The whole way from made-up records to a PDF: what comes out, what is refused, and that it is the same twice.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
-use cs336::report::{self, Beside, Document, PartInput, ProblemInput, Records, Rendered};
+use cs336::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records, Rendered};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -115,12 +116,27 @@ fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
             .collect(),
         answers: parts.iter().map(|p| p.0.to_string()).collect(),
         template: Some(template.into()),
-        shared: vec![("shared/sums.md".into(), "{% macro double(x) %}{{ 2 * x }}{% endmacro %}".into())],
+        shared: shared(),
         facts: json!({"sum": 4}),
-        cpu: Some(records()),
-        gpu: None,
-        beside: vec![Beside { name: "other".into(), cpu: Some(records()), gpu: None }],
+        records: measured(),
+        other_records: other(),
     }
+}
+
+/// Macros as they are shared; one of them reads another problem's records for whoever imports it.
+fn shared() -> Vec<(String, String)> {
+    let sums = "{% macro double(x) %}{{ 2 * x }}{% endmacro %}";
+    let counts = "{% macro count(name) %}{{ records(name).cpu.cases | length }} cases{% endmacro %}";
+    [("shared/sums.md", sums), ("shared/counts.md", counts)].map(|(name, text)| (name.into(), text.into())).into()
+}
+
+fn measured() -> RecordSets {
+    RecordSets { cpu: Some(records()), gpu: None }
+}
+
+/// What has no other problem but "other".
+fn other() -> ReadRecords {
+    Arc::new(|name| if name == "other" { Ok(measured()) } else { Err(anyhow::anyhow!("{name} measures nothing")) })
 }
 
 fn document(problems: Vec<ProblemInput>) -> Document {
@@ -157,9 +173,8 @@ fn full() -> Document {
             template: None,
             shared: vec![],
             facts: Value::Null,
-            cpu: None,
-            gpu: None,
-            beside: vec![],
+            records: RecordSets::default(),
+            other_records: other(),
         }
     }));
     document(problems)
@@ -219,7 +234,18 @@ fn a_template_may_read_the_records_of_another_problem() {
     let words = "{% set other = records(\"other\") %}{{ other.cpu.cases | length }} cases{% if not other.gpu %} on no GPU{% endif %}.";
     let markdown = render(words).unwrap().markdown;
     assert!(markdown.contains("10 cases on no GPU."), "{markdown}");
-    assert!(error_of("{{ records(\"nobody\") }}").contains("the records of \"nobody\" are not at hand"));
+    let error = error_of("{{ records(\"nobody\") }}");
+    assert!(error.contains("the records of \"nobody\": nobody measures nothing"), "{error}");
+}
+
+#[test]
+fn a_shared_macro_may_read_them_too_by_a_name_that_is_not_written_out() {
+    for import in
+        ["{% import \"shared/counts.md\" as c %}{{ c.count(", "{% from \"shared/counts.md\" import count %}{{ count("]
+    {
+        let markdown = render(&format!("{import}\"oth\" ~ \"er\") }}}}.")).unwrap().markdown;
+        assert!(markdown.contains("10 cases."), "{markdown}");
+    }
 }
 
 fn error_of(template: &str) -> String {
@@ -401,7 +427,7 @@ fn the_columns_of_an_alignment_stand_apart() {
 fn an_answer_without_records_says_what_it_is() {
     let line = |kinds: &[&str]| {
         let mut input = problem("x", &[("", 1.0)], "{{ part(\"\") }}\n\nText.");
-        (input.cpu, input.parts[0].kinds) = (None, kinds.iter().map(|k| (*k).to_string()).collect());
+        (input.records.cpu, input.parts[0].kinds) = (None, kinds.iter().map(|k| (*k).to_string()).collect());
         report::render(&document(vec![input])).unwrap().markdown
     };
     assert!(line(&["code"]).contains("*Records:* none; this answer is code and its checks."));
@@ -411,7 +437,7 @@ fn an_answer_without_records_says_what_it_is() {
 #[test]
 fn the_title_page_names_every_commit() {
     let mut input = problem("x", &[("", 1.0)], "{{ part(\"\") }}\n\nText.");
-    let file = &mut input.cpu.as_mut().unwrap().file;
+    let file = &mut input.records.cpu.as_mut().unwrap().file;
     let mut later = run("20261122T073200Z-4f2b", "2026-11-22T07:32:00Z");
     later.commit = "fedcba9876543210".into();
     later.settings = [("threads", "2"), ("tf32", "off")].map(|(k, v)| (k.to_string(), v.to_string())).into();

@@ -1,7 +1,7 @@
 //! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -15,7 +15,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::problems::REGISTRY;
-use crate::report::{self, Beside, Document, PartInput, ProblemInput, Records};
+use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -61,8 +61,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
     let pdf = report::pdf(&rendered, &frame)?;
     if arguments.fresh {
-        let records = document.problems.iter().flat_map(|p| [&p.cpu, &p.gpu].map(|r| (&p.name, r.as_ref())));
-        let stale = records.filter_map(|(name, r)| r.filter(|r| r.stale > 0).map(|r| (name, r.stale))).next();
+        let mut records = document.problems.iter().flat_map(|p| p.records.iter().map(|r| (&p.name, r.stale)));
+        let stale = records.find(|(_, stale)| *stale > 0);
         if let Some((name, count)) = stale {
             bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
         }
@@ -111,7 +111,6 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
         question: part.question.into(),
     };
-    let beside = beside(layout, template.as_deref().unwrap_or_default(), source)?;
     Ok(ProblemInput {
         name: problem.name.into(),
         title: problem.title.into(),
@@ -122,22 +121,20 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         template,
         shared: shared_templates(layout)?,
         facts: facts.unwrap_or_default(),
-        cpu: entry.map(|e| records(layout, e, Profile::Cpu, source)).transpose()?.flatten(),
-        gpu: entry.map(|e| records(layout, e, Profile::Gpu, source)).transpose()?.flatten(),
-        beside,
+        records: entry.map(|e| record_sets(layout, e, source)).transpose()?.unwrap_or_default(),
+        other_records: other_records(layout, source),
     })
 }
 
-/// The records that a template asks for as `records("<name>")`; it writes the names out.
-fn beside(layout: &Layout, template: &str, source: Source) -> Result<Vec<Beside>> {
-    let names: BTreeSet<&str> =
-        template.split("records(\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0)).collect();
-    let of = |name: &str| -> Result<Beside> {
-        let entry = super::registered(name).context("a template asks for its records")?;
-        let of = |profile| records(layout, entry, profile, source);
-        Ok(Beside { name: name.into(), cpu: of(Profile::Cpu)?, gpu: of(Profile::Gpu)? })
-    };
-    names.into_iter().map(of).collect()
+fn record_sets(layout: &Layout, problem: &Problem, source: Source) -> Result<RecordSets> {
+    let of = |profile| records(layout, problem, profile, source);
+    Ok(RecordSets { cpu: of(Profile::Cpu)?, gpu: of(Profile::Gpu)? })
+}
+
+/// What answers a template's `records("<name>")`.
+fn other_records(layout: &Layout, source: Source) -> ReadRecords {
+    let layout = layout.clone();
+    Arc::new(move |name| record_sets(&layout, super::registered(name)?, source))
 }
 
 /// The records to print: one file, so that figures of two machines never share a column.
@@ -203,7 +200,7 @@ fn missing(suite: &suite::Suite, input: &ProblemInput, name: &str) -> Option<Str
         let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
         records.stale == 0 && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
-    let any = covered(Profile::Gpu, &input.gpu) || covered(Profile::Cpu, &input.cpu);
+    let any = covered(Profile::Gpu, &input.records.gpu) || covered(Profile::Cpu, &input.records.cpu);
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 

@@ -180,8 +180,7 @@ fn open_parts(parts: &[&PartInput]) -> String {
 
 /// Which runs made a problem's numbers, on what, from which commit, and how the cases ended.
 fn provenance(problem: &ProblemInput) -> Result<String> {
-    let sets: Vec<&Records> = [&problem.gpu, &problem.cpu].into_iter().flatten().collect();
-    let sets: Vec<&Records> = sets.into_iter().filter(|r| !r.file.cases.is_empty()).collect();
+    let sets: Vec<&Records> = problem.records.iter().filter(|r| !r.file.cases.is_empty()).collect();
     if sets.is_empty() {
         let mut parts = problem.parts.iter().filter(|p| problem.answers.contains(&p.id));
         let is_code = parts.all(|p| p.kinds.iter().all(|kind| kind == "code"));

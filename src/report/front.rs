@@ -105,7 +105,7 @@ impl Front {
 
 /// Every run of every problem once, with the profile it ran under.
 pub fn runs(document: &Document) -> Vec<(Profile, &Run)> {
-    let sets = document.problems.iter().flat_map(|p| [&p.gpu, &p.cpu]).flatten();
+    let sets = document.problems.iter().flat_map(|p| p.records.iter());
     let mut runs: Vec<(Profile, &Run)> = Vec::new();
     for Records { file, .. } in sets {
         for run in context::runs_by_age(&file.runs) {

@@ -1,7 +1,8 @@
 //! Records and templates become one document: minijinja to Markdown, Markdown to typst, typst to a tagged PDF.
 //!
-//! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the
-//! same bytes. Read in the order of the walk: `context`, `template`, `markdown`, `document`, `pdf`.
+//! Nothing here names a tensor, a device or a problem: the caller hands in plain data and a way to read other problems'
+//! records, and the same data gives the same bytes. Read in the order of the walk: `context`, `template`, `markdown`,
+//! `document`, `pdf`.
 
 mod area;
 mod axis;
@@ -25,6 +26,7 @@ pub mod table;
 pub mod template;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -60,17 +62,26 @@ pub struct ProblemInput {
     pub shared: Vec<(String, String)>,
     /// What the template sees as `facts`.
     pub facts: Value,
-    pub cpu: Option<Records>,
-    pub gpu: Option<Records>,
-    /// Other problems whose records the template reads.
-    pub beside: Vec<Beside>,
+    pub records: RecordSets,
+    pub other_records: ReadRecords,
 }
 
-/// The records of another problem, which a template sees as `records("<name>").cpu` and `.gpu`.
-pub struct Beside {
-    pub name: String,
+/// Reads what another problem has measured, by its name, when the template or a macro that it imports asks for
+/// `records("<name>")`: only rendering tells which those are.
+pub type ReadRecords = Arc<dyn Fn(&str) -> Result<RecordSets> + Send + Sync>;
+
+/// What one problem has measured: its own template sees `cpu` and `gpu`, another's `records("<name>").cpu` and `.gpu`.
+#[derive(Default)]
+pub struct RecordSets {
     pub cpu: Option<Records>,
     pub gpu: Option<Records>,
+}
+
+impl RecordSets {
+    /// Those that there are, the GPU's first, as its figures answer the handout.
+    pub fn iter(&self) -> impl Iterator<Item = &Records> {
+        [&self.gpu, &self.cpu].into_iter().flatten()
+    }
 }
 
 /// One part of a problem, as the handout letters it ("" where it has no letters).

@@ -64,7 +64,7 @@ impl Seen {
 
 /// The appendix as Markdown; `None` for a document without records.
 pub fn index(document: &Document) -> Option<String> {
-    let sets = document.problems.iter().flat_map(|p| [&p.gpu, &p.cpu].into_iter().flatten().map(move |r| (p, r)));
+    let sets = document.problems.iter().flat_map(|p| p.records.iter().map(move |r| (p, r)));
     let mut lines: Vec<Line> = Vec::new();
     for (problem, set) in sets {
         for run in context::runs_by_age(&set.file.runs) {

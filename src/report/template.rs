@@ -1,6 +1,5 @@
 //! One problem's template becomes Markdown, with its claims, figures and answered parts.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +9,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::json;
 
 use super::figure::{Drawing, Figure};
-use super::{AnsweredPart, Beside, Claim, PartInput, ProblemInput, context, escape, filters, points};
+use super::{AnsweredPart, Claim, PartInput, ProblemInput, RecordSets, context, escape, filters, points};
 
 /// What a template gave.
 pub struct Answer {
@@ -33,13 +32,13 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     env.set_debug(true);
     filters::register(&mut env);
     register(&mut env, &session);
-    register_records(&mut env, problem)?;
+    register_records(&mut env, problem);
     for (name, text) in &problem.shared {
         env.add_template(name, text).map_err(|e| located(&e))?;
     }
     env.add_template(&origin, text).map_err(|e| located(&e))?;
-    let cpu = context::record_set(problem.cpu.as_ref())?;
-    let gpu = context::record_set(problem.gpu.as_ref())?;
+    let cpu = context::record_set(problem.records.cpu.as_ref())?;
+    let gpu = context::record_set(problem.records.gpu.as_ref())?;
     let main = gpu.clone().or_else(|| cpu.clone());
     let parts: Vec<_> = problem.parts.iter().map(|p| json!({"id": p.id, "points": p.points})).collect();
     let scope = json!({
@@ -113,16 +112,16 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
 }
 
 /// `records("<name>")`: another problem's sets, each none where there is no record.
-fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) -> Result<()> {
-    let sets = |other: &Beside| -> Result<(String, Value)> {
-        let (cpu, gpu) = (context::record_set(other.cpu.as_ref())?, context::record_set(other.gpu.as_ref())?);
-        Ok((other.name.clone(), Value::from(Serde(json!({"cpu": cpu, "gpu": gpu})))))
+fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) {
+    let read = problem.other_records.clone();
+    let sets = move |name: &str| -> Result<Value> {
+        let RecordSets { cpu, gpu } = read(name)?;
+        let (cpu, gpu) = (context::record_set(cpu.as_ref())?, context::record_set(gpu.as_ref())?);
+        Ok(Value::from(Serde(json!({"cpu": cpu, "gpu": gpu}))))
     };
-    let beside = problem.beside.iter().map(sets).collect::<Result<BTreeMap<_, _>>>()?;
     env.add_function("records", move |name: String| {
-        beside.get(&name).cloned().ok_or_else(|| invalid(format!("the records of {name:?} are not at hand")))
+        sets(&name).map_err(|error| invalid(format!("reading the records of {name:?}: {error:#}")))
     });
-    Ok(())
 }
 
 impl Session {
