@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cs336::cli::writeup::{Source, accepted_markdown, document};
+use cs336::harness::record::{CaseRecord, Outcome};
 use cs336::harness::store::Layout;
+use serde_json::json;
 
 fn layout() -> Layout {
     Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() }
@@ -33,6 +35,50 @@ fn no_rendered_snapshot_is_without_its_answer() {
     let answers: BTreeSet<String> =
         accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
     assert_eq!(files, answers, "snapshots/rendered and the registry differ");
+}
+
+/// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.
+fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
+    let mut document = document(&layout(), Source::Accepted).unwrap();
+    document.problems.retain(|problem| problem.name == "flash_backward");
+    let gpu = document.problems[0].records.gpu.as_mut().expect("accepted records");
+    let some = gpu.file.cases[0].clone();
+    let case = |(trial, outcome, _): &(&str, Outcome, _)| CaseRecord {
+        params: json!({"implementation": "hopper", "trial": trial}),
+        outcome: outcome.clone(),
+        ..some.clone()
+    };
+    gpu.file.cases = trials.iter().map(case).collect();
+    gpu.stale = trials.iter().enumerate().filter_map(|(at, t)| Some((at, t.2?.to_string()))).collect();
+    cs336::report::render(&document).unwrap().markdown
+}
+
+#[test]
+fn an_attestation_that_is_stale_failed_or_missing_is_named_as_such() {
+    let row = |errors: Option<u64>| Outcome::Measured {
+        row: json!({"dimensions": [64], "cases": 3, "worst_share": 0.5,
+            "findings": errors.map(|errors| json!({"errors": errors, "kinds": ["a race"]}))}),
+    };
+    let answer = attested(&[
+        ("ragged", row(None), None),
+        ("adversarial", row(None), Some("kernels/flash_forward.cu has changed since")),
+        ("repeats", Outcome::Failed { error: "dk differs".into() }, None),
+        ("memcheck", row(Some(0)), None),
+        ("racecheck", row(Some(2)), None),
+    ]);
+    for words in [
+        "Of 10 trials on a GPU, 2 attest to the kernels as they are now (hopper: ragged lengths, memory checker).",
+        "Failed: hopper: repeats (dk differs), race checker (errors reported: 2).",
+        "Stale: hopper: adversarial inputs (kernels/flash\\_forward.cu has changed since).",
+        "Not measured: portable: ragged lengths, adversarial inputs, repeats, memory checker, race checker.",
+        "| hopper | adversarial inputs (stale) |",
+    ] {
+        assert!(answer.contains(words), "{words}: {answer}");
+    }
+    let not_run = Outcome::NotRun { reason: "none".into(), needs: "a sanitizer".into(), has: "none".into() };
+    let answer = attested(&[("memcheck", not_run, None)]);
+    assert!(answer.contains("none attests to the kernels as they are now. Not measured: hopper: "), "{answer}");
+    assert!(answer.contains("memory checker (needs a sanitizer)"), "{answer}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
+use cs336::harness::suite::{Grid, Suite};
 use cs336::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records, Rendered};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -94,7 +95,7 @@ fn records() -> Records {
             });
         }
     }
-    Records { file, stale: 1 }
+    Records { file, stale: [(2, "kernels/flash_forward.cu has changed since".to_string())].into() }
 }
 
 fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
@@ -131,7 +132,7 @@ fn shared() -> Vec<(String, String)> {
 }
 
 fn measured() -> RecordSets {
-    RecordSets { cpu: Some(records()), gpu: None }
+    RecordSets { suite: None, cpu: Some(records()), gpu: None }
 }
 
 /// What has no other problem but "other".
@@ -246,6 +247,20 @@ fn a_shared_macro_may_read_them_too_by_a_name_that_is_not_written_out() {
         let markdown = render(&format!("{import}\"oth\" ~ \"er\") }}}}.")).unwrap().markdown;
         assert!(markdown.contains("10 cases."), "{markdown}");
     }
+}
+
+#[test]
+fn a_template_sees_what_is_planned_and_why_a_case_is_stale() {
+    let suite = Suite {
+        hash: String::new(),
+        grids: vec![Grid { profile: Profile::Gpu, name: "sweep".into(), cases: vec![json!({"n": 7})] }],
+    };
+    let words = "{{ planned.cpu | length }} and {{ planned.gpu[0].params.n }}; \
+                 {% for case in cpu.cases if case.stale %}n = {{ case.params.n }}: {{ case.stale }}{% endfor %}.";
+    let mut input = problem("x", &[("", 4.0)], &format!("{{{{ part(\"\") }}}}\n\n{words}"));
+    input.records.suite = Some(suite);
+    let markdown = report::render(&document(vec![input])).unwrap().markdown;
+    assert!(markdown.contains("0 and 7; n = 4096: kernels/flash\\_forward.cu has changed since."), "{markdown}");
 }
 
 fn error_of(template: &str) -> String {

@@ -1,5 +1,6 @@
 //! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
-use crate::harness::suite;
+use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
 use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records};
 
@@ -61,7 +62,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
     let pdf = report::pdf(&rendered, &frame)?;
     if arguments.fresh {
-        let mut records = document.problems.iter().flat_map(|p| p.records.iter().map(|r| (&p.name, r.stale)));
+        let mut records = document.problems.iter().flat_map(|p| p.records.iter().map(|r| (&p.name, r.stale.len())));
         let stale = records.find(|(_, stale)| *stale > 0);
         if let Some((name, count)) = stale {
             bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
@@ -127,8 +128,10 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
 }
 
 fn record_sets(layout: &Layout, problem: &Problem, source: Source) -> Result<RecordSets> {
-    let of = |profile| records(layout, problem, profile, source);
-    Ok(RecordSets { cpu: of(Profile::Cpu)?, gpu: of(Profile::Gpu)? })
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(RecordSets::default()) };
+    let of = |profile| records(layout, problem, &suite, profile, source);
+    let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
+    Ok(RecordSets { suite: Some(suite), cpu, gpu })
 }
 
 /// What answers a template's `records("<name>")`.
@@ -138,8 +141,13 @@ fn other_records(layout: &Layout, source: Source) -> ReadRecords {
 }
 
 /// The records to print: one file, so that figures of two machines never share a column.
-fn records(layout: &Layout, problem: &Problem, profile: Profile, source: Source) -> Result<Option<Records>> {
-    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(None) };
+fn records(
+    layout: &Layout,
+    problem: &Problem,
+    suite: &Suite,
+    profile: Profile,
+    source: Source,
+) -> Result<Option<Records>> {
     let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
         Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
@@ -150,9 +158,9 @@ fn records(layout: &Layout, problem: &Problem, profile: Profile, source: Source)
         None => layout.read_accepted(profile, problem.name)?,
     };
     let Some(file) = file else { return Ok(None) };
-    let mut stale = 0;
-    for case in &file.cases {
-        stale += usize::from(staleness(layout, problem, &suite, &file, case)?.is_some());
+    let mut stale = BTreeMap::new();
+    for (at, case) in file.cases.iter().enumerate() {
+        stale.extend(staleness(layout, problem, suite, &file, case)?.map(|why| (at, why)));
     }
     Ok(Some(Records { file, stale }))
 }
@@ -161,10 +169,7 @@ fn records(layout: &Layout, problem: &Problem, profile: Profile, source: Source)
 pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> {
     let handout = super::handout_problem(problem.name)?;
     let input = problem_input(layout, handout, Source::Here)?;
-    let records_missing = match suite::load(&layout.root, problem)? {
-        None => None,
-        Some(suite) => missing(&suite, &input, problem.name),
-    };
+    let records_missing = input.records.suite.as_ref().and_then(|suite| missing(suite, &input, problem.name));
     let answer_broken =
         report::render(&with_problems(vec![input])).err().map(|e| format!("its answer does not render: {e:#}"));
     Ok(Evidence { records_missing, answer_broken })
@@ -194,11 +199,11 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     Ok(reason.map(words))
 }
 
-fn missing(suite: &suite::Suite, input: &ProblemInput, name: &str) -> Option<String> {
+fn missing(suite: &Suite, input: &ProblemInput, name: &str) -> Option<String> {
     let covered = |profile: Profile, records: &Option<Records>| {
         let Some(records) = records else { return false };
         let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
-        records.stale == 0 && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
+        records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
     let any = covered(Profile::Gpu, &input.records.gpu) || covered(Profile::Cpu, &input.records.cpu);
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))

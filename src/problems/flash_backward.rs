@@ -158,12 +158,5 @@ fn facts() -> Result<Value> {
         "tolerance": TOLERANCE,
         "textbook": textbook_facts(textbook::Cut::backward),
         "flash": { "keys": flash::tile::Backward::KEYS },
-        "trials": {
-            "ragged": "ragged lengths",
-            "adversarial": "adversarial inputs",
-            "repeats": "repeats",
-            "memcheck": "memory checker",
-            "racecheck": "race checker",
-        },
     }))
 }

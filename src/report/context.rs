@@ -8,6 +8,7 @@ use super::escape;
 use super::runs::Seen;
 use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, Run};
 use crate::harness::stats::{Summary, quantile};
+use crate::harness::suite::Suite;
 
 /// What a template sees as `cpu` or `gpu`; `None` where no case is recorded.
 ///
@@ -19,7 +20,8 @@ pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
     let profile = records.file.profile;
     let runs = runs_by_age(&records.file.runs);
     let Some(newest) = runs.last() else { return Ok(None) };
-    let cases: Vec<Value> = records.file.cases.iter().map(case).collect::<Result<_>>()?;
+    let cases = records.file.cases.iter().enumerate().map(|(at, record)| case(record, records.stale.get(&at)));
+    let cases: Vec<Value> = cases.collect::<Result<_>>()?;
     let seen = Seen::of(records.file.cases.iter());
     Ok(Some(json!({
         "profile": profile.name(),
@@ -37,6 +39,15 @@ pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
         "seen": seen,
         "cases": cases,
     })))
+}
+
+/// What a template sees as `planned`: `cpu` and `gpu`, each a list of `{grid, params}` in the suite's order.
+pub fn planned(suite: Option<&Suite>) -> Value {
+    let of = |profile| -> Vec<Value> {
+        let cases = suite.into_iter().flat_map(|suite| suite.cases(profile));
+        cases.map(|(grid, params)| json!({"grid": grid, "params": params})).collect()
+    };
+    json!({"cpu": of(Profile::Cpu), "gpu": of(Profile::Gpu)})
 }
 
 /// Oldest first; ties by id, so that the order never depends on the file's.
@@ -94,10 +105,11 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
     }
 }
 
-/// One case: `grid`, `params`, `run`, `kind`, `elapsed_s`, `conditions` where a sensor looked, and what its kind of
-/// outcome has; nothing else is defined.
-fn case(record: &CaseRecord) -> Result<Value> {
+/// One case: `grid`, `params`, `run`, `kind`, `elapsed_s`, `stale` (why, or none), `conditions` where a sensor looked, and
+/// what its kind of outcome has; nothing else is defined.
+fn case(record: &CaseRecord, stale: Option<&String>) -> Result<Value> {
     let mut fields = Map::new();
+    fields.insert("stale".into(), stale.map(|why| escape::markdown(why)).into());
     fields.insert("grid".into(), record.grid.clone().into());
     fields.insert("params".into(), record.params.clone());
     fields.insert("run".into(), record.run.clone().into());

@@ -219,7 +219,7 @@ fn cases_in_words(set: &Records) -> String {
     let words = kinds.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
     let words = words.collect::<Vec<_>>().join(", ");
     let n = set.file.cases.len();
-    let stale = if set.stale == 0 { "none stale".into() } else { format!("**{} stale**", set.stale) };
+    let stale = if set.stale.is_empty() { "none stale".into() } else { format!("**{} stale**", set.stale.len()) };
     format!("{n} case{}: {words}; {stale}.", if n == 1 { "" } else { "s" })
 }
 

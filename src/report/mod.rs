@@ -25,6 +25,7 @@ pub mod runs;
 pub mod table;
 pub mod template;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ use serde_json::Value;
 
 use crate::harness::record::RecordFile;
 use crate::harness::store::write_atomically;
+use crate::harness::suite::Suite;
 
 pub use crate::harness::grade::points;
 pub use pdf::pdf;
@@ -70,9 +72,12 @@ pub struct ProblemInput {
 /// `records("<name>")`: only rendering tells which those are.
 pub type ReadRecords = Arc<dyn Fn(&str) -> Result<RecordSets> + Send + Sync>;
 
-/// What one problem has measured: its own template sees `cpu` and `gpu`, another's `records("<name>").cpu` and `.gpu`.
+/// What one problem measures: its own template sees `planned`, `cpu` and `gpu`, another's `records("<name>").planned`,
+/// `.cpu` and `.gpu`.
 #[derive(Default)]
 pub struct RecordSets {
+    /// What is to be measured, so that a template can tell what is missing from what nobody asked for.
+    pub suite: Option<Suite>,
     pub cpu: Option<Records>,
     pub gpu: Option<Records>,
 }
@@ -98,8 +103,8 @@ pub struct PartInput {
 /// The records of one problem under one profile.
 pub struct Records {
     pub file: RecordFile,
-    /// How many of the cases are stale; the provenance line says so.
-    pub stale: usize,
+    /// The stale cases, by their place in the file, each with why; the provenance line says how many there are.
+    pub stale: BTreeMap<usize, String>,
 }
 
 /// A finished write-up: what is written beside `writeup.typ`, and what the grader wants to know.

@@ -44,7 +44,8 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     let scope = json!({
         "problem": {"name": problem.name, "title": problem.title, "section": problem.section,
             "points": problem.points, "parts": parts},
-        "facts": problem.facts, "cpu": cpu, "gpu": gpu, "main": main,
+        "facts": problem.facts, "planned": context::planned(problem.records.suite.as_ref()),
+        "cpu": cpu, "gpu": gpu, "main": main,
     });
     let rendered = env.get_template(&origin).map_err(|e| located(&e))?.render(Value::from(Serde(scope)));
     let rendered = rendered.map_err(|e| located(&e));
@@ -111,13 +112,13 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     });
 }
 
-/// `records("<name>")`: another problem's sets, each none where there is no record.
+/// `records("<name>")`: another problem's plan and sets, each of these none where there is no record.
 fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) {
     let read = problem.other_records.clone();
     let sets = move |name: &str| -> Result<Value> {
-        let RecordSets { cpu, gpu } = read(name)?;
+        let RecordSets { suite, cpu, gpu } = read(name)?;
         let (cpu, gpu) = (context::record_set(cpu.as_ref())?, context::record_set(gpu.as_ref())?);
-        Ok(Value::from(Serde(json!({"cpu": cpu, "gpu": gpu}))))
+        Ok(Value::from(Serde(json!({"planned": context::planned(suite.as_ref()), "cpu": cpu, "gpu": gpu}))))
     };
     env.add_function("records", move |name: String| {
         sets(&name).map_err(|error| invalid(format!("reading the records of {name:?}: {error:#}")))
