@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::jit::digest;
 use super::nvrtc;
 use crate::error::Fault;
 use crate::torch;
@@ -17,7 +18,7 @@ const BUILTINS: &str = "libnvrtc-builtins.so.13";
 /// A loaded NVRTC.
 #[derive(Debug, Clone)]
 pub(super) struct Toolchain {
-    /// What tells this compiler from another: its version and its library's size.
+    /// What tells this compiler from another: its version, its library's size, and the headers that it finds.
     pub identity: String,
     /// Folders for `#include <cuda_bf16.h>`; CUDA 13 keeps libcu++ in a folder of its own.
     pub include: Vec<PathBuf>,
@@ -54,10 +55,39 @@ impl Toolchain {
         let (major, minor) = nvrtc::version()?;
         let bytes = fs::metadata(&library).with_context(|| format!("{}", library.display()))?.len();
         let include = home.join("include");
-        let mut folders = vec![include.join("cccl"), include];
-        folders.extend(host_headers(&homes));
-        Ok(Self { identity: format!("NVRTC {major}.{minor} of {bytes} bytes"), include: folders })
+        let host = host_headers(&homes).filter(|folder| *folder != include);
+        let roots: Vec<&Path> = [Some(&include), host.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        let headers = listing(&roots).context("listing CUDA's headers")?;
+        let identity = format!("NVRTC {major}.{minor} of {bytes} bytes, headers {}", &headers[..12]);
+        Ok(Self { identity, include: [include.join("cccl"), include].into_iter().chain(host).collect() })
     }
+}
+
+/// A digest of what lies in folders of headers, each file by its name and size and not by the place of the folder: two
+/// wheels, or a wheel and a toolkit, may bring the same compiler with other headers.
+fn listing(folders: &[&Path]) -> Result<String> {
+    let mut names = Vec::new();
+    for folder in folders {
+        let mut files = Vec::new();
+        list(folder, "", &mut files).with_context(|| folder.display().to_string())?;
+        files.sort();
+        names.append(&mut files);
+        names.push(String::new());
+    }
+    Ok(digest(names.iter().map(String::as_bytes)))
+}
+
+fn list(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        // The link that a toolkit's folder may hold is a file here, as it may lead in a circle.
+        match entry.file_type()?.is_dir() {
+            true => list(&entry.path(), &format!("{name}/"), files)?,
+            false => files.push(format!("{name} {}", entry.metadata()?.len())),
+        }
+    }
+    Ok(())
 }
 
 /// The first folder with the headers that a compiler for the processor needs beside those that NVRTC does: the wheels may
@@ -105,6 +135,24 @@ mod tests {
         fs::create_dir_all(folder.join("crt")).unwrap();
         fs::write(folder.join("crt/host_defines.h"), "").unwrap();
         assert_eq!(host_headers(&homes), Some(folder));
+    }
+
+    #[test]
+    fn other_headers_make_another_toolchain_wherever_they_lie() {
+        let [one, other, extra] = [0; 3].map(|_| tempfile::tempdir().unwrap());
+        for folder in [&one, &other] {
+            fs::create_dir(folder.path().join("crt")).unwrap();
+            fs::write(folder.path().join("cuda.h"), "#define CUDA_VERSION 13000").unwrap();
+            fs::write(folder.path().join("crt/host_defines.h"), "a").unwrap();
+        }
+        let of =
+            |folders: &[&tempfile::TempDir]| listing(&folders.iter().map(|f| f.path()).collect::<Vec<_>>()).unwrap();
+        assert_eq!(of(&[&one]), of(&[&other]));
+        let alone = of(&[&one]);
+        assert_ne!(of(&[&one, &extra]), alone, "a toolkit's folder counts");
+        fs::write(other.path().join("crt/host_defines.h"), "ab").unwrap();
+        assert_ne!(of(&[&other]), alone, "and so does what lies deeper");
+        assert_ne!(of(&[&one, &other]), of(&[&other, &one]), "the first folder's headers are taken");
     }
 
     #[test]
