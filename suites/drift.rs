@@ -27,14 +27,16 @@ fn every_answer_renders_from_the_committed_records_as_accepted() {
     });
 }
 
+/// An answer without its snapshot fails above. That a text is accepted is for above too: a pending one lies beside it as
+/// `.snap.new` while that test writes, and stays where it has failed.
 #[test]
 fn no_rendered_snapshot_is_without_its_answer() {
     let folder = layout().root.join("snapshots").join("rendered");
-    let files: BTreeSet<String> =
-        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
     let answers: BTreeSet<String> =
         accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
-    assert_eq!(files, answers, "snapshots/rendered and the registry differ");
+    let orphans: Vec<String> = files.filter(|file| !answers.contains(file.trim_end_matches(".new"))).collect();
+    assert!(orphans.is_empty(), "snapshots/rendered holds what no registered problem answers: {orphans:?}");
 }
 
 /// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.
