@@ -17,12 +17,37 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// A duration in a unit that reads well, for messages ("2.4 min").
+/// A duration in a unit that reads well, for messages ("2.4 min"); what is not nothing never prints as nothing.
 pub fn human_seconds(seconds: f64) -> String {
     match seconds {
         s if s >= 90.0 => format!("{:.1} min", s / 60.0),
         s if s >= 1.0 => format!("{s:.1} s"),
         s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
-        s => format!("{:.1} us", s * 1e6),
+        s if s >= 1e-6 => format!("{:.1} us", s * 1e6),
+        s if s >= 1e-10 => format!("{:.1} ns", s * 1e9),
+        s if s > 0.0 => "under 0.1 ns".into(),
+        _ => "0 s".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::human_seconds;
+
+    #[test]
+    fn a_duration_has_a_digit_that_says_something() {
+        for (seconds, words) in [
+            (144.0, "2.4 min"),
+            (89.0, "89.0 s"),
+            (0.0125, "12.5 ms"),
+            (3e-6, "3.0 us"),
+            (4e-8, "40.0 ns"),
+            (1e-10, "0.1 ns"),
+            (1e-13, "under 0.1 ns"),
+            (0.0, "0 s"),
+            (-0.0, "0 s"),
+        ] {
+            assert_eq!(human_seconds(seconds), words, "{seconds}");
+        }
     }
 }

@@ -128,18 +128,28 @@ fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<(
 }
 
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
-    let (mut seconds, mut unknown) = (0.0, 0);
+    let (mut seconds, mut known, mut unknown) = (0.0, 0, 0);
     for problem in problems {
         let Some(plan) = plan(layout, problem, profile, scope)? else { continue };
         let (known_s, without) = plan.estimate();
-        (seconds, unknown) = (seconds + known_s, unknown + without);
+        (seconds, known, unknown) = (seconds + known_s, known + plan.pending.len() - without, unknown + without);
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", problem.name, short(params));
         }
     }
-    println!("estimate: {} for the cases measured before; {unknown} were never measured", human_seconds(seconds));
+    println!("estimate: {}", estimate(seconds, known, unknown));
     Ok(Ended::Well)
+}
+
+/// "12.0 min for the 40 cases measured before; 2 were never measured": a time only of cases that have one.
+fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
+    match (known, unknown) {
+        (0, 0) => "nothing to measure".into(),
+        (0, n) => format!("no time is known: {n} were never measured"),
+        (n, 0) => format!("{} for {n} cases, all measured before", human_seconds(seconds)),
+        (n, m) => format!("{} for the {n} cases measured before; {m} were never measured", human_seconds(seconds)),
+    }
 }
 
 /// Measures one case and prints it; a record would be stale at once, since no suite declares the case.
@@ -197,4 +207,17 @@ fn print_case(measurement: &Measurement) -> Result<Ended> {
     })?;
     println!("{}", serde_json::to_string_pretty(row)?);
     Ok(Ended::Well)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::estimate;
+
+    #[test]
+    fn an_estimate_is_of_cases_that_have_a_time() {
+        assert_eq!(estimate(0.0, 0, 0), "nothing to measure");
+        assert_eq!(estimate(0.0, 0, 4), "no time is known: 4 were never measured");
+        assert_eq!(estimate(3.0, 2, 0), "3.0 s for 2 cases, all measured before");
+        assert_eq!(estimate(720.0, 40, 2), "12.0 min for the 40 cases measured before; 2 were never measured");
+    }
 }
