@@ -164,6 +164,7 @@ fn facts() -> Result<Value> {
         "entrants": ENTRANTS,
         "memory": memory::facts()?,
         "whole": verify::WHOLE,
+        "tail": verify::TAIL,
         "flushed_bytes": protocol::FLUSHED_BYTES,
         "backward_over_forward": work::BACKWARD_OVER_FORWARD,
         "flash_attention_3": quoted::FLASH_ATTENTION_3,

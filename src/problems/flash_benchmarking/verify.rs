@@ -11,7 +11,7 @@ use crate::problems::torch_compile::columns::relative_error;
 
 /// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
 pub const WHOLE: i64 = 1024;
-const TAIL: i64 = 256;
+pub const TAIL: i64 = 256;
 
 /// The largest error of o, dq, dk and dv as a share of the norm.
 ///
