@@ -206,6 +206,22 @@ mod tests {
     }
 
     #[test]
+    fn copies_and_fills_of_an_export_are_named_as_kineto_names_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("step.sqlite");
+        write_export(&path, &known_trace(), &serde_json::to_string(&tiny()).unwrap()).unwrap();
+        let tables = "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, \"end\" INTEGER, copyKind INTEGER);
+            INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 2, 1), (2, 3, 2), (3, 4, 8), (4, 5, 99), (5, 6, NULL);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, \"end\" INTEGER, value INTEGER);
+            INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (6, 7, 0);";
+        Connection::open(&path).unwrap().execute_batch(tables).unwrap();
+        let events = nsys::read(&path).unwrap().trace.events;
+        let moved = events.iter().filter(|event| matches!(event.source, Source::Memcpy | Source::Memset));
+        let names: Vec<&str> = moved.map(|event| event.name.as_str()).collect();
+        assert_eq!(names, ["Memcpy HtoD", "Memcpy DtoH", "Memcpy DtoD", "Memcpy", "Memcpy", "Memset"]);
+    }
+
+    #[test]
     fn a_trace_without_the_ranges_of_a_step_is_refused_by_name() {
         let mut trace = known_trace();
         trace.events.retain(|event| event.name != "optimizer");

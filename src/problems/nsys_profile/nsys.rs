@@ -75,20 +75,37 @@ fn import(database: &Database) -> Result<Import> {
             if !ours(&row[5]) || start_ns < marker.start_ns {
                 continue;
             }
-            let name = if name.is_empty() { format!("{source:?}") } else { text(&row[4]) };
+            let name = match source {
+                Source::Memcpy => copied(integer(&row[4])),
+                Source::Memset => "Memset".into(),
+                _ => text(&row[4]),
+            };
             let (thread, correlation) = (integer(&row[2]).unwrap_or(0), integer(&row[3]));
             events.push(Event { source, name, start_ns, duration_ns: end_ns - start_ns, thread, correlation });
         }
         Ok(())
     };
     add(Source::Kernel, "CUPTI_ACTIVITY_KIND_KERNEL", "demangledName", "streamId", "globalPid")?;
-    add(Source::Memcpy, "CUPTI_ACTIVITY_KIND_MEMCPY", "", "streamId", "globalPid")?;
-    add(Source::Memset, "CUPTI_ACTIVITY_KIND_MEMSET", "", "streamId", "globalPid")?;
+    add(Source::Memcpy, "CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind", "streamId", "globalPid")?;
+    add(Source::Memset, "CUPTI_ACTIVITY_KIND_MEMSET", "value", "streamId", "globalPid")?;
     // Calls of the driver stand in the same table.
     add(Source::Call, "CUPTI_ACTIVITY_KIND_RUNTIME", "nameId", "globalTid", "globalTid")?;
     let gpus = database.rows("TARGET_INFO_GPU", &["name"])?.iter().filter_map(|row| words(&row[0])).collect();
     let complaints = database.rows("DIAGNOSTIC_EVENT", &["text"])?.iter().filter_map(|row| words(&row[0])).collect();
     Ok(Import { params, trace: Trace { events }, gpus, complaints })
+}
+
+/// Of what to what a copy is, in Kineto's words; the numbers are `CUpti_ActivityMemcpyKind` (`cupti_activity.h`).
+fn copied(kind: Option<i64>) -> String {
+    let words = match kind {
+        Some(1) => " HtoD",
+        Some(2) => " DtoH",
+        Some(8) => " DtoD",
+        Some(9) => " HtoH",
+        Some(10) => " PtoP",
+        _ => "",
+    };
+    format!("Memcpy{words}")
 }
 
 /// The parameters in the marker's text, and the marker.
