@@ -106,7 +106,7 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     let defines: String = defines.collect();
     let text = format!("#define EMULATED 1\n{defines}#include \"emulator/block.h\"\n#include \"{}\"\n", program.file);
-    let mut parts = vec![&source.text, &text];
+    let mut parts = vec![&Toolchain::get()?.identity, &source.text, &text];
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let library = folder(&compiler.cache).join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
