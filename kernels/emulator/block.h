@@ -4,6 +4,8 @@
 // shows for some seed and a run can be repeated. A launch fails, and says where each thread stands, when no thread can go
 // on, or when one does what the hardware leaves undefined and this emulator can see.
 //
+// Kernels that the host lets overlap do so as far as a GPU may let them: launch.h says how.
+//
 // It runs what a kernel says, in the terms of the PTX ISA. It tells nothing of speed, and races through plain accesses to
 // memory show only in the results.
 #pragma once
@@ -22,6 +24,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "emulator/fiber.h"
@@ -83,6 +86,9 @@ struct Pending {
   std::function<void()> run;
 };
 
+// Brings a block back that was put by.
+using Return = std::function<void()>;
+
 struct Block {
   Fiber home;
   std::deque<Thread> threads;
@@ -91,13 +97,26 @@ struct Block {
   std::vector<Pending> pending;
   Thread *current = nullptr;
   u32 shared_bytes = 0;
+  // Whether the kernel before this one is done; whether a thread has waited for that.
+  bool last_is_done = true, has_awaited = false;
   std::string fault;
   std::mt19937_64 random;
   // Called between a block's threads' start and its end by the parts of the emulator that keep state.
   std::vector<std::function<void()>> at_start, at_end;
+  // Called to put the block by while another one runs.
+  std::vector<std::function<Return()>> at_put_by;
 };
 
 inline Block block;
+
+// To be called once: what belongs to the block and is put by with it. References to elements stay good.
+template <typename... States> void belongs_to_block(States &...states) {
+  const auto put_by = []<typename State>(State &state) -> Return {
+    auto kept = std::make_shared<State>(std::exchange(state, {}));
+    return [&state, kept] { state = std::move(*kept); };
+  };
+  (block.at_put_by.push_back([&states, put_by] { return put_by(states); }), ...);
+}
 
 // Ends the launch with a message that names the thread.
 [[noreturn]] inline void fail(const char *format, ...) {

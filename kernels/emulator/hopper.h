@@ -255,6 +255,7 @@ inline void wait_groups(std::size_t left) {
 }
 
 inline const bool hopper_hooks = [] {
+  belongs_to_block(unfenced, writes, mbarriers, uncommitted, warps);
   block.at_start.push_back([] {
     unfenced.assign((shared_base + sizeof memory) / 16 + 1, 0);
     writes.assign(block.threads.size(), {});

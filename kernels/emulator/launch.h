@@ -1,5 +1,7 @@
-// Runs the blocks of a grid one after the other; the last header of an emulated program.
+// Runs grids block by block; the last header of an emulated program.
 #pragma once
+
+#include <map>
 
 #include "emulator/block.h"
 
@@ -26,6 +28,21 @@ template <typename... Parameters> Entry entry(const char *name, void (*kernel)(P
 
 inline std::function<void()> body;
 constexpr std::size_t stack_bytes = 256 * 1024;
+
+// How the threads of a block take turns. Some blocks have copies that come late, or only when nothing else can happen;
+// and warps that lag behind the others: of so many turns they take one.
+struct Turns {
+  std::vector<std::size_t> order;
+  std::size_t left = 0;
+  u32 copies_one_in = 0;
+  std::vector<u32> lag;
+};
+inline Turns turns;
+
+inline const bool block_hooks = [] {
+  belongs_to_block(block.threads, block.exchanges, block.named, block.pending, block.has_awaited, turns);
+  return true;
+}();
 
 inline void run_thread() {
   body();
@@ -81,17 +98,21 @@ inline void arrive(std::size_t index) {
   pending.run();
 }
 
-inline void run_block() {
+inline void start_block() {
   start_threads();
+  block.has_awaited = false;
   for (auto &hook : block.at_start) hook();
-  std::vector<std::size_t> order(block.threads.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::size_t left = order.size();
-  // Some blocks have copies that come late, or only when nothing else can happen; and warps that lag behind the others:
-  // of so many turns they take one.
-  const u32 copies_one_in = std::array{4u, 32u, 0u}[block.random() % 3];
-  std::vector<u32> lag((order.size() + 31) / 32);
-  for (u32 &turns : lag) turns = std::array{1u, 1u, 8u}[block.random() % 3];
+  turns.order.resize(block.threads.size());
+  for (std::size_t i = 0; i < turns.order.size(); ++i) turns.order[i] = i;
+  turns.left = turns.order.size();
+  turns.copies_one_in = std::array{4u, 32u, 0u}[block.random() % 3];
+  turns.lag.resize((turns.order.size() + 31) / 32);
+  for (u32 &one_in : turns.lag) one_in = std::array{1u, 1u, 8u}[block.random() % 3];
+}
+
+// Runs the threads until every one has ended, or none can go on before the kernel before theirs is done.
+inline void run_threads() {
+  auto &[order, left, copies_one_in, lag] = turns;
   std::vector<bool> skipped(lag.size());
   while (left > 0) {
     std::shuffle(order.begin(), order.end(), block.random);
@@ -109,48 +130,134 @@ inline void run_block() {
       moved = true;
       thread.ready = nullptr;
       resume(thread);
-      if (!block.fault.empty()) return;
+      if (!block.fault.empty()) throw 0;
       left -= thread.done;
     }
     for (std::size_t i = block.pending.size(); i-- > 0;) {
       if (copies_one_in != 0 && block.random() % copies_one_in == 0) moved = true, arrive(i);
     }
     if (!moved && !block.pending.empty()) moved = true, arrive(block.random() % block.pending.size());
-    if (!block.fault.empty()) return;
-    if (!moved) {
-      block.fault = "no thread of block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
-                    std::to_string(blockIdx.z) + ") can go on: " + standing();
-      return;
-    }
+    if (moved) continue;
+    if (!block.last_is_done && block.has_awaited) return;
+    block.fault = "no thread of block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
+                  std::to_string(blockIdx.z) + ") can go on: " + standing();
+    throw 0;
   }
+}
+
+inline void end_block(bool is_early) {
   if (!block.pending.empty()) fail("%zu copies are under way though every thread has ended", block.pending.size());
+  if (is_early && !block.has_awaited) fail("no thread called await_last_kernel, though the kernel is launched early");
   for (auto &hook : block.at_end) hook();
 }
 
-// 0, or 1 with what went wrong in `message`.
-inline int launch(const Entry &kernel, const u32 *grid, const u32 *threads, u32 shared_bytes, void **arguments, u64 seed,
-                  char *message, std::size_t capacity) {
-  gridDim = dim3(grid[0], grid[1], grid[2]);
-  blockDim = dim3(threads[0], threads[1], threads[2]);
-  block.shared_bytes = shared_bytes;
-  block.fault.clear();
-  block.random.seed(seed);
-  if (shared_bytes > sizeof memory) {
-    block.fault = "a block cannot have " + std::to_string(shared_bytes) + " bytes of shared memory";
+// ---- grids ---------------------------------------------------------------------------------------------------------
+
+// A launch, as src/cuda/emulator.rs lays it out.
+struct Launch {
+  u32 kernel;
+  u32 grid[3], threads[3];
+  u32 shared_bytes;
+  // Whether it may begin while the one before it runs.
+  u32 is_early;
+  void **arguments;
+};
+
+struct Grid {
+  const Launch &launch;
+  std::function<void()> body;
+  // Blocks that have begun, by number.
+  std::map<u64, Return> begun;
+};
+
+// About so many blocks of a kernel begin early. All are put by at once, each with its threads' stacks.
+constexpr u64 early_blocks = 8;
+
+inline Return put_by() {
+  std::vector<Return> parts;
+  for (auto &part : block.at_put_by) parts.push_back(part());
+  const std::vector<unsigned char> shared(memory, memory + block.shared_bytes);
+  return [parts, shared] {
+    for (const Return &part : parts) part();
+    std::copy(shared.begin(), shared.end(), memory);
+  };
+}
+
+// Calls `visit` for every block of the grid with its number, one after the other.
+template <typename Visit> void each_block(const Grid &grid, Visit visit) {
+  const Launch &launch = grid.launch;
+  gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+  blockDim = dim3(launch.threads[0], launch.threads[1], launch.threads[2]);
+  block.shared_bytes = launch.shared_bytes;
+  body = grid.body;
+  u64 number = 0;
+  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) visit(number++);
+    }
   }
-  body = kernel.bind(arguments);
+}
+
+// Some blocks go as far as they come without the kernel before theirs, and so do the copies that they start.
+inline void begin(Grid &grid) {
+  block.last_is_done = false;
+  const u64 blocks = u64{grid.launch.grid[0]} * grid.launch.grid[1] * grid.launch.grid[2];
+  each_block(grid, [&](u64 number) {
+    if (block.random() % blocks >= early_blocks) return;
+    start_block();
+    run_threads();
+    // It did not wait: this ends with an error.
+    if (turns.left == 0) end_block(true);
+    grid.begun.emplace(number, put_by());
+  });
+}
+
+inline void finish(Grid &grid) {
+  block.last_is_done = true;
+  each_block(grid, [&](u64 number) {
+    if (const auto begun = grid.begun.extract(number)) {
+      begun.mapped()();
+    } else {
+      start_block();
+    }
+    run_threads();
+    end_block(grid.launch.is_early);
+  });
+}
+
+// Runs kernels of one stream. Those that may begin early do so before anything else is done, the last one first: where one
+// reads or overwrites what is not its own yet, before it has waited, the results are wrong. A GPU may overlap less, but
+// promises nothing of what is seen without a wait (PTX ISA 9.0, griddepcontrol).
+//
+// 0, or the number of the launch, from 1 on, that went wrong, with how in `message`.
+inline u32 run(const std::vector<Entry> &kernels, const Launch *launches, u32 count, u64 seed, char *message,
+               std::size_t capacity) {
+  block.fault.clear();
+  std::deque<Grid> grids;
+  u32 at = 0;
   try {
-    for (blockIdx.z = 0; blockIdx.z < gridDim.z && block.fault.empty(); ++blockIdx.z) {
-      for (blockIdx.y = 0; blockIdx.y < gridDim.y && block.fault.empty(); ++blockIdx.y) {
-        for (blockIdx.x = 0; blockIdx.x < gridDim.x && block.fault.empty(); ++blockIdx.x) run_block();
+    for (at = 0; at < count; ++at) {
+      const Launch &launch = launches[at];
+      if (launch.shared_bytes > sizeof memory) {
+        block.fault = "a block cannot have " + std::to_string(launch.shared_bytes) + " bytes of shared memory";
+        throw 0;
       }
+      grids.push_back({launch, kernels[launch.kernel].bind(launch.arguments), {}});
+    }
+    for (at = count; at-- > 0;) {
+      block.random.seed(~seed);
+      if (launches[at].is_early) begin(grids[at]);
+    }
+    for (at = 0; at < count; ++at) {
+      block.random.seed(seed);
+      finish(grids[at]);
     }
   } catch (int) {
-    // `fail` outside of a thread.
+    // What it is stands in `block.fault`.
   }
   block.current = nullptr;
   std::snprintf(message, capacity, "%s", block.fault.c_str());
-  return block.fault.empty() ? 0 : 1;
+  return block.fault.empty() ? 0 : at + 1;
 }
 
 } // namespace emulator
@@ -168,7 +275,7 @@ inline int launch(const Entry &kernel, const u32 *grid, const u32 *threads, u32 
     const auto &sizes = emulator_entries[kernel].parameters;                                                           \
     return index < sizes.size() ? sizes[index] : 0;                                                                    \
   }                                                                                                                    \
-  EMULATOR_EXPORT int emulate(unsigned kernel, const unsigned *grid, const unsigned *threads, unsigned shared_bytes,   \
-                         void **arguments, unsigned long long seed, char *message, std::size_t capacity) {             \
-    return emulator::launch(emulator_entries[kernel], grid, threads, shared_bytes, arguments, seed, message, capacity);\
+  EMULATOR_EXPORT unsigned emulate(const emulator::Launch *launches, unsigned count, unsigned long long seed,           \
+                                   char *message, std::size_t capacity) {                                              \
+    return emulator::run(emulator_entries, launches, count, seed, message, capacity);                                  \
   }

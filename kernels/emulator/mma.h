@@ -71,6 +71,7 @@ void mma(const char *what, float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2
 inline std::vector<std::vector<int>> copy_groups;
 
 inline const bool mma_hooks = [] {
+  belongs_to_block(copy_groups);
   block.at_start.push_back([] { copy_groups.assign(block.threads.size(), {0}); });
   block.at_end.push_back([] {
     for (const auto &groups : copy_groups) {

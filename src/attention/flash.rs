@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::{Attention, Shape, host};
-use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, TensorMap, multiprocessors, word_of};
+use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, Pass, TensorMap, multiprocessors, word_of};
 
 pub mod tile;
 
@@ -121,11 +121,12 @@ impl Attention for Flash {
             .map(&TensorMap::of(&v4, shape.keys, columns)?)
             .map(&TensorMap::of(&o, 64, columns)?)
             .words(&words);
-        let launch = |items: usize, arguments: &Arguments| {
+        let mut pass = Pass::default();
+        let mut launch = |items: usize, arguments: &Arguments| {
             let blocks = (items as u32 * problem.all_heads()).min(multiprocessors);
             let geometry =
                 Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.shared_bytes() };
-            kernels.forward.launch(geometry, arguments)
+            pass.launch(&kernels.forward, geometry, arguments)
         };
         match (&*parts, &kernels.combine) {
             (Some(parts), Some(combine)) => {
@@ -134,10 +135,12 @@ impl Attention for Flash {
                 let parts_words = parts.words([sums.data_ptr() as u64, lses.data_ptr() as u64]);
                 launch(parts.items.len(), &arguments.words(&parts_words))?;
                 let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&o);
-                combine.launch_early(problem.rows_geometry(problem.n_queries), &arguments)?;
+                pass.launch(combine, problem.rows_geometry(problem.n_queries), &arguments)?;
+                pass.keep([sums, lses]);
             }
             _ => launch(steps.len(), &arguments)?,
         }
+        pass.end()?;
         Ok((host::in_shape(o, &q.size())?, host::in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
 
@@ -188,7 +191,8 @@ impl Attention for Flash {
         let outputs = [&addresses[..], &strides(&o4), &strides(&do4)].concat();
         let grid = |blocks| (blocks, problem.heads, problem.batch);
         let small = Geometry { grid: grid(blocks), block: (256, 1, 1), shared_bytes: 0 };
-        kernels.prepare.launch(small, &Arguments::new().words(&words).words(&outputs))?;
+        let mut pass = Pass::default();
+        pass.launch(&kernels.prepare, small, &Arguments::new().words(&words).words(&outputs))?;
         let (query_box, key_box) = (shape.queries, Backward::KEYS);
         let arguments = Arguments::new()
             .map(&TensorMap::of(&q4, query_box, columns)?)
@@ -198,9 +202,9 @@ impl Attention for Flash {
             .map(&TensorMap::of(&dk, 64, columns)?)
             .map(&TensorMap::of(&dv, 64, columns)?)
             .words(&words);
-        let launch = |items: usize, arguments: &Arguments| {
+        let mut launch = |items: usize, arguments: &Arguments| {
             let (block, shared_bytes) = ((Backward::THREADS, 1, 1), shape.shared_bytes());
-            kernels.backward.launch_early(Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
+            pass.launch(&kernels.backward, Geometry { grid: grid(items as u32), block, shared_bytes }, arguments)
         };
         match (&*parts, &kernels.combine) {
             (Some(parts), Some(combine)) => {
@@ -209,11 +213,13 @@ impl Attention for Flash {
                 let parts_words = parts.words([dks.data_ptr() as u64, dvs.data_ptr() as u64]);
                 launch(parts.items.len(), &arguments.words(&parts_words))?;
                 let arguments = Arguments::new().words(&words).words(&parts_words).tensor(&dk).tensor(&dv);
-                combine.launch_early(problem.rows_geometry(problem.n_keys), &arguments)?;
+                pass.launch(combine, problem.rows_geometry(problem.n_keys), &arguments)?;
+                pass.keep([dks, dvs]);
             }
             _ => launch(steps.len(), &arguments)?,
         }
-        kernels.finish.launch_early(small, &Arguments::new().words(&words).tensor(&dq))?;
+        pass.launch(&kernels.finish, small, &Arguments::new().words(&words).tensor(&dq))?;
+        pass.end()?;
         let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
         Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))
     }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::{Attention, Shape, host};
-use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, word_of};
+use crate::cuda::{self, Arguments, Cache, Geometry, Kernel, Pass, word_of};
 
 pub mod tile;
 
@@ -100,13 +100,15 @@ impl Attention for Portable {
             block: (shape.threads(), 1, 1),
             shared_bytes: shape.shared_bytes(),
         };
-        kernels.forward.launch(geometry, &arguments)?;
+        let mut pass = Pass::default();
+        pass.launch(&kernels.forward, geometry, &arguments)?;
         if split.count > 1 {
             // A warp a row, eight a block.
             let blocks = problem.grid(problem.n_queries, 1, 1)?.div_ceil(8);
             let geometry = Geometry { grid: (blocks, 1, 1), block: (256, 1, 1), shared_bytes: 0 };
-            kernels.combine.launch_early(geometry, &arguments)?;
+            pass.launch(&kernels.combine, geometry, &arguments)?;
         }
+        pass.end()?;
         Ok((host::in_shape(o, &q.size())?, host::in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
 
@@ -158,21 +160,22 @@ impl Attention for Portable {
         words.extend(results.map(|t| t.data_ptr() as u64));
         let arguments = Arguments::new().words(&words);
         let prepare = Geometry { grid: (blocks, problem.heads, problem.batch), block: (256, 1, 1), shared_bytes: 0 };
-        kernels.prepare.launch(prepare, &arguments)?;
+        let mut pass = Pass::default();
+        pass.launch(&kernels.prepare, prepare, &arguments)?;
         let blocks = problem.grid(problem.n_keys, shape.rows(shape.keys), keys.count)?
             + problem.grid(problem.n_queries, shape.rows(shape.queries), queries.count)?;
         ensure!(i32::try_from(blocks).is_ok(), "{blocks} tiles are more than a grid can have");
         let both =
             Geometry { grid: (blocks, 1, 1), block: (shape.threads(), 1, 1), shared_bytes: shape.most_shared_bytes() };
-        kernels.backward.launch_early(both, &arguments)?;
+        pass.launch(&kernels.backward, both, &arguments)?;
         if keys.count > 1 || queries.count > 1 {
             // A thread each four columns, 256 a block; in y dq, dk and dv.
             let rows = problem.grid(problem.n_keys.max(problem.n_queries), 1, 1)?;
             let grid = (rows.div_ceil(256 / (problem.variant.d / 4)), 3, 1);
-            kernels
-                .backward_combine
-                .launch_early(Geometry { grid, block: (256, 1, 1), shared_bytes: 0 }, &arguments)?;
+            let geometry = Geometry { grid, block: (256, 1, 1), shared_bytes: 0 };
+            pass.launch(&kernels.backward_combine, geometry, &arguments)?;
         }
+        pass.end()?;
         let in_shape = |gradient, t: &Tensor| host::in_shape(gradient, &t.size());
         Ok((in_shape(dq, q)?, in_shape(dk, k)?, in_shape(dv, v)?))
     }

@@ -1,23 +1,23 @@
 //! Kernels on the processor: a host compiler builds a [`Program`] against `kernels/emulator`, which runs its blocks one
-//! after the other and every thread as a fiber, in an order drawn from a seed.
+//! after the other and every thread as a fiber, in an order drawn from a seed. Kernels that may overlap do.
 //!
 //! For tests: what a kernel computes is held against a reference on machines without a GPU. It says nothing of speed.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
 use tch::{Kind, Tensor};
 
 use super::jit::{Compiler, Program};
-use super::launch::Geometry;
+use super::launch::{Arguments, Geometry};
 use super::toolchain::Toolchain;
 use crate::error::Fault;
 
@@ -70,16 +70,37 @@ struct Entry {
     parameters: Vec<usize>,
 }
 
-type Emulate = unsafe extern "C" fn(
-    c_uint,
-    *const c_uint,
-    *const c_uint,
-    c_uint,
-    *mut *mut c_void,
-    u64,
-    *mut c_char,
-    usize,
-) -> c_int;
+type Emulate = unsafe extern "C" fn(*const Laid, c_uint, u64, *mut c_char, usize) -> c_uint;
+
+/// A kernel with what it is to be run on.
+pub(super) struct Launch {
+    pub program: Arc<Emulation>,
+    pub kernel: String,
+    pub geometry: Geometry,
+    pub arguments: Arguments,
+    /// Whether it may begin while the one before it runs.
+    pub is_early: bool,
+}
+
+/// `Launch` of kernels/emulator/launch.h.
+#[repr(C)]
+struct Laid {
+    kernel: c_uint,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    is_early: c_uint,
+    arguments: *mut *mut c_void,
+}
+
+/// Runs kernels of one stream to their ends. Those that follow one another and are of one program overlap where they may:
+/// the last begins first.
+///
+/// `arguments` fit their kernels ([`Emulation::parameters`]), and the memory that they point to is there.
+/// Errors: what the emulator found wrong, such as a deadlock, with where every thread stood.
+pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
+    launches.chunk_by(|a, b| Arc::ptr_eq(&a.program, &b.program)).try_for_each(|some| some[0].program.run(some))
+}
 
 /// `program` for the processor, from the cache of compiled kernels where it is there; loaded once in a process.
 ///
@@ -212,36 +233,40 @@ impl Emulation {
         })
     }
 
-    /// Runs the grid to its end.
-    ///
-    /// `arguments` are as many as the kernel has parameters, each to as many bytes as its parameter has.
-    /// Errors: what the emulator found wrong, such as a deadlock, with where every thread stood.
-    pub(super) fn launch(&self, kernel: &str, geometry: Geometry, arguments: &mut [*mut c_void]) -> Result<()> {
-        let entry = self.entry(kernel)?;
-        ensure!(entry.parameters.len() == arguments.len(), "{kernel} has {} parameters", entry.parameters.len());
-        let triple = |(x, y, z): (u32, u32, u32)| [x, y, z];
-        let (grid, block) = (triple(geometry.grid), triple(geometry.block));
-        let threads = block.iter().product::<u32>();
-        ensure!(threads > 0 && threads <= 1024 && threads.is_multiple_of(32), "a block of {block:?} threads");
+    /// As [`run_all`], of kernels of this program.
+    fn run(&self, launches: &[Launch]) -> Result<()> {
+        let mut pointers: Vec<_> = launches.iter().map(|launch| launch.arguments.pointers()).collect();
+        let laid = launches.iter().zip(&mut pointers).map(|(launch, pointers)| self.lay(launch, pointers));
+        let laid = laid.collect::<Result<Vec<_>>>()?;
         let mut message = vec![0u8; 16 << 10];
         let _one = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the arrays have the three numbers that are read, `arguments` what the kernel's parameters take (checked
-        // by the caller), `message` as many bytes as it says; the library's state is not in use by another launch.
-        let status = unsafe {
-            (self.emulate)(
-                entry.index,
-                grid.as_ptr(),
-                block.as_ptr(),
-                geometry.shared_bytes,
-                arguments.as_mut_ptr(),
-                SETTINGS.get().seed,
-                message.as_mut_ptr().cast(),
-                message.len(),
-            )
+        // SAFETY: there are as many launches as it says, whose arguments are what their kernels' parameters take (checked
+        // by the caller), and `message` has as many bytes as it says; the library's state is not in use by another run.
+        let failed = unsafe {
+            let count = c_uint::try_from(laid.len())?;
+            (self.emulate)(laid.as_ptr(), count, SETTINGS.get().seed, message.as_mut_ptr().cast(), message.len())
         };
+        let Some(at) = (failed as usize).checked_sub(1) else { return Ok(()) };
         let words = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
-        ensure!(status == 0, "the emulator stopped: {words}");
-        Ok(())
+        let Launch { kernel, geometry, .. } = &launches[at];
+        Err(anyhow!("the emulator stopped: {words}").context(format!("launching {kernel} as {geometry:?}")))
+    }
+
+    fn lay(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<Laid> {
+        let entry = self.entry(&launch.kernel)?;
+        let (given, wanted) = (arguments.len(), entry.parameters.len());
+        ensure!(given == wanted, "{} has {wanted} parameters, {given} were given", launch.kernel);
+        let Geometry { grid, block, shared_bytes } = launch.geometry;
+        let threads = block.0 * block.1 * block.2;
+        ensure!(threads > 0 && threads <= 1024 && threads.is_multiple_of(32), "a block of {block:?} threads");
+        Ok(Laid {
+            kernel: entry.index,
+            grid: grid.into(),
+            block: block.into(),
+            shared_bytes,
+            is_early: launch.is_early.into(),
+            arguments: arguments.as_mut_ptr(),
+        })
     }
 }
 

@@ -15,9 +15,9 @@ use super::arch::Arch;
 use super::device::{compute_capability, context_of, in_context, keeping_current};
 use super::emulator::{self, Emulation};
 use super::jit::{Built, Compiler, Program};
+use super::pass::Pass;
 use super::tensor_map::TensorMap;
 use crate::error::Fault;
-use crate::torch;
 
 /// A program on one device.
 pub struct Module {
@@ -91,15 +91,15 @@ impl Module {
 /// An entry point of a loaded program.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    name: String,
-    device: Device,
-    target: Target,
+    pub(super) name: String,
+    pub(super) device: Device,
+    pub(super) target: Target,
     /// Bytes of each parameter.
     parameters: Vec<usize>,
 }
 
 #[derive(Debug, Clone)]
-enum Target {
+pub(super) enum Target {
     Function { context: Arc<CudaContext>, function: CudaFunction },
     Emulated(Arc<Emulation>),
 }
@@ -136,40 +136,13 @@ impl Kernel {
     ///
     /// Errors: arguments that do not fit the kernel; CUDA's, which may be those of earlier kernels; the emulator's.
     pub fn launch(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
-        self.launch_with(geometry, arguments, false)
+        let mut alone = Pass::default();
+        alone.launch(self, geometry, arguments)?;
+        alone.end()
     }
 
-    /// As [`Self::launch`], but the kernel may begin while the one before it in the stream still runs, from when all of
-    /// that one's blocks have allowed it (`allow_next_kernel` in `kernels/lib/base.cuh`). Every block of it must wait
-    /// for the end of that one (`await_last_kernel`) before it reads what that one makes, before it writes what that one
-    /// may still read, and in any case before the block's own end. Before compute capability 9.0 no kernel can begin so.
-    pub fn launch_early(&self, geometry: Geometry, arguments: &Arguments) -> Result<()> {
-        let overlaps = match self.device {
-            Device::Cuda(index) => compute_capability(index)? >= (9, 0),
-            _ => false,
-        };
-        self.launch_with(geometry, arguments, overlaps)
-    }
-
-    fn launch_with(&self, geometry: Geometry, arguments: &Arguments, is_early: bool) -> Result<()> {
-        self.check(arguments)?;
-        let mut pointers = arguments.pointers();
-        let launched = match &self.target {
-            Target::Emulated(emulation) => emulation.launch(&self.name, geometry, &mut pointers),
-            Target::Function { context, function } => {
-                let stream = torch::stream::current_stream(self.device)?;
-                in_context(context, || {
-                    let (function, stream) = (function.cu_function(), stream as sys::CUstream);
-                    // SAFETY: the function is loaded and belongs to the context that is current, as the stream does;
-                    // every pointer is to as many bytes as the parameter has, which CUDA copies before it returns.
-                    unsafe { enqueue(function, geometry, stream, &mut pointers, is_early) }
-                })
-            }
-        };
-        launched.with_context(|| format!("launching {} as {geometry:?}", self.name))
-    }
-
-    fn check(&self, arguments: &Arguments) -> Result<()> {
+    /// That the arguments are the kernel's, as far as their number, sizes and devices tell.
+    pub(super) fn check(&self, arguments: &Arguments) -> Result<()> {
         let (name, given, wanted) = (&self.name, &arguments.list, &self.parameters);
         ensure!(given.len() == wanted.len(), "{name} has {} parameters, {} were given", wanted.len(), given.len());
         for (i, (given, wanted)) in given.iter().zip(wanted).enumerate() {
@@ -179,39 +152,6 @@ impl Kernel {
         }
         Ok(())
     }
-}
-
-/// Puts a kernel on `stream`.
-///
-/// # Safety
-/// The function and the stream must be of the current context, and each pointer to the bytes of one parameter.
-unsafe fn enqueue(
-    function: sys::CUfunction,
-    geometry: Geometry,
-    stream: sys::CUstream,
-    parameters: &mut [*mut c_void],
-    is_early: bool,
-) -> Result<(), result::DriverError> {
-    let Geometry { grid, block, shared_bytes } = geometry;
-    let mut early = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-    };
-    let config = sys::CUlaunchConfig {
-        gridDimX: grid.0,
-        gridDimY: grid.1,
-        gridDimZ: grid.2,
-        blockDimX: block.0,
-        blockDimY: block.1,
-        blockDimZ: block.2,
-        sharedMemBytes: shared_bytes,
-        hStream: stream,
-        attrs: &mut early,
-        numAttrs: u32::from(is_early),
-    };
-    // SAFETY: the caller's; the config and the attribute outlive the call, which copies them.
-    unsafe { sys::cuLaunchKernelEx(&config, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
 }
 
 /// A kernel's arguments in order.
@@ -266,7 +206,7 @@ impl Arguments {
     }
 
     /// As `cuLaunchKernel` takes them; they hold while `self` is borrowed and unchanged.
-    fn pointers(&self) -> Vec<*mut c_void> {
+    pub(super) fn pointers(&self) -> Vec<*mut c_void> {
         self.list.iter().map(|argument| self.words[argument.first_word..].as_ptr().cast_mut().cast()).collect()
     }
 }

@@ -1,9 +1,11 @@
 //! What the emulator runs, and what it tells of kernels that are wrong.
 
+use std::sync::OnceLock;
+
 use tch::Device;
 
 use super::*;
-use crate::cuda::{Arguments, Kernel};
+use crate::cuda::{Arguments, Kernel, Pass};
 
 /// The emulator's own headers beside one kernel of the test.
 struct Folders {
@@ -120,4 +122,78 @@ fn a_cache_that_cannot_be_written_is_replaced() {
     let library = build(&compiler, &PROBE).unwrap();
     assert!(library.starts_with(std::env::temp_dir()) && Emulation::open(&library).is_ok());
     fs::remove_file(library).unwrap();
+}
+
+/// `first` adds one to each of 96 floats; the others follow it and may overlap with it.
+const OVERLAPPING: &str = r#"
+#include "lib/hopper.cuh"
+#define KERNEL(name) extern "C" __global__ void name(float *x)
+#define AT const u32 t = threadIdx.x, at = 32 * blockIdx.x + t
+
+KERNEL(first) { AT; allow_next_kernel(); x[at] += 1.0f; }
+
+// What a block has in registers, shared memory and barriers is there behind the wait.
+KERNEL(waits) {
+  AT;
+  extern __shared__ unsigned char memory[];
+  float *shared = reinterpret_cast<float *>(memory);
+  const u32 barrier = shared_address(memory) + 128;
+  shared[t] = 10.0f * at;
+  if (t == 0) barrier_init(barrier, 1);
+  __syncwarp();
+  const float own = shared[t ^ 1];
+  await_last_kernel();
+  if (t == 0) barrier_arrive(barrier);
+  barrier_wait(barrier, 0);
+  x[at] = 1000.0f * x[at] + own + shared[t];
+}
+KERNEL(waits_in_one_thread) { AT; if (t == 5) await_last_kernel(); __syncthreads(); x[at] *= 3.0f; }
+KERNEL(reads_early) { AT; const float early = x[at]; await_last_kernel(); x[at] = 3.0f * early; }
+KERNEL(writes_early) { AT; x[at] = 7.0f; await_last_kernel(); }
+KERNEL(waits_in_some_blocks) { AT; if (blockIdx.x != 1) await_last_kernel(); x[at] = 7.0f; }
+KERNEL(waits_for_ever) { AT; if (t == 0) await_last_kernel(); if (t != 1) __syncthreads(); x[at] = 7.0f; }
+"#;
+
+/// What `first` and, behind it, `kernels` leave of 96 zeros.
+fn overlap(kernels: &[&str]) -> Result<Vec<f32>> {
+    static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
+    let (_, emulation) = LOADED.get_or_init(|| {
+        let folders = folders(OVERLAPPING);
+        let emulation = Emulation::open(&build(&folders.compiler, &PROBE).unwrap()).unwrap();
+        (folders, Arc::new(emulation))
+    });
+    let values = Tensor::zeros([96], (Kind::Float, Device::Cpu));
+    let geometry = Geometry { grid: (3, 1, 1), block: (32, 1, 1), shared_bytes: 256 };
+    let mut pass = Pass::default();
+    for name in [&["first"], kernels].concat() {
+        let kernel = Kernel::emulated(name, emulation.clone())?;
+        pass.launch(&kernel, geometry, &Arguments::new().tensor(&values))?;
+    }
+    pass.end()?;
+    Ok(Vec::try_from(values)?)
+}
+
+#[test]
+fn a_kernel_that_waits_for_the_one_before_it_sees_what_that_one_made() {
+    let expected: Vec<f32> = (0..96).map(|at| 1000.0 + 10.0 * ((at ^ 1) + at) as f32).collect();
+    assert_eq!(overlap(&["waits"]).unwrap(), expected);
+    assert_eq!(overlap(&["waits_in_one_thread", "waits_in_one_thread"]).unwrap(), [9.0; 96]);
+}
+
+#[test]
+fn what_a_kernel_does_before_it_waits_shows_in_the_results() {
+    assert_eq!(overlap(&["reads_early"]).unwrap(), [0.0; 96], "the sums were not there yet");
+    assert_eq!(overlap(&["writes_early"]).unwrap(), [8.0; 96], "what is added to was overwritten");
+    // Nor is there anything of a kernel before the one before.
+    assert_eq!(overlap(&["waits_in_one_thread", "reads_early"]).unwrap(), [0.0; 96]);
+}
+
+#[test]
+fn a_block_that_does_not_wait_for_the_kernel_before_it_is_named() {
+    let words = |kernel| format!("{:#}", overlap(&["waits_in_one_thread", kernel]).unwrap_err());
+    let told = words("waits_in_some_blocks");
+    assert!(told.contains("launching waits_in_some_blocks as"), "{told}");
+    assert!(told.contains("block (1, 0, 0): no thread called await_last_kernel"), "{told}");
+    let told = words("waits_for_ever");
+    assert!(told.contains("no thread of block (0, 0, 0) can go on: thread 0 waits for barrier 0"), "{told}");
 }
