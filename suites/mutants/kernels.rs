@@ -25,7 +25,9 @@ struct Mutant {
 
 const FORWARD: (&str, &str) = ("flash_forward", "hopper_kernel");
 const BACKWARD: (&str, &str) = ("flash_backward", "hopper_kernels");
+const PORTABLE_BACKWARD: (&str, &str) = ("flash_backward", "portable_kernels");
 const WRONG: &str = "is off by";
+const NOT_AWAITED: &str = "no thread called await_last_kernel";
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -109,6 +111,30 @@ const MUTANTS: &[Mutant] = &[
         words: "",
     },
     Mutant {
+        name: "only_the_last_statistics_are_waited_for",
+        file: "flash_backward.cu",
+        line: "    if (count == 0) await_last_kernel();\n",
+        changed: "    if (block + 1 == work.blocks) await_last_kernel();\n",
+        check: BACKWARD,
+        words: WRONG,
+    },
+    Mutant {
+        name: "keys_that_no_query_sees_do_not_wait",
+        file: "flash_backward.cu",
+        line: "  if (work.first >= work.blocks) await_last_kernel();\n",
+        changed: "",
+        check: BACKWARD,
+        words: NOT_AWAITED,
+    },
+    Mutant {
+        name: "half_of_dq_is_read_before_it_is_there",
+        file: "flash_backward.cu",
+        line: "Problem problem, element *dq) {\n  await_last_kernel();\n",
+        changed: "Problem problem, element *dq) {\n  if (threadIdx.x < 128) await_last_kernel();\n",
+        check: BACKWARD,
+        words: WRONG,
+    },
+    Mutant {
         name: "a_tile_is_overwritten_while_it_is_read",
         file: "textbook_forward.cu",
         line: "    // No thread reads the tiles before any more.\n    __syncthreads();\n",
@@ -125,11 +151,27 @@ const MUTANTS: &[Mutant] = &[
         words: "",
     },
     Mutant {
+        name: "a_part_without_columns_does_not_wait",
+        file: "portable_backward.cu",
+        line: "      await_last_kernel();\n      return false;\n",
+        changed: "      return false;\n",
+        check: PORTABLE_BACKWARD,
+        words: NOT_AWAITED,
+    },
+    Mutant {
+        name: "a_warp_reads_statistics_before_they_are_there",
+        file: "portable_backward.cu",
+        line: "`portable_backward_prepare`.\n    await_last_kernel();\n",
+        changed: "`portable_backward_prepare`.\n    if (threadIdx.x >= 32) await_last_kernel();\n",
+        check: PORTABLE_BACKWARD,
+        words: WRONG,
+    },
+    Mutant {
         name: "the_last_part_is_not_added",
         file: "portable_backward.cu",
         line: "part < count; ++part",
         changed: "part < count - 1; ++part",
-        check: ("flash_backward", "portable_kernels"),
+        check: PORTABLE_BACKWARD,
         words: WRONG,
     },
 ];
