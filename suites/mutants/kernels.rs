@@ -111,6 +111,14 @@ const MUTANTS: &[Mutant] = &[
         words: "",
     },
     Mutant {
+        name: "q_is_given_back_before_dk_is_multiplied",
+        file: "flash_backward.cu",
+        line: "    wgmma_wait<0>();\n    hold(dk);\n    hold(ds_pairs);\n    release(q_free_barrier + stage, block);\n",
+        changed: "    release(q_free_barrier + stage, block);\n    wgmma_wait<0>();\n    hold(dk);\n    hold(ds_pairs);\n",
+        check: BACKWARD,
+        words: WRONG,
+    },
+    Mutant {
         name: "only_the_last_statistics_are_waited_for",
         file: "flash_backward.cu",
         line: "    if (count == 0) await_last_kernel();\n",
@@ -121,7 +129,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "keys_that_no_query_sees_do_not_wait",
         file: "flash_backward.cu",
-        line: "  if (work.first >= work.blocks) await_last_kernel();\n",
+        line: "  if (work.first >= work.blocks && starts) await_last_kernel();\n",
         changed: "",
         check: BACKWARD,
         words: NOT_AWAITED,
