@@ -1,6 +1,7 @@
 //! Ranks as threads of this process, and one test with a real process that is killed.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier, Mutex};
@@ -206,6 +207,28 @@ fn works_end_in_the_order_of_their_calls_and_tell_so_before_the_waiter_goes_on()
         works.pop().unwrap().wait(PATIENCE).unwrap();
         assert_eq!(*ended.lock().unwrap(), [0, 1, 2, 3]);
     });
+}
+
+#[test]
+fn the_device_thread_lets_others_keep_their_processor_and_the_callers_policy_is_as_before() {
+    /// `SCHED_BATCH`, and the place of a thread's policy after its name (proc_pid_stat(5): fields 3 and 41).
+    const BATCH: &str = "3";
+    const POLICY: usize = 41 - 3;
+    let policy = |thread: &Path| {
+        let stat = std::fs::read_to_string(thread.join("stat")).ok()?;
+        Some(stat.rsplit_once(") ")?.1.split(' ').nth(POLICY)?.to_string())
+    };
+    let before = policy(Path::new("/proc/thread-self")).unwrap();
+    let of_rank = ranks(2, PATIENCE, |_group| {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let policies: Vec<_> = threads.filter_map(|thread| policy(&thread.unwrap().path())).collect();
+        (policy(Path::new("/proc/thread-self")).unwrap(), policies)
+    });
+    for (own, policies) in of_rank {
+        assert_eq!(own, before);
+        // A user who chose another policy for the whole process keeps it.
+        assert!(before != "0" || policies.iter().any(|policy| policy == BATCH), "{policies:?}");
+    }
 }
 
 #[test]
