@@ -1,4 +1,5 @@
-//! The drift gate: every answer, rendered from the committed records alone, is what `snapshots/rendered` holds.
+//! The drift gate: every answer, rendered from the committed records alone, is what `snapshots/rendered` holds, and the README
+//! says what they say.
 //!
 //! After a wanted change: `INSTA_UPDATE=always cargo test --test drift`, look at the diff, commit.
 
@@ -7,8 +8,9 @@ use std::path::Path;
 
 use cs336::cli::writeup::{Source, accepted_markdown, document};
 use cs336::harness::record::{CaseRecord, Outcome};
+use cs336::harness::stats::median;
 use cs336::harness::store::Layout;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn layout() -> Layout {
     Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() }
@@ -37,6 +39,47 @@ fn no_rendered_snapshot_is_without_its_answer() {
         accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
     let orphans: Vec<String> = files.filter(|file| !answers.contains(file.trim_end_matches(".new"))).collect();
     assert!(orphans.is_empty(), "snapshots/rendered holds what no registered problem answers: {orphans:?}");
+}
+
+/// Of an accepted record of a GPU, the row of the first case whose parameters are these.
+fn row(problem: &str, params: &Value) -> Value {
+    let path = layout().root.join("snapshots").join("gpu").join(format!("{problem}.json"));
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let wanted = |case: &&Value| params.as_object().unwrap().iter().all(|(key, value)| case["params"][key] == *value);
+    let case = record["cases"].as_array().unwrap().iter().find(wanted).expect("a case with these parameters");
+    case["outcome"]["row"].clone()
+}
+
+fn seconds(timing: &Value) -> f64 {
+    median(&serde_json::from_value::<Vec<f64>>(timing["samples"].clone()).unwrap())
+}
+
+#[test]
+fn the_figures_of_the_readme_are_those_of_the_records() {
+    let step = |attention: &str| {
+        let params = json!({"size": "xl", "context_length": 1024, "dtype": "bfloat16", "pass": "training_step",
+            "attention": attention, "execution": "eager"});
+        1e3 * seconds(&row("benchmarking_script", &params)["total"])
+    };
+    let heads = row("flash_benchmarking", &json!({"measure": "cell", "batch": 16, "d_model": 64}));
+    let pass = |column: &str, pass: &str| 1e3 * seconds(&heads["columns"][column]["passes"][pass]["row"]);
+    let float32 = json!({"dtype": "float32", "bucket_size_mb": 100.0});
+    let steps = |problem: &str| row(problem, &float32)["steps"].clone();
+    let (buckets, shared) = (steps("ddp_bucketed_benchmarking"), steps("optimizer_state_sharding_accounting"));
+    let of = |steps: &Value, name: &str| seconds(&steps["strategies"][name]["step"]["last_rank"]);
+    let single = seconds(&buckets["single"]["last_rank"]);
+    let expected = [
+        format!("{:.1} ms with our attention, {:.1} ms with plain", step("flash"), step("naive")),
+        format!("forward {:.3} ms, backward {:.3} ms", pass("flash", "forward"), pass("flash", "backward")),
+        format!("cuDNN {:.3} and {:.3} ms", pass("sdpa_cudnn", "forward"), pass("sdpa_cudnn", "backward")),
+        format!("{:.3} in buckets without copies", of(&buckets, "overlap_coalesced") / single),
+        format!("PyTorch's DDP {:.3}", seconds(&buckets["pytorch_ddp"]["last_rank"]) / single),
+        format!("{:.3} of the step of bucketed", of(&shared, "zero1_in_backward") / of(&shared, "overlap_bucketed")),
+    ];
+    let readme = std::fs::read_to_string(layout().root.join("README.md")).unwrap();
+    for words in expected {
+        assert!(readme.contains(&words), "README.md does not say {words:?}, as the records do");
+    }
 }
 
 /// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.
