@@ -110,12 +110,16 @@ fn an_attestation_that_is_stale_failed_or_missing_is_named_as_such() {
         ("repeats", Outcome::Failed { error: "dk differs".into() }, None),
         ("memcheck", row(Some(0)), None),
         ("racecheck", row(Some(2)), None),
+        ("refills", row(None), None),
+        ("refills_repeat", row(None), None),
+        ("refills_memcheck", row(Some(0)), None),
     ]);
     for words in [
-        "Of 10 trials on a GPU, 2 attest to the kernels as they are now (hopper: ragged lengths, memory checker).",
+        "Of 18 trials on a GPU, 5 attest to the kernels as they are now (hopper: ragged lengths, memory checker, refills, \
+         repeats with refills, memory checker with refills).",
         "Failed: hopper: repeats (dk differs), race checker (errors reported: 2).",
         "Stale: hopper: adversarial inputs (kernels/flash\\_forward.cu has changed since).",
-        "Not measured: portable: ragged lengths, adversarial inputs, repeats, memory checker, race checker.",
+        "Not measured: hopper: race checker with refills; portable: ragged lengths, adversarial inputs, ",
         "| hopper | adversarial inputs (stale) |",
     ] {
         assert!(answer.contains(words), "{words}: {answer}");

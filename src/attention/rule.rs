@@ -184,8 +184,8 @@ impl fmt::Display for Shares {
     }
 }
 
-/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns. On a GPU they are so long
-/// that the kernels fill every buffer in shared memory several times; the emulator's time grows with the square.
+/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns. In the
+/// emulator they are shorter, as its time grows with the square of the length.
 pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
     let n = if device == Device::Cpu { 150 } else { 700 };
     let shape = [n, n, d];

@@ -85,16 +85,16 @@ pub fn views_of(flat: &Tensor, shapes: impl Iterator<Item = Vec<i64>>) -> Result
 
 /// One bucket for each dtype and device, whatever its size.
 pub fn unbounded(parameters: &[(String, Tensor)]) -> Result<Vec<Bucket>> {
-    buckets(parameters, f64::INFINITY, 1)
+    buckets(parameters, f64::INFINITY)
 }
 
 /// Buckets of at most `options.bucket_size_mb`, in the order in which backward is expected to complete them.
-pub fn bounded(parameters: &[(String, Tensor)], options: &Options, shards: usize) -> Result<Vec<Bucket>> {
-    buckets(parameters, options.bucket_bytes()?, shards)
+pub fn bounded(parameters: &[(String, Tensor)], options: &Options) -> Result<Vec<Bucket>> {
+    buckets(parameters, options.bucket_bytes()?)
 }
 
-fn buckets(parameters: &[(String, Tensor)], capacity: f64, shards: usize) -> Result<Vec<Bucket>> {
-    planned(parameters, capacity).into_iter().map(|members| Bucket::new(members, shards)).collect()
+fn buckets(parameters: &[(String, Tensor)], capacity: f64) -> Result<Vec<Bucket>> {
+    planned(parameters, capacity).into_iter().map(|members| Bucket::new(members, 1)).collect()
 }
 
 /// The members of each bucket of at most `capacity` bytes, as [`assign`] has them.
@@ -173,7 +173,7 @@ mod tests {
         for (blueprint, expected) in [(Blueprint::toy(), [3, 3, 1]), (Blueprint::tied(), [4, 4, 1])] {
             let parameters = trained(Toy::new(&blueprint).unwrap().named_parameters());
             for (bucket_size_mb, count) in [0.0016, 0.0001, 0.01].into_iter().zip(expected) {
-                let buckets = bounded(&parameters, &Options { bucket_size_mb }, 1).unwrap();
+                let buckets = bounded(&parameters, &Options { bucket_size_mb }).unwrap();
                 assert_eq!(buckets.len(), count, "{} at {bucket_size_mb} MB", blueprint.name);
             }
         }

@@ -137,15 +137,16 @@ impl Collective for Faulty {
     }
 
     fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        if !matches!(self.fault, Fault::Local | Fault::WrongShard) {
+            return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op));
+        }
         for (output, input) in outputs.iter().zip(inputs) {
-            let mine = match self.fault {
-                Fault::Local => self.shard(input, 0)?,
-                Fault::WrongShard => {
-                    let whole = input.copy();
-                    self.sound.all_reduce(&whole, op)?;
-                    self.shard(&whole, 1)?
-                }
-                _ => return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op)),
+            let mine = if self.fault == Fault::Local {
+                self.shard(input, 0)?
+            } else {
+                let whole = input.copy();
+                self.sound.all_reduce(&whole, op)?;
+                self.shard(&whole, 1)?
             };
             output.shallow_clone().f_copy_(&mine)?;
         }

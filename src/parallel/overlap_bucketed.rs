@@ -13,7 +13,7 @@ pub const STRATEGY: Strategy = Strategy { name: "overlap_bucketed", construct };
 
 fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let buckets = bounded(&trained(parameters), options, 1)?;
+    let buckets = bounded(&trained(parameters), options)?;
     let units: Vec<_> = buckets.iter().map(Bucket::parameters).collect();
     let collective = collective.clone();
     let launch = move |unit: usize| {

@@ -88,7 +88,7 @@ pub fn run(optimizer: &str, world_size: usize, cases: &[Case]) -> Result<Report>
     let mut whole = Report::default();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
-        // Flat shards are padded: a parameter and a shard to the alignment, in as many buckets as parameters at most.
+        // What lies in flat buffers is padded: a parameter and a shard to the alignment, in as many buckets as parameters at most.
         let padding = match optimizer.rsplit('@').next().and_then(trainer::zero1) {
             Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
             None => 0,

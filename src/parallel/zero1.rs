@@ -74,7 +74,8 @@ struct Shard {
 }
 
 impl Zero1 {
-    /// Wraps a replica: every rank takes rank 0's parameters, which move into flat buffers and stay the same tensors.
+    /// Wraps a replica: every rank takes rank 0's parameters. Those that cannot be cut where they lie move into flat
+    /// buffers; all stay the same tensors.
     pub fn new(
         parameters: &[(String, Tensor)],
         optimizer: Box<dyn Optimizer>,

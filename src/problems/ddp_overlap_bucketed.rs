@@ -58,7 +58,7 @@ fn buckets_of(bucket_size_mb: f64) -> Result<Value> {
     let mut row = json!({ "bucket_size_mb": bucket_size_mb });
     for blueprint in [Blueprint::toy(), Blueprint::tied()] {
         let network = Toy::new(&blueprint)?;
-        let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb }, 1)?;
+        let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb })?;
         let members: Vec<Vec<String>> =
             buckets.iter().map(|bucket| bucket.parameters().into_iter().map(|(name, _)| name).collect()).collect();
         row[&blueprint.name] = json!(members);

@@ -218,7 +218,8 @@ pub struct Backward {
 impl Backward {
     pub const KEYS: u32 = 128;
     pub const THREADS: u32 = 384;
-    const STAGES: u32 = 2;
+    /// Buffers for blocks of Q and dO.
+    pub const STAGES: u32 = 2;
 
     pub fn of(variant: Variant) -> Self {
         Self { variant, queries: if variant.d == 128 { 64 } else { 128 }, is_split: false }
@@ -248,7 +249,7 @@ impl Backward {
         2 * Self::KEYS * row
             + Self::STAGES * stage
             + 2 * 2 * self.queries * Self::KEYS
-            + 8 * (2 + 4 * Self::STAGES)
+            + 8 * (2 + 2 * Self::STAGES)
             + ALIGNMENT
     }
 }

@@ -43,7 +43,7 @@ fn with_units(
     units_of: fn(&[Bucket]) -> Units,
 ) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let buckets = bounded(&trained(parameters), options, 1)?;
+    let buckets = bounded(&trained(parameters), options)?;
     for bucket in &buckets {
         let members = bucket.parameters();
         let views = views_of(&bucket.flat, members.iter().map(|(_, parameter)| parameter.size()))?;

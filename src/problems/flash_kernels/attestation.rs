@@ -51,6 +51,12 @@ pub enum Trial {
     Memcheck,
     /// And under its checker of races in shared memory.
     Racecheck,
+    /// Shapes whose blocks fill every buffer in shared memory several times, by the rule.
+    Refills,
+    /// Repeats of such a shape.
+    RefillsRepeat,
+    RefillsMemcheck,
+    RefillsRacecheck,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,6 +82,24 @@ const HOPPER_DIMENSIONS: [i64; 6] = [16, 32, 40, 64, 80, 128];
 const REPEATS: u32 = 1000;
 const EMULATED_REPEATS: u32 = 3;
 
+/// Heads of as many queries as keys.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    heads: i64,
+    n: i64,
+    is_causal: bool,
+}
+
+impl Shape {
+    /// In the emulator fewer and shorter: it has three multiprocessors, and its time grows with the square.
+    fn on(self, device: Device) -> Self {
+        match device {
+            Device::Cpu => Self { heads: self.heads.min(3), n: self.n.min(150), ..self },
+            _ => self,
+        }
+    }
+}
+
 impl Implementation {
     fn attention(self) -> &'static dyn Attention {
         match self {
@@ -97,6 +121,23 @@ impl Implementation {
             (Device::Cpu, _) => &EMULATED_DIMENSIONS,
             (_, Self::Hopper) => &HOPPER_DIMENSIONS,
             (_, Self::Portable) => &DIMENSIONS,
+        }
+    }
+
+    /// Enough heads that tiles stay whole, and each so long that a block fills every buffer several times.
+    fn whole_tiles(self) -> [Shape; 2] {
+        let (heads, n) = match self {
+            Self::Hopper => (16, 700),
+            Self::Portable => (80, 300),
+        };
+        [true, false].map(|is_causal| Shape { heads, n, is_causal })
+    }
+
+    /// Heads so long that each part of a tile does.
+    fn parts(self) -> Shape {
+        match self {
+            Self::Hopper => Shape { heads: 2, n: 4096, is_causal: true },
+            Self::Portable => Shape { heads: 2, n: 2560, is_causal: false },
         }
     }
 
@@ -144,9 +185,13 @@ impl Measure for Attestation {
         match trial {
             Trial::Ragged => ragged(implementation, device),
             Trial::Adversarial => adversarial(implementation, device),
-            Trial::Repeats => repeats(implementation, device),
-            Trial::Memcheck => sanitized(implementation, Tool::Memcheck, device),
-            Trial::Racecheck => sanitized(implementation, Tool::Racecheck, device),
+            Trial::Repeats => repeats(implementation, Shape { heads: 3, n: 777, is_causal: true }, device),
+            Trial::Memcheck => sanitized(implementation, "adversarial", Tool::Memcheck, device),
+            Trial::Racecheck => sanitized(implementation, "adversarial", Tool::Racecheck, device),
+            Trial::Refills => refills(implementation, device),
+            Trial::RefillsRepeat => repeats(implementation, implementation.whole_tiles()[0], device),
+            Trial::RefillsMemcheck => sanitized(implementation, "refills", Tool::Memcheck, device),
+            Trial::RefillsRacecheck => sanitized(implementation, "refills", Tool::Racecheck, device),
         }
     }
 }
@@ -184,11 +229,29 @@ fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
     held(cases, implementation, device)
 }
 
-fn repeats(implementation: Implementation, device: Device) -> Result<Row> {
-    let (n, runs) = if device == Device::Cpu { (150, EMULATED_REPEATS) } else { (777, REPEATS) };
+/// Whole tiles of every d and type, and parts of every d.
+fn refills(implementation: Implementation, device: Device) -> Result<Row> {
+    let (whole, parts) = (implementation.whole_tiles(), implementation.parts());
+    let mut cases = Vec::new();
+    for &d in implementation.dimensions(device) {
+        for &kind in implementation.kinds() {
+            cases.extend(whole.map(|shape| (shape, d, kind)));
+        }
+        cases.push((parts, d, implementation.kinds()[0]));
+    }
+    let draw = |(shape, d, kind): (Shape, i64, Kind)| {
+        let Shape { heads, n, is_causal } = shape.on(device);
+        Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
+    };
+    held(cases.into_iter().map(draw), implementation, device)
+}
+
+fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Result<Row> {
+    let runs = if device == Device::Cpu { EMULATED_REPEATS } else { REPEATS };
+    let Shape { heads, n, is_causal } = shape.on(device);
     let kind = implementation.kinds()[0];
     for &d in implementation.dimensions(device) {
-        let case = Case::draw(device, &[1, 3], [n, n, d], kind, true, 1.0)?;
+        let case = Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)?;
         let first = case.run(implementation.attention(), kind)?;
         for run in 1..runs {
             let again = case.run(implementation.attention(), kind)?;
@@ -203,8 +266,8 @@ fn repeats(implementation: Implementation, device: Device) -> Result<Row> {
     Ok(Row { dimensions, cases: runs, worst_share: None, findings: None })
 }
 
-/// The adversarial trial in a process of its own, under `tool`.
-fn sanitized(implementation: Implementation, tool: Tool, device: Device) -> Result<Row> {
+/// The trial of that name in a process of its own, under `tool`.
+fn sanitized(implementation: Implementation, trial: &str, tool: Tool, device: Device) -> Result<Row> {
     if device == Device::Cpu {
         let needs = "a GPU: the emulator checks accesses and their order by itself, in every trial".to_string();
         return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
@@ -212,7 +275,8 @@ fn sanitized(implementation: Implementation, tool: Tool, device: Device) -> Resu
     let name = serde_json::to_value(implementation)?;
     let setting = format!("implementation={}", name.as_str().context("an implementation has a name")?);
     let mut program = Command::new(std::env::current_exe()?);
-    program.args(["measure", "flash_backward", "--profile", "gpu", "--set", "trial=adversarial", "--set", &setting]);
+    let trial = format!("trial={trial}");
+    program.args(["measure", "flash_backward", "--profile", "gpu", "--set", &trial, "--set", &setting]);
     let (printed, findings) = tool.watch(&program, implementation.prefix())?;
     let start = printed.find('{').with_context(|| format!("the trial printed no row: {printed}"))?;
     let row: Row = serde_json::Deserializer::from_str(&printed[start..]).into_iter().next().context("no row")??;
@@ -227,6 +291,52 @@ mod tests {
     fn every_kernel_is_one_implementations() {
         let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
         assert_eq!(of_both, Attestation::KERNELS);
+    }
+
+    /// On 132 multiprocessors.
+    #[test]
+    fn refills_fill_every_buffer_again_whole_and_in_parts() {
+        use crate::attention::flash::tile::{Backward, Forward, Parts, Variant, kernel_dimension};
+        let Shape { heads, n, is_causal: causal } = Implementation::Hopper.parts();
+        let shapes = Implementation::Hopper.whole_tiles().map(|s| (s.heads, s.n, s.is_causal, false));
+        for (heads, n, is_causal, is_cut) in shapes.into_iter().chain([(heads, n, causal, true)]) {
+            for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
+                let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
+                let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+                let n = n as u32;
+                for (steps, stages) in [(forward.steps(n, n), forward.stages), (backward.steps(n, n), Backward::STAGES)]
+                {
+                    let parts = Parts::of(&steps, heads as u32, 132);
+                    assert_eq!(parts.is_some(), is_cut, "{variant:?}, {heads} heads of {n}");
+                    let longest = parts.map_or_else(|| steps.iter().copied().max().unwrap(), |parts| parts.steps);
+                    assert!(longest > stages, "{variant:?}, {heads} heads of {n}: {longest} steps, {stages} buffers");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refills_fill_every_buffer_of_the_portable_kernels_again() {
+        use crate::attention::portable::tile::{Backward, Element, Forward, Variant};
+        let parts = Implementation::Portable.parts();
+        let shapes = Implementation::Portable.whole_tiles().into_iter().map(|shape| (shape, false));
+        for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
+            let (heads, n) = (heads as u32, n as u32);
+            for variant in
+                Variant::all().filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
+            {
+                let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+                let [keys, queries] = backward.splits(n, n, heads, 132);
+                for (split, stages) in [
+                    (forward.split(n, n, heads, 132), forward.stages),
+                    (keys, backward.stages),
+                    (queries, backward.stages),
+                ] {
+                    assert!(split.blocks > stages, "{variant:?}, {heads} heads of {n}: {split:?}, {stages} buffers");
+                }
+                assert_eq!(forward.split(n, n, heads, 132).count > 1, is_cut, "{variant:?}, {heads} heads of {n}");
+            }
+        }
     }
 
     #[test]
@@ -258,9 +368,10 @@ mod tests {
 
     #[test]
     fn the_emulator_is_held_to_the_same_trials_and_no_sanitizer_is_pretended() {
-        let row = repeats(Implementation::Hopper, Device::Cpu).unwrap();
+        let shape = Implementation::Hopper.parts();
+        let row = repeats(Implementation::Hopper, shape, Device::Cpu).unwrap();
         assert_eq!((row.cases, row.dimensions, row.findings), (EMULATED_REPEATS, vec![64], None));
-        let error = sanitized(Implementation::Hopper, Tool::Memcheck, Device::Cpu).unwrap_err();
+        let error = sanitized(Implementation::Hopper, "adversarial", Tool::Memcheck, Device::Cpu).unwrap_err();
         assert!(matches!(error.downcast_ref::<Fault>(), Some(Fault::NotAvailable { .. })), "{error:#}");
     }
 }
