@@ -1,0 +1,87 @@
+//! What the trials try, and that a sanitizer is told what it is to look at.
+
+use super::*;
+
+#[test]
+fn every_kernel_is_one_implementations() {
+    let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
+    assert_eq!(of_both, Attestation::KERNELS);
+}
+
+/// On 132 multiprocessors.
+#[test]
+fn refills_fill_every_buffer_again_whole_and_in_parts() {
+    use crate::attention::flash::tile::{Backward, Forward, Parts, Variant, kernel_dimension};
+    let Shape { heads, n, is_causal: causal } = Implementation::Hopper.parts();
+    let shapes = Implementation::Hopper.whole_tiles().map(|s| (s.heads, s.n, s.is_causal, false));
+    for (heads, n, is_causal, is_cut) in shapes.into_iter().chain([(heads, n, causal, true)]) {
+        for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
+            let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
+            let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+            let n = n as u32;
+            for (steps, stages) in [(forward.steps(n, n), forward.stages), (backward.steps(n, n), Backward::STAGES)] {
+                let parts = Parts::of(&steps, heads as u32, 132);
+                assert_eq!(parts.is_some(), is_cut, "{variant:?}, {heads} heads of {n}");
+                let longest = parts.map_or_else(|| steps.iter().copied().max().unwrap(), |parts| parts.steps);
+                assert!(longest > stages, "{variant:?}, {heads} heads of {n}: {longest} steps, {stages} buffers");
+            }
+        }
+    }
+}
+
+#[test]
+fn refills_fill_every_buffer_of_the_portable_kernels_again() {
+    use crate::attention::portable::tile::{Backward, Element, Forward, Variant};
+    let parts = Implementation::Portable.parts();
+    let shapes = Implementation::Portable.whole_tiles().into_iter().map(|shape| (shape, false));
+    for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
+        let (heads, n) = (heads as u32, n as u32);
+        for variant in
+            Variant::all().filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
+        {
+            let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+            let [keys, queries] = backward.splits(n, n, heads, 132);
+            for (split, stages) in
+                [(forward.split(n, n, heads, 132), forward.stages), (keys, backward.stages), (queries, backward.stages)]
+            {
+                assert!(split.blocks > stages, "{variant:?}, {heads} heads of {n}: {split:?}, {stages} buffers");
+            }
+            assert_eq!(forward.split(n, n, heads, 132).count > 1, is_cut, "{variant:?}, {heads} heads of {n}");
+        }
+    }
+}
+
+#[test]
+fn every_kernels_name_begins_as_the_sanitizer_is_told() {
+    for implementation in [Implementation::Hopper, Implementation::Portable] {
+        for name in implementation.kernels() {
+            let source = std::fs::read_to_string(format!("{}/kernels/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+            let entries = source.split("extern \"C\" __global__").skip(1);
+            // Behind the launch bounds and before the parameters.
+            let names =
+                entries.map(|entry| entry.split_once("const __grid_constant__").unwrap().0.trim_end_matches('('));
+            let names: Vec<_> = names.map(|head| head.rsplit([' ', '\n']).next().unwrap()).collect();
+            assert!(
+                !names.is_empty() && names.iter().all(|name| name.starts_with(implementation.prefix())),
+                "{names:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
+    let [hopper, portable] = [Implementation::Hopper, Implementation::Portable].map(|i| i.dimensions(Device::Cuda(0)));
+    assert_eq!(portable, DIMENSIONS);
+    assert!(DIMENSIONS.iter().all(|d| hopper.contains(d)));
+    assert_eq!(hopper.iter().filter(|d| !DIMENSIONS.contains(d)).collect::<Vec<_>>(), [&40, &80]);
+}
+
+#[test]
+fn the_emulator_is_held_to_the_same_trials_and_no_sanitizer_is_pretended() {
+    let shape = Implementation::Hopper.parts();
+    let row = repeats(Implementation::Hopper, shape, Device::Cpu).unwrap();
+    assert_eq!((row.cases, row.dimensions, row.findings), (EMULATED_REPEATS, vec![64], None));
+    let error = sanitized(Implementation::Hopper, "adversarial", Tool::Memcheck, Device::Cpu).unwrap_err();
+    assert!(matches!(error.downcast_ref::<Fault>(), Some(Fault::NotAvailable { .. })), "{error:#}");
+}
