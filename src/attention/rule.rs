@@ -184,11 +184,9 @@ impl fmt::Display for Shares {
     }
 }
 
-/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns. In the
-/// emulator they are shorter, as its time grows with the square of the length.
+/// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for d columns.
 pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
-    let n = if device == Device::Cpu { 150 } else { 700 };
-    let shape = [n, n, d];
+    let shape = [150, 150, d];
     let named = |what: &str, case: Case| Case { name: format!("{what}: {}", case.name), ..case };
     let large = Case::draw(device, &[2], shape, kind, true, 6.0)?;
     let mut equal = Case::draw(device, &[2], shape, kind, false, 1.0)?;

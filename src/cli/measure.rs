@@ -147,9 +147,7 @@ fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
     match (known, unknown) {
         (0, 0) => "nothing to measure".into(),
         (0, n) => format!("no time is known: {n} were never measured"),
-        (1, 0) => format!("{} for a case measured before", human_seconds(seconds)),
         (n, 0) => format!("{} for {n} cases, all measured before", human_seconds(seconds)),
-        (1, m) => format!("{} for the one case measured before; {m} were never measured", human_seconds(seconds)),
         (n, m) => format!("{} for the {n} cases measured before; {m} were never measured", human_seconds(seconds)),
     }
 }

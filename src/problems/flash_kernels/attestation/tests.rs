@@ -12,15 +12,15 @@ fn every_kernel_is_one_implementations() {
 #[test]
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
     use crate::attention::flash::tile::{Backward, Forward, Parts, Variant, kernel_dimension};
-    let Shape { heads, n, is_causal: causal } = Implementation::Hopper.parts();
-    let shapes = Implementation::Hopper.whole_tiles().map(|s| (s.heads, s.n, s.is_causal, false));
-    for (heads, n, is_causal, is_cut) in shapes.into_iter().chain([(heads, n, causal, true)]) {
+    let parts = Implementation::Hopper.parts();
+    let shapes = Implementation::Hopper.whole_tiles().into_iter().map(|shape| (shape, false));
+    for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
+        let (heads, n) = (heads as u32, n as u32);
         for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
             let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
             let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-            let n = n as u32;
             for (steps, stages) in [(forward.steps(n, n), forward.stages), (backward.steps(n, n), Backward::STAGES)] {
-                let parts = Parts::of(&steps, heads as u32, 132);
+                let parts = Parts::of(&steps, heads, 132);
                 assert_eq!(parts.is_some(), is_cut, "{variant:?}, {heads} heads of {n}");
                 let longest = parts.map_or_else(|| steps.iter().copied().max().unwrap(), |parts| parts.steps);
                 assert!(longest > stages, "{variant:?}, {heads} heads of {n}: {longest} steps, {stages} buffers");
