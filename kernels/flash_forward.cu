@@ -1,7 +1,7 @@
 // FlashAttention-2's forward pass (handout, Algorithm 1) on Hopper's copy engine and matrix instructions: 16-bit inputs,
 // float32 sums, o in the inputs' type and lse in float32 (natural logarithm).
 //
-// A block holds FLASH_GROUPS warpgroups of 64 queries each and one more that only copies. It walks over tiles of
+// A block holds FLASH_GROUPS warpgroups of 64 queries each (one for few scores) and one more that only copies. It walks over tiles of
 // queries, the longest first; of each tile it holds Q, and streams K and V by FLASH_KEYS rows through FLASH_STAGES
 // buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
 // registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
@@ -38,15 +38,28 @@
 //      1.05 ms. Measured: 13.3 us, 16.9 us and 0.98 ms. The backward pass cuts by the same rule; its steps are longer,
 //      its sums twice as many.
 //   5. The launch that adds parts up begins while the first one ends (programmatic dependent launch), and reads four
-//      parts at a time. Predicted: 512, 1024 and 2048 become 2 us shorter. Measured with the first of the two alone: 11.5,
-//      12.0 and 14.3 us, where it was 12.2,
-//      13.0 and 15.1; with both, on another machine, 12.4, 12.8 and 15.1: the second gains nothing that shows.
+//      parts at a time. Predicted: 512, 1024 and 2048 become 2 us shorter. Measured with the first of the two alone:
+//      11.5, 12.0 and 14.3 us, where it was 12.2, 13.0 and 15.1; with both, on another machine, 12.4, 12.8 and 15.1:
+//      the second gains nothing that shows.
+//   6. Where a block works on several tiles, racecheck reported a race between the number of the next tile and its
+//      readers: every lane read it, and lane 0 alone said by the barrier that Q's place is free. The other lanes' values
+//      were not used. Now lane 0 alone reads it.
+//   7. Small tiles. A step of three warpgroups takes 1.5 us, so that one head of 256 queries, d 64, took 9.6 us (the best of
+//      PyTorch's back ends 8.9), and 16 heads of 1024, 96 tiles of up to eight steps, 20.5 us (17.7). Now a tile of few
+//      scores is one warpgroup's, and two blocks share a multiprocessor. Predicted: 7.8 and 15 us. Measured as CUDA graphs,
+//      cold, in us, before and after: one head of 128 7.7 and 6.5, 256 9.6 and 7.4, 512 11.3 and 9.4, 1024 11.7 and 10.9,
+//      2048 14.4 and 12.0, 4096 19.0 and 17.5, 8192 30.8 and 29.2, 16384 77.0 and 78.0; 16 heads of 1024 20.5 and 16.2, of
+//      4096 85.9 and 86.0, of 8192 270 and 289. At d 16 and 32 they gain as much, and one head of 16384 loses 10 percent; at
+//      d 128, where blocks are of 64 keys, they gain 7 to 14 percent up to 1024 and lose beyond, 3 to 15. `Size::fastest`
+//      in src/attention/hopper/tile.rs draws the line. Tried beside it: tiles of two warpgroups, which lie between the two;
+//      blocks of 64 keys in four buffers, no faster anywhere that counts; four buffers at d 16 and 32, and parts cut as if
+//      adding them up took three steps or five, all level.
 //
-// Set by src/attention/flash: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
     !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT)
-#error "flash_forward.cu takes its shape from src/attention/flash"
+#error "flash_forward.cu takes its shape from src/attention/hopper"
 #endif
 
 #include "lib/element.cuh"
@@ -594,8 +607,8 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
       worker.run(tile, turn % 2, count);
       worker.finish(tile, parts, o);
       barrier_wait(bar.q_full(), ++turn % 2);
-      // Every lane's is lane 0's, which also is the one that gives Q back.
-      index = __shfl_sync(0xFFFFFFFF, load_word(base + number_at), 0);
+      // Read by the lane that gives Q back, and with it the number's place.
+      index = __shfl_sync(0xFFFFFFFF, worker.lane == 0 ? load_word(base + number_at) : 0, 0);
     }
     // Nobody waits for the last turn that the last warpgroup passed on.
     if (groups > 1 && group == 0) named_sync(turn_barrier, 256);

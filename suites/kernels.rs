@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cs336::attention::flash::tile::{Backward, Forward, Variant};
+use cs336::attention::hopper::tile::{Backward, Forward, Size, Variant};
 use cs336::attention::portable::tile as portable;
 use cs336::attention::textbook;
 use cs336::cuda::{Arch, Compiler, Program};
@@ -30,8 +30,9 @@ fn builds() -> Vec<Build> {
     // What ptxas tells of a kernel that trades registers between warpgroups is what each has on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
     let split = || Variant::all().flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
-    let forward = split().map(|(variant, is_split)| Forward { is_split, ..Forward::of(variant) });
-    let forward = forward.map(|shape| hopper(shape.program(), shape.threads()));
+    let sizes = split().flat_map(|(variant, is_split)| Size::ALL.map(|size| (variant, size, is_split)));
+    let forward = sizes.map(|(variant, size, is_split)| Forward { is_split, ..Forward::of(variant, size) });
+    let forward = forward.map(|shape| hopper(shape.program(), shape.threads() * shape.resident()));
     let backward = split().map(|(variant, is_split)| Backward { is_split, ..Backward::of(variant) });
     let backward = backward.map(|shape| hopper(shape.program(), Backward::THREADS));
     let cuts = textbook::Variant::all()

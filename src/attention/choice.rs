@@ -17,7 +17,7 @@ pub enum Choice {
     Tiled,
     /// PyTorch's own scaled_dot_product_attention.
     Sdpa,
-    /// FlashAttention-2 as our own CUDA kernels: Hopper's where they take the inputs, the portable ones elsewhere.
+    /// FlashAttention-2 as our own CUDA kernels: Hopper's or the portable ones, whichever suit the inputs.
     Flash,
 }
 

@@ -13,6 +13,7 @@ pub mod backends;
 pub mod cases;
 mod choice;
 pub mod flash;
+pub mod hopper;
 pub mod host;
 pub mod inputs;
 pub mod naive;
@@ -54,7 +55,7 @@ pub trait Attention: Sync {
 /// Every implementation that grading runs where it can; a new one is a file and a line here, and a [`Choice`] if models
 /// are to use it.
 pub const IMPLEMENTATIONS: &[&dyn Attention] =
-    &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa, &flash::Flash, &portable::Portable];
+    &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa, &flash::Flash, &hopper::Hopper::DEFAULT, &portable::Portable];
 
 /// The implementation called `name`.
 pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
@@ -62,20 +63,6 @@ pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
         let known: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
         format!("no attention implementation is called {name:?} (known: {})", known.join(", "))
     })
-}
-
-/// The fastest of our kernels for inputs like `q`.
-///
-/// # Errors
-/// Why neither takes them.
-fn kernels_for(q: &Tensor) -> Result<&'static dyn Attention> {
-    let (kind, device, d) = (q.kind(), q.device(), q.size().last().copied().unwrap_or_default());
-    let Err(hopper) = flash::Flash.supports(kind, device, d) else { return Ok(&flash::Flash) };
-    let Err(portable) = portable::Portable.supports(kind, device, d) else { return Ok(&portable::Portable) };
-    anyhow::bail!(
-        "flash attention of {kind:?} with d = {d} on {device:?}: Hopper's: {hopper}; portable: {portable}; \
-         sdpa and naive attention take any"
-    )
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
@@ -88,10 +75,7 @@ pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: 
         Choice::Naive => naive::attention(q, k, v, is_causal),
         Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
         Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
-        Choice::Flash => {
-            let inputs = in_narrowest(q, k, v)?;
-            node(kernels_for(&inputs[0])?, &inputs, is_causal)
-        }
+        Choice::Flash => recomputing(&flash::Flash, q, k, v, is_causal),
     }
 }
 
@@ -114,10 +98,7 @@ pub fn recomputing(
     v: &Tensor,
     is_causal: bool,
 ) -> Result<Tensor> {
-    node(implementation, &in_narrowest(q, k, v)?, is_causal)
-}
-
-fn node(implementation: &'static dyn Attention, inputs: &[Tensor; 3], is_causal: bool) -> Result<Tensor> {
+    let inputs = in_narrowest(q, k, v)?;
     let outputs = autograd::apply(Recomputing { implementation, is_causal }, &inputs.each_ref())?;
     outputs.into_iter().next().context("the attention node gave no output")
 }
@@ -224,7 +205,7 @@ mod tests {
         let without_gpu = IMPLEMENTATIONS.iter().filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
         assert_eq!(without_gpu.map(|i| i.name()).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
         let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa, flash, portable"), "{error}");
+        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa, flash, hopper, portable"), "{error}");
     }
 
     #[test]
@@ -267,10 +248,10 @@ mod tests {
     #[test]
     fn kernels_that_take_no_such_inputs_both_say_why() {
         let q = Tensor::zeros([2, 5, 80], (Kind::Float, Device::Cpu));
-        let error = attention(Choice::Flash, &q, &q, &q, true).unwrap_err().to_string();
+        let error = format!("{:#}", attention(Choice::Flash, &q, &q, &q, true).unwrap_err());
         assert!(error.contains("not Float") && error.contains("not 80"), "{error}");
         let q = Tensor::zeros([2, 5, 64], (Kind::BFloat16, Device::Cpu));
-        let error = attention(Choice::Flash, &q, &q, &q, true).unwrap_err().to_string();
+        let error = format!("{:#}", attention(Choice::Flash, &q, &q, &q, true).unwrap_err());
         assert_eq!(error.matches("need a GPU").count(), 2, "{error}");
     }
 

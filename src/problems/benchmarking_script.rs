@@ -177,7 +177,9 @@ impl Measure for BenchmarkingScript {
     /// Hopper's kernels have no float32.
     fn kernels(params: &Params) -> &'static [&'static str] {
         match (params.attention, params.dtype) {
-            (Choice::Flash, Precision::Bfloat16) => &["adamw.cu", "flash_forward.cu", "flash_backward.cu"],
+            (Choice::Flash, Precision::Bfloat16) => {
+                &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_backward.cu"]
+            }
             (Choice::Flash, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
             _ => &["adamw.cu"],
         }

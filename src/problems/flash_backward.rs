@@ -13,7 +13,7 @@ use crate::attention::inputs::Generator;
 use crate::attention::oracle::{self, Worst};
 use crate::attention::rule::Passes;
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{Attention as _, accumulation_kind, flash, naive, textbook};
+use crate::attention::{Attention as _, accumulation_kind, hopper, naive, textbook};
 use crate::harness::problem::{Check, Measured, Problem, Verdict};
 
 pub const PROBLEM: Problem = Problem {
@@ -157,6 +157,6 @@ fn facts() -> Result<Value> {
         "step": STEP,
         "tolerance": TOLERANCE,
         "textbook": textbook_facts(textbook::Cut::backward),
-        "flash": { "keys": flash::tile::Backward::KEYS },
+        "flash": { "keys": hopper::tile::Backward::KEYS },
     }))
 }

@@ -8,7 +8,7 @@ use proptest::strategy::Strategy as _;
 use tch::{Device, Kind};
 
 use crate::attention::cases;
-use crate::attention::flash::Flash;
+use crate::attention::hopper::Hopper;
 use crate::attention::portable::Portable;
 use crate::attention::rule::{Case, Passes};
 use crate::attention::textbook::Textbook;
@@ -23,31 +23,31 @@ type Variant = (i64, Kind, bool);
 
 /// Algorithm 1 with the handout's grid.
 pub fn textbook(passes: Passes) -> Result<Verdict> {
-    hold(&Textbook, passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
+    hold(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
 }
 
 /// The kernels for Hopper.
 pub fn hopper(passes: Passes) -> Result<Verdict> {
-    hold(&Flash, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
+    hold(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
 }
 
 /// The kernels for every GPU from compute capability 8.0 on.
 pub fn portable(passes: Passes) -> Result<Verdict> {
-    hold(&Portable, passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
+    hold(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
 }
 
 /// Random lengths and numbers of heads, and adversarial inputs, by [`rule`].
-fn hold(implementation: &dyn Attention, passes: Passes, variants: &[Variant]) -> Result<Verdict> {
+fn hold(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
     let mut shares = rule::Shares::default();
     for &(d, kind, is_causal) in variants {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
         let random = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
             let case = Case::draw(Device::Cpu, &[heads], [n_queries, n_keys, d], kind, is_causal, 1.0)?;
-            case.hold_passes(implementation, passes)
+            case.hold_each(implementations, passes)
         })?;
         cases::Tally::merge(&mut shares, &random);
         for case in rule::adversarial(Device::Cpu, d, kind)?.iter().filter(|case| case.is_causal == is_causal) {
-            cases::Tally::merge(&mut shares, &case.hold_passes(implementation, passes)?);
+            cases::Tally::merge(&mut shares, &case.hold_each(implementations, passes)?);
         }
     }
     Verdict::passed(shares.to_string())

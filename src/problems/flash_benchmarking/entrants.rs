@@ -9,7 +9,7 @@ use crate::attention::backends::Backend;
 use crate::attention::flash::Flash;
 use crate::attention::portable::Portable;
 use crate::attention::tiled::Tiled;
-use crate::attention::{Attention, hidden, naive, recomputing};
+use crate::attention::{Attention, FLASH_KERNELS, hidden, naive, recomputing};
 
 /// One column of the tables.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -51,6 +51,8 @@ pub(super) enum Way {
     /// A loop of small operations: where it is the only one of ours. Elsewhere kernels stand for it.
     CpuOnly(&'static dyn Attention),
     Own(&'static dyn Attention),
+    /// Part of another's choice, and in float32 all of it.
+    SixteenBits(&'static dyn Attention),
     Operator(Backend),
 }
 
@@ -58,18 +60,17 @@ pub(super) enum Way {
 pub const ENTRANTS: &[Entrant] = &[
     Entrant::of("naive", "plain", Group::Plain, Units::Vector, &[], Way::Definition),
     Entrant::of("tiled", "tiled", Group::Ours, Units::Vector, &[], Way::CpuOnly(&Tiled::DEFAULT)),
-    Entrant::of("flash", "Hopper", Group::Ours, Units::Tensor, &FLASH_KERNELS, Way::Own(&Flash)),
-    Entrant::of("portable", "portable", Group::Ours, Units::Tensor, &PORTABLE_KERNELS, Way::Own(&Portable)),
+    Entrant::of("flash", "ours", Group::Ours, Units::Tensor, FLASH_KERNELS, Way::Own(&Flash)),
+    Entrant::of("portable", "portable", Group::Ours, Units::Tensor, &PORTABLE_KERNELS, Way::SixteenBits(&Portable)),
     Entrant::of("sdpa_flash", "SDPA flash", Group::Pytorch, Units::Vector, &[], Way::Operator(Backend::Flash)),
     Entrant::of("sdpa_cudnn", "cuDNN", Group::Pytorch, Units::Tensor, &[], Way::Operator(Backend::Cudnn)),
     Entrant::of("sdpa_efficient", "efficient", Group::Pytorch, Units::Tensor, &[], Way::Operator(Backend::Efficient)),
 ];
 
-const FLASH_KERNELS: [&str; 2] = ["flash_forward.cu", "flash_backward.cu"];
 const PORTABLE_KERNELS: [&str; 2] = ["portable_forward.cu", "portable_backward.cu"];
 
 /// The kernels of all entrants.
-pub const KERNELS: &[&str] = &[FLASH_KERNELS[0], FLASH_KERNELS[1], PORTABLE_KERNELS[0], PORTABLE_KERNELS[1]];
+pub const KERNELS: &[&str] = FLASH_KERNELS;
 
 /// Attention by one entrant on inputs of one shape, ready to be timed: causal, recorded for autograd.
 pub type Run<'a> = Box<dyn Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor> + 'a>;
@@ -93,7 +94,10 @@ impl Entrant {
             Way::CpuOnly(_) if device != Device::Cpu => {
                 Err("a loop of tensor operations, timed on the CPU only; on a GPU the kernels stand for it".into())
             }
-            Way::CpuOnly(own) | Way::Own(own) => own.supports(kind, device, head_dim),
+            Way::SixteenBits(_) if kind == Kind::Float => {
+                Err("in float32 they are what the column \"ours\" runs".into())
+            }
+            Way::CpuOnly(own) | Way::Own(own) | Way::SixteenBits(own) => own.supports(kind, device, head_dim),
             Way::Operator(backend) => backend.supports(kind, device, head_dim),
         }
     }
@@ -105,7 +109,9 @@ impl Entrant {
                 let mask = hidden(0..seq, 0..seq, device)?;
                 Box::new(move |q, k, v| naive::masked_attention(q, k, v, Some(&mask)))
             }
-            Way::CpuOnly(own) | Way::Own(own) => Box::new(move |q, k, v| recomputing(own, q, k, v, true)),
+            Way::CpuOnly(own) | Way::Own(own) | Way::SixteenBits(own) => {
+                Box::new(move |q, k, v| recomputing(own, q, k, v, true))
+            }
             Way::Operator(backend) => Box::new(move |q, k, v| backend.attention(q, k, v, true)),
         })
     }
@@ -128,7 +134,7 @@ impl std::fmt::Debug for Way {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Definition => f.write_str("the definition"),
-            Self::CpuOnly(own) | Self::Own(own) => f.write_str(own.name()),
+            Self::CpuOnly(own) | Self::Own(own) | Self::SixteenBits(own) => f.write_str(own.name()),
             Self::Operator(backend) => write!(f, "{backend:?}"),
         }
     }

@@ -11,10 +11,10 @@ use tch::{Device, Kind};
 
 use super::sanitizer::{Findings, Tool};
 use crate::attention::cases::Tally as _;
-use crate::attention::flash::Flash;
+use crate::attention::hopper::Hopper;
 use crate::attention::host::DIMENSIONS;
 use crate::attention::portable::Portable;
-use crate::attention::rule::{self, Case, Shares};
+use crate::attention::rule::{self, Case, Passes, Shares};
 use crate::attention::{Attention, FLASH_KERNELS};
 use crate::error::Fault;
 use crate::harness::problem::Measure;
@@ -64,7 +64,7 @@ pub enum Trial {
 pub struct Row {
     /// Of a head's columns, those that were tried.
     pub dimensions: Vec<i64>,
-    /// Cases held to the rule, or runs of one case for each d.
+    /// Cases held to the rule, in each size of tiles, or runs of one case for each d and size.
     pub cases: u32,
     /// The largest error of any result, as a share of what the rule allows.
     pub worst_share: Option<f64>,
@@ -101,10 +101,11 @@ impl Shape {
 }
 
 impl Implementation {
-    fn attention(self) -> &'static dyn Attention {
+    /// Hopper's in both sizes of tiles, whatever the shape.
+    fn attentions(self) -> &'static [&'static dyn Attention] {
         match self {
-            Self::Hopper => &Flash,
-            Self::Portable => &Portable,
+            Self::Hopper => &Hopper::SIZES,
+            Self::Portable => &[&Portable],
         }
     }
 
@@ -178,8 +179,9 @@ impl Measure for Attestation {
 
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         let Params { implementation, trial } = *params;
-        let (device, attention) = (device_for(profile)?, implementation.attention());
-        if let (Device::Cuda(_), Err(needs)) = (device, attention.supports(Kind::BFloat16, device, 64)) {
+        let device = device_for(profile)?;
+        let supported = implementation.attentions()[0].supports(Kind::BFloat16, device, 64);
+        if let (Device::Cuda(_), Err(needs)) = (device, supported) {
             return Err(Fault::NotAvailable { needs, has: "another GPU".into() }.into());
         }
         match trial {
@@ -196,10 +198,21 @@ impl Measure for Attestation {
     }
 }
 
-fn held(cases: impl IntoIterator<Item = Result<Case>>, implementation: Implementation, device: Device) -> Result<Row> {
+type Hold = fn(&Case, &[&dyn Attention]) -> Result<Shares>;
+
+fn hold_beside_device(case: &Case, implementations: &[&dyn Attention]) -> Result<Shares> {
+    case.hold_each(implementations, Passes::Both)
+}
+
+fn held(
+    cases: impl IntoIterator<Item = Result<Case>>,
+    hold: Hold,
+    implementation: Implementation,
+    device: Device,
+) -> Result<Row> {
     let mut shares = Shares::default();
     for case in cases {
-        shares.merge(&case?.hold(implementation.attention())?);
+        shares.merge(&hold(&case?, implementation.attentions())?);
     }
     let dimensions = implementation.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
@@ -216,7 +229,7 @@ fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
         }
     }
     let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    held(cases.into_iter().map(draw), implementation, device)
+    held(cases.into_iter().map(draw), hold_beside_device, implementation, device)
 }
 
 fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
@@ -226,7 +239,7 @@ fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
             cases.extend(rule::adversarial(device, d, kind)?.into_iter().map(Ok));
         }
     }
-    held(cases, implementation, device)
+    held(cases, hold_beside_device, implementation, device)
 }
 
 /// Whole tiles of every d and type, and parts of every d.
@@ -243,7 +256,7 @@ fn refills(implementation: Implementation, device: Device) -> Result<Row> {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    held(cases.into_iter().map(draw), implementation, device)
+    held(cases.into_iter().map(draw), Case::hold_beside_processor, implementation, device)
 }
 
 fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Result<Row> {
@@ -252,12 +265,14 @@ fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Resu
     let kind = implementation.kinds()[0];
     for &d in implementation.dimensions(device) {
         let case = Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)?;
-        let first = case.run(implementation.attention(), kind)?;
-        for run in 1..runs {
-            let again = case.run(implementation.attention(), kind)?;
-            for &i in implementation.repeating() {
-                let result = rule::RESULTS[i];
-                ensure!(first[i].equal(&again[i]), "d = {d}: {result} of run {run} differs from that of run 0");
+        for attention in implementation.attentions() {
+            let first = case.run(*attention, kind)?;
+            for run in 1..runs {
+                let again = case.run(*attention, kind)?;
+                for &i in implementation.repeating() {
+                    let result = rule::RESULTS[i];
+                    ensure!(first[i].equal(&again[i]), "d = {d}: {result} of run {run} differs from that of run 0");
+                }
             }
         }
         synchronize(device)?;

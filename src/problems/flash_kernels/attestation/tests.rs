@@ -11,16 +11,20 @@ fn every_kernel_is_one_implementations() {
 /// On 132 multiprocessors.
 #[test]
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
-    use crate::attention::flash::tile::{Backward, Forward, Parts, Variant, kernel_dimension};
+    use crate::attention::hopper::tile::{Backward, Forward, Parts, Size, Variant, kernel_dimension};
     let parts = Implementation::Hopper.parts();
     let shapes = Implementation::Hopper.whole_tiles().into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
             let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
-            let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-            for (steps, stages) in [(forward.steps(n, n), forward.stages), (backward.steps(n, n), Backward::STAGES)] {
-                let parts = Parts::of(&steps, heads, 132);
+            let backward = (Backward::of(variant).steps(n, n), Backward::STAGES, 132);
+            let forward = Size::ALL.map(|size| {
+                let shape = Forward::of(variant, size);
+                (shape.steps(n, n), shape.stages, 132 * shape.resident())
+            });
+            for (steps, stages, places) in forward.into_iter().chain([backward]) {
+                let parts = Parts::of(&steps, heads, places);
                 assert_eq!(parts.is_some(), is_cut, "{variant:?}, {heads} heads of {n}");
                 let longest = parts.map_or_else(|| steps.iter().copied().max().unwrap(), |parts| parts.steps);
                 assert!(longest > stages, "{variant:?}, {heads} heads of {n}: {longest} steps, {stages} buffers");

@@ -16,7 +16,7 @@ fn every_cut_computes_attention_and_its_gradient() {
         // One tile, ragged tiles of both, a single row, and more keys than queries: what the loops begin and end with.
         for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (300, 140)] {
             let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
-            case.hold(&Flash).unwrap();
+            case.hold_each(&Hopper::SIZES, rule::Passes::Both).unwrap();
         }
     }
 }
@@ -34,7 +34,7 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
     ] {
         for (n_queries, n_keys) in [(113, 203), (239, 1), (1, 200)] {
             let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
-            case.hold(&Flash).unwrap();
+            case.hold(&Hopper::DEFAULT).unwrap();
         }
     }
 }
@@ -43,7 +43,7 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
 fn large_scores_equal_rows_strides_and_broadcasts() {
     for d in [64, 80] {
         for case in rule::adversarial(Device::Cpu, d, Kind::BFloat16).unwrap() {
-            case.hold(&Flash).unwrap();
+            case.hold_each(&Hopper::SIZES, rule::Passes::Both).unwrap();
         }
     }
 }
@@ -60,21 +60,26 @@ fn one_head_is_cut_into_parts_and_adds_up() {
     ] {
         let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
         let variant = Variant { d: tile::kernel_dimension(d).unwrap(), is_half: false, is_causal };
-        let steps = Forward::of(variant).steps(n_queries as u32, n_keys as u32);
-        let backward = Backward::of(variant).steps(n_queries as u32, n_keys as u32);
+        let (n, keys) = (n_queries as u32, n_keys as u32);
+        let forward = Forward::of(variant, Size::Large).steps(n, keys);
+        let backward = Backward::of(variant).steps(n, keys);
         assert!(
-            [&steps, &backward].iter().any(|steps| Parts::of(steps, 1, 132).is_some()),
-            "{steps:?} and {backward:?} are left whole"
+            [&forward, &backward].iter().any(|steps| Parts::of(steps, 1, 132).is_some()),
+            "{forward:?} and {backward:?} are left whole"
         );
-        emulator::with(|settings| settings.multiprocessors = 132, || case.hold(&Flash)).unwrap();
+        emulator::with(
+            |settings| settings.multiprocessors = 132,
+            || case.hold_each(&Hopper::SIZES, rule::Passes::Both),
+        )
+        .unwrap();
     }
 }
 
 #[test]
 fn a_tile_is_the_same_whoever_takes_it() {
-    let run = |case: &Case, seed, multiprocessors| {
+    let run = |attention: &dyn Attention, case: &Case, seed, multiprocessors| {
         let change = |settings: &mut emulator::Settings| *settings = emulator::Settings { seed, multiprocessors };
-        emulator::with(change, || Flash.forward(&case.q, &case.k, &case.v, case.is_causal).unwrap())
+        emulator::with(change, || attention.forward(&case.q, &case.k, &case.v, case.is_causal).unwrap())
     };
     // Tiles of a single step and of several; one block takes all that are not others' first ones.
     for (leading, n_queries, n_keys, d, is_causal) in [
@@ -84,15 +89,17 @@ fn a_tile_is_the_same_whoever_takes_it() {
         (&[40], 50, 60, 16, true),
     ] {
         let case = Case::draw(Device::Cpu, leading, [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
-        case.hold_passes(&Flash, rule::Passes::Forward).unwrap();
-        let (o, lse) = run(&case, 1, 1);
-        for (seed, multiprocessors) in [(2, 1), (3, 2), (4, 5)] {
-            let (again, lse_again) = run(&case, seed, multiprocessors);
-            assert!(
-                o.equal(&again) && lse.equal(&lse_again),
-                "{}: seed {seed} on {multiprocessors} multiprocessors differs",
-                case.name
-            );
+        case.hold_each(&Hopper::SIZES, rule::Passes::Forward).unwrap();
+        for attention in Hopper::SIZES {
+            let (o, lse) = run(attention, &case, 1, 1);
+            for (seed, multiprocessors) in [(2, 1), (3, 2), (4, 5)] {
+                let (again, lse_again) = run(attention, &case, seed, multiprocessors);
+                assert!(
+                    o.equal(&again) && lse.equal(&lse_again),
+                    "{}: seed {seed} on {multiprocessors} multiprocessors differs",
+                    case.name
+                );
+            }
         }
     }
 }
@@ -108,15 +115,15 @@ fn sections_of_heads_have_every_tile_once() {
         let hidden = Tensor::zeros([heads.into(), n_keys as i64 - n_queries, d], options);
         Tensor::cat(&[t, &hidden], 1)
     };
-    let (o, lse) = Flash.forward(&case.q, &case.k, &case.v, true).unwrap();
-    let (same_o, same_lse) = Flash.forward(&case.q, &longer(&case.k), &longer(&case.v), true).unwrap();
+    let (o, lse) = Hopper::DEFAULT.forward(&case.q, &case.k, &case.v, true).unwrap();
+    let (same_o, same_lse) = Hopper::DEFAULT.forward(&case.q, &longer(&case.k), &longer(&case.v), true).unwrap();
     assert!(o.equal(&same_o) && lse.equal(&same_lse));
 }
 
 #[test]
 fn results_do_not_depend_on_the_order_of_threads_and_copies() {
     let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
-    let run = |seed| emulator::with_seed(seed, || case.run(&Flash, Kind::BFloat16).unwrap());
+    let run = |seed| emulator::with_seed(seed, || case.run(&Hopper::DEFAULT, Kind::BFloat16).unwrap());
     let first = run(1);
     for seed in 2..5 {
         for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {
@@ -147,7 +154,7 @@ fn inputs_go_as_they_lie_or_as_a_copy_that_the_copy_engine_can_read() {
 
 #[test]
 fn without_a_hopper_gpu_it_says_what_it_needs() {
-    let words = |kind, device, d| Flash.supports(kind, device, d).unwrap_err();
+    let words = |kind, device, d| Hopper::DEFAULT.supports(kind, device, d).unwrap_err();
     assert!(words(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
     for d in [12, 136] {
         assert!(words(Kind::Half, Device::Cuda(0), d).contains(&format!("multiples of 8 up to 128, not {d}")));

@@ -74,21 +74,21 @@ fn makespan(lengths: &[u32], heads: u32, blocks: u32) -> u64 {
 }
 
 impl Parts {
-    /// How tiles of so many `steps` each, the same for each of `heads`, are best cut for a device, or `None` where they
-    /// are better left whole. Of the ways to cut the longest tile into equal parts, it is the one whose last block is
+    /// How tiles of so many `steps` each, the same for each of `heads`, are best cut for a device that holds `places`
+    /// blocks at a time, or `None` where they are better left whole. Of the ways to cut the longest tile into equal parts, it is the one whose last block is
     /// done first, the adding up included.
-    pub fn of(steps: &[u32], heads: u32, multiprocessors: u32) -> Option<Self> {
+    pub fn of(steps: &[u32], heads: u32, places: u32) -> Option<Self> {
         let longest = steps.iter().copied().max()?;
         let tiles = steps.len() as u64 * u64::from(heads);
         let combining = |parts: u64| PARTS_A_STEP * STEPS_TO_COMBINE + parts;
-        // Left whole they take at most their longest more than what each multiprocessor's share takes.
+        // Left whole they take at most their longest more than what each place's share takes.
         if PARTS_A_STEP * (u64::from(longest) + STEPS_A_TILE) <= combining(tiles) || steps.len() >= 1 << 16 {
             return None;
         }
         let mut sorted = steps.to_vec();
         sorted.sort_unstable_by_key(|&length| Reverse(length));
         // In steps divided by `PARTS_A_STEP`.
-        let mut least = PARTS_A_STEP * makespan(&sorted, heads, multiprocessors);
+        let mut least = PARTS_A_STEP * makespan(&sorted, heads, places);
         let mut best = None;
         let total = u64::from(heads) * steps.iter().map(|&steps| u64::from(steps)).sum::<u64>();
         let mut candidates: Vec<u32> = (2..=longest.min(MOST_ITEMS as u32)).map(|n| longest.div_ceil(n)).collect();
@@ -96,13 +96,13 @@ impl Parts {
         for in_part in candidates {
             let count = steps.iter().map(|steps| steps.div_ceil(in_part) as usize).sum::<usize>();
             let parts = count as u64 * u64::from(heads);
-            let share = (total + STEPS_A_TILE * parts).div_ceil(u64::from(multiprocessors));
+            let share = (total + STEPS_A_TILE * parts).div_ceil(u64::from(places));
             let at_least = share.max(u64::from(in_part) + STEPS_A_TILE);
             if count > MOST_ITEMS || PARTS_A_STEP * at_least + combining(parts) >= least {
                 continue;
             }
             let lengths: Vec<u32> = Self::cut(steps, in_part).into_iter().map(|(length, _)| length).collect();
-            let cost = PARTS_A_STEP * makespan(&lengths, heads, multiprocessors) + combining(parts);
+            let cost = PARTS_A_STEP * makespan(&lengths, heads, places) + combining(parts);
             if cost < least {
                 (least, best) = (cost, Some(in_part));
             }
@@ -147,6 +147,27 @@ fn columns(d: u32) -> u32 {
     d.min(64)
 }
 
+/// Of the forward kernel's tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// Of one warpgroup, two blocks a multiprocessor: short steps, and enough tiles for a device from few heads.
+    Small,
+    /// Of two or three warpgroups, which take turns at the tensor cores: the most operations a second.
+    Large,
+}
+
+impl Size {
+    pub const ALL: [Self; 2] = [Self::Small, Self::Large];
+
+    /// The faster for so many scores, those counted that the mask hides: measured on an H200, by entry 7 of the notebook
+    /// in `kernels/flash_forward.cu`.
+    pub fn fastest(d: u32, n_queries: u32, n_keys: u32, heads: u32) -> Self {
+        let scores = u64::from(n_queries) * u64::from(n_keys) * u64::from(heads);
+        let is_small = if d == 128 { n_keys <= 1024 && scores <= 1 << 24 } else { scores <= 1 << 27 };
+        if is_small { Self::Small } else { Self::Large }
+    }
+}
+
 /// The forward kernel's cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Forward {
@@ -162,11 +183,14 @@ pub struct Forward {
 }
 
 impl Forward {
-    pub fn of(variant: Variant) -> Self {
-        match variant.d {
-            128 => Self { variant, groups: 2, keys: 128, stages: 2, is_split: false },
-            _ => Self { variant, groups: 3, keys: 128, stages: 4, is_split: false },
-        }
+    pub fn of(variant: Variant, size: Size) -> Self {
+        let (groups, keys, stages) = match (size, variant.d) {
+            (Size::Small, 128) => (1, 64, 2),
+            (Size::Small, _) => (1, 128, 2),
+            (Size::Large, 128) => (2, 128, 2),
+            (Size::Large, _) => (3, 128, 4),
+        };
+        Self { variant, groups, keys, stages, is_split: false }
     }
 
     /// Blocks of keys that each tile of queries sees.
@@ -196,6 +220,11 @@ impl Forward {
 
     pub fn threads(&self) -> u32 {
         128 * (self.groups + 1)
+    }
+
+    /// Blocks that a multiprocessor holds at a time.
+    pub fn resident(&self) -> u32 {
+        if self.groups == 1 { 2 } else { 1 }
     }
 
     /// Q and O, K and V of each buffer, the barriers, and the tile's number.
@@ -249,7 +278,7 @@ impl Backward {
         2 * Self::KEYS * row
             + Self::STAGES * stage
             + 2 * 2 * self.queries * Self::KEYS
-            + 8 * (2 + 2 * Self::STAGES)
+            + 8 * (1 + Self::STAGES)
             + ALIGNMENT
     }
 }

@@ -6,8 +6,12 @@ use super::*;
 fn every_variant_fits_a_multiprocessor() {
     assert_eq!(Variant::all().count(), 16);
     for variant in Variant::all() {
-        let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-        assert!(forward.shared_bytes() <= SHARED_LIMIT, "{forward:?} takes {} bytes", forward.shared_bytes());
+        for forward in Size::ALL.map(|size| Forward::of(variant, size)) {
+            // Each block takes a kibibyte more than it asks for.
+            let all = forward.resident() * (forward.shared_bytes() + 1024);
+            assert!(all <= SHARED_LIMIT + 1024, "{forward:?} takes {} bytes", forward.shared_bytes());
+        }
+        let backward = Backward::of(variant);
         assert!(backward.shared_bytes() <= SHARED_LIMIT, "{backward:?} takes {} bytes", backward.shared_bytes());
     }
 }
@@ -15,14 +19,18 @@ fn every_variant_fits_a_multiprocessor() {
 #[test]
 fn shapes_are_as_the_kernels_lay_them_out() {
     let variant = |d| Variant { d, is_half: false, is_causal: true };
-    let wide = Forward::of(variant(128));
+    let wide = Forward::of(variant(128), Size::Large);
     assert_eq!((wide.rows(), wide.threads(), wide.columns()), (128, 384, 64));
     // 64 KiB of Q and O, two buffers of 64 KiB, ten barriers and a number, and what alignment may take.
     assert_eq!(wide.shared_bytes(), 65_536 + 2 * 65_536 + 88 + 1024);
+    let small = Forward::of(variant(64), Size::Small);
+    assert_eq!((small.rows(), small.threads(), small.resident()), (64, 256, 2));
+    // 16 KiB of Q and O, two buffers of 32 KiB.
+    assert_eq!(small.shared_bytes(), 16_384 + 2 * 32_768 + 88 + 1024);
     let middle = Backward::of(variant(64));
     assert_eq!((middle.queries, middle.columns()), (128, 64));
-    // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, six barriers.
-    assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 48 + 1024);
+    // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, three barriers.
+    assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 24 + 1024);
 }
 
 #[test]
@@ -52,7 +60,7 @@ fn rows_are_taken_by_the_kernels_of_the_next_dimension() {
 #[test]
 fn one_head_is_cut_until_it_fills_the_device_and_many_heads_are_left_whole() {
     let variant = Variant { d: 64, is_half: false, is_causal: true };
-    let shape = Forward::of(variant);
+    let shape = Forward::of(variant, Size::Large);
     assert_eq!(shape.steps(500, 400), [2, 3, 4]);
     assert_eq!(Backward::of(variant).steps(500, 700), [4, 3, 2, 1, 0, 0]);
     let steps = shape.steps(8192, 8192);
@@ -73,7 +81,7 @@ fn one_head_is_cut_until_it_fills_the_device_and_many_heads_are_left_whole() {
 #[test]
 fn the_cut_is_the_one_whose_last_block_is_done_first() {
     let steps_in_part = |d, n, heads| {
-        let steps = Forward::of(Variant { d, is_half: false, is_causal: true }).steps(n, n);
+        let steps = Forward::of(Variant { d, is_half: false, is_causal: true }, Size::Large).steps(n, n);
         Parts::of(&steps, heads, 132).map(|parts| parts.steps)
     };
     for (d, n, heads, expected) in [
@@ -97,6 +105,27 @@ fn the_cut_is_the_one_whose_last_block_is_done_first() {
     ] {
         assert_eq!(steps_in_part(d, n, heads), expected, "d {d}, {heads} heads of {n}");
     }
+}
+
+#[test]
+fn tiles_are_small_where_there_are_few_scores() {
+    for (d, n, heads, expected) in [
+        (64, 128, 1, Size::Small),
+        (64, 8192, 1, Size::Small),
+        (64, 8192, 3, Size::Large),
+        (64, 16_384, 1, Size::Large),
+        (16, 2048, 16, Size::Small),
+        (16, 8192, 16, Size::Large),
+        (32, 16_384, 16, Size::Large),
+        (128, 1024, 1, Size::Small),
+        (128, 512, 64, Size::Small),
+        (128, 1024, 17, Size::Large),
+        (128, 2048, 1, Size::Large),
+    ] {
+        assert_eq!(Size::fastest(d, n, n, heads), expected, "d {d}, {heads} heads of {n}");
+    }
+    // A single query of long context is cut into parts of whatever size.
+    assert_eq!(Size::fastest(128, 1, 65_536, 1), Size::Large);
 }
 
 #[test]
