@@ -3,10 +3,6 @@
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-/// The files of `kernels/` that [`Choice::Flash`] runs, on one GPU or another.
-pub const FLASH_KERNELS: &[&str] =
-    &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
-
 /// Which implementation a suite or a model uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]

@@ -86,7 +86,11 @@ impl Hopper {
 
 impl Attention for Hopper {
     fn name(&self) -> &'static str {
-        "hopper"
+        match self.size {
+            None => "hopper",
+            Some(Size::Small) => "hopper_small",
+            Some(Size::Large) => "hopper_large",
+        }
     }
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {

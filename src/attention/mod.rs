@@ -24,7 +24,8 @@ pub mod sdpa;
 pub mod textbook;
 pub mod tiled;
 
-pub use choice::{Choice, FLASH_KERNELS};
+pub use choice::Choice;
+pub use flash::FLASH_KERNELS;
 
 /// One way to compute attention and its gradient.
 pub trait Attention: Sync {

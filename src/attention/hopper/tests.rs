@@ -34,7 +34,7 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
     ] {
         for (n_queries, n_keys) in [(113, 203), (239, 1), (1, 200)] {
             let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
-            case.hold(&Hopper::DEFAULT).unwrap();
+            case.hold_each(&Hopper::SIZES, rule::Passes::Both).unwrap();
         }
     }
 }
@@ -81,7 +81,7 @@ fn a_tile_is_the_same_whoever_takes_it() {
         let change = |settings: &mut emulator::Settings| *settings = emulator::Settings { seed, multiprocessors };
         emulator::with(change, || attention.forward(&case.q, &case.k, &case.v, case.is_causal).unwrap())
     };
-    // Tiles of a single step and of several; one block takes all that are not others' first ones.
+    // Tiles of a single step and of several; one multiprocessor's blocks take all that are not others' first ones.
     for (leading, n_queries, n_keys, d, is_causal) in [
         (&[2, 5][..], 500, 333, 64, true),
         (&[7], 300, 70, 128, false),
@@ -115,20 +115,24 @@ fn sections_of_heads_have_every_tile_once() {
         let hidden = Tensor::zeros([heads.into(), n_keys as i64 - n_queries, d], options);
         Tensor::cat(&[t, &hidden], 1)
     };
-    let (o, lse) = Hopper::DEFAULT.forward(&case.q, &case.k, &case.v, true).unwrap();
-    let (same_o, same_lse) = Hopper::DEFAULT.forward(&case.q, &longer(&case.k), &longer(&case.v), true).unwrap();
-    assert!(o.equal(&same_o) && lse.equal(&same_lse));
+    for attention in Hopper::SIZES {
+        let (o, lse) = attention.forward(&case.q, &case.k, &case.v, true).unwrap();
+        let (same_o, same_lse) = attention.forward(&case.q, &longer(&case.k), &longer(&case.v), true).unwrap();
+        assert!(o.equal(&same_o) && lse.equal(&same_lse), "{}", attention.name());
+    }
 }
 
 #[test]
 fn results_do_not_depend_on_the_order_of_threads_and_copies() {
     let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
-    let run = |seed| emulator::with_seed(seed, || case.run(&Hopper::DEFAULT, Kind::BFloat16).unwrap());
-    let first = run(1);
-    for seed in 2..5 {
-        for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {
-            // Blocks run one after the other here, so that even dq's sums come in one order.
-            assert!(a.equal(&b), "result {i} of seed {seed} differs from seed 1's");
+    for attention in Hopper::SIZES {
+        let run = |seed| emulator::with_seed(seed, || case.run(attention, Kind::BFloat16).unwrap());
+        let first = run(1);
+        for seed in 2..5 {
+            for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {
+                // Blocks run one after the other here, so that even dq's sums come in one order.
+                assert!(a.equal(&b), "{}: result {i} of seed {seed} differs from seed 1's", attention.name());
+            }
         }
     }
 }

@@ -75,8 +75,8 @@ fn makespan(lengths: &[u32], heads: u32, blocks: u32) -> u64 {
 
 impl Parts {
     /// How tiles of so many `steps` each, the same for each of `heads`, are best cut for a device that holds `places`
-    /// blocks at a time, or `None` where they are better left whole. Of the ways to cut the longest tile into equal parts, it is the one whose last block is
-    /// done first, the adding up included.
+    /// blocks at a time, or `None` where they are better left whole. Of the ways to cut the longest tile into equal parts, it
+    /// is the one whose last block is done first, the adding up included.
     pub fn of(steps: &[u32], heads: u32, places: u32) -> Option<Self> {
         let longest = steps.iter().copied().max()?;
         let tiles = steps.len() as u64 * u64::from(heads);

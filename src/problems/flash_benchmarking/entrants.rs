@@ -94,10 +94,11 @@ impl Entrant {
             Way::CpuOnly(_) if device != Device::Cpu => {
                 Err("a loop of tensor operations, timed on the CPU only; on a GPU the kernels stand for it".into())
             }
-            Way::SixteenBits(_) if kind == Kind::Float => {
-                Err("in float32 they are what the column \"ours\" runs".into())
-            }
-            Way::CpuOnly(own) | Way::Own(own) | Way::SixteenBits(own) => own.supports(kind, device, head_dim),
+            Way::CpuOnly(own) | Way::Own(own) => own.supports(kind, device, head_dim),
+            Way::SixteenBits(own) => own.supports(kind, device, head_dim).and_then(|()| match kind {
+                Kind::Float => Err("in float32 they are what the column \"ours\" runs".into()),
+                _ => Ok(()),
+            }),
             Way::Operator(backend) => backend.supports(kind, device, head_dim),
         }
     }

@@ -64,7 +64,7 @@ pub enum Trial {
 pub struct Row {
     /// Of a head's columns, those that were tried.
     pub dimensions: Vec<i64>,
-    /// Cases held to the rule, in each size of tiles, or runs of one case for each d and size.
+    /// Cases held to the rule, in each size of tiles, or runs of one case in each size for each d.
     pub cases: u32,
     /// The largest error of any result, as a share of what the rule allows.
     pub worst_share: Option<f64>,
@@ -151,7 +151,7 @@ impl Implementation {
         }
     }
 
-    /// What the names of its kernels on the device begin with; libtorch's, which make the reference, take most of the time.
+    /// What the names of its kernels on the device begin with: libtorch's take most of the time where a checker looks.
     fn prefix(self) -> &'static str {
         match self {
             Self::Hopper => "flash_",
@@ -271,7 +271,8 @@ fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Resu
                 let again = case.run(*attention, kind)?;
                 for &i in implementation.repeating() {
                     let result = rule::RESULTS[i];
-                    ensure!(first[i].equal(&again[i]), "d = {d}: {result} of run {run} differs from that of run 0");
+                    let name = attention.name();
+                    ensure!(first[i].equal(&again[i]), "{name}, d = {d}: {result} of run {run} differs from run 0's");
                 }
             }
         }
