@@ -1,6 +1,6 @@
 //! Our CUDA kernels as one implementation: of Hopper's and the portable ones, for each pass those that suit the inputs.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 use tch::{Device, Kind, Tensor};
 
 use super::hopper::Hopper;
@@ -24,12 +24,18 @@ pub const FLASH_KERNELS: &[&str] =
 const FEW_SCORES: i64 = 1 << 20;
 
 impl Flash {
+    /// Hopper's kernels where they take such inputs; the error says why neither set does.
+    fn choose(kind: Kind, device: Device, d: i64) -> Result<&'static dyn Attention, String> {
+        let Err(hopper) = Hopper::DEFAULT.supports(kind, device, d) else { return Ok(&Hopper::DEFAULT) };
+        let Err(portable) = Portable.supports(kind, device, d) else { return Ok(&Portable) };
+        Err(format!("Hopper's kernels: {hopper}; the portable ones: {portable}"))
+    }
+
     fn forward_by(q: &Tensor) -> Result<&'static dyn Attention> {
         let (kind, device, d) = (q.kind(), q.device(), q.size().last().copied().unwrap_or_default());
-        if let Err(both) = Self.supports(kind, device, d) {
-            bail!("flash attention of {kind:?} with d = {d} on {device:?}: {both}; sdpa and naive attention take any");
-        }
-        if Hopper::DEFAULT.supports(kind, device, d).is_ok() { Ok(&Hopper::DEFAULT) } else { Ok(&Portable) }
+        Self::choose(kind, device, d).map_err(|both| {
+            anyhow!("flash attention of {kind:?} with d = {d} on {device:?}: {both}; sdpa and naive attention take any")
+        })
     }
 
     fn backward_by(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<&'static dyn Attention> {
@@ -51,10 +57,7 @@ impl Attention for Flash {
     }
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
-        Hopper::DEFAULT.supports(kind, device, head_dim).or_else(|hopper| {
-            let both = |portable| format!("Hopper's kernels: {hopper}; the portable ones: {portable}");
-            Portable.supports(kind, device, head_dim).map_err(both)
-        })
+        Self::choose(kind, device, head_dim).map(|_| ())
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {

@@ -80,29 +80,37 @@ fn one_head_is_cut_until_it_fills_the_device_and_many_heads_are_left_whole() {
 
 #[test]
 fn the_cut_is_the_one_whose_last_block_is_done_first() {
-    let steps_in_part = |d, n, heads| {
-        let shape = Forward::of(Variant { d, is_half: false, is_causal: true }, Size::fastest(d, n, n, heads));
+    let steps_in_part = |size, d, n, heads| {
+        let shape = Forward::of(Variant { d, is_half: false, is_causal: true }, size);
         Parts::of(&shape.steps(n, n), heads, 132 * shape.resident()).map(|parts| parts.steps)
     };
-    for (d, n, heads, expected) in [
-        (64, 256, 1, None),
-        (64, 384, 1, None),
+    for (size, d, n, heads, expected) in [
+        (Size::Large, 64, 256, 1, None),
         // The launch that adds up costs what the parts save.
-        (64, 512, 1, Some(1)),
-        (64, 1024, 1, Some(1)),
-        (64, 2048, 1, Some(2)),
-        (64, 4096, 1, Some(5)),
+        (Size::Large, 64, 384, 1, None),
+        (Size::Large, 64, 512, 1, Some(1)),
+        (Size::Large, 64, 1024, 1, Some(1)),
+        // Parts of one step would be done a step earlier, and are more to add up.
+        (Size::Large, 64, 2048, 1, Some(2)),
+        (Size::Large, 64, 4096, 1, Some(3)),
         // Four would do for the share; with five, no block has two parts.
-        (128, 4096, 1, Some(5)),
-        (64, 8192, 1, Some(16)),
-        (128, 8192, 1, Some(16)),
+        (Size::Large, 128, 4096, 1, Some(5)),
+        (Size::Large, 64, 8192, 1, Some(11)),
+        (Size::Large, 128, 8192, 1, Some(16)),
         // 342 tiles on 132 blocks: 2.6 turns, of which whole tiles would make three.
-        (64, 65_536, 1, Some(171)),
-        (128, 65_536, 1, None),
-        (64, 16_384, 16, None),
-        (128, 16_384, 16, None),
+        (Size::Large, 64, 65_536, 1, Some(171)),
+        (Size::Large, 128, 65_536, 1, None),
+        (Size::Large, 64, 16_384, 16, None),
+        (Size::Large, 128, 16_384, 16, None),
+        (Size::Small, 64, 256, 1, None),
+        (Size::Small, 64, 1024, 1, Some(1)),
+        (Size::Small, 64, 2048, 1, Some(2)),
+        // In parts of four they would be 288 for 264 places, of five they are 238.
+        (Size::Small, 64, 4096, 1, Some(5)),
+        (Size::Small, 64, 8192, 1, Some(16)),
+        (Size::Small, 64, 2048, 16, None),
     ] {
-        assert_eq!(steps_in_part(d, n, heads), expected, "d {d}, {heads} heads of {n}");
+        assert_eq!(steps_in_part(size, d, n, heads), expected, "{size:?}, d {d}, {heads} heads of {n}");
     }
 }
 
