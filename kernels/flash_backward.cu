@@ -43,10 +43,21 @@
 //      memory (at both of a stage, registers spill). Measured side by side in turns, in us, before, each thread, named:
 //      one head of 8192, d 64: 62.5, 62.3, 61.2; one head of 65536: 2445, 2577, 2443; 16 heads of 16384: d 64 2545, 2652,
 //      2552, d 128 4859, 4673, 4868, which scatters by 8 percent.
-//   6. Q's place was given back after dO's and waited for before it, so that dO's own barrier said nothing: one barrier a
-//      stage says that all four are there, and one that they may be overwritten. Predicted: nothing that shows. Measured side
-//      by side in turns, in us, before and after: one head of 8192, d 64: 61.1, 60.5; 16 heads of 16384: d 64 2483, 2526
-//      (2478 to 2623, 2519 to 2528), d 128 4791, 4792.
+//   6. From here on the least of a turn is compared: within one, the power limit lets the clock fall step by step, and
+//      2.46 ms become 2.67. Tried: one barrier in shared memory and one named one a stage, for Q and dO together, as dO's
+//      own says nothing that Q's does not. Predicted: nothing that shows. Measured over three turns, before and after: 16
+//      heads of 16384, d 64 2.465, 2.459, 2.466 and 2.510, 2.499, 2.494 ms; d 128 4.464, 4.421, 4.417 and 4.677, 4.564, 4.842;
+//      one head of 8192 1 percent shorter. So dO's place, free earlier, is worth its barriers.
+//   7. What else could hide the softmax, each tried by itself on one machine, 16 heads of 16384, d 64, least of three turns:
+//        as it is                                                                                          2.473 ms
+//        2^x of every eighth element, or every fourth, by a polynomial of degree 4 (predicted: 2.35)        2.527, 2.545
+//        the next block's scores started behind dK, crossing the loop's end complete (predicted: 2.3)       2.687
+//        dK before the warpgroups meet, dQ after                                                            2.654
+//        dQ through shared memory, added up by the copy engine (cp.reduce.async.bulk)                       2.702
+//        and, wrong, without the warpgroups' meeting: what there is to gain                                 2.407
+//      On another machine half of dV started before dP is there 2.561. At d 128, where the clock falls in most turns, least
+//      of two or three: 4.471 as it is, 4.528 every fourth by a polynomial, 4.630 by the copy engine, 5.015 and 5.239. So
+//      each instruction that is added shows, and overlap within a warpgroup hides nothing that the other does not.
 //
 // Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -134,16 +145,17 @@ constexpr int dq_sums_a_thread = dq_columns / 2;
 static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
 
 constexpr u32 both_barrier = 1;
-// One a stage: the warps that compute arrive, the one that copies waits.
-constexpr u32 free_barrier = 2;
+// One a stage each: the warps that compute arrive, the one that copies waits.
+constexpr u32 q_free_barrier = 2;
+constexpr u32 do_free_barrier = 4;
 
 struct Barriers {
   u32 base;
 
-  // K and V.
-  DEVICE u32 kv_full() const { return base; }
-  // Q and dO with their rows' statistics.
-  DEVICE u32 full(int stage) const { return base + 8 + 8 * stage; }
+  DEVICE u32 k_full() const { return base; }
+  DEVICE u32 v_full() const { return base + 8; }
+  DEVICE u32 q_full(int stage) const { return base + 16 + 8 * stage; }
+  DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (stages + stage); }
 };
 
 // Which keys a block has, and which queries see any of them.
@@ -181,32 +193,42 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
                  const TensorMap &k, const TensorMap &v, const TensorMap &d_o) {
   const bool starts = threadIdx.x == 0;
   if (starts) {
-    barrier_expect(bar.kv_full(), 2 * kv_bytes);
+    barrier_expect(bar.k_full(), kv_bytes);
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
-      copy_in(base + k_at + panel * kv_panel, &k, bar.kv_full(), panel * columns, work.key, work.head, work.batch);
-      copy_in(base + v_at + panel * kv_panel, &v, bar.kv_full(), panel * columns, work.key, work.head, work.batch);
+      copy_in(base + k_at + panel * kv_panel, &k, bar.k_full(), panel * columns, work.key, work.head, work.batch);
+    }
+    barrier_expect(bar.v_full(), kv_bytes);
+#pragma unroll
+    for (int panel = 0; panel < panels; ++panel) {
+      copy_in(base + v_at + panel * kv_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
     }
   }
   for (int block = work.first; block < work.blocks; ++block) {
     const u32 count = block - work.first;
     const int stage = count % stages;
     const u32 stats = base + stats_at + stage * 2 * row_stats;
-    const long long row = work.rows + block * queries;
-    if (count >= stages) named_sync(free_barrier + stage, 256 + 32);
+    if (count >= stages) named_sync(q_free_barrier + stage, 256 + 32);
     if (starts) {
-      barrier_expect(bar.full(stage), 2 * (q_bytes + row_stats));
+      barrier_expect(bar.q_full(stage), q_bytes + row_stats);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
-        copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.full(stage), panel * columns, block * queries,
-                work.head, work.batch);
-        copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.full(stage), panel * columns,
+        copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns,
                 block * queries, work.head, work.batch);
       }
       // The statistics and the zeros that dQ is added to come from `flash_backward_prepare`; all before them does not.
       if (count == 0) await_last_kernel();
-      copy_in_row<row_stats>(stats, problem.lse_log2 + row, bar.full(stage));
-      copy_in_row<row_stats>(stats + row_stats, problem.delta + row, bar.full(stage));
+      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
+    }
+    if (count >= stages) named_sync(do_free_barrier + stage, 256 + 32);
+    if (starts) {
+      barrier_expect(bar.do_full(stage), q_bytes + row_stats);
+      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,
+                block * queries, work.head, work.batch);
+      }
     }
   }
   if (work.first >= work.blocks && starts) await_last_kernel();
@@ -262,8 +284,8 @@ struct Worker {
   }
 
   // If it will be filled again: nobody waits for the last blocks.
-  DEVICE void release(int stage, int block) {
-    if (block + stages < work.blocks) named_arrive(free_barrier + stage, 256 + 32);
+  DEVICE void release(u32 barrier, int block) {
+    if (block + stages < work.blocks) named_arrive(barrier, 256 + 32);
   }
 
   // P^T = exp(S^T - lse) (Eq. 14) in place; a query that is not there has an lse of infinity.
@@ -292,7 +314,8 @@ struct Worker {
     const u32 q = q_at + stage * q_bytes, d_o = do_at + stage * q_bytes, ds = ds_at + count % 2 * ds_bytes;
     const u32 lse = base + stats_at + stage * 2 * row_stats, delta = lse + row_stats;
     float s[queries / 2], dp[queries / 2];
-    barrier_wait(bar.full(stage), parity);
+    barrier_wait(bar.q_full(stage), parity);
+    barrier_wait(bar.do_full(stage), parity);
     hold(s);
     hold(dp);
     wgmma_fence();
@@ -332,15 +355,17 @@ struct Worker {
     wgmma_fence();
     start_dq(dq, ds);
     start_gradient(dk, ds_pairs, q);
-    wgmma_wait<1>();
+    wgmma_wait<2>();
     hold(dv);
     hold(p);
+    release(do_free_barrier + stage, block);
+    wgmma_wait<1>();
     hold(dq);
     add_dq(dq, block);
     wgmma_wait<0>();
     hold(dk);
     hold(ds_pairs);
-    release(stage, block);
+    release(q_free_barrier + stage, block);
   }
 
   // dS^T, rows of keys, into shared memory as the left operand of dQ reads it.
@@ -367,7 +392,8 @@ struct Worker {
   DEVICE void run() {
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
-    barrier_wait(bar.kv_full(), 0);
+    barrier_wait(bar.k_full(), 0);
+    barrier_wait(bar.v_full(), 0);
     int block = work.first;
     // Up to this block some query does not see this warpgroup's last key.
     int whole = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
@@ -556,8 +582,12 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     prefetch_map(&k);
     prefetch_map(&v);
     prefetch_map(&d_o);
-    barrier_init(bar.kv_full(), 1);
-    for (int stage = 0; stage < stages; ++stage) barrier_init(bar.full(stage), 1);
+    barrier_init(bar.k_full(), 1);
+    barrier_init(bar.v_full(), 1);
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(bar.q_full(stage), 1);
+      barrier_init(bar.do_full(stage), 1);
+    }
     fence_barrier_init();
   }
   __syncthreads();

@@ -1,10 +1,10 @@
 // FlashAttention-2's forward pass (handout, Algorithm 1) on Hopper's copy engine and matrix instructions: 16-bit inputs,
 // float32 sums, o in the inputs' type and lse in float32 (natural logarithm).
 //
-// A block holds FLASH_GROUPS warpgroups of 64 queries each (one for few scores) and one more that only copies. It walks over tiles of
-// queries, the longest first; of each tile it holds Q, and streams K and V by FLASH_KEYS rows through FLASH_STAGES
-// buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O in
-// registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
+// A block holds FLASH_GROUPS warpgroups of 64 queries each (one for few scores) and one more that only copies. It walks
+// over tiles of queries, the longest first; of each tile it holds Q, and streams K and V by FLASH_KEYS rows through
+// FLASH_STAGES buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O
+// in registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
 //
 // Where whole tiles would leave multiprocessors idle, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
 // that are worked on as tiles of their own: the host's list says which parts there are, the longest first. A part's
@@ -54,6 +54,11 @@
 //      in src/attention/hopper/tile.rs draws the line. Tried beside it: tiles of two warpgroups, which lie between the two;
 //      blocks of 64 keys in four buffers, no faster anywhere that counts; four buffers at d 16 and 32, and parts cut as if
 //      adding them up took three steps or five, all level.
+//   8. 2^x is computed for 16 elements a clock, so that a block of 128 keys takes 64 rows 512 clocks, as many as its products
+//      at d 64. Tried: a polynomial of degree 4 for one of eight elements, three, or four. Predicted: 0.93 ms for 16 heads
+//      of 16384, d 64, with one of four. Measured in ms, the least, with none, one, three and four of eight: 0.977, 1.029,
+//      1.137, 1.236; d 128 with none, one and four: 1.610, 1.658, 1.861. Each added instruction shows: what the
+//      warpgroups run short of is not 2^x.
 //
 // Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.

@@ -278,7 +278,7 @@ impl Backward {
         2 * Self::KEYS * row
             + Self::STAGES * stage
             + 2 * 2 * self.queries * Self::KEYS
-            + 8 * (1 + Self::STAGES)
+            + 8 * (2 + 2 * Self::STAGES)
             + ALIGNMENT
     }
 }

@@ -33,6 +33,23 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
     }
 }
 
+/// On 132 multiprocessors.
+#[test]
+fn some_refills_have_more_tiles_than_a_device_has_places() {
+    use crate::attention::hopper::tile::{Forward, Parts, Size, Variant, kernel_dimension};
+    let Shape { heads, n, is_causal } = Implementation::Hopper.more_tiles_than_places().unwrap();
+    let (heads, n) = (heads as u32, n as u32);
+    for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
+        let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
+        for forward in Size::ALL.map(|size| Forward::of(variant, size)) {
+            let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
+            let tiles = heads * steps.len() as u32;
+            assert!(tiles > places && Parts::of(&steps, heads, places).is_none(), "{forward:?}: {tiles} tiles");
+        }
+    }
+    assert!(Implementation::Portable.more_tiles_than_places().is_none());
+}
+
 #[test]
 fn refills_fill_every_buffer_of_the_portable_kernels_again() {
     use crate::attention::portable::tile::{Backward, Element, Forward, Variant};
