@@ -18,6 +18,7 @@ use cs336::harness::run::{Progress, Tally, Visit};
 use cs336::harness::schedule::Table;
 use cs336::harness::store::Layout;
 use cs336::harness::worker::{Abilities, serve};
+use cs336::problems::machine::seed;
 use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/deeds.rs"]
@@ -257,7 +258,7 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
         let run_case = |path: &Path| bail!("no case runner for {}", path.display());
-        return match serve(Abilities { registry: TEST_REGISTRY, run_case, clean_up }) {
+        return match serve(Abilities { registry: TEST_REGISTRY, run_case, seed, clean_up }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");

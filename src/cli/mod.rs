@@ -13,7 +13,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, serve};
-use crate::problems::REGISTRY;
+use crate::problems::{REGISTRY, machine};
 
 mod accept;
 mod bundle;
@@ -207,7 +207,7 @@ fn profile_or_default(asked: Option<Profile>) -> Profile {
 
 /// What this program's workers can do.
 const ABILITIES: Abilities =
-    Abilities { registry: REGISTRY, run_case: cases::run_one, clean_up: crate::problems::machine::clean_up };
+    Abilities { registry: REGISTRY, run_case: cases::run_one, seed: machine::seed, clean_up: machine::clean_up };
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -49,6 +49,11 @@ pub fn reading(profile: Profile) -> Option<Reading> {
     }
 }
 
+/// Sets the generators of all devices, so that what a case draws does not depend on the cases before it.
+pub fn seed() {
+    tch::manual_seed(0);
+}
+
 /// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.
 pub fn clean_up() -> Result<()> {
     if torch::memory::is_used() {

@@ -11,7 +11,7 @@ use super::entrants::Entrant;
 use super::inputs::Inputs;
 use super::protocol::{Bench, Protocol};
 use super::replays::Replays;
-use super::verify::{Expected, WHOLE, tolerance, worse};
+use super::verify::{Expected, WHOLE, rounded, tolerance, worse};
 use crate::error::{Fault, fault_of};
 use crate::harness::provenance::available_memory_bytes;
 use crate::harness::samples::{Samples, Work};
@@ -59,7 +59,7 @@ pub struct Task {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The largest over the lengths that were verified, as shares of the norm.
+    /// The largest over the lengths that were verified, as shares of the norm, to two digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<Errors>,
     /// The longest sequence on which it was verified.
@@ -120,7 +120,7 @@ pub fn hold(task: &Task, entrants: &[Entrant], device: Device) -> Result<BTreeMa
         entries.insert(
             entrant.name.to_string(),
             Entry {
-                errors: proof.map(|p| p.0),
+                errors: proof.map(|p| rounded(p.0)).transpose()?,
                 verified_seq: proof.map(|p| p.1),
                 predicted_bytes: task.predicted(entrant, device),
                 passes,

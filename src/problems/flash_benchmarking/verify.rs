@@ -71,6 +71,13 @@ impl Expected {
     }
 }
 
+/// As they are recorded: to two significant digits. A GPU adds up in any order, so that the others differ from run to run.
+pub fn rounded(errors: Errors) -> Result<Errors> {
+    let round = |error: f64| -> Result<f64> { Ok(format!("{error:.1e}").parse()?) };
+    let Errors { o, dq, dk, dv } = errors;
+    Ok(Errors { o: round(o)?, dq: round(dq)?, dk: round(dk)?, dv: round(dv)? })
+}
+
 /// The larger of each.
 pub fn worse(a: Errors, b: Errors) -> Errors {
     Errors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
@@ -96,6 +103,12 @@ mod tests {
             let errors = expected.errors(&[o, dq, dk, dv]).unwrap();
             assert!(errors.largest() < 1e-12, "{errors:?}");
         }
+    }
+
+    #[test]
+    fn errors_are_recorded_in_two_digits() {
+        let errors = Errors { o: 2.3456e-3, dq: 0.0, dk: 1.0, dv: 9.96e-7 };
+        assert_eq!(rounded(errors).unwrap(), Errors { o: 2.3e-3, dq: 0.0, dk: 1.0, dv: 1e-6 });
     }
 
     #[test]
