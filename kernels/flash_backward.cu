@@ -44,20 +44,21 @@
 //      one head of 8192, d 64: 62.5, 62.3, 61.2; one head of 65536: 2445, 2577, 2443; 16 heads of 16384: d 64 2545, 2652,
 //      2552, d 128 4859, 4673, 4868, which scatters by 8 percent.
 //   6. From here on the least of a turn is compared: within one, the power limit lets the clock fall step by step, and
-//      2.46 ms become 2.67. Tried: one barrier in shared memory and one named one a stage, for Q and dO together, as dO's
-//      own says nothing that Q's does not. Predicted: nothing that shows. Measured over three turns, before and after: 16
-//      heads of 16384, d 64 2.465, 2.459, 2.466 and 2.510, 2.499, 2.494 ms; d 128 4.464, 4.421, 4.417 and 4.677, 4.564, 4.842;
-//      one head of 8192 1 percent shorter. So dO's place, free earlier, is worth its barriers.
+//      2.46 ms become 2.67. Tried: one barrier in shared memory for K and V, and of each stage one there and one named one
+//      for Q and dO together, with dO's place no longer given back before dK is multiplied. Predicted: nothing that shows.
+//      Measured over three turns, before and after: 16 heads of 16384, d 64 2.465, 2.459, 2.466 and 2.510, 2.499, 2.494 ms;
+//      one head of 8192 level. Why is not known: the copying warp waits for Q's place first, so that dO's is not filled any
+//      earlier. Not tried: dO copied first.
 //   7. What else could hide the softmax, each tried by itself on one machine, 16 heads of 16384, d 64, least of three turns:
-//        as it is                                                                                          2.473 ms
+//        as it is                                                                                          2.472 ms
 //        2^x of every eighth element, or every fourth, by a polynomial of degree 4 (predicted: 2.35)        2.527, 2.545
 //        the next block's scores started behind dK, crossing the loop's end complete (predicted: 2.3)       2.687
 //        dK before the warpgroups meet, dQ after                                                            2.654
 //        dQ through shared memory, added up by the copy engine (cp.reduce.async.bulk)                       2.702
-//        and, wrong, without the warpgroups' meeting: what there is to gain                                 2.407
-//      On another machine half of dV started before dP is there 2.561. At d 128, where the clock falls in most turns, least
-//      of two or three: 4.471 as it is, 4.528 every fourth by a polynomial, 4.630 by the copy engine, 5.015 and 5.239. So
-//      each instruction that is added shows, and overlap within a warpgroup hides nothing that the other does not.
+//        and, wrong, without the warpgroups' meeting: what there is to gain (one turn)                      2.407
+//      On another machine, without one as it is beside them, half of dV started before dP is there 2.561, and with every
+//      fourth element by the polynomial 2.548. At d 128 the power limit hides differences below 8 percent: two turns of one
+//      kernel give 4.471 and 4.831. At d 64 none of these is worth its cost: what one warpgroup leaves idle the other uses.
 //
 // Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.

@@ -55,10 +55,10 @@
 //      blocks of 64 keys in four buffers, no faster anywhere that counts; four buffers at d 16 and 32, and parts cut as if
 //      adding them up took three steps or five, all level.
 //   8. 2^x is computed for 16 elements a clock, so that a block of 128 keys takes 64 rows 512 clocks, as many as its products
-//      at d 64. Tried: a polynomial of degree 4 for one of eight elements, three, or four. Predicted: 0.93 ms for 16 heads
-//      of 16384, d 64, with one of four. Measured in ms, the least, with none, one, three and four of eight: 0.977, 1.029,
-//      1.137, 1.236; d 128 with none, one and four: 1.610, 1.658, 1.861. Each added instruction shows: what the
-//      warpgroups run short of is not 2^x.
+//      at d 64. Tried: a polynomial of degree 4 for one of eight elements, three, or four. Predicted, with two: 0.93 ms for 16
+//      heads of 16384, d 64. Measured in ms, the least, with none, one, three and four: 0.976, 1.029, 1.137, 1.236; d 128
+//      with none, one and four: 1.610, 1.658, 1.861. Each instruction that is added shows: what the warpgroups run short of is
+//      not 2^x.
 //
 // Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.

@@ -15,6 +15,8 @@ pub enum Choice {
     Sdpa,
     /// FlashAttention-2 as our own CUDA kernels: Hopper's or the portable ones, whichever suit the inputs.
     Flash,
+    /// Those of our kernels whose results all repeat in every bit.
+    FlashDeterministic,
 }
 
 impl Choice {
@@ -33,6 +35,7 @@ impl Choice {
             Self::Tiled => "tiled",
             Self::Sdpa => "sdpa",
             Self::Flash => "flash",
+            Self::FlashDeterministic => "flash_deterministic",
         }
     }
 }

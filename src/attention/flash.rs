@@ -7,11 +7,11 @@ use super::hopper::Hopper;
 use super::portable::Portable;
 use super::{Attention, Shape};
 
-/// Attention by our own kernels on any GPU that either set of them takes; see [`Hopper`] and [`Portable`].
-///
-/// Both passes are [`Hopper`]'s where it takes the inputs, but for a backward pass of few scores, in which the launches
-/// take the time and [`Portable`] has fewer. `lse` is the same to both.
-pub struct Flash;
+/// Attention by our own kernels on any GPU that either set of them takes; see [`Hopper`] and [`Portable`]. `lse` is the
+/// same to both.
+pub struct Flash {
+    is_deterministic: bool,
+}
 
 /// The files of `kernels/` that [`Flash`] runs, on one GPU or another.
 pub const FLASH_KERNELS: &[&str] =
@@ -24,6 +24,13 @@ pub const FLASH_KERNELS: &[&str] =
 const FEW_SCORES: i64 = 1 << 20;
 
 impl Flash {
+    /// Both passes are [`Hopper`]'s where it takes the inputs, but for a backward pass of few scores, in which the launches
+    /// take the time and [`Portable`] has fewer.
+    pub const FASTEST: Self = Self { is_deterministic: false };
+    /// Every result repeats in every bit: the backward pass is always [`Portable`]'s, which computes scores twice, where
+    /// [`Hopper`] adds the parts of `dq` in any order.
+    pub const DETERMINISTIC: Self = Self { is_deterministic: true };
+
     /// Hopper's kernels where they take such inputs; the error says why neither set does.
     fn choose(kind: Kind, device: Device, d: i64) -> Result<&'static dyn Attention, String> {
         let Err(hopper) = Hopper::DEFAULT.supports(kind, device, d) else { return Ok(&Hopper::DEFAULT) };
@@ -38,9 +45,10 @@ impl Flash {
         })
     }
 
-    fn backward_by(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<&'static dyn Attention> {
+    fn backward_by(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<&'static dyn Attention> {
         let shape = Shape::of(q, k, v)?;
-        let is_portables = prefers_portable(&shape) && Portable.supports(q.kind(), q.device(), shape.d).is_ok();
+        let is_taken = || Portable.supports(q.kind(), q.device(), shape.d).is_ok();
+        let is_portables = self.is_deterministic || (prefers_portable(&shape) && is_taken());
         if is_portables { Ok(&Portable) } else { Self::forward_by(q) }
     }
 }
@@ -53,11 +61,12 @@ fn prefers_portable(shape: &Shape) -> bool {
 
 impl Attention for Flash {
     fn name(&self) -> &'static str {
-        "flash"
+        if self.is_deterministic { "flash_deterministic" } else { "flash" }
     }
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
-        Self::choose(kind, device, head_dim).map(|_| ())
+        Self::choose(kind, device, head_dim)?;
+        if self.is_deterministic { Portable.supports(kind, device, head_dim) } else { Ok(()) }
     }
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
@@ -74,14 +83,14 @@ impl Attention for Flash {
         d_o: &Tensor,
         is_causal: bool,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        Self::backward_by(q, k, v)?.backward(q, k, v, o, lse, d_o, is_causal)
+        self.backward_by(q, k, v)?.backward(q, k, v, o, lse, d_o, is_causal)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::rule;
+    use crate::attention::rule::{self, Case};
 
     /// Hopper's forward pass and the portable backward pass, on tensors of the processor too.
     struct Mixed;
@@ -120,6 +129,25 @@ mod tests {
         }
     }
 
+    /// The emulator draws another order of threads for each run.
+    #[test]
+    fn the_deterministic_modes_kernels_repeat_in_every_bit() {
+        let case = Case::draw(Device::Cpu, &[1, 2], [150, 150, 64], Kind::BFloat16, true, 1.0).unwrap();
+        let [first, second] = [(); 2].map(|()| case.run(&Mixed, Kind::BFloat16).unwrap());
+        for (i, result) in rule::RESULTS.iter().enumerate() {
+            assert!(first[i].equal(&second[i]), "{result} differs");
+        }
+    }
+
+    #[test]
+    fn a_deterministic_backward_pass_is_the_portable_kernels_however_long() {
+        for n in [1, 4096] {
+            let q = Tensor::zeros([2, n, 128], (Kind::BFloat16, Device::Cpu));
+            assert_eq!(Flash::DETERMINISTIC.backward_by(&q, &q, &q).unwrap().name(), "portable");
+        }
+        assert_eq!([Flash::FASTEST, Flash::DETERMINISTIC].map(|f| f.name()), ["flash", "flash_deterministic"]);
+    }
+
     #[test]
     fn short_backward_passes_are_the_portable_kernels() {
         for (leading, n_queries, n_keys, d, expected) in [
@@ -138,9 +166,10 @@ mod tests {
     #[test]
     fn without_a_gpu_it_says_what_both_need() {
         let q = Tensor::zeros([2, 5, 64], (Kind::BFloat16, Device::Cpu));
-        let forward = format!("{:#}", Flash.forward(&q, &q, &q, true).unwrap_err());
-        let backward = format!("{:#}", Flash.backward(&q, &q, &q, &q, &q, &q, true).unwrap_err());
-        let supports = Flash.supports(Kind::BFloat16, Device::Cpu, 64).unwrap_err();
+        let flash = Flash::FASTEST;
+        let forward = format!("{:#}", flash.forward(&q, &q, &q, true).unwrap_err());
+        let backward = format!("{:#}", flash.backward(&q, &q, &q, &q, &q, &q, true).unwrap_err());
+        let supports = flash.supports(Kind::BFloat16, Device::Cpu, 64).unwrap_err();
         for error in [forward, backward, supports] {
             assert_eq!(error.matches("need a GPU").count(), 2, "{error}");
         }

@@ -55,8 +55,15 @@ pub trait Attention: Sync {
 
 /// Every implementation that grading runs where it can; a new one is a file and a line here, and a [`Choice`] if models
 /// are to use it.
-pub const IMPLEMENTATIONS: &[&dyn Attention] =
-    &[&naive::Naive, &tiled::Tiled::DEFAULT, &sdpa::Sdpa, &flash::Flash, &hopper::Hopper::DEFAULT, &portable::Portable];
+pub const IMPLEMENTATIONS: &[&dyn Attention] = &[
+    &naive::Naive,
+    &tiled::Tiled::DEFAULT,
+    &sdpa::Sdpa,
+    &flash::Flash::FASTEST,
+    &flash::Flash::DETERMINISTIC,
+    &hopper::Hopper::DEFAULT,
+    &portable::Portable,
+];
 
 /// The implementation called `name`.
 pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
@@ -76,7 +83,8 @@ pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: 
         Choice::Naive => naive::attention(q, k, v, is_causal),
         Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
         Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
-        Choice::Flash => recomputing(&flash::Flash, q, k, v, is_causal),
+        Choice::Flash => recomputing(&flash::Flash::FASTEST, q, k, v, is_causal),
+        Choice::FlashDeterministic => recomputing(&flash::Flash::DETERMINISTIC, q, k, v, is_causal),
     }
 }
 
@@ -206,7 +214,8 @@ mod tests {
         let without_gpu = IMPLEMENTATIONS.iter().filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
         assert_eq!(without_gpu.map(|i| i.name()).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
         let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains("flash9") && error.contains("naive, tiled, sdpa, flash, hopper, portable"), "{error}");
+        let known = "naive, tiled, sdpa, flash, flash_deterministic, hopper, portable";
+        assert!(error.contains("flash9") && error.contains(known), "{error}");
     }
 
     #[test]
@@ -252,25 +261,28 @@ mod tests {
         let error = format!("{:#}", attention(Choice::Flash, &q, &q, &q, true).unwrap_err());
         assert!(error.contains("not Float") && error.contains("not 80"), "{error}");
         let q = Tensor::zeros([2, 5, 64], (Kind::BFloat16, Device::Cpu));
-        let error = format!("{:#}", attention(Choice::Flash, &q, &q, &q, true).unwrap_err());
-        assert_eq!(error.matches("need a GPU").count(), 2, "{error}");
+        for choice in [Choice::Flash, Choice::FlashDeterministic] {
+            let error = format!("{:#}", attention(choice, &q, &q, &q, true).unwrap_err());
+            assert_eq!(error.matches("need a GPU").count(), 2, "{error}");
+        }
     }
 
     #[test]
     #[ignore = "needs a GPU; there, run cargo test --lib -- --ignored on_a_gpu"]
     fn on_a_gpu_the_kernels_are_an_autograd_node_like_the_others() {
         let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
-        for kind in [Kind::Float, Kind::BFloat16] {
+        let each = |kind| [Choice::Flash, Choice::FlashDeterministic].map(|choice| (choice, kind));
+        for (choice, kind) in [Kind::Float, Kind::BFloat16].into_iter().flat_map(each) {
             let draw = || Tensor::randn([2, 3, 77, 64], (Kind::Float, device)).to_kind(kind);
             let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
-            let [ours, theirs] = [Choice::Flash, Choice::Sdpa].map(|choice| {
+            let [ours, theirs] = [choice, Choice::Sdpa].map(|choice| {
                 let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
                 let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
                 Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()
             });
             let tolerance = if kind == Kind::Float { 1e-4 } else { 3e-2 };
             for (a, b) in ours.iter().zip(&theirs) {
-                assert!(a.kind() == kind && a.allclose(b, tolerance, tolerance, false), "{kind:?}");
+                assert!(a.kind() == kind && a.allclose(b, tolerance, tolerance, false), "{choice:?}, {kind:?}");
             }
         }
     }

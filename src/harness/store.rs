@@ -64,7 +64,8 @@ impl Layout {
         self.read_records(&self.accepted(profile, problem), problem, profile)
     }
 
-    /// SHA-256 of `kernels/<name>` and, behind it, of every file of `kernels/lib` that it includes, also through another.
+    /// SHA-256 of the code in `kernels/<name>` and, behind it, in every file of `kernels/lib` that it includes, also through
+    /// another. Comments are no code: a notebook may say what has been measured of the very kernel that it stands in.
     pub fn kernel_hash(&self, name: &str) -> Result<String> {
         let mut text = String::new();
         let mut files = vec![name.to_string()];
@@ -76,11 +77,27 @@ impl Layout {
             let included = source.lines().filter_map(quoted).map(|header| format!("lib/{header}"));
             let new: Vec<_> = included.filter(|header| !files.contains(header)).collect();
             files.extend(new);
-            text += &source;
+            text += &code_of(&source);
             at += 1;
         }
         Ok(sha256(text.as_bytes()))
     }
+}
+
+/// The lines of `source` without what stands behind `//` outside of a string, without spaces at their ends, and without
+/// those that are empty then.
+fn code_of(source: &str) -> String {
+    let code = |line: &str| {
+        let (mut in_string, mut escaped) = (false, false);
+        let end = line.char_indices().find_map(|(at, c)| {
+            let starts_comment = !in_string && line[at..].starts_with("//");
+            in_string ^= c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            starts_comment.then_some(at)
+        });
+        line[..end.unwrap_or(line.len())].trim_end().to_string()
+    };
+    source.lines().map(code).filter(|line| !line.is_empty()).fold(String::new(), |text, line| text + &line + "\n")
 }
 
 /// Writes the whole file or nothing: a temporary file beside it, synced, then renamed over it.
@@ -157,7 +174,7 @@ mod tests {
         let write =
             |name: &str, text: &str| write_atomically(&folder.path().join("kernels").join(name), text.as_bytes());
         write("plain.cu", "code").unwrap();
-        assert_eq!(layout.kernel_hash("plain.cu").unwrap(), sha256(b"code"));
+        assert_eq!(layout.kernel_hash("plain.cu").unwrap(), sha256(b"code\n"));
         write("with.cu", "#include <math.h>\n#include \"lib/a.cuh\"\n").unwrap();
         write("lib/a.cuh", "#include \"lib/b.cuh\"\n").unwrap();
         write("lib/b.cuh", "#include \"lib/a.cuh\"\n").unwrap();
@@ -170,6 +187,13 @@ mod tests {
         assert_ne!(hash(), first);
         fs::remove_file(folder.path().join("kernels/lib/b.cuh")).unwrap();
         assert!(format!("{:#}", layout.kernel_hash("with.cu").unwrap_err()).contains("kernels/lib/b.cuh"));
+    }
+
+    #[test]
+    fn comments_are_no_code_and_strings_are() {
+        let source = "// Notebook\n//   1. slow\n\nint a; // one\nasm(\"// \\\" //\"); // two\n  // three\n  b / c;\n";
+        assert_eq!(code_of(source), "int a;\nasm(\"// \\\" //\");\n  b / c;\n");
+        assert_ne!(code_of("a / b;"), code_of("a // b;"));
     }
 
     #[test]

@@ -49,9 +49,10 @@ pub fn reading(profile: Profile) -> Option<Reading> {
     }
 }
 
-/// Sets the generators of all devices, so that what a case draws does not depend on the cases before it.
-pub fn seed() {
-    tch::manual_seed(0);
+/// Seeds the processor's generator, so that what a case draws does not depend on the cases before it. A GPU's is seeded
+/// where a case asks for the GPU ([`super::device_for`]), as a process that only starts others must not begin to use one.
+pub fn seed() -> Result<()> {
+    torch::seed(Device::Cpu)
 }
 
 /// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.

@@ -135,7 +135,7 @@ impl Measure for MemoryProfiling {
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
-        if params.attention == Choice::Flash { Self::KERNELS } else { &[] }
+        if matches!(params.attention, Choice::Flash | Choice::FlashDeterministic) { Self::KERNELS } else { &[] }
     }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {

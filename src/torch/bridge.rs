@@ -123,6 +123,7 @@ pub(super) mod ffi {
         fn allocator_is_used() -> Result<bool>;
         fn allocator_stats(device: i8) -> Result<AllocatorStats>;
         fn memory_info(device: i8) -> Result<MemoryInfo>;
+        fn seed_generator(is_cuda: bool, device: i8, seed: u64) -> Result<()>;
         fn reset_peak_stats(device: i8) -> Result<()>;
         fn empty_cache(device: i8) -> Result<()>;
         fn current_stream_handle(device: i8) -> Result<u64>;

@@ -26,6 +26,6 @@ pub use autocast::autocast;
 pub use autograd::{backward, backward_from};
 pub use library::{
     AllowTf32, allow_tf32, allowing_tf32, build_config, cpu_capability, cuda_device, cuda_version, cudnn_version,
-    library_folder, load_cuda, load_shared_library, num_threads, parallel_info, set_allow_tf32, set_num_threads,
+    library_folder, load_cuda, load_shared_library, num_threads, parallel_info, seed, set_allow_tf32, set_num_threads,
     version,
 };

@@ -1,6 +1,6 @@
 //! What must hold before anything is timed: the grid is the handout's, every column computes attention, and a wrong one is seen.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail, ensure};
 use tch::{Device, Kind, Tensor};
@@ -29,13 +29,14 @@ const GRIDS: [&str; 2] = ["grid", "long"];
 /// The 80 cells, cold and launched by the host, each once; and the leaderboard's shape, types and times.
 pub fn grid_is_the_handouts() -> Result<Verdict> {
     let Some(suite) = suite::load(&Layout::find()?.root, &PROBLEM)? else { bail!("the problem has no suite") };
-    let (mut cells, mut leaderboards) = (BTreeSet::new(), 0);
+    let (mut cells, mut rounds, mut leaderboards) = (BTreeSet::new(), BTreeMap::new(), 0);
     for (grid, case) in suite.cases(Profile::Gpu) {
         match serde_json::from_value::<Params>(case.clone())? {
             Params::Cell(c) if GRIDS.contains(&grid) => {
                 let handouts = c.batch == 1 && c.cache == Cache::Cold && c.launch == Launch::Eager;
                 ensure!(handouts, "a cell of another batch, cache or launch: {case}");
                 ensure!(cells.insert((c.dtype.name(), c.d_model, c.seq)), "twice: {case}");
+                ensure!(*rounds.entry(c.seq).or_insert(c.rounds) == c.rounds, "other cells as long: {case}");
             }
             Params::Cell(_) => {}
             Params::Leaderboard(l) => {
@@ -51,6 +52,10 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
         .flat_map(|t| powers(4, 7).flat_map(move |d| powers(7, 16).map(move |n| (t.name(), d, n))))
         .collect();
     ensure!(cells == handouts, "the grid differs in {:?}", cells.symmetric_difference(&handouts));
+    // The template says so.
+    let by_length: Vec<usize> = rounds.into_values().collect();
+    ensure!(by_length.is_sorted_by(|a, b| a >= b), "longer cells take more rounds: {by_length:?}");
+    ensure!(BTreeSet::from_iter(by_length).len() <= 2, "the cells take more than two numbers of rounds");
     ensure!(leaderboards == 1, "{leaderboards} cases of the leaderboard");
     Verdict::passed(format!("{} cells, lengths 128 to 65,536 by 16 to 128 by two types; one leaderboard", cells.len()))
 }

@@ -60,7 +60,7 @@ pub(super) enum Way {
 pub const ENTRANTS: &[Entrant] = &[
     Entrant::of("naive", "plain", Group::Plain, Units::Vector, &[], Way::Definition),
     Entrant::of("tiled", "tiled", Group::Ours, Units::Vector, &[], Way::CpuOnly(&Tiled::DEFAULT)),
-    Entrant::of("flash", "ours", Group::Ours, Units::Tensor, FLASH_KERNELS, Way::Own(&Flash)),
+    Entrant::of("flash", "ours", Group::Ours, Units::Tensor, FLASH_KERNELS, Way::Own(&Flash::FASTEST)),
     Entrant::of("portable", "portable", Group::Ours, Units::Tensor, &PORTABLE_KERNELS, Way::SixteenBits(&Portable)),
     Entrant::of("sdpa_flash", "SDPA flash", Group::Pytorch, Units::Vector, &[], Way::Operator(Backend::Flash)),
     Entrant::of("sdpa_cudnn", "cuDNN", Group::Pytorch, Units::Tensor, &[], Way::Operator(Backend::Cudnn)),

@@ -71,7 +71,8 @@ impl Expected {
     }
 }
 
-/// As they are recorded: to two significant digits. A GPU adds up in any order, so that the others differ from run to run.
+/// As they are recorded, where plain values must repeat: to two significant digits. On a GPU most columns add up `dq` in any
+/// order, so that the others differ from run to run.
 pub fn rounded(errors: Errors) -> Result<Errors> {
     let round = |error: f64| -> Result<f64> { Ok(format!("{error:.1e}").parse()?) };
     let Errors { o, dq, dk, dv } = errors;
