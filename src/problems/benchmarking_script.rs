@@ -179,7 +179,9 @@ impl Measure for BenchmarkingScript {
         match (params.attention, params.dtype) {
             // On another GPU than Hopper, and where the scores are few, the portable ones.
             (Choice::Flash | Choice::FlashDeterministic, Precision::Bfloat16) => Self::KERNELS,
-            (Choice::Flash | Choice::FlashDeterministic, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+            (Choice::Flash | Choice::FlashDeterministic, Precision::Float32) => {
+                &["adamw.cu", "portable_forward.cu", "portable_backward.cu"]
+            }
             _ => &["adamw.cu"],
         }
     }
