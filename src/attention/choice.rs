@@ -26,6 +26,11 @@ impl Choice {
         if device.is_cuda() { Self::Flash } else { Self::Naive }
     }
 
+    /// Whether it runs kernels of ours, whose change makes a record stale.
+    pub fn runs_own_kernels(self) -> bool {
+        matches!(self, Self::Flash | Self::FlashDeterministic)
+    }
+
     /// Those that need no GPU.
     pub const ON_CPU: [Self; 3] = [Self::Naive, Self::Tiled, Self::Sdpa];
 

@@ -176,12 +176,10 @@ impl Measure for BenchmarkingScript {
 
     /// Hopper's kernels have no float32.
     fn kernels(params: &Params) -> &'static [&'static str] {
-        match (params.attention, params.dtype) {
+        match (params.attention.runs_own_kernels(), params.dtype) {
             // On another GPU than Hopper, and where the scores are few, the portable ones.
-            (Choice::Flash | Choice::FlashDeterministic, Precision::Bfloat16) => Self::KERNELS,
-            (Choice::Flash | Choice::FlashDeterministic, Precision::Float32) => {
-                &["adamw.cu", "portable_forward.cu", "portable_backward.cu"]
-            }
+            (true, Precision::Bfloat16) => Self::KERNELS,
+            (true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
             _ => &["adamw.cu"],
         }
     }

@@ -162,6 +162,7 @@ impl Measure for FlashBenchmarking {
 fn facts() -> Result<Value> {
     Ok(json!({
         "entrants": ENTRANTS,
+        "grids": checks::GRIDS,
         "memory": memory::facts()?,
         "whole": verify::WHOLE,
         "tail": verify::TAIL,

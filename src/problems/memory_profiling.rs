@@ -135,7 +135,7 @@ impl Measure for MemoryProfiling {
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
-        if matches!(params.attention, Choice::Flash | Choice::FlashDeterministic) { Self::KERNELS } else { &[] }
+        if params.attention.runs_own_kernels() { Self::KERNELS } else { &[] }
     }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {

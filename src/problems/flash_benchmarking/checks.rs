@@ -24,7 +24,7 @@ use crate::torch::meter::Meter;
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];
 
 /// In the suite, those that make up the handout's.
-const GRIDS: [&str; 2] = ["grid", "long"];
+pub const GRIDS: [&str; 2] = ["grid", "long"];
 
 /// The 80 cells, cold and launched by the host, each once; and the leaderboard's shape, types and times.
 pub fn grid_is_the_handouts() -> Result<Verdict> {
