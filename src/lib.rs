@@ -1,24 +1,41 @@
 //! A declarative test-and-report harness for Stanford CS336 Assignment 2; the modules stand in the order to read them.
 
+/// Faults that callers tell apart: out of memory, not available.
 pub mod error;
+/// The folder that a checkout or a bundle lies in.
 pub mod root;
+/// Units, and numbers as people read them.
 pub mod units;
 
+/// libtorch where the `tch` crate has no call for it: autograd functions, hooks, profiler, memory, CUDA graphs, Gloo.
 pub mod torch;
 
+/// CUDA kernels: compiled at run time, launched, and emulated on the CPU.
 pub mod cuda;
 
+/// Scaled dot-product attention in several implementations behind one trait.
 pub mod attention;
+/// The handout's Transformer, its loss, its optimizer and its memory by formula.
 pub mod model;
 
+/// Communication between the processes of one run, over Gloo and NCCL.
 pub mod collective;
+/// Data parallelism: one strategy a file.
 pub mod parallel;
 
+/// Suites, plans, runs, records, statistics and grades; it knows no tensor and no problem.
 pub mod harness;
+/// From answers and templates to Markdown, PDF and HTML.
 pub mod report;
 
+/// What several problems measure with.
+pub mod bench;
+
+/// Checks that several problems share.
+pub mod checks;
+
+/// The registry, and one module for each problem of the handout.
 pub mod problems;
 
-pub mod cases;
-
+/// The command line, one file for each verb.
 pub mod cli;

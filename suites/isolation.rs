@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cs336::bench::machine::seed;
 use cs336::harness::case::{CheckEnding, Runner};
 use cs336::harness::plan::{Pending, Scope, plan};
 use cs336::harness::pool::Pool;
@@ -18,7 +19,6 @@ use cs336::harness::run::{Progress, Tally, Visit};
 use cs336::harness::schedule::Table;
 use cs336::harness::store::Layout;
 use cs336::harness::worker::{Abilities, serve};
-use cs336::problems::machine::seed;
 use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/deeds.rs"]

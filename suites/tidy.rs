@@ -19,19 +19,23 @@ const LONG: &[(&str, &str)] = &[
 ];
 const MAX_LINES: usize = 350;
 
-/// `module: the modules of this crate that it may use`, lowest first (DESIGN 2).
-const LAYERS: &[(&str, &[&str])] = &[
-    ("error", &["units"]),
+/// Each room of the crate and the rooms right below it, from the bottom; it may use all that lie below those too.
+const ROOMS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("root", &[]),
-    ("torch", &["error", "units"]),
-    ("cuda", &["error", "units", "root", "torch"]),
-    ("attention", &["error", "units", "torch", "cuda"]),
-    ("model", &["error", "units", "torch", "cuda", "attention"]),
-    ("collective", &["error", "units", "torch", "cuda"]),
-    ("parallel", &["error", "units", "torch", "collective", "model"]),
-    ("harness", &["error", "root", "units"]),
-    ("report", &["error", "units", "harness"]),
+    ("error", &["units"]),
+    ("torch", &["error"]),
+    ("cuda", &["torch", "root"]),
+    ("attention", &["cuda"]),
+    ("model", &["attention"]),
+    ("collective", &["cuda"]),
+    ("parallel", &["model", "collective"]),
+    ("harness", &["error", "root"]),
+    ("report", &["harness"]),
+    ("bench", &["parallel", "harness"]),
+    ("checks", &["bench"]),
+    ("problems", &["checks"]),
+    ("cli", &["problems", "report"]),
 ];
 
 fn root() -> PathBuf {
@@ -139,19 +143,76 @@ fn tests_ask_no_shared_dependency_for_other_features() {
     assert!(twice.is_empty(), "`cargo run` and `cargo test` would each build these, and all above them: {twice:?}");
 }
 
+/// All rooms below `room`.
+fn below(room: &str) -> BTreeSet<&'static str> {
+    let (_, next) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("ROOMS lacks {room:?}"));
+    next.iter().flat_map(|name| below(name).into_iter().chain([*name])).collect()
+}
+
+/// The first names of the paths that follow each `prefix` in `text`: several where a list in braces follows.
+fn named_after<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
+    let name = |path: &'a str| path.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).next().unwrap_or("");
+    let mut names = Vec::new();
+    for (at, _) in text.match_indices(prefix) {
+        let path = &text[at + prefix.len()..];
+        let Some(list) = path.strip_prefix('{') else {
+            names.push(name(path));
+            continue;
+        };
+        let mut depth = 0;
+        for piece in list.split_inclusive(['{', ',', '}']) {
+            names.extend(Some(name(piece.trim_start())).filter(|_| depth == 0));
+            match piece.chars().last() {
+                Some('{') => depth += 1,
+                Some('}') if depth == 0 => break,
+                Some('}') => depth -= 1,
+                _ => {}
+            }
+        }
+    }
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+#[test]
+fn the_first_names_of_paths_are_found_in_lists_too() {
+    let text = "use a::b::{self, c::{d, e}, f};
+use a::g::h;
+a::{i}";
+    assert_eq!(named_after(text, "a::"), ["b", "g", "i"]);
+    assert_eq!(named_after(text, "b::"), ["self", "c", "f"]);
+}
+
 #[test]
 fn dependencies_point_down() {
-    for (module, allowed) in LAYERS {
-        let folder = root().join("src").join(module);
+    let declared = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let declared: BTreeSet<_> = named_after(&declared, "pub mod ").into_iter().collect();
+    assert_eq!(declared, ROOMS.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(), "src/lib.rs and ROOMS differ");
+    for room in declared {
+        let (folder, allowed) = (root().join("src").join(room), below(room));
         let files = if folder.is_dir() { rust_files(&folder) } else { vec![folder.with_extension("rs")] };
         for file in files {
             let text = fs::read_to_string(&file).unwrap();
-            for used in text.match_indices("crate::").map(|(at, _)| &text[at + "crate::".len()..]) {
-                let used: String = used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
-                let fine = used.is_empty() || used == *module || allowed.contains(&used.as_str());
-                assert!(fine, "{} uses crate::{used}, which is not below {module}", file.display());
+            for used in named_after(&text, "crate::") {
+                let fine = used == room || allowed.contains(used);
+                assert!(fine, "{} uses crate::{used}, which is not below {room}", file.display());
             }
         }
+    }
+}
+
+#[test]
+fn no_problem_imports_another_problem() {
+    let folder = root().join("src/problems");
+    let problems: BTreeSet<&str> = REGISTRY.iter().map(|problem| problem.name).collect();
+    for file in rust_files(&folder).into_iter().filter(|file| *file != folder.join("mod.rs")) {
+        let inside = file.strip_prefix(&folder).unwrap();
+        let own = inside.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_string();
+        assert!(problems.contains(own.as_str()), "src/problems/{} belongs to no problem", inside.display());
+        let text = fs::read_to_string(&file).unwrap();
+        let named = ["problems::", "super::"].into_iter().flat_map(|prefix| named_after(&text, prefix));
+        let other: Vec<_> = named.filter(|name| *name != own && problems.contains(name)).collect();
+        assert!(other.is_empty(), "src/problems/{} imports {other:?}: move what both need down", inside.display());
     }
 }
 
@@ -201,6 +262,23 @@ fn no_committed_text_holds_a_machine_path() {
             let needle = concat!("/ho", "me/");
             let root_text = root().to_string_lossy().into_owned();
             assert!(!text.contains(needle) && !text.contains(&root_text), "{} holds a machine path", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_source_file_that_the_texts_name_exists() {
+    let mut texts = vec![root().join("README.md")];
+    for folder in ["templates", "templates/shared", "kernels", "kernels/lib", "suites/peers", "suites/cases"] {
+        texts.extend(fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    for file in texts.iter().filter(|file| file.is_file()) {
+        let Ok(text) = fs::read_to_string(file) else { continue };
+        let is_end = |c: char| !(c.is_ascii_alphanumeric() || "_/.".contains(c));
+        for (at, _) in text.match_indices("src/") {
+            let path = text[at..].split(is_end).next().unwrap().trim_end_matches('.');
+            let named = path.ends_with(".rs") || path.ends_with(".cc");
+            assert!(!named || root().join(path).is_file(), "{} names {path}, which does not exist", file.display());
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
-use crate::cases::{CaseFile, run as run_case};
+use crate::checks::golden::{CaseFile, run as run_case};
 use crate::harness::pool::Pool;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Ending, Job, Reply};

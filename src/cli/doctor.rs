@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::Ended;
+use crate::bench::{machine, nvml};
 use crate::cuda;
 use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
 use crate::harness::store::Layout;
-use crate::problems::{self, nvml};
 use crate::units::human_bytes;
 
 /// One finding: whether it is well, and what it means if it is not.
@@ -45,7 +45,7 @@ pub fn run(as_json: bool) -> Result<Ended> {
 }
 
 fn examine() -> Result<Vec<Finding>> {
-    let gpus = problems::machine::gpus()?;
+    let gpus = machine::gpus()?;
     let here = machine(&gpus)?;
     let finding = |name, well, required, detail| Finding { name, well, required, detail };
     let torch = crate::torch::version();

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::progress::{Bars, short};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
+use crate::bench::machine;
 use crate::harness::case::{Bench, CaseEnding, Measurement, Runner};
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
@@ -18,7 +19,6 @@ use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, parse_duration};
 use crate::harness::store::{Layout, Lock};
 use crate::harness::{stats, suite};
-use crate::problems::machine;
 use crate::units::human_seconds;
 
 #[derive(clap::Args)]

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 
+use crate::bench::machine;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, serve};
-use crate::problems::{REGISTRY, machine};
+use crate::problems::REGISTRY;
 
 mod accept;
 mod bundle;

@@ -6,15 +6,17 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Subcommand;
 
 use super::Ended;
+use crate::bench::device::device_for;
+use crate::bench::machine;
 use crate::harness::floor;
 use crate::harness::plan::{Plan, Scope, plan};
 use crate::harness::provenance::open_run;
 use crate::harness::record::{CaseRecord, Outcome, Profile};
 use crate::harness::store::{Layout, Lock, write_atomically};
 use crate::harness::suite;
+use crate::problems::nsys_profile::measure::{Collector, Params, Row};
 use crate::problems::nsys_profile::summary::{Counted, RangeWork, Summary};
-use crate::problems::nsys_profile::{Collector, PROBLEM, Params, Row, nsys};
-use crate::problems::{device_for, machine};
+use crate::problems::nsys_profile::{PROBLEM, nsys};
 use crate::units::human_seconds;
 
 #[derive(Subcommand)]

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use super::Operation;
 
 /// The variable that names a rank's file.
-pub(super) const FLIGHT: &str = "CS336_FLIGHT";
+pub(crate) const FLIGHT: &str = "CS336_FLIGHT";
 
 /// Bytes of a line's text: the longest call ("1234567 reduce_scatter of 12345678901 BFloat16, average") fits.
 const TEXT: usize = 80;

@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 pub mod agreement;
-pub mod drill;
 pub mod environment;
-mod flight;
+pub(crate) mod flight;
 pub mod gloo;
 pub mod log;
 pub mod meeting;

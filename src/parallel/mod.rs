@@ -9,17 +9,13 @@ use tch::Tensor;
 use crate::collective::Shared;
 
 pub mod bucket;
-pub mod edges;
 pub mod flat;
-mod in_order;
-pub mod mutants;
+pub mod in_order;
 pub mod naive;
 pub mod overlap_bucketed;
 pub mod overlap_coalesced;
 pub mod overlap_individual_parameters;
-pub mod protocol;
 pub mod sharded_optimizer;
-pub mod sharded_protocol;
 pub mod trainer;
 pub mod zero1;
 
@@ -95,9 +91,9 @@ pub fn no_sync<T>(parallel: &mut dyn DataParallel, passes: impl FnOnce() -> Resu
     outcome
 }
 
-/// The strategy of that name; the mutants can be asked for too, and are told from the rest by their name.
+/// The strategy of that name.
 pub fn by_name(name: &str) -> Result<&'static Strategy> {
-    STRATEGIES.iter().chain(mutants::MUTANTS).find(|strategy| strategy.name == name).with_context(|| {
+    STRATEGIES.iter().find(|strategy| strategy.name == name).with_context(|| {
         let known: Vec<_> = STRATEGIES.iter().map(|strategy| strategy.name).collect();
         format!("no strategy {name:?}; there are: {}", known.join(", "))
     })
@@ -153,14 +149,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strategies_are_found_by_their_unique_names_and_no_mutant_is_registered() {
-        let names: Vec<_> = STRATEGIES.iter().chain(mutants::MUTANTS).map(|strategy| strategy.name).collect();
+    fn strategies_are_found_by_their_unique_names() {
+        let names: Vec<_> = STRATEGIES.iter().map(|strategy| strategy.name).collect();
         for name in &names {
             assert_eq!(names.iter().filter(|other| *other == name).count(), 1, "{name}");
             assert_eq!(by_name(name).unwrap().name, *name);
         }
-        assert!(STRATEGIES.iter().all(|strategy| !strategy.name.starts_with("mutant")));
-        assert!(mutants::MUTANTS.iter().all(|strategy| strategy.name.starts_with("mutant")));
         assert!(by_name("zero").err().unwrap().to_string().contains("there are: naive"));
     }
 }

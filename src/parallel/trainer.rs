@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use super::zero1::{Stepping, Zero1};
-use super::{DataParallel, Options, STRATEGIES, by_name, mutants, overlap_bucketed, trained};
+use super::{DataParallel, Options, STRATEGIES, Strategy, by_name, overlap_bucketed, trained};
 use crate::collective::Shared;
 use crate::model::optim::Optimizer;
 
@@ -24,7 +24,7 @@ pub fn zero1(name: &str) -> Option<Stepping> {
     }
 }
 
-/// Every name that [`Trainer::new`] knows, mutants apart.
+/// Every name that [`Trainer::new`] knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     STRATEGIES.iter().map(|strategy| strategy.name).chain([SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD])
 }
@@ -44,7 +44,7 @@ pub enum Trainer {
 }
 
 impl Trainer {
-    /// Wraps a replica as [`super::Strategy::construct`] does. For mutants see [`mutants::faulty`].
+    /// Wraps a replica as [`Strategy::construct`] does, by the name of a strategy or of an optimizer that shards.
     pub fn new(
         name: &str,
         parameters: &[(String, Tensor)],
@@ -52,22 +52,38 @@ impl Trainer {
         collective: &Shared,
         options: &Options,
     ) -> Result<Self> {
-        let (name, collective) = mutants::faulty(name, collective)?;
-        let parallel = |strategy: &super::Strategy| (strategy.construct)(parameters, &collective, options);
         if let Some(stepping) = zero1(name) {
-            return Ok(Self::Zero1(Zero1::new(parameters, optimizer, &collective, options, stepping)?));
+            return Ok(Self::Zero1(Zero1::new(parameters, optimizer, collective, options, stepping)?));
         }
-        Ok(match name {
-            SHARDED_OPTIMIZER => {
-                let parallel = parallel(&overlap_bucketed::STRATEGY)?;
-                let group = ParamGroup::new(parameters, optimizer);
-                Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], &collective)? }
-            }
-            _ => {
-                let parallel = parallel(by_name(name)?)?;
-                Self::Replicated { parallel, parameters: trained(parameters), optimizer }
-            }
-        })
+        match name {
+            SHARDED_OPTIMIZER => Self::sharded(&overlap_bucketed::STRATEGY, parameters, optimizer, collective, options),
+            _ => Self::replicated(by_name(name)?, parameters, optimizer, collective, options),
+        }
+    }
+
+    /// `strategy` averages the gradients, and every rank steps every parameter.
+    pub fn replicated(
+        strategy: &Strategy,
+        parameters: &[(String, Tensor)],
+        optimizer: Box<dyn Optimizer>,
+        collective: &Shared,
+        options: &Options,
+    ) -> Result<Self> {
+        let parallel = (strategy.construct)(parameters, collective, options)?;
+        Ok(Self::Replicated { parallel, parameters: trained(parameters), optimizer })
+    }
+
+    /// `strategy` averages the gradients, and each parameter is stepped by the rank that owns it.
+    pub fn sharded(
+        strategy: &Strategy,
+        parameters: &[(String, Tensor)],
+        optimizer: Box<dyn Optimizer>,
+        collective: &Shared,
+        options: &Options,
+    ) -> Result<Self> {
+        let parallel = (strategy.construct)(parameters, collective, options)?;
+        let group = ParamGroup::new(parameters, optimizer);
+        Ok(Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], collective)? })
     }
 
     pub fn parallel(&mut self) -> &mut dyn DataParallel {
@@ -83,6 +99,14 @@ impl Trainer {
             Self::Replicated { parameters, optimizer, .. } => optimizer.step(parameters),
             Self::Sharded { optimizer, .. } => optimizer.step(),
             Self::Zero1(zero1) => zero1.step(),
+        }
+    }
+    /// Values that rank `rank` keeps optimizer state for; with ZeRO-1 `rank` must be this process's.
+    pub fn owned_numel(&self, rank: usize) -> usize {
+        match self {
+            Self::Replicated { parameters, .. } => parameters.iter().map(|(_, parameter)| parameter.numel()).sum(),
+            Self::Sharded { optimizer, .. } => optimizer.owned_numel()[rank],
+            Self::Zero1(zero1) => zero1.owned_numel(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::ddp_checks::{
+use crate::checks::data_parallel::{
     self, BUCKET_SIZES_MB, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
 };
 use crate::harness::problem::{Check, Problem};
@@ -46,7 +46,7 @@ const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 const COALESCED: &str = overlap_coalesced::STRATEGY.name;
 
 fn facts() -> Result<Value> {
-    let mut facts = ddp_checks::facts()?;
+    let mut facts = data_parallel::facts()?;
     facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
     facts["alignment_bytes"] = json!(ALIGNMENT);
     facts["buckets"] = BUCKET_SIZES_MB.iter().map(|&size| buckets_of(size)).collect::<Result<Vec<_>>>()?.into();

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::ddp_checks::{self, accumulation, at_the_edges, golden_cases, official, random_networks, verdict};
+use crate::checks::data_parallel::{
+    self, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
+};
 use crate::harness::problem::{Check, Problem};
 use crate::model::toy::Blueprint;
 
@@ -24,7 +26,7 @@ const TRAINER: &str = "overlap_individual_parameters";
 const NO_BUCKETS: [f64; 1] = [1.0];
 
 fn facts() -> Result<Value> {
-    let mut facts = ddp_checks::facts()?;
+    let mut facts = data_parallel::facts()?;
     facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
     Ok(facts)
 }

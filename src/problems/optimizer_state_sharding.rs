@@ -7,17 +7,17 @@ use proptest::prelude::any;
 use proptest::strategy::Strategy;
 use serde_json::{Value, json};
 
-use super::ddp_checks::{
+use crate::checks::data_parallel::{
     BUCKET_SIZES_MB, EDGES_WORLD_SIZE, RANDOM_CASES, RANDOM_WORLD_SIZES, REPEATS, WORLD_SIZE, accumulation,
     any_blueprint, any_options, at_the_edges, over_world_sizes, random_networks, verdict,
 };
-use crate::cases::{CaseFile, require, sharded_optimizer};
+use crate::checks::golden::{CaseFile, require, sharded_optimizer};
+use crate::checks::mutants::FAULTS;
+use crate::checks::protocol::Report;
+use crate::checks::sharded_protocol::{self, ADAMW, Case};
 use crate::harness::problem::{Check, Problem, Verdict};
 use crate::model::toy::Blueprint;
 use crate::parallel::Options;
-use crate::parallel::mutants::FAULTS;
-use crate::parallel::protocol::Report;
-use crate::parallel::sharded_protocol::{self, ADAMW, Case};
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 const CHECKS: &[Check] = &[

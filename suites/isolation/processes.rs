@@ -5,8 +5,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use cs336::checks::fault_test::{self, Fault, FaultTest, is_alive, pids};
 use cs336::collective::Backend;
-use cs336::collective::drill::{self, Drill, Fault, is_alive, pids};
 use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
@@ -46,7 +46,7 @@ impl Process {
 /// A supervisor of two ranks of which the second stalls and the first already waits for it.
 pub fn supervised_stall(folder: &Path) -> Result<Process> {
     let mut command = Command::new(PROGRAM);
-    command.args(["launch", "--world-size", "2", "--task", drill::TASK.name, "--input"]);
+    command.args(["launch", "--world-size", "2", "--task", fault_test::TASK.name, "--input"]);
     let mut supervisor =
         Process::start(command.arg(write_input(Fault::Stall, folder)?), folder.join("supervisor.words"))?;
     let started = Instant::now();
@@ -70,7 +70,7 @@ pub fn by_hand(
     more: &[(&str, &str)],
 ) -> Result<Process> {
     let mut command = Command::new(PROGRAM);
-    command.args(["rank", "--task", drill::TASK.name, "--backend", backend.name(), "--input"]);
+    command.args(["rank", "--task", fault_test::TASK.name, "--backend", backend.name(), "--input"]);
     command.arg(write_input(fault, folder)?);
     command.arg("--output").arg(folder.join(format!("{rank}.json")));
     command
@@ -80,7 +80,7 @@ pub fn by_hand(
 }
 
 pub fn input(fault: Fault, folder: &Path) -> Result<Value> {
-    Ok(serde_json::to_value(Drill { fault, folder: folder.into() })?)
+    Ok(serde_json::to_value(FaultTest { fault, folder: folder.into() })?)
 }
 
 fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {

@@ -1,4 +1,4 @@
-//! The fault drill: a rank that fails, in whatever way, ends its whole run in time, by name, and leaves nothing behind.
+//! Fault tests: a rank that fails, in whatever way, ends its whole run in time, by name, and leaves nothing behind.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cs336::collective::drill::{self, Fault, is_alive, pids};
+use cs336::checks::fault_test::{self, Fault, is_alive, pids};
+use cs336::checks::sharded_protocol::{self, Case, Seen};
 use cs336::collective::ranks::{Launch, launch_program};
 use cs336::collective::{Backend, selftest};
 use cs336::model::toy::{Bias, Blueprint, Layer};
 use cs336::parallel::Options;
-use cs336::parallel::sharded_protocol::{self, Case, Seen};
 use cs336::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
@@ -167,7 +167,7 @@ fn fault_ends_the_run(backend: Backend, fault: Fault, words: &[&str]) -> Result<
 
 fn fault_ends_by(deadline: Duration, backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(drill::TASK.name, 2, deadline) };
+    let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
     let started = Instant::now();
     let outcome = launch_program(Path::new(PROGRAM), &plan, &input(fault, folder.path())?);
     says(&format!("{:#}", outcome.err().context("the run succeeded")?), words)?;
@@ -201,7 +201,7 @@ fn wrapped(line: &str) -> Result<String> {
     let script = folder.path().join("cs336");
     std::fs::write(&script, format!("#!/bin/sh\n{line}\nexec '{PROGRAM}' \"$@\"\n"))?;
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
-    let plan = Launch::new(drill::TASK.name, 2, Duration::from_secs(60));
+    let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
     let started = Instant::now();
     let outcome = launch_program(&script, &plan, &input(Fault::None, folder.path())?);
     let words = format!("{:#}", outcome.err().context("the run succeeded")?);
@@ -247,7 +247,7 @@ fn an_unknown_task_is_named() -> Result<()> {
     let plan = Launch::new("no_such_task", 1, Duration::from_secs(60));
     let outcome = launch_program(Path::new(PROGRAM), &plan, &Value::Null);
     let words = format!("{:#}", outcome.err().context("the run succeeded")?);
-    says(&words, &["rank 0 of 1 exited with status 1", "no rank task \"no_such_task\"", drill::TASK.name])
+    says(&words, &["rank 0 of 1 exited with status 1", "no rank task \"no_such_task\"", fault_test::TASK.name])
 }
 
 /// Ctrl-C and SIGTERM: the supervisor says what the ranks were doing, ends them, and exits with 130.
@@ -277,7 +277,7 @@ fn a_killed_supervisor_takes_its_ranks_along() -> Result<()> {
 
 fn the_next_run_works() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let plan = Launch::new(drill::TASK.name, 2, Duration::from_secs(60));
+    let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
     let sums = launch_program(Path::new(PROGRAM), &plan, &input(Fault::None, folder.path())?);
     ensure!(sums.context("the run after the fault")? == [json!(3.0), json!(3.0)], "1 + 2 on two ranks is not 3");
     none_left(folder.path(), Duration::ZERO)

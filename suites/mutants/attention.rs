@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use cs336::attention::accumulation_kind;
 use cs336::attention::tiled::Tile;
-use cs336::problems::flash_backward::{self, Saved};
+use cs336::problems::flash_backward::checks::{self as flash_backward, Saved};
 use cs336::problems::flash_forward;
 use cs336::torch::autograd;
 

@@ -1,14 +1,15 @@
 //! The grader graded, data parallelism: every broken strategy, and every strategy on a broken network, must be caught.
 
 use anyhow::{Context as _, Result, ensure};
+use cs336::checks::data_parallel;
+use cs336::checks::mutants::{FAULTS, MUTANTS};
+use cs336::checks::protocol::Report;
+use cs336::checks::sharded_protocol::{ADDED_GROUP_APART, UNSHARDED};
 use cs336::collective::ranks::set_program;
 use cs336::harness::problem::Verdict;
 use cs336::model::toy::Blueprint;
-use cs336::parallel::mutants::{FAULTS, MUTANTS};
-use cs336::parallel::protocol::Report;
-use cs336::parallel::sharded_protocol::{ADDED_GROUP_APART, UNSHARDED};
 use cs336::parallel::trainer;
-use cs336::problems::{ddp_checks, optimizer_state_sharding};
+use cs336::problems::optimizer_state_sharding;
 use libtest_mimic::{Failed, Trial};
 
 /// Which check must catch a mutant.
@@ -79,12 +80,14 @@ pub fn trials() -> Vec<Trial> {
     set_program(env!("CARGO_BIN_EXE_cs336").into());
     let mut trials = vec![
         trial("mutants::ddp::every_mutant_is_listed", every_mutant_is_listed),
-        trial("mutants::ddp::golden_cases_catch_summed_gradients", || fails(ddp_checks::golden_cases("mutant_summed"))),
+        trial("mutants::ddp::golden_cases_catch_summed_gradients", || {
+            fails(data_parallel::golden_cases("mutant_summed"))
+        }),
         trial("mutants::ddp::random_networks_catch_a_stale_gradient", || {
-            fails(ddp_checks::random_networks("mutant_stale"))
+            fails(data_parallel::random_networks("mutant_stale"))
         }),
         trial("mutants::ddp::random_networks_catch_an_early_bucket", || {
-            fails(ddp_checks::random_networks("mutant_bucket_early"))
+            fails(data_parallel::random_networks("mutant_bucket_early"))
         }),
         trial("mutants::ddp::random_groups_catch_a_later_group_that_is_not_broadcast", || {
             fails(optimizer_state_sharding::random_groups(ADDED_GROUP_APART))
@@ -93,7 +96,7 @@ pub fn trials() -> Vec<Trial> {
             fails(optimizer_state_sharding::golden_cases("no_broadcast@sharded_optimizer"))
         }),
         trial("mutants::ddp::the_edges_catch_a_network_that_does_not_average", || {
-            finds(ddp_checks::at_the_edges("local@flat")?, "is not exactly what the mean gradient makes it")
+            finds(data_parallel::at_the_edges("local@flat")?, "is not exactly what the mean gradient makes it")
         }),
     ];
     trials.extend(CAUGHT.iter().chain(FAULTS_CAUGHT).map(|&(mutant, by, words)| {
@@ -126,9 +129,9 @@ fn report(mutant: &str, by: By) -> Result<Report> {
     // Two buckets of the toy model, one of them with two gradients; and one bucket.
     const BUCKET_SIZES_MB: [f64; 2] = [0.0025, 0.01];
     match by {
-        By::Toy => ddp_checks::official(mutant, &Blueprint::toy(), &BUCKET_SIZES_MB),
-        By::Tied => ddp_checks::official(mutant, &Blueprint::tied(), &BUCKET_SIZES_MB),
-        By::Accumulation => ddp_checks::accumulation(mutant, &BUCKET_SIZES_MB),
+        By::Toy => data_parallel::official(mutant, &Blueprint::toy(), &BUCKET_SIZES_MB),
+        By::Tied => data_parallel::official(mutant, &Blueprint::tied(), &BUCKET_SIZES_MB),
+        By::Accumulation => data_parallel::accumulation(mutant, &BUCKET_SIZES_MB),
         By::Sharded => optimizer_state_sharding::official(mutant, &Blueprint::toy()),
     }
 }
@@ -137,7 +140,7 @@ fn report(mutant: &str, by: By) -> Result<Report> {
 fn finds(report: Report, words: &str) -> Result<()> {
     let found = report.findings.iter().any(|finding| finding.contains(words));
     ensure!(found, "none of {} findings says {words:?}: {:#?}", report.findings.len(), report.findings);
-    ddp_checks::verdict(report).err().context("the check passed")?;
+    data_parallel::verdict(report).err().context("the check passed")?;
     Ok(())
 }
 

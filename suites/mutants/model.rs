@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use cs336::cases::transformer::{Inputs, Outputs};
-use cs336::cases::{CaseFile, Comparison, adamw, rmsnorm, rope, transformer};
+use cs336::checks::golden::transformer::{Inputs, Outputs};
+use cs336::checks::golden::{CaseFile, Comparison, adamw, rmsnorm, rope, transformer};
 use cs336::model::optim::AdamWOptions;
 use libtest_mimic::{Failed, Trial};
 use tch::{Device, Kind, Tensor};

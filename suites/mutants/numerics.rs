@@ -1,14 +1,14 @@
 //! Mutants of the accounting and of the low-precision arithmetic: each is one plausible mistake, and must be caught.
 
 use anyhow::{Result, ensure};
+use cs336::bench::dtype::Dtype;
+use cs336::bench::training_step;
 use cs336::harness::problem::Verdict;
 use cs336::model::Precision;
 use cs336::problems::benchmarking_mixed_precision::{self as mixed, dtypes, layer_norm};
-use cs336::problems::benchmarking_script;
 use cs336::problems::communication_accounting as accounting;
 use cs336::problems::communication_accounting::formulas::{ACCOUNTING, Accounting, Mesh, Reading, StaticBytes, Times};
 use cs336::problems::mixed_precision_accumulation as accumulation;
-use cs336::problems::mixed_precision_accumulation::format::Dtype;
 use cs336::units::{GB, GIB};
 use libtest_mimic::{Failed, Trial};
 use tch::{Device, Kind, Tensor};
@@ -41,12 +41,12 @@ fn control(name: &str, checks: impl FnOnce() -> Result<()> + Send + 'static) -> 
 
 /// Runs every check of `communication_accounting`; the first failure is the catch.
 fn account(mutant: Accounting) -> Result<Verdict> {
-    accounting::check_memory(&mutant)?;
-    accounting::check_memory_by_counting(&mutant)?;
-    accounting::check_smallest_fsdp(&mutant)?;
-    accounting::check_batch(&mutant)?;
-    accounting::check_balance(&mutant)?;
-    accounting::check_best_split(&mutant)
+    accounting::checks::check_memory(&mutant)?;
+    accounting::checks::check_memory_by_counting(&mutant)?;
+    accounting::checks::check_smallest_fsdp(&mutant)?;
+    accounting::checks::check_batch(&mutant)?;
+    accounting::checks::check_balance(&mutant)?;
+    accounting::checks::check_best_split(&mutant)
 }
 
 fn accounting_trials() -> Vec<Trial> {
@@ -141,27 +141,31 @@ fn always(
     (ACCOUNTING.threshold)(model, chip, mesh, reading).or(Some(1.0))
 }
 
-fn accumulate_checks(accumulate: accumulation::Accumulate) -> Result<Verdict> {
-    accumulation::check_golden(accumulate)?;
-    accumulation::check_against_software(accumulate)?;
-    accumulation::check_promotion(accumulate)
+fn accumulate_checks(accumulate: accumulation::measure::Accumulate) -> Result<Verdict> {
+    accumulation::checks::check_golden(accumulate)?;
+    accumulation::checks::check_against_software(accumulate)?;
+    accumulation::checks::check_promotion(accumulate)
 }
 
 fn accumulation_trials() -> Vec<Trial> {
-    let mutant = |name: &str, accumulate: accumulation::Accumulate| {
+    let mutant = |name: &str, accumulate: accumulation::measure::Accumulate| {
         caught(&format!("accumulation_{name}"), move || accumulate_checks(accumulate))
     };
     vec![
-        control("accumulation_control", || accumulate_checks(accumulation::accumulate).map(drop)),
+        control("accumulation_control", || accumulate_checks(accumulation::measure::accumulate).map(drop)),
         mutant("in_float64", |p, _| in_kind(p, Kind::Double)),
         mutant("in_float32_throughout", |p, _| in_kind(p, Kind::Float)),
         mutant("one_iteration_short", |p, device| {
-            let shorter = accumulation::Params { iterations: p.iterations - 1, ..p.clone() };
-            accumulation::accumulate(&shorter, device)
+            let shorter = accumulation::measure::Params { iterations: p.iterations - 1, ..p.clone() };
+            accumulation::measure::accumulate(&shorter, device)
         }),
         mutant("addend_not_rounded", |p, device| {
-            let wide = accumulation::Params { addend: p.accumulator, cast: accumulation::Cast::Implicit, ..p.clone() };
-            accumulation::accumulate(&wide, device)
+            let wide = accumulation::measure::Params {
+                addend: p.accumulator,
+                cast: accumulation::measure::Cast::Implicit,
+                ..p.clone()
+            };
+            accumulation::measure::accumulate(&wide, device)
         }),
         mutant("half_types_confused", |p, device| {
             let swap = |d| match d {
@@ -169,24 +173,25 @@ fn accumulation_trials() -> Vec<Trial> {
                 Dtype::Bfloat16 => Dtype::Float16,
                 Dtype::Float32 => d,
             };
-            let other = accumulation::Params { accumulator: swap(p.accumulator), addend: swap(p.addend), ..p.clone() };
-            accumulation::accumulate(&other, device)
+            let other =
+                accumulation::measure::Params { accumulator: swap(p.accumulator), addend: swap(p.addend), ..p.clone() };
+            accumulation::measure::accumulate(&other, device)
         }),
         mutant("product_for_sum", |p, _| {
             let sum = p.accumulator.format().round(p.addend_value * f64::from(p.iterations));
-            Ok(accumulation::Row { sum, error: 0.0, last_change: p.iterations })
+            Ok(accumulation::measure::Row { sum, error: 0.0, last_change: p.iterations })
         }),
         caught("accumulation_promotion_in_float64", || {
-            accumulation::check_promotion(|p, device| match p.cast {
-                accumulation::Cast::Implicit => accumulation::accumulate(p, device),
-                accumulation::Cast::Explicit => in_kind(p, Kind::Double),
+            accumulation::checks::check_promotion(|p, device| match p.cast {
+                accumulation::measure::Cast::Implicit => accumulation::measure::accumulate(p, device),
+                accumulation::measure::Cast::Explicit => in_kind(p, Kind::Double),
             })
         }),
     ]
 }
 
 /// Adds in `kind` and rounds once at the end.
-fn in_kind(p: &accumulation::Params, kind: Kind) -> Result<accumulation::Row> {
+fn in_kind(p: &accumulation::measure::Params, kind: Kind) -> Result<accumulation::measure::Row> {
     let addend = Tensor::f_full([0_i64; 0], p.addend_value, (p.addend.kind(), Device::Cpu))?.f_to_kind(kind)?;
     let mut sum = Tensor::f_zeros([0_i64; 0], (kind, Device::Cpu))?;
     for _ in 0..p.iterations {
@@ -194,7 +199,7 @@ fn in_kind(p: &accumulation::Params, kind: Kind) -> Result<accumulation::Row> {
     }
     let sum = p.accumulator.format().round(sum.f_double_value(&[])?);
     let error = sum - p.addend_value * f64::from(p.iterations);
-    Ok(accumulation::Row { sum, error, last_change: p.iterations })
+    Ok(accumulation::measure::Row { sum, error, last_change: p.iterations })
 }
 
 fn layer_norm_trials() -> Vec<Trial> {
@@ -244,16 +249,16 @@ fn autocast_trials() -> Vec<Trial> {
             let low = dtype.name().to_string();
             Ok(dtypes::Observed { parameters: low.clone(), gradients: low, ..seen })
         }),
-        control("option_control", || mixed::check_option(benchmarking_script::loss).map(drop)),
+        control("option_control", || mixed::checks::check_option(training_step::loss).map(drop)),
         caught("option_ignored", || {
-            mixed::check_option(|model, x, y, _| benchmarking_script::loss(model, x, y, Precision::Float32))
+            mixed::checks::check_option(|model, x, y, _| training_step::loss(model, x, y, Precision::Float32))
         }),
         caught("option_always_on", || {
-            mixed::check_option(|model, x, y, _| benchmarking_script::loss(model, x, y, Precision::Bfloat16))
+            mixed::checks::check_option(|model, x, y, _| training_step::loss(model, x, y, Precision::Bfloat16))
         }),
         caught("option_scales_the_loss", || {
-            mixed::check_option(|model, x, y, dtype| {
-                let loss = benchmarking_script::loss(model, x, y, dtype)?;
+            mixed::checks::check_option(|model, x, y, dtype| {
+                let loss = training_step::loss(model, x, y, dtype)?;
                 Ok(if dtype == Precision::Bfloat16 { loss.f_mul_scalar(1.1)? } else { loss })
             })
         }),

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from . import timing
 from .group import Group
 
-# As in src/problems/distributed_communication_single_node/ranks.rs: small integers, whose float32 sums are exact.
+# As in src/bench/all_reduce.rs: small integers, whose float32 sums are exact.
 PERIOD = 251
 RANK_STEP = 7
 

@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Reduction, Tensor};
 
+use crate::bench::dtype::Dtype;
 use crate::harness::problem::Verdict;
-use crate::problems::mixed_precision_accumulation::format::Dtype;
 use crate::torch::autocast;
 
 /// Rows of the batch, and widths of the toy model; only the width of the layer norm is the handout's.

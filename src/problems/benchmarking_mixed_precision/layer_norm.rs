@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
+use crate::bench::dtype::{Dtype, Format};
 use crate::harness::problem::Verdict;
-use crate::problems::mixed_precision_accumulation::format::{Dtype, Format};
 
 /// Features of one normalised vector.
 pub const FEATURES: usize = 1024;

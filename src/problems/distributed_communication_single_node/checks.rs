@@ -3,8 +3,10 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::Device;
 
-use super::ranks::{Input, base, fill, require_sum};
-use super::{Backend, run};
+use super::measure::run;
+use super::ranks::Input;
+use crate::bench::all_reduce::{base, fill, require_sum};
+use crate::collective::Backend;
 use crate::harness::problem::Verdict;
 
 /// Lengths around those that the ranks can and cannot share equally.

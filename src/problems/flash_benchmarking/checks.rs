@@ -5,19 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::contest::{Launch, Pass, Task, within};
-use super::entrants::ENTRANTS;
+use super::PROBLEM;
+use super::comparison::{Launch, Task, within};
+use super::implementations::IMPLEMENTATIONS;
 use super::inputs::Inputs;
+use super::measure::Params;
 use super::memory::peak_bytes;
-use super::protocol::{Cache, Protocol};
 use super::verify::{Expected, tolerance};
-use super::{Dtype, PROBLEM, Params};
 use crate::attention::naive;
+use crate::bench::device::device_for;
+use crate::bench::dtype::Dtype;
+use crate::bench::timing::{Cache, Protocol};
+use crate::bench::work::AttentionPass;
 use crate::harness::problem::Verdict;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite;
-use crate::problems::device_for;
 use crate::torch::autograd::backward_from;
 use crate::torch::meter::Meter;
 
@@ -62,7 +65,7 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
 
 fn task(shape: [i64; 4], dtype: Dtype, draw: fn(&Task, i64, Device) -> Result<Inputs>) -> Task {
     let protocol = Protocol { cache: Cache::Warm, warmup_ms: 1.0, rep_ms: 1.0, most_repeats: 1 };
-    let passes = &[Pass::Forward, Pass::Backward, Pass::Both];
+    let passes = &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both];
     Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, draw }
 }
 
@@ -86,9 +89,10 @@ pub fn columns_agree() -> Result<Verdict> {
                 });
                 for task in [apart, unpacked] {
                     let inputs = (task.draw)(&task, task.shape[2], device)?;
-                    for entrant in ENTRANTS.iter().filter(|e| e.supports(dtype.kind(), device, d).is_ok()) {
-                        largest = largest.max(within(entrant, &task, &inputs)?.largest());
-                        ran.insert(entrant.name);
+                    for implementation in IMPLEMENTATIONS.iter().filter(|e| e.supports(dtype.kind(), device, d).is_ok())
+                    {
+                        largest = largest.max(within(implementation, &task, &inputs)?.largest());
+                        ran.insert(implementation.name);
                     }
                 }
             }
@@ -136,7 +140,7 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
 ///
 /// The slack is for tensors without dimensions on the CPU, and for the workspaces and blocks of 512 bytes on CUDA.
 pub fn memory_follows_the_formula() -> Result<Verdict> {
-    let Some(naive) = ENTRANTS.iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
+    let Some(naive) = IMPLEMENTATIONS.iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
     for device in devices() {
         let slack = if device == Device::Cpu { 256 } else { 1 << 14 };
         for (shape, dtype) in [([1, 1, 256, 16], Dtype::Float32), ([2, 3, 160, 32], Dtype::Float32)] {
@@ -152,7 +156,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
                 meter.reset_peak()?;
                 backward_from(&o, &inputs.d_o, true)?;
                 let backward = meter.peak()?.max(forward);
-                for (pass, bytes) in [(Pass::Forward, forward), (Pass::Backward, backward)] {
+                for (pass, bytes) in [(AttentionPass::Forward, forward), (AttentionPass::Backward, backward)] {
                     let predicted = peak_bytes(shape, dtype, pass, device);
                     let fits = !counted || bytes.abs_diff(predicted) <= slack;
                     ensure!(fits, "{device:?} {shape:?} {pass:?}: {bytes} bytes, the formula says {predicted}");

@@ -1,13 +1,12 @@
-//! Whether an entrant computes attention at all, before anything of it is timed: against the definition in float64.
+//! Whether an implementation computes attention at all, before anything of it is timed: against the definition in float64.
 
 use anyhow::{Result, ensure};
 use tch::{Kind, Tensor};
 
-use super::Dtype;
 use super::inputs::Inputs;
 use crate::attention::hidden;
-use crate::problems::torch_compile::attention::Errors;
-use crate::problems::torch_compile::columns::relative_error;
+use crate::bench::dtype::Dtype;
+use crate::bench::errors::{AttentionErrors, relative_error};
 
 /// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
 pub const WHOLE: i64 = 1024;
@@ -58,8 +57,8 @@ impl Expected {
         Ok(Self { from, outputs: [o, ds.f_matmul(&k)?, dk, dv] })
     }
 
-    /// The errors of whole o, dq, dk and dv of an entrant.
-    pub fn errors(&self, outputs: &[Tensor; 4]) -> Result<Errors> {
+    /// The errors of whole o, dq, dk and dv of an implementation.
+    pub fn errors(&self, outputs: &[Tensor; 4]) -> Result<AttentionErrors> {
         let of = |i: usize| -> Result<f64> {
             let (ours, expected) = (&outputs[i], &self.outputs[i]);
             let length = ours.size()[ours.dim() - 2] - self.from;
@@ -67,21 +66,21 @@ impl Expected {
             ensure!(tail.size() == expected.size(), "shape {:?}, expected {:?}", tail.size(), expected.size());
             relative_error(&tail, expected)
         };
-        Ok(Errors { o: of(0)?, dq: of(1)?, dk: of(2)?, dv: of(3)? })
+        Ok(AttentionErrors { o: of(0)?, dq: of(1)?, dk: of(2)?, dv: of(3)? })
     }
 }
 
 /// As they are recorded, where plain values must repeat: to two significant digits. On a GPU most columns add up `dq` in any
 /// order, so that the others differ from run to run.
-pub fn rounded(errors: Errors) -> Result<Errors> {
+pub fn rounded(errors: AttentionErrors) -> Result<AttentionErrors> {
     let round = |error: f64| -> Result<f64> { Ok(format!("{error:.1e}").parse()?) };
-    let Errors { o, dq, dk, dv } = errors;
-    Ok(Errors { o: round(o)?, dq: round(dq)?, dk: round(dk)?, dv: round(dv)? })
+    let AttentionErrors { o, dq, dk, dv } = errors;
+    Ok(AttentionErrors { o: round(o)?, dq: round(dq)?, dk: round(dk)?, dv: round(dv)? })
 }
 
 /// The larger of each.
-pub fn worse(a: Errors, b: Errors) -> Errors {
-    Errors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
+pub fn worse(a: AttentionErrors, b: AttentionErrors) -> AttentionErrors {
+    AttentionErrors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
 }
 
 #[cfg(test)]
@@ -108,8 +107,8 @@ mod tests {
 
     #[test]
     fn errors_are_recorded_in_two_digits() {
-        let errors = Errors { o: 2.3456e-3, dq: 0.0, dk: 1.0, dv: 9.96e-7 };
-        assert_eq!(rounded(errors).unwrap(), Errors { o: 2.3e-3, dq: 0.0, dk: 1.0, dv: 1e-6 });
+        let errors = AttentionErrors { o: 2.3456e-3, dq: 0.0, dk: 1.0, dv: 9.96e-7 };
+        assert_eq!(rounded(errors).unwrap(), AttentionErrors { o: 2.3e-3, dq: 0.0, dk: 1.0, dv: 1e-6 });
     }
 
     #[test]

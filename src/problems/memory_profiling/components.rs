@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
+use super::measure::{Params, Row, Run, Usage, measure_on};
 use super::steps::{Recorded, Step};
-use super::{Params, Row, Run, Usage, measure_on};
 use crate::attention::Choice;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision, SizeName, fused_adamw};

@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::{Params, Usage};
+use super::measure::{Params, Usage};
+use crate::bench::training_step::loss;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::memory::Update;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::model::{Precision, Transformer, loss::cross_entropy};
-use crate::problems::benchmarking_script::loss;
 use crate::torch::autocast::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::memory_history::{History, record};
@@ -58,7 +58,7 @@ pub struct Recorded {
     pub state_bytes: u64,
 }
 
-pub struct Bench<'a> {
+pub struct MemoryBench<'a> {
     params: &'a Params,
     device: Device,
     model: Transformer,
@@ -72,7 +72,7 @@ pub struct Bench<'a> {
     gauge: Gauge,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> MemoryBench<'a> {
     /// A new model, after one pass forward and back, so that libraries have their workspaces.
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
         let gauge = Gauge::start(device)?;

@@ -7,9 +7,10 @@ use rusqlite::Connection;
 use tch::Device;
 
 use super::kernels::{Class, is_matmul_operator};
-use super::step::{BACKWARD, Bench, FORWARD, INFERENCE, OPTIMIZER};
-use super::summary::{Counted, Summary, Tally};
-use super::{Collector, OptimizerName, Params, Pass, nsys};
+use super::measure::{Collector, OptimizerName, Params, Pass};
+use super::nsys;
+use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
+use super::summary::{Counted, RangeWork, Summary, Tally};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
 use crate::harness::problem::Verdict;
 use crate::model::{Precision, SizeName};
@@ -36,7 +37,7 @@ fn tiny() -> Params {
 pub fn a_profiled_step_adds_up() -> Result<Verdict> {
     let params = tiny();
     let layers = params.config().num_layers as usize;
-    let mut bench = Bench::new(&params, Device::Cpu)?;
+    let mut bench = ProfiledBench::new(&params, Device::Cpu)?;
     let (_, profile) = profile(Device::Cpu, || bench.step())?;
     let trace = profile.trace()?;
     let summary = Summary::of(&trace, Counted::Operators, Collector::Kineto)?;
@@ -101,7 +102,7 @@ fn event(source: Source, name: &str, start_ns: i64, end_ns: i64, thread: i64, co
 /// The analysis of the known trace, kernel by kernel.
 pub fn every_kernel_finds_its_range() -> Result<Verdict> {
     let summary = Summary::of(&known_trace(), Counted::Kernels, Collector::Kineto)?;
-    let pass = |work: &super::RangeWork| (work.count, (work.seconds * 1e9).round() as i64);
+    let pass = |work: &RangeWork| (work.count, (work.seconds * 1e9).round() as i64);
     let all: Vec<_> = summary.passes.all().into_iter().map(pass).collect();
     ensure!(all == [(5, 800), (1, 700), (1, 1400), (1, 80)], "the passes hold {all:?}");
     let attention = &summary.attention;

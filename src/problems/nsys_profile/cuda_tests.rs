@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
 
 use super::kernels::{Class, Units};
-use super::step::{BACKWARD, Bench, FORWARD, INFERENCE, OPTIMIZER};
+use super::measure::{Collector, Params, measure_on};
+use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
 use super::summary::{Counted, Summary};
-use super::{Collector, Params, measure_on};
 use crate::torch::profiler::{profile, with_nvtx};
 use crate::torch::range::range;
 use crate::torch::stream::synchronize;
@@ -29,7 +29,7 @@ fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() {
     let device = gpu();
     for optimizer in ["fused", "plain"] {
         let params = params(optimizer);
-        let mut bench = Bench::new(&params, device).unwrap();
+        let mut bench = ProfiledBench::new(&params, device).unwrap();
         bench.warm_up().unwrap();
         let (_, profile) = profile(device, || bench.step()).unwrap();
         let trace = profile.trace().unwrap();

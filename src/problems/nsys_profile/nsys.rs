@@ -12,8 +12,8 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 use tch::Device;
 
-use super::Params;
-use super::step::Bench;
+use super::measure::Params;
+use super::step::ProfiledBench;
 use crate::torch::profiler::with_nvtx;
 use crate::torch::range::range;
 use crate::torch::trace::{Event, Source, Trace};
@@ -27,7 +27,7 @@ pub fn step(params: &Params, device: Device) -> Result<()> {
     let marker = Box::leak(format!("{MARKER}{}", serde_json::to_string(params)?).into_boxed_str());
     with_nvtx(|| {
         range(marker, || {
-            let mut bench = Bench::new(params, device)?;
+            let mut bench = ProfiledBench::new(params, device)?;
             bench.warm_up()?;
             bench.step().map(drop)
         })

@@ -5,11 +5,11 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
-use super::{OptimizerName, Params, Pass};
+use super::measure::{OptimizerName, Params, Pass};
 use crate::attention::Choice;
+use crate::bench::training_step::loss;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedAdamW, Transformer};
-use crate::problems::benchmarking_script::loss;
 use crate::torch::autograd::backward;
 use crate::torch::range::range;
 use crate::torch::stream::synchronize;
@@ -24,7 +24,7 @@ pub const OPTIMIZER: &str = "optimizer";
 pub const WARM_UP: &str = "warm-up";
 
 /// A model, its optimizer, and what they are to do.
-pub struct Bench<'a> {
+pub struct ProfiledBench<'a> {
     params: &'a Params,
     device: Device,
     model: Transformer,
@@ -39,7 +39,7 @@ pub struct Seconds {
     pub training: Option<[f64; 3]>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> ProfiledBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
         let model = Transformer::new(&params.config(), device, 0, Choice::Naive)?;
         Ok(Self { params, device, model, optimizer: optimizer(params.optimizer, device)? })

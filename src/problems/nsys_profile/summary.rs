@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::Collector;
 use super::kernels::{Class, Units, is_matmul_operator, short_name};
+use super::measure::Collector;
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, WARM_UP};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
 use crate::torch::trace::ranges::{Placed, Ranges, Span, covered_ns};

@@ -9,14 +9,15 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::attention::Choice;
+use crate::bench::ddp_step::Params;
+use crate::bench::ddp_step::trainer::make_trainer;
+use crate::bench::device::empty_cache;
+use crate::bench::device::require_devices;
+use crate::bench::training_step::loss;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::model::Transformer;
 use crate::model::optim::zero_grad;
-use crate::problems::benchmarking_script::loss;
-use crate::problems::ddp_step::{Params, scheme::Scheme};
-use crate::problems::require_devices;
-use crate::problems::torch_compile::columns::rest;
 use crate::torch::autograd::backward;
 use crate::torch::meter::Meter;
 use crate::torch::stream::synchronize;
@@ -76,7 +77,7 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     let mut by_scheme = BTreeMap::new();
     for name in schemes {
         let memory = under(&name, &params, collective).with_context(|| format!("under {name}"))?;
-        rest(collective.device())?;
+        empty_cache(collective.device())?;
         by_scheme.insert(name, memory);
     }
     Ok(serde_json::to_value(by_scheme)?)
@@ -110,7 +111,7 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     };
     note("after init", 0)?;
 
-    let mut scheme = Scheme::new(name, parameters, collective, None)?;
+    let mut trainer = make_trainer(name, parameters, collective, None)?;
     let mut state = 0;
     for step in ["the first", "a later"] {
         let draw = || {
@@ -123,9 +124,9 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
         };
         let (tokens, targets) = (draw()?, draw()?);
         backward(&loss(&model, &tokens, &targets, params.dtype)?)?;
-        scheme.synchronize()?;
+        trainer.parallel().finish_gradient_synchronization()?;
         let before = note(&format!("before {step} step"), state)?;
-        scheme.step(parameters)?;
+        trainer.step()?;
         synchronize(device)?;
         let after = meter.in_use()?;
         ensure!(after >= before, "a step left {after} bytes where there were {before}");
@@ -133,5 +134,5 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
         note(&format!("after {step} step"), state)?;
         zero_grad(parameters)?;
     }
-    Ok(RankMemory { owned_values: scheme.owned_numel(parameters, collective.rank()), moments })
+    Ok(RankMemory { owned_values: trainer.owned_numel(collective.rank()) as u64, moments })
 }

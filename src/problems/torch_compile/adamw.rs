@@ -9,14 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::columns::{Column, Contender, Laps, Turns, interleave, lap, rest, samples};
-use super::peer::{Software, TorchPeer, Verified};
+use crate::bench::device::empty_cache;
+use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, lap, samples};
+use crate::bench::machine::copy_bandwidth;
+use crate::bench::peer::{Software, TorchPeer, Verified};
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, SizeName};
-use crate::problems::machine::copy_bandwidth;
 use crate::torch::autograd::{backward_from, release_grad};
 
 /// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,
@@ -103,16 +104,16 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 
     peer.open("adamw", json!({ "shapes": shapes, "steps_in_a_row": p.steps_in_a_row }))?;
     let copy = copy_bandwidth(device)?;
-    rest(device)?;
+    empty_cache(device)?;
     let parameters = random_parameters(&shapes, device)?;
     let peer = RefCell::new(peer);
     let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
     let [rust, python_fused, python_foreach] = interleave(
         p.turns(),
         [
-            Contender::new(|| step_turn(&parameters, device, p)),
-            Contender::prepared(&fused, |_| python("fused")),
-            Contender::prepared(&foreach, |_| python("foreach")),
+            Variant::new(|| step_turn(&parameters, device, p)),
+            Variant::prepared(&fused, |_| python("fused")),
+            Variant::prepared(&foreach, |_| python("foreach")),
         ],
     )?;
     peer.borrow_mut().close(None)?;
@@ -189,7 +190,7 @@ fn step_turn(parameters: &[(String, Tensor)], device: Device, p: &Params) -> Res
         seconds.push(row / steps_in_a_row as f64);
     }
     drop(optimizer);
-    rest(device)?;
+    empty_cache(device)?;
     Ok([("step".to_string(), seconds.split_off(warmup))].into())
 }
 

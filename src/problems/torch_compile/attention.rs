@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::columns::{Column, Contender, Laps, Turns, interleave, lap, relative_error, rest, samples};
-use super::peer::{Compile, Software, TorchPeer, Verified};
 use crate::attention::naive;
+use crate::bench::device::empty_cache;
+use crate::bench::errors::{AttentionErrors, relative_error};
+use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, lap, samples};
+use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::torch::autograd::{backward_from, release_grad};
@@ -41,7 +43,7 @@ pub struct Row {
     pub python_compiled: Column<Passes>,
     pub rust_captured: Column<Passes>,
     /// Relative errors of each other column against Rust eager, measured before any timing.
-    pub errors: BTreeMap<String, Errors>,
+    pub errors: BTreeMap<String, AttentionErrors>,
     pub compile: Option<Compile>,
     pub software: Software,
 }
@@ -52,30 +54,6 @@ pub struct Row {
 pub struct Passes {
     pub forward: Samples,
     pub backward: Samples,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Errors {
-    pub o: f64,
-    pub dq: f64,
-    pub dk: f64,
-    pub dv: f64,
-}
-
-impl Errors {
-    pub fn largest(&self) -> f64 {
-        [self.o, self.dq, self.dk, self.dv].into_iter().fold(0.0, f64::max)
-    }
-
-    fn hold(self, column: &str) -> Result<Self> {
-        let largest = self.largest();
-        ensure!(
-            largest <= TOLERANCE,
-            "{column} is off by {largest:.1e} of the norm, more than {TOLERANCE:.0e}: {self:?}"
-        );
-        Ok(self)
-    }
 }
 
 impl Params {
@@ -114,7 +92,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let compiled = verify(peer, "compiled", &file)?;
     let captured = Column::of(CapturedAttention::new(&given))?;
     let errors_captured = match captured.measured() {
-        Some(captured) => Some(captured.prove(&given, &expected)?.hold("captured")?),
+        Some(captured) => Some(within_tolerance("captured", captured.prove(&given, &expected)?)?),
         None => None,
     };
     drop(expected);
@@ -124,15 +102,15 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let [rust_eager, python_eager, python_compiled, rust_captured] = interleave(
         p.turns(),
         [
-            Contender::new(|| eager_turn(p, device)),
-            Contender::prepared(&eager, |_| python("eager")),
-            Contender::prepared(&compiled, |_| python("compiled")),
-            Contender::prepared(&captured, |captured| captured.turn(warmup, iterations)),
+            Variant::new(|| eager_turn(p, device)),
+            Variant::prepared(&eager, |_| python("eager")),
+            Variant::prepared(&compiled, |_| python("compiled")),
+            Variant::prepared(&captured, |captured| captured.turn(warmup, iterations)),
         ],
     )?;
     let first_call_s = compiled.measured().map(|verified| &verified.first_call_s);
     let compile = peer.borrow_mut().close(first_call_s)?;
-    let of = |column: &Column<Verified<Errors>>| column.measured().map(|verified| verified.errors);
+    let of = |column: &Column<Verified<AttentionErrors>>| column.measured().map(|verified| verified.errors);
     let errors = [("python_eager", of(&eager)), ("python_compiled", of(&compiled)), ("rust_captured", errors_captured)];
     let passes = |column: Column<Laps>| column.try_map(|laps| Passes::of(&laps, p));
     Ok(Row {
@@ -147,11 +125,20 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 }
 
 /// What the peer computes in `column` from the inputs in `file`, held against what is expected there.
-pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<Verified<Errors>>> {
-    Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
-        verified.errors.hold(&format!("Python {column}"))?;
+pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<Verified<AttentionErrors>>> {
+    Column::of(peer.verify::<AttentionErrors>(column, file))?.try_map(|verified| {
+        within_tolerance(&format!("Python {column}"), verified.errors)?;
         Ok(verified)
     })
+}
+
+fn within_tolerance(column: &str, errors: AttentionErrors) -> Result<AttentionErrors> {
+    let largest = errors.largest();
+    ensure!(
+        largest <= TOLERANCE,
+        "{column} is off by {largest:.1e} of the norm, more than {TOLERANCE:.0e}: {errors:?}"
+    );
+    Ok(errors)
 }
 
 impl Passes {
@@ -215,7 +202,7 @@ fn eager_turn(p: &Params, device: Device) -> Result<Laps> {
             push(&mut laps, forward, backward);
         }
     }
-    rest(device)?;
+    empty_cache(device)?;
     Ok(laps)
 }
 
@@ -250,7 +237,7 @@ impl CapturedAttention {
             backward_from(forward.output(), &d_o, false)?;
             Ok([q.f_grad()?, k.f_grad()?, v.f_grad()?])
         })?;
-        rest(device)?;
+        empty_cache(device)?;
         Ok(Self { forward, backward, leaves, d_o, device })
     }
 
@@ -264,7 +251,7 @@ impl CapturedAttention {
         Ok(())
     }
 
-    fn prove(&self, given: &Given, expected: &[Tensor; 4]) -> Result<Errors> {
+    fn prove(&self, given: &Given, expected: &[Tensor; 4]) -> Result<AttentionErrors> {
         // From inputs that the capture did not see.
         self.load(&Given::draw(<[i64; 3]>::try_from(given.q.size()).ok().context("q is (b, T, d)")?, self.device)?)?;
         self.forward.replay()?;
@@ -273,7 +260,7 @@ impl CapturedAttention {
         self.forward.replay()?;
         self.backward.replay()?;
         let [dq, dk, dv] = self.backward.output();
-        Ok(Errors {
+        Ok(AttentionErrors {
             o: relative_error(self.forward.output(), &expected[0])?,
             dq: relative_error(dq, &expected[1])?,
             dk: relative_error(dk, &expected[2])?,
@@ -292,7 +279,7 @@ impl CapturedAttention {
                 push(&mut laps, forward, backward);
             }
         }
-        rest(self.device)?;
+        empty_cache(self.device)?;
         Ok(laps)
     }
 }

@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use tch::Device;
 
-use super::bench::Bench;
-use super::peer::with_kept;
+use super::transformer_bench::TransformerBench;
 use super::{adamw, attention, transformer};
+use crate::bench::peer::with_kept;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision};
 
@@ -61,7 +61,7 @@ pub fn model_is_the_same_in_python() -> Result<Verdict> {
     let file = folder.path().join("expected.safetensors");
     let mut notes = Vec::new();
     for dtype in [Precision::Float32, Precision::Bfloat16] {
-        let bench = Bench::new(&CONFIG, BATCH_SIZE, dtype, Device::Cpu)?;
+        let bench = TransformerBench::new(&CONFIG, BATCH_SIZE, dtype, Device::Cpu)?;
         let errors = with_kept(Device::Cpu, |peer| {
             transformer::open(peer, &bench, dtype, BATCH_SIZE)?;
             transformer::Expected::of(&bench, &bench.draw()?)?.write(&file)?;

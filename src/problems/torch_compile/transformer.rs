@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::bench::{Batch, Bench, CapturedBench, Pass};
-use super::columns::{Column, Contender, Laps, Turns, interleave, rest, samples};
-use super::peer::{Compile, Software, TorchPeer, Verified};
 use super::scratch::scratch;
+use super::transformer_bench::{Batch, CapturedTransformer, Pass, TransformerBench};
 use crate::attention::Choice;
+use crate::bench::device::{empty_cache, update_for};
+use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, samples};
+use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
@@ -22,7 +23,6 @@ use crate::model::memory::Memory;
 use crate::model::optim::{AdamWOptions, zero_grad};
 use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName};
-use crate::problems::update_for;
 use crate::torch::backward;
 
 /// How many elements of each gradient are compared one by one, as `suites/peers/transformer.py` does.
@@ -152,9 +152,9 @@ impl Params {
 /// The first phase with a peer of its own, the second without it.
 pub fn measure(p: &Params, device: Device) -> Result<Row> {
     let config = p.config();
-    let bench = Bench::new(&config, p.batch_size, p.dtype, device)?;
+    let bench = TransformerBench::new(&config, p.batch_size, p.dtype, device)?;
     let beside = beside_python(p, &bench)?;
-    rest(device)?;
+    empty_cache(device)?;
     let Captured { columns: [rust_eager_again, rust_captured], loss_error: captured_loss_error } = captured(p, &bench)?;
     let passes = |column: Column<Laps>| column.try_map(|laps| Passes::of(&laps, p));
     let [rust_eager, python_eager, python_compiled] = beside.columns;
@@ -178,26 +178,26 @@ struct Captured {
     loss_error: Option<f64>,
 }
 
-fn captured(p: &Params, bench: &Bench) -> Result<Captured> {
+fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
     let optimizer = RefCell::new(adamw_for(bench.device, AdamWOptions::default())?);
     let Turns { warmup, iterations, .. } = p.turns();
     let mut columns = [(); 2].map(|()| Column::Measured { row: Laps::new() });
     let mut loss_error: Option<f64> = None;
     for pass in Pass::ALL {
-        let graph = Column::of(CapturedBench::new(bench, pass, &optimizer))?;
+        let graph = Column::of(CapturedTransformer::new(bench, pass, &optimizer))?;
         if let Some(graph) = graph.measured() {
             let error = graph.prove(tolerance(p.dtype).loss)?;
             loss_error = Some(loss_error.map_or(error, |other| other.max(error)));
         }
         let eager = |_: &_| bench.turn_of(pass, optimizer.borrow_mut().as_mut(), warmup, iterations);
-        let captured = |graph: &CapturedBench| graph.turn(warmup, iterations);
-        let contenders = [Contender::prepared(&graph, eager), Contender::prepared(&graph, captured)];
-        let measured = interleave(p.turns(), contenders)?;
+        let captured = |graph: &CapturedTransformer| graph.turn(warmup, iterations);
+        let variants = [Variant::prepared(&graph, eager), Variant::prepared(&graph, captured)];
+        let measured = interleave(p.turns(), variants)?;
         for (column, more) in columns.iter_mut().zip(measured) {
             column.extend(more);
         }
         drop(graph);
-        rest(bench.device)?;
+        empty_cache(bench.device)?;
     }
     Ok(Captured { columns, loss_error })
 }
@@ -210,7 +210,7 @@ struct Beside {
     software: Software,
 }
 
-fn beside_python(p: &Params, bench: &Bench) -> Result<Beside> {
+fn beside_python(p: &Params, bench: &TransformerBench) -> Result<Beside> {
     let mut peer = TorchPeer::start(bench.device)?;
     open(&mut peer, bench, p.dtype, p.batch_size)?;
     let folder = scratch(Expected::bytes(bench))?;
@@ -227,9 +227,9 @@ fn beside_python(p: &Params, bench: &Bench) -> Result<Beside> {
     let columns = interleave(
         p.turns(),
         [
-            Contender::new(|| bench.turn(optimizer.as_mut(), warmup, iterations)),
-            Contender::prepared(&eager, |_| python("eager")),
-            Contender::prepared(&compiled, |_| python("compiled")),
+            Variant::new(|| bench.turn(optimizer.as_mut(), warmup, iterations)),
+            Variant::prepared(&eager, |_| python("eager")),
+            Variant::prepared(&compiled, |_| python("compiled")),
         ],
     )?;
     let compile = peer.borrow_mut().close(compiled.measured().map(|verified| &verified.first_call_s))?;
@@ -244,7 +244,7 @@ fn beside_python(p: &Params, bench: &Bench) -> Result<Beside> {
 }
 
 /// Gives the peer a model of the same shape and weights, by a file that lives no longer than its reading.
-pub fn open(peer: &mut TorchPeer, bench: &Bench, dtype: Precision, batch_size: i64) -> Result<()> {
+pub fn open(peer: &mut TorchPeer, bench: &TransformerBench, dtype: Precision, batch_size: i64) -> Result<()> {
     let folder = scratch(4 * bench.model.config().num_parameters())?;
     let weights = folder.path().join("weights.safetensors");
     write_safetensors(&weights, bench.model.parameters())?;
@@ -265,7 +265,7 @@ pub struct Expected(Vec<(String, Tensor)>);
 
 impl Expected {
     /// Loss, logits, the norm of every gradient, and an evenly spread sample of its elements.
-    pub fn of(bench: &Bench, batch: &Batch) -> Result<Self> {
+    pub fn of(bench: &TransformerBench, batch: &Batch) -> Result<Self> {
         let parameters = bench.model.parameters();
         let loss = bench.recorded(batch)?;
         backward(&loss)?;
@@ -301,7 +301,7 @@ impl Expected {
     }
 
     /// Never less than the file takes: the logits, and a sample and a norm of each gradient.
-    fn bytes(bench: &Bench) -> u64 {
+    fn bytes(bench: &TransformerBench) -> u64 {
         let config = bench.model.config();
         let positions = bench.positions() as u64;
         4 * positions * (config.vocab_size as u64 + 4) + (2 * 4 * SAMPLED as u64 + 8) * config.num_tensors() + (1 << 20)

@@ -6,11 +6,11 @@ use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
 use super::OPTIONS;
+use crate::bench::machine::copy_bandwidth;
 use crate::cuda::{Arch, Compiler};
 use crate::model::fused_adamw::{SHAPE, Shape, program};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, FusedAdamW, SizeName};
-use crate::problems::machine::copy_bandwidth;
 use crate::torch;
 use crate::torch::stream::synchronize;
 use crate::units::human_seconds;

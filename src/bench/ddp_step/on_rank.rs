@@ -1,0 +1,97 @@
+//! The rank task of the data-parallel benchmarks: every column's turns, round by round, between two looks at the link.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::trainer::{MakeTrainer, make_trainer};
+use super::variant::ReplicaBench;
+use super::{Params, Timeline};
+use crate::bench::interconnect::{Probe, probe};
+use crate::bench::peer::{Software, TorchPeer};
+use crate::collective::Shared;
+use crate::collective::ranks::RankTask;
+use crate::units::{MB, MIB};
+
+pub const TASK: RankTask =
+    RankTask { name: "ddp_step", run: |collective, input| measure(collective, input, make_trainer) };
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    pub params: Params,
+    pub strategies: Vec<String>,
+    /// A file that is not there yet, at which the peers of PyTorch's DDP meet; without it there are none.
+    pub store: Option<PathBuf>,
+}
+
+/// What one rank measured.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// Before the first turn, and after the last.
+    pub probes: Vec<Probe>,
+    pub later_probes: Vec<Probe>,
+    pub single: Vec<f64>,
+    pub strategies: BTreeMap<String, StepOutput>,
+    pub pytorch_ddp: Vec<f64>,
+    pub software: Option<Software>,
+}
+
+/// The timed steps of one strategy on one rank, in seconds; what is no list is of the last step.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepOutput {
+    pub step: Vec<f64>,
+    pub communication: Vec<f64>,
+    pub tail: Vec<f64>,
+    pub bytes: u64,
+    pub calls: u64,
+    /// What each link carries of all this in each direction, and of the sums alone.
+    pub bus_bytes: f64,
+    pub summed_bus_bytes: f64,
+    pub timeline: Timeline,
+}
+
+/// Measures [`Input`] on this rank and gives [`Output`]; `make_trainer` finds a strategy by its name.
+pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> Result<Value> {
+    let Input { params, strategies, store } = serde_json::from_value(input)?;
+    let look = || probe(collective, params.gradient_bytes());
+    let mut output = Output { probes: look()?, ..Output::default() };
+    let bench = ReplicaBench::new(&params, collective)?;
+    let mut peer = store.map(|store| open_peer(collective, &params, &store)).transpose()?;
+    output.software = peer.as_ref().map(|peer| peer.software.clone());
+    for _ in 0..params.rounds {
+        output.single.extend(bench.single()?);
+        for name in &strategies {
+            let steps = output.strategies.entry(name.clone()).or_default();
+            bench.under(name, make_trainer, steps).with_context(|| format!("in a turn of {name}"))?;
+        }
+        if let Some(peer) = &mut peer {
+            let laps = peer.turn("ddp", params.warmup, params.steps)?;
+            output.pytorch_ddp.extend(laps.into_values().flatten());
+        }
+    }
+    if let Some(peer) = &mut peer {
+        peer.close(None)?;
+    }
+    // The largest sums would not fit beside a model that fills its device.
+    drop(bench);
+    output.later_probes = look()?;
+    Ok(serde_json::to_value(output)?)
+}
+
+fn open_peer(collective: &Shared, params: &Params, store: &Path) -> Result<TorchPeer> {
+    let mut peer = TorchPeer::start(collective.device())?;
+    let settings = json!({
+        "config": params.config(), "dtype": params.dtype, "batch_size": params.batch_size,
+        // PyTorch counts buckets in MiB.
+        "bucket_cap_mib": params.bucket_size_mb.map(|mb| mb * MB / MIB),
+        "backend": collective.backend(), "rank": collective.rank(), "world_size": collective.world_size(), "store": store,
+    });
+    peer.open("ddp", settings)?;
+    Ok(peer)
+}

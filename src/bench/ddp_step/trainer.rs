@@ -1,0 +1,34 @@
+//! The trainer that a data-parallel step is measured with: AdamW as the device updates it, under a strategy by its name.
+
+use anyhow::Result;
+use tch::Tensor;
+
+use crate::collective::Shared;
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::AdamWOptions;
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, Trainer};
+use crate::parallel::{Options, Strategy, overlap_individual_parameters};
+
+/// `(name, parameters, collective, bucket_size_mb)` to a trainer; afterwards every rank holds rank 0's parameters.
+pub type MakeTrainer = fn(&str, &[(String, Tensor)], &Shared, Option<f64>) -> Result<Trainer>;
+
+/// Averages the gradients where only the optimizer's state is sharded: it keeps no buffer of its own.
+pub const BESIDE_SHARDED: Strategy = overlap_individual_parameters::STRATEGY;
+
+/// PyTorch's default of 25 MiB, for strategies that have no buckets and are asked for none.
+const DEFAULT_BUCKET_MB: f64 = 26.2144;
+
+/// A [`MakeTrainer`] of every name that [`Trainer::new`] knows.
+pub fn make_trainer(
+    name: &str,
+    parameters: &[(String, Tensor)],
+    collective: &Shared,
+    bucket_size_mb: Option<f64>,
+) -> Result<Trainer> {
+    let options = Options { bucket_size_mb: bucket_size_mb.unwrap_or(DEFAULT_BUCKET_MB) };
+    let optimizer = adamw_for(collective.device(), AdamWOptions::default())?;
+    match name {
+        SHARDED_OPTIMIZER => Trainer::sharded(&BESIDE_SHARDED, parameters, optimizer, collective, &options),
+        _ => Trainer::new(name, parameters, optimizer, collective, &options),
+    }
+}

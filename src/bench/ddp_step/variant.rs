@@ -1,0 +1,121 @@
+//! One rank's model, and turns of training steps on it: alone, or under a strategy, with the communication logged.
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::Params;
+use super::on_rank::StepOutput;
+use super::timeline::Timeline;
+use super::trainer::MakeTrainer;
+use crate::attention::Choice;
+use crate::bench::device::empty_cache;
+use crate::bench::interconnect::{adds, bus_bytes};
+use crate::bench::training_step::loss;
+use crate::collective::agreement::require_equal_parameters;
+use crate::collective::log::busy_seconds;
+use crate::collective::{Operation, Shared};
+use crate::model::Transformer;
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::{AdamWOptions, zero_grad};
+use crate::torch::allow_tf32;
+use crate::torch::autograd::backward;
+use crate::torch::clock::Stopwatch;
+use crate::torch::stream::synchronize;
+
+/// A rank's model and the tokens that it draws.
+pub struct ReplicaBench<'a> {
+    params: &'a Params,
+    collective: &'a Shared,
+    device: Device,
+    pub model: Transformer,
+    stopwatch: Stopwatch,
+}
+
+impl<'a> ReplicaBench<'a> {
+    /// Every rank draws another model and other tokens, so that a strategy that forgot to broadcast would be seen.
+    pub fn new(params: &'a Params, collective: &'a Shared) -> Result<Self> {
+        ensure!(!allow_tf32()?.matmul, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
+        let (device, seed) = (collective.device(), collective.rank() as i64);
+        let model = Transformer::new(&params.config(), device, seed, Choice::Naive)?;
+        tch::manual_seed(seed);
+        Ok(Self { params, collective, device, model, stopwatch: Stopwatch::new(device)? })
+    }
+
+    /// A turn without communication: the seconds of its timed steps. Afterwards the ranks' models differ.
+    pub fn single(&self) -> Result<Vec<f64>> {
+        let mut optimizer = adamw_for(self.device, AdamWOptions::default())?;
+        let mut seconds = Vec::new();
+        for _ in 0..self.params.warmup + self.params.steps {
+            let batch = self.draw()?;
+            self.meet()?;
+            let step = || -> Result<()> {
+                backward(&loss(&self.model, &batch.0, &batch.1, self.params.dtype)?)?;
+                optimizer.step(self.model.parameters())
+            };
+            seconds.push(self.stopwatch.lap(step).context("in a step without communication")?.1.host_s);
+            zero_grad(self.model.parameters())?;
+        }
+        drop(optimizer);
+        empty_cache(self.device)?;
+        Ok(seconds.split_off(self.params.warmup))
+    }
+
+    /// A turn under the trainer that `make_trainer` gives for `strategy`, from a new state of the optimizer and rank 0's parameters; adds to `output`.
+    ///
+    /// Errors: the ranks' parameters are not the same bit by bit afterwards.
+    pub fn under(&self, strategy: &str, make_trainer: MakeTrainer, output: &mut StepOutput) -> Result<()> {
+        let Params { bucket_size_mb, warmup, steps, .. } = *self.params;
+        let mut trainer = make_trainer(strategy, self.model.parameters(), self.collective, bucket_size_mb)?;
+        let log = self.collective.log();
+        for k in 0..warmup + steps {
+            let (tokens, targets) = self.draw()?;
+            self.meet()?;
+            log.start()?;
+            let (marks, lap) = self.stopwatch.lap(|| {
+                let begin = log.mark()?;
+                let loss = loss(&self.model, &tokens, &targets, self.params.dtype)?;
+                let forward = log.mark()?;
+                backward(&loss)?;
+                let backward = log.mark()?;
+                trainer.parallel().finish_gradient_synchronization()?;
+                let ready = log.mark()?;
+                trainer.step()?;
+                Ok([begin, forward, backward, ready, log.mark()?])
+            })?;
+            let mut entries = log.take()?;
+            entries.retain(|entry| entry.operation != Operation::Barrier);
+            zero_grad(self.model.parameters())?;
+            if k < warmup {
+                continue;
+            }
+            let timeline = Timeline::of(&marks, &entries)?;
+            output.step.push(lap.host_s);
+            output.communication.push(busy_seconds(&entries).max(TICK));
+            output.tail.push(timeline.tail_s().max(TICK));
+            output.bytes = entries.iter().map(|entry| entry.bytes).sum();
+            output.calls = entries.len() as u64;
+            let ranks = self.collective.world_size();
+            output.bus_bytes = bus_bytes(&entries, ranks);
+            output.summed_bus_bytes = bus_bytes(entries.iter().filter(|entry| adds(entry)), ranks);
+            output.timeline = timeline;
+        }
+        require_equal_parameters(self.collective.as_ref(), self.model.parameters())?;
+        drop(trainer);
+        empty_cache(self.device)
+    }
+
+    fn draw(&self) -> Result<(Tensor, Tensor)> {
+        let size = [self.params.batch_size, self.params.context_length];
+        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
+        Ok((random()?, random()?))
+    }
+
+    /// All ranks begin a step together, with nothing left on their devices.
+    fn meet(&self) -> Result<()> {
+        synchronize(self.device)?;
+        self.collective.barrier()
+    }
+}
+
+/// No duration is zero, though two readings of a clock may be equal.
+const TICK: f64 = 1e-9;

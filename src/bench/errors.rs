@@ -1,0 +1,44 @@
+//! How far results are from what was expected, relative to the norm.
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Kind, Tensor};
+
+/// Relative errors of attention's output and gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionErrors {
+    pub o: f64,
+    pub dq: f64,
+    pub dk: f64,
+    pub dv: f64,
+}
+
+impl AttentionErrors {
+    pub fn largest(&self) -> f64 {
+        [self.o, self.dq, self.dk, self.dv].into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// The norm of the difference over the norm of what was expected, in float64.
+pub fn relative_error(ours: &Tensor, expected: &Tensor) -> Result<f64> {
+    let wide = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Double);
+    let norm = |t: Tensor| t.f_norm()?.f_double_value(&[]);
+    let expected = wide(expected)?;
+    let error = norm(wide(ours)?.f_sub(&expected)?)? / norm(expected)?;
+    ensure!(error.is_finite(), "the relative error is {error}");
+    Ok(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_relative_error_is_that_of_the_norms_and_must_be_a_number() {
+        let t = |values: &[f32]| Tensor::from_slice(values);
+        assert_eq!(relative_error(&t(&[3.0, 4.0]), &t(&[3.0, 4.0])).unwrap(), 0.0);
+        assert_eq!(relative_error(&t(&[3.0, 9.0]), &t(&[3.0, 4.0])).unwrap(), 1.0);
+        assert!(relative_error(&t(&[f32::NAN]), &t(&[1.0])).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! What the ranks' connection costs, measured beside the steps: a time per call and a bandwidth, and what they predict.
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::all_reduce::{Sums, Timing, bus_factor};
+use crate::collective::Operation;
+use crate::collective::Shared;
+use crate::collective::log::Entry;
+use crate::harness::samples::Work;
+use crate::harness::stats::median;
+
+/// All-reduces of several sizes before the steps, and the line through them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interconnect {
+    pub points: Vec<Point>,
+    /// o: what a call costs however little it moves, by the fit t = o + S / w.
+    pub overhead_s: f64,
+    /// w: the algorithm bandwidth that the fit tends to.
+    pub bytes_per_s: f64,
+    /// The largest bus bandwidth of any sum of any rank, before the steps or after, which no step's communication can beat.
+    pub fastest_bus_bytes_per_s: f64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    pub bytes: u64,
+    pub time: Timing,
+}
+
+/// Seconds of sums of one size on one rank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probe {
+    pub bytes: u64,
+    pub seconds: Vec<f64>,
+}
+
+/// The handout's sizes end at 1 GB, and so do these.
+const LARGEST: u64 = 1_000_000_000;
+const SMALLEST: u64 = 1 << 16;
+/// Sums of one size that follow each other, of which the first is not timed.
+const WARMUP: usize = 1;
+const SUMS: usize = 3;
+/// How often every size has its turn, so that a moment in which the machine is busy meets all sizes alike.
+const PASSES: usize = 3;
+/// Of one size, timed.
+pub const SAMPLES: usize = PASSES * SUMS;
+
+/// Times sums from 64 KiB upwards, each eight times as large as the one before, up to `bytes` or 1 GB.
+pub fn probe(collective: &Shared, bytes: u64) -> Result<Vec<Probe>> {
+    let mut probes: Vec<Probe> = sizes(bytes).map(|bytes| Probe { bytes, seconds: Vec::new() }).collect();
+    for _ in 0..PASSES {
+        for Probe { bytes, seconds } in &mut probes {
+            let sums = Sums::new(collective, *bytes as i64 / 4)?;
+            seconds.extend(sums.turn(WARMUP, SUMS).with_context(|| format!("summing {bytes} bytes"))?);
+        }
+    }
+    Ok(probes)
+}
+
+/// The sizes that are probed for gradients of `bytes`.
+pub fn sizes(bytes: u64) -> impl Iterator<Item = u64> {
+    let sizes = std::iter::successors(Some(SMALLEST), |size| Some(8 * size));
+    sizes.take_while(move |size| *size <= bytes.clamp(8 * SMALLEST, LARGEST))
+}
+
+impl Interconnect {
+    /// From what every rank found before the steps and after them, in rank order; the line is that of the sums before.
+    pub fn of(before: &[&[Probe]], after: &[&[Probe]]) -> Result<Self> {
+        let first = before.first().context("no rank probed the link")?;
+        let factor = bus_factor(before.len());
+        let mut points = Vec::new();
+        for (i, &Probe { bytes, .. }) in first.iter().enumerate() {
+            let work = Work { flops: 0.0, bytes: 2.0 * bytes as f64, precision: "float32".into() };
+            points.push(Point { bytes, time: Timing::of(before.iter().map(|rank| &rank[i].seconds), &work)? });
+        }
+        let all = before.iter().chain(after).flat_map(|rank| rank.iter());
+        let fastest =
+            all.flat_map(|probe| probe.seconds.iter().map(move |seconds| factor * probe.bytes as f64 / seconds));
+        let fastest_bus_bytes_per_s = fastest.fold(0.0, f64::max);
+        let medians: Vec<_> = points.iter().map(|p| (p.bytes as f64, median(&p.time.last_rank.samples))).collect();
+        let (overhead_s, bytes_per_s) = fit(&medians)?;
+        Ok(Self { points, overhead_s, bytes_per_s, fastest_bus_bytes_per_s })
+    }
+
+    /// The least time that `bus_bytes` can take on the lane, by the fastest sum that was seen.
+    ///
+    /// The margin is for sums of a step that meet a faster moment than any of the probes on both sides of it did.
+    pub fn least_seconds(&self, bus_bytes: f64) -> f64 {
+        const MARGIN: f64 = 1.25;
+        bus_bytes / (MARGIN * self.fastest_bus_bytes_per_s)
+    }
+
+    /// The handout's model of what is left after the backward pass when `bytes` go in `calls` equal buckets, each computed
+    /// while the one before is communicated: the last bucket, and the calls' fixed costs, s / (n w) + n o.
+    pub fn overhead(&self, bytes: u64, calls: u64) -> f64 {
+        bytes as f64 / (calls as f64 * self.bytes_per_s) + calls as f64 * self.overhead_s
+    }
+
+    /// Where the model is least: n = sqrt(s / (w o)) buckets of sqrt(s w o) bytes. None where a call costs nothing, since more
+    /// buckets are then always better.
+    pub fn best(&self, bytes: u64) -> Option<Best> {
+        let (s, w, o) = (bytes as f64, self.bytes_per_s, self.overhead_s);
+        (o > 0.0).then(|| Best {
+            calls: (s / (w * o)).sqrt(),
+            bucket_bytes: (s * w * o).sqrt(),
+            overhead_s: 2.0 * (s * o / w).sqrt(),
+        })
+    }
+}
+
+/// The optimum of the bucket model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    pub calls: f64,
+    pub bucket_bytes: f64,
+    pub overhead_s: f64,
+}
+
+/// o and w of t = o + S / w, by least squares of the relative errors, so that small sums count as much as large ones; o is
+/// at least zero.
+fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
+    ensure!(points.len() >= 2, "a line takes two sizes, {} were measured", points.len());
+    // With a = 1 / t and b = S / t: the least of the sum of (o a + b / w - 1)^2.
+    let sum = |of: fn(f64, f64) -> f64| points.iter().map(|(s, t)| of(1.0 / t, s / t)).sum::<f64>();
+    let (aa, ab, bb) = (sum(|a, _| a * a), sum(|a, b| a * b), sum(|_, b| b * b));
+    let (a1, b1) = (sum(|a, _| a), sum(|_, b| b));
+    let determinant = aa * bb - ab * ab;
+    let (mut o, mut u) = ((a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant);
+    if o < 0.0 {
+        (o, u) = (0.0, b1 / bb);
+    }
+    ensure!(o.is_finite() && u > 0.0, "no line with a positive slope fits the all-reduces {points:?}");
+    Ok((o, 1.0 / u))
+}
+
+/// What each link carries in each direction for these collectives (nccl-tests, doc/PERFORMANCE.md).
+pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a Entry>, world_size: usize) -> f64 {
+    let n = world_size as f64;
+    let factor = |operation| match operation {
+        Operation::AllReduce => bus_factor(world_size),
+        Operation::AllGather | Operation::ReduceScatter => (n - 1.0) / n,
+        Operation::Broadcast => 1.0,
+        Operation::Barrier => 0.0,
+    };
+    entries.into_iter().map(|entry| factor(entry.operation) * entry.bytes as f64).sum()
+}
+
+/// Whether a collective adds, as the all-reduces do that the link was probed with; one that only copies may be faster.
+pub fn adds(entry: &Entry) -> bool {
+    matches!(entry.operation, Operation::AllReduce | Operation::ReduceScatter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(overhead_s: f64, bytes_per_s: f64) -> Interconnect {
+        Interconnect { points: Vec::new(), overhead_s, bytes_per_s, fastest_bus_bytes_per_s: bytes_per_s }
+    }
+
+    #[test]
+    fn the_fit_finds_the_line_that_the_times_lie_on() {
+        let on_line = |o: f64, w: f64| [1e5, 1e6, 1e7, 1e9].map(|s: f64| (s, o + s / w));
+        let (o, w) = fit(&on_line(3e-5, 3e11)).unwrap();
+        assert!((o / 3e-5 - 1.0).abs() < 1e-6 && (w / 3e11 - 1.0).abs() < 1e-6, "{o} {w}");
+        // Times that would want a negative cost per call get none.
+        let (o, w) = fit(&[(1e6, 0.9e-3), (1e7, 1.1e-2)]).unwrap();
+        assert!(o == 0.0 && (w / 1e9 - 1.0).abs() < 0.15, "{o} {w}");
+        assert!(fit(&[(1e6, 1e-3)]).is_err() && fit(&[(1e6, 1e-2), (1e9, 1e-3)]).is_err());
+    }
+
+    #[test]
+    fn no_number_of_buckets_beats_the_best() {
+        let (link, bytes) = (link(30e-6, 300e9), 7_992_940_800);
+        let best = link.best(bytes).unwrap();
+        let least = (1..2000).map(|n| link.overhead(bytes, n)).fold(f64::INFINITY, f64::min);
+        assert!(least >= best.overhead_s && least < 1.001 * best.overhead_s, "{least} {best:?}");
+        assert!((best.calls * best.bucket_bytes / bytes as f64 - 1.0).abs() < 1e-12);
+        assert_eq!(link.overhead(bytes, 1), bytes as f64 / 300e9 + 30e-6);
+        assert_eq!(super::tests::link(0.0, 1e9).best(bytes), None);
+    }
+
+    #[test]
+    fn each_operation_carries_its_share() {
+        let entry =
+            |operation| Entry { sequence: 1, operation, bytes: 80, launched_s: 0.0, started_s: 0.0, ended_s: 1.0 };
+        let of = |operation| bus_bytes(&[entry(operation), entry(Operation::Barrier)], 4);
+        // ZeRO-1's two halves are one all-reduce; a broadcast sends everything over every link.
+        assert_eq!(of(Operation::AllReduce), 120.0);
+        assert_eq!(of(Operation::ReduceScatter) + of(Operation::AllGather), 120.0);
+        assert_eq!(of(Operation::Broadcast), 80.0);
+    }
+}

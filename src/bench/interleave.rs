@@ -1,0 +1,244 @@
+//! Variants of one computation, timed in interleaved turns, and how each of them ended.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+use crate::error::{Fault, fault_of};
+use crate::harness::samples::{Samples, Work};
+use crate::torch::stream::synchronize;
+
+/// How one column of a case ended; another column of the same case may end otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Column<T> {
+    Measured {
+        row: T,
+    },
+    OutOfMemory {
+        requested_bytes: Option<u64>,
+        message: String,
+    },
+    NotRun {
+        reason: String,
+    },
+    /// It runs and must not be timed: what it computes is wrong, or what it needs cannot be made.
+    Failed {
+        error: String,
+    },
+}
+
+/// Seconds of each timed pass, by its name.
+pub type Laps = BTreeMap<String, Vec<f64>>;
+
+/// How many rounds there are, and what each column does in its turn of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turns {
+    pub rounds: usize,
+    /// Untimed passes at the start of every turn: they bring back the memory and the clocks that the turn before took.
+    pub warmup: usize,
+    /// Timed passes of every turn.
+    pub iterations: usize,
+}
+
+impl Turns {
+    pub fn validate(&self) -> Result<()> {
+        let Self { rounds, warmup, iterations } = *self;
+        for (key, value) in [("rounds", rounds), ("warmup", warmup), ("iterations", iterations)] {
+            ensure!((1..=10_000).contains(&value), "{key} is {value}: it must lie in 1..10000");
+        }
+        Ok(())
+    }
+}
+
+/// One column while it is measured: what a turn of it does, and what came of the turns so far.
+pub struct Variant<'a> {
+    turn: Box<dyn FnMut() -> Result<Laps> + 'a>,
+    ended: Column<Laps>,
+}
+
+impl<'a> Variant<'a> {
+    pub fn new(turn: impl FnMut() -> Result<Laps> + 'a) -> Self {
+        Self { turn: Box::new(turn), ended: Column::Measured { row: Laps::new() } }
+    }
+
+    /// One that takes part unless its preparation has ended it already.
+    pub fn prepared<T>(preparation: &'a Column<T>, mut turn: impl FnMut(&T) -> Result<Laps> + 'a) -> Self {
+        match preparation {
+            Column::Measured { row } => Self::new(move || turn(row)),
+            Column::OutOfMemory { requested_bytes, message } => {
+                Self::out(Column::OutOfMemory { requested_bytes: *requested_bytes, message: message.clone() })
+            }
+            Column::NotRun { reason } => Self::out(Column::NotRun { reason: reason.clone() }),
+            Column::Failed { error } => Self::out(Column::Failed { error: error.clone() }),
+        }
+    }
+
+    /// One that has ended before its first turn.
+    pub fn out(ended: Column<Laps>) -> Self {
+        Self { ended, ..Self::new(|| Ok(Laps::new())) }
+    }
+
+    fn take_turn(&mut self) -> Result<()> {
+        let Column::Measured { row: laps } = &mut self.ended else { return Ok(()) };
+        match Column::of((self.turn)())? {
+            Column::Measured { row } => {
+                row.into_iter().for_each(|(pass, seconds)| laps.entry(pass).or_default().extend(seconds));
+            }
+            Column::OutOfMemory { requested_bytes, message } => {
+                self.ended = Column::OutOfMemory { requested_bytes, message };
+            }
+            ended @ (Column::NotRun { .. } | Column::Failed { .. }) => self.ended = ended,
+        }
+        Ok(())
+    }
+
+    /// What came of all its turns.
+    pub fn ended(self) -> Column<Laps> {
+        self.ended
+    }
+}
+
+/// Gives every variant its turn in every round, so that a drift of the machine meets all of them alike; every second
+/// round goes the other way, so that none always follows the same one.
+///
+/// One that runs out of memory is out for the rest, with the reason; any other error ends the case.
+pub fn interleave<const N: usize>(turns: Turns, mut variants: [Variant; N]) -> Result<[Column<Laps>; N]> {
+    take_turns(turns.rounds, &mut variants)?;
+    Ok(variants.map(Variant::ended))
+}
+
+/// As [`interleave`], for a list whose length is data.
+pub fn take_turns(rounds: usize, variants: &mut [Variant]) -> Result<()> {
+    for round in 0..rounds {
+        let mut variants: Vec<_> = variants.iter_mut().collect();
+        if round % 2 == 1 {
+            variants.reverse();
+        }
+        variants.into_iter().try_for_each(Variant::take_turn)?;
+    }
+    Ok(())
+}
+
+impl Column<Laps> {
+    /// Takes the laps of other passes in, or their ending if it was another.
+    pub fn extend(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Measured { row }, Self::Measured { row: more }) => row.extend(more),
+            (column @ Self::Measured { .. }, ended) => *column = ended,
+            (_, _) => {}
+        }
+    }
+}
+
+impl<T> Column<T> {
+    /// A fault becomes the column's ending, any other error stays one.
+    pub fn of(result: Result<T>) -> Result<Self> {
+        match result {
+            Ok(row) => Ok(Self::Measured { row }),
+            Err(error) => match fault_of(&error) {
+                Some(Fault::OutOfMemory { requested_bytes, message }) => {
+                    Ok(Self::OutOfMemory { requested_bytes, message })
+                }
+                Some(Fault::NotAvailable { needs, has }) => {
+                    Ok(Self::NotRun { reason: format!("needs {needs}, has {has}") })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// The same ending with another row.
+    pub fn try_map<U>(self, change: impl FnOnce(T) -> Result<U>) -> Result<Column<U>> {
+        Ok(match self {
+            Self::Measured { row } => Column::Measured { row: change(row)? },
+            Self::OutOfMemory { requested_bytes, message } => Column::OutOfMemory { requested_bytes, message },
+            Self::NotRun { reason } => Column::NotRun { reason },
+            Self::Failed { error } => Column::Failed { error },
+        })
+    }
+
+    pub fn measured(&self) -> Option<&T> {
+        match self {
+            Self::Measured { row } => Some(row),
+            _ => None,
+        }
+    }
+}
+
+/// What `body` gives, and the seconds until `device` has done all of it: a monotonic clock between two synchronisations,
+/// as the peer times.
+pub fn lap<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    synchronize(device)?;
+    let start = Instant::now();
+    let value = body()?;
+    synchronize(device)?;
+    Ok((value, start.elapsed().as_secs_f64()))
+}
+
+/// The samples of one pass out of a column's laps.
+pub fn samples(laps: &Laps, pass: &str, work: Work) -> Result<Samples> {
+    let seconds = laps.get(pass).with_context(|| format!("no turn timed the pass {pass:?}"))?;
+    Samples::seconds(seconds.clone(), work).with_context(|| format!("the pass {pass:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    const TURNS: Turns = Turns { rounds: 3, warmup: 1, iterations: 2 };
+
+    fn laps(seconds: f64) -> Laps {
+        [("forward".to_string(), vec![seconds])].into()
+    }
+
+    #[test]
+    fn turns_alternate_and_their_laps_add_up() {
+        let order = RefCell::new(String::new());
+        let turn = |name: char| {
+            order.borrow_mut().push(name);
+            Ok(laps(order.borrow().len() as f64))
+        };
+        let [a, b] = interleave(TURNS, [Variant::new(|| turn('a')), Variant::new(|| turn('b'))]).unwrap();
+        assert_eq!(order.into_inner(), "abbaab");
+        assert_eq!(a.measured().unwrap()["forward"], [1.0, 4.0, 5.0]);
+        assert_eq!(b.measured().unwrap()["forward"], [2.0, 3.0, 6.0]);
+    }
+
+    #[test]
+    fn out_of_memory_ends_a_column_and_no_other() {
+        let mut count = 0;
+        let runs_out = || {
+            count += 1;
+            if count == 2 { bail!("CUDA out of memory. Tried to allocate 1.00 KiB. GPU 0") } else { Ok(laps(1.0)) }
+        };
+        let [a, b] = interleave(TURNS, [Variant::new(runs_out), Variant::new(|| Ok(laps(2.0)))]).unwrap();
+        assert!(matches!(a, Column::OutOfMemory { requested_bytes: Some(1024), .. }), "{a:?}");
+        assert_eq!((count, b.measured().unwrap()["forward"].len()), (2, 3));
+        let missing = Column::<()>::NotRun { reason: "no compiler".into() };
+        let [c] = interleave(TURNS, [Variant::prepared(&missing, |()| bail!("not asked"))]).unwrap();
+        assert_eq!(c, Column::NotRun { reason: "no compiler".into() });
+        assert!(interleave(TURNS, [Variant::new(|| bail!("a bug"))]).is_err());
+    }
+
+    #[test]
+    fn a_column_reads_back_with_its_kind() {
+        for column in [
+            Column::Measured { row: 3 },
+            Column::OutOfMemory { requested_bytes: None, message: "full".into() },
+            Column::NotRun { reason: "no".into() },
+            Column::Failed { error: "wrong".into() },
+        ] {
+            let json = serde_json::to_value(&column).unwrap();
+            assert_eq!(serde_json::from_value::<Column<i32>>(json).unwrap(), column);
+        }
+    }
+}

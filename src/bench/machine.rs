@@ -1,0 +1,269 @@
+//! What this machine is and how fast it can possibly go: the facts that every run carries.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use tch::{Device, Kind, Tensor};
+
+use super::device::device_for;
+use super::nvml;
+use crate::harness::conditions::Reading;
+use crate::harness::provenance::Facts;
+use crate::harness::record::{Gpu, Peaks, Profile};
+use crate::harness::samples::{Samples, Work};
+use crate::torch;
+use crate::units::MIB;
+
+/// Software, settings and roofs for a run under `profile`.
+///
+/// Without the profile's device the roofs are empty, so that its cases can still be recorded as not run.
+pub fn facts(profile: Profile) -> Result<Facts> {
+    static MEASURED: OnceLock<Peaks> = OnceLock::new();
+    let gpus = if profile == Profile::Gpu { gpus()? } else { Vec::new() };
+    let peaks = match (profile, gpus.first().map(|gpu| gpu_peaks(&gpu.name))) {
+        (Profile::Cpu, _) => cpu_peaks()?,
+        (Profile::Gpu, None) => Peaks {
+            flops_per_s: BTreeMap::new(),
+            bytes_per_s: 0.0,
+            cache_bytes: 0.0,
+            source: "no such device here".into(),
+        },
+        (Profile::Gpu, Some(Some(known))) => known,
+        (Profile::Gpu, Some(None)) => match MEASURED.get() {
+            Some(peaks) => peaks.clone(),
+            None => {
+                let measured = measured_peaks(device_for(profile)?)?;
+                MEASURED.get_or_init(|| measured).clone()
+            }
+        },
+    };
+    Ok(Facts { gpus, software: software(), settings: settings(profile)?, peaks })
+}
+
+/// The condition of the profile's device now; `None` for a CPU, and for a GPU that tells nothing.
+pub fn reading(profile: Profile) -> Option<Reading> {
+    match profile {
+        Profile::Cpu => None,
+        Profile::Gpu => nvml::reading(),
+    }
+}
+
+/// Seeds the processor's generator, so that what a case draws does not depend on the cases before it. A GPU's is seeded
+/// where a case asks for the GPU ([`device_for`]), as a process that only starts others must not begin to use one.
+pub fn seed() -> Result<()> {
+    torch::seed(Device::Cpu)
+}
+
+/// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.
+pub fn clean_up() -> Result<()> {
+    if torch::memory::is_used() {
+        torch::memory::empty_cache(Device::Cuda(0))?;
+        (0..tch::Cuda::device_count() as usize).try_for_each(|i| torch::memory::reset_peaks(Device::Cuda(i)))?;
+    }
+    Ok(())
+}
+
+/// Versions of what the numbers depend on.
+pub fn software() -> BTreeMap<String, String> {
+    let versions = [
+        ("cs336", Some(env!("CARGO_PKG_VERSION").to_string())),
+        ("torch", Some(torch::version())),
+        ("cuda", torch::cuda_version()),
+        ("cudnn", torch::cudnn_version()),
+        ("driver", driver_version()),
+    ];
+    versions.into_iter().filter_map(|(name, version)| Some((name.to_string(), version?))).collect()
+}
+
+/// The NVIDIA kernel driver's version, as its module tells it; `None` without one.
+fn driver_version() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
+    Some(text.trim().to_string())
+}
+
+fn settings(profile: Profile) -> Result<BTreeMap<String, String>> {
+    let tf32 = torch::allow_tf32()?;
+    let settings = [
+        ("threads", tch::get_num_threads().to_string()),
+        ("tf32", if tf32.matmul { "on" } else { "off" }.to_string()),
+        ("cpu_capability", torch::cpu_capability()?),
+    ];
+    let settings = settings.into_iter().map(|(name, value)| (name.to_string(), value));
+    Ok(if profile == Profile::Gpu { settings.chain(nvml::limits()).collect() } else { settings.collect() })
+}
+
+/// The CUDA devices that the driver shows; empty without a driver.
+pub fn gpus() -> Result<Vec<Gpu>> {
+    if torch::cuda_device(0).is_err() {
+        return Ok(Vec::new());
+    }
+    (0..tch::Cuda::device_count() as usize)
+        .map(|ordinal| {
+            let context =
+                cudarc::driver::CudaContext::new(ordinal).with_context(|| format!("failed to open GPU {ordinal}"))?;
+            let (major, minor) = context.compute_capability()?;
+            let memory_bytes = context.total_mem()? as u64;
+            Ok(Gpu { name: context.name()?, memory_bytes, compute_capability: format!("{major}.{minor}") })
+        })
+        .collect()
+}
+
+/// Dense peaks of NVIDIA's data sheets (H100 and H200 SXM, without sparsity), in FLOP/s and B/s.
+///
+/// TF32 off means that fp32 runs on the CUDA cores. Traffic that fits the 50 MB L2 is not held to the DRAM roof.
+fn gpu_peaks(gpu: &str) -> Option<Peaks> {
+    let bytes_per_s = match gpu {
+        name if name.contains("H200") => 4.8e12,
+        name if name.contains("H100 80GB HBM3") => 3.35e12,
+        _ => return None,
+    };
+    let flops =
+        [("float32", 66.9e12), ("tf32", 494.7e12), ("bfloat16", 989.4e12), ("float16", 989.4e12), ("float64", 66.9e12)];
+    Some(Peaks {
+        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), peak)).collect(),
+        bytes_per_s,
+        cache_bytes: 50.0 * MIB,
+        source: "NVIDIA's data sheet, dense".into(),
+    })
+}
+
+/// No core of a server or desktop sustains more with its widest vectors.
+const CPU_HZ: f64 = 5e9;
+
+/// What the instruction set allows: a measured roof would be too low whenever a neighbour was busy while it was measured.
+///
+/// FLOP a cycle and core: two fused multiply-add units of the widest vectors (Fog, Instruction tables); AMX multiplies
+/// tiles of 16 x 32 by 32 x 16 in 16 cycles. Bytes: two loads and one store of a vector a cycle, out of the first cache.
+fn cpu_peaks() -> Result<Peaks> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
+    let flags: Vec<&str> =
+        text.lines().find(|l| l.starts_with("flags")).unwrap_or_default().split_whitespace().collect();
+    let has = |flag: &str| flags.contains(&flag);
+    let vector_bytes = if has("avx512f") { 64.0 } else { 32.0 };
+    let float32 = 2.0 * 2.0 * vector_bytes / 4.0;
+    let matrix = |amx: &str, vector: &str| match (has(amx), has(vector)) {
+        (true, _) => 2.0 * 16.0 * 32.0 * 16.0 / 16.0,
+        (false, true) => 2.0 * float32,
+        (false, false) => float32,
+    };
+    let cores = std::thread::available_parallelism().context("failed to count the cores")?.get() as f64;
+    let flops = [
+        ("float32", float32),
+        ("tf32", float32),
+        ("bfloat16", matrix("amx_bf16", "avx512_bf16")),
+        ("float16", matrix("amx_fp16", "avx512_fp16")),
+        ("float64", float32 / 2.0),
+    ];
+    Ok(Peaks {
+        flops_per_s: flops.into_iter().map(|(name, a_cycle)| (name.to_string(), a_cycle * CPU_HZ * cores)).collect(),
+        bytes_per_s: 3.0 * vector_bytes * CPU_HZ * cores,
+        cache_bytes: 0.0,
+        source: format!("the instruction set's bound: {cores} cores, {float32} fp32 FLOP a cycle, 5 GHz"),
+    })
+}
+
+/// For a GPU whose data sheet is not known here: the best of many matrix products and copies, with a margin because
+/// a measured roof may have met a low clock.
+fn measured_peaks(device: Device) -> Result<Peaks> {
+    const MARGIN: f64 = 1.25;
+    let float32 = best_matmul(device, Kind::Float)?;
+    let lower = |kind| best_matmul(device, kind).map(|peak| peak.max(float32));
+    let (bfloat16, float16) = (lower(Kind::BFloat16)?, lower(Kind::Half)?);
+    let flops = [
+        ("float32", float32),
+        ("tf32", bfloat16),
+        ("bfloat16", bfloat16),
+        ("float16", float16),
+        ("float64", best_matmul(device, Kind::Double)?),
+    ];
+    Ok(Peaks {
+        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), MARGIN * peak)).collect(),
+        bytes_per_s: MARGIN * best_copy(device)?,
+        cache_bytes: 50.0 * MIB,
+        source: "1.25 times the best of repeated matrix products and copies before the run".into(),
+    })
+}
+
+fn best_matmul(device: Device, kind: Kind) -> Result<f64> {
+    let mut best: f64 = 0.0;
+    for (size, repeats) in [(2048i64, 12), (8192, 6)] {
+        let a = Tensor::f_randn([size, size], (Kind::Float, device))?.f_to_kind(kind)?;
+        let flops = 2.0 * (size as f64).powi(3);
+        for _ in 0..repeats {
+            best = best.max(flops / timed(device, || a.f_matmul(&a))?);
+        }
+    }
+    Ok(best)
+}
+
+fn best_copy(device: Device) -> Result<f64> {
+    let mut best: f64 = 0.0;
+    for elements in [1i64 << 26, 1 << 28] {
+        let from = Tensor::f_zeros([elements], (Kind::Float, device))?;
+        let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
+        let bytes = 2.0 * 4.0 * elements as f64;
+        for _ in 0..20 {
+            best = best.max(bytes / timed(device, || to.f_copy_(&from))?);
+        }
+    }
+    Ok(best)
+}
+
+/// How fast `device` copies its own memory: seconds of one sample each, and in `work.bytes` what a sample reads and writes.
+///
+/// A sample is eight copies of 1 GiB in a row (of 32 MiB on the CPU), so that neither the caches nor the 10 us of a
+/// launch and a synchronisation show. It is what a kernel that only moves memory can be compared with: no such kernel
+/// is expected to be faster, and a good one comes near.
+pub fn copy_bandwidth(device: Device) -> Result<Samples> {
+    const COPIES: usize = 8;
+    const SAMPLES: usize = 25;
+    let elements: i64 = if device == Device::Cpu { 1 << 23 } else { 1 << 28 };
+    let from = Tensor::f_ones([elements], (Kind::Float, device))?;
+    let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
+    let mut sample = || timed(device, || (0..COPIES).try_for_each(|_| to.f_copy_(&from).map(drop)));
+    // The first ones find a low clock.
+    let warm_up = (0..5).map(|_| sample()).collect::<Result<Vec<_>>>();
+    warm_up.context("warming up the copy")?;
+    let seconds = (0..SAMPLES).map(|_| sample()).collect::<Result<Vec<_>>>()?;
+    let bytes = (COPIES as i64 * 2 * 4 * elements) as f64;
+    Samples::seconds(seconds, Work { flops: 0.0, bytes, precision: "float32".into() })
+}
+
+fn timed<T>(device: Device, body: impl FnOnce() -> std::result::Result<T, tch::TchError>) -> Result<f64> {
+    torch::stream::synchronize(device)?;
+    let started = Instant::now();
+    body()?;
+    torch::stream::synchronize(device)?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_roofs_for_every_precision() {
+        let facts = facts(Profile::Cpu).unwrap();
+        for precision in ["float32", "tf32", "bfloat16", "float16", "float64"] {
+            assert!(facts.peaks.flops_per_s[precision] > 1e8, "{precision}: {:?}", facts.peaks);
+        }
+        assert!(facts.peaks.bytes_per_s > 1e8 && facts.software["torch"].starts_with("2.11.0"), "{facts:?}");
+    }
+
+    #[test]
+    fn a_copy_has_its_bytes_and_is_no_faster_than_the_roof() {
+        let copy = copy_bandwidth(Device::Cpu).unwrap();
+        let (best, bytes) = (copy.samples.iter().copied().fold(f64::INFINITY, f64::min), copy.work.unwrap().bytes);
+        assert_eq!((copy.samples.len(), bytes), (25, 8.0 * 2.0 * 32.0 * MIB));
+        let roof = cpu_peaks().unwrap().bytes_per_s;
+        assert!((1e8..roof).contains(&(bytes / best)), "{:.1e} B/s, roof {roof:.1e}", bytes / best);
+    }
+
+    #[test]
+    fn an_h200_is_known_and_a_stranger_is_not() {
+        assert_eq!(gpu_peaks("NVIDIA H200").unwrap().bytes_per_s, 4.8e12);
+        assert!(gpu_peaks("GeForce 256").is_none());
+    }
+}

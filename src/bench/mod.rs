@@ -1,0 +1,28 @@
+//! What several problems measure with: data types, timing protocols, interleaved turns, errors, machines, peers, work.
+
+/// All-reduces of known values, timed.
+pub mod all_reduce;
+/// Data-parallel training steps, timed under several strategies.
+pub mod ddp_step;
+/// The device of a profile.
+pub mod device;
+/// Floating-point types and their rounding in software.
+pub mod dtype;
+/// Errors relative to the norm.
+pub mod errors;
+/// Time per call and bandwidth of the ranks' connection.
+pub mod interconnect;
+/// Variants timed in turns.
+pub mod interleave;
+/// Facts and peak speeds of this machine.
+pub mod machine;
+/// What NVML reports.
+pub mod nvml;
+/// The Python process that runs PyTorch's side.
+pub mod peer;
+/// Triton's `do_bench`.
+pub mod timing;
+/// Training steps of one device, timed.
+pub mod training_step;
+/// Operations and bytes of attention.
+pub mod work;

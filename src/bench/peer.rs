@@ -1,0 +1,169 @@
+//! The Python peer of `suites/peers`: the same operations under Python's PyTorch, eager and compiled.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tch::Device;
+
+use super::interleave::Laps;
+use crate::harness::peer::Peer;
+use crate::harness::python;
+use crate::harness::samples::Samples;
+use crate::harness::store::Layout;
+use crate::torch;
+
+/// The version of `suites/peers/protocol.py`.
+const PROTOCOL: u64 = 1;
+/// Importing PyTorch from a cold disk.
+const STARTING: Duration = Duration::from_secs(300);
+/// Compiling the largest model and reading its weights take minutes; beyond this something hangs.
+const DEADLINE: Duration = Duration::from_secs(1800);
+
+/// What the peer's figures depend on, in its own words.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Software {
+    protocol: u64,
+    pub python: String,
+    pub torch: String,
+    pub triton: Option<String>,
+    pub device: String,
+    pub threads: u64,
+    pub tf32: bool,
+}
+
+/// What was compiled for one case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Compile {
+    /// Functions given to torch.compile; each must have become one graph.
+    pub functions: u64,
+    pub graphs: u64,
+    pub graph_breaks: u64,
+    /// Graphs that came out of a cache, which was empty at the start.
+    pub cache_hits: u64,
+    /// The first call of each pass, which compiles it and runs it once.
+    pub first_call: BTreeMap<String, Samples>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Closed {
+    counts: Option<Counts>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Counts {
+    functions: u64,
+    graphs: u64,
+    graph_breaks: u64,
+    cache_hits: u64,
+}
+
+/// What verifying a column gives: its errors, and the seconds of its first calls where they are told.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verified<E> {
+    pub errors: E,
+    #[serde(default)]
+    pub first_call_s: BTreeMap<String, f64>,
+}
+
+pub struct TorchPeer {
+    peer: Peer,
+    device: Device,
+    pub software: Software,
+}
+
+impl TorchPeer {
+    /// Starts `python -m peers <device>` from the checkout or bundle that this program runs in.
+    ///
+    /// Errors: [`crate::error::Fault::NotAvailable`] without a Python that has PyTorch.
+    pub fn start(device: Device) -> Result<Self> {
+        python::require("torch")?;
+        let name = match device {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            _ => "cpu".to_string(),
+        };
+        let suites = Layout::find()?.root.join("suites");
+        let before = std::env::var_os("PYTHONPATH").unwrap_or_default();
+        let folders = std::iter::once(suites.clone()).chain(std::env::split_paths(&before));
+        let mut command = Command::new(python::interpreter());
+        // -B: the tree that is measured stays as it is.
+        command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", std::env::join_paths(folders)?);
+        let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
+        let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
+        let ours = torch::version();
+        ensure!(
+            software.torch.split('+').next() == ours.split('+').next(),
+            "the peer's PyTorch is {}, this program's libtorch {ours}: they must be one version",
+            software.torch
+        );
+        ensure!(!software.tf32, "the peer's float32 products are rounded to TF32: unset what switches that on");
+        Ok(Self { peer, device, software })
+    }
+
+    pub fn open(&mut self, measure: &str, mut settings: Value) -> Result<()> {
+        settings["measure"] = measure.into();
+        self.peer.call::<Value>("open", settings, DEADLINE).map(drop)
+    }
+
+    /// Has the peer compute `column` from the inputs in `file`, and compare with what is expected there.
+    pub fn verify<E: DeserializeOwned>(&mut self, column: &str, file: &Path) -> Result<Verified<E>> {
+        self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE)
+    }
+
+    pub fn turn(&mut self, column: &str, warmup: usize, iterations: usize) -> Result<Laps> {
+        let settings = json!({ "column": column, "warmup": warmup, "iterations": iterations });
+        self.peer.call("turn", settings, DEADLINE)
+    }
+
+    /// Ends the open case. Where `first_call_s` was compiled, every function must have been compiled once, whole, and
+    /// not from a cache: a fallback to eager must not pass for a compiled column.
+    pub fn close(&mut self, first_call_s: Option<&BTreeMap<String, f64>>) -> Result<Option<Compile>> {
+        let Closed { counts } = self.peer.call("close", json!({}), DEADLINE)?;
+        let (Some(counts), Some(first_call_s)) = (counts, first_call_s) else { return Ok(None) };
+        let Counts { functions, graphs, graph_breaks, cache_hits } = counts;
+        ensure!(
+            graphs == functions && graph_breaks == 0 && cache_hits == 0,
+            "{functions} functions became {graphs} graphs with {graph_breaks} breaks and {cache_hits} cache hits: each \
+             must become one graph, whole and from a cold cache"
+        );
+        let sample = |(pass, s): (&String, &f64)| Ok((pass.clone(), Samples::seconds_unbounded(vec![*s])?));
+        let first_call = first_call_s.iter().map(sample).collect::<Result<_>>()?;
+        Ok(Some(Compile { functions, graphs, graph_breaks, cache_hits, first_call }))
+    }
+
+    /// Whether the job of an unknown name is refused, and the peer still there afterwards.
+    pub fn refuses_unknown_jobs(&mut self) -> Result<bool> {
+        let refused = self.peer.call::<Value>("dance", json!({}), DEADLINE);
+        Ok(refused.is_err_and(|error| format!("{error:#}").contains("dance")) && self.peer.is_usable())
+    }
+}
+
+/// One peer for many small cases, because starting one takes seconds.
+static KEPT: Mutex<Option<TorchPeer>> = Mutex::new(None);
+
+/// Runs `body` with the kept peer of `device`, or a new one; one whose case failed is not kept.
+pub fn with_kept<T>(device: Device, body: impl FnOnce(&mut TorchPeer) -> Result<T>) -> Result<T> {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut peer = match kept.take().filter(|peer| peer.device == device && peer.peer.is_usable()) {
+        Some(peer) => peer,
+        None => TorchPeer::start(device)?,
+    };
+    let value = body(&mut peer)?;
+    *kept = Some(peer);
+    Ok(value)
+}
+
+/// Ends the kept peer and gives its memory back.
+pub fn drop_kept() {
+    *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}

@@ -1,0 +1,202 @@
+//! How a pass is timed: Triton's `do_bench`, in turns.
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use crate::torch::clock::Interval;
+use crate::torch::stream::synchronize;
+
+/// What is cleared before every timed call, as by Triton 3.6's `get_empty_cache_for_benchmark`.
+pub const FLUSHED_BYTES: i64 = 256 << 20;
+
+/// Calls whose mean gives the estimate, each after a flush.
+const ESTIMATES: usize = 5;
+
+/// Where the inputs are when a timed call starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// Out of the last-level cache: a buffer larger than it is cleared before every call.
+    Cold,
+    /// Wherever the call before has left them.
+    Warm,
+}
+
+/// How long each pass of each entrant is warmed up and repeated in each of its turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Protocol {
+    pub cache: Cache,
+    pub warmup_ms: f64,
+    pub rep_ms: f64,
+    /// The most calls that a turn keeps, so that the record of a short pass stays readable; 0 sets no limit.
+    pub most_repeats: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub warmup: usize,
+    pub repeats: usize,
+}
+
+impl Protocol {
+    pub fn validate(&self) -> Result<()> {
+        for (key, ms) in [("warmup_ms", self.warmup_ms), ("rep_ms", self.rep_ms)] {
+            ensure!((0.1..=60_000.0).contains(&ms), "{key} is {ms}: it must lie between 0.1 and 60,000");
+        }
+        Ok(())
+    }
+
+    /// As many calls as the times hold by the estimate, rounded down and at least one; `estimate_s` is above 0.
+    pub fn counts(&self, estimate_s: f64) -> Counts {
+        let calls = |ms: f64| ((ms / (1e3 * estimate_s)) as usize).max(1);
+        let most = if self.most_repeats == 0 { usize::MAX } else { self.most_repeats };
+        Counts { warmup: calls(self.warmup_ms), repeats: calls(self.rep_ms).min(most) }
+    }
+}
+
+/// One device with its flushing buffer, under one protocol.
+pub struct TimingBench {
+    device: Device,
+    protocol: Protocol,
+    flushed: Option<Tensor>,
+}
+
+impl TimingBench {
+    pub fn new(device: Device, protocol: Protocol) -> Result<Self> {
+        let flushed = match protocol.cache {
+            Cache::Warm => None,
+            Cache::Cold => Some(Tensor::f_zeros([FLUSHED_BYTES / 4], (Kind::Int, device))?),
+        };
+        Ok(Self { device, protocol, flushed })
+    }
+
+    /// Seconds of each timed call of `call` in one turn, which is one `do_bench`: a first call, five that give an
+    /// estimate, warm-up, timed calls. `clear` comes before each of them, outside the clock.
+    pub fn turn(&self, clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>> {
+        clear()?;
+        call()?;
+        synchronize(self.device)?;
+        let counts = self.protocol.counts(self.estimate(clear, call)?);
+        self.timed(counts, clear, call)
+    }
+
+    fn timed(
+        &self,
+        counts: Counts,
+        clear: &dyn Fn() -> Result<()>,
+        call: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        for _ in 0..counts.warmup {
+            clear()?;
+            call()?;
+        }
+        let mut intervals = (0..counts.repeats).map(|_| Interval::new(self.device)).collect::<Result<Vec<_>>>()?;
+        for interval in &mut intervals {
+            clear()?;
+            self.flush()?;
+            interval.start()?;
+            call()?;
+            interval.end()?;
+        }
+        synchronize(self.device)?;
+        intervals.iter().map(|interval| interval.seconds().map(to_the_nanosecond)).collect()
+    }
+
+    fn estimate(&self, clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        let mut interval = Interval::new(self.device)?;
+        interval.start()?;
+        for _ in 0..ESTIMATES {
+            clear()?;
+            self.flush()?;
+            call()?;
+        }
+        interval.end()?;
+        synchronize(self.device)?;
+        let seconds = interval.seconds()? / ESTIMATES as f64;
+        ensure!(seconds > 0.0, "five calls took no time");
+        Ok(seconds)
+    }
+
+    fn flush(&self) -> Result<()> {
+        if let Some(buffer) = &self.flushed {
+            let _ = buffer.shallow_clone().f_zero_().context("clearing the cache")?;
+        }
+        Ok(())
+    }
+}
+
+/// Neither clock is finer, and the digits below would double the size of a record.
+fn to_the_nanosecond(seconds: f64) -> f64 {
+    ((seconds * 1e9).round() / 1e9).max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    const PROTOCOL: Protocol = Protocol { cache: Cache::Warm, warmup_ms: 25.0, rep_ms: 100.0, most_repeats: 0 };
+
+    #[test]
+    fn calls_fill_the_time_are_rounded_down_and_never_none() {
+        let counts = |estimate_s| PROTOCOL.counts(estimate_s);
+        assert_eq!(counts(1e-3), Counts { warmup: 25, repeats: 100 });
+        assert_eq!(counts(0.7e-3), Counts { warmup: 35, repeats: 142 });
+        assert_eq!(counts(0.03), Counts { warmup: 1, repeats: 3 });
+        assert_eq!(counts(2.0), Counts { warmup: 1, repeats: 1 });
+        let limited = Protocol { most_repeats: 10, ..PROTOCOL };
+        assert_eq!(limited.counts(1e-3), Counts { warmup: 25, repeats: 10 });
+        assert_eq!(limited.counts(0.03), Counts { warmup: 1, repeats: 3 });
+    }
+
+    #[test]
+    fn a_turn_calls_and_clears_as_do_bench_does() {
+        let bench = TimingBench::new(Device::Cpu, Protocol { warmup_ms: 4.0, rep_ms: 30.0, ..PROTOCOL }).unwrap();
+        let order = RefCell::new(String::new());
+        let clear = || {
+            order.borrow_mut().push('-');
+            Ok(())
+        };
+        let mut call = || {
+            order.borrow_mut().push('x');
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            Ok(())
+        };
+        let counts = Counts { warmup: 2, repeats: 3 };
+        let seconds = bench.timed(counts, &clear, &mut call).unwrap();
+        assert!(seconds.len() == 3 && seconds.iter().all(|s| *s >= 5e-3), "{seconds:?}");
+        assert_eq!(order.borrow().as_str(), "-x".repeat(2 + 3), "gradients are cleared before each call");
+        order.borrow_mut().clear();
+        // A call takes 5 ms or more, so that the times hold at most one of warm-up and six.
+        let seconds = bench.turn(&clear, &mut call).unwrap();
+        assert!((1..=6).contains(&seconds.len()), "{seconds:?}");
+        assert_eq!(order.borrow().as_str(), "-x".repeat(1 + ESTIMATES + 1 + seconds.len()));
+    }
+
+    #[test]
+    fn a_cold_bench_clears_its_buffer_before_each_timed_call() {
+        let protocol = Protocol { cache: Cache::Cold, warmup_ms: 0.1, rep_ms: 3.0, most_repeats: 2 };
+        let bench = TimingBench::new(Device::Cpu, protocol).unwrap();
+        let buffer = bench.flushed.as_ref().unwrap();
+        assert_eq!(buffer.numel() as i64 * 4, FLUSHED_BYTES);
+        // Each call dirties the buffer, and must find it clean where it is timed: all but the first and the warm-up.
+        let clean = Cell::new(0);
+        let mut call = || {
+            clean.set(clean.get() + usize::from(buffer.get(0).int64_value(&[]) == 0));
+            let _ = buffer.get(0).fill_(1);
+            Ok(())
+        };
+        let seconds = bench.timed(Counts { warmup: 1, repeats: 2 }, &|| Ok(()), &mut call).unwrap();
+        assert_eq!((seconds.len(), clean.get()), (2, 1 + 2), "the very first call finds zeros too");
+    }
+
+    #[test]
+    fn a_protocol_that_means_nothing_is_refused_by_name() {
+        let wrong = Protocol { rep_ms: 0.0, ..PROTOCOL };
+        assert!(wrong.validate().unwrap_err().to_string().contains("rep_ms"));
+        let wrong = Protocol { warmup_ms: f64::NAN, ..PROTOCOL };
+        assert!(wrong.validate().unwrap_err().to_string().contains("warmup_ms"));
+    }
+}

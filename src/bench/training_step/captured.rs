@@ -1,0 +1,154 @@
+//! Replays of a whole training step (forward, backward, AdamW) that was captured as one CUDA graph.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Tensor};
+
+use super::eager::{Batch, StepBench, samples};
+use super::{Capture, Params, Row, total_work};
+use crate::harness::samples::Samples;
+use crate::model::{Precision, Transformer};
+use crate::torch::clock::Lap;
+use crate::torch::graph::{Captured, on_side_stream};
+use crate::torch::stream::synchronize;
+
+/// Times replays of a whole step.
+pub fn measure(params: &Params, device: Device) -> Result<Row> {
+    let mut bench = StepBench::new(params, device)?;
+    let warmup = on_side_stream(device, || bench.steps(params.warmup)).context("in a warm-up step")?;
+    let mut step = CapturedStep::new(bench)?;
+    let loss_error = step.prove().context("comparing the captured step with an eager one")?;
+    let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
+    let (total, total_device) = samples(laps.into_iter().map(Some), total_work(params))?;
+    Ok(Row {
+        parameters: params.config().num_parameters(),
+        first_in_process: false,
+        warmup: samples(warmup.iter().map(|s| Some(s.total())), total_work(params))?.0,
+        forward: None,
+        forward_device: None,
+        backward: None,
+        backward_device: None,
+        optimizer: None,
+        optimizer_device: None,
+        total: total.context("no step was timed")?,
+        total_device,
+        capture: Some(Capture {
+            nodes: step.num_nodes(),
+            time: Samples::seconds_unbounded(vec![step.capture_seconds()])?,
+            loss_error,
+        }),
+    })
+}
+
+/// A training step that is replayed on the tokens that lie in its batch.
+pub struct CapturedStep<'a> {
+    // Declared, and so dropped, before what its kernels read and write.
+    graph: Captured<Tensor>,
+    batch: Batch,
+    bench: StepBench<'a>,
+    capture_seconds: f64,
+}
+
+impl<'a> CapturedStep<'a> {
+    /// Captures the step of a bench that has already run it on the side stream. The capture itself trains nothing.
+    pub fn new(mut bench: StepBench<'a>) -> Result<Self> {
+        let batch = bench.draw()?;
+        let start = Instant::now();
+        let graph = Captured::capture(bench.device, || bench.train(&batch))?;
+        Ok(Self { graph, batch, bench, capture_seconds: start.elapsed().as_secs_f64() })
+    }
+
+    pub fn num_nodes(&self) -> u64 {
+        self.graph.num_nodes()
+    }
+
+    pub fn capture_seconds(&self) -> f64 {
+        self.capture_seconds
+    }
+
+    pub fn model(&self) -> &Transformer {
+        &self.bench.model
+    }
+
+    /// One step on `batch`, waited for; gives the loss before it.
+    pub fn replay_on(&self, batch: &Batch) -> Result<f64> {
+        self.load(batch)?;
+        self.graph.replay()?;
+        synchronize(self.bench.device)?;
+        Ok(self.graph.output().f_double_value(&[])?)
+    }
+
+    /// One step on fresh random tokens, which are drawn outside the clock.
+    pub fn timed_replay(&self) -> Result<Lap> {
+        self.load(&self.bench.draw()?)?;
+        Ok(self.bench.stopwatch.lap(|| self.graph.replay())?.1)
+    }
+
+    /// Replays twice on one batch, and holds both losses to those of eager forward passes in the same state: the first
+    /// would differ if the graph computed something else, the second if it trained other parameters than the model's.
+    ///
+    /// Gives the largest relative difference.
+    pub fn prove(&mut self) -> Result<f64> {
+        // The kernels are the same, and so are the bits unless a library sums in another order; a loss is a mean over
+        // thousands of tokens, which evens out such roundings.
+        let tolerance = match self.bench.params.dtype {
+            Precision::Float32 => 1e-5,
+            Precision::Bfloat16 => 1e-3,
+        };
+        let batch = self.bench.draw()?;
+        let mut largest = 0.0f64;
+        let mut losses = Vec::new();
+        for _ in 0..2 {
+            let eager = self.bench.forward(&batch, true)?.f_double_value(&[])?;
+            let replayed = self.replay_on(&batch)?;
+            let error = (replayed / eager - 1.0).abs();
+            // Written so that a loss that is not a number fails.
+            ensure!(error <= tolerance, "the loss is {replayed} in a replay and {eager} in an eager forward pass");
+            largest = largest.max(error);
+            losses.push(replayed);
+        }
+        ensure!(
+            losses[0] != losses[1],
+            "a replayed step left the loss on its batch at {}: nothing was trained",
+            losses[0]
+        );
+        Ok(largest)
+    }
+
+    fn load(&self, batch: &Batch) -> Result<()> {
+        self.batch.tokens.shallow_clone().f_copy_(&batch.tokens)?;
+        self.batch.targets.shallow_clone().f_copy_(&batch.targets)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Execution, StepPass, measure_on};
+    use super::*;
+    use crate::attention::Choice;
+    use crate::error::{Fault, fault_of};
+    use crate::model::SizeName;
+
+    #[test]
+    fn a_step_is_not_captured_on_the_cpu() {
+        let params = Params {
+            size: SizeName::Tiny,
+            context_length: 8,
+            batch_size: 1,
+            vocab_size: 50,
+            pass: StepPass::TrainingStep,
+            dtype: Precision::Float32,
+            attention: Choice::Naive,
+            execution: Execution::Captured,
+            allow_tf32: false,
+            warmup: 1,
+            steps: 1,
+        };
+        for params in [params.clone(), Params { execution: Execution::Eager, allow_tf32: true, ..params }] {
+            let error = measure_on(&params, Device::Cpu, false).unwrap_err();
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        }
+    }
+}

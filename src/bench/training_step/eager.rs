@@ -1,0 +1,137 @@
+//! One training step on random tokens, each of its parts timed by the host's clock and by the device's.
+
+use anyhow::{Context as _, Result};
+use tch::{Device, Kind, Tensor};
+
+use super::{Params, Row, StepPass, loss, total_work, work_of};
+use crate::harness::samples::{Samples, Work};
+use crate::model::Transformer;
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
+use crate::torch::autograd::backward;
+use crate::torch::clock::{Lap, Stopwatch};
+
+/// Times the parts of eager steps.
+pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
+    let mut bench = StepBench::new(params, device)?;
+    let warmup = bench.steps(params.warmup).context("in a warm-up step")?;
+    let steps = bench.steps(params.steps)?;
+    let [forward, backward, optimizer] = work_of(params);
+    let (forward, forward_device) = samples(steps.iter().map(|s| Some(s.forward)), forward)?;
+    let (backward, backward_device) = samples(steps.iter().map(|s| s.backward), backward)?;
+    let (optimizer, optimizer_device) = samples(steps.iter().map(|s| s.optimizer), optimizer)?;
+    let (total, total_device) = samples(steps.iter().map(|s| Some(s.total())), total_work(params))?;
+    Ok(Row {
+        parameters: params.config().num_parameters(),
+        first_in_process,
+        warmup: samples(warmup.iter().map(|s| Some(s.total())), total_work(params))?.0,
+        forward,
+        forward_device,
+        backward,
+        backward_device,
+        optimizer,
+        optimizer_device,
+        total: total.context("no step was timed")?,
+        total_device,
+        capture: None,
+    })
+}
+
+/// The host's and the device's seconds of one part of the steps; `None` for a part that was not run, or a clock that
+/// is not there.
+pub fn samples(laps: impl Iterator<Item = Option<Lap>>, work: Work) -> Result<(Option<Samples>, Option<Samples>)> {
+    let laps: Vec<Lap> = laps.flatten().collect();
+    let samples =
+        |seconds: Vec<f64>| (!seconds.is_empty()).then(|| Samples::seconds(seconds, work.clone())).transpose();
+    Ok((
+        samples(laps.iter().map(|lap| lap.host_s).collect())?,
+        samples(laps.iter().filter_map(|lap| lap.device_s).collect())?,
+    ))
+}
+
+/// What one step trains on; both (batch, seq) int64.
+pub struct Batch {
+    pub tokens: Tensor,
+    pub targets: Tensor,
+}
+
+/// Times of the parts that were run.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    pub forward: Lap,
+    pub backward: Option<Lap>,
+    pub optimizer: Option<Lap>,
+}
+
+impl Step {
+    /// The sum of the parts.
+    pub fn total(&self) -> Lap {
+        let others = [self.backward, self.optimizer].into_iter().flatten();
+        others.fold(self.forward, |sum, part| Lap {
+            host_s: sum.host_s + part.host_s,
+            device_s: sum.device_s.zip(part.device_s).map(|(a, b)| a + b),
+        })
+    }
+}
+
+/// A model, its optimizer, and what they are to do.
+pub struct StepBench<'a> {
+    pub(super) params: &'a Params,
+    pub(super) device: Device,
+    pub model: Transformer,
+    pub(super) stopwatch: Stopwatch,
+    optimizer: Box<dyn Optimizer>,
+}
+
+impl<'a> StepBench<'a> {
+    pub fn new(params: &'a Params, device: Device) -> Result<Self> {
+        let model = Transformer::new(&params.config(), device, 0, params.attention)?;
+        let optimizer = adamw_for(device, AdamWOptions::default())?;
+        Ok(Self { params, device, model, stopwatch: Stopwatch::new(device)?, optimizer })
+    }
+
+    /// `count` timed steps, each on fresh random tokens.
+    pub fn steps(&mut self, count: usize) -> Result<Vec<Step>> {
+        (0..count).map(|_| self.step(&self.draw()?)).collect()
+    }
+
+    pub fn draw(&self) -> Result<Batch> {
+        let size = [self.params.batch_size, self.params.context_length];
+        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
+        Ok(Batch { tokens: random()?, targets: random()? })
+    }
+
+    /// One timed step, the device synchronised after each part of it.
+    fn step(&mut self, batch: &Batch) -> Result<Step> {
+        let pass = self.params.pass;
+        let (loss, forward) = self.stopwatch.lap(|| self.forward(batch, pass == StepPass::Forward))?;
+        let backward = match pass {
+            StepPass::Forward => None,
+            _ => Some(self.stopwatch.lap(|| backward(&loss).context("in the backward pass"))?.1),
+        };
+        let (optimizer, parameters) = (&mut self.optimizer, self.model.parameters());
+        let optimizer = match pass {
+            StepPass::TrainingStep => {
+                Some(self.stopwatch.lap(|| optimizer.step(parameters).context("in the optimizer step"))?.1)
+            }
+            _ => None,
+        };
+        // Outside the timing; it frees memory and computes nothing.
+        zero_grad(parameters)?;
+        Ok(Step { forward, backward, optimizer })
+    }
+
+    /// One whole training step without a clock; gives the loss before it.
+    pub fn train(&mut self, batch: &Batch) -> Result<Tensor> {
+        let loss = self.forward(batch, false)?;
+        backward(&loss).context("in the backward pass")?;
+        self.optimizer.step(self.model.parameters()).context("in the optimizer step")?;
+        zero_grad(self.model.parameters())?;
+        Ok(loss.f_detach()?)
+    }
+
+    pub fn forward(&self, batch: &Batch, no_grad: bool) -> Result<Tensor> {
+        let forward = || loss(&self.model, &batch.tokens, &batch.targets, self.params.dtype);
+        if no_grad { tch::no_grad(forward) } else { forward() }.context("in the forward pass")
+    }
+}

@@ -1,0 +1,249 @@
+//! Timing the forward pass, the backward pass and the optimizer step of one Transformer on one device.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use super::device::{device_for, update_for};
+use crate::attention::Choice;
+use crate::error::Fault;
+use crate::harness::record::Profile;
+use crate::harness::samples::{Samples, Work};
+use crate::model::memory::Memory;
+use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
+use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
+use crate::torch::autocast::autocast;
+use crate::torch::{allow_tf32, allowing_tf32};
+
+pub mod captured;
+pub mod eager;
+
+/// How much of a training step is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepPass {
+    /// Logits and loss, under `no_grad`.
+    Forward,
+    /// Logits and loss, recorded for autograd, and the backward pass.
+    ForwardBackward,
+    /// The same, and a step of AdamW.
+    TrainingStep,
+}
+
+/// How a step reaches the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Execution {
+    /// Operation by operation, each launched by the host.
+    Eager,
+    /// A whole training step captured once as a CUDA graph and replayed; its parts cannot be timed one by one.
+    Captured,
+}
+
+/// One configuration; what is left out is the handout's setting, but for the attention.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub size: SizeName,
+    pub context_length: i64,
+    #[serde(default = "handout::batch_size")]
+    pub batch_size: i64,
+    #[serde(default = "handout::vocab_size")]
+    pub vocab_size: i64,
+    #[serde(default = "handout::pass")]
+    pub pass: StepPass,
+    #[serde(default = "handout::dtype")]
+    pub dtype: Precision,
+    /// Left out, [`super::device::attention_for`] the profile.
+    pub attention: Choice,
+    #[serde(default = "handout::execution")]
+    pub execution: Execution,
+    /// Whether float32 matrix products may be rounded to TF32.
+    #[serde(default)]
+    pub allow_tf32: bool,
+    #[serde(default = "handout::warmup")]
+    pub warmup: usize,
+    #[serde(default = "handout::steps")]
+    pub steps: usize,
+}
+
+/// The settings of sections 1.1.2 and 1.1.3.
+pub mod handout {
+    use super::*;
+
+    pub fn batch_size() -> i64 {
+        BATCH_SIZE
+    }
+    pub fn vocab_size() -> i64 {
+        VOCAB_SIZE
+    }
+    pub fn pass() -> StepPass {
+        StepPass::TrainingStep
+    }
+    pub fn dtype() -> Precision {
+        Precision::Float32
+    }
+    pub fn execution() -> Execution {
+        Execution::Eager
+    }
+    pub fn warmup() -> usize {
+        5
+    }
+    pub fn steps() -> usize {
+        10
+    }
+}
+
+impl Params {
+    pub fn config(&self) -> Config {
+        Config::of_size(self.size.size(), self.vocab_size, self.context_length)
+    }
+
+    /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its
+    /// capture.
+    pub fn needs_fresh_process(&self) -> bool {
+        self.warmup < 5 && self.execution == Execution::Eager
+    }
+
+    /// Errors: the first value that cannot be measured, with what it must be.
+    pub fn validate(&self) -> Result<()> {
+        self.config().validate()?;
+        ensure!((1..=1 << 20).contains(&self.batch_size), "batch_size is {}: it must lie in 1..2^20", self.batch_size);
+        ensure!((1..=100_000).contains(&self.steps), "steps is {}: it must lie in 1..100000", self.steps);
+        ensure!(self.warmup <= 100_000, "warmup is {}: it must not exceed 100000", self.warmup);
+        if self.execution == Execution::Captured {
+            ensure!(self.pass == StepPass::TrainingStep, "execution is captured: pass must be training_step");
+            ensure!(self.warmup > 0, "execution is captured: warmup must be at least 1, or first uses are captured");
+        }
+        ensure!(
+            !self.allow_tf32 || self.dtype == Precision::Float32,
+            "allow_tf32 is true: dtype must be float32, whose products it rounds"
+        );
+        Ok(())
+    }
+
+    /// At the peak of the pass, by [`Memory`].
+    pub fn predicted_bytes(&self, profile: Profile) -> u64 {
+        let Params { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
+        let memory = Memory { config: self.config(), batch, seq, precision, attention };
+        match self.pass {
+            StepPass::Forward => memory.forward_peak(),
+            StepPass::ForwardBackward => memory.backward_peak(),
+            StepPass::TrainingStep => memory.step_peak_with(update_for(profile), true),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    pub parameters: u64,
+    /// Whether no case was measured in this process before: without warm-up steps, only then is the start a cold one.
+    pub first_in_process: bool,
+    /// The whole of each warm-up step, in order; kept to be looked at, and in no statistic.
+    pub warmup: Option<Samples>,
+    /// Logits and loss, by the host's clock; none for a captured step, which is one launch. So for the other parts.
+    pub forward: Option<Samples>,
+    /// The same between CUDA events; none on the CPU. So for the other parts.
+    pub forward_device: Option<Samples>,
+    pub backward: Option<Samples>,
+    pub backward_device: Option<Samples>,
+    pub optimizer: Option<Samples>,
+    pub optimizer_device: Option<Samples>,
+    /// The sum of the parts that are run, or one replay of a captured step.
+    pub total: Samples,
+    pub total_device: Option<Samples>,
+    pub capture: Option<Capture>,
+}
+
+/// What was captured, and whether it computes the same.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// Kernels, copies and fills of one step.
+    pub nodes: u64,
+    /// From the first operation to the graph that can be launched.
+    pub time: Samples,
+    /// The largest relative difference between the losses of replays and of eager forward passes on the same state.
+    pub loss_error: f64,
+}
+
+/// Measures one configuration on the device of `profile`.
+pub fn measure(params: &Params, profile: Profile) -> Result<Row> {
+    static USED: AtomicBool = AtomicBool::new(false);
+    // Asked only of the cases that must be: for the others it depends on what was measured before.
+    let first_in_process = !USED.swap(true, Ordering::Relaxed) && params.needs_fresh_process();
+    measure_on(params, device_for(profile)?, first_in_process)
+}
+
+/// Runs the warm-up and the timed steps of one configuration on `device`.
+///
+/// Errors: [`Fault::NotAvailable`] for TF32 or a captured step without a GPU, beside those of the steps themselves.
+pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
+    if params.allow_tf32 && device == Device::Cpu {
+        let (needs, has) = ("a CUDA GPU (for TF32)".to_string(), format!("{device:?}"));
+        return Err(Fault::NotAvailable { needs, has }.into());
+    }
+    let measure = || {
+        let allowed = allow_tf32()?.matmul;
+        ensure!(
+            allowed == params.allow_tf32,
+            "TF32 is {} in matrix products and the case asks otherwise: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?",
+            if allowed { "on" } else { "off" }
+        );
+        match params.execution {
+            Execution::Eager => eager::measure(params, device, first_in_process),
+            Execution::Captured => captured::measure(params, device),
+        }
+    };
+    if params.allow_tf32 { allowing_tf32(measure) } else { measure() }
+}
+
+/// The mean cross-entropy: in float32 throughout, or under bfloat16 autocast with parameters left in float32.
+pub fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor, dtype: Precision) -> Result<Tensor> {
+    let run = || cross_entropy(&model.forward(tokens)?, targets);
+    match dtype {
+        Precision::Float32 => run(),
+        Precision::Bfloat16 => autocast(tokens.device(), Kind::BFloat16, run),
+    }
+}
+
+/// The least work of forward, backward and optimizer: the operations of the matrix products, and the traffic of the
+/// parameters that every step must touch (read; read and gradients written; gradients and state read, all written).
+fn work_of(params: &Params) -> [Work; 3] {
+    let config = params.config();
+    let flops = match params.attention {
+        Choice::Naive => config.forward_flops(params.batch_size, params.context_length),
+        // These may skip what the causal mask hides.
+        _ => config.causal_forward_flops(params.batch_size, params.context_length),
+    };
+    let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
+    let work = |flops, bytes, precision: &str| Work { flops, bytes, precision: precision.into() };
+    let products = if params.allow_tf32 { "tf32" } else { params.dtype.name() };
+    [
+        work(flops, 4.0 * multiplied, products),
+        work(2.0 * flops, 8.0 * multiplied, products),
+        work(12.0 * all, 28.0 * all, Precision::Float32.name()),
+    ]
+}
+
+/// The work of all parts that are run.
+pub fn total_work(params: &Params) -> Work {
+    let [forward, backward, optimizer] = work_of(params);
+    match params.pass {
+        StepPass::Forward => forward,
+        StepPass::ForwardBackward => sum(&[&forward, &backward]),
+        StepPass::TrainingStep => sum(&[&forward, &backward, &optimizer]),
+    }
+}
+
+/// The work of parts that follow one another, held to the peak of the first.
+fn sum(parts: &[&Work]) -> Work {
+    Work {
+        flops: parts.iter().map(|w| w.flops).sum(),
+        bytes: parts.iter().map(|w| w.bytes).sum(),
+        precision: parts[0].precision.clone(),
+    }
+}

@@ -1,0 +1,224 @@
+//! The checks that every trainer of data parallelism must pass, for the problems that register them.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use proptest::prelude::{Just, any, prop_oneof};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use serde_json::{Value, json};
+
+use super::edge_cases;
+use super::golden::{CaseFile, data_parallel, require};
+use super::mutants::{FAULTS, MUTANTS};
+use super::protocol::{self, Case, Passes, Report, Zeroing};
+use crate::harness::problem::Verdict;
+use crate::model::toy::{Bias, Blueprint, Layer, Toy, Weight};
+use crate::parallel::Options;
+use crate::parallel::trainer::zero1;
+use crate::parallel::zero1::Stepping;
+
+pub const WORLD_SIZE: usize = 2;
+/// "Run the tests about 5 times", the handout advises, to meet a race if there is one.
+pub const REPEATS: i64 = 5;
+/// The official bucketed test's.
+pub const BUCKET_SIZES_MB: [f64; 3] = [0.0016, 0.0001, 0.01];
+pub const RANDOM_WORLD_SIZES: [usize; 3] = [2, 3, 4];
+/// All of them train in one launch, because starting ranks takes far longer than training such networks.
+pub const RANDOM_CASES: usize = 5;
+/// Odd, so that nothing divides evenly by chance.
+pub const EDGES_WORLD_SIZE: usize = 3;
+/// Made by `suites/cases/make_data_parallel.py`.
+const GOLDEN_CASES: [(&str, &[u8]); 2] = [
+    ("data_parallel_toy", include_bytes!("../../suites/cases/data_parallel_toy.safetensors")),
+    ("data_parallel_tied", include_bytes!("../../suites/cases/data_parallel_tied.safetensors")),
+];
+
+/// The official test of one of its two models in each bucket size, several times over with other rows and other models.
+pub fn official(trainer: &str, blueprint: &Blueprint, bucket_sizes_mb: &[f64]) -> Result<Report> {
+    let case = |(bucket_size_mb, repeat): (f64, i64)| Case {
+        model_seed: 100 * repeat,
+        ..Case::official(blueprint.clone(), Options { bucket_size_mb }, repeat)
+    };
+    let cases = bucket_sizes_mb.iter().flat_map(|&size| (0..REPEATS).map(move |repeat| (size, repeat)));
+    protocol::run(trainer, WORLD_SIZE, &cases.map(case).collect::<Vec<_>>())
+}
+
+/// Both official models with every step's rows in two passes, and with gradients that are dropped between steps.
+pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
+    let mut cases = Vec::new();
+    for (blueprint, &bucket_size_mb) in [Blueprint::toy(), Blueprint::tied()]
+        .iter()
+        .flat_map(|model| bucket_sizes_mb.iter().map(move |size| (model, size)))
+    {
+        let case = Case::official(blueprint.clone(), Options { bucket_size_mb }, 0);
+        for (passes, zeroing) in [
+            (Passes::Once, Zeroing::Release),
+            (Passes::NoSync, Zeroing::InPlace),
+            (Passes::NoSync, Zeroing::Release),
+            (Passes::FinishEach, Zeroing::InPlace),
+            (Passes::FinishEach, Zeroing::Release),
+        ] {
+            cases.push(allowed(trainer, Case { passes, zeroing, ..case.clone() }));
+        }
+    }
+    protocol::run(trainer, WORLD_SIZE, &cases)
+}
+
+/// Several dtypes in one model, exactly; and misuse, which must be refused in words.
+pub fn at_the_edges(trainer: &str) -> Result<Report> {
+    edge_cases::run(trainer, EDGES_WORLD_SIZE)
+}
+
+/// A report without findings, as a verdict; the first findings otherwise.
+pub fn verdict(report: Report) -> Result<Verdict> {
+    const SHOWN: usize = 6;
+    let found = report.findings.len();
+    if found > 0 {
+        let first = report.findings.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("\n");
+        bail!("{found} findings, of which the first {}:\n{first}", found.min(SHOWN));
+    }
+    Verdict::passed(format!(
+        "{} comparisons, largest difference from single-process training {:.1e}",
+        report.comparisons, report.largest_error
+    ))
+}
+
+/// The official protocol on random chains of layers: widths, depth, ties, frozen sets, biases, rows, seeds, bucket sizes,
+/// passes, world size.
+pub fn random_networks(trainer: &str) -> Result<Verdict> {
+    over_world_sizes(any_case(), |world_size, cases: Vec<Case>| {
+        let repeated = (0..REPEATS).flat_map(|_| cases.clone()).map(|case| allowed(trainer, case));
+        protocol::run(trainer, world_size, &repeated.collect::<Vec<_>>())
+    })
+}
+
+/// The case as `trainer` takes it: what steps in the backward pass must refuse a second finished pass, as [`edge_cases`] holds
+/// it to, and has its first pass under `no_sync`.
+fn allowed(trainer: &str, case: Case) -> Case {
+    let name = trainer.rsplit('@').next().unwrap_or(trainer);
+    match case.passes {
+        Passes::FinishEach if zero1(name) == Some(Stepping::InBackward) => Case { passes: Passes::NoSync, ..case },
+        _ => case,
+    }
+}
+
+/// Draws cases for each of [`RANDOM_WORLD_SIZES`] and runs them in one launch; a failure is shrunk to few small cases.
+pub fn over_world_sizes<C: Clone + Debug>(
+    any_case: impl Strategy<Value = C>,
+    run: impl Fn(usize, Vec<C>) -> Result<Report>,
+) -> Result<Verdict> {
+    let whole = RefCell::new(Report::default());
+    let any_cases = proptest::collection::vec(any_case, RANDOM_CASES);
+    for world_size in RANDOM_WORLD_SIZES {
+        let config = Config { cases: 1, max_shrink_iters: 8, failure_persistence: None, ..Config::default() };
+        let seed = [world_size as u8; 32];
+        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+        let outcome = runner.run(&any_cases, |cases| {
+            let fail = |error: anyhow::Error| TestCaseError::fail(format!("{error:#}"));
+            let report = run(world_size, cases).map_err(fail)?;
+            let mut whole = whole.borrow_mut();
+            whole.comparisons += report.comparisons;
+            whole.largest_error = whole.largest_error.max(report.largest_error);
+            verdict(report).map(drop).map_err(fail)
+        });
+        match outcome {
+            Ok(()) => {}
+            Err(TestError::Fail(reason, cases)) => bail!("world_size {world_size}: {reason}\nsmallest: {cases:?}"),
+            Err(TestError::Abort(reason)) => bail!("world_size {world_size}: no case could be made: {reason}"),
+        }
+    }
+    verdict(whole.into_inner())
+}
+
+fn any_case() -> impl Strategy<Value = Case> {
+    let passes = prop_oneof![Just(Passes::Once), Just(Passes::NoSync), Just(Passes::FinishEach)];
+    let zeroing = prop_oneof![Just(Zeroing::InPlace), Just(Zeroing::Release)];
+    (any_blueprint(), any_options(), passes, zeroing, 2..=12i64, 0..1000i64, 0..1000i64).prop_map(
+        |(blueprint, options, passes, zeroing, rows_per_rank, data_seed, model_seed)| Case {
+            blueprint,
+            options,
+            passes,
+            zeroing,
+            rows_per_rank,
+            data_seed,
+            model_seed,
+        },
+    )
+}
+
+/// From less than the smallest parameter to more than the whole of these networks.
+pub fn any_options() -> impl Strategy<Value = Options> {
+    prop_oneof![Just(1e-6), 1e-4..5e-3, Just(1.0)].prop_map(|bucket_size_mb| Options { bucket_size_mb })
+}
+
+/// Two to four widths make one to three layers; a tied network has two more, the last of which is the one before them.
+pub fn any_blueprint() -> impl Strategy<Value = Blueprint> {
+    let weight = || prop_oneof![3 => Just(Weight::Trained), 1 => Just(Weight::Frozen)];
+    let bias = || prop_oneof![Just(Bias::None), Just(Bias::Trained), Just(Bias::Frozen)];
+    // Wide enough that ReLU never silences a whole layer, which would leave a parameter untrained.
+    let widths = proptest::collection::vec(8..=24i64, 2..=4);
+    (widths, proptest::collection::vec((weight(), bias()), 5), any::<bool>(), any::<bool>()).prop_map(
+        |(mut widths, parameters, tied, fixed_parameter)| {
+            let untied = widths.len() - 1;
+            if tied {
+                widths.extend([widths[untied - 1], widths[untied]]);
+            }
+            let layer = |(i, pair): (usize, &[i64])| {
+                let (weight, bias) = parameters[i].clone();
+                Layer { name: format!("fc{}", i + 1), d_in: pair[0], d_out: pair[1], weight, bias }
+            };
+            let mut layers: Vec<Layer> = widths.windows(2).enumerate().map(layer).collect();
+            if let Some(last) = layers.last_mut().filter(|_| tied) {
+                last.weight = Weight::TiedTo(format!("fc{untied}"));
+            }
+            layers[0].weight = Weight::Trained;
+            Blueprint { name: if tied { "random, tied" } else { "random" }.into(), fixed_parameter, layers }
+        },
+    )
+}
+
+/// What PyTorch itself computed in one process, held against this trainer's ranks.
+pub fn golden_cases(trainer: &str) -> Result<Verdict> {
+    let (mut compared, mut largest) = (0, 0f64);
+    for (name, bytes) in GOLDEN_CASES {
+        let case = CaseFile::parse(bytes, Path::new(name))?;
+        let comparisons = data_parallel::compare_trainer(&case, trainer).with_context(|| name.to_string())?;
+        largest = largest.max(require(&comparisons).with_context(|| name.to_string())?);
+        compared += comparisons.len();
+    }
+    Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
+}
+
+/// What the templates tell of the protocol.
+pub fn facts() -> Result<Value> {
+    let model = |blueprint: Blueprint| -> Result<Value> {
+        let network = Toy::new(&blueprint)?;
+        Ok(json!({
+            "trainable": network.num_trainable(),
+            "gradient_bytes": 4 * network.num_trainable(),
+            "parameters": network.named_parameters().len(),
+            "all_reduces": network.named_parameters().iter().filter(|(_, tensor)| tensor.requires_grad()).count(),
+        }))
+    };
+    Ok(json!({
+        "toy": model(Blueprint::toy())?,
+        "tied": model(Blueprint::tied())?,
+        "world_size": WORLD_SIZE,
+        "rows": 10 * WORLD_SIZE,
+        "steps": protocol::STEPS,
+        "lr": protocol::LEARNING_RATE,
+        "rtol": protocol::RTOL,
+        "atol": protocol::ATOL,
+        "shuffle_seed": protocol::SHUFFLE_SEED,
+        "repeats": REPEATS,
+        "bucket_sizes_mb": BUCKET_SIZES_MB,
+        "random_cases": RANDOM_CASES,
+        "random_world_sizes": RANDOM_WORLD_SIZES,
+        "edges_world_size": EDGES_WORLD_SIZE,
+        "mutants": MUTANTS.len(),
+        "faults": FAULTS.len(),
+    }))
+}

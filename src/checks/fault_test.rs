@@ -1,0 +1,140 @@
+//! A rank task that misbehaves on request, so that tests can see a failing rank end its whole run and nothing more.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use crate::collective::flight::{FLIGHT, Notes};
+use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::{Op, Shared};
+use crate::torch;
+use crate::torch::hooks::post_accumulate_grad;
+
+pub const TASK: RankTask = RankTask { name: "fault_test", run };
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FaultTest {
+    pub fault: Fault,
+    /// Where every rank notes its process id, as `<rank>.pid`, before anything goes wrong; and the last rank again, as
+    /// `<rank>.fault`, when it is about to go wrong.
+    pub folder: PathBuf,
+}
+
+/// What the last rank does between barrier 1 and all_reduce 2, in which the others wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    None,
+    Exit,
+    /// Ends as if all were well.
+    Leave,
+    Fail,
+    Panic,
+    PanicInBackward,
+    Stall,
+    /// Computes on and on, so that the others wait for a rank that is busy.
+    Work,
+    /// Waits for a gradient that no backward brings, as a bucket does that one parameter never reaches.
+    NeverReady,
+    WrongCount,
+    WrongOrder,
+    /// Supervises two ranks of its own that stall, and so waits for somebody to kill it.
+    SuperviseStalled,
+}
+
+/// Gives back the sum over ranks of (rank + 1), unless the fault prevents it.
+fn run(collective: &Shared, input: Value) -> Result<Value> {
+    let FaultTest { fault, folder } = serde_json::from_value(input)?;
+    let (rank, last) = (collective.rank(), collective.world_size() - 1);
+    if fault == Fault::SuperviseStalled {
+        let input = serde_json::to_value(FaultTest { fault: Fault::Stall, folder })?;
+        launch(&Launch::new(TASK.name, 2, Duration::from_secs(600)), &input)?;
+        return Ok(Value::Null);
+    }
+    note(&folder, rank, "pid")?;
+    collective.barrier()?;
+    let sum = Tensor::f_full(&[4i64][..], rank as f64 + 1.0, (Kind::Float, collective.device()))?;
+    if rank == last && fault != Fault::None {
+        until_others_wait(collective, 2);
+        note(&folder, rank, "fault")?;
+        misbehave(fault, collective, &sum)?;
+    }
+    collective.all_reduce(&sum, Op::Sum)?;
+    Ok(sum.f_double_value(&[0])?.into())
+}
+
+/// Renamed into place, so that whoever looks finds the whole number.
+fn note(folder: &Path, rank: usize, what: &str) -> Result<()> {
+    let draft = folder.join(format!("{rank}.draft"));
+    std::fs::write(&draft, std::process::id().to_string())?;
+    Ok(std::fs::rename(draft, folder.join(format!("{rank}.{what}")))?)
+}
+
+/// The processes that noted themselves in `folder`.
+pub fn pids(folder: &Path) -> Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "pid") {
+            pids.push(std::fs::read_to_string(path)?.parse()?);
+        }
+    }
+    Ok(pids)
+}
+
+/// Whether the process exists and is no zombie (whose parent is not ours to reap for).
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+/// Returns once every other rank has noted for its supervisor that it waits in collective `sequence`: however busy the
+/// machine is, what goes wrong next goes wrong then. Without a supervisor nobody notes that, and under NCCL it is noted a
+/// second late; the run's deadline bounds the wait.
+fn until_others_wait(collective: &Shared, sequence: u64) {
+    let Some(mine) = std::env::var_os(FLIGHT).filter(|_| collective.backend() == "gloo") else { return };
+    let of = |other: usize| Path::new(&mine).with_file_name(format!("rank{other}.flight"));
+    let waits = |other: usize| Notes::read(&of(other)).waits_in == Some(sequence);
+    while !(0..collective.world_size()).filter(|&other| other != collective.rank()).all(waits) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn misbehave(fault: Fault, collective: &Shared, sum: &Tensor) -> Result<()> {
+    match fault {
+        Fault::None | Fault::SuperviseStalled => {}
+        Fault::Exit => std::process::exit(7),
+        Fault::Leave => std::process::exit(0),
+        Fault::Fail => bail!("this rank gives up"),
+        Fault::Panic => panic!("this rank panics"),
+        Fault::PanicInBackward => backward(|| panic!("this hook panics"))?,
+        Fault::Stall => std::thread::sleep(Duration::from_secs(3600)),
+        Fault::Work => loop {
+            drop(std::hint::black_box(sum.f_sin()?));
+        },
+        Fault::NeverReady => {
+            let (ready, wait) = std::sync::mpsc::channel();
+            let kept = ready.clone();
+            backward(move || Ok(ready.send(())?))?;
+            // Two gradients fill this bucket, and the second has no parameter.
+            wait.recv()?;
+            wait.recv()?;
+            drop(kept);
+        }
+        Fault::WrongCount => collective.all_reduce(&Tensor::f_cat(&[sum, sum], 0)?, Op::Sum)?,
+        Fault::WrongOrder => collective.broadcast(sum, 0)?,
+    }
+    Ok(())
+}
+
+/// Calls `hook` once a gradient is ready.
+fn backward(mut hook: impl FnMut() -> Result<()> + Send + 'static) -> Result<()> {
+    let parameter = Tensor::f_ones(&[2i64][..], (Kind::Float, tch::Device::Cpu))?.f_set_requires_grad(true)?;
+    let _hook = post_accumulate_grad(&parameter, move |_| hook())?;
+    torch::backward(&(&parameter * 2.0).f_sum(Kind::Float)?)
+}

@@ -1,0 +1,62 @@
+//! The CUDA kernels of attention as `flash_forward` and `flash_backward` grade them: in the emulator, on any machine.
+
+use anyhow::Result;
+use proptest::strategy::Strategy as _;
+use serde_json::{Value, json};
+use tch::{Device, Kind};
+
+use crate::attention::cases;
+use crate::attention::hopper::Hopper;
+use crate::attention::portable::Portable;
+use crate::attention::rule::{Case, Passes};
+use crate::attention::textbook::{self, Textbook};
+use crate::attention::{Attention, rule};
+use crate::harness::problem::Verdict;
+
+/// Of each variant; a case takes the emulator some tenths of a second.
+pub const RANDOM_CASES: u32 = 12;
+
+/// d, kind and mask; every variant is compiled for itself, which takes seconds.
+type Variant = (i64, Kind, bool);
+
+/// Algorithm 1 with the handout's grid.
+pub fn textbook(passes: Passes) -> Result<Verdict> {
+    hold(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
+}
+
+/// The kernels for Hopper.
+pub fn hopper(passes: Passes) -> Result<Verdict> {
+    hold(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
+}
+
+/// The kernels for every GPU from compute capability 8.0 on.
+pub fn portable(passes: Passes) -> Result<Verdict> {
+    hold(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
+}
+
+/// Random lengths and numbers of heads, and adversarial inputs, by [`rule`].
+fn hold(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
+    let mut shares = rule::Shares::default();
+    for &(d, kind, is_causal) in variants {
+        let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
+        let random = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
+            let case = Case::draw(Device::Cpu, &[heads], [n_queries, n_keys, d], kind, is_causal, 1.0)?;
+            case.hold_each(implementations, passes)
+        })?;
+        cases::Tally::merge(&mut shares, &random);
+        for case in rule::adversarial(Device::Cpu, d, kind)?.iter().filter(|case| case.is_causal == is_causal) {
+            cases::Tally::merge(&mut shares, &case.hold_each(implementations, passes)?);
+        }
+    }
+    Verdict::passed(shares.to_string())
+}
+
+/// The readable kernels' threads a block, and their tiles for each d.
+pub fn textbook_facts(cut: impl Fn(textbook::Variant) -> textbook::Cut) -> Value {
+    let cuts =
+        textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal).map(|variant| {
+            let cut = cut(variant);
+            json!({ "d": variant.d, "queries": cut.queries, "keys": cut.keys })
+        });
+    json!({ "threads": textbook::THREADS, "cuts": cuts.collect::<Vec<_>>() })
+}

@@ -1,0 +1,22 @@
+//! Checks that several problems share, and what they need: golden cases, official protocols, mutants, fault tests, edge cases.
+
+/// Inputs and tolerances of the checks of attention.
+pub mod attention;
+/// What every data-parallel trainer must pass.
+pub mod data_parallel;
+/// What must hold before a data-parallel step is timed.
+pub mod ddp_step;
+/// Several dtypes in one model, missing gradients, models that differ.
+pub mod edge_cases;
+/// A rank that fails in a way that the caller names.
+pub mod fault_test;
+/// The attention kernels in the emulator.
+pub mod flash_kernels;
+/// Expected values from files.
+pub mod golden;
+/// Broken strategies and networks that the checks must catch.
+pub mod mutants;
+/// The official data-parallel test.
+pub mod protocol;
+/// The official sharded-optimizer test.
+pub mod sharded_protocol;

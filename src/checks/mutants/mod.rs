@@ -1,0 +1,196 @@
+//! Deliberately broken strategies and networks: the checks of data parallelism must catch every one of them.
+//!
+//! They are compiled into the program because a check trains in rank processes, which find their trainer by name with
+//! [`trainer`]. No code outside of the checks knows one.
+
+use anyhow::{Context as _, Result};
+use tch::Tensor;
+
+use crate::collective::log::Log;
+use crate::collective::{Collective, Op, Shared, Work};
+use crate::model::optim::Optimizer;
+use crate::parallel::trainer::Trainer;
+use crate::parallel::{Options, Strategy};
+
+mod overlapped;
+mod replicated;
+
+/// Strategies that are broken in themselves.
+pub const MUTANTS: &[Strategy] = &[
+    replicated::SUMMED,
+    replicated::ONLY_FIRST,
+    replicated::TIED_TWICE,
+    replicated::STALE,
+    replicated::LOCAL,
+    replicated::NO_BROADCAST,
+    replicated::FROZEN_APART,
+    replicated::LAST_RANK_LEADS,
+    overlapped::EARLY,
+    overlapped::WRONG_HOOK,
+    overlapped::STALE_VIEW,
+    overlapped::FIRST_STEP_ONLY,
+    overlapped::FORGETS_PASSES,
+];
+
+/// What is wrong with a network; to a check it is as if the trainer had made the call wrongly, or not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The mean's division is forgotten.
+    Summed,
+    /// Reductions leave this rank's own values.
+    Local,
+    /// Nothing is broadcast.
+    NoBroadcast,
+    /// The rank after the owner is taken for it.
+    WrongRoot,
+    /// Only this rank's part is there after an all-gather.
+    NoGather,
+    /// Each rank gets the shard of the next.
+    WrongShard,
+}
+
+pub const FAULTS: &[(&str, Fault)] = &[
+    ("summed", Fault::Summed),
+    ("local", Fault::Local),
+    ("no_broadcast", Fault::NoBroadcast),
+    ("wrong_root", Fault::WrongRoot),
+    ("no_gather", Fault::NoGather),
+    ("wrong_shard", Fault::WrongShard),
+];
+
+/// As [`Trainer::new`], for the names of [`MUTANTS`] too, and on a network with a fault where the name is `fault@trainer`.
+pub fn trainer(
+    name: &str,
+    parameters: &[(String, Tensor)],
+    optimizer: Box<dyn Optimizer>,
+    collective: &Shared,
+    options: &Options,
+) -> Result<Trainer> {
+    let (name, collective) = faulty(name, collective)?;
+    match MUTANTS.iter().find(|mutant| mutant.name == name) {
+        Some(mutant) => Trainer::replicated(mutant, parameters, optimizer, &collective, options),
+        None => Trainer::new(name, parameters, optimizer, &collective, options),
+    }
+}
+
+/// Takes `fault@trainer` apart into the trainer's name and the collective with that fault; any other name stays with
+/// its sound collective.
+pub fn faulty<'a>(name: &'a str, collective: &Shared) -> Result<(&'a str, Shared)> {
+    let Some((fault, trainer)) = name.split_once('@') else { return Ok((name, collective.clone())) };
+    let (_, fault) = FAULTS.iter().find(|(known, _)| *known == fault).with_context(|| format!("no fault {fault:?}"))?;
+    Ok((trainer, std::sync::Arc::new(Faulty { sound: collective.clone(), fault: *fault })))
+}
+
+/// A collective with one fault, in floating point only: other tensors carry what ranks tell each other about the model.
+struct Faulty {
+    sound: Shared,
+    fault: Fault,
+}
+
+struct Nothing;
+
+impl Work for Nothing {
+    fn wait(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Faulty {
+    fn has(&self, fault: Fault, tensors: &[Tensor]) -> bool {
+        self.fault == fault && tensors.iter().all(Tensor::is_floating_point)
+    }
+
+    fn op(&self, op: Op) -> Op {
+        if self.fault == Fault::Summed { Op::Sum } else { op }
+    }
+
+    /// The part of `whole` that belongs to the rank `offset` places on.
+    fn shard(&self, whole: &Tensor, offset: usize) -> Result<Tensor> {
+        let shards = whole.f_chunk(self.world_size() as i64, 0)?;
+        Ok(shards[(self.rank() + offset) % self.world_size()].shallow_clone())
+    }
+}
+
+impl Collective for Faulty {
+    fn backend(&self) -> &'static str {
+        self.sound.backend()
+    }
+
+    fn device(&self) -> tch::Device {
+        self.sound.device()
+    }
+
+    fn rank(&self) -> usize {
+        self.sound.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.sound.world_size()
+    }
+
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        if self.has(Fault::Local, tensors) {
+            return Ok(Box::new(Nothing));
+        }
+        self.sound.all_reduce_coalesced_async(tensors, self.op(op))
+    }
+
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
+        match self.fault {
+            Fault::NoBroadcast => Ok(Box::new(Nothing)),
+            Fault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
+            _ => self.sound.broadcast_async(tensor, root),
+        }
+    }
+
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
+        if self.has(Fault::NoGather, inputs) {
+            for (output, input) in outputs.iter().zip(inputs) {
+                self.shard(output, 0)?.f_copy_(input)?;
+            }
+            return Ok(Box::new(Nothing));
+        }
+        self.sound.all_gather_coalesced_async(outputs, inputs)
+    }
+
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        if !matches!(self.fault, Fault::Local | Fault::WrongShard) {
+            return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op));
+        }
+        for (output, input) in outputs.iter().zip(inputs) {
+            let mine = if self.fault == Fault::Local {
+                self.shard(input, 0)?
+            } else {
+                let whole = input.copy();
+                self.sound.all_reduce(&whole, op)?;
+                self.shard(&whole, 1)?
+            };
+            output.shallow_clone().f_copy_(&mine)?;
+        }
+        Ok(Box::new(Nothing))
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.sound.barrier()
+    }
+
+    fn log(&self) -> &Log {
+        self.sound.log()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::STRATEGIES;
+
+    #[test]
+    fn mutants_have_unique_names_and_none_is_a_strategy() {
+        let names: Vec<_> = MUTANTS.iter().map(|mutant| mutant.name).collect();
+        for name in &names {
+            assert!(name.starts_with("mutant_"), "{name}");
+            assert_eq!(names.iter().filter(|other| *other == name).count(), 1, "{name}");
+        }
+        assert!(STRATEGIES.iter().all(|strategy| !names.contains(&strategy.name)));
+    }
+}

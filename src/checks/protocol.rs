@@ -1,0 +1,286 @@
+//! The official data-parallel tests' protocol, over any trainer, network and world size: each rank trains a replica on its
+//! own rows beside a single process's model on all rows, and the two are compared after every step.
+//!
+//! Source: `tests/test_ddp_individual_parameters.py` and `tests/common.py` of the assignment (Spring 2025).
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::{Device, Kind, Reduction, Tensor};
+
+use super::mutants;
+use crate::collective::Shared;
+use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::model::optim::{self, Optimizer as _, Sgd};
+use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
+use crate::parallel::trainer::Trainer;
+use crate::parallel::{Options, no_sync};
+use crate::torch::autograd::backward;
+
+pub const TASK: RankTask = RankTask { name: "data_parallel_protocol", run: on_rank };
+
+pub const STEPS: i64 = 5;
+pub const LEARNING_RATE: f64 = 0.1;
+/// The tests shuffle the rows after step i with this seed + i.
+pub const SHUFFLE_SEED: i64 = 42;
+/// `torch.allclose`'s defaults, which the tests use. A sum over ranks adds the rows in another order than a single
+/// process does, so gradients differ by float32 rounding (about 1e-7 of their size); this leaves room for no more.
+pub const RTOL: f64 = 1e-5;
+pub const ATOL: f64 = 1e-8;
+
+/// Starting a rank takes about a second; a launch that is not done by now hangs.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// One network to train, how, and the seeds of everything random.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    pub blueprint: Blueprint,
+    pub options: Options,
+    pub passes: Passes,
+    pub zeroing: Zeroing,
+    /// At least two where there are two passes.
+    pub rows_per_rank: i64,
+    pub data_seed: i64,
+    /// Rank r draws its model from this seed + r, so that the ranks start apart.
+    pub model_seed: i64,
+}
+
+/// How a step's rows go through the replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Passes {
+    Once,
+    /// In two parts, the gradients of the first kept on the rank until the second's are there.
+    NoSync,
+    /// In two parts, the gradients synchronised after each.
+    FinishEach,
+}
+
+/// How a step's gradients are forgotten before the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Zeroing {
+    /// Overwritten by zeros where they are.
+    InPlace,
+    /// Dropped; backward makes new ones.
+    Release,
+}
+
+impl Case {
+    /// The official test's case: ten rows a rank, rank r's model from seed r. (Its rows come from a file; any will do.)
+    pub fn official(blueprint: Blueprint, options: Options, data_seed: i64) -> Self {
+        let (passes, zeroing) = (Passes::Once, Zeroing::InPlace);
+        Self { blueprint, options, passes, zeroing, rows_per_rank: 10, data_seed, model_seed: 0 }
+    }
+}
+
+/// What the ranks saw.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// What must hold and did not, in words.
+    pub findings: Vec<String>,
+    /// Tensors that were compared.
+    pub comparisons: u64,
+    /// The largest absolute difference between a replica and the single process's model after a step.
+    pub largest_error: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    trainer: String,
+    cases: Vec<Case>,
+}
+
+/// Runs all `cases` in one launch of `world_size` Gloo ranks. A trainer that trains wrongly gives findings; an error is a
+/// rank that crashed or hung.
+pub fn run(trainer: &str, world_size: usize, cases: &[Case]) -> Result<Report> {
+    let input = Input { trainer: trainer.into(), cases: cases.to_vec() };
+    let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
+    let mut whole = Report::default();
+    for rank in ranks {
+        whole.add(serde_json::from_value(rank)?);
+    }
+    Ok(whole)
+}
+
+impl Report {
+    pub fn add(&mut self, other: Report) {
+        self.findings.extend(other.findings);
+        self.comparisons += other.comparisons;
+        self.largest_error = self.largest_error.max(other.largest_error);
+    }
+}
+
+fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
+    let Input { trainer, cases } = serde_json::from_value(input)?;
+    let mut report = Report::default();
+    for (number, case) in cases.iter().enumerate() {
+        collective.barrier()?;
+        tch::manual_seed(case.model_seed + collective.rank() as i64);
+        let single = Toy::new(&case.blueprint)?;
+        let replica = single.deep_copy(Device::Cpu)?;
+        let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
+        let trainer = mutants::trainer(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
+        let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
+        Trial { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
+    }
+    Ok(serde_json::to_value(report)?)
+}
+
+/// One case on one rank. A mismatch is noted and the trial goes on, so that all ranks make the same collective calls.
+struct Trial<'a> {
+    case: &'a Case,
+    collective: &'a Shared,
+    /// Trains on all rows, as if there were no other rank.
+    single: Toy,
+    replica: Toy,
+    trainer: Trainer,
+    report: &'a mut Report,
+    place: String,
+}
+
+impl Trial<'_> {
+    fn run(mut self) -> Result<()> {
+        self.check_start()?;
+        self.check_replicas_equal("after construction")?;
+        let rows = self.case.rows_per_rank * self.collective.world_size() as i64;
+        tch::manual_seed(self.case.data_seed);
+        let float = (Kind::Float, Device::Cpu);
+        let mut x = Tensor::f_randn([rows, self.case.blueprint.d_in()], float)?;
+        let mut y = Tensor::f_randn([rows, self.case.blueprint.d_out()], float)?;
+        for step in 0..STEPS {
+            self.step(step, &x, &y)?;
+            tch::manual_seed(SHUFFLE_SEED + step);
+            let order = Tensor::f_randperm(rows, (Kind::Int64, Device::Cpu))?;
+            (x, y) = (x.f_index_select(0, &order)?, y.f_index_select(0, &order)?);
+        }
+        // Beyond the official test, which looks at rank 0 only from here on.
+        self.check_replicas_equal("after the last step")
+    }
+
+    /// Rank 0 must still hold its own values; every other rank must hold other values than it drew.
+    fn check_start(&mut self) -> Result<()> {
+        let rank = self.collective.rank();
+        for ((name, replica), (_, drawn)) in self.replica.named_parameters().iter().zip(self.single.named_parameters())
+        {
+            self.report.comparisons += 1;
+            let keeps = rank == 0 || name == NO_GRAD_FIXED_PARAM;
+            if keeps != close(replica, drawn)? {
+                let finding = if keeps { "construction changed" } else { "construction left unbroadcast" };
+                self.report.findings.push(format!("{}: {finding} {name}", self.place));
+            }
+        }
+        Ok(())
+    }
+
+    /// `validate_ddp_net_equivalence`: every rank holds the same state.
+    fn check_replicas_equal(&mut self, when: &str) -> Result<()> {
+        for (name, tensor) in self.replica.state_dict()? {
+            let mine = tensor.f_detach()?;
+            for (other, theirs) in self.collective.all_gather(&mine)?.iter().enumerate() {
+                self.report.comparisons += 1;
+                if !close(theirs, &mine)? {
+                    let place = &self.place;
+                    self.report.findings.push(format!("{place}: {name} is not that of rank {other} {when}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: i64, x: &Tensor, y: &Tensor) -> Result<()> {
+        self.single.zero_grad();
+        pass(&self.single, x, y, 1.0)?;
+        Sgd::new(LEARNING_RATE)?.step(self.single.named_parameters())?;
+        self.check_single_moved_alone(step)?;
+        let (rows, first) = (self.case.rows_per_rank, self.collective.rank() as i64 * self.case.rows_per_rank);
+        self.train_replica(&x.f_narrow(0, first, rows)?, &y.f_narrow(0, first, rows)?)?;
+        self.check_replica_followed(step)
+    }
+
+    fn train_replica(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
+        match self.case.zeroing {
+            Zeroing::InPlace => self.replica.zero_grad(),
+            Zeroing::Release => optim::zero_grad(self.replica.named_parameters())?,
+        }
+        let (rows, half) = (x.size()[0], x.size()[0] / 2);
+        // The mean over all rows is the sum of the parts' means, each weighted by its share of the rows.
+        let part = |first: i64, count: i64| {
+            pass(
+                &self.replica,
+                &x.f_narrow(0, first, count)?,
+                &y.f_narrow(0, first, count)?,
+                count as f64 / rows as f64,
+            )
+        };
+        let parallel = self.trainer.parallel();
+        match self.case.passes {
+            Passes::Once => part(0, rows)?,
+            Passes::NoSync => {
+                no_sync(parallel, || part(0, half))?;
+                part(half, rows - half)?;
+            }
+            Passes::FinishEach => {
+                part(0, half)?;
+                parallel.finish_gradient_synchronization()?;
+                part(half, rows - half)?;
+            }
+        }
+        parallel.finish_gradient_synchronization()?;
+        self.trainer.step()
+    }
+
+    /// On rank 0, between the two steps: what trains has moved, what is frozen has not.
+    fn check_single_moved_alone(&mut self, step: i64) -> Result<()> {
+        if self.collective.rank() != 0 {
+            return Ok(());
+        }
+        for ((name, single), (_, replica)) in self.single.named_parameters().iter().zip(self.replica.named_parameters())
+        {
+            self.report.comparisons += 1;
+            if single.requires_grad() == close(replica, single)? {
+                let how = if single.requires_grad() { "has not trained" } else { "has changed though it is frozen" };
+                self.report.findings.push(format!("{}, step {step}: {name} {how}", self.place));
+            }
+        }
+        Ok(())
+    }
+
+    /// On rank 0: the replica is where the single process is. (Other ranks' single models started elsewhere.)
+    fn check_replica_followed(&mut self, step: i64) -> Result<()> {
+        if self.collective.rank() != 0 {
+            return Ok(());
+        }
+        for ((name, single), (_, replica)) in self.single.named_parameters().iter().zip(self.replica.named_parameters())
+        {
+            let error = (single.f_detach()? - replica.f_detach()?).abs().f_max()?.f_double_value(&[])?;
+            self.report.comparisons += 1;
+            // NaN and infinity are findings below; JSON has no word for them.
+            if error.is_finite() {
+                self.report.largest_error = self.report.largest_error.max(error);
+            }
+            if !close(replica, single)? {
+                let place = &self.place;
+                self.report.findings.push(format!(
+                    "{place}, step {step}: {name} is {error:.2e} away from single-process training (rtol {RTOL:e}, atol {ATOL:e})"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Backward through the mean squared error of these rows, times `weight`.
+pub fn pass(network: &Toy, x: &Tensor, y: &Tensor, weight: f64) -> Result<()> {
+    backward(&network.forward(x)?.f_mse_loss(y, Reduction::Mean)?.f_mul_scalar(weight)?)
+}
+
+/// `torch.allclose(actual, expected)`; NaN is close to nothing.
+fn close(actual: &Tensor, expected: &Tensor) -> Result<bool> {
+    Ok(actual.f_detach()?.f_allclose(&expected.f_detach()?, RTOL, ATOL, false)?)
+}

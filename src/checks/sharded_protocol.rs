@@ -1,0 +1,294 @@
+//! The official sharded-optimizer test's protocol, over any network and world size: every rank trains the same model on the
+//! same rows, once with AdamW itself and once with it sharded, and the two must agree to the last bit or so.
+//!
+//! Source: `tests/test_sharded_optimizer.py` of the assignment (Spring 2025).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::{Device, Kind, Reduction, Tensor};
+
+use super::mutants;
+use super::protocol::Report;
+use crate::collective::Shared;
+use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::model::fused_adamw::adamw_for;
+use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
+use crate::model::toy::{Blueprint, Toy};
+use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
+use crate::parallel::zero1::{Stepping, Zero1};
+use crate::parallel::{DataParallel as _, Options, bucket, trainer};
+use crate::torch::autograd::backward;
+
+pub const TASK: RankTask = RankTask { name: "sharded_optimizer_protocol", run: on_rank };
+
+pub const STEPS: i64 = 10;
+pub const ROWS: i64 = 32;
+/// Both models' seed, on every rank.
+pub const SEED: i64 = 42;
+pub const ADAMW: AdamWOptions = AdamWOptions { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
+/// `numpy.testing.assert_allclose`'s defaults, which the test uses: the owner must do the very arithmetic of the unsharded
+/// optimizer, and the others must copy what it got.
+pub const RTOL: f64 = 1e-7;
+pub const ATOL: f64 = 0.0;
+
+/// Steps every parameter on every rank: right values, and nothing saved.
+pub const UNSHARDED: &str = "mutant_unsharded";
+/// Shares a later group out, but its owners keep what they make of it to themselves.
+pub const ADDED_GROUP_APART: &str = "mutant_added_group_apart";
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    pub blueprint: Blueprint,
+    pub seed: i64,
+    /// Parameters from this one on, if there are so many, are a group of their own: half the learning rate, no weight decay.
+    pub second_group_from: Option<usize>,
+    /// When the second group joins; until then it is frozen.
+    pub joins_at_step: i64,
+    /// Read by ZeRO-1.
+    pub options: Options,
+}
+
+impl Case {
+    pub fn official(blueprint: Blueprint, options: Options) -> Self {
+        Self { blueprint, seed: SEED, second_group_from: None, joins_at_step: 0, options }
+    }
+}
+
+/// What [`TASK`] gets.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    pub optimizer: String,
+    pub cases: Vec<Case>,
+}
+
+/// What [`TASK`] gives: what one rank saw.
+#[derive(Serialize, Deserialize)]
+pub struct Seen {
+    pub report: Report,
+    /// Per case, the values that this rank's optimizer was given to step.
+    stepped_numel: Vec<usize>,
+    /// Per case, the values that train, and the largest parameter's.
+    trained_numel: Vec<(usize, usize)>,
+}
+
+/// Runs all `cases` in one launch. Beyond the official test, the values are compared after every step, and each value must be
+/// stepped by one rank, all ranks owning about the same number.
+pub fn run(optimizer: &str, world_size: usize, cases: &[Case]) -> Result<Report> {
+    let input = Input { optimizer: optimizer.into(), cases: cases.to_vec() };
+    let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
+    let ranks: Vec<Seen> = ranks.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
+    let mut whole = Report::default();
+    for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
+        let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
+        // What lies in flat buffers is padded: a parameter and a shard to the alignment, in as many buckets as parameters at most.
+        let padding = match optimizer.rsplit('@').next().and_then(trainer::zero1) {
+            Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
+            None => 0,
+        };
+        let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
+        if sum < trained || sum > trained + padding || most > trained / world_size + largest + padding {
+            let words = format!(
+                "case {number}: the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"
+            );
+            whole.findings.push(words);
+        }
+    }
+    ranks.into_iter().for_each(|seen| whole.add(seen.report));
+    Ok(whole)
+}
+
+fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
+    let Input { optimizer, cases } = serde_json::from_value(input)?;
+    let mut seen = Seen { report: Report::default(), stepped_numel: Vec::new(), trained_numel: Vec::new() };
+    for (number, case) in cases.iter().enumerate() {
+        let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
+        train(&optimizer, case, collective, &place, &mut seen).with_context(|| place.clone())?;
+    }
+    if let Some(stepping) = trainer::zero1(&optimizer) {
+        seen.report.comparisons += 1;
+        let finding = narrow_weights_keep_small_updates(collective, stepping).err().map(|error| format!("{error:#}"));
+        seen.report.findings.extend(finding);
+    }
+    Ok(serde_json::to_value(seen)?)
+}
+
+fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
+    collective.barrier()?;
+    tch::manual_seed(case.seed);
+    let device = collective.device();
+    let single = Toy::new(&case.blueprint)?.deep_copy(device)?;
+    let replica = single.deep_copy(device)?;
+    let all = single.named_parameters().len();
+    let split = case.second_group_from.map_or(all, |from| from.min(all));
+    let later = |network: &Toy| -> Vec<(String, Tensor)> {
+        let trains = |(_, parameter): &&(String, Tensor)| parameter.requires_grad();
+        let share = |(name, parameter): &(String, Tensor)| (name.clone(), parameter.shallow_clone());
+        network.named_parameters()[split..].iter().filter(trains).map(share).collect()
+    };
+    let (single_later, replica_later) = (later(&single), later(&replica));
+    let freeze = |parameters: &[(String, Tensor)], frozen: bool| -> Result<()> {
+        for (_, parameter) in parameters {
+            let _ = parameter.shallow_clone().f_set_requires_grad(!frozen)?;
+        }
+        Ok(())
+    };
+
+    let second = AdamWOptions { lr: ADAMW.lr / 2.0, weight_decay: 0.0, ..ADAMW };
+    let (mut first_adamw, mut second_adamw) = (adamw_for(device, ADAMW)?, adamw_for(device, second)?);
+    let stepped = Arc::default();
+    let recorded = |options| -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Recorded { inner: adamw_for(device, options)?, stepped: Arc::clone(&stepped) }))
+    };
+    let first_group = ParamGroup::new(&replica.named_parameters()[..split], recorded(ADAMW)?);
+    let mut subject = Subject::new(optimizer, first_group, collective, &case.options)?;
+    for parameters in [&single_later, &replica_later] {
+        freeze(parameters, true)?;
+    }
+    for step in 0..STEPS {
+        if step == case.joins_at_step && case.second_group_from.is_some() {
+            freeze(&single_later, false)?;
+            freeze(&replica_later, false)?;
+            subject.add(ParamGroup::new(&replica_later, recorded(second)?))?;
+        }
+        let float = (Kind::Float, Device::Cpu);
+        let x = Tensor::f_rand([ROWS, case.blueprint.d_in()], float)?.f_to_device(device)?;
+        let y = Tensor::f_rand([ROWS, case.blueprint.d_out()], float)?.f_to_device(device)?;
+        for network in [&single, &replica] {
+            network.zero_grad();
+            squared_error(network, &x, &y)?;
+        }
+        first_adamw.step(&single.named_parameters()[..split])?;
+        second_adamw.step(&single_later)?;
+        subject.step()?;
+        compare(&single, &replica, &format!("{place}, step {step}"), &mut seen.report)?;
+    }
+    let trained = single.named_parameters().iter().filter(|(_, p)| p.requires_grad()).map(|(_, p)| p.numel());
+    seen.trained_numel.push((trained.clone().sum(), trained.max().unwrap_or(0)));
+    let stepped = stepped.lock().unwrap_or_else(PoisonError::into_inner);
+    seen.stepped_numel.push(BTreeMap::values(&stepped).sum());
+    Ok(())
+}
+
+/// Backward through the sum of squared errors of these rows, the test's loss.
+pub fn squared_error(network: &Toy, x: &Tensor, y: &Tensor) -> Result<()> {
+    backward(&network.forward(x)?.f_mse_loss(y, Reduction::Sum)?)
+}
+
+fn compare(single: &Toy, replica: &Toy, place: &str, report: &mut Report) -> Result<()> {
+    for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
+        let (single, replica) = (single.f_detach()?, replica.f_detach()?);
+        let error = single.f_sub(&replica)?.f_abs()?.f_max()?.f_double_value(&[])?;
+        report.comparisons += 1;
+        // NaN and infinity are findings below; JSON has no word for them.
+        if error.is_finite() {
+            report.largest_error = report.largest_error.max(error);
+        }
+        if !replica.f_allclose(&single, RTOL, ATOL, false)? {
+            report.findings.push(format!("{place}: {name} is {error:.2e} away from the unsharded optimizer's"));
+        }
+    }
+    Ok(())
+}
+
+/// An optimizer that notes what it is given to step, for that is what it keeps state of.
+struct Recorded {
+    inner: Box<dyn Optimizer>,
+    stepped: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl Optimizer for Recorded {
+    fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()> {
+        let mut stepped = self.stepped.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, parameter) in parameters.iter().filter(|(_, parameter)| parameter.grad().defined()) {
+            stepped.insert(name.clone(), parameter.numel());
+        }
+        self.inner.step(parameters)
+    }
+
+    fn set_lr(&mut self, lr: f64) {
+        self.inner.set_lr(lr);
+    }
+}
+
+/// A sharded optimizer by its name, mutants among them.
+pub enum Subject {
+    Sharded(ShardedOptimizer),
+    Zero1(Zero1),
+    Unsharded(Vec<ParamGroup>),
+    AddedGroupApart { first: ShardedOptimizer, later: ShardedOptimizer },
+}
+
+impl Subject {
+    pub fn new(name: &str, group: ParamGroup, collective: &Shared, options: &Options) -> Result<Self> {
+        let (name, collective) = mutants::faulty(name, collective)?;
+        if let Some(stepping) = trainer::zero1(name) {
+            let zero1 = Zero1::new(&group.parameters, group.optimizer, &collective, options, stepping)?;
+            return Ok(Self::Zero1(zero1));
+        }
+        Ok(match name {
+            trainer::SHARDED_OPTIMIZER => Self::Sharded(ShardedOptimizer::new(vec![group], &collective)?),
+            UNSHARDED => Self::Unsharded(vec![group]),
+            ADDED_GROUP_APART => {
+                let (_, silent) = mutants::faulty("no_broadcast@", &collective)?;
+                let first = ShardedOptimizer::new(vec![group], &collective)?;
+                Self::AddedGroupApart { first, later: ShardedOptimizer::new(Vec::new(), &silent)? }
+            }
+            _ => anyhow::bail!("no sharded optimizer {name:?}"),
+        })
+    }
+
+    fn add(&mut self, group: ParamGroup) -> Result<()> {
+        match self {
+            Self::Sharded(sharded) | Self::AddedGroupApart { later: sharded, .. } => sharded.add_param_group(group),
+            Self::Unsharded(groups) => {
+                groups.push(group);
+                Ok(())
+            }
+            Self::Zero1(_) => anyhow::bail!("ZeRO-1 shards the buckets that it is built with: it has one group"),
+        }
+    }
+
+    pub fn step(&mut self) -> Result<()> {
+        match self {
+            Self::Sharded(sharded) => sharded.step(),
+            Self::Zero1(zero1) => {
+                zero1.finish_gradient_synchronization()?;
+                zero1.step()
+            }
+            Self::Unsharded(groups) => groups.iter_mut().try_for_each(|group| group.optimizer.step(&group.parameters)),
+            Self::AddedGroupApart { first, later } => {
+                first.step()?;
+                later.step()
+            }
+        }
+    }
+}
+
+/// Whether ZeRO-1 on `collective` keeps updates that bfloat16 itself would round away: 64 steps of 2^-10 from 1.
+fn narrow_weights_keep_small_updates(collective: &Shared, stepping: Stepping) -> Result<()> {
+    const UPDATES: i64 = 64;
+    let lr = 2f64.powi(-10);
+    let weight = Tensor::f_ones([10], (Kind::BFloat16, collective.device()))?.f_set_requires_grad(true)?;
+    let parameters = [("weight".to_string(), weight)];
+    let optimizer = Box::new(Sgd::new(lr)?);
+    let options = Options { bucket_size_mb: 1.0 };
+    let mut zero1 = Zero1::new(&parameters, optimizer, collective, &options, stepping)?;
+    for _ in 0..UPDATES {
+        zero_grad(&parameters)?;
+        backward(&parameters[0].1.f_sum(Kind::Float)?)?;
+        zero1.finish_gradient_synchronization()?;
+        zero1.step()?;
+    }
+    let (reached, expected) = (parameters[0].1.f_double_value(&[0])?, 1.0 - UPDATES as f64 * lr);
+    ensure!(reached == expected, "a bfloat16 weight of 1 is {reached} after {UPDATES} updates of {lr}, not {expected}");
+    Ok(())
+}

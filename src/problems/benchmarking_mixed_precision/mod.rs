@@ -1,0 +1,37 @@
+//! `benchmarking_mixed_precision`: which types autocast chooses, why layer norm is special, and what bfloat16 gains.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use self::measure::MixedPrecision;
+use crate::bench::dtype::Dtype;
+use crate::bench::training_step;
+use crate::harness::problem::{Check, Measured, Problem};
+
+pub mod checks;
+pub mod dtypes;
+pub mod layer_norm;
+pub mod measure;
+
+pub const PROBLEM: Problem = Problem {
+    name: "benchmarking_mixed_precision",
+    answers: &["a", "b", "c"],
+    checks: &[
+        Check { name: "autocast_keeps_its_promises", part: "a", run: || dtypes::check_promises(dtypes::observe) },
+        Check { name: "autocast_dtypes_on_cuda", part: "a", run: || dtypes::check_cuda(dtypes::observe) },
+        Check { name: "layer_norm_by_rounding", part: "b", run: || layer_norm::check(layer_norm::normalise) },
+        Check { name: "bfloat16_option", part: "c", run: || checks::check_option(training_step::loss) },
+    ],
+    measured: Some(Measured::of::<MixedPrecision>()),
+    facts,
+};
+
+/// The worked layer norms of part (b), and for part (a) what CUDA is known to give.
+fn facts() -> Result<Value> {
+    Ok(json!({
+        "layer_norm": layer_norm::facts(),
+        "on_cuda": {"float16": dtypes::on_cuda(Dtype::Float16), "bfloat16": dtypes::on_cuda(Dtype::Bfloat16)},
+        "formats": Dtype::ALL.map(|d| json!({"name": d.name(), "significand_bits": d.format().significand_bits,
+                                             "largest": d.format().largest})),
+    }))
+}

@@ -1,0 +1,50 @@
+//! Measures a training step with the attention of the profile where the suite names none.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::bench::device::attention_for;
+use crate::bench::training_step::{self, Params, Row};
+use crate::harness::problem::Measure;
+use crate::harness::record::Profile;
+use crate::model::Precision;
+
+pub struct BenchmarkingScript;
+
+impl Measure for BenchmarkingScript {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 2;
+    const KERNELS: &'static [&'static str] =
+        &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+
+    /// Hopper's kernels have no float32.
+    fn kernels(params: &Params) -> &'static [&'static str] {
+        match (params.attention.runs_own_kernels(), params.dtype) {
+            // On another GPU than Hopper, and where the scores are few, the portable ones.
+            (true, Precision::Bfloat16) => Self::KERNELS,
+            (true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+            _ => &["adamw.cu"],
+        }
+    }
+
+    fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {
+        vec![("attention", json!(attention_for(profile)))]
+    }
+
+    fn fresh_process(params: &Params) -> bool {
+        params.needs_fresh_process()
+    }
+
+    fn validate(params: &Params) -> Result<()> {
+        params.validate()
+    }
+
+    fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
+        Some(params.predicted_bytes(profile))
+    }
+
+    fn measure(params: &Params, profile: Profile) -> Result<Row> {
+        training_step::measure(params, profile)
+    }
+}

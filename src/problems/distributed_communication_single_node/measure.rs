@@ -1,0 +1,112 @@
+//! Measures all-reduces of one tensor, ours and c10d's in turns.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::ranks::{self, Input, Output};
+use crate::bench::all_reduce::{Timing, bus_factor};
+use crate::bench::device::require_devices;
+use crate::bench::peer::Software;
+use crate::collective::Backend;
+use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, launch};
+use crate::harness::problem::Measure;
+use crate::harness::record::Profile;
+use crate::harness::samples::Work;
+use crate::units::MB;
+
+/// The handout allows five minutes for each run.
+pub const DEADLINE: Duration = Duration::from_secs(300);
+
+const FLOAT32: u64 = 4;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    /// Gloo between CPUs, or NCCL between GPUs, one a rank.
+    pub backend: Backend,
+    pub world_size: usize,
+    /// What every rank holds, in units of 10^6 bytes.
+    pub size_mb: u64,
+    pub rounds: usize,
+    /// Untimed sums at the start of every turn.
+    pub warmup: usize,
+    /// Timed sums of every turn.
+    pub iterations: usize,
+}
+
+impl Params {
+    fn bytes(&self) -> u64 {
+        self.size_mb * MB as u64
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Held by each rank.
+    pub bytes: u64,
+    /// Bus bandwidth over algorithm bandwidth.
+    pub bus_factor: f64,
+    /// Our collective.
+    pub ours: Timing,
+    /// PyTorch's, between one Python process a rank, in turns with ours.
+    pub c10d: Timing,
+    pub software: Software,
+}
+
+pub struct AllReduce;
+
+impl Measure for AllReduce {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 1;
+
+    fn validate(params: &Params) -> Result<()> {
+        let Params { world_size, size_mb, rounds, warmup, iterations, .. } = *params;
+        ensure!(
+            (2..=MAX_WORLD_SIZE).contains(&world_size),
+            "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
+        );
+        ensure!((1..=16_000).contains(&size_mb), "size_mb is {size_mb}: it must lie in 1..16000");
+        for (key, value) in [("rounds", rounds), ("warmup", warmup), ("iterations", iterations)] {
+            ensure!((1..=10_000).contains(&value), "{key} is {value}: it must lie in 1..10000");
+        }
+        Ok(())
+    }
+
+    fn measure(params: &Params, _profile: Profile) -> Result<Row> {
+        let Params { backend, world_size, rounds, warmup, iterations, .. } = *params;
+        let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
+        let elements = (params.bytes() / FLOAT32) as i64;
+        let store = Some(folder.path().join("store"));
+        let outputs = run(backend, world_size, &Input { elements, rounds, warmup, iterations, store })?;
+        let work = work(params);
+        Ok(Row {
+            bytes: params.bytes(),
+            bus_factor: bus_factor(world_size),
+            ours: Timing::of(outputs.iter().map(|rank| &rank.ours), &work)?,
+            c10d: Timing::of(outputs.iter().map(|rank| &rank.c10d), &work)?,
+            software: outputs[0].software.clone().context("no peer told its software")?,
+        })
+    }
+}
+
+/// Runs the ranks; their results are in rank order.
+pub fn run(backend: Backend, world_size: usize, input: &Input) -> Result<Vec<Output>> {
+    require_devices(backend, world_size)?;
+    let ranks = Launch { backend, ..Launch::new(ranks::TASK.name, world_size, DEADLINE) };
+    let outputs = launch(&ranks, &serde_json::to_value(input)?)?;
+    outputs.into_iter().map(|output| Ok(serde_json::from_value(output)?)).collect()
+}
+
+/// What no all-reduce can avoid: every rank's tensor is read and its sum written, and between CPUs all in one memory.
+fn work(params: &Params) -> Work {
+    let of_one_rank = 2.0 * params.bytes() as f64;
+    let ranks = match params.backend {
+        Backend::Gloo => params.world_size,
+        Backend::Nccl => 1,
+    };
+    Work { flops: 0.0, bytes: of_one_rank * ranks as f64, precision: "float32".into() }
+}

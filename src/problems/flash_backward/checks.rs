@@ -1,0 +1,130 @@
+//! The backward pass against autograd, difference quotients and the official test, for any implementation.
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use tch::{Device, Kind, Tensor};
+
+use crate::attention::cases::{self, Case};
+use crate::attention::inputs::Generator;
+use crate::attention::oracle::{self, Worst};
+use crate::attention::tiled::{self, Tile};
+use crate::attention::{Attention as _, accumulation_kind, naive};
+use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
+use crate::harness::problem::Verdict;
+
+pub const RANDOM_CASES: u32 = 200;
+/// Of the central differences, and what they may differ by; [`finite_differences`] says why.
+pub const STEP: f64 = 1e-5;
+pub const TOLERANCE: f64 = 1e-8;
+
+/// What the backward pass reads.
+pub struct Saved<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    pub o: &'a Tensor,
+    pub lse: &'a Tensor,
+    pub d_o: &'a Tensor,
+}
+
+/// `(saved, is_causal, tile) -> (dq, dk, dv)`: what the checks of the backward pass take.
+pub type Backward<'a> = &'a dyn Fn(&Saved, bool, Tile) -> Result<(Tensor, Tensor, Tensor)>;
+
+/// The tiled implementation in the checks' shape.
+pub fn tiled_backward(s: &Saved, is_causal: bool, tile: Tile) -> Result<(Tensor, Tensor, Tensor)> {
+    tiled::backward(s.q, s.k, s.v, s.o, s.lse, s.d_o, is_causal, tile)
+}
+
+/// Random shapes, tiles, masks, kinds, scales and seeds against libtorch's autograd over Eq. 4-6 in float64; the
+/// bounds are derived in [`oracle::expected`].
+pub fn backward_matches_autograd(backward: Backward) -> Result<Verdict> {
+    let random = cases::cases(proptest::bool::ANY);
+    Verdict::passed(cases::over(RANDOM_CASES, random, |case| hold_backward(backward, case))?.to_string())
+}
+
+/// The forward pass's adversarial inputs, masked and not, in float32 and bfloat16.
+pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
+    let mut worst = Worst::default();
+    for (what, case) in adversarial_cases() {
+        for (kind, is_causal) in
+            [(Kind::Float, false), (Kind::Float, true), (Kind::BFloat16, false), (Kind::BFloat16, true)]
+        {
+            let case = Case { kind, is_causal, ..case.clone() };
+            worst.merge(&hold_backward(backward, &case).with_context(|| format!("{what}: {case:?}"))?);
+        }
+    }
+    Verdict::passed(worst.to_string())
+}
+
+/// Gives `backward` the exact o and lse, rounded as a forward pass would store them, so that its errors are its own.
+fn hold_backward(backward: Backward, case: &Case) -> Result<Worst> {
+    let inputs = case.inputs()?;
+    let expected = oracle::expected(&inputs, case.is_causal)?;
+    let o = expected.o.value.f_to_kind(case.kind)?;
+    let lse = expected.lse.value.f_to_kind(accumulation_kind(case.kind))?;
+    let saved = Saved { q: &inputs.q, k: &inputs.k, v: &inputs.v, o: &o, lse: &lse, d_o: &inputs.d_o };
+    let (dq, dk, dv) = backward(&saved, case.is_causal, case.tile)?;
+    let mut worst = oracle::hold("dq", &dq, case.kind, &expected.dq)?;
+    worst.merge(&oracle::hold("dk", &dk, case.kind, &expected.dk)?);
+    worst.merge(&oracle::hold("dv", &dv, case.kind, &expected.dv)?);
+    worst.cases = 1;
+    Ok(worst)
+}
+
+/// Central differences of sum(o * do) in float64, a truth that rests on no gradient formula.
+///
+/// With a step of 1e-5 the truncation error is about 1e-10 (step squared times the third derivative, which is of order
+/// one here) and the rounding error about 1e-11 (2^-53 over the step), so 1e-8 leaves two digits and no room for a fault.
+pub fn finite_differences(backward: Backward) -> Result<Verdict> {
+    let mut largest = 0.0_f64;
+    for is_causal in [false, true] {
+        let mut random = Generator::new(17);
+        let mut draw = |n: i64| random.randn(&[2, n, 3], Kind::Double, Device::Cpu);
+        let (q, k, v, d_o) = (draw(5)?, draw(4)?, draw(4)?, draw(5)?);
+        let loss = |x: &[Tensor; 3]| -> Result<f64> {
+            let (o, _) = naive::Naive.forward(&x[0], &x[1], &x[2], is_causal)?;
+            Ok(o.f_mul(&d_o)?.f_sum(None)?.f_double_value(&[])?)
+        };
+        let (o, lse) = naive::Naive.forward(&q, &k, &v, is_causal)?;
+        let saved = Saved { q: &q, k: &k, v: &v, o: &o, lse: &lse, d_o: &d_o };
+        let (dq, dk, dv) = backward(&saved, is_causal, Tile { queries: 2, keys: 3 })?;
+        for (which, (name, gradient)) in [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().enumerate() {
+            for at in 0..gradient.numel() as i64 {
+                let moved = |step: f64| -> Result<f64> {
+                    let x = [&q, &k, &v].map(Tensor::copy);
+                    let _in_place = x[which].f_view([-1_i64])?.f_narrow(0, at, 1)?.f_add_scalar_(step)?;
+                    loss(&x)
+                };
+                let difference = (moved(STEP)? - moved(-STEP)?) / (2.0 * STEP);
+                let error = (gradient.f_reshape([-1_i64])?.f_double_value(&[at])? - difference).abs();
+                ensure!(
+                    error <= TOLERANCE,
+                    "{name}[{at}] is off the difference quotient {difference:.9} by {error:.2e}"
+                );
+                largest = largest.max(error);
+            }
+        }
+    }
+    Verdict::passed(format!("largest error {largest:.2e} (atol {TOLERANCE:.0e})"))
+}
+
+/// The official test: seed 0, `.backward(do)`, dq, dk and dv within rtol = atol = 1e-2; it leaves the mask off, here
+/// the masked case is held to the same.
+pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
+    let mut largest = 0.0_f64;
+    for is_causal in [false, true] {
+        let [q, k, v, d_o] = official_inputs()?;
+        let gradients = |o_of: &dyn Fn(&[Tensor; 3]) -> Result<Tensor>| -> Result<[Tensor; 3]> {
+            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
+            let weighted = o_of(&leaves)?.f_mul(&d_o)?.f_sum(None)?;
+            let gradients = Tensor::f_run_backward(&[weighted], &leaves, false, false)?;
+            <[Tensor; 3]>::try_from(gradients).map_err(|got| anyhow!("{} gradients for q, k and v", got.len()))
+        };
+        let expected = gradients(&|x| Ok(official_answer(&x[0], &x[1], &x[2], is_causal)?.0))?;
+        let actual = gradients(&|x| attention(&x[0], &x[1], &x[2], is_causal))?;
+        for ((name, actual), expected) in ["dq", "dk", "dv"].into_iter().zip(&actual).zip(&expected) {
+            largest =
+                largest.max(assert_close(name, actual, expected).with_context(|| format!("is_causal {is_causal}"))?);
+        }
+    }
+    Verdict::passed(format!("largest error {largest:.2e} (rtol 1e-2, atol 1e-2)"))
+}

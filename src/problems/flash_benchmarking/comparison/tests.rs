@@ -1,0 +1,104 @@
+//! Endings and times of whole contests on the CPU, with an implementation among them that is wrong.
+
+use tch::Kind;
+
+use super::super::implementations::{Group, IMPLEMENTATIONS, Units, Way};
+use super::*;
+use crate::attention::{Attention, naive::Naive};
+use crate::bench::timing::Cache;
+
+/// Forgets the mask in its backward pass.
+struct Forgetful;
+
+impl Attention for Forgetful {
+    fn name(&self) -> &'static str {
+        "forgetful"
+    }
+
+    fn supports(&self, _kind: Kind, _device: Device, _head_dim: i64) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        Naive.forward(q, k, v, is_causal)
+    }
+
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        d_o: &Tensor,
+        _is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        Naive.backward(q, k, v, o, lse, d_o, false)
+    }
+}
+
+fn task(launch: Launch) -> Task {
+    Task {
+        shape: [1, 1, 32, 16],
+        dtype: Dtype::Float32,
+        launch,
+        passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
+        protocol: Protocol { cache: Cache::Warm, warmup_ms: 0.1, rep_ms: 60_000.0, most_repeats: 3 },
+        rounds: 2,
+        draw: |task, seq, device| {
+            let [batch, heads, _, d] = task.shape;
+            Inputs::draw([batch, heads, seq, d], task.dtype.kind(), device)
+        },
+    }
+}
+
+#[test]
+fn every_entrant_has_an_ending_and_a_wrong_one_no_time() {
+    let wrong = Implementation::of("forgetful", "forgetful", Group::Ours, Units::Vector, &[], Way::Own(&Forgetful));
+    let implementations: Vec<Implementation> = IMPLEMENTATIONS.iter().copied().chain([wrong]).collect();
+    let entries = compare(&task(Launch::Eager), &implementations, Device::Cpu).unwrap();
+    assert_eq!(entries.len(), implementations.len());
+    for name in ["naive", "tiled", "sdpa_flash"] {
+        let entry = &entries[name];
+        let of = |pass: AttentionPass| entry.passes[&pass].measured().unwrap().samples.len();
+        assert_eq!([AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both].map(of), [6, 6, 6], "{name}");
+        assert!(entry.errors.unwrap().largest() < 1e-5 && entry.verified_seq == Some(32), "{name} {entry:?}");
+    }
+    for pass in entries["forgetful"].passes.values() {
+        assert!(matches!(pass, Column::Failed { error } if error.contains("disagrees")), "{pass:?}");
+    }
+    for name in ["flash", "sdpa_cudnn", "sdpa_efficient"] {
+        for pass in entries[name].passes.values() {
+            assert!(matches!(pass, Column::NotRun { reason } if reason.contains("GPU") || reason.contains("Float")));
+        }
+    }
+}
+
+#[test]
+fn a_graph_needs_a_gpu_and_a_case_that_cannot_fit_is_refused() {
+    let entries = compare(&task(Launch::Graph), IMPLEMENTATIONS, Device::Cpu).unwrap();
+    let [forward, ..] = entries["naive"].passes.values().collect::<Vec<_>>()[..] else { panic!("{entries:?}") };
+    assert!(matches!(forward, Column::NotRun { reason } if reason.contains("CUDA")), "{forward:?}");
+    let long = Task { shape: [1, 1, 1 << 24, 16], ..task(Launch::Eager) };
+    let Some(fault) = refused(&long, &IMPLEMENTATIONS[0], AttentionPass::Forward, Device::Cpu).unwrap() else {
+        panic!("it fits")
+    };
+    assert!(matches!(fault, Fault::OutOfMemory { requested_bytes: Some(bytes), .. } if bytes > 1 << 49));
+    assert!(refused(&long, &IMPLEMENTATIONS[1], AttentionPass::Forward, Device::Cpu).unwrap().is_none());
+}
+
+#[test]
+fn the_leaderboards_gradients_accumulate_and_the_grids_do_not() {
+    let bench = TimingBench::new(Device::Cpu, task(Launch::Eager).protocol).unwrap();
+    let inputs = Inputs::draw_unpacked(2, 32, 16, Kind::Float, Device::Cpu).unwrap();
+    let gradient = |pass| {
+        let timed = eager_turn(&IMPLEMENTATIONS[0], pass, &bench, &inputs).unwrap().len();
+        let gradient = inputs.leaves[0].grad().abs().sum(Kind::Float).double_value(&[]);
+        inputs.clear().unwrap();
+        (gradient, timed)
+    };
+    // The upstream gradient of both is ones. A turn makes a first call, five for the estimate, warm-up and timed ones.
+    let ((one, _), (sum, timed)) = (gradient(AttentionPass::Both), gradient(AttentionPass::Summed));
+    let calls = sum / one;
+    assert!((calls - calls.round()).abs() < 1e-2 && calls.round() as usize >= 1 + 5 + 1 + timed, "{calls} {timed}");
+}

@@ -1,0 +1,110 @@
+//! Fault tests: one of two ranks fails in a way that the suite names; recorded is what the user is told, how soon
+//! all is over, and what is left.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::device::require_devices;
+use crate::checks::fault_test::{Fault, FaultTest, TASK, is_alive, pids};
+use crate::collective::Backend;
+use crate::collective::ranks::{Launch, launch};
+use crate::harness::problem::Measure;
+use crate::harness::record::Profile;
+
+pub struct FaultTests;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub backend: Backend,
+    /// What rank 1 does between barrier 1 and all-reduce 2.
+    pub fault: Fault,
+    /// How long rank 0 may wait for a rank that does nothing.
+    pub patience_s: f64,
+    /// After which a rank that works on is ended.
+    pub deadline_s: f64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// The supervisor's error.
+    pub words: String,
+    /// Whether they name the rank, and the number of a collective.
+    pub names_rank: bool,
+    pub names_call: bool,
+    /// From the start of the ranks to the end of the last.
+    pub seconds: f64,
+    /// Ranks that were alive then.
+    pub left: usize,
+    /// Whether a run without a fault, right afterwards, gave every rank the sum.
+    pub next_run_works: bool,
+}
+
+const RANKS: usize = 2;
+
+impl Measure for FaultTests {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 1;
+
+    fn validate(params: &Params) -> Result<()> {
+        let is_one = !matches!(params.fault, Fault::None | Fault::SuperviseStalled);
+        ensure!(is_one, "fault is {:?}, which is none: take another", params.fault);
+        for (key, value) in [("patience_s", params.patience_s), ("deadline_s", params.deadline_s)] {
+            ensure!((1.0..=600.0).contains(&value), "{key} is {value}: it must lie in 1..600");
+        }
+        Ok(())
+    }
+
+    fn measure(params: &Params, _profile: Profile) -> Result<Row> {
+        require_devices(params.backend, RANKS)?;
+        let folder = tempfile::tempdir().context("making a folder for the ranks' notes")?;
+        let [patience, deadline] = [params.patience_s, params.deadline_s].map(Duration::from_secs_f64);
+        let run = |fault, deadline| {
+            let input = serde_json::to_value(FaultTest { fault, folder: folder.path().into() })?;
+            launch(&Launch { backend: params.backend, patience, ..Launch::new(TASK.name, RANKS, deadline) }, &input)
+        };
+        let started = Instant::now();
+        let outcome = run(params.fault, deadline);
+        let seconds = started.elapsed().as_secs_f64();
+        let ranks = pids(folder.path())?;
+        ensure!(ranks.len() == RANKS, "{} ranks noted themselves, not {RANKS}: {outcome:?}", ranks.len());
+        let left = ranks.iter().filter(|&&pid| is_alive(pid)).count();
+        let words = format!("{:#}", outcome.err().context("the run ended as if nothing had gone wrong")?);
+        let (names_rank, names_call) = names(&words);
+        let next = run(Fault::None, Duration::from_secs(60)).context("the run after the fault")?;
+        let sum = (1..=RANKS).sum::<usize>() as f64;
+        let next_run_works = next.len() == RANKS && next.iter().all(|value| value.as_f64() == Some(sum));
+        Ok(Row { words, names_rank, names_call, seconds, left, next_run_works })
+    }
+}
+
+/// Whether the words name rank 1, and barrier 1 or all-reduce 2 by their numbers.
+fn names(words: &str) -> (bool, bool) {
+    let call = ["barrier 1", "all_reduce 2", "collective 2"].iter().any(|call| words.contains(call));
+    (words.contains("rank 1"), call)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_a_rank_and_a_call_or_it_does_not() {
+        assert_eq!(names("rank 0 waits in all_reduce 2 of 4 Float, which rank 1 has not called"), (true, true));
+        assert_eq!(names("rank 1 of 2 exited with status 7"), (true, false));
+        assert_eq!(names("a rank failed in all_reduce 12"), (false, false));
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused() {
+        let params = |fault| Params { backend: Backend::Gloo, fault, patience_s: 3.0, deadline_s: 60.0 };
+        assert!(FaultTests::validate(&params(Fault::Exit)).is_ok());
+        let error = FaultTests::validate(&params(Fault::None)).unwrap_err().to_string();
+        assert!(error.contains("fault is None"), "{error}");
+        assert!(FaultTests::validate(&Params { deadline_s: 0.0, ..params(Fault::Exit) }).is_err());
+    }
+}

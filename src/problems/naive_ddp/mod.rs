@@ -1,0 +1,50 @@
+//! `naive_ddp`: training on several ranks with one all-reduce a gradient ends where a single process ends.
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use self::measure::FaultTests;
+use crate::checks::data_parallel::{self, at_the_edges, golden_cases, official, random_networks, verdict};
+use crate::harness::problem::{Check, Measured, Problem};
+use crate::model::toy::Blueprint;
+
+pub mod measure;
+
+const CHECKS: &[Check] = &[
+    Check { name: "toy_model", part: "", run: || verdict(official(NAIVE, &Blueprint::toy(), &NO_BUCKETS)?) },
+    Check { name: "tied_weights", part: "", run: || verdict(official(NAIVE, &Blueprint::tied(), &NO_BUCKETS)?) },
+    Check { name: "random_networks", part: "", run: || random_networks(NAIVE) },
+    Check { name: "edges", part: "", run: || verdict(at_the_edges(NAIVE)?) },
+    Check { name: "golden_cases", part: "", run: || golden_cases(NAIVE) },
+    Check { name: "flat_toy_model", part: "", run: || verdict(official(FLAT, &Blueprint::toy(), &NO_BUCKETS)?) },
+    Check { name: "flat_tied_weights", part: "", run: || verdict(official(FLAT, &Blueprint::tied(), &NO_BUCKETS)?) },
+    Check { name: "flat_random_networks", part: "", run: || random_networks(FLAT) },
+    Check { name: "flat_edges", part: "", run: || verdict(at_the_edges(FLAT)?) },
+];
+
+pub const PROBLEM: Problem =
+    Problem { name: "naive_ddp", answers: &[""], checks: CHECKS, measured: Some(Measured::of::<FaultTests>()), facts };
+
+const NAIVE: &str = "naive";
+/// The other strategy that communicates after backward; its own problem only times it.
+const FLAT: &str = "flat";
+/// Neither has a bucket size; this one is never read.
+const NO_BUCKETS: [f64; 1] = [1.0];
+
+fn facts() -> Result<Value> {
+    let mut facts = data_parallel::facts()?;
+    facts["faults_in_words"] = json!({
+        "exit": "exits with status 7",
+        "leave": "exits as if all were well",
+        "fail": "returns an error",
+        "panic": "panics",
+        "panic_in_backward": "panics in a gradient hook",
+        "stall": "sleeps",
+        "work": "computes on and on",
+        "never_ready": "waits for a gradient that never comes",
+        "wrong_count": "all-reduces 8 values, not 4",
+        "wrong_order": "calls broadcast first",
+    });
+    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
+    Ok(facts)
+}

@@ -1,0 +1,27 @@
+//! `naive_ddp_benchmarking`: what a training step costs when each gradient is averaged by itself after the backward pass.
+
+use crate::bench::ddp_step::{Compared, Steps};
+use crate::checks::ddp_step as checks;
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
+
+pub const PROBLEM: Problem = Problem {
+    name: "naive_ddp_benchmarking",
+    answers: &[""],
+    checks: &[
+        Check {
+            name: "one_call_a_parameter",
+            part: "",
+            run: || checks::sends_every_gradient_once("naive", |tensors| tensors),
+        },
+        Check { name: "diverging_replicas_are_refused", part: "", run: checks::diverging_replicas_are_refused },
+        Check { name: "pytorch_takes_its_turns", part: "", run: checks::pytorch_takes_its_turns },
+    ],
+    measured: Some(Measured::of::<Steps<NaiveDdp>>()),
+    facts: no_facts,
+};
+
+struct NaiveDdp;
+
+impl Compared for NaiveDdp {
+    const STRATEGIES: &'static [&'static str] = &["naive"];
+}

@@ -1,0 +1,64 @@
+//! Measures a cell of attention, a model, or the optimizer's part of a step, each beside the Python peer.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::{adamw, attention, transformer};
+use crate::bench::device::device_for;
+use crate::bench::peer::{drop_kept, with_kept};
+use crate::harness::problem::Measure;
+use crate::harness::record::Profile;
+
+/// One case: a cell of part (a)'s grid, a model of part (b), or the optimizer's part of a model's step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Params {
+    Attention(attention::Params),
+    Transformer(transformer::Params),
+    Adamw(adamw::Params),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Row {
+    Attention(attention::Row),
+    Transformer(transformer::Row),
+    Adamw(adamw::Row),
+}
+
+pub struct TorchCompile;
+
+impl Measure for TorchCompile {
+    type Params = Params;
+    type Row = Row;
+    const REVISION: u32 = 1;
+    const KERNELS: &'static [&'static str] = &["adamw.cu"];
+
+    fn validate(params: &Params) -> Result<()> {
+        match params {
+            Params::Attention(p) => p.validate(),
+            Params::Transformer(p) => p.validate(),
+            Params::Adamw(p) => p.validate(),
+        }
+    }
+
+    fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
+        match params {
+            Params::Transformer(p) => Some(p.predicted_bytes(profile)),
+            _ => None,
+        }
+    }
+
+    fn measure(params: &Params, profile: Profile) -> Result<Row> {
+        let device = device_for(profile)?;
+        match params {
+            Params::Attention(p) => with_kept(device, |peer| attention::measure(p, device, peer)).map(Row::Attention),
+            Params::Adamw(p) => with_kept(device, |peer| adamw::measure(p, device, peer)).map(Row::Adamw),
+            Params::Transformer(p) => {
+                // A model's peer is its own, so that it ends with the case and gives all its memory back.
+                drop_kept();
+                transformer::measure(p, device).map(Row::Transformer)
+            }
+        }
+    }
+}
