@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Ended, measure, profile_or_default};
+use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::grade::Evidence;
 use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::plan::{Scope, staleness};
@@ -16,7 +17,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records};
+use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -62,7 +63,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
     let pdf = report::pdf(&rendered, &frame)?;
     if arguments.fresh {
-        let mut records = document.problems.iter().flat_map(|p| p.records.iter().map(|r| (&p.name, r.stale.len())));
+        let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (&p.name, r.stale.len())));
         let stale = records.find(|(_, stale)| *stale > 0);
         if let Some((name, count)) = stale {
             bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
@@ -105,6 +106,11 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         }
         None => None,
     };
+    let records = entry.map(|e| answer_records(layout, e, source)).transpose()?.unwrap_or_default();
+    let answer = match entry {
+        Some(entry) => (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?,
+        None => Answer::default(),
+    };
     let facts = entry.map(|e| (e.facts)().with_context(|| format!("the facts of {}", e.name))).transpose()?;
     let part = |part: &crate::harness::handout::Part| PartInput {
         id: part.id.into(),
@@ -122,22 +128,30 @@ fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> R
         template,
         shared: shared_templates(layout)?,
         facts: facts.unwrap_or_default(),
-        records: entry.map(|e| record_sets(layout, e, source)).transpose()?.unwrap_or_default(),
+        answer,
+        records,
         other_records: other_records(layout, source),
     })
 }
 
-fn record_sets(layout: &Layout, problem: &Problem, source: Source) -> Result<RecordSets> {
-    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(RecordSets::default()) };
+/// What a problem's answer reads: its own records and those of the problems that it names.
+fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+    let other = |name: &&str| Ok((name.to_string(), own_records(layout, super::registered(name)?, source)?));
+    let others = problem.reads.iter().map(other).collect::<Result<_>>()?;
+    Ok(Records { others, ..own_records(layout, problem, source)? })
+}
+
+fn own_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(Records::default()) };
     let of = |profile| records(layout, problem, &suite, profile, source);
     let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
-    Ok(RecordSets { suite: Some(suite), cpu, gpu })
+    Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
 }
 
 /// What answers a template's `records("<name>")`.
 fn other_records(layout: &Layout, source: Source) -> ReadRecords {
     let layout = layout.clone();
-    Arc::new(move |name| record_sets(&layout, super::registered(name)?, source))
+    Arc::new(move |name| own_records(&layout, super::registered(name)?, source))
 }
 
 /// The records to print: one file, so that figures of two machines never share a column.
@@ -147,7 +161,7 @@ fn records(
     suite: &Suite,
     profile: Profile,
     source: Source,
-) -> Result<Option<Records>> {
+) -> Result<Option<RecordSet>> {
     let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
         Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
@@ -162,7 +176,7 @@ fn records(
     for (at, case) in file.cases.iter().enumerate() {
         stale.extend(staleness(layout, problem, suite, &file, case)?.map(|why| (at, why)));
     }
-    Ok(Some(Records { file, stale }))
+    Ok(Some(RecordSet { file, stale }))
 }
 
 /// What a problem's written answer rests on, for grading.
@@ -200,7 +214,7 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
 }
 
 fn missing(suite: &Suite, input: &ProblemInput, name: &str) -> Option<String> {
-    let covered = |profile: Profile, records: &Option<Records>| {
+    let covered = |profile: Profile, records: &Option<RecordSet>| {
         let Some(records) = records else { return false };
         let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
         records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))

@@ -2,6 +2,7 @@
 //!
 //! Nothing here names a tensor, a device library or a problem; the registry hands those in as function pointers.
 
+pub mod answer;
 pub mod case;
 pub mod conditions;
 pub mod drift;

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use super::answer::{Answer, AnswerFn, Audience, Records};
 use super::record::Profile;
 
 /// One registry entry. What is true of every entry is tested over the slice in `suites/tidy.rs`.
@@ -18,6 +19,10 @@ pub struct Problem {
     pub measured: Option<Measured>,
     /// Numbers that need no measurement: formulas in tested Rust, looked up by the template as `facts`.
     pub facts: fn() -> Result<Value>,
+    /// What the problem concludes from its records.
+    pub answer: AnswerFn,
+    /// The other problems whose records the answer reads.
+    pub reads: &'static [&'static str],
 }
 
 /// One correctness check of one part of a problem.
@@ -148,6 +153,11 @@ fn fresh_process<M: Measure>(params: &Value) -> bool {
 fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
     let row = M::measure(&M::Params::deserialize(params)?, profile)?;
     Ok(serde_json::to_value(row)?)
+}
+
+/// For problems whose template quotes no record.
+pub fn no_answer(_records: &Records, _audience: Audience) -> Result<Answer> {
+    Ok(Answer::default())
 }
 
 /// For problems whose template needs no computed facts.

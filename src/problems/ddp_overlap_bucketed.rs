@@ -38,8 +38,15 @@ const CHECKS: &[Check] = &[
     Check { name: "coalesced_golden_cases", part: "", run: || golden_cases(COALESCED) },
 ];
 
-pub const PROBLEM: Problem =
-    Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, facts };
+pub const PROBLEM: Problem = Problem {
+    name: "ddp_overlap_bucketed",
+    answers: &[""],
+    checks: CHECKS,
+    measured: None,
+    facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
+};
 
 const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.

@@ -18,8 +18,15 @@ const CHECKS: &[Check] = &[
     Check { name: "golden_cases", part: "", run: || golden_cases(TRAINER) },
 ];
 
-pub const PROBLEM: Problem =
-    Problem { name: "ddp_overlap_individual_parameters", answers: &[""], checks: CHECKS, measured: None, facts };
+pub const PROBLEM: Problem = Problem {
+    name: "ddp_overlap_individual_parameters",
+    answers: &[""],
+    checks: CHECKS,
+    measured: None,
+    facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
+};
 
 const TRAINER: &str = "overlap_individual_parameters";
 /// It has no buckets; this size is never read.

@@ -32,6 +32,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: None,
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 const RANDOM_CASES: u32 = 200;

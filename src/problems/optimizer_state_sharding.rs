@@ -53,8 +53,15 @@ const CHECKS: &[Check] = &[
     Check { name: "zero1_in_backward_golden_cases", part: "", run: || golden_cases(ZERO1_IN_BACKWARD) },
 ];
 
-pub const PROBLEM: Problem =
-    Problem { name: "optimizer_state_sharding", answers: &[""], checks: CHECKS, measured: None, facts };
+pub const PROBLEM: Problem = Problem {
+    name: "optimizer_state_sharding",
+    answers: &[""],
+    checks: CHECKS,
+    measured: None,
+    facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
+};
 
 /// Made by `suites/cases/make_sharded_optimizer.py`.
 const GOLDEN_CASES: [(&str, &[u8]); 2] = [

@@ -3,10 +3,10 @@
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::Records;
 use super::escape;
 use super::runs::Seen;
-use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, Run};
+use crate::harness::answer::RecordSet;
+use crate::harness::record::{CaseRecord, Outcome, Profile};
 use crate::harness::stats::{Summary, quantile};
 use crate::harness::suite::Suite;
 
@@ -15,24 +15,24 @@ use crate::harness::suite::Suite;
 /// `{profile, machine, memory_bytes, run, runs, date, commit, dirty, source, settings, peaks, seen, conditions, cases}`;
 /// every text is Markdown. `memory_bytes` is the device's; `seen` is a [`Seen`] and `conditions` its words, both none
 /// where no sensor looked.
-pub fn record_set(records: Option<&Records>) -> Result<Option<Value>> {
+pub fn record_set(records: Option<&RecordSet>) -> Result<Option<Value>> {
     let Some(records) = records.filter(|r| !r.file.cases.is_empty()) else { return Ok(None) };
     let profile = records.file.profile;
-    let runs = runs_by_age(&records.file.runs);
+    let runs = records.runs();
     let Some(newest) = runs.last() else { return Ok(None) };
     let cases = records.file.cases.iter().enumerate().map(|(at, record)| case(record, records.stale.get(&at)));
     let cases: Vec<Value> = cases.collect::<Result<_>>()?;
     let seen = Seen::of(records.file.cases.iter());
     Ok(Some(json!({
         "profile": profile.name(),
-        "machine": escape::markdown(&machine_name(&newest.machine, profile)),
+        "machine": records.machine()?,
         "run": newest.id,
         "runs": runs.iter().map(|r| r.id.as_str()).collect::<Vec<_>>(),
         "date": newest.started.get(..10).unwrap_or(&newest.started),
         "commit": newest.commit.get(..10).unwrap_or(&newest.commit),
         "dirty": newest.dirty,
-        "source": source(&runs, profile),
-        "memory_bytes": memory_bytes(&newest.machine, profile),
+        "source": records.source(),
+        "memory_bytes": records.memory_bytes()?,
         "settings": newest.settings,
         "peaks": newest.peaks,
         "conditions": seen.as_ref().map(|seen| escape::markdown(&seen.words())),
@@ -48,61 +48,6 @@ pub fn planned(suite: Option<&Suite>) -> Value {
         cases.map(|(grid, params)| json!({"grid": grid, "params": params})).collect()
     };
     json!({"cpu": of(Profile::Cpu), "gpu": of(Profile::Gpu)})
-}
-
-/// Oldest first; ties by id, so that the order never depends on the file's.
-pub fn runs_by_age(runs: &[Run]) -> Vec<&Run> {
-    let mut runs: Vec<&Run> = runs.iter().collect();
-    runs.sort_by(|a, b| (&a.started, &a.id).cmp(&(&b.started, &b.id)));
-    runs
-}
-
-/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without the maker's marks.
-pub fn machine_name(machine: &Machine, profile: Profile) -> String {
-    match (profile, &machine.gpus[..]) {
-        (Profile::Gpu, [gpu]) => plain(&gpu.name),
-        (Profile::Gpu, [gpu, ..]) => format!("{} × {}", machine.gpus.len(), plain(&gpu.name)),
-        _ => {
-            let plural = if machine.cores == 1 { "" } else { "s" };
-            format!("{}, {} core{plural}", plain(&machine.cpu), machine.cores)
-        }
-    }
-}
-
-fn plain(name: &str) -> String {
-    let name = name.replace("(R)", " ").replace("(TM)", " ").replace("(tm)", " ").replace(" CPU", " ");
-    let name = name.split(" @ ").next().unwrap_or_default();
-    name.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Machines with their runs, for captions: "AMD EPYC 7B13, 2 cores, run 20261121T073200Z-4f2a".
-fn source(runs: &[&Run], profile: Profile) -> String {
-    let mut by_machine: Vec<(String, Vec<&str>)> = Vec::new();
-    for run in runs {
-        let name = machine_name(&run.machine, profile);
-        match by_machine.iter_mut().find(|(n, _)| *n == name) {
-            Some((_, ids)) => ids.push(&run.id),
-            None => by_machine.push((name, vec![&run.id])),
-        }
-    }
-    let words = by_machine.iter().map(|(machine, ids)| {
-        let runs = match &ids[..] {
-            [one] => format!("run {one}"),
-            [a, b] => format!("runs {a} and {b}"),
-            [first, .., last] => format!("{} runs from {first} to {last}", ids.len()),
-            [] => String::new(),
-        };
-        format!("{}, {runs}", escape::markdown(machine))
-    });
-    words.collect::<Vec<_>>().join("; ")
-}
-
-/// Of the device that the profile measures on.
-pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
-    match (profile, machine.gpus.first()) {
-        (Profile::Gpu, Some(gpu)) => gpu.memory_bytes,
-        _ => machine.memory_bytes,
-    }
 }
 
 /// One case: `grid`, `params`, `run`, `kind`, `elapsed_s`, `stale` (why, or none), `conditions` where a sensor looked, and
@@ -193,17 +138,5 @@ mod tests {
         assert_eq!(row["std"], Value::Null);
         assert_eq!(row["mean"], 2.0);
         assert_eq!(row["p99"], 2.0);
-    }
-
-    #[test]
-    fn makers_marks_are_left_out_of_a_machine_name() {
-        let machine = Machine {
-            cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
-            cores: 2,
-            memory_bytes: 0,
-            os: "Linux".into(),
-            gpus: vec![],
-        };
-        assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
     }
 }

@@ -7,8 +7,10 @@ use anyhow::{Context as _, Result, ensure};
 use super::escape::{self, typst as typst_text, typst_string};
 use super::front::Front;
 use super::markdown::{self, Counters};
-use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Records, Rendered};
-use super::{context, lint, points, runs, template};
+use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Rendered};
+use super::{figures, lint, points, runs, template};
+use crate::harness::answer::RecordSet;
+use crate::harness::answer::records::machine_name;
 use crate::harness::record::Outcome;
 
 /// Renders every problem in order and joins the pieces.
@@ -47,13 +49,13 @@ struct Pieces {
 impl Pieces {
     fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
         self.check_parts(problem)?;
-        let answer = template::answer(problem)?;
+        let answer = template::fill(problem)?;
         self.problem_heading(problem);
         if let Some(answer) = answer {
             let origin = template::origin(problem);
             lint::leftovers(&origin, &answer.markdown)?;
             self.convert(&origin, &answer.markdown)?;
-            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), f.drawing.svg().into_bytes())));
+            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
             self.claims.extend(answer.claims);
             self.answered.extend(answer.answered);
             self.small_print(&provenance(problem)?)?;
@@ -149,11 +151,13 @@ impl Pieces {
         let mut table =
             "Each comparison in the prose is a condition over the records, checked when this document is made; \
                          where one does not hold, the prose says so or leaves it out.\n\n\
-                         | Problem | Claim | Holds |\n|:---|:---|:---|\n"
+                         | Problem | Claim | Holds | Decided by |\n|:---|:---|:---|:---|\n"
                 .to_string();
-        for claim in &self.claims {
-            let held = if claim.held { "yes" } else { "no" };
-            let _ = writeln!(table, "| `{}` | {} | {held} |", claim.problem, escape::markdown(&claim.id));
+        for Claim { problem, id, held, operands } in &self.claims {
+            let held = if *held { "yes" } else { "no" };
+            let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, o.value)).collect();
+            let operands = operands.join("; ");
+            let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
         }
         let _ = writeln!(table, "\nTable: The {} claims of this document and whether they hold.", self.claims.len());
         self.appendix("Claims", &table)
@@ -180,7 +184,7 @@ fn open_parts(parts: &[&PartInput]) -> String {
 
 /// Which runs made a problem's numbers, on what, from which commit, and how the cases ended.
 fn provenance(problem: &ProblemInput) -> Result<String> {
-    let sets: Vec<&Records> = problem.records.iter().filter(|r| !r.file.cases.is_empty()).collect();
+    let sets: Vec<&RecordSet> = problem.records.sets().collect();
     if sets.is_empty() {
         let mut parts = problem.parts.iter().filter(|p| problem.answers.contains(&p.id));
         let is_code = parts.all(|p| p.kinds.iter().all(|kind| kind == "code"));
@@ -191,9 +195,9 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
     }
     let mut paragraphs = Vec::new();
     for set in sets {
-        let runs = context::runs_by_age(&set.file.runs);
+        let runs = set.runs();
         let newest = runs.last().with_context(|| format!("the records of {} name no run", problem.name))?;
-        let machine = escape::markdown(&context::machine_name(&newest.machine, set.file.profile));
+        let machine = escape::markdown(&machine_name(&newest.machine, set.file.profile));
         let from = runs.iter().map(|run| {
             let commit = run.commit.get(..10).unwrap_or(&run.commit);
             let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
@@ -208,7 +212,7 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
 }
 
 /// "24 cases: 22 measured, 2 out of memory; 1 stale."
-fn cases_in_words(set: &Records) -> String {
+fn cases_in_words(set: &RecordSet) -> String {
     let count = |matches: fn(&Outcome) -> bool| set.file.cases.iter().filter(|c| matches(&c.outcome)).count();
     let kinds: [(usize, &str); 4] = [
         (count(|o| matches!(o, Outcome::Measured { .. })), "measured"),

@@ -1,17 +1,6 @@
-//! Text into Markdown and into typst so that it comes out as it went in.
+//! Escapes text for Markdown and for typst, so that it prints as it was written.
 
-/// Escapes free text (a machine's name, a library's message) for use inside a Markdown line or table cell.
-pub fn markdown(text: &str) -> String {
-    let mut out = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        match c {
-            '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
-            '\n' | '\r' | '\t' => out.push(' '),
-            _ => out.push(c),
-        }
-    }
-    out
-}
+pub use crate::harness::answer::format::markdown;
 
 /// Escapes text for typst markup; quotes stay bare, so that typst curls them, and a hyphen before a number is a minus.
 pub fn typst(text: &str) -> String {

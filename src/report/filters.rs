@@ -1,26 +1,37 @@
-//! The filters that turn base units into what a table shows; a missing number is an en dash.
+//! The filters that turn base units into what a sentence or a table shows; a missing number is an en dash.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
-use crate::units::{GB, GIB, MB, MIB};
+use crate::harness::answer::format::{self, NOTHING, Style};
+use crate::harness::answer::quantity::Unit;
 
-/// What a number that does not exist prints as (the deviation of one sample).
-pub const NOTHING: &str = "–";
-
-/// The minus sign of every number outside a formula.
-const MINUS: &str = "−";
-
-/// Registers every formatting filter, `cell`, `column`, `scaled` and `geomean`.
+/// Registers a filter for every [`Style`] (`value | ms(2)`), `time`, `range`, `listed`, and those of templates that still
+/// compute.
 pub fn register(env: &mut Environment<'_>) {
-    for unit in ["ms", "us", "sec", "mib", "gib", "mb", "gb", "fixed", "sci", "percent"] {
-        env.add_filter(unit, move |value: Value, digits: usize| format(&value, unit, digits));
+    for (name, style) in Style::ALL {
+        env.add_filter(name, move |value: Value, digits: Option<usize>| print(&value, style, digits.unwrap_or(0)));
     }
-    env.add_filter("grouped", |value: Value, digits: Option<usize>| format(&value, "grouped", digits.unwrap_or(0)));
+    env.add_filter("time", |value: Value| Ok::<_, Error>(number(&value)?.map_or(NOTHING.into(), format::time)));
+    env.add_filter("range", range);
+    env.add_filter("listed", |words: Vec<String>| format::listed(&words));
     env.add_filter("cell", cell);
     env.add_filter("column", column);
     env.add_filter("scaled", scaled);
     env.add_filter("geomean", geomean);
+}
+
+/// `answer.gain | range("fixed", 2)`: "1.02 to 1.35", or "1.02" where both ends print alike.
+fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
+    let style = named(&style)?;
+    let (low, high) = (value.get_attr("low")?, value.get_attr("high")?);
+    for end in [&low, &high] {
+        fits(end, style)?;
+    }
+    match (number(&low)?, number(&high)?) {
+        (Some(low), Some(high)) => Ok(format::range(low, high, style, digits)),
+        _ => Ok(NOTHING.into()),
+    }
 }
 
 /// `list | geomean`: the geometric mean of positive numbers, as of ratios.
@@ -37,14 +48,14 @@ fn geomean(values: Value) -> Result<f64, Error> {
 
 /// `list | scaled("gib")`: the numbers of a list in another unit, for a figure.
 fn scaled(values: Value, unit: String) -> Result<Vec<Value>, Error> {
-    let scale = scale(&unit)?;
+    let scale = named(&unit)?.scale();
     values.try_iter()?.map(|value| Ok(number(&value)?.map_or(Value::from(()), |x| Value::from(x * scale)))).collect()
 }
 
 /// `case | cell("forward.median", "ms", 2)`: the number inside `case.row`, or the outcome's name.
 fn cell(case: Value, path: String, unit: String, digits: usize) -> Result<String, Error> {
     match outcome(&case)?.as_str() {
-        "measured" => format(&inside(&case.get_attr("row")?, &path)?, &unit, digits),
+        "measured" => print(&inside(&case.get_attr("row")?, &path)?, named(&unit)?, digits),
         "out_of_memory" => Ok("OOM".into()),
         "not_run" => Ok("not run".into()),
         _ => Ok("failed".into()),
@@ -63,7 +74,7 @@ fn column(cases: Value, path: String, unit: Option<String>) -> Result<Vec<Value>
         }
         let value = inside(&case, &path)?;
         values.push(match (&unit, &unit.as_ref().map_or(Ok(None), |_| number(&value))?) {
-            (Some(unit), Some(x)) => Value::from(x * scale(unit)?),
+            (Some(unit), Some(x)) => Value::from(x * named(unit)?.scale()),
             (Some(_), None) => Value::from(()),
             (None, _) => value,
         });
@@ -94,30 +105,27 @@ pub fn inside(value: &Value, path: &str) -> Result<Value, Error> {
     Ok(at)
 }
 
-/// The one formatter: `unit` is a filter's name, `digits` stand after the point.
-fn format(value: &Value, unit: &str, digits: usize) -> Result<String, Error> {
-    let Some(x) = number(value)? else { return Ok(NOTHING.into()) };
-    Ok(match unit {
-        "grouped" => grouped(x, digits),
-        "sci" => scientific(x, digits),
-        "percent" => format!("{}%", grouped(x * 100.0, digits)),
-        _ => grouped(x * scale(unit)?, digits),
-    })
+fn print(value: &Value, style: Style, digits: usize) -> Result<String, Error> {
+    fits(value, style)?;
+    Ok(number(value)?.map_or(NOTHING.into(), |x| format::print(x, style, digits)))
 }
 
-/// What a value in base units is multiplied with.
-fn scale(unit: &str) -> Result<f64, Error> {
-    Ok(match unit {
-        "ms" => 1e3,
-        "us" => 1e6,
-        "sec" | "fixed" => 1.0,
-        "mib" => 1.0 / MIB,
-        "gib" => 1.0 / GIB,
-        "mb" => 1.0 / MB,
-        "gb" => 1.0 / GB,
-        "percent" => 100.0,
-        _ => return Err(invalid(format!("unknown unit {unit:?}"))),
-    })
+fn named(style: &str) -> Result<Style, Error> {
+    Style::named(style).ok_or_else(|| invalid(format!("unknown unit {style:?}")))
+}
+
+/// A quantity of an answer is printed in a style of its own unit.
+fn fits(value: &Value, style: Style) -> Result<(), Error> {
+    let unit = match value.kind() {
+        ValueKind::Map => value.get_attr("unit")?,
+        _ => return Ok(()),
+    };
+    let wanted = unit.as_str().unwrap_or_default();
+    let known = Unit::ALL.into_iter().find(|unit| unit.symbol() == wanted);
+    match known {
+        Some(unit) if style.fits(unit) => Ok(()),
+        _ => Err(invalid(format!("a quantity in {wanted:?} cannot be printed as {style:?}"))),
+    }
 }
 
 /// A finite number, or nothing where the value is none.
@@ -125,44 +133,17 @@ pub fn number(value: &Value) -> Result<Option<f64>, Error> {
     match value.kind() {
         ValueKind::None => return Ok(None),
         ValueKind::Number => {}
-        ValueKind::Map => return Err(invalid("expects a number, got an object; name a statistic, such as .median")),
+        ValueKind::Map => {
+            let inner = value.get_attr("value")?;
+            if inner.kind() != ValueKind::Number {
+                return Err(invalid("expects a number, got an object; name a statistic, such as .median"));
+            }
+            return number(&inner);
+        }
         kind => return Err(invalid(format!("expects a number, got {kind} {value}"))),
     }
     let x = f64::try_from(value.clone())?;
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }
-}
-
-/// Sign, digits before the point, the point and what follows; never "-0.00", since zero has no sign.
-fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
-    let text = format!("{:.digits$}", x.abs());
-    let zero = text.chars().all(|c| matches!(c, '0' | '.'));
-    let (whole, part) = text.find('.').map_or((text.as_str(), ""), |at| text.split_at(at));
-    (if x < 0.0 && !zero { MINUS } else { "" }, whole.into(), part.into())
-}
-
-/// "12,345.6".
-pub fn grouped(x: f64, digits: usize) -> String {
-    let (sign, whole, part) = parts(x, digits);
-    let mut out = String::from(sign);
-    for (i, digit) in whole.chars().enumerate() {
-        if i > 0 && (whole.len() - i) % 3 == 0 {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out + &part
-}
-
-/// "$1.25 \times 10^{-4}$" or "$10^{-4}$", so that both Markdown and typst set it as a formula.
-fn scientific(x: f64, digits: usize) -> String {
-    let text = format!("{x:.digits$e}");
-    match text.split_once('e') {
-        Some((mantissa, "0")) => format!("${mantissa}$"),
-        Some(("1", exponent)) => format!("$10^{{{exponent}}}$"),
-        Some(("-1", exponent)) => format!("$-10^{{{exponent}}}$"),
-        Some((mantissa, exponent)) => format!("${mantissa} \\times 10^{{{exponent}}}$"),
-        None => text,
-    }
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -172,30 +153,9 @@ fn invalid(message: impl Into<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minijinja::value::Serde;
 
-    fn print(x: f64, unit: &str, digits: usize) -> String {
-        format(&Value::from(x), unit, digits).unwrap()
-    }
-
-    #[test]
-    fn base_units_become_the_named_ones() {
-        assert_eq!(print(0.0125, "ms", 2), "12.50");
-        assert_eq!(print(0.0125, "us", 0), "12,500");
-        assert_eq!(print(0.009_999_6, "us", 0), "10,000");
-        assert_eq!(print(1836.6, "fixed", 1), "1,836.6");
-        assert_eq!(print(-83_332.942, "fixed", 3), "−83,332.942");
-        assert_eq!(print(3.0 * 1024.0 * 1024.0, "mib", 1), "3.0");
-        assert_eq!(print(3e9, "gb", 2), "3.00");
-        assert_eq!(print(0.125, "percent", 1), "12.5%");
-        assert_eq!(print(1234567.0, "grouped", 0), "1,234,567");
-        assert_eq!(print(-1234.5, "grouped", 1), "−1,234.5");
-        assert_eq!(print(-0.023, "percent", 1), "−2.3%");
-        assert_eq!(print(999.0, "grouped", 0), "999");
-        assert_eq!(print(1.25e-4, "sci", 2), "$1.25 \\times 10^{-4}$");
-        assert_eq!(print(1.25, "sci", 2), "$1.25$");
-        assert_eq!(print(1e-5, "sci", 0), "$10^{-5}$");
-        assert_eq!(print(-0.001, "fixed", 2), "0.00");
-    }
+    use crate::harness::answer::quantity::{Quantity, Range};
 
     #[test]
     fn a_list_is_scaled_number_by_number() {
@@ -207,10 +167,22 @@ mod tests {
 
     #[test]
     fn none_is_an_en_dash_and_other_things_are_errors() {
-        assert_eq!(format(&Value::from(()), "ms", 2).unwrap(), "–");
-        assert!(format(&Value::from("12"), "ms", 2).is_err());
-        assert!(format(&Value::from(true), "ms", 2).is_err());
-        assert!(format(&Value::from(f64::NAN), "ms", 2).is_err());
-        assert!(format(&Value::from(1.0), "parsec", 2).is_err());
+        let print = |value: Value| print(&value, Style::Ms, 2);
+        assert_eq!(print(Value::from(())).unwrap(), "–");
+        assert!(print(Value::from("12")).is_err());
+        assert!(print(Value::from(true)).is_err());
+        assert!(print(Value::from(f64::NAN)).is_err());
+        assert!(scaled(Value::from(vec![1]), "parsec".into()).unwrap_err().to_string().contains("parsec"));
+    }
+
+    #[test]
+    fn a_quantity_is_printed_in_its_own_unit_alone() {
+        let seconds = Value::from(Serde(Quantity::constant(0.0125, Unit::Seconds)));
+        assert_eq!(print(&seconds, Style::Ms, 1).unwrap(), "12.5");
+        assert!(print(&seconds, Style::Gib, 1).unwrap_err().to_string().contains("cannot be printed as Gib"));
+        let ends = [1.5, 2.0].map(|x| Quantity::constant(x, Unit::One));
+        let ends = Value::from(Serde(Range::of(&ends)));
+        assert_eq!(range(ends.clone(), "fixed".into(), 1).unwrap(), "1.5 to 2.0");
+        assert!(range(ends, "ms".into(), 1).is_err());
     }
 }

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{AnsweredPart, Document, ProblemInput, Records, context, escape, points};
+use super::{AnsweredPart, Document, ProblemInput, escape, points};
+use crate::harness::answer::RecordSet;
+use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
 use crate::harness::record::{Profile, Run};
 use crate::units::human_bytes;
 
@@ -105,10 +107,10 @@ impl Front {
 
 /// Every run of every problem once, with the profile it ran under.
 pub fn runs(document: &Document) -> Vec<(Profile, &Run)> {
-    let sets = document.problems.iter().flat_map(|p| p.records.iter());
+    let sets = document.problems.iter().flat_map(|p| p.records.sets());
     let mut runs: Vec<(Profile, &Run)> = Vec::new();
-    for Records { file, .. } in sets {
-        for run in context::runs_by_age(&file.runs) {
+    for RecordSet { file, .. } in sets {
+        for run in runs_by_age(&file.runs) {
             if !runs.iter().any(|(_, r)| r.id == run.id) {
                 runs.push((file.profile, run));
             }
@@ -122,7 +124,7 @@ pub fn runs(document: &Document) -> Vec<(Profile, &Run)> {
 fn machines(runs: &[(Profile, &Run)]) -> Vec<MachineLine> {
     let mut lines: Vec<MachineLine> = Vec::new();
     for (profile, run) in runs.iter().rev() {
-        let name = context::machine_name(&run.machine, *profile);
+        let name = machine_name(&run.machine, *profile);
         let known = lines.iter().position(|l| l.name == name && l.profile == *profile);
         let line = known.unwrap_or(lines.len());
         if known.is_none() {
@@ -135,7 +137,7 @@ fn machines(runs: &[(Profile, &Run)]) -> Vec<MachineLine> {
 }
 
 fn machine(profile: Profile, name: String, run: &Run) -> MachineLine {
-    let memory = human_bytes(context::memory_bytes(&run.machine, profile));
+    let memory = human_bytes(memory_bytes(&run.machine, profile));
     MachineLine {
         profile,
         name,

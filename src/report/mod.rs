@@ -4,37 +4,30 @@
 //! records, and the same data gives the same bytes. Read in the order of the walk: `context`, `template`, `markdown`,
 //! `document`, `pdf`.
 
-mod area;
-mod axis;
 pub mod context;
 pub mod document;
 pub mod escape;
-pub mod figure;
+pub mod figures;
 pub mod filters;
 pub mod front;
-mod heat;
-mod lanes;
 pub mod lint;
 pub mod markdown;
 pub mod maths;
 mod notes;
 pub mod pdf;
-pub mod plot;
 mod polish;
 pub mod runs;
 pub mod table;
 pub mod template;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::harness::record::RecordFile;
+use crate::harness::answer::{Answer, Operand, Records};
 use crate::harness::store::write_atomically;
-use crate::harness::suite::Suite;
 
 pub use crate::harness::grade::points;
 pub use pdf::pdf;
@@ -64,30 +57,15 @@ pub struct ProblemInput {
     pub shared: Vec<(String, String)>,
     /// What the template sees as `facts`.
     pub facts: Value,
-    pub records: RecordSets,
+    /// What the problem concludes from its records.
+    pub answer: Answer,
+    pub records: Records,
     pub other_records: ReadRecords,
 }
 
 /// Reads what another problem has measured, by its name, when the template or a macro that it imports asks for
 /// `records("<name>")`: only rendering tells which those are.
-pub type ReadRecords = Arc<dyn Fn(&str) -> Result<RecordSets> + Send + Sync>;
-
-/// What one problem measures: its own template sees `planned`, `cpu` and `gpu`, another's `records("<name>").planned`,
-/// `.cpu` and `.gpu`.
-#[derive(Default)]
-pub struct RecordSets {
-    /// What is to be measured, so that a template can tell what is missing from what nobody asked for.
-    pub suite: Option<Suite>,
-    pub cpu: Option<Records>,
-    pub gpu: Option<Records>,
-}
-
-impl RecordSets {
-    /// Those that there are, the GPU's first, as its figures answer the handout.
-    pub fn iter(&self) -> impl Iterator<Item = &Records> {
-        [&self.gpu, &self.cpu].into_iter().flatten()
-    }
-}
+pub type ReadRecords = Arc<dyn Fn(&str) -> Result<Records> + Send + Sync>;
 
 /// One part of a problem, as the handout letters it ("" where it has no letters).
 #[derive(Debug, Clone)]
@@ -98,13 +76,6 @@ pub struct PartInput {
     pub kinds: Vec<String>,
     /// The question in our own words, as Markdown.
     pub question: String,
-}
-
-/// The records of one problem under one profile.
-pub struct Records {
-    pub file: RecordFile,
-    /// The stale cases, by their place in the file, each with why; the provenance line says how many there are.
-    pub stale: BTreeMap<usize, String>,
 }
 
 /// A finished write-up: what is written beside `writeup.typ`, and what the grader wants to know.
@@ -127,6 +98,8 @@ pub struct Claim {
     pub problem: String,
     pub id: String,
     pub held: bool,
+    /// What decided it.
+    pub operands: Vec<Operand>,
 }
 
 /// One part that a template answers.

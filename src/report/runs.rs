@@ -5,8 +5,10 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::filters::{NOTHING, grouped};
-use super::{Document, Records, context, escape, front};
+use super::{Document, escape, front};
+use crate::harness::answer::RecordSet;
+use crate::harness::answer::format::{NOTHING, grouped};
+use crate::harness::answer::records::machine_name;
 use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
@@ -64,10 +66,10 @@ impl Seen {
 
 /// The appendix as Markdown; `None` for a document without records.
 pub fn index(document: &Document) -> Option<String> {
-    let sets = document.problems.iter().flat_map(|p| p.records.iter().map(move |r| (p, r)));
+    let sets = document.problems.iter().flat_map(|p| p.records.sets().map(move |r| (p, r)));
     let mut lines: Vec<Line> = Vec::new();
     for (problem, set) in sets {
-        for run in context::runs_by_age(&set.file.runs) {
+        for run in set.runs() {
             lines.push(Line::new(&problem.name, set, run));
         }
     }
@@ -104,7 +106,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(problem: &'a str, set: &'a Records, run: &'a Run) -> Self {
+    fn new(problem: &'a str, set: &'a RecordSet, run: &'a Run) -> Self {
         let cases = || set.file.cases.iter().filter(|case| case.run == run.id);
         let dirty = if run.dirty { " +" } else { "" };
         let commit = format!("`{}`{dirty}", run.commit.get(..10).unwrap_or(&run.commit));
@@ -148,7 +150,7 @@ fn machines(document: &Document) -> String {
     let mut out = String::new();
     let mut known = BTreeSet::new();
     for (profile, run) in front::runs(document).into_iter().rev() {
-        let name = context::machine_name(&run.machine, profile);
+        let name = machine_name(&run.machine, profile);
         if known.insert((profile, name.clone())) {
             let settings = front::settings(run);
             let line = format!("{name} ({profile}): {settings}. Timings are held against {}.", roofs(&run.peaks));

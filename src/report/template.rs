@@ -3,26 +3,27 @@
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::json;
 
-use super::figure::{Drawing, Figure};
-use super::{AnsweredPart, Claim, PartInput, ProblemInput, RecordSets, context, escape, filters, points};
+use super::figures::{PlacedFigure, from_template};
+use super::{AnsweredPart, Claim, PartInput, ProblemInput, context, escape, filters, points};
+use crate::harness::answer::{Answer, Drawing, Records};
 
 /// What a template gave.
-pub struct Answer {
+pub struct Filled {
     pub markdown: String,
     pub claims: Vec<Claim>,
-    pub figures: Vec<Figure>,
+    pub figures: Vec<PlacedFigure>,
     pub answered: Vec<AnsweredPart>,
 }
 
 /// Renders `problem.template`; `None` for a problem without one.
 ///
 /// Errors name `templates/<name>.md` and the line.
-pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
+pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
     let Some(text) = &problem.template else { return Ok(None) };
     let origin = origin(problem);
     let session = Session::new(problem);
@@ -44,7 +45,7 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     let scope = json!({
         "problem": {"name": problem.name, "title": problem.title, "section": problem.section,
             "points": problem.points, "parts": parts},
-        "facts": problem.facts, "planned": context::planned(problem.records.suite.as_ref()),
+        "answer": problem.answer.quoted(), "facts": problem.facts, "planned": context::planned(problem.records.suite.as_ref()),
         "cpu": cpu, "gpu": gpu, "main": main,
     });
     let rendered = env.get_template(&origin).map_err(|e| located(&e))?.render(Value::from(Serde(scope)));
@@ -56,7 +57,8 @@ pub fn answer(problem: &ProblemInput) -> Result<Option<Answer>> {
     drop(env);
     let session = lock(&session);
     session.all_answered(&problem.answers).with_context(|| origin.clone())?;
-    Ok(Some(Answer {
+    session.all_used().with_context(|| origin.clone())?;
+    Ok(Some(Filled {
         markdown: tidy(&markdown),
         claims: session.claims.clone(),
         figures: session.figures.clone(),
@@ -74,8 +76,10 @@ struct Session {
     problem: String,
     parts: Vec<PartInput>,
     answers: Vec<String>,
+    answer: Answer,
     claims: Vec<Claim>,
-    figures: Vec<Figure>,
+    tables: Vec<String>,
+    figures: Vec<PlacedFigure>,
     answered: Vec<AnsweredPart>,
 }
 
@@ -89,14 +93,29 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     let shared = session.clone();
     env.add_function("part", move |id: String| lock(&shared).part(&id).map(Value::from_safe_string));
     let shared = session.clone();
-    env.add_function("claim", move |id: String, condition: Value, texts: Kwargs| {
+    env.add_function("claim", move |id: String, condition: Option<Value>, texts: Kwargs| {
+        let Some(condition) = condition else {
+            texts.assert_all_used()?;
+            return lock(&shared).stated(&id).map(Value::from);
+        };
         let (then, otherwise) = (texts.get::<Option<String>>("then")?, texts.get::<Option<String>>("else")?);
         texts.assert_all_used()?;
         lock(&shared).claim(&id, &condition, then, otherwise).map(Value::from_safe_string)
     });
     let shared = session.clone();
+    env.add_function("must", move |id: String| match lock(&shared).stated(&id)? {
+        true => Ok(""),
+        false => Err(invalid(format!(
+            "claim {id:?} does not hold on these records; correct the prose, or write {{% if claim({id:?}) %}} with an else"
+        ))),
+    });
+    let shared = session.clone();
+    env.add_function("table", move |id: String| lock(&shared).table(&id).map(Value::from_safe_string));
+    let shared = session.clone();
     env.add_function("figure", move |id: String, args: Kwargs| {
-        lock(&shared).figure(&id, &args).map(Value::from_safe_string)
+        let mut session = lock(&shared);
+        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id, &args) };
+        drawn.map(Value::from_safe_string)
     });
     env.add_function("select", |cases: Value, filter: Kwargs| select(&cases, &filter));
     env.add_function("one", |cases: Value, filter: Kwargs| {
@@ -116,7 +135,7 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
 fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) {
     let read = problem.other_records.clone();
     let sets = move |name: &str| -> Result<Value> {
-        let RecordSets { suite, cpu, gpu } = read(name)?;
+        let Records { suite, cpu, gpu, .. } = read(name)?;
         let (cpu, gpu) = (context::record_set(cpu.as_ref())?, context::record_set(gpu.as_ref())?);
         Ok(Value::from(Serde(json!({"planned": context::planned(suite.as_ref()), "cpu": cpu, "gpu": gpu}))))
     };
@@ -131,7 +150,9 @@ impl Session {
             problem: problem.name.clone(),
             parts: problem.parts.clone(),
             answers: problem.answers.clone(),
+            answer: problem.answer.clone(),
             claims: Vec::new(),
+            tables: Vec::new(),
             figures: Vec::new(),
             answered: Vec::new(),
         }))
@@ -174,7 +195,7 @@ impl Session {
         }
         let held = bool::try_from(condition.clone())
             .map_err(|_| invalid(format!("claim {id:?} wants a condition that is true or false, got {condition}")))?;
-        self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held });
+        self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands: Vec::new() });
         match (held, otherwise) {
             (true, _) => Ok(then.unwrap_or_default()),
             (false, Some(text)) => Ok(text),
@@ -184,8 +205,51 @@ impl Session {
         }
     }
 
+    /// Whether a claim of the answer holds; it is listed from then on.
+    fn stated(&mut self, id: &str) -> Result<bool, Error> {
+        let known = || self.answer.claims().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
+        let claim = self.answer.claims().get(id);
+        let claim = claim.ok_or_else(|| invalid(format!("the answer makes no claim {id:?}; it makes {}", known())))?;
+        let (held, operands) = (claim.held, claim.operands.clone());
+        if !self.claims.iter().any(|c| c.id == id) {
+            self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands });
+        }
+        Ok(held)
+    }
+
+    fn table(&mut self, id: &str) -> Result<String, Error> {
+        let known = || self.answer.tables().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
+        let table = self.answer.tables().get(id);
+        let table = table.ok_or_else(|| invalid(format!("the answer has no table {id:?}; it has {}", known())))?;
+        let markdown = table.markdown();
+        if self.tables.iter().any(|t| t == id) {
+            return Err(invalid(format!("table {id:?} is printed twice")));
+        }
+        self.tables.push(id.into());
+        Ok(format!("\n\n{markdown}\n"))
+    }
+
+    /// A figure of the answer, with the template's caption.
+    fn declared_figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
+        let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
+        let figure = self.answer.figures().get(id);
+        let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
+        let figure = figure.clone();
+        let caption = text(args, id, "caption")?;
+        args.assert_all_used()?;
+        self.place(id, &figure.alt, &caption, figure.drawing)
+    }
+
+    /// A figure that the template itself declares.
     fn figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
         let naming = |e: Error| invalid(format!("figure {id:?}")).with_source(e);
+        let (alt, caption) = (text(args, id, "alt")?, text(args, id, "caption")?);
+        let drawing = from_template::drawing(args).map_err(naming)?;
+        args.assert_all_used().map_err(naming)?;
+        self.place(id, &alt, &caption, drawing)
+    }
+
+    fn place(&mut self, id: &str, alt: &str, caption: &str, drawing: Drawing) -> Result<String, Error> {
         if !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') || id.is_empty() {
             return Err(invalid(format!("figure id {id:?} is no file name: use letters, digits, - and _")));
         }
@@ -193,19 +257,23 @@ impl Session {
         if self.figures.iter().any(|f| f.path == path) {
             return Err(invalid(format!("figure {id:?} is drawn twice; give each its own id")));
         }
-        let text = |key: &str| -> Result<String, Error> {
-            let text = args.get::<Option<String>>(key)?.unwrap_or_default();
-            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            if text.is_empty() {
-                return Err(invalid(format!("figure {id:?} lacks {key}=\"..\"")));
-            }
-            Ok(text)
-        };
-        let (alt, caption) = (text("alt")?, text("caption")?);
-        let drawing = Drawing::from_args(args).map_err(naming)?;
-        args.assert_all_used().map_err(naming)?;
-        self.figures.push(Figure { path: path.clone(), drawing });
-        Ok(format!("\n\n![{}]({path})\n\nFigure: {caption}\n\n", escape::markdown(&alt)))
+        self.figures.push(PlacedFigure { path: path.clone(), drawing });
+        Ok(format!("\n\n![{}]({path})\n\nFigure: {caption}\n\n", escape::markdown(alt)))
+    }
+
+    /// What an answer concludes is in the report: no claim, table or figure of it is left out by its template.
+    fn all_used(&self) -> Result<()> {
+        for id in self.answer.claims().keys() {
+            ensure!(self.claims.iter().any(|c| c.id == *id), "the answer's claim {id:?} is stated nowhere");
+        }
+        for id in self.answer.tables().keys() {
+            ensure!(self.tables.contains(id), "the answer's table {id:?} is printed nowhere");
+        }
+        for id in self.answer.figures().keys() {
+            let path = format!("figures/{}-{id}.svg", self.problem);
+            ensure!(self.figures.iter().any(|f| f.path == path), "the answer's figure {id:?} is printed nowhere");
+        }
+        Ok(())
     }
 
     fn all_answered(&self, answers: &[String]) -> Result<()> {
@@ -215,6 +283,16 @@ impl Session {
             }
         }
         Ok(())
+    }
+}
+
+/// The text under `key` in one line; a figure needs it.
+fn text(args: &Kwargs, id: &str, key: &str) -> Result<String, Error> {
+    let text = args.get::<Option<String>>(key)?.unwrap_or_default();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.is_empty() {
+        true => Err(invalid(format!("figure {id:?} lacks {key}=\"..\""))),
+        false => Ok(text),
     }
 }
 

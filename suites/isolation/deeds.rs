@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use cs336::error::Fault;
-use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict, no_facts};
+use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict, no_answer, no_facts};
 use cs336::harness::provenance::available_memory_bytes;
 use cs336::harness::record::Profile;
 use cs336::harness::samples::{Samples, Work};
@@ -149,6 +149,8 @@ const DEEDS: Problem = Problem {
     checks: &[Check { name: "sound", part: "", run: || Verdict::passed("fine") }],
     measured: Some(Measured::of::<Deeds>()),
     facts: no_facts,
+    answer: no_answer,
+    reads: &[],
 };
 
 const UNSOUND: Problem = Problem {
@@ -157,6 +159,8 @@ const UNSOUND: Problem = Problem {
     checks: &[Check { name: "wrong", part: "", run: || bail!("0.5 is not 0.25") }],
     measured: Some(Measured::of::<Deeds>()),
     facts: no_facts,
+    answer: no_answer,
+    reads: &[],
 };
 
 pub const TEST_REGISTRY: &[Problem] = &[DEEDS, UNSOUND];

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cs336::harness::answer::{Answer, RecordSet, Records};
 use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
-use cs336::report::{self, Document, PartInput, ProblemInput, ReadRecords, RecordSets, Records, Rendered};
+use cs336::report::{self, Document, PartInput, ProblemInput, ReadRecords, Rendered};
 use serde_json::{Value, json};
 
 pub const ATTENTION: &str = include_str!("sample_attention.md");
@@ -57,7 +58,7 @@ fn conditions() -> Conditions {
 }
 
 /// Made-up timings that grow as the square of n, with a little spread; the largest case is out of memory.
-fn records() -> Records {
+fn records() -> RecordSet {
     let mut file = RecordFile::new("sample_attention", Profile::Cpu);
     file.runs.push(run("20261121T073200Z-4f2a", "2026-11-21T07:32:00Z"));
     for d in [16, 64] {
@@ -92,7 +93,7 @@ fn records() -> Records {
             });
         }
     }
-    Records { file, stale: [(2, "kernels/flash_forward.cu has changed since".to_string())].into() }
+    RecordSet { file, stale: [(2, "kernels/flash_forward.cu has changed since".to_string())].into() }
 }
 
 pub fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
@@ -116,6 +117,7 @@ pub fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInpu
         template: Some(template.into()),
         shared: shared(),
         facts: json!({"sum": 4}),
+        answer: Answer::default(),
         records: measured(),
         other_records: other(),
     }
@@ -128,8 +130,8 @@ fn shared() -> Vec<(String, String)> {
     [("shared/sums.md", sums), ("shared/counts.md", counts)].map(|(name, text)| (name.into(), text.into())).into()
 }
 
-fn measured() -> RecordSets {
-    RecordSets { suite: None, cpu: Some(records()), gpu: None }
+fn measured() -> Records {
+    Records { cpu: Some(records()), ..Records::default() }
 }
 
 /// What has no other problem but "other".
@@ -171,7 +173,8 @@ pub fn full() -> Document {
             template: None,
             shared: vec![],
             facts: Value::Null,
-            records: RecordSets::default(),
+            answer: Answer::default(),
+            records: Records::default(),
             other_records: other(),
         }
     }));

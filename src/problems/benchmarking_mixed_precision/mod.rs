@@ -24,6 +24,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<MixedPrecision>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 /// The worked layer norms of part (b), and for part (a) what CUDA is known to give.

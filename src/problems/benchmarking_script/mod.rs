@@ -39,6 +39,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<BenchmarkingScript>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 fn facts() -> Result<Value> {

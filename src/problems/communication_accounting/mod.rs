@@ -27,6 +27,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: None,
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 pub const XXL: Model = Model { d_model: 16_384, d_ff: 53_248, num_blocks: 126 };

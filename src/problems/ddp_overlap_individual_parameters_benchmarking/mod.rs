@@ -17,6 +17,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Steps<Overlap>>()),
     facts: no_facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 struct Overlap;

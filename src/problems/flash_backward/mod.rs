@@ -32,6 +32,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Attestation>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 /// What the template says about the checks and the kernels, so that it stays true when they change.

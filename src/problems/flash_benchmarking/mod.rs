@@ -31,6 +31,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<FlashBenchmarking>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 /// Who takes part, and the counts behind the figures.

@@ -17,4 +17,6 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<MemoryProfiling>()),
     facts: predicted::facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };

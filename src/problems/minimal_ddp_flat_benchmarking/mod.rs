@@ -10,6 +10,8 @@ pub const PROBLEM: Problem = Problem {
     checks: &[Check { name: "one_call_a_step", part: "", run: || checks::sends_every_gradient_once("flat", |_| 1) }],
     measured: Some(Measured::of::<Steps<MinimalDdpFlat>>()),
     facts: no_facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 struct MinimalDdpFlat;

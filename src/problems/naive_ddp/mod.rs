@@ -22,8 +22,15 @@ const CHECKS: &[Check] = &[
     Check { name: "flat_edges", part: "", run: || verdict(at_the_edges(FLAT)?) },
 ];
 
-pub const PROBLEM: Problem =
-    Problem { name: "naive_ddp", answers: &[""], checks: CHECKS, measured: Some(Measured::of::<FaultTests>()), facts };
+pub const PROBLEM: Problem = Problem {
+    name: "naive_ddp",
+    answers: &[""],
+    checks: CHECKS,
+    measured: Some(Measured::of::<FaultTests>()),
+    facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
+};
 
 const NAIVE: &str = "naive";
 /// The other strategy that communicates after backward; its own problem only times it.

@@ -18,6 +18,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Steps<NaiveDdp>>()),
     facts: no_facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 struct NaiveDdp;

@@ -27,6 +27,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<NsysProfile>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 /// Operations of the two products of attention, over the whole causal square, in one forward pass: 4 L B T² d.

@@ -32,6 +32,8 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Sharding>()),
     facts,
+    answer: crate::harness::problem::no_answer,
+    reads: &[],
 };
 
 /// Every rank's own optimizer, the handout's shared one, and ZeRO's first stage: whose memory is counted.

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::figure::{Kind, Plot, X};
 use super::plot::{INK, LEFT, PALETTE, RIGHT, WIDTH, draw_x, text, width_of};
+use crate::harness::answer::figure::{Plot, PlotKind, X};
 
 /// Higher than other figures, since heights are read off a stack.
 pub const PLOT_HEIGHT: f64 = 150.0;
@@ -28,7 +28,7 @@ struct Label {
 impl Marks {
     pub fn of(plot: &Plot) -> Self {
         let mut marks = Self { labels: Vec::new(), rows: 0 };
-        if plot.kind != Kind::Area {
+        if plot.kind != PlotKind::Area {
             return marks;
         }
         let axis = x_axis(plot);
@@ -143,8 +143,8 @@ fn add(sums: &mut [f64], values: impl Iterator<Item = Option<f64>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::figure::{Phase, Series};
-    use crate::report::plot::svg;
+    use crate::harness::answer::figure::{Phase, Series};
+    use crate::report::figures::plot::svg;
 
     fn plot(phases: &[(&str, f64, f64)]) -> Plot {
         let series = |name: &str, ys: [f64; 3]| Series {
@@ -153,7 +153,7 @@ mod tests {
         };
         let phase = |(name, from, to): &(&str, f64, f64)| Phase { name: name.to_string(), from: *from, to: *to };
         Plot {
-            kind: Kind::Area,
+            kind: PlotKind::Area,
             x_label: "time (ms)".into(),
             y_label: "memory (GiB)".into(),
             log_x: false,

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use super::area;
 use super::axis::{Axis, label};
-use super::figure::{Kind, Plot, X};
+use crate::harness::answer::figure::{Plot, PlotKind, X};
 
 /// The text column of an A4 page with margins of 25 mm.
 pub(super) const WIDTH: f64 = 453.0;
@@ -27,15 +27,15 @@ pub fn svg(plot: &Plot) -> String {
     let legend = legend(plot);
     let marks = area::Marks::of(plot);
     let top = 18.0 + legend.rows as f64 * 13.0 + marks.height();
-    let bottom = top + if plot.kind == Kind::Area { area::PLOT_HEIGHT } else { PLOT_HEIGHT };
+    let bottom = top + if plot.kind == PlotKind::Area { area::PLOT_HEIGHT } else { PLOT_HEIGHT };
     let y = y_axis(plot);
     let mut out = String::new();
     draw_y(&mut out, &y, top, bottom);
     let _ = write!(out, r#"<path d="M{LEFT} {bottom:.1}H{:.1}" stroke="{INK}" stroke-width=".6"/>"#, WIDTH - RIGHT);
     match plot.kind {
-        Kind::Line => draw_lines(&mut out, plot, &y, top, bottom),
-        Kind::Bar => draw_bars(&mut out, plot, &y, top, bottom),
-        Kind::Area => area::draw(&mut out, plot, &marks, &y, top, bottom),
+        PlotKind::Line => draw_lines(&mut out, plot, &y, top, bottom),
+        PlotKind::Bar => draw_bars(&mut out, plot, &y, top, bottom),
+        PlotKind::Area => area::draw(&mut out, plot, &marks, &y, top, bottom),
     }
     text(&mut out, 0.0, 9.0, "start", &plot.y_label);
     text(&mut out, (LEFT + WIDTH - RIGHT) / 2.0, bottom + 26.0, "middle", &plot.x_label);
@@ -63,12 +63,12 @@ fn legend(plot: &Plot) -> Legend {
             (x, rows) = (LEFT, rows + 1);
         }
         let y = 8.0 + rows as f64 * 13.0;
-        if plot.kind == Kind::Line {
+        if plot.kind == PlotKind::Line {
             let _ = write!(svg, r#"<path d="M{x:.1} {y:.1}h16" stroke="{}" stroke-width="1.3"/>"#, PALETTE[i]);
         }
-        if plot.kind == Kind::Area {
+        if plot.kind == PlotKind::Area {
             area::swatch(&mut svg, i, x + 6.0, y - 4.0);
-        } else if plot.kind == Kind::Bar && !plot.log_y {
+        } else if plot.kind == PlotKind::Bar && !plot.log_y {
             let _ = write!(
                 svg,
                 r#"<rect x="{:.1}" y="{:.1}" width="8" height="8" fill="{}"/>"#,
@@ -175,7 +175,7 @@ fn draw_bars(out: &mut String, plot: &Plot, y_axis: &Axis, top: f64, bottom: f64
 
 fn y_axis(plot: &Plot) -> Axis {
     let ys: Vec<f64> = match plot.kind {
-        Kind::Area => area::tops(plot),
+        PlotKind::Area => area::tops(plot),
         _ => plot.series.iter().flat_map(|s| s.points.iter().filter_map(|p| p.1)).collect(),
     };
     if plot.log_y { Axis::log(&ys) } else { Axis::linear(&ys, true) }

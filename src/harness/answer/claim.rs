@@ -1,0 +1,84 @@
+//! Claims: statements that sentences make, each decided by operands that the report lists beside it.
+
+use super::quantity::Quantity;
+
+/// A statement about the records, and whether it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    /// Unique within its problem; what the template and the report's list call it.
+    pub id: String,
+    pub held: bool,
+    /// What decided it, in reading order.
+    pub operands: Vec<Operand>,
+}
+
+/// One value that decided a claim: what it is, and the value in words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Operand {
+    pub name: String,
+    pub value: String,
+}
+
+impl Claim {
+    /// A claim that holds or not; add what decided it with [`Self::operand`] and [`Self::count`].
+    pub fn new(id: impl Into<String>, held: bool) -> Self {
+        Self { id: id.into(), held, operands: Vec::new() }
+    }
+
+    /// `value` is above `threshold`.
+    pub fn above(id: impl Into<String>, name: &str, value: &Quantity, threshold: f64) -> Self {
+        Self::new(id, value.value() > threshold).operand(name, value).bound("above", threshold)
+    }
+
+    /// `value` is below `threshold`.
+    pub fn below(id: impl Into<String>, name: &str, value: &Quantity, threshold: f64) -> Self {
+        Self::new(id, value.value() < threshold).operand(name, value).bound("below", threshold)
+    }
+
+    /// All of several cases fulfil a condition, and there is at least one.
+    pub fn all(id: impl Into<String>, name: &str, fulfil: usize, of: usize) -> Self {
+        Self::new(id, of > 0 && fulfil == of).operand_text(name, format!("{fulfil} of {of}"))
+    }
+
+    pub fn operand(self, name: &str, value: &Quantity) -> Self {
+        let text = value.short();
+        self.operand_text(name, text)
+    }
+
+    pub fn count(self, name: &str, count: usize) -> Self {
+        self.operand_text(name, count.to_string())
+    }
+
+    pub fn operand_text(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.operands.push(Operand { name: name.into(), value: value.into() });
+        self
+    }
+
+    fn bound(self, side: &str, threshold: f64) -> Self {
+        self.operand_text("wanted", format!("{side} {threshold}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::quantity::Unit;
+    use super::*;
+
+    #[test]
+    fn a_claim_names_what_decided_it() {
+        let ratio = Quantity::constant(1.5, Unit::One);
+        let claim = Claim::above("faster", "PyTorch / ours", &ratio, 1.0);
+        assert!(claim.held);
+        let words: Vec<_> = claim.operands.iter().map(|o| format!("{} {}", o.name, o.value)).collect();
+        assert_eq!(words, ["PyTorch / ours 1.5", "wanted above 1"]);
+        assert!(!Claim::below("slower", "ratio", &ratio, 1.5).held, "a tie does not hold");
+        assert!(!Claim::above("faster", "ratio", &ratio, 1.5).held, "a tie does not hold");
+    }
+
+    #[test]
+    fn all_of_nothing_does_not_hold() {
+        assert!(Claim::all("all", "cells", 3, 3).held);
+        assert!(!Claim::all("all", "cells", 2, 3).held);
+        assert!(!Claim::all("all", "cells", 0, 0).held);
+    }
+}

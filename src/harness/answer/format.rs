@@ -1,0 +1,220 @@
+//! Formatting, the last step: base units become what a table or a sentence shows.
+
+use super::quantity::Unit;
+use crate::units::{GB, GIB, MB, MIB};
+
+/// What prints in the place of a number that does not exist, such as the deviation of one sample.
+pub const NOTHING: &str = "–";
+
+/// The minus sign of every number outside a formula.
+const MINUS: &str = "−";
+
+/// In which unit and notation a number is printed; templates use the same names as filters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Ms,
+    Us,
+    Sec,
+    Mib,
+    Gib,
+    Mb,
+    Gb,
+    Gflops,
+    Tflops,
+    Mhz,
+    Fixed,
+    Grouped,
+    Percent,
+    Sci,
+}
+
+impl Style {
+    /// The name of each style, as a template's filter.
+    pub const ALL: [(&'static str, Self); 14] = [
+        ("ms", Self::Ms),
+        ("us", Self::Us),
+        ("sec", Self::Sec),
+        ("mib", Self::Mib),
+        ("gib", Self::Gib),
+        ("mb", Self::Mb),
+        ("gb", Self::Gb),
+        ("gflops", Self::Gflops),
+        ("tflops", Self::Tflops),
+        ("mhz", Self::Mhz),
+        ("fixed", Self::Fixed),
+        ("grouped", Self::Grouped),
+        ("percent", Self::Percent),
+        ("sci", Self::Sci),
+    ];
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, style)| *style)
+    }
+
+    /// What a value in base units is multiplied with.
+    pub fn scale(self) -> f64 {
+        match self {
+            Self::Ms => 1e3,
+            Self::Us => 1e6,
+            Self::Sec | Self::Fixed | Self::Grouped | Self::Sci => 1.0,
+            Self::Mib => 1.0 / MIB,
+            Self::Gib => 1.0 / GIB,
+            Self::Mb => 1.0 / MB,
+            Self::Gb => 1.0 / GB,
+            Self::Gflops => 1e-9,
+            Self::Tflops => 1e-12,
+            Self::Mhz => 1e-6,
+            Self::Percent => 100.0,
+        }
+    }
+
+    /// Whether a quantity of this unit can be printed so.
+    pub fn fits(self, unit: Unit) -> bool {
+        match self {
+            Self::Ms | Self::Us | Self::Sec => unit == Unit::Seconds,
+            Self::Mib | Self::Gib | Self::Mb | Self::Gb => matches!(unit, Unit::Bytes | Unit::BytesPerSecond),
+            Self::Gflops | Self::Tflops => unit == Unit::FlopsPerSecond,
+            Self::Mhz => unit == Unit::Hertz,
+            Self::Percent => unit == Unit::One,
+            Self::Fixed | Self::Grouped | Self::Sci => true,
+        }
+    }
+}
+
+/// The one formatter: `digits` stand after the point.
+pub fn print(x: f64, style: Style, digits: usize) -> String {
+    match style {
+        Style::Sci => scientific(x, digits),
+        Style::Percent => format!("{}%", grouped(x * style.scale(), digits)),
+        _ => grouped(x * style.scale(), digits),
+    }
+}
+
+/// Milliseconds with about three significant digits, from seconds.
+pub fn time(seconds: f64) -> String {
+    let digits = match seconds {
+        s if s < 1e-4 => 4,
+        s if s < 1e-2 => 3,
+        s if s < 1e-1 => 2,
+        _ => 1,
+    };
+    print(seconds, Style::Ms, digits)
+}
+
+/// "a", "a and b", "a, b and c".
+pub fn listed<S: AsRef<str>>(words: &[S]) -> String {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    match words.split_last() {
+        None => String::new(),
+        Some((last, [])) => (*last).to_string(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// "1.02 to 1.35", or "1.02" where both print alike.
+pub fn range(low: f64, high: f64, style: Style, digits: usize) -> String {
+    let (low, high) = (print(low, style, digits), print(high, style, digits));
+    if low == high { low } else { format!("{low} to {high}") }
+}
+
+/// "12,345.6".
+pub fn grouped(x: f64, digits: usize) -> String {
+    let (sign, whole, part) = parts(x, digits);
+    let mut out = String::from(sign);
+    for (i, digit) in whole.chars().enumerate() {
+        if i > 0 && (whole.len() - i) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + &part
+}
+
+/// Sign, digits before the point, the point and what follows; never "-0.00", since zero has no sign.
+fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
+    let text = format!("{:.digits$}", x.abs());
+    let zero = text.chars().all(|c| matches!(c, '0' | '.'));
+    let (whole, part) = text.find('.').map_or((text.as_str(), ""), |at| text.split_at(at));
+    (if x < 0.0 && !zero { MINUS } else { "" }, whole.into(), part.into())
+}
+
+/// "$1.25 \times 10^{-4}$" or "$10^{-4}$", so that both Markdown and typst set it as a formula.
+fn scientific(x: f64, digits: usize) -> String {
+    let text = format!("{x:.digits$e}");
+    match text.split_once('e') {
+        Some((mantissa, "0")) => format!("${mantissa}$"),
+        Some(("1", exponent)) => format!("$10^{{{exponent}}}$"),
+        Some(("-1", exponent)) => format!("$-10^{{{exponent}}}$"),
+        Some((mantissa, exponent)) => format!("${mantissa} \\times 10^{{{exponent}}}$"),
+        None => text,
+    }
+}
+
+/// Escapes free text (a machine's name, a library's message) for use inside a Markdown line or table cell.
+pub fn markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
+            '\n' | '\r' | '\t' => out.push(' '),
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_units_become_the_named_ones() {
+        for (x, style, digits, expected) in [
+            (0.0125, "ms", 2, "12.50"),
+            (0.0125, "us", 0, "12,500"),
+            (0.009_999_6, "us", 0, "10,000"),
+            (1836.6, "fixed", 1, "1,836.6"),
+            (-83_332.942, "fixed", 3, "−83,332.942"),
+            (3.0 * 1024.0 * 1024.0, "mib", 1, "3.0"),
+            (3e9, "gb", 2, "3.00"),
+            (0.125, "percent", 1, "12.5%"),
+            (1234567.0, "grouped", 0, "1,234,567"),
+            (-1234.5, "grouped", 1, "−1,234.5"),
+            (-0.023, "percent", 1, "−2.3%"),
+            (999.0, "grouped", 0, "999"),
+            (1.25e-4, "sci", 2, "$1.25 \\times 10^{-4}$"),
+            (1.25, "sci", 2, "$1.25$"),
+            (1e-5, "sci", 0, "$10^{-5}$"),
+            (-0.001, "fixed", 2, "0.00"),
+            (6.5e14, "tflops", 0, "650"),
+            (1.98e9, "mhz", 0, "1,980"),
+        ] {
+            assert_eq!(print(x, Style::named(style).unwrap(), digits), expected);
+        }
+        assert_eq!(Style::named("parsec"), None);
+    }
+
+    #[test]
+    fn times_have_about_three_digits_and_lists_one_and() {
+        for (seconds, expected) in [(9.9e-5, "0.0990"), (2.5e-3, "2.500"), (2.5e-2, "25.00"), (0.25, "250.0")] {
+            assert_eq!(time(seconds), expected);
+        }
+        assert_eq!(listed(&["a"]), "a");
+        assert_eq!(listed(&["a", "b"]), "a and b");
+        assert_eq!(listed(&["a", "b", "c"]), "a, b and c");
+        assert_eq!(listed::<&str>(&[]), "");
+    }
+
+    #[test]
+    fn a_range_whose_ends_print_alike_is_one_number() {
+        assert_eq!(range(1.02, 1.35, Style::Fixed, 2), "1.02 to 1.35");
+        assert_eq!(range(1.021, 1.022, Style::Fixed, 2), "1.02");
+    }
+
+    #[test]
+    fn a_style_fits_its_unit_alone() {
+        assert!(Style::Ms.fits(Unit::Seconds) && !Style::Ms.fits(Unit::Bytes) && !Style::Ms.fits(Unit::One));
+        assert!(Style::Gib.fits(Unit::Bytes) && !Style::Gib.fits(Unit::Seconds));
+        assert!(Style::Percent.fits(Unit::One) && !Style::Percent.fits(Unit::Seconds));
+    }
+}

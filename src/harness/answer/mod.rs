@@ -1,0 +1,107 @@
+//! Answers: what a problem concludes from records, as plain data that every edition of the report prints.
+//!
+//! An answer holds four things: values that sentences quote, claims that sentences make, tables and figures. It is a pure
+//! function of the records; `templates/<problem>.md` puts it into words.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use serde_json::Value;
+
+pub mod claim;
+pub mod figure;
+pub mod format;
+#[cfg(test)]
+pub mod made_up;
+pub mod quantity;
+pub mod records;
+pub mod table;
+
+pub use claim::{Claim, Operand};
+pub use figure::{Drawing, Figure};
+pub use format::Style;
+pub use quantity::{Quantity, Range, SameMachine, SameRun, Unit};
+pub use records::{Case, CaseId, CaseOutcome, RecordSet, Records};
+pub use table::{Cell, Column, Table};
+
+/// Whose implementation the report is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Audience {
+    /// The one in this repository.
+    Ours,
+}
+
+/// What a problem concludes from its records.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    quoted: Value,
+    claims: BTreeMap<String, Claim>,
+    tables: BTreeMap<String, Table>,
+    figures: BTreeMap<String, Figure>,
+}
+
+impl Answer {
+    /// An answer whose template sees the fields of `quoted` as `answer.<field>`.
+    ///
+    /// Errors: `quoted` is not an object, or holds a number that is not finite.
+    pub fn new(quoted: &impl Serialize) -> Result<Self> {
+        let quoted = serde_json::to_value(quoted).context("an answer's quoted values do not serialise")?;
+        ensure!(quoted.is_object(), "an answer's quoted values must be a struct, so that each one has a name");
+        Ok(Self { quoted, ..Self::default() })
+    }
+
+    /// Adds a claim; the template asks for it by its id.
+    pub fn claim(&mut self, claim: Claim) -> Result<()> {
+        let id = claim.id.clone();
+        ensure!(self.claims.insert(id.clone(), claim).is_none(), "claim {id:?} is made twice; give each its own id");
+        Ok(())
+    }
+
+    /// Adds a table; the template prints it with `table("<id>")`.
+    ///
+    /// Errors: another table of this id; a row with more or fewer cells than there are columns.
+    pub fn table(&mut self, id: impl Into<String>, table: Table) -> Result<()> {
+        let id = id.into();
+        table.validate().with_context(|| format!("table {id:?}"))?;
+        ensure!(self.tables.insert(id.clone(), table).is_none(), "table {id:?} is made twice; give each its own id");
+        Ok(())
+    }
+
+    /// Adds a figure; the template prints it with `figure("<id>")`, and its file is `<problem>-<id>.svg`.
+    ///
+    /// Errors: another figure of this id, an id that is no file name, a drawing without data.
+    pub fn figure(&mut self, id: impl Into<String>, figure: Figure) -> Result<()> {
+        let id = id.into();
+        let fine = !id.is_empty() && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+        ensure!(fine, "figure id {id:?} is no file name: use letters, digits, - and _");
+        figure.validate().with_context(|| format!("figure {id:?}"))?;
+        ensure!(self.figures.insert(id.clone(), figure).is_none(), "figure {id:?} is made twice; give each its own id");
+        Ok(())
+    }
+
+    /// What the template sees as `answer`.
+    pub fn quoted(&self) -> &Value {
+        &self.quoted
+    }
+
+    pub fn claims(&self) -> &BTreeMap<String, Claim> {
+        &self.claims
+    }
+
+    pub fn tables(&self) -> &BTreeMap<String, Table> {
+        &self.tables
+    }
+
+    pub fn figures(&self) -> &BTreeMap<String, Figure> {
+        &self.figures
+    }
+
+    /// Whether the claim of this id holds; none where it is not made.
+    pub fn holds(&self, id: &str) -> Option<bool> {
+        self.claims.get(id).map(|claim| claim.held)
+    }
+}
+
+/// How a problem answers: `answer(records, audience)`.
+pub type AnswerFn = fn(&Records, Audience) -> Result<Answer>;

@@ -1,0 +1,300 @@
+//! Records as answers read them: typed cases with their outcome, grouped by the profile that they were measured under.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::format::markdown;
+use super::quantity::{Quantity, Unit, shared};
+use crate::harness::conditions::Conditions;
+use crate::harness::problem::Measure;
+use crate::harness::record::{Machine, Outcome, Profile, RecordFile, Run};
+use crate::harness::samples::Samples;
+use crate::harness::stats;
+use crate::harness::suite::Suite;
+
+/// What one problem has measured, and what it plans to.
+#[derive(Default)]
+pub struct Records {
+    /// Of a problem that measures.
+    pub suite: Option<Suite>,
+    pub cpu: Option<RecordSet>,
+    pub gpu: Option<RecordSet>,
+    /// The records of other problems that this one's answer reads, by name.
+    pub others: BTreeMap<String, Records>,
+}
+
+/// The records of one problem under one profile.
+pub struct RecordSet {
+    pub file: RecordFile,
+    /// The stale cases, by their place in the file, each with why.
+    pub stale: BTreeMap<usize, String>,
+}
+
+/// One case of a record, with the types of its problem.
+#[derive(Debug, Clone)]
+pub struct Case<P, R> {
+    pub id: CaseId,
+    pub grid: String,
+    pub params: P,
+    pub outcome: CaseOutcome<R>,
+    /// Why it no longer counts, where it does not.
+    pub stale: Option<String>,
+    /// What the device's sensor saw, where there is one.
+    pub conditions: Option<Conditions>,
+    /// Wall time of the whole case, in seconds.
+    pub elapsed_s: f64,
+}
+
+/// [`Outcome`] with a typed row; the texts are as recorded, not yet escaped.
+#[derive(Debug, Clone)]
+pub enum CaseOutcome<R> {
+    Measured(R),
+    OutOfMemory { requested_bytes: Option<u64>, predicted_bytes: Option<u64>, message: String },
+    NotRun { reason: String, needs: String, has: String },
+    Failed { error: String },
+}
+
+/// Where a number comes from: a case of a record, its run and its machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CaseId {
+    pub problem: Arc<str>,
+    pub profile: Profile,
+    /// The case's place in its record.
+    pub case: usize,
+    pub run: Arc<str>,
+    machine: Arc<Machine>,
+}
+
+impl CaseId {
+    pub fn new(problem: &str, profile: Profile, case: usize, run: &str, machine: Arc<Machine>) -> Self {
+        Self { problem: shared(problem), profile, case, run: shared(run), machine }
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// For messages: "run 20261121T073200Z-4f2a on NVIDIA H200".
+    pub fn place(&self) -> String {
+        format!("run {} on {}", self.run, machine_name(&self.machine, self.profile))
+    }
+}
+
+impl Records {
+    /// The records that the report prints: the GPU's where there are any, else the CPU's.
+    ///
+    /// Errors: neither exists.
+    pub fn main(&self) -> Result<&RecordSet> {
+        self.gpu().or_else(|| self.cpu()).context("there are no records; `cs336 measure` makes them")
+    }
+
+    /// None where no case is recorded.
+    pub fn cpu(&self) -> Option<&RecordSet> {
+        self.cpu.as_ref().filter(|set| !set.file.cases.is_empty())
+    }
+
+    /// None where no case is recorded.
+    pub fn gpu(&self) -> Option<&RecordSet> {
+        self.gpu.as_ref().filter(|set| !set.file.cases.is_empty())
+    }
+
+    /// Those that there are, the GPU's first, as its figures answer the handout.
+    pub fn sets(&self) -> impl Iterator<Item = &RecordSet> {
+        [self.gpu(), self.cpu()].into_iter().flatten()
+    }
+
+    /// The grid's name and the parameters of every case that the suite plans under a profile.
+    pub fn planned(&self, profile: Profile) -> impl Iterator<Item = (&str, &Value)> {
+        self.suite.iter().flat_map(move |suite| suite.cases(profile))
+    }
+
+    /// Another problem's records, which the registry entry lists in `reads`.
+    pub fn other(&self, problem: &str) -> Result<&Records> {
+        self.others.get(problem).with_context(|| {
+            format!("the records of {problem:?} are not among those that the registry lets this answer read")
+        })
+    }
+}
+
+impl RecordSet {
+    pub fn profile(&self) -> Profile {
+        self.file.profile
+    }
+
+    pub fn is_gpu(&self) -> bool {
+        self.profile() == Profile::Gpu
+    }
+
+    /// Oldest first; ties by id, so that the order never depends on the file's.
+    pub fn runs(&self) -> Vec<&Run> {
+        runs_by_age(&self.file.runs)
+    }
+
+    /// Errors: the file names no run.
+    pub fn newest_run(&self) -> Result<&Run> {
+        self.runs().last().copied().with_context(|| format!("the records of {} name no run", self.file.problem))
+    }
+
+    /// The newest run's machine as captions name it, in Markdown.
+    pub fn machine(&self) -> Result<String> {
+        Ok(markdown(&machine_name(&self.newest_run()?.machine, self.profile())))
+    }
+
+    /// Memory of the device that the profile measures on, in bytes.
+    pub fn memory_bytes(&self) -> Result<u64> {
+        Ok(memory_bytes(&self.newest_run()?.machine, self.profile()))
+    }
+
+    /// Machines with their runs, for captions: "AMD EPYC 7B13, 2 cores, run 20261121T073200Z-4f2a".
+    pub fn source(&self) -> String {
+        source(&self.runs(), self.profile())
+    }
+
+    /// Every case, in the file's order, with the types of the problem that measured it.
+    ///
+    /// Errors: parameters or a row that these types cannot read.
+    pub fn cases<M: Measure>(&self) -> Result<Vec<Case<M::Params, M::Row>>> {
+        let machines: BTreeMap<&str, Arc<Machine>> =
+            self.file.runs.iter().map(|run| (run.id.as_str(), Arc::new(run.machine.clone()))).collect();
+        let cases = self.file.cases.iter().enumerate().map(|(at, record)| {
+            let named = || format!("case {at} of {} ({})", self.file.problem, self.profile());
+            let machine = machines.get(record.run.as_str()).with_context(|| format!("{} names no run", named()))?;
+            Ok(Case {
+                id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
+                grid: record.grid.clone(),
+                params: M::Params::deserialize(&record.params).with_context(named)?,
+                outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
+                stale: self.stale.get(&at).cloned(),
+                conditions: record.conditions.clone(),
+                elapsed_s: record.elapsed_s,
+            })
+        });
+        cases.collect()
+    }
+}
+
+impl<R: DeserializeOwned> CaseOutcome<R> {
+    fn of(outcome: &Outcome) -> Result<Self> {
+        Ok(match outcome.clone() {
+            Outcome::Measured { row } => Self::Measured(R::deserialize(row).context("its row has another shape")?),
+            Outcome::OutOfMemory { requested_bytes, predicted_bytes, message } => {
+                Self::OutOfMemory { requested_bytes, predicted_bytes, message }
+            }
+            Outcome::NotRun { reason, needs, has } => Self::NotRun { reason, needs, has },
+            Outcome::Failed { error } => Self::Failed { error },
+        })
+    }
+}
+
+impl<R> CaseOutcome<R> {
+    /// What a table shows of a case that was not measured: "OOM", "not run" or "failed".
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Measured(_) => "measured",
+            Self::OutOfMemory { .. } => "OOM",
+            Self::NotRun { .. } => "not run",
+            Self::Failed { .. } => "failed",
+        }
+    }
+}
+
+impl<P, R> Case<P, R> {
+    /// The row of a measured case.
+    pub fn row(&self) -> Option<&R> {
+        match &self.outcome {
+            CaseOutcome::Measured(row) => Some(row),
+            _ => None,
+        }
+    }
+
+    /// A number of this case, in base units.
+    pub fn quantity(&self, value: f64, unit: Unit) -> Quantity {
+        Quantity::new(value, unit, vec![self.id.clone()])
+    }
+
+    /// The median of samples of this case.
+    pub fn median(&self, samples: &Samples) -> Quantity {
+        self.statistic(samples, stats::median)
+    }
+
+    /// A statistic of samples of this case, in their unit.
+    pub fn statistic(&self, samples: &Samples, statistic: impl Fn(&[f64]) -> f64) -> Quantity {
+        self.quantity(statistic(&samples.samples), samples.unit.into())
+    }
+}
+
+/// Oldest first; ties by id, so that the order never depends on the file's.
+pub fn runs_by_age(runs: &[Run]) -> Vec<&Run> {
+    let mut runs: Vec<&Run> = runs.iter().collect();
+    runs.sort_by(|a, b| (&a.started, &a.id).cmp(&(&b.started, &b.id)));
+    runs
+}
+
+/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without the maker's marks.
+pub fn machine_name(machine: &Machine, profile: Profile) -> String {
+    match (profile, &machine.gpus[..]) {
+        (Profile::Gpu, [gpu]) => plain(&gpu.name),
+        (Profile::Gpu, [gpu, ..]) => format!("{} × {}", machine.gpus.len(), plain(&gpu.name)),
+        _ => {
+            let plural = if machine.cores == 1 { "" } else { "s" };
+            format!("{}, {} core{plural}", plain(&machine.cpu), machine.cores)
+        }
+    }
+}
+
+fn plain(name: &str) -> String {
+    let name = name.replace("(R)", " ").replace("(TM)", " ").replace("(tm)", " ").replace(" CPU", " ");
+    let name = name.split(" @ ").next().unwrap_or_default();
+    name.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn source(runs: &[&Run], profile: Profile) -> String {
+    let mut by_machine: Vec<(String, Vec<&str>)> = Vec::new();
+    for run in runs {
+        let name = machine_name(&run.machine, profile);
+        match by_machine.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, ids)) => ids.push(&run.id),
+            None => by_machine.push((name, vec![&run.id])),
+        }
+    }
+    let words = by_machine.iter().map(|(machine, ids)| {
+        let runs = match &ids[..] {
+            [one] => format!("run {one}"),
+            [a, b] => format!("runs {a} and {b}"),
+            [first, .., last] => format!("{} runs from {first} to {last}", ids.len()),
+            [] => String::new(),
+        };
+        format!("{}, {runs}", markdown(machine))
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
+
+/// Memory of the device that the profile measures on.
+pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
+    match (profile, machine.gpus.first()) {
+        (Profile::Gpu, Some(gpu)) => gpu.memory_bytes,
+        _ => machine.memory_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn makers_marks_are_left_out_of_a_machine_name() {
+        let machine = Machine {
+            cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
+            cores: 2,
+            memory_bytes: 0,
+            os: "Linux".into(),
+            gpus: vec![],
+        };
+        assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
+    }
+}

@@ -1,0 +1,195 @@
+//! Tables: columns with a format, rows of typed cells, and how a case that was not measured shows.
+
+use anyhow::{Result, ensure};
+
+use super::format::{NOTHING, Style, print, time};
+use super::quantity::Quantity;
+
+/// A table of an answer; [`Table::markdown`] is its one text form.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    pub columns: Vec<Column>,
+    pub rows: Vec<Vec<Cell>>,
+    /// Markdown; none where the template writes the caption.
+    pub caption: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Column {
+    /// Markdown, with the unit of its numbers: "step (ms)".
+    pub head: String,
+    pub format: Format,
+}
+
+/// How the cells of a column show.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Format {
+    /// Words, to the left.
+    Words,
+    /// Words or numbers that come as text, to the right.
+    Right,
+    /// Numbers in one style with the same digits after the point, to the right.
+    Number(Style, usize),
+    /// Milliseconds with about three significant digits, to the right.
+    Time,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cell {
+    /// Markdown: a name, an outcome ("OOM"), a number that is formatted by itself.
+    Text(String),
+    Number(Quantity),
+    /// A value that does not exist: an en dash.
+    Missing,
+}
+
+impl Column {
+    pub fn words(head: impl Into<String>) -> Self {
+        Self { head: head.into(), format: Format::Words }
+    }
+
+    pub fn right(head: impl Into<String>) -> Self {
+        Self { head: head.into(), format: Format::Right }
+    }
+
+    pub fn number(head: impl Into<String>, style: Style, digits: usize) -> Self {
+        Self { head: head.into(), format: Format::Number(style, digits) }
+    }
+
+    pub fn time(head: impl Into<String>) -> Self {
+        Self { head: head.into(), format: Format::Time }
+    }
+}
+
+impl Cell {
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::text(text)
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<Quantity> for Cell {
+    fn from(quantity: Quantity) -> Self {
+        Self::Number(quantity)
+    }
+}
+
+impl From<&Quantity> for Cell {
+    fn from(quantity: &Quantity) -> Self {
+        Self::Number(quantity.clone())
+    }
+}
+
+impl From<Option<Quantity>> for Cell {
+    fn from(quantity: Option<Quantity>) -> Self {
+        quantity.map_or(Self::Missing, Self::Number)
+    }
+}
+
+impl Table {
+    pub fn new(columns: Vec<Column>) -> Self {
+        Self { columns, rows: Vec::new(), caption: None }
+    }
+
+    pub fn row(&mut self, cells: Vec<Cell>) {
+        self.rows.push(cells);
+    }
+
+    /// With a caption of its own, in Markdown.
+    pub fn captioned(mut self, caption: impl Into<String>) -> Self {
+        self.caption = Some(caption.into());
+        self
+    }
+
+    /// Every row has a cell for each column, a number's unit fits its column, and no number stands among words.
+    pub fn validate(&self) -> Result<()> {
+        ensure!(!self.columns.is_empty(), "the table has no columns");
+        for (i, row) in self.rows.iter().enumerate() {
+            let (cells, columns) = (row.len(), self.columns.len());
+            ensure!(cells == columns, "row {i} has {cells} cells for {columns} columns");
+            for (cell, column) in row.iter().zip(&self.columns) {
+                let Cell::Number(quantity) = cell else { continue };
+                let fits = match column.format {
+                    Format::Number(style, _) => style.fits(quantity.unit()),
+                    Format::Time => Style::Ms.fits(quantity.unit()),
+                    Format::Words | Format::Right => false,
+                };
+                ensure!(fits, "row {i}, column {:?}: {} does not fit its format", column.head, quantity.short());
+                ensure!(quantity.value().is_finite(), "row {i}, column {:?}: the number is not finite", column.head);
+            }
+        }
+        Ok(())
+    }
+
+    /// A pipe table, and its caption where it has one.
+    pub fn markdown(&self) -> String {
+        let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+        let mut out = line(self.columns.iter().map(|column| column.head.as_str()).collect());
+        let marks = self.columns.iter().map(|c| if c.format == Format::Words { ":--" } else { "---:" });
+        out += &format!("|{}|\n", marks.collect::<Vec<_>>().join("|"));
+        for row in &self.rows {
+            let cells: Vec<String> =
+                row.iter().zip(&self.columns).map(|(cell, column)| cell.markdown(column)).collect();
+            out += &line(cells.iter().map(String::as_str).collect());
+        }
+        if let Some(caption) = &self.caption {
+            out += &format!("\nTable: {caption}\n");
+        }
+        out
+    }
+}
+
+impl Cell {
+    fn markdown(&self, column: &Column) -> String {
+        match (self, column.format) {
+            (Self::Text(text), _) => text.clone(),
+            (Self::Missing, _) => NOTHING.into(),
+            (Self::Number(quantity), Format::Number(style, digits)) => print(quantity.value(), style, digits),
+            (Self::Number(quantity), Format::Time) => time(quantity.value()),
+            // `validate` refuses it.
+            (Self::Number(quantity), Format::Words | Format::Right) => quantity.short(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::quantity::Unit;
+    use super::*;
+
+    fn table(cell: Cell) -> Table {
+        let mut table = Table::new(vec![Column::words("size"), Column::number("step (ms)", Style::Ms, 1)]);
+        table.row(vec!["xl".into(), cell]);
+        table
+    }
+
+    #[test]
+    fn a_cell_is_printed_by_its_column_and_what_is_missing_is_a_dash() {
+        let measured = table(Quantity::constant(0.0125, Unit::Seconds).into());
+        assert_eq!(measured.markdown(), "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n");
+        assert!(table(Cell::Missing).markdown().ends_with("| xl | – |\n"));
+        assert!(table("OOM".into()).captioned("Steps.").markdown().ends_with("| xl | OOM |\n\nTable: Steps.\n"));
+    }
+
+    #[test]
+    fn a_row_of_another_width_and_a_number_of_another_unit_are_refused() {
+        let mut ragged = table(Cell::Missing);
+        ragged.row(vec!["small".into()]);
+        assert!(ragged.validate().unwrap_err().to_string().contains("1 cells for 2 columns"));
+        let bytes = table(Quantity::constant(1.0, Unit::Bytes).into());
+        assert!(bytes.validate().unwrap_err().to_string().contains("does not fit"));
+        assert!(table(Quantity::constant(f64::NAN, Unit::Seconds).into()).validate().is_err());
+        assert!(table(Quantity::constant(1.0, Unit::Seconds).into()).validate().is_ok());
+    }
+}

@@ -1,0 +1,27 @@
+//! Draws the figures of answers as SVG.
+
+mod area;
+mod axis;
+pub mod from_template;
+mod heatmap;
+mod plot;
+mod timeline;
+
+use crate::harness::answer::figure::Drawing;
+
+/// A figure of one template.
+#[derive(Debug, Clone)]
+pub struct PlacedFigure {
+    /// Relative to `writeup.md`: "figures/<problem>-<id>.svg".
+    pub path: String,
+    pub drawing: Drawing,
+}
+
+/// The finished SVG of a validated drawing.
+pub fn svg(drawing: &Drawing) -> String {
+    match drawing {
+        Drawing::Plot(plot) => plot::svg(plot),
+        Drawing::Timeline(timeline) => timeline::svg(timeline),
+        Drawing::Heatmap(heatmap) => heatmap::svg(heatmap),
+    }
+}
