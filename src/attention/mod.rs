@@ -11,10 +11,10 @@ use crate::torch::autograd;
 
 pub mod backends;
 pub mod cases;
-mod choice;
 pub mod flash;
 pub mod hopper;
 pub mod host;
+pub mod implementations;
 pub mod inputs;
 pub mod naive;
 pub mod oracle;
@@ -24,8 +24,8 @@ pub mod sdpa;
 pub mod textbook;
 pub mod tiled;
 
-pub use choice::Choice;
 pub use flash::FLASH_KERNELS;
+pub use implementations::{Choice, IMPLEMENTATIONS};
 
 /// One way to compute attention and its gradient.
 pub trait Attention: Sync {
@@ -53,39 +53,13 @@ pub trait Attention: Sync {
     ) -> Result<(Tensor, Tensor, Tensor)>;
 }
 
-/// Every implementation that grading runs where it can; a new one is a file and a line here, and a [`Choice`] if models
-/// are to use it.
-pub const IMPLEMENTATIONS: &[&dyn Attention] = &[
-    &naive::Naive,
-    &tiled::Tiled::DEFAULT,
-    &sdpa::Sdpa,
-    &flash::Flash::FASTEST,
-    &flash::Flash::DETERMINISTIC,
-    &hopper::Hopper::DEFAULT,
-    &portable::Portable,
-];
-
-/// The implementation called `name`.
-pub fn by_name(name: &str) -> Result<&'static dyn Attention> {
-    IMPLEMENTATIONS.iter().copied().find(|i| i.name() == name).with_context(|| {
-        let known: Vec<_> = IMPLEMENTATIONS.iter().map(|i| i.name()).collect();
-        format!("no attention implementation is called {name:?} (known: {})", known.join(", "))
-    })
-}
-
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
 ///
 /// # Errors
 /// A dimension of zero, before libtorch's kernels divide by it.
 pub fn attention(choice: Choice, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     refuse_empty(&[("q", q), ("k", k), ("v", v)])?;
-    match choice {
-        Choice::Naive => naive::attention(q, k, v, is_causal),
-        Choice::Sdpa => sdpa::attention(q, k, v, is_causal),
-        Choice::Tiled => recomputing(&tiled::Tiled::DEFAULT, q, k, v, is_causal),
-        Choice::Flash => recomputing(&flash::Flash::FASTEST, q, k, v, is_causal),
-        Choice::FlashDeterministic => recomputing(&flash::Flash::DETERMINISTIC, q, k, v, is_causal),
-    }
+    choice.implementation()?.differentiable(q, k, v, is_causal)
 }
 
 /// Inputs of different kinds (autocast leaves rotated queries in float32 beside bfloat16 values), all cast to the
@@ -209,16 +183,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_and_implementations_carry_the_same_names() {
-        assert!(Choice::value_variants().iter().all(|choice| by_name(choice.name()).is_ok()));
-        let without_gpu = IMPLEMENTATIONS.iter().filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
-        assert_eq!(without_gpu.map(|i| i.name()).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
-        let error = by_name("flash9").err().map(|e| e.to_string()).unwrap_or_default();
-        let known = "naive, tiled, sdpa, flash, flash_deterministic, hopper, portable";
-        assert!(error.contains("flash9") && error.contains(known), "{error}");
-    }
-
-    #[test]
     fn shapes_that_do_not_fit_are_named() {
         let t = |size: &[i64]| Tensor::zeros(size, (Kind::Float, Device::Cpu));
         let error = |q: &Tensor, k: &Tensor, v: &Tensor| Shape::of(q, k, v).unwrap_err().to_string();
@@ -245,7 +209,7 @@ mod tests {
         let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
         let (dq, dk, dv) = naive::Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
         for choice in Choice::ON_CPU {
-            let implementation = by_name(choice.name()).unwrap();
+            let implementation = choice.implementation().unwrap().as_attention().unwrap();
             implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
             let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
             let (dq2, dk2, dv2) = implementation.backward(&q, &k, &v, &o2, &lse2, &d_o, true).unwrap();

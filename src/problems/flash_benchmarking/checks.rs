@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::PROBLEM;
 use super::comparison::{Launch, Task, within};
-use super::implementations::IMPLEMENTATIONS;
+use super::implementations::{columns, takes_part};
 use super::inputs::Inputs;
 use super::measure::Params;
 use super::memory::peak_bytes;
@@ -89,8 +89,7 @@ pub fn columns_agree() -> Result<Verdict> {
                 });
                 for task in [apart, unpacked] {
                     let inputs = (task.draw)(&task, task.shape[2], device)?;
-                    for implementation in IMPLEMENTATIONS.iter().filter(|e| e.supports(dtype.kind(), device, d).is_ok())
-                    {
+                    for implementation in columns().iter().filter(|e| takes_part(e, dtype.kind(), device, d).is_ok()) {
                         largest = largest.max(within(implementation, &task, &inputs)?.largest());
                         ran.insert(implementation.name);
                     }
@@ -140,7 +139,7 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
 ///
 /// The slack is for tensors without dimensions on the CPU, and for the workspaces and blocks of 512 bytes on CUDA.
 pub fn memory_follows_the_formula() -> Result<Verdict> {
-    let Some(naive) = IMPLEMENTATIONS.iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
+    let Some(naive) = columns().into_iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
     for device in devices() {
         let slack = if device == Device::Cpu { 256 } else { 1 << 14 };
         for (shape, dtype) in [([1, 1, 256, 16], Dtype::Float32), ([2, 3, 160, 32], Dtype::Float32)] {
@@ -149,7 +148,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
             for counted in [false, true] {
                 let meter = Meter::start(device)?;
                 let inputs = Inputs::draw(shape, kind, device)?;
-                let run = naive.prepare(shape[2], device)?;
+                let run = naive.prepare_causal(shape[2], device)?;
                 meter.reset_peak()?;
                 let o = run(&inputs.q, &inputs.k, &inputs.v)?;
                 let forward = meter.peak()?;

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 use super::graph_replay::GraphReplays;
-use super::implementations::Implementation;
+use super::implementations::{precision, takes_part};
 use super::inputs::Inputs;
 use super::verify::{Expected, WHOLE, rounded, tolerance, worse};
+use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;
 use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::{Column, Laps, Variant, samples, take_turns};
@@ -65,7 +66,7 @@ impl Task {
 
     /// The least work of a pass: see [`crate::bench::work`].
     fn work(&self, pass: AttentionPass, implementation: &Implementation) -> Work {
-        work::of(self.shape, self.dtype, pass, implementation.precision(self.dtype))
+        work::of(self.shape, self.dtype, pass, precision(implementation, self.dtype))
     }
 
     fn predicted(&self, implementation: &Implementation, device: Device) -> BTreeMap<AttentionPass, u64> {
@@ -137,7 +138,7 @@ struct Verified {
 /// The implementation's part in the case, or why it has none: not supported, wrong, or not to be captured.
 fn verify(implementation: &Implementation, task: &Task, inputs: &Inputs) -> Result<Column<Verified>> {
     let device = inputs.device();
-    if let Err(reason) = implementation.supports(task.dtype.kind(), device, inputs.head_dim()) {
+    if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {
         return Ok(Column::NotRun { reason });
     }
     let attempt = || -> Result<Verified> {
@@ -176,7 +177,7 @@ fn verify(implementation: &Implementation, task: &Task, inputs: &Inputs) -> Resu
 
 /// The errors of one forward and backward pass, none beyond the tolerance.
 pub fn within(implementation: &Implementation, task: &Task, inputs: &Inputs) -> Result<AttentionErrors> {
-    let run = implementation.prepare(inputs.seq(), inputs.device())?;
+    let run = implementation.prepare_causal(inputs.seq(), inputs.device())?;
     let o = run(&inputs.q, &inputs.k, &inputs.v)?;
     backward_from(&o, &inputs.d_o, false)?;
     let [dq, dk, dv] = inputs.take_gradients()?;
@@ -216,7 +217,7 @@ fn eager_turn(
     inputs: &Inputs,
 ) -> Result<Vec<f64>> {
     let Inputs { q, k, v, d_o, .. } = inputs;
-    let attention = implementation.prepare(inputs.seq(), inputs.device())?;
+    let attention = implementation.prepare_causal(inputs.seq(), inputs.device())?;
     let run = || -> Result<Tensor> { attention(q, k, v) };
     let clear = || inputs.clear();
     match pass {

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use tch::Tensor;
 
-use super::implementations::{Implementation, Run};
 use super::inputs::Inputs;
+use crate::attention::implementations::{Implementation, Prepared};
 use crate::bench::work::AttentionPass;
 use crate::torch::autograd::backward_from;
 use crate::torch::graph::{Captured, on_side_stream};
@@ -15,14 +15,14 @@ pub struct GraphReplays {
     backward: Captured<[Tensor; 3]>,
     both: Captured<[Tensor; 4]>,
     /// Holds what the graphs read beside the inputs.
-    _attention: Run<'static>,
+    _attention: Prepared,
 }
 
 impl GraphReplays {
     /// AttentionErrors: [`crate::error::Fault::NotAvailable`] on the CPU; CUDA's words for what a graph cannot hold.
     pub fn new(implementation: &Implementation, inputs: &Inputs) -> Result<Self> {
         let device = inputs.device();
-        let attention = implementation.prepare(inputs.seq(), device)?;
+        let attention = implementation.prepare_causal(inputs.seq(), device)?;
         let Inputs { q, k, v, d_o, .. } = inputs;
         on_side_stream(device, || {
             for _ in 0..3 {

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::comparison::{Entry, Launch, Task, compare};
-use super::implementations::{IMPLEMENTATIONS, KERNELS};
+use super::implementations::{KERNELS, columns};
 use super::inputs::Inputs;
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
@@ -130,6 +130,6 @@ impl Measure for FlashBenchmarking {
             let needs = "a GPU, on which the handout times it".to_string();
             return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
         }
-        Ok(Row { columns: compare(&params.task(), IMPLEMENTATIONS, device)? })
+        Ok(Row { columns: compare(&params.task(), &columns(), device)? })
     }
 }

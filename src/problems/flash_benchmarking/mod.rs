@@ -13,7 +13,7 @@ pub mod verify;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use self::implementations::IMPLEMENTATIONS;
+use self::implementations::columns;
 use self::measure::FlashBenchmarking;
 use crate::bench::dtype::Dtype;
 use crate::bench::timing::FLUSHED_BYTES;
@@ -38,7 +38,7 @@ pub const PROBLEM: Problem = Problem {
 /// Who takes part, and the counts behind the figures.
 fn facts() -> Result<Value> {
     Ok(json!({
-        "entrants": IMPLEMENTATIONS,
+        "entrants": columns(),
         "grids": checks::GRIDS,
         "memory": memory::facts()?,
         "whole": verify::WHOLE,

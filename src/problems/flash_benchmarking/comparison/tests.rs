@@ -1,9 +1,10 @@
-//! Endings and times of whole contests on the CPU, with an implementation among them that is wrong.
+//! Endings and times of whole comparisons on the CPU, with an implementation among them that is wrong.
 
 use tch::Kind;
 
-use super::super::implementations::{Group, IMPLEMENTATIONS, Units, Way};
+use super::super::implementations::columns;
 use super::*;
+use crate::attention::implementations::{Group, Run, Timed, Units};
 use crate::attention::{Attention, naive::Naive};
 use crate::bench::timing::Cache;
 
@@ -53,9 +54,17 @@ fn task(launch: Launch) -> Task {
 }
 
 #[test]
-fn every_entrant_has_an_ending_and_a_wrong_one_no_time() {
-    let wrong = Implementation::of("forgetful", "forgetful", Group::Ours, Units::Vector, &[], Way::Own(&Forgetful));
-    let implementations: Vec<Implementation> = IMPLEMENTATIONS.iter().copied().chain([wrong]).collect();
+fn every_column_has_an_ending_and_a_wrong_one_no_time() {
+    let wrong = Implementation {
+        name: "forgetful",
+        label: "forgetful",
+        group: Group::Ours,
+        float32: Units::Vector,
+        kernels: &[],
+        run: Run::Own(&Forgetful),
+        timed: Timed::Everywhere,
+    };
+    let implementations = [columns(), vec![wrong]].concat();
     let entries = compare(&task(Launch::Eager), &implementations, Device::Cpu).unwrap();
     assert_eq!(entries.len(), implementations.len());
     for name in ["naive", "tiled", "sdpa_flash"] {
@@ -76,15 +85,15 @@ fn every_entrant_has_an_ending_and_a_wrong_one_no_time() {
 
 #[test]
 fn a_graph_needs_a_gpu_and_a_case_that_cannot_fit_is_refused() {
-    let entries = compare(&task(Launch::Graph), IMPLEMENTATIONS, Device::Cpu).unwrap();
+    let entries = compare(&task(Launch::Graph), &columns(), Device::Cpu).unwrap();
     let [forward, ..] = entries["naive"].passes.values().collect::<Vec<_>>()[..] else { panic!("{entries:?}") };
     assert!(matches!(forward, Column::NotRun { reason } if reason.contains("CUDA")), "{forward:?}");
     let long = Task { shape: [1, 1, 1 << 24, 16], ..task(Launch::Eager) };
-    let Some(fault) = refused(&long, &IMPLEMENTATIONS[0], AttentionPass::Forward, Device::Cpu).unwrap() else {
+    let Some(fault) = refused(&long, &columns()[0], AttentionPass::Forward, Device::Cpu).unwrap() else {
         panic!("it fits")
     };
     assert!(matches!(fault, Fault::OutOfMemory { requested_bytes: Some(bytes), .. } if bytes > 1 << 49));
-    assert!(refused(&long, &IMPLEMENTATIONS[1], AttentionPass::Forward, Device::Cpu).unwrap().is_none());
+    assert!(refused(&long, &columns()[1], AttentionPass::Forward, Device::Cpu).unwrap().is_none());
 }
 
 #[test]
@@ -92,7 +101,7 @@ fn the_leaderboards_gradients_accumulate_and_the_grids_do_not() {
     let bench = TimingBench::new(Device::Cpu, task(Launch::Eager).protocol).unwrap();
     let inputs = Inputs::draw_unpacked(2, 32, 16, Kind::Float, Device::Cpu).unwrap();
     let gradient = |pass| {
-        let timed = eager_turn(&IMPLEMENTATIONS[0], pass, &bench, &inputs).unwrap().len();
+        let timed = eager_turn(&columns()[0], pass, &bench, &inputs).unwrap().len();
         let gradient = inputs.leaves[0].grad().abs().sum(Kind::Float).double_value(&[]);
         inputs.clear().unwrap();
         (gradient, timed)
