@@ -21,21 +21,21 @@ type Variant = (i64, Kind, bool);
 
 /// Algorithm 1 with the handout's grid.
 pub fn textbook(passes: Passes) -> Result<Verdict> {
-    hold(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
+    check(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
 }
 
 /// The kernels for Hopper.
 pub fn hopper(passes: Passes) -> Result<Verdict> {
-    hold(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
+    check(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
 }
 
 /// The kernels for every GPU from compute capability 8.0 on.
 pub fn portable(passes: Passes) -> Result<Verdict> {
-    hold(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
+    check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
 }
 
 /// Random lengths and numbers of heads, and adversarial inputs, by [`rule`].
-fn hold(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
+fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
     let mut shares = rule::Shares::default();
     for &(d, kind, is_causal) in variants {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);

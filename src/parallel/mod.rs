@@ -10,8 +10,8 @@ use crate::collective::Shared;
 
 pub mod bucket;
 pub mod flat;
-pub mod in_order;
 pub mod naive;
+pub mod ordered_launch;
 pub mod overlap_bucketed;
 pub mod overlap_coalesced;
 pub mod overlap_individual_parameters;

@@ -5,7 +5,7 @@ use anyhow::Result;
 use tch::Tensor;
 
 use super::bucket::{Bucket, bounded};
-use super::in_order::InOrder;
+use super::ordered_launch::OrderedLaunch;
 use super::{DataParallel, Options, Strategy, broadcast_parameters, trained};
 use crate::collective::{Op, Shared};
 
@@ -21,5 +21,5 @@ fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Opt
         bucket.collect()?;
         collective.all_reduce_async(&bucket.flat, Op::Average)
     };
-    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }

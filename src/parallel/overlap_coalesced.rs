@@ -5,7 +5,7 @@ use anyhow::Result;
 use tch::Tensor;
 
 use super::bucket::planned;
-use super::in_order::InOrder;
+use super::ordered_launch::OrderedLaunch;
 use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared};
 
@@ -21,5 +21,5 @@ fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Opt
         let gradients = bucket.iter().map(|(name, parameter)| gradient_of(name, parameter));
         collective.all_reduce_coalesced_async(&gradients.collect::<Result<Vec<_>>>()?, Op::Average)
     };
-    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::in_order::InOrder;
+use super::ordered_launch::OrderedLaunch;
 use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared};
 
@@ -24,5 +24,5 @@ fn construct(
         let (name, parameter) = &last_first[unit];
         collective.all_reduce_async(&gradient_of(name, parameter)?, Op::Average)
     };
-    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
 
 use super::bucket::{Bucket, alignment_of, planned, views_of};
-use super::in_order::InOrder;
+use super::ordered_launch::OrderedLaunch;
 use super::{DataParallel, Options, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
@@ -24,7 +24,7 @@ use crate::torch::stream::beside;
 /// Data parallelism and optimizer in one, for optimizers that treat every element alike and apart, as SGD and AdamW do:
 /// they get shards, not parameters.
 pub struct Zero1 {
-    in_order: InOrder,
+    ordered: OrderedLaunch,
     sharded: Arc<Mutex<Sharded>>,
     stepping: Stepping,
 }
@@ -100,7 +100,7 @@ impl Zero1 {
                 Stepping::InBackward => lock(&shared).step_ahead(unit, &gradients),
             }
         };
-        Ok(Self { in_order: InOrder::new(&units, Box::new(launch))?, sharded, stepping })
+        Ok(Self { ordered: OrderedLaunch::new(&units, Box::new(launch))?, sharded, stepping })
     }
 
     /// Steps this rank's shards and takes the others' from their ranks. Call it after
@@ -171,11 +171,11 @@ impl Sharded {
 /// stay the rank's own, and clipping by their norm would need another collective.
 impl DataParallel for Zero1 {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.in_order.finish()
+        self.ordered.finish()
     }
 
     fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.in_order.set_enabled(enabled);
+        self.ordered.set_enabled(enabled);
     }
 }
 

@@ -45,7 +45,9 @@ pub type Forward<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool, Tile) -> Resu
 /// Random shapes, tiles, kinds, scales and seeds against float64; the bounds are derived in [`oracle::expected`].
 pub fn forward_matches_naive(forward: Forward, is_causal: bool) -> Result<Verdict> {
     let is_causal = proptest::strategy::Just(is_causal);
-    Verdict::passed(cases::over(RANDOM_CASES, cases::cases(is_causal), |case| hold_forward(forward, case))?.to_string())
+    Verdict::passed(
+        cases::over(RANDOM_CASES, cases::cases(is_causal), |case| forward_errors(forward, case))?.to_string(),
+    )
 }
 
 /// Shapes and values that break a careless implementation, each in every kind.
@@ -54,13 +56,13 @@ pub fn adversarial_inputs(forward: Forward, is_causal: bool) -> Result<Verdict> 
     for (what, case) in adversarial_cases() {
         for kind in KINDS {
             let case = Case { kind, is_causal, ..case.clone() };
-            worst.merge(&hold_forward(forward, &case).with_context(|| format!("{what}: {case:?}"))?);
+            worst.merge(&forward_errors(forward, &case).with_context(|| format!("{what}: {case:?}"))?);
         }
     }
     Verdict::passed(worst.to_string())
 }
 
-fn hold_forward(forward: Forward, case: &Case) -> Result<Worst> {
+fn forward_errors(forward: Forward, case: &Case) -> Result<Worst> {
     let inputs = case.inputs()?;
     let expected = oracle::expected(&inputs, case.is_causal)?;
     let (o, lse) = forward(&inputs.q, &inputs.k, &inputs.v, case.is_causal, case.tile)?;

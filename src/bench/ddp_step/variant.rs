@@ -47,7 +47,7 @@ impl<'a> ReplicaBench<'a> {
         let mut seconds = Vec::new();
         for _ in 0..self.params.warmup + self.params.steps {
             let batch = self.draw()?;
-            self.meet()?;
+            self.start_together()?;
             let step = || -> Result<()> {
                 backward(&loss(&self.model, &batch.0, &batch.1, self.params.dtype)?)?;
                 optimizer.step(self.model.parameters())
@@ -69,7 +69,7 @@ impl<'a> ReplicaBench<'a> {
         let log = self.collective.log();
         for k in 0..warmup + steps {
             let (tokens, targets) = self.draw()?;
-            self.meet()?;
+            self.start_together()?;
             log.start()?;
             let (marks, lap) = self.stopwatch.lap(|| {
                 let begin = log.mark()?;
@@ -111,7 +111,7 @@ impl<'a> ReplicaBench<'a> {
     }
 
     /// All ranks begin a step together, with nothing left on their devices.
-    fn meet(&self) -> Result<()> {
+    fn start_together(&self) -> Result<()> {
         synchronize(self.device)?;
         self.collective.barrier()
     }

@@ -71,15 +71,15 @@ impl<'a> Inputs<'a> {
             _ => format!("{} on the GPU", implementation.name()),
         };
         let mut comparisons = Vec::new();
-        let mut hold =
+        let mut compare_with =
             |tensor: &str, actual, expected| comparisons.push(compare(&name, tensor, actual, expected, rtol, atol));
         match self.outputs(implementation, device) {
             Ok((o, lse, gradients)) => {
-                hold("o", &o, self.o);
-                hold("lse", &lse, self.lse);
+                compare_with("o", &o, self.o);
+                compare_with("lse", &lse, self.lse);
                 if let (Some(actual), Some((_, expected))) = (gradients, self.gradient) {
                     for ((tensor, actual), expected) in ["dq", "dk", "dv"].into_iter().zip(&actual).zip(expected) {
-                        hold(tensor, actual, expected);
+                        compare_with(tensor, actual, expected);
                     }
                 }
             }

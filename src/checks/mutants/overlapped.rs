@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::collective::{Op, Shared, Work};
 use crate::parallel::bucket::{Bucket, bounded, views_of};
-use crate::parallel::in_order::InOrder;
+use crate::parallel::ordered_launch::OrderedLaunch;
 use crate::parallel::{DataParallel, Options, Strategy, broadcast_parameters, overlap_bucketed, trained};
 use crate::torch::autograd::{release_grad, set_grad};
 
@@ -24,7 +24,7 @@ pub const FIRST_STEP_ONLY: Strategy = Strategy { name: "mutant_first_step_only",
 pub const FORGETS_PASSES: Strategy = Strategy { name: "mutant_forgets_passes", construct: forgets_passes };
 
 type Parameters = [(String, Tensor)];
-/// What [`InOrder::new`] takes: whose hooks start each bucket.
+/// What [`OrderedLaunch::new`] takes: whose hooks start each bucket.
 type Units = Vec<Vec<(String, Tensor)>>;
 
 struct Done;
@@ -54,7 +54,7 @@ fn with_units(
         collective.all_reduce(&buckets[unit].flat, Op::Average)?;
         Ok(Box::new(Done) as Box<dyn Work>)
     };
-    Ok(Box::new(InOrder::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }
 
 fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {

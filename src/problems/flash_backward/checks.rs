@@ -38,7 +38,7 @@ pub fn tiled_backward(s: &Saved, is_causal: bool, tile: Tile) -> Result<(Tensor,
 /// bounds are derived in [`oracle::expected`].
 pub fn backward_matches_autograd(backward: Backward) -> Result<Verdict> {
     let random = cases::cases(proptest::bool::ANY);
-    Verdict::passed(cases::over(RANDOM_CASES, random, |case| hold_backward(backward, case))?.to_string())
+    Verdict::passed(cases::over(RANDOM_CASES, random, |case| backward_errors(backward, case))?.to_string())
 }
 
 /// The forward pass's adversarial inputs, masked and not, in float32 and bfloat16.
@@ -49,14 +49,14 @@ pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
             [(Kind::Float, false), (Kind::Float, true), (Kind::BFloat16, false), (Kind::BFloat16, true)]
         {
             let case = Case { kind, is_causal, ..case.clone() };
-            worst.merge(&hold_backward(backward, &case).with_context(|| format!("{what}: {case:?}"))?);
+            worst.merge(&backward_errors(backward, &case).with_context(|| format!("{what}: {case:?}"))?);
         }
     }
     Verdict::passed(worst.to_string())
 }
 
 /// Gives `backward` the exact o and lse, rounded as a forward pass would store them, so that its errors are its own.
-fn hold_backward(backward: Backward, case: &Case) -> Result<Worst> {
+fn backward_errors(backward: Backward, case: &Case) -> Result<Worst> {
     let inputs = case.inputs()?;
     let expected = oracle::expected(&inputs, case.is_causal)?;
     let o = expected.o.value.f_to_kind(case.kind)?;

@@ -106,7 +106,7 @@ pub fn tolerance(dtype: Precision) -> Tolerance {
 }
 
 impl Errors {
-    fn hold(&self, column: &str, dtype: Precision) -> Result<()> {
+    fn require_within_tolerance(&self, column: &str, dtype: Precision) -> Result<()> {
         let limit = tolerance(dtype);
         let logits = self.logits.unwrap_or(0.0);
         for (what, error, limit) in [
@@ -255,7 +255,7 @@ pub fn open(peer: &mut TorchPeer, bench: &TransformerBench, dtype: Precision, ba
 /// What the peer's `column` gives for the tokens in `file`, held against what is expected there.
 pub fn verify(peer: &mut TorchPeer, column: &str, dtype: Precision, file: &Path) -> Result<Column<Verified<Errors>>> {
     Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
-        verified.errors.hold(&format!("Python {column}"), dtype)?;
+        verified.errors.require_within_tolerance(&format!("Python {column}"), dtype)?;
         Ok(verified)
     })
 }
@@ -335,8 +335,10 @@ mod tests {
             worst_gradient: 5e-4,
             worst_gradient_name: "layers.0.ln1.weight".into(),
         };
-        fine.hold("Python eager", Precision::Float32).unwrap();
-        let words = |errors: Errors| errors.hold("Python eager", Precision::Float32).unwrap_err().to_string();
+        fine.require_within_tolerance("Python eager", Precision::Float32).unwrap();
+        let words = |errors: Errors| {
+            errors.require_within_tolerance("Python eager", Precision::Float32).unwrap_err().to_string()
+        };
         assert!(words(Errors { logits: Some(1e-3), ..fine.clone() }).contains("the logits"));
         assert!(words(Errors { worst_gradient: 2e-3, ..fine.clone() }).contains("layers.0.ln1.weight"));
         assert!(words(Errors { gradients: f64::NAN, ..fine }).contains("the gradients"));

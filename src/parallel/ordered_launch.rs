@@ -17,7 +17,7 @@ use crate::torch::hooks::{HookHandle, post_accumulate_grad};
 pub type Launch = Box<dyn FnMut(usize) -> Result<Box<dyn Work>> + Send>;
 
 /// Watches the parameters of all units from its construction until it is dropped.
-pub struct InOrder {
+pub struct OrderedLaunch {
     state: Arc<Mutex<State>>,
     _hooks: Vec<HookHandle>,
 }
@@ -36,7 +36,7 @@ struct Unit {
     fired: Vec<bool>,
 }
 
-impl InOrder {
+impl OrderedLaunch {
     /// `units` names each unit's parameters, all of which train.
     pub fn new(units: &[Vec<(String, Tensor)>], launch: Launch) -> Result<Self> {
         let unit = |parameters: &Vec<(String, Tensor)>| Unit {
@@ -83,7 +83,7 @@ impl InOrder {
 }
 
 /// Strategies that differ in their units and in what they launch are no more than this.
-impl DataParallel for InOrder {
+impl DataParallel for OrderedLaunch {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
         self.finish()
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     /// Units of `parameters` by index, and the units as they are launched.
-    fn watched(parameters: &[(String, Tensor)], units: &[&[usize]]) -> (InOrder, Receiver<usize>) {
+    fn watched(parameters: &[(String, Tensor)], units: &[&[usize]]) -> (OrderedLaunch, Receiver<usize>) {
         let (sender, launched) = channel();
         let member = |&i: &usize| (parameters[i].0.clone(), parameters[i].1.shallow_clone());
         let units: Vec<Vec<_>> = units.iter().map(|unit| unit.iter().map(member).collect()).collect();
@@ -165,7 +165,7 @@ mod tests {
             sender.send(unit)?;
             Ok(Box::new(Done) as Box<dyn Work>)
         };
-        (InOrder::new(&units, Box::new(launch)).unwrap(), launched)
+        (OrderedLaunch::new(&units, Box::new(launch)).unwrap(), launched)
     }
 
     fn use_of(parameters: &[&(String, Tensor)]) {
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn units_start_when_complete_and_never_before_those_ahead_of_them() {
         let parameters = [leaf("a"), leaf("b"), leaf("c")];
-        let (mut in_order, launched) = watched(&parameters, &[&[0, 1], &[2]]);
+        let (mut ordered, launched) = watched(&parameters, &[&[0, 1], &[2]]);
         for _ in 0..2 {
             let seen = || launched.try_iter().collect::<Vec<_>>();
             use_of(&[&parameters[2]]);
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(seen(), [0usize; 0]);
             use_of(&[&parameters[1]]);
             assert_eq!(seen(), [0, 1]);
-            in_order.finish().unwrap();
+            ordered.finish().unwrap();
             assert_eq!(seen(), [0usize; 0]);
         }
     }
@@ -193,36 +193,36 @@ mod tests {
     #[test]
     fn a_pass_without_communication_starts_nothing_and_the_finish_starts_what_is_left() {
         let parameters = [leaf("a"), leaf("b")];
-        let (mut in_order, launched) = watched(&parameters, &[&[0], &[1]]);
-        in_order.set_enabled(false);
+        let (mut ordered, launched) = watched(&parameters, &[&[0], &[1]]);
+        ordered.set_enabled(false);
         use_of(&[&parameters[0], &parameters[1]]);
         assert_eq!(launched.try_iter().count(), 0);
-        in_order.set_enabled(true);
+        ordered.set_enabled(true);
         use_of(&[&parameters[0]]);
         assert_eq!(launched.try_iter().collect::<Vec<_>>(), [0]);
-        in_order.finish().unwrap();
+        ordered.finish().unwrap();
         assert_eq!(launched.try_iter().collect::<Vec<_>>(), [1]);
     }
 
     #[test]
     fn a_second_pass_over_what_is_under_way_is_an_error_that_names_it() {
         let parameters = [leaf("a"), leaf("b")];
-        let (mut in_order, _launched) = watched(&parameters, &[&[0], &[1]]);
+        let (mut ordered, _launched) = watched(&parameters, &[&[0], &[1]]);
         for enabled in [true, false] {
             use_of(&[&parameters[0]]);
-            in_order.set_enabled(enabled);
+            ordered.set_enabled(enabled);
             let words = format!("{:#}", backward(&parameters[0].1.sum(Kind::Float)).unwrap_err());
             assert!(words.contains("the gradient of a while it was being averaged") && words.contains("no_sync"));
-            in_order.set_enabled(true);
-            in_order.finish().unwrap();
+            ordered.set_enabled(true);
+            ordered.finish().unwrap();
         }
     }
 
     #[test]
     fn dropping_it_removes_its_hooks() {
         let parameters = [leaf("a")];
-        let (in_order, launched) = watched(&parameters, &[&[0]]);
-        drop(in_order);
+        let (ordered, launched) = watched(&parameters, &[&[0]]);
+        drop(ordered);
         use_of(&[&parameters[0]]);
         assert_eq!(launched.try_iter().count(), 0);
     }
