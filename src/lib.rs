@@ -7,6 +7,9 @@ pub mod root;
 /// Units, and numbers as people read them.
 pub mod units;
 
+/// Child processes: jobs and replies as lines, bounded waits, and no process left behind.
+pub mod process;
+
 /// libtorch where the `tch` crate has no call for it: autograd functions, hooks, profiler, memory, CUDA graphs, Gloo.
 pub mod torch;
 

@@ -273,7 +273,7 @@ fn main() -> ExitCode {
         test("an_error_is_a_failure_with_its_reason", || fails_with("fails", "the reason of the failure")),
         test("a_panic_is_a_failure_with_its_words", || fails_with("panics", "panicked: the words of the panic")),
         test("a_crash_is_a_failure_with_its_signal", || fails_with("aborts", "signal 6")),
-        test("a_kill_is_a_failure_with_the_last_words", || fails_with("kills_itself", "the last words")),
+        test("a_kill_is_a_failure_with_the_last_output", || fails_with("kills_itself", "the last output")),
         test("an_impossible_time_is_a_failure", || fails_with("beats_physics", "faster than this machine can be")),
         test("faults_become_outcomes", faults_become_outcomes),
         test("a_hang_ends_at_the_limit", a_hang_ends_at_the_limit),

@@ -15,8 +15,9 @@ use crate::collective::Backend;
 use crate::collective::environment::Environment;
 use crate::collective::meeting::{meet, part};
 use crate::collective::nccl::NVLS;
-use crate::collective::ranks::{Launch, die_with_supervisor, is_supervised, launch};
+use crate::collective::ranks::{Launch, launch};
 use crate::problems::RANK_TASKS;
+use crate::process::{Parent, has_parent};
 
 /// A task and what it gets and gives, the same for one rank and for a launch.
 #[derive(clap::Args)]
@@ -66,19 +67,23 @@ impl Task {
 
 /// Runs `task` as the rank that the environment names.
 ///
-/// Under a supervisor of ours every rank writes its own result; under another launcher rank 0 writes all of them.
+/// Under a supervisor of ours every rank receives its input and sends its own result; under another launcher rank 0 writes
+/// all of them.
 ///
 /// # Errors
 /// An unknown task, a broken environment, and whatever the task or the process group fails with.
 pub fn run(task: &Task) -> Result<()> {
-    die_with_supervisor()?;
     keep_multicast_off(task.backend)?;
+    let mut parent = has_parent().then(Parent::connect).transpose()?;
     let known = || RANK_TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ");
     let code = RANK_TASKS
         .iter()
         .find(|known| known.name == task.task)
         .with_context(|| format!("no rank task {:?}; there are: {}", task.task, known()))?;
-    let input = task.read_input()?;
+    let input = match &mut parent {
+        Some(parent) => serde_json::from_str(&parent.receive()?.context("the supervisor sent no input")?)?,
+        None => task.read_input()?,
+    };
     let environment = Environment::read()?;
     let store = environment.store()?;
     let collective = meet(&environment, &store, task.backend)?;
@@ -87,8 +92,8 @@ pub fn run(task: &Task) -> Result<()> {
     let held = ManuallyDrop::new((collective.clone(), store));
     let result = (code.run)(&collective, input)?;
     collective.barrier().context("waiting for the other ranks to be done")?;
-    if is_supervised() {
-        task.write(&result)?;
+    if let Some(parent) = &mut parent {
+        parent.send(&result)?;
     } else {
         let results = part(&environment, &held.1, &serde_json::to_vec(&result)?)?;
         if environment.rank == 0 {

@@ -5,14 +5,13 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
@@ -57,8 +56,6 @@ impl<'a> Launch<'a> {
 /// Beyond this a launch is a mistake (or a hostile case file), not a run on one machine.
 pub const MAX_WORLD_SIZE: usize = 16;
 
-const SUPERVISOR: &str = "CS336_SUPERVISOR";
-
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Names the `cs336` program to re-execute; the first call of a process decides.
@@ -70,7 +67,7 @@ pub fn set_program(program: PathBuf) {
 ///
 /// # Errors
 /// If a rank fails, all others are killed and reaped first, and the error names the rank, its exit status and its last
-/// words; the same when the deadline passes. No process outlives this call.
+/// output; the same when the deadline passes. No process outlives this call.
 pub fn launch(launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     let program = PROGRAM.get().context("no program to run ranks with: call collective::ranks::set_program first")?;
     launch_program(program, launch, input)
@@ -102,36 +99,29 @@ fn require_devices(launch: &Launch) -> Result<()> {
 
 fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
     let folder = tempfile::Builder::new().prefix("cs336-ranks-").tempdir().context("making a folder for the ranks")?;
-    let input_file = folder.path().join("input.json");
-    std::fs::write(&input_file, serde_json::to_vec(input)?).context("writing the ranks' input")?;
     let listener = TcpListener::bind((LOOPBACK, 0)).context("looking for a free port on the loopback interface")?;
     let port = listener.local_addr()?.port();
     let _store = Store::serve(listener, launch.deadline)?;
-    let output_file = |rank: usize| folder.path().join(format!("rank{rank}.json"));
     let rank = |rank: usize| -> Result<Rank> {
         let mut command = Command::new(program);
         command.arg("rank").arg("--task").arg(launch.task).arg("--backend").arg(launch.backend.name());
-        command.arg("--input").arg(&input_file).arg("--output").arg(output_file(rank));
         let flight = folder.path().join(format!("rank{rank}.flight"));
         File::create(&flight).with_context(|| format!("making a file for the notes of rank {rank}"))?;
         command.envs(environment_of(rank, launch, port)).env(FLIGHT, &flight);
-        Ok(Rank { command, log: folder.path().join(format!("rank{rank}.log")), flight })
+        Ok(Rank { command, flight })
     };
     let ranks = (0..launch.world_size).map(rank).collect::<Result<Vec<_>>>()?;
     let &Launch { deadline, patience, interrupted, .. } = launch;
-    supervise(ranks, Terms { deadline, patience, interrupted })?;
-    (0..launch.world_size).map(|rank| read_result(rank, &output_file(rank))).collect()
+    let replies = supervise(ranks, input, Terms { deadline, patience, interrupted })?;
+    replies.into_iter().enumerate().map(|(rank, reply)| read_reply(rank, reply)).collect()
 }
 
-fn read_result(rank: usize, file: &Path) -> Result<Value> {
-    let bytes = std::fs::read(file).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => anyhow!("rank {rank} exited with success but left no result"),
-        _ => anyhow!(error).context(format!("reading the result of rank {rank}")),
-    })?;
-    serde_json::from_slice(&bytes).with_context(|| format!("the result of rank {rank} is not JSON"))
+fn read_reply(rank: usize, reply: Option<String>) -> Result<Value> {
+    let reply = reply.with_context(|| format!("rank {rank} exited with success but sent no result"))?;
+    serde_json::from_str(&reply).with_context(|| format!("the result of rank {rank} is not JSON"))
 }
 
-/// torchrun's variables, and two of ours that tie the rank to its supervisor.
+/// torchrun's variables, and the launch's deadline.
 fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str, OsString)> {
     let mut variables: Vec<(&'static str, OsString)> = vec![
         ("RANK", rank.to_string().into()),
@@ -141,7 +131,6 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         ("MASTER_ADDR", LOOPBACK.into()),
         ("MASTER_PORT", port.to_string().into()),
         (AGENT_STORE, "True".into()),
-        (SUPERVISOR, std::process::id().to_string().into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
     ];
     // As torchrun does: ranks that each start a thread a core only get in each other's way.
@@ -153,29 +142,6 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         variables.push((name, value.into()));
     }
     variables
-}
-
-/// Whether a supervisor of ours started this rank.
-pub fn is_supervised() -> bool {
-    std::env::var_os(SUPERVISOR).is_some()
-}
-
-/// Asks the kernel to kill this rank when its supervisor dies, however that happens.
-///
-/// The signal belongs to the supervisor's *thread* that started the rank (prctl(2), PR_SET_PDEATHSIG), which is why
-/// [`launch`] waits on the thread that it starts the ranks on. Started by hand or by torchrun, nothing is asked.
-///
-/// # Errors
-/// When the supervisor is gone already.
-pub fn die_with_supervisor() -> Result<()> {
-    let Ok(supervisor) = std::env::var(SUPERVISOR) else { return Ok(()) };
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
-        .context("asking for a signal at the supervisor's death")?;
-    let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-    if parent.to_string() != supervisor {
-        bail!("the supervisor (process {supervisor}) has died; this rank's parent is process {parent}");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -206,6 +172,6 @@ mod tests {
         let error = launch_program(Path::new("/nowhere/cs336"), &launch(2), &Value::Null).unwrap_err();
         assert!(format!("{error:#}").contains("/nowhere/cs336"), "{error:#}");
         let error = launch_program(Path::new("/bin/true"), &launch(2), &Value::Null).unwrap_err();
-        assert!(format!("{error:#}").contains("rank 0 exited with success but left no result"), "{error:#}");
+        assert!(format!("{error:#}").contains("rank 0 exited with success but sent no result"), "{error:#}");
     }
 }

@@ -1,16 +1,10 @@
 //! A peer: a process in another language that serves jobs as lines of JSON, measured beside us in one run.
 //!
 //! It greets with one line, `{"protocol": 1, ..}`. A job is `{"id": .., "job": .., "settings": {..}}`, its reply
-//! `{"id": .., "result": ..}` or `{"id": .., "error": {"kind": .., "message": ..}}`. What it prints for people goes to its
-//! standard error, whose last lines an error carries.
+//! `{"id": .., "result": ..}` or `{"id": .., "error": {"kind": .., "message": ..}}`. Both travel on the socket that is the
+//! peer's standard input ([`crate::process`]); an error carries the last lines of what the peer prints.
 
-use std::collections::VecDeque;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -18,17 +12,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::error::{Fault, fault_in_words};
-
-/// How many of a peer's last lines of standard error an error message carries.
-const LAST_WORDS: usize = 12;
+use crate::process::{Answer, ChildProcess, after};
 
 /// A running peer; its whole process group is killed when this is dropped.
 pub struct Peer {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Receiver<String>,
-    last_words: Arc<Mutex<VecDeque<String>>>,
-    log: JoinHandle<()>,
+    process: ChildProcess,
     greeting: Value,
     next_id: u64,
     usable: bool,
@@ -67,30 +55,10 @@ enum Kind {
 
 impl Peer {
     /// Starts `command` and waits for its greeting, which must be of protocol `version`.
-    pub fn start(mut command: Command, version: u64, deadline: Duration) -> Result<Self> {
+    pub fn start(command: Command, version: u64, deadline: Duration) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
-        // A group of its own, because a peer has helpers (compilers) that must end with it.
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().with_context(|| format!("failed to start the peer {program}"))?;
-        let stdin = child.stdin.take().context("a peer has no standard input")?;
-        let stdout = child.stdout.take().context("a peer has no standard output")?;
-        let stderr = child.stderr.take().context("a peer has no standard error")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        let last_words = Arc::new(Mutex::new(VecDeque::new()));
-        let words = Arc::clone(&last_words);
-        let log = std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
-                words.push_back(line);
-                if words.len() > LAST_WORDS {
-                    words.pop_front();
-                }
-            }
-        });
-        let mut peer = Self { child, stdin, lines, last_words, log, greeting: Value::Null, next_id: 0, usable: true };
+        let process = ChildProcess::start(command).context("starting the peer")?;
+        let mut peer = Self { process, greeting: Value::Null, next_id: 0, usable: true };
         peer.greeting = peer.receive(deadline).with_context(|| format!("waiting for the peer {program} to greet"))?;
         let spoken = &peer.greeting["protocol"];
         ensure!(
@@ -113,18 +81,16 @@ impl Peer {
     /// Has `job` done, at most within `deadline`.
     ///
     /// Errors: [`Fault::OutOfMemory`] and [`Fault::NotAvailable`] as the peer names them, after which it can be used
-    /// again, as after a job that failed; and the peer's own end, with its last words, after which it cannot.
+    /// again, as after a job that failed; and the peer's own end, with its last output, after which it cannot.
     pub fn call<R: DeserializeOwned>(&mut self, job: &str, settings: impl Serialize, deadline: Duration) -> Result<R> {
         ensure!(self.usable, "the peer has ended; start another one");
         self.next_id += 1;
-        let line = serde_json::to_string(&Job { id: self.next_id, job, settings })? + "\n";
-        let result = self.exchange(&line, deadline).with_context(|| format!("in the peer's job {job:?}"))?;
+        self.process.send(&Job { id: self.next_id, job, settings })?;
+        let result = self.exchange(deadline).with_context(|| format!("in the peer's job {job:?}"))?;
         serde_json::from_value(result).with_context(|| format!("the peer's result of the job {job:?}"))
     }
 
-    fn exchange(&mut self, line: &str, deadline: Duration) -> Result<Value> {
-        // A peer that has died is told so by the missing reply, which knows more.
-        let _ = self.stdin.write_all(line.as_bytes()).and_then(|()| self.stdin.flush());
+    fn exchange(&mut self, deadline: Duration) -> Result<Value> {
         let reply = self.receive(deadline)?;
         let Reply { id, result, error } = Reply::deserialize(&reply).inspect_err(|_| self.usable = false)?;
         if id != self.next_id {
@@ -142,46 +108,24 @@ impl Peer {
     }
 
     fn receive(&mut self, deadline: Duration) -> Result<Value> {
-        match self.lines.recv_timeout(deadline) {
-            Ok(line) => serde_json::from_str(&line).inspect_err(|_| self.usable = false).with_context(|| {
-                format!("the peer wrote {:?}, which is no JSON", line.chars().take(200).collect::<String>())
-            }),
-            Err(RecvTimeoutError::Timeout) => {
-                self.kill();
-                Err(self.with_last_words(format!("the peer gave no answer within {} s", deadline.as_secs_f64())))
+        // Nobody interrupts: Ctrl-C ends the worker that waits here, and with it the peer.
+        let error = match self.process.receive(deadline, &|| false) {
+            Answer::Line(line) => match serde_json::from_str(&line) {
+                Ok(reply) => return Ok(reply),
+                Err(error) => {
+                    let start: String = line.chars().take(200).collect();
+                    anyhow!(error).context(format!("the peer sent {start:?}, which is not JSON"))
+                }
+            },
+            Answer::Died(death) => anyhow!("the peer {death}"),
+            Answer::TimedOut { last_output } => {
+                anyhow!("the peer gave no answer within {} s{}", deadline.as_secs_f64(), after(&last_output))
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                // Its own end first, so that what is told is how it ended and not that it was killed.
-                let status = self.child.wait();
-                self.kill();
-                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                Err(self.with_last_words(format!("the peer ended early ({status})")))
-            }
-        }
-    }
-
-    fn with_last_words(&self, what: String) -> anyhow::Error {
-        // Whoever inherited the peer's standard error may keep it open, so the wait for its end is short.
-        for _ in 0..50 {
-            if self.log.is_finished() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
-        match words.is_empty() {
-            true => anyhow!(what),
-            false => anyhow!("{what}; its last words: {}", words.iter().cloned().collect::<Vec<_>>().join("\n")),
-        }
-    }
-
-    fn kill(&mut self) {
+            Answer::Interrupted => anyhow!("interrupted"),
+        };
         self.usable = false;
-        if let Some(group) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
+        Err(error)
     }
 }
 
@@ -197,12 +141,6 @@ impl Refusal {
             }
             Kind::Failed => anyhow!(message),
         }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

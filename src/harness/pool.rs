@@ -30,7 +30,8 @@ impl Pool {
 
     /// Runs one job. A worker whose job did not end well is replaced, so that the next one starts clean.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
-        let mut worker = match self.worker.take() {
+        // One that died after its last reply must not become this job's failure.
+        let mut worker = match self.worker.take().and_then(|mut worker| worker.is_idle().then_some(worker)) {
             Some(worker) => worker,
             None => Worker::start(&self.program, &self.root)?,
         };

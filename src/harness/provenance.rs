@@ -103,12 +103,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().filter_map(|l| l.split_once(':')).find(|(k, _)| k.trim() == name).map(|(_, v)| v.trim())
 }
 
-/// How often the kernel has killed a process for want of memory; `None` where it does not say.
-pub fn oom_kills() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/vmstat").ok()?;
-    text.lines().find_map(|l| l.strip_prefix("oom_kill "))?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,12 +3,17 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use super::store::Layout;
 use crate::error::Fault;
+use crate::process::{Answer, Cause, ChildProcess};
 
 /// The variable by which a bundle's launcher names the interpreter whose PyTorch it found.
 pub const VARIABLE: &str = "CS336_PYTHON";
+
+/// Looking for a module takes a fraction of a second, on a file server seconds.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// `$CS336_PYTHON`, else the checkout's own `.venv/bin/python`, else the `python3` of the path.
 pub fn interpreter() -> PathBuf {
@@ -25,10 +30,17 @@ pub fn require(module: &str) -> Result<(), Fault> {
 
 fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
-    let has = match Command::new(interpreter).args(["-c", ask, module]).output() {
-        Ok(output) if output.status.success() => return Ok(()),
-        Ok(_) => format!("{}, which has none", interpreter.display()),
-        Err(error) => format!("{}, which does not run ({error})", interpreter.display()),
+    let mut command = Command::new(interpreter);
+    command.args(["-c", ask, module]);
+    let ended = ChildProcess::start(command).map(|mut python| python.receive(LIMIT, &|| false));
+    let has = match ended {
+        Ok(Answer::Died(death)) if death.is_success() => return Ok(()),
+        Ok(Answer::Died(death)) if matches!(death.cause, Cause::Exited { status, .. } if status.code() == Some(1)) => {
+            format!("{}, which has none", interpreter.display())
+        }
+        Ok(Answer::Died(death)) => format!("{}, which {death}", interpreter.display()),
+        Ok(_) => format!("{}, which did not end within {} s", interpreter.display(), LIMIT.as_secs()),
+        Err(error) => format!("{}, which does not run ({error:#})", interpreter.display()),
     };
     Err(Fault::NotAvailable { needs: format!("a Python with {module} (run `make setup`, or set {VARIABLE})"), has })
 }

@@ -119,7 +119,7 @@ impl Measure for Deeds {
             Deed::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
             Deed::Aborts => std::process::abort(),
             Deed::KillsItself => {
-                eprintln!("the last words");
+                eprintln!("the last output");
                 let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
                 unreachable!("survived {status:?}")
             }
@@ -136,7 +136,10 @@ impl Measure for Deeds {
             Deed::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
             Deed::BeatsPhysics => row(1e-9),
             Deed::Chatters => {
-                println!("a library prints this");
+                // As libraries do: many lines, bytes that are not text, half a line right before the reply.
+                (0..150).for_each(|i| println!("a library prints line {i}"));
+                std::io::stdout().write_all(b"\xff\xfe half a line")?;
+                std::io::stdout().flush()?;
                 row(1.0)
             }
         }

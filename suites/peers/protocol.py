@@ -1,9 +1,9 @@
-"""The protocol: one object of JSON a line, jobs on standard input and replies on what was standard output.
+"""The protocol: one object of JSON a line; standard input is a socket that brings jobs and takes replies.
 
 The first line is a greeting: {"protocol": 1, "python": .., "torch": .., "triton": .., "device": .., ...}. A job is
 {"id": 7, "job": "turn", "settings": {..}}; its reply is {"id": 7, "result": {..}} or
 {"id": 7, "error": {"kind": "out_of_memory" | "not_available" | "failed", "message": ..}}.
-Everything that libraries print goes to standard error.
+Standard output and standard error are one pipe of text, of which the other side quotes the last lines in an error.
 """
 
 import gc
@@ -25,18 +25,18 @@ LAST_LINES = 6
 
 
 class Channel:
-    """Takes standard input and output for the protocol, before any library can write to them."""
+    """Takes the socket from standard input, before any library can use it."""
 
     def __init__(self) -> None:
-        # Both ends move to descriptors that children do not inherit.
+        # It moves to descriptors that children do not inherit.
         self.jobs = os.fdopen(os.dup(0), "r", encoding="utf-8")
-        self.replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self.replies = os.fdopen(os.dup(0), "w", encoding="utf-8")
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        os.dup2(2, 1)
+        os.close(nothing)
 
     def serve(self, table: dict[str, Callable[..., dict]], greeting: dict) -> None:
-        """Answers jobs until standard input closes, which also means that the other side has died."""
+        """Answers jobs until the socket closes, which also means that the other side has died."""
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         self._send(greeting)

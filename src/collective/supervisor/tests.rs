@@ -6,16 +6,16 @@ fn terms(deadline: Duration) -> Terms {
     Terms { deadline, patience: deadline, interrupted: || false }
 }
 
-/// Runs one shell script a rank; gives back the error's words and the processes that the scripts left behind.
+/// Runs one shell script a rank; gives back the error and the processes that the scripts left behind.
 fn drill(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = scripts.iter().enumerate().map(|(rank, script)| {
         let mut command = Command::new("/bin/sh");
         let pid_file = folder.path().join(format!("{rank}.pid"));
         command.arg("-c").arg(format!("echo $$ > {}\n{script}", pid_file.display()));
-        Rank { command, log: folder.path().join(format!("{rank}.log")), flight: folder.path().join("none") }
+        Rank { command, flight: folder.path().join("none") }
     });
-    let outcome = supervise(ranks.collect(), terms(deadline));
+    let outcome = supervise(ranks.collect(), &Value::Null, terms(deadline)).map(drop);
     let pid =
         |rank: usize| std::fs::read_to_string(folder.path().join(format!("{rank}.pid"))).ok()?.trim().parse().ok();
     let alive = |pid: &i32| std::path::Path::new(&format!("/proc/{pid}")).exists();
@@ -29,23 +29,31 @@ fn ranks_that_all_succeed_are_a_success() {
 }
 
 #[test]
-fn the_first_failing_rank_is_named_with_its_status_and_last_words_and_the_rest_are_ended() {
+fn the_first_failing_rank_is_named_with_its_status_and_last_output_and_the_rest_are_ended() {
     let started = Instant::now();
     let (outcome, left) = drill(&["exec sleep 60", "echo the disk is full >&2; exit 3"], Duration::from_secs(30));
     let words = outcome.unwrap_err().to_string();
-    assert!(words.starts_with("rank 1 of 2 exited with status 3; its last words:\nthe disk is full"), "{words}");
+    assert!(words.starts_with("rank 1 of 2 exited with status 3; its last output:\nthe disk is full"), "{words}");
     assert!(!words.contains("rank 0"), "only the rank that failed on its own is named: {words}");
     assert!(left.is_empty() && started.elapsed() < Duration::from_secs(10), "{left:?}");
 }
 
 #[test]
-fn last_words_are_the_last_lines_or_those_of_the_panic() {
-    let words = |script| drill(&[script], Duration::from_secs(30)).0.unwrap_err().to_string();
-    let chatty = words("seq 1 100; exit 1");
-    assert!(chatty.ends_with("\n99\n100") && !chatty.contains("\n88\n"), "{chatty}");
-    let panic = words("echo before; echo \"thread 'main' panicked at x.rs:1\"; echo why; seq 1 100; exit 101");
-    assert!(panic.contains("words:\nthread 'main' panicked at x.rs:1\nwhy\n1\n2"), "{panic}");
-    assert!(words("exit 1").ends_with("exited with status 1, without a word"));
+fn a_rank_that_printed_nothing_is_named_with_its_status_alone() {
+    let words = drill(&["exit 1"], Duration::from_secs(30)).0.unwrap_err().to_string();
+    assert_eq!(words, "rank 0 of 1 exited with status 1");
+}
+
+#[test]
+fn every_rank_gets_the_input_and_its_reply_comes_back_in_rank_order() {
+    let echo = |number: usize| {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(format!("read -r input; echo printed; echo \"{number} $input\" >&0"));
+        Rank { command, flight: PathBuf::from("none") }
+    };
+    let input = serde_json::json!({ "steps": 3 });
+    let replies = supervise(vec![echo(0), echo(1)], &input, terms(Duration::from_secs(30))).unwrap();
+    assert_eq!(replies, [0, 1].map(|number| Some(format!("{number} {input}"))));
 }
 
 #[test]
@@ -77,15 +85,11 @@ fn a_rank_that_cannot_start_ends_those_that_did() {
     let mut sleeper = Command::new("/bin/sleep");
     sleeper.arg("60.0123");
     let ranks = vec![
-        Rank { command: sleeper, log: folder.path().join("0.log"), flight: folder.path().join("none") },
-        Rank {
-            command: Command::new("/nowhere/cs336"),
-            log: folder.path().join("1.log"),
-            flight: folder.path().join("none"),
-        },
+        Rank { command: sleeper, flight: folder.path().join("none") },
+        Rank { command: Command::new("/nowhere/cs336"), flight: folder.path().join("none") },
     ];
     let started = Instant::now();
-    let words = format!("{:#}", supervise(ranks, terms(Duration::from_secs(30))).unwrap_err());
-    assert!(words.contains("starting rank 1 as /nowhere/cs336"), "{words}");
+    let words = format!("{:#}", supervise(ranks, &Value::Null, terms(Duration::from_secs(30))).unwrap_err());
+    assert!(words.contains("starting rank 1: failed to start /nowhere/cs336"), "{words}");
     assert!(started.elapsed() < Duration::from_secs(10));
 }

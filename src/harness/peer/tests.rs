@@ -1,4 +1,4 @@
-//! Peers that behave, and peers that die, hang, babble or speak another version; all of them are shell scripts.
+//! Peers that work, die, hang, send what is no reply, or speak another version; all of them are shell scripts.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::Peer;
 use crate::error::{Fault, fault_of};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-const GREETING: &str = r#"echo '{"protocol": 1, "name": "fake"}'"#;
+const GREETING: &str = r#"echo '{"protocol": 1, "name": "fake"}' >&0"#;
 
 fn start(script: &str, patience: Duration) -> Result<Peer> {
     let mut command = Command::new("sh");
@@ -20,7 +20,7 @@ fn start(script: &str, patience: Duration) -> Result<Peer> {
 
 /// A peer that greets and answers its first job with `answer`.
 fn answering(answer: &str) -> Peer {
-    start(&format!("{GREETING}; read -r job; {answer}; sleep 60"), PATIENCE).unwrap()
+    start(&format!("{GREETING}; read -r job; {answer} >&0; sleep 60"), PATIENCE).unwrap()
 }
 
 fn call(peer: &mut Peer) -> Result<Value> {
@@ -35,7 +35,7 @@ fn runs(pid: u32) -> bool {
 
 #[test]
 fn a_job_reaches_the_peer_and_its_result_comes_back() {
-    let mut peer = answering(r#"echo chatter >&2; echo "{\"id\": 1, \"result\": $job}""#);
+    let mut peer = answering(r#"echo chatter; echo "{\"id\": 1, \"result\": $job}""#);
     assert_eq!(peer.greeting()["name"], "fake");
     assert_eq!(call(&mut peer).unwrap(), json!({"id": 1, "job": "add", "settings": {"a": 1}}));
     assert!(peer.is_usable());
@@ -61,24 +61,24 @@ fn refusals_keep_their_kind_and_leave_the_peer_usable() {
 }
 
 #[test]
-fn a_death_is_told_with_status_and_last_words() {
-    let mut peer = answering("echo 'I am undone' >&2; exit 3");
+fn a_death_is_told_with_status_and_last_output() {
+    let mut peer = answering("echo 'the disk is full'; exit 3");
     let error = format!("{:#}", call(&mut peer).unwrap_err());
-    assert!(error.contains("exit status: 3") && error.contains("I am undone"), "{error}");
+    assert!(error.contains("exited with status 3") && error.contains("the disk is full"), "{error}");
     assert!(!peer.is_usable());
     assert!(call(&mut peer).unwrap_err().to_string().contains("has ended"));
-    let error = format!("{:#}", start("echo 'no torch here' >&2; exit 1", PATIENCE).err().unwrap());
+    let error = format!("{:#}", start("echo 'no torch here'; exit 1", PATIENCE).err().unwrap());
     assert!(error.contains("to greet") && error.contains("no torch here"), "{error}");
 }
 
 #[test]
 fn a_peer_that_hangs_is_killed_with_its_helpers() {
-    let mut peer = start(&format!("sleep 60 & echo $! >&2; {GREETING}; read -r job; sleep 60"), PATIENCE).unwrap();
+    let mut peer = start(&format!("sleep 60 & echo $!; {GREETING}; read -r job; sleep 60"), PATIENCE).unwrap();
     let started = Instant::now();
     let error = peer.call::<Value>("add", json!({}), Duration::from_millis(300)).unwrap_err();
     let error = format!("{error:#}");
     assert!(started.elapsed() < PATIENCE && error.contains("no answer within 0.3 s"), "{error}");
-    let helper: u32 = error.rsplit(' ').next().unwrap().trim().parse().unwrap();
+    let helper: u32 = error.lines().last().unwrap().trim().parse().unwrap();
     while runs(helper) {
         assert!(started.elapsed() < PATIENCE, "the helper {helper} outlived its peer");
         std::thread::sleep(Duration::from_millis(10));
@@ -88,7 +88,7 @@ fn a_peer_that_hangs_is_killed_with_its_helpers() {
 #[test]
 fn what_is_no_reply_ends_the_conversation() {
     for (answer, expected) in [
-        ("echo 'Hello there'", "no JSON"),
+        ("echo 'Hello there'", "not JSON"),
         (r#"echo '{"id": 2, "result": 1}'"#, "answered job 2"),
         (r#"echo '{"id": 1}'"#, "a result or an error"),
         (r#"echo '{"id": 1, "result": 1, "more": 2}'"#, "unknown field"),
@@ -103,7 +103,7 @@ fn what_is_no_reply_ends_the_conversation() {
 #[test]
 fn another_version_or_none_is_refused_with_both_numbers() {
     for (greeting, spoken) in [(r#"{"protocol": 2}"#, "protocol 2"), ("{}", "protocol null"), ("[]", "protocol null")] {
-        let error = start(&format!("echo '{greeting}'; sleep 60"), PATIENCE).err().unwrap().to_string();
+        let error = start(&format!("echo '{greeting}' >&0; sleep 60"), PATIENCE).err().unwrap().to_string();
         assert!(error.contains(spoken) && error.contains("this program 1"), "{error}");
     }
 }
@@ -111,7 +111,7 @@ fn another_version_or_none_is_refused_with_both_numbers() {
 #[test]
 fn a_dropped_peer_is_dead() {
     let peer = start(&format!("{GREETING}; sleep 60"), PATIENCE).unwrap();
-    let pid = peer.child.id();
+    let pid = peer.process.id();
     assert!(runs(pid));
     drop(peer);
     assert!(!runs(pid));

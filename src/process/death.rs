@@ -1,0 +1,105 @@
+//! How a child ended, told as it was: its status or signal, lack of memory, and the last lines that it printed.
+
+use std::fmt::{self, Display};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
+use super::MAX_LINE_BYTES;
+
+/// The end of a child that was not asked to end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Death {
+    pub cause: Cause,
+    /// The last lines that the child printed; empty where it printed none.
+    pub last_output: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Cause {
+    /// By itself, by a signal, or by the kernel for want of memory.
+    Exited { status: ExitStatus, out_of_memory: bool },
+    /// It closed its socket, so that no reply could come, and went on running until it was killed.
+    ClosedSocket,
+    /// It sent more than [`MAX_LINE_BYTES`] without a line break and was killed.
+    LineTooLong,
+    /// It was killed, and the kernel has not let go of it.
+    NotReaped,
+}
+
+impl Death {
+    pub fn is_success(&self) -> bool {
+        matches!(self.cause, Cause::Exited { status, .. } if status.success())
+    }
+
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.cause, Cause::Exited { out_of_memory: true, .. })
+    }
+}
+
+impl Display for Death {
+    /// A predicate: "exited with status 3; its last output: ..".
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}{}", self.cause, after(&self.last_output))
+    }
+}
+
+/// The last output as the end of a message about a child; empty where there is none.
+pub fn after(last_output: &str) -> String {
+    if last_output.is_empty() { String::new() } else { format!("; its last output:\n{last_output}") }
+}
+
+impl Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Exited { out_of_memory: true, .. } => {
+                write!(f, "was killed by the kernel (signal 9): the machine ran out of memory")
+            }
+            Self::Exited { status, .. } => match (status.code(), status.signal()) {
+                (Some(code), _) => write!(f, "exited with status {code}"),
+                (None, Some(signal)) => write!(f, "was ended by signal {signal}{}", name(signal)),
+                (None, None) => write!(f, "ended with {status}"),
+            },
+            Self::ClosedSocket => write!(f, "closed its end of the socket without exiting, and was killed"),
+            Self::NotReaped => write!(f, "was killed, but the kernel has not ended it (a device may hold it)"),
+            Self::LineTooLong => {
+                write!(f, "sent {} MiB without a line break, and was killed", MAX_LINE_BYTES >> 20)
+            }
+        }
+    }
+}
+
+/// The signals by which programs end, with their names.
+fn name(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+/// How often the kernel has killed a process for want of memory since it started; `None` where it does not say.
+pub fn oom_kills() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat").ok()?;
+    text.lines().find_map(|l| l.strip_prefix("oom_kill "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_says_its_status_signal_or_lack_of_memory_and_the_last_output() {
+        let words = |raw: i32, out_of_memory, last_output: &str| {
+            let cause = Cause::Exited { status: ExitStatus::from_raw(raw), out_of_memory };
+            Death { cause, last_output: last_output.into() }.to_string()
+        };
+        assert_eq!(words(3 << 8, false, ""), "exited with status 3");
+        assert_eq!(words(11, false, "a\nb"), "was ended by signal 11 (SIGSEGV); its last output:\na\nb");
+        assert!(words(9, true, "").contains("ran out of memory"));
+    }
+}

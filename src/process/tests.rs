@@ -1,0 +1,193 @@
+//! Hostile children, all of them shell scripts: each ends as what it is, and nothing of it is left.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::{Answer, Cause, ChildProcess};
+
+/// For children that answer or end by themselves, on a machine that may be busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// For children that do neither.
+const IMPATIENCE: Duration = Duration::from_millis(100);
+
+/// A child that misbehaves in one way, how long to wait for it, and what must come of it.
+struct Hostile {
+    name: &'static str,
+    script: &'static str,
+    limit: Duration,
+    expected: fn(&Answer) -> bool,
+}
+
+/// The script of the child that sends 100 MB without a line break.
+const LONG_LINE: &str = "head -c 100000000 /dev/zero >&0; sleep 60";
+
+/// Every script gets a job on descriptor 0, as its replies leave there, and has `$job` read.
+const HOSTILE: &[Hostile] = &[
+    answers(
+        "150 lines of output before the reply",
+        "for i in $(seq 150); do printf 'line %s\\n' $i; done; echo {} >&0",
+    ),
+    answers("half a line of output before the reply", "printf 'half a li'; echo {} >&0; printf ne"),
+    answers("output of byte 0xff before the reply", "printf '\\377\\n\\377'; echo {} >&0"),
+    answers("output closed before the reply", "exec 1>&- 2>&-; echo {} >&0; sleep 60"),
+    Hostile {
+        name: "a reply of byte 0xff",
+        script: "printf '\\377\\n' >&0; sleep 60",
+        limit: PATIENCE,
+        expected: |answer| matches!(answer, Answer::Line(line) if line == "\u{fffd}"),
+    },
+    dies("an exit before the reply", "echo why; exit 3", |a| exited(a, 3) && last_output(a) == "why"),
+    dies("half a reply and an exit", "printf '{\"half' >&0; exit 4", |a| exited(a, 4)),
+    dies("an exit with success and without a reply", "exit 0", |a| exited(a, 0)),
+    dies("death by a signal", "echo why; kill -SEGV $$", |a| signalled(a, 11) && last_output(a) == "why"),
+    dies("a kill by somebody else", "kill -KILL $$", |a| signalled(a, 9)),
+    dies("an exit with a living grandchild", "sleep 60 & echo $!; exit 5", |a| exited(a, 5) && grandchild_ends(a)),
+    dies("death by a signal with a living grandchild", "sleep 60 & echo $!; kill -ABRT $$", |a| {
+        signalled(a, 6) && grandchild_ends(a)
+    }),
+    dies("an exit with a grandchild in a group of its own", "setsid sleep 2 & exit 6", |a| exited(a, 6)),
+    dies("a reply without end", LONG_LINE, |a| cause(a) == Some(Cause::LineTooLong)),
+    Hostile {
+        name: "a closed socket and no exit",
+        script: "exec 0<&- 0>&- 1>&- 2>&-; exec sleep 60",
+        limit: IMPATIENCE,
+        // Where the machine is so busy that the script has not begun by then.
+        expected: |answer| cause(answer) == Some(Cause::ClosedSocket) || times_out(answer),
+    },
+    hangs("no reply", "sleep 60"),
+    hangs("a stop", "kill -STOP $$"),
+    hangs("a stop with a stopped grandchild", "sh -c 'kill -STOP $$' & kill -STOP $$"),
+    hangs("endless output", "exec yes"),
+    hangs("ignored signals", "trap '' INT TERM HUP; sleep 60; sleep 60"),
+];
+
+const fn answers(name: &'static str, script: &'static str) -> Hostile {
+    Hostile { name, script, limit: PATIENCE, expected: |answer| matches!(answer, Answer::Line(line) if line == "{}") }
+}
+
+const fn dies(name: &'static str, script: &'static str, expected: fn(&Answer) -> bool) -> Hostile {
+    Hostile { name, script, limit: PATIENCE, expected }
+}
+
+const fn hangs(name: &'static str, script: &'static str) -> Hostile {
+    Hostile { name, script, limit: IMPATIENCE, expected: times_out }
+}
+
+fn times_out(answer: &Answer) -> bool {
+    matches!(answer, Answer::TimedOut { .. })
+}
+
+fn cause(answer: &Answer) -> Option<Cause> {
+    if let Answer::Died(death) = answer { Some(death.cause) } else { None }
+}
+
+fn exited(answer: &Answer, code: i32) -> bool {
+    matches!(cause(answer), Some(Cause::Exited { status, .. }) if status.code() == Some(code))
+}
+
+fn signalled(answer: &Answer, signal: i32) -> bool {
+    use std::os::unix::process::ExitStatusExt as _;
+    matches!(cause(answer), Some(Cause::Exited { status, .. }) if status.signal() == Some(signal))
+}
+
+fn last_output(answer: &Answer) -> &str {
+    if let Answer::Died(death) = answer { &death.last_output } else { "" }
+}
+
+/// Whether the grandchild whose number was printed is killed; the kernel may take a moment.
+fn grandchild_ends(answer: &Answer) -> bool {
+    let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's number");
+    let started = Instant::now();
+    while runs(pid) && started.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    !runs(pid)
+}
+
+/// Whether `pid` still runs; a zombie does not.
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+fn start(script: &str) -> ChildProcess {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("read -r job\n{script}"));
+    ChildProcess::start(command).unwrap()
+}
+
+/// Gives one child its job and requires what is expected of it, and that its process is gone.
+fn meet(hostile: &Hostile) {
+    let mut child = start(hostile.script);
+    let pid = child.id();
+    child.send(&json!({ "job": 1 })).unwrap();
+    let answer = child.receive(hostile.limit, &|| false);
+    assert!((hostile.expected)(&answer), "{} ended as {answer:?}", hostile.name);
+    drop(child);
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{}: process {pid} is left", hostile.name);
+}
+
+/// `CS336_HOSTILE_CHILDREN=10000 cargo test --lib hostile_children` meets as many, over all kinds in turn; of the kind that
+/// sends 100 MB at most 100.
+#[test]
+fn every_hostile_child_ends_as_what_it_is_and_leaves_no_process() {
+    let asked = std::env::var("CS336_HOSTILE_CHILDREN").ok();
+    let count = asked.map_or(HOSTILE.len(), |text| text.parse().expect("CS336_HOSTILE_CHILDREN is a number"));
+    let long_lines = HOSTILE.iter().cycle().filter(|hostile| hostile.script == LONG_LINE).take(100.min(count));
+    let others = HOSTILE.iter().filter(|hostile| hostile.script != LONG_LINE).cycle();
+    let long_lines = long_lines.take(count.div_ceil(HOSTILE.len()));
+    long_lines.chain(others).take(count).for_each(meet);
+}
+
+#[test]
+fn an_interrupt_ends_the_wait_and_the_child() {
+    let mut child = start("sleep 60");
+    let pid = child.id();
+    assert!(matches!(child.receive(PATIENCE, &|| true), Answer::Interrupted));
+    assert!(!runs(pid));
+}
+
+#[test]
+fn a_job_that_the_child_does_not_read_ends_at_the_limit() {
+    let mut command = Command::new("sleep");
+    command.arg("60");
+    let mut child = ChildProcess::start(command).unwrap();
+    child.send(&"x".repeat(4 << 20)).unwrap();
+    assert!(times_out(&child.receive(IMPATIENCE, &|| false)));
+}
+
+#[test]
+fn a_long_job_and_a_long_reply_pass_whole() {
+    let mut child = start("printf '%s%s\\n' \"$job\" \"$job\" >&0; sleep 60");
+    let job = "x".repeat(1 << 20);
+    child.send(&job).unwrap();
+    match child.receive(PATIENCE, &|| false) {
+        Answer::Line(line) => assert!(line == format!("\"{job}\"\"{job}\""), "{} bytes came back", line.len()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_idle_child_has_sent_nothing_and_runs() {
+    let mut idle = start("sleep 60");
+    assert!(idle.is_idle());
+    idle.send(&0).unwrap();
+    assert!(idle.is_idle());
+    for script in ["echo unasked >&0; sleep 60", "exit 0", "exec 0<&- 0>&-; sleep 60"] {
+        let mut child = start(script);
+        child.send(&0).unwrap();
+        let started = Instant::now();
+        while child.is_idle() {
+            assert!(started.elapsed() < PATIENCE, "{script}: it stays idle");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_program_that_does_not_exist_is_named() {
+    let error = format!("{:#}", ChildProcess::start(Command::new("/nowhere/cs336")).err().unwrap());
+    assert!(error.contains("/nowhere/cs336"), "{error}");
+}
