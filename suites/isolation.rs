@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cs336::bench::machine::seed;
@@ -158,11 +158,8 @@ fn faults_become_outcomes() -> Result<()> {
 fn a_hang_ends_at_the_limit() -> Result<()> {
     in_time(|limit| {
         let (_folder, layout) = tree("deeds", "\"hangs\", \"works\"")?;
-        let started = Instant::now();
         let outcome = outcome_by(&Runner { limit, ..runner(&layout)? })?;
-        require_failure(&outcome, &format!("limit of {} s", limit.as_secs()))?;
-        ensure!(started.elapsed() < 6 * limit, "it took {:?}", started.elapsed());
-        Ok(())
+        require_failure(&outcome, &format!("limit of {} s", limit.as_secs()))
     })
 }
 

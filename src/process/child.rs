@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use serde::Serialize;
 
 use super::PARENT;
-use super::death::{Cause, Death, oom_kills};
+use super::death::{Cause, Death, is_out_of_memory, oom_kills};
 use super::lines::Lines;
 use super::output::Output;
 
@@ -175,10 +175,9 @@ impl ChildProcess {
     /// Ends the child and tells why: `cause`, or its own exit.
     fn die(&mut self, cause: Option<Cause>) -> Death {
         let status = self.reap();
-        let killed = matches!((self.oom_kills, oom_kills()), (Some(before), Some(now)) if now > before);
         let own = status.map_or(Cause::NotReaped, |status| Cause::Exited {
             status,
-            out_of_memory: killed && status.signal() == Some(9),
+            out_of_memory: is_out_of_memory(status, self.oom_kills, oom_kills()),
         });
         let death = Death { cause: cause.unwrap_or(own), last_output: self.last_output() };
         self.death = Some(death.clone());

@@ -82,6 +82,11 @@ fn name(signal: i32) -> &'static str {
     }
 }
 
+/// Whether the kernel killed the process for want of memory: by SIGKILL, while its count of such kills went up.
+pub fn is_out_of_memory(status: ExitStatus, kills_before: Option<u64>, kills_now: Option<u64>) -> bool {
+    status.signal() == Some(9) && matches!((kills_before, kills_now), (Some(before), Some(now)) if now > before)
+}
+
 /// How often the kernel has killed a process for want of memory since it started; `None` where it does not say.
 pub fn oom_kills() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/vmstat").ok()?;
@@ -91,6 +96,14 @@ pub fn oom_kills() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_kill_that_the_kernel_counted_is_for_want_of_memory() {
+        let (killed, crashed) = (ExitStatus::from_raw(9), ExitStatus::from_raw(11));
+        assert!(is_out_of_memory(killed, Some(1), Some(2)));
+        assert!(!is_out_of_memory(killed, Some(1), Some(1)) && !is_out_of_memory(killed, None, None));
+        assert!(!is_out_of_memory(crashed, Some(1), Some(2)));
+    }
 
     #[test]
     fn a_death_says_its_status_signal_or_lack_of_memory_and_the_last_output() {

@@ -57,3 +57,14 @@ impl Parent {
         self.replies.write_all(line.as_bytes()).context("sending a reply")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_started_by_hand_is_told_what_to_run() {
+        let error = Parent::connect().err().unwrap().to_string();
+        assert!(!has_parent() && error.contains("run `cs336 measure`"), "{error}");
+    }
+}

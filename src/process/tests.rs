@@ -8,9 +8,9 @@ use serde_json::json;
 use super::{Answer, Cause, ChildProcess};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LONG_LIMIT: Duration = Duration::from_secs(60);
 /// For children that do neither.
-const IMPATIENCE: Duration = Duration::from_millis(100);
+const SHORT_LIMIT: Duration = Duration::from_millis(100);
 
 /// A child that misbehaves in one way, how long to wait for it, and what must come of it.
 struct Hostile {
@@ -35,7 +35,7 @@ const HOSTILE: &[Hostile] = &[
     Hostile {
         name: "a reply of byte 0xff",
         script: "printf '\\377\\n' >&0; sleep 60",
-        limit: PATIENCE,
+        limit: LONG_LIMIT,
         expected: |answer| matches!(answer, Answer::Line(line) if line == "\u{fffd}"),
     },
     dies("an exit before the reply", "echo why; exit 3", |a| exited(a, 3) && last_output(a) == "why"),
@@ -52,7 +52,7 @@ const HOSTILE: &[Hostile] = &[
     Hostile {
         name: "a closed socket and no exit",
         script: "exec 0<&- 0>&- 1>&- 2>&-; exec sleep 60",
-        limit: IMPATIENCE,
+        limit: SHORT_LIMIT,
         // Where the machine is so busy that the script has not begun by then.
         expected: |answer| cause(answer) == Some(Cause::ClosedSocket) || times_out(answer),
     },
@@ -64,15 +64,15 @@ const HOSTILE: &[Hostile] = &[
 ];
 
 const fn answers(name: &'static str, script: &'static str) -> Hostile {
-    Hostile { name, script, limit: PATIENCE, expected: |answer| matches!(answer, Answer::Line(line) if line == "{}") }
+    Hostile { name, script, limit: LONG_LIMIT, expected: |answer| matches!(answer, Answer::Line(line) if line == "{}") }
 }
 
 const fn dies(name: &'static str, script: &'static str, expected: fn(&Answer) -> bool) -> Hostile {
-    Hostile { name, script, limit: PATIENCE, expected }
+    Hostile { name, script, limit: LONG_LIMIT, expected }
 }
 
 const fn hangs(name: &'static str, script: &'static str) -> Hostile {
-    Hostile { name, script, limit: IMPATIENCE, expected: times_out }
+    Hostile { name, script, limit: SHORT_LIMIT, expected: times_out }
 }
 
 fn times_out(answer: &Answer) -> bool {
@@ -100,7 +100,7 @@ fn last_output(answer: &Answer) -> &str {
 fn grandchild_ends(answer: &Answer) -> bool {
     let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's number");
     let started = Instant::now();
-    while runs(pid) && started.elapsed() < PATIENCE {
+    while runs(pid) && started.elapsed() < LONG_LIMIT {
         std::thread::sleep(Duration::from_millis(1));
     }
     !runs(pid)
@@ -119,7 +119,7 @@ fn start(script: &str) -> ChildProcess {
 }
 
 /// Gives one child its job and requires what is expected of it, and that its process is gone.
-fn meet(hostile: &Hostile) {
+fn require_expected_end(hostile: &Hostile) {
     let mut child = start(hostile.script);
     let pid = child.id();
     child.send(&json!({ "job": 1 })).unwrap();
@@ -129,8 +129,8 @@ fn meet(hostile: &Hostile) {
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{}: process {pid} is left", hostile.name);
 }
 
-/// `CS336_HOSTILE_CHILDREN=10000 cargo test --lib hostile_children` meets as many, over all kinds in turn; of the kind that
-/// sends 100 MB at most 100.
+/// `CS336_HOSTILE_CHILDREN=10000 cargo test --lib hostile_children` runs as many, over all kinds in turn; at most 100
+/// of them send 100 MB.
 #[test]
 fn every_hostile_child_ends_as_what_it_is_and_leaves_no_process() {
     let asked = std::env::var("CS336_HOSTILE_CHILDREN").ok();
@@ -138,14 +138,14 @@ fn every_hostile_child_ends_as_what_it_is_and_leaves_no_process() {
     let long_lines = HOSTILE.iter().cycle().filter(|hostile| hostile.script == LONG_LINE).take(100.min(count));
     let others = HOSTILE.iter().filter(|hostile| hostile.script != LONG_LINE).cycle();
     let long_lines = long_lines.take(count.div_ceil(HOSTILE.len()));
-    long_lines.chain(others).take(count).for_each(meet);
+    long_lines.chain(others).take(count).for_each(require_expected_end);
 }
 
 #[test]
 fn an_interrupt_ends_the_wait_and_the_child() {
     let mut child = start("sleep 60");
     let pid = child.id();
-    assert!(matches!(child.receive(PATIENCE, &|| true), Answer::Interrupted));
+    assert!(matches!(child.receive(LONG_LIMIT, &|| true), Answer::Interrupted));
     assert!(!runs(pid));
 }
 
@@ -155,7 +155,7 @@ fn a_job_that_the_child_does_not_read_ends_at_the_limit() {
     command.arg("60");
     let mut child = ChildProcess::start(command).unwrap();
     child.send(&"x".repeat(4 << 20)).unwrap();
-    assert!(times_out(&child.receive(IMPATIENCE, &|| false)));
+    assert!(times_out(&child.receive(SHORT_LIMIT, &|| false)));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_long_job_and_a_long_reply_pass_whole() {
     let mut child = start("printf '%s%s\\n' \"$job\" \"$job\" >&0; sleep 60");
     let job = "x".repeat(1 << 20);
     child.send(&job).unwrap();
-    match child.receive(PATIENCE, &|| false) {
+    match child.receive(LONG_LIMIT, &|| false) {
         Answer::Line(line) => assert!(line == format!("\"{job}\"\"{job}\""), "{} bytes came back", line.len()),
         other => panic!("{other:?}"),
     }
@@ -180,7 +180,7 @@ fn an_idle_child_has_sent_nothing_and_runs() {
         child.send(&0).unwrap();
         let started = Instant::now();
         while child.is_idle() {
-            assert!(started.elapsed() < PATIENCE, "{script}: it stays idle");
+            assert!(started.elapsed() < LONG_LIMIT, "{script}: it stays idle");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

