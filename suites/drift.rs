@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cs336::cli::writeup::{Source, accepted_markdown, document};
+use cs336::cli::document::{Source, accepted_markdown, document};
 use cs336::harness::record::{CaseRecord, Outcome};
 use cs336::harness::stats::median;
 use cs336::harness::store::Layout;

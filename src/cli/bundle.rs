@@ -11,8 +11,8 @@ use crate::harness::provenance::{BUNDLE_FILE, Commit};
 use crate::harness::store::Layout;
 use crate::units::{MIB, human_bytes};
 
-/// Folders that the program reads at run time.
-const DATA: &[&str] = &["kernels", "suites", "templates", "snapshots"];
+/// What the program reads at run time.
+const DATA: &[&str] = &["kernels", "suites", "templates", "snapshots", "report/writeup.typ"];
 /// A bundle above this does not fit the ways one carries it.
 const LIMIT_BYTES: f64 = 60.0 * MIB;
 

@@ -128,25 +128,44 @@ fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<(
 }
 
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
-    let (mut seconds, mut known, mut unknown) = (0.0, 0, 0);
-    for problem in problems {
-        let Some(plan) = plan(layout, problem, profile, scope)? else { continue };
-        let (known_s, without) = plan.estimate();
-        (seconds, known, unknown) = (seconds + known_s, known + plan.pending.len() - without, unknown + without);
+    let ahead = Ahead::of(layout, problems, profile, scope)?;
+    for plan in &ahead.plans {
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
-            println!("{} {profile}.{grid} {} ({last})", problem.name, short(params));
+            println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
         }
     }
-    println!("estimate: {}", estimate(seconds, known, unknown));
+    println!("estimate: {}", ahead.words());
     Ok(Ended::Well)
+}
+
+/// What is still to be measured, and about how long it will take.
+pub struct Ahead {
+    plans: Vec<Plan<'static>>,
+}
+
+impl Ahead {
+    pub fn of(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Self> {
+        let plans = problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose());
+        Ok(Self { plans: plans.collect::<Result<_>>()? })
+    }
+
+    pub fn cases(&self) -> usize {
+        self.plans.iter().map(|plan| plan.pending.len()).sum()
+    }
+
+    pub fn words(&self) -> String {
+        let estimates = self.plans.iter().map(Plan::estimate);
+        let (seconds, unknown) = estimates.fold((0.0, 0), |(s, n), (seconds, unknown)| (s + seconds, n + unknown));
+        estimate(seconds, self.cases() - unknown, unknown)
+    }
 }
 
 /// "12.0 min for the 40 cases measured before; 2 were never measured": a time only of cases that have one.
 fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
     match (known, unknown) {
         (0, 0) => "nothing to measure".into(),
-        (0, n) => format!("no time is known: {n} were never measured"),
+        (0, n) => format!("{n} cases, of which no time is known"),
         (n, 0) => format!("{} for {n} cases, all measured before", human_seconds(seconds)),
         (n, m) => format!("{} for the {n} cases measured before; {m} were never measured", human_seconds(seconds)),
     }
@@ -216,7 +235,7 @@ mod tests {
     #[test]
     fn an_estimate_is_of_cases_that_have_a_time() {
         assert_eq!(estimate(0.0, 0, 0), "nothing to measure");
-        assert_eq!(estimate(0.0, 0, 4), "no time is known: 4 were never measured");
+        assert_eq!(estimate(0.0, 0, 4), "4 cases, of which no time is known");
         assert_eq!(estimate(3.0, 2, 0), "3.0 s for 2 cases, all measured before");
         assert_eq!(estimate(720.0, 40, 2), "12.0 min for the 40 cases measured before; 2 were never measured");
     }

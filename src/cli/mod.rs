@@ -21,6 +21,7 @@ mod bundle;
 mod cases;
 mod diff;
 mod doctor;
+pub mod document;
 mod explain;
 mod grade;
 mod list;
@@ -57,7 +58,7 @@ enum Verb {
     Grade(grade::Arguments),
     /// Measure problems into report/records, checks first; the gpu grids by default where there is a GPU
     Measure(measure::Arguments),
-    /// Measure what is missing or stale, then build report/writeup.pdf and writeup.md
+    /// Build report/writeup.pdf and writeup.md; measure what is missing or stale; build them again
     Writeup(writeup::Arguments),
     /// Compare this machine's records with the accepted ones
     Diff(diff::Arguments),

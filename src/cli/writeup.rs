@@ -1,23 +1,22 @@
 //! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use super::document::{Source, accepted_markdown, document, problem_input, with_problems};
+use super::measure::Ahead;
 use super::{Ended, measure, profile_or_default};
-use crate::harness::answer::{Answer, Audience, RecordSet, Records};
+use crate::harness::answer::RecordSet;
 use crate::harness::grade::Evidence;
-use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
-use crate::harness::record::{Outcome, Profile, RecordFile};
+use crate::harness::record::{Outcome, Profile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords};
+use crate::report::{self, ProblemInput};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -35,148 +34,61 @@ pub struct Arguments {
     profile: Option<Profile>,
 }
 
-/// Which records a document is made from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The accepted ones alone: what every clone has.
-    Accepted,
-    /// This machine's own where they cover the suite, the accepted ones elsewhere.
-    Here,
-}
-
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if arguments.check {
         return check(layout);
     }
-    let measures = !(arguments.fresh || arguments.no_measure);
-    if measures {
+    if arguments.fresh {
+        return fresh(layout);
+    }
+    if !arguments.no_measure {
         let problems: Vec<&'static Problem> = REGISTRY.iter().collect();
         let profile = profile_or_default(arguments.profile);
-        let limits = measure::Limits { case: Duration::from_secs(600), budget: None };
-        if measure::measure(layout, &problems, profile, Scope::Outdated, limits)?.tally.interrupted {
-            return Ok(Ended::Interrupted);
+        let ahead = Ahead::of(layout, &problems, profile, Scope::Outdated)?;
+        if ahead.cases() > 0 {
+            println!("{}, from the records that there are", build(layout)?);
+            println!("measuring this machine now: {}; Ctrl-C keeps that report and what was measured", ahead.words());
+            let limits = measure::Limits { case: Duration::from_secs(600), budget: None };
+            if measure::measure(layout, &problems, profile, Scope::Outdated, limits)?.tally.interrupted {
+                return Ok(Ended::Interrupted);
+            }
         }
     }
-    let document = document(layout, Source::Here)?;
-    let rendered = report::render(&document)?;
-    let path = layout.report().join("writeup.typ");
-    let frame = std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
-    let pdf = report::pdf(&rendered, &frame)?;
-    if arguments.fresh {
-        let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (&p.name, r.stale.len())));
-        let stale = records.find(|(_, stale)| *stale > 0);
-        if let Some((name, count)) = stale {
-            bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
-        }
-        let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
-        ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, look at it, and try again");
-        return Ok(Ended::Well);
-    }
-    report::write(&layout.report(), &rendered, Some(&pdf))?;
-    let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
-    println!(
-        "report/writeup.pdf and report/writeup.md are ready: {} points answered, {} claims hold",
-        crate::harness::grade::points(points),
-        rendered.claims.iter().filter(|c| c.held).count()
-    );
+    println!("{}", build(layout)?);
     Ok(Ended::Well)
 }
 
-/// The whole write-up's ingredients.
-pub fn document(layout: &Layout, source: Source) -> Result<Document> {
-    let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
-    Ok(with_problems(problems))
+/// Renders the records that there are and writes the report's files; gives the sentence that says so.
+fn build(layout: &Layout) -> Result<String> {
+    let rendered = report::render(&document(layout, Source::Here)?)?;
+    let pdf = report::pdf(&rendered, &frame(layout)?)?;
+    report::write(&layout.report(), &rendered, Some(&pdf))?;
+    let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
+    Ok(format!(
+        "report/writeup.pdf and report/writeup.md are ready: {} points answered, {} claims hold",
+        crate::harness::grade::points(points),
+        rendered.claims.iter().filter(|c| c.held).count()
+    ))
 }
 
-fn with_problems(problems: Vec<ProblemInput>) -> Document {
-    Document {
-        title: "Systems and Parallelism".into(),
-        assignment: "Stanford CS336, Assignment 2, Spring 2025 (handout 1.0.4)".into(),
-        problems,
+/// Fails unless the PDF is what the records give now.
+fn fresh(layout: &Layout) -> Result<Ended> {
+    let document = document(layout, Source::Here)?;
+    let pdf = report::pdf(&report::render(&document)?, &frame(layout)?)?;
+    let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (&p.name, r.stale.len())));
+    let stale = records.find(|(_, stale)| *stale > 0);
+    if let Some((name, count)) = stale {
+        bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
     }
+    let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
+    ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, look at it, and try again");
+    Ok(Ended::Well)
 }
 
-fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> Result<ProblemInput> {
-    let entry = REGISTRY.iter().find(|entry| entry.name == problem.name);
-    let template = match entry {
-        Some(_) => {
-            let path = layout.root.join("templates").join(format!("{}.md", problem.name));
-            let text = std::fs::read_to_string(&path);
-            Some(text.with_context(|| format!("failed to read templates/{}.md, which answers it", problem.name))?)
-        }
-        None => None,
-    };
-    let records = entry.map(|e| answer_records(layout, e, source)).transpose()?.unwrap_or_default();
-    let answer = match entry {
-        Some(entry) => (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?,
-        None => Answer::default(),
-    };
-    let facts = entry.map(|e| (e.facts)().with_context(|| format!("the facts of {}", e.name))).transpose()?;
-    let part = |part: &crate::harness::handout::Part| PartInput {
-        id: part.id.into(),
-        points: part.points,
-        kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
-        question: part.question.into(),
-    };
-    Ok(ProblemInput {
-        name: problem.name.into(),
-        title: problem.title.into(),
-        section: problem.section.into(),
-        points: problem.points,
-        parts: problem.parts.iter().map(part).collect(),
-        answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
-        template,
-        shared: shared_templates(layout)?,
-        facts: facts.unwrap_or_default(),
-        answer,
-        records,
-        other_records: other_records(layout, source),
-    })
-}
-
-/// What a problem's answer reads: its own records and those of the problems that it names.
-fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
-    let other = |name: &&str| Ok((name.to_string(), own_records(layout, super::registered(name)?, source)?));
-    let others = problem.reads.iter().map(other).collect::<Result<_>>()?;
-    Ok(Records { others, ..own_records(layout, problem, source)? })
-}
-
-fn own_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
-    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(Records::default()) };
-    let of = |profile| records(layout, problem, &suite, profile, source);
-    let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
-    Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
-}
-
-/// What answers a template's `records("<name>")`.
-fn other_records(layout: &Layout, source: Source) -> ReadRecords {
-    let layout = layout.clone();
-    Arc::new(move |name| own_records(&layout, super::registered(name)?, source))
-}
-
-/// The records to print: one file, so that figures of two machines never share a column.
-fn records(
-    layout: &Layout,
-    problem: &Problem,
-    suite: &Suite,
-    profile: Profile,
-    source: Source,
-) -> Result<Option<RecordSet>> {
-    let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
-    let local = match source {
-        Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
-        Source::Accepted => None,
-    };
-    let file = match local {
-        Some(file) => Some(file),
-        None => layout.read_accepted(profile, problem.name)?,
-    };
-    let Some(file) = file else { return Ok(None) };
-    let mut stale = BTreeMap::new();
-    for (at, case) in file.cases.iter().enumerate() {
-        stale.extend(staleness(layout, problem, suite, &file, case)?.map(|why| (at, why)));
-    }
-    Ok(Some(RecordSet { file, stale }))
+/// The title page and page layout.
+fn frame(layout: &Layout) -> Result<String> {
+    let path = layout.report().join("writeup.typ");
+    std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
 /// What a problem's written answer rests on, for grading.
@@ -221,17 +133,6 @@ fn missing(suite: &Suite, input: &ProblemInput, name: &str) -> Option<String> {
     };
     let any = covered(Profile::Gpu, &input.records.gpu) || covered(Profile::Cpu, &input.records.cpu);
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
-}
-
-/// The Markdown of each registered problem as the accepted records give it: what the drift gate compares.
-pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
-    let render = |entry: &'static Problem| {
-        let handout = super::handout_problem(entry.name)?;
-        let input = problem_input(layout, handout, Source::Accepted)?;
-        let rendered = report::render(&with_problems(vec![input]))?;
-        Ok((entry.name, rendered.markdown))
-    };
-    REGISTRY.iter().map(render).collect()
 }
 
 /// Where a problem's rendered text is kept.
@@ -283,18 +184,4 @@ fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &
         }
     }
     None
-}
-
-/// What templates may import, by name: "shared/x.md" is `templates/shared/x.md`.
-fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
-    let folder = layout.root.join("templates").join("shared");
-    let mut texts = Vec::new();
-    // A tree without shared macros is as good.
-    for entry in std::fs::read_dir(folder).into_iter().flatten() {
-        let name = format!("shared/{}", entry?.file_name().to_string_lossy());
-        let text = std::fs::read_to_string(layout.root.join("templates").join(&name));
-        texts.push((name.clone(), text.with_context(|| format!("failed to read templates/{name}"))?));
-    }
-    texts.sort();
-    Ok(texts)
 }

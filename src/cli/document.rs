@@ -1,0 +1,147 @@
+//! The ingredients of the write-up: the handout's questions, templates, records and answers, read from a checkout.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+
+use crate::harness::answer::{Answer, Audience, RecordSet, Records};
+use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::plan::staleness;
+use crate::harness::problem::Problem;
+use crate::harness::record::{Profile, RecordFile};
+use crate::harness::store::Layout;
+use crate::harness::suite::{self, Suite};
+use crate::problems::REGISTRY;
+use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords};
+
+/// Which records a document is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The accepted ones alone: what every clone has.
+    Accepted,
+    /// This machine's own where they cover the suite, the accepted ones elsewhere.
+    Here,
+}
+
+/// The whole write-up's ingredients.
+pub fn document(layout: &Layout, source: Source) -> Result<Document> {
+    let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
+    Ok(with_problems(problems))
+}
+
+pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
+    Document {
+        title: "Systems and Parallelism".into(),
+        assignment: "Stanford CS336, Assignment 2, Spring 2025 (handout 1.0.4)".into(),
+        problems,
+    }
+}
+
+pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> Result<ProblemInput> {
+    let entry = REGISTRY.iter().find(|entry| entry.name == problem.name);
+    let template = match entry {
+        Some(_) => {
+            let path = layout.root.join("templates").join(format!("{}.md", problem.name));
+            let text = std::fs::read_to_string(&path);
+            Some(text.with_context(|| format!("failed to read templates/{}.md, which answers it", problem.name))?)
+        }
+        None => None,
+    };
+    let records = entry.map(|e| answer_records(layout, e, source)).transpose()?.unwrap_or_default();
+    let answer = match entry {
+        Some(entry) => (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?,
+        None => Answer::default(),
+    };
+    let facts = entry.map(|e| (e.facts)().with_context(|| format!("the facts of {}", e.name))).transpose()?;
+    let part = |part: &crate::harness::handout::Part| PartInput {
+        id: part.id.into(),
+        points: part.points,
+        kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
+        question: part.question.into(),
+    };
+    Ok(ProblemInput {
+        name: problem.name.into(),
+        title: problem.title.into(),
+        section: problem.section.into(),
+        points: problem.points,
+        parts: problem.parts.iter().map(part).collect(),
+        answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
+        template,
+        shared: shared_templates(layout)?,
+        facts: facts.unwrap_or_default(),
+        answer,
+        records,
+        other_records: other_records(layout, source),
+    })
+}
+
+/// What a problem's answer reads: its own records and those of the problems that it names.
+fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+    let other = |name: &&str| Ok((name.to_string(), own_records(layout, super::registered(name)?, source)?));
+    let others = problem.reads.iter().map(other).collect::<Result<_>>()?;
+    Ok(Records { others, ..own_records(layout, problem, source)? })
+}
+
+fn own_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(Records::default()) };
+    let of = |profile| records(layout, problem, &suite, profile, source);
+    let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
+    Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
+}
+
+/// What answers a template's `records("<name>")`.
+fn other_records(layout: &Layout, source: Source) -> ReadRecords {
+    let layout = layout.clone();
+    Arc::new(move |name| own_records(&layout, super::registered(name)?, source))
+}
+
+/// The records to print: one file, so that figures of two machines never share a column.
+fn records(
+    layout: &Layout,
+    problem: &Problem,
+    suite: &Suite,
+    profile: Profile,
+    source: Source,
+) -> Result<Option<RecordSet>> {
+    let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
+    let local = match source {
+        Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
+        Source::Accepted => None,
+    };
+    let file = match local {
+        Some(file) => Some(file),
+        None => layout.read_accepted(profile, problem.name)?,
+    };
+    let Some(file) = file else { return Ok(None) };
+    let mut stale = BTreeMap::new();
+    for (at, case) in file.cases.iter().enumerate() {
+        stale.extend(staleness(layout, problem, suite, &file, case)?.map(|why| (at, why)));
+    }
+    Ok(Some(RecordSet { file, stale }))
+}
+
+/// The Markdown of each registered problem as the accepted records give it: what the drift gate compares.
+pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
+    let render = |entry: &'static Problem| {
+        let handout = super::handout_problem(entry.name)?;
+        let input = problem_input(layout, handout, Source::Accepted)?;
+        let rendered = report::render(&with_problems(vec![input]))?;
+        Ok((entry.name, rendered.markdown))
+    };
+    REGISTRY.iter().map(render).collect()
+}
+
+/// What templates may import, by name: "shared/x.md" is `templates/shared/x.md`.
+fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
+    let folder = layout.root.join("templates").join("shared");
+    let mut texts = Vec::new();
+    // A tree without shared macros is as good.
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let name = format!("shared/{}", entry?.file_name().to_string_lossy());
+        let text = std::fs::read_to_string(layout.root.join("templates").join(&name));
+        texts.push((name.clone(), text.with_context(|| format!("failed to read templates/{name}"))?));
+    }
+    texts.sort();
+    Ok(texts)
+}
