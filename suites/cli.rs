@@ -179,8 +179,8 @@ fn a_missing_suite_and_a_missing_template_are_named() {
 
 #[rstest]
 #[case::truncated("{\"schema\": 1, \"problem\": \"mixed", "not valid JSON (truncated?)")]
-#[case::newer("{\"schema\": 99}", "has schema 99, this build reads 1")]
-#[case::no_schema("{}", "no schema number")]
+#[case::newer("{\"schema\": 99}", "has schema 99, from a newer cs336; this one reads schema 1")]
+#[case::no_schema("{}", "no \"schema\" number, so cs336 did not write it")]
 #[case::unknown_key(
     "{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}",
     "unknown field `extra`"

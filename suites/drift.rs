@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cs336::cli::document::{Source, accepted_markdown, document};
-use cs336::harness::record::{CaseRecord, Outcome};
+use cs336::harness::record::{CaseRecord, Outcome, RecordFile};
 use cs336::harness::stats::median;
 use cs336::harness::store::Layout;
 use serde_json::{Value, json};
@@ -39,6 +39,26 @@ fn no_rendered_snapshot_is_without_its_answer() {
         accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
     let orphans: Vec<String> = files.filter(|file| !answers.contains(file.trim_end_matches(".new"))).collect();
     assert!(orphans.is_empty(), "snapshots/rendered holds what no registered problem answers: {orphans:?}");
+}
+
+/// One run and one case a line, times rounded: a record that another layout or a hand has written makes unreadable diffs.
+#[test]
+fn every_accepted_record_is_written_as_cs336_writes_it() {
+    let mut files = 0;
+    for folder in ["cpu", "gpu"] {
+        for entry in std::fs::read_dir(layout().root.join("snapshots").join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let (text, name) = (std::fs::read_to_string(&path).unwrap(), path.display().to_string());
+            let written = RecordFile::parse(&text, &name).unwrap().to_json().unwrap();
+            let difference = text.lines().zip(written.lines()).position(|(is, expected)| is != expected);
+            assert!(text == written, "{name} differs, first in line {:?}; `cs336 accept` writes it", difference.map(|n| n + 1));
+            files += 1;
+        }
+    }
+    assert!(files > 0, "snapshots/cpu and snapshots/gpu hold no record");
 }
 
 /// Of an accepted record of a GPU, the row of the first case whose parameters are these.

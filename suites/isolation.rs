@@ -107,7 +107,7 @@ fn measure(layout: &Layout, problem: &'static Problem, scope: Scope) -> Result<T
 }
 
 fn record(layout: &Layout) -> Result<RecordFile> {
-    layout.read_local(Profile::Cpu, "deeds")?.ok_or_else(|| anyhow::anyhow!("no record"))
+    layout.read_local(Profile::Cpu, &TEST_REGISTRY[0])?.ok_or_else(|| anyhow::anyhow!("no record"))
 }
 
 /// Measures one deed before one that works, and gives its outcome.
@@ -227,7 +227,7 @@ fn what_fails_its_checks_is_not_timed() -> Result<()> {
         Err(error) => format!("{error:#}"),
     };
     ensure!(error.contains("unsound::wrong") && error.contains("0.5 is not 0.25"), "{error}");
-    ensure!(layout.read_local(Profile::Cpu, "unsound")?.is_none(), "a record was written");
+    ensure!(layout.read_local(Profile::Cpu, &TEST_REGISTRY[1])?.is_none(), "a record was written");
     Ok(())
 }
 

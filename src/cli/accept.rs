@@ -24,11 +24,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     for problem in selected(&arguments.chosen.problems)? {
         for profile in arguments.chosen.profiles() {
             let (Some(local), Some(suite)) =
-                (layout.read_local(profile, problem.name)?, suite::load(&layout.root, problem)?)
+                (layout.read_local(profile, problem)?, suite::load(&layout.root, problem)?)
             else {
                 continue;
             };
-            let old = layout.read_accepted(profile, problem.name)?;
+            let old = layout.read_accepted(profile, problem)?;
             match &old {
                 Some(old) => diff::print(&drift(&local, old)?),
                 None => println!("{}: {} cases, none accepted before", problem.name, local.cases.len()),

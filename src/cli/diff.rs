@@ -40,8 +40,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 
 /// The drift of one problem, where both sides have records.
 fn between(layout: &Layout, problem: &Problem, profile: Profile) -> Result<Option<Drift>> {
-    let local = layout.read_local(profile, problem.name)?;
-    let accepted = layout.read_accepted(profile, problem.name)?;
+    let local = layout.read_local(profile, problem)?;
+    let accepted = layout.read_accepted(profile, problem)?;
     local.zip(accepted).map(|(local, accepted)| drift(&local, &accepted)).transpose()
 }
 

@@ -106,12 +106,12 @@ fn records(
 ) -> Result<Option<RecordSet>> {
     let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
-        Source::Here => layout.read_local(profile, problem.name)?.filter(covers),
+        Source::Here => layout.read_local(profile, problem)?.filter(covers),
         Source::Accepted => None,
     };
     let file = match local {
         Some(file) => Some(file),
-        None => layout.read_accepted(profile, problem.name)?,
+        None => layout.read_accepted(profile, problem)?,
     };
     let Some(file) = file else { return Ok(None) };
     let mut stale = BTreeMap::new();

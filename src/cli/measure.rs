@@ -108,7 +108,7 @@ fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<(
     let Some(Left { profile, .. }) = left.first() else { return Ok(()) };
     eprintln!("the budget left out:");
     for Left { problem, profile, table } in left {
-        let record = layout.read_local(*profile, problem)?;
+        let record = layout.read_local(*profile, super::registered(problem)?)?;
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
         let earlier = match table.pending.iter().filter(kept).count() {
             0 => String::new(),

@@ -109,7 +109,7 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     if wanted == 0 {
         return Ok(None);
     }
-    let Some(file) = layout.read_accepted(Profile::Gpu, problem.name)? else {
+    let Some(file) = layout.read_accepted(Profile::Gpu, problem)? else {
         return Ok(Some(format!("unattested: no GPU's records of its {wanted} cases are accepted")));
     };
     let (mut fresh, mut reason) = (0, None);

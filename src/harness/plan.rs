@@ -57,10 +57,10 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
         return Ok(None);
     }
     let kernels = kernel_hashes(layout, measured, profile)?;
-    let old = layout.read_local(profile, problem.name)?;
+    let old = layout.read_local(profile, problem)?;
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
     // Only an estimate: an unreadable accepted record is for whoever needs its figures to complain about.
-    let accepted = layout.read_accepted(profile, problem.name).ok().flatten();
+    let accepted = layout.read_accepted(profile, problem).ok().flatten();
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
     let mut pending = Vec::new();
     for (grid, params) in suite.cases(profile) {
@@ -117,4 +117,135 @@ pub fn kernel_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> 
         return Ok(BTreeMap::new());
     }
     measured.kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::marker::PhantomData;
+
+    use anyhow::bail;
+    use serde::de::DeserializeOwned;
+    use serde::{Deserialize, Serialize};
+    use serde_json::json;
+
+    use super::super::problem::{Measure, no_facts};
+    use super::super::record::{Machine, Peaks, Run};
+    use super::super::store::write_atomically;
+    use super::*;
+
+    /// The parameters and rows of one made-up problem, as its author changes them.
+    struct Version<Params, Row>(PhantomData<(Params, Row)>);
+
+    impl<P: Serialize + DeserializeOwned, R: Serialize + DeserializeOwned> Measure for Version<P, R> {
+        type Params = P;
+        type Row = R;
+        const REVISION: u32 = 1;
+
+        fn measure(_: &P, _: Profile) -> Result<R> {
+            bail!("no test measures it")
+        }
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct OldParams {
+        n: u32,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NewParams {
+        n: u32,
+        #[serde(default)]
+        fused: bool,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct OldRow {
+        sum: f64,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NewRow {
+        sum: f64,
+        error: Option<f64>,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct RowWithRequiredField {
+        sum: f64,
+        error: f64,
+    }
+
+    fn problem<P: Serialize + DeserializeOwned, R: Serialize + DeserializeOwned>() -> Problem {
+        let measured = Some(Measured::of::<Version<P, R>>());
+        Problem { name: "toy", answers: &[], checks: &[], measured, facts: no_facts }
+    }
+
+    /// A tree with accepted and local records of two cases as the old version measured them, and with a suite.
+    fn tree(suite: &str) -> (tempfile::TempDir, Layout) {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout { root: folder.path().into() };
+        let machine = Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![] };
+        let peaks = Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() };
+        let run = Run {
+            id: "r".into(),
+            started: "2026-01-01T00:00:00Z".into(),
+            commit: "c".into(),
+            dirty: false,
+            suite_hash: "s".into(),
+            machine,
+            software: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            peaks,
+        };
+        let mut record = RecordFile::new("toy", Profile::Cpu);
+        for n in [1, 2] {
+            let case = CaseRecord {
+                grid: "all".into(),
+                params: json!({"n": n}),
+                run: "r".into(),
+                revision: 1,
+                kernels: BTreeMap::new(),
+                elapsed_s: 1.0,
+                conditions: None,
+                outcome: Outcome::Measured { row: json!({"sum": 0.5}) },
+            };
+            record.put(case, &run);
+        }
+        for path in [layout.local(Profile::Cpu, "toy"), layout.accepted(Profile::Cpu, "toy")] {
+            write_atomically(&path, record.to_json().unwrap().as_bytes()).unwrap();
+        }
+        write_atomically(&layout.root.join("suites/toy.toml"), suite.as_bytes()).unwrap();
+        (folder, layout)
+    }
+
+    /// Why each accepted case is stale, and how many cases of the local record are to be measured again.
+    fn stale(problem: &Problem, suite: &str) -> (Vec<Option<String>>, usize) {
+        let (_folder, layout) = tree(suite);
+        let file = layout.read_accepted(Profile::Cpu, problem).unwrap().unwrap();
+        let suite = load(&layout.root, problem).unwrap().unwrap();
+        let reasons = file.cases.iter().map(|case| staleness(&layout, problem, &suite, &file, case).unwrap());
+        let plan = plan(&layout, problem, Profile::Cpu, Scope::Outdated).unwrap().unwrap();
+        (reasons.collect(), plan.pending.len())
+    }
+
+    #[test]
+    fn a_new_parameter_with_a_default_and_a_new_optional_field_of_a_row_make_nothing_stale() {
+        let fresh = (vec![None, None], 0);
+        assert_eq!(stale(&problem::<OldParams, OldRow>(), "[cpu.all]\nn = [1, 2]\n"), fresh);
+        assert_eq!(stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = [1, 2]\n"), fresh);
+        assert_eq!(stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = [1, 2]\nfused = [false]\n"), fresh);
+    }
+
+    #[test]
+    fn another_value_of_a_new_parameter_and_a_new_required_field_of_a_row_are_measured() {
+        let (reasons, pending) = stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = 2\nfused = [false, true]\n");
+        assert_eq!((reasons, pending), (vec![Some("its parameters have left the suite".into()), None], 1));
+        let (reasons, pending) = stale(&problem::<OldParams, RowWithRequiredField>(), "[cpu.all]\nn = [1, 2]\n");
+        assert!(reasons.iter().flatten().all(|why| why.contains("error")) && reasons.len() == pending, "{reasons:?}");
+    }
 }

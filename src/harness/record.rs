@@ -1,14 +1,17 @@
 //! Records: what was measured, of which case, in which run, and how it ended.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::conditions::Conditions;
+use super::samples::{round_times, round_to_clock};
 
-/// The layout of a record file; a file of another number is refused with both numbers named.
+/// The version of a record file's JSON structure; a file of another version is refused. A new parameter with a default and
+/// a new optional field of a row do not change it.
 pub const SCHEMA: u32 = 1;
 
 /// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
@@ -138,39 +141,55 @@ impl RecordFile {
         Self { schema: SCHEMA, problem: problem.into(), profile, runs: Vec::new(), cases: Vec::new() }
     }
 
-    /// Parses and validates; `origin` is what the message calls the file.
+    /// Parses and validates; `origin` is what messages call the file.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
         let raw: Value = serde_json::from_str(text).with_context(|| {
             format!("{origin} is not valid JSON (truncated?); delete it to measure again, or restore it from git")
         })?;
-        match raw.get("schema").and_then(Value::as_u64) {
-            Some(schema) if schema == u64::from(SCHEMA) => {}
-            Some(schema) if schema > u64::from(SCHEMA) => {
-                bail!("{origin} has schema {schema}, this build reads {SCHEMA}: build a newer cs336, or measure again")
-            }
-            Some(schema) => bail!("{origin} has schema {schema}, this build reads {SCHEMA}: measure again"),
-            None => bail!("{origin} has no schema number: it is no record file of cs336"),
-        }
+        check_schema(&raw, origin)?;
         let file: Self = serde_json::from_value(raw).with_context(|| format!("{origin} is no record file of cs336"))?;
         file.validate().with_context(|| format!("{origin} contradicts itself"))?;
         Ok(file)
     }
 
-    /// Every case names a run of the file, no case stands twice, every number is a measurement.
+    /// Every case names a run of the file, no two cases have the same parameters, every sample is a measurement.
     pub fn validate(&self) -> Result<()> {
         for (i, case) in self.cases.iter().enumerate() {
             ensure!(
                 self.runs.iter().any(|r| r.id == case.run),
-                "case {i} names run {:?}, which the file lacks",
+                "case {i} names run {:?}, but the file has no such run",
                 case.run
             );
-            let twice = self.cases[..i].iter().any(|c| c.params == case.params);
-            ensure!(!twice, "case {i} stands twice: {}", case.params);
             if let Outcome::Measured { row } = &case.outcome {
                 super::samples::each_samples(row, &mut |at, samples| {
                     samples.validate().with_context(|| format!("case {i}, {at}"))
                 })?;
             }
+        }
+        self.refuse_equal_cases()
+    }
+
+    /// Replaces the parameters of each case by their canonical form, in which a key that was unknown when the case was
+    /// measured has its default. Parameters that `canonical` cannot read stay as they are: no suite can hold them.
+    ///
+    /// Errors: two cases have the same parameters then.
+    pub fn with_canonical_params(mut self, canonical: impl Fn(&Value) -> Option<Value>) -> Result<Self> {
+        for case in &mut self.cases {
+            case.params = canonical(&case.params).unwrap_or_else(|| std::mem::take(&mut case.params));
+        }
+        self.refuse_equal_cases()?;
+        Ok(self)
+    }
+
+    fn refuse_equal_cases(&self) -> Result<()> {
+        for (i, case) in self.cases.iter().enumerate() {
+            let first = self.cases[..i].iter().position(|c| c.params == case.params);
+            ensure!(
+                first.is_none(),
+                "cases {} and {i} have the same parameters {}; delete one of them",
+                first.unwrap_or(0),
+                case.params
+            );
         }
         Ok(())
     }
@@ -212,8 +231,47 @@ impl RecordFile {
         self.runs.retain(|r| cases.iter().any(|c| c.run == r.id));
     }
 
+    /// The file's text: valid JSON with one run and one case a line, so that a diff shows which cases changed. Times of rows
+    /// are rounded as [`round_times`] says.
     pub fn to_json(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        let Self { schema, problem, profile, runs, cases } = self;
+        let header = format!("  \"schema\": {schema},\n  \"problem\": {},\n  \"profile\": \"{profile}\"", json!(problem));
+        let runs = lines(runs.iter().map(serde_json::to_string))?;
+        let cases = lines(cases.iter().map(|case| serde_json::to_string(&case.rounded())))?;
+        Ok(format!("{{\n{header},\n  \"runs\": {runs},\n  \"cases\": {cases}\n}}\n"))
+    }
+}
+
+impl CaseRecord {
+    fn rounded(&self) -> Self {
+        let mut case = self.clone();
+        case.elapsed_s = round_to_clock(case.elapsed_s);
+        if let Outcome::Measured { row } = &mut case.outcome {
+            round_times(row);
+        }
+        case
+    }
+}
+
+/// A JSON array with one item a line.
+fn lines(items: impl Iterator<Item = serde_json::Result<String>>) -> Result<String> {
+    let items: Vec<String> = items.map(|item| Ok(format!("\n    {}", item?))).collect::<Result<_>>()?;
+    Ok(if items.is_empty() { "[]".into() } else { format!("[{}\n  ]", items.join(",")) })
+}
+
+fn check_schema(raw: &Value, origin: &str) -> Result<()> {
+    let schema = raw.get("schema").and_then(Value::as_u64);
+    let schema = schema.with_context(|| {
+        format!("{origin} has no \"schema\" number, so cs336 did not write it; delete it, or restore it from git")
+    })?;
+    let problem = raw.get("problem").and_then(Value::as_str).unwrap_or("PROBLEM");
+    let again = format!("delete it and run `cs336 measure {problem}`, or restore it from git");
+    match schema.cmp(&u64::from(SCHEMA)) {
+        Ordering::Equal => Ok(()),
+        Ordering::Less => bail!("{origin} has the old schema {schema}; this cs336 reads schema {SCHEMA}: {again}"),
+        Ordering::Greater => bail!(
+            "{origin} has schema {schema}, from a newer cs336; this one reads schema {SCHEMA}: build the newer one, or {again}"
+        ),
     }
 }
 

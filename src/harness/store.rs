@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
+use super::problem::Problem;
 use super::record::{Profile, RecordFile};
 
 /// The tree that a command works on: a checkout, or an unpacked bundle.
@@ -41,8 +42,8 @@ impl Layout {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
 
-    /// Reads a record file; `None` where there is none.
-    pub fn read_records(&self, path: &Path, problem: &str, profile: Profile) -> Result<Option<RecordFile>> {
+    /// Reads a record file of `problem`; `None` where there is none. Parameters come in the problem's canonical form.
+    pub fn read_records(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             // A file in the folder's place is for the writer to complain about: there is no record all the same.
@@ -51,17 +52,23 @@ impl Layout {
         };
         let origin = self.display(path);
         let file = RecordFile::parse(&text, &origin)?;
-        let (is, should) = ((file.problem.as_str(), file.profile), (problem, profile));
-        anyhow::ensure!(is == should, "{origin} holds records of {} ({}), not of {problem} ({profile})", is.0, is.1);
-        Ok(Some(file))
+        let (is, name) = ((file.problem.as_str(), file.profile), problem.name);
+        anyhow::ensure!(
+            is == (name, profile),
+            "{origin} holds records of {} ({}), not of {name} ({profile}); move or delete it",
+            is.0,
+            is.1
+        );
+        let Some(measured) = &problem.measured else { return Ok(Some(file)) };
+        file.with_canonical_params(|params| (measured.parse)(params, profile).ok()).with_context(|| origin).map(Some)
     }
 
-    pub fn read_local(&self, profile: Profile, problem: &str) -> Result<Option<RecordFile>> {
-        self.read_records(&self.local(profile, problem), problem, profile)
+    pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
+        self.read_records(&self.local(profile, problem.name), problem, profile)
     }
 
-    pub fn read_accepted(&self, profile: Profile, problem: &str) -> Result<Option<RecordFile>> {
-        self.read_records(&self.accepted(profile, problem), problem, profile)
+    pub fn read_accepted(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
+        self.read_records(&self.accepted(profile, problem.name), problem, profile)
     }
 
     /// SHA-256 of the code in `kernels/<name>` and, behind it, in every file of `kernels/lib` that it includes, also through

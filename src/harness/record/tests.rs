@@ -41,7 +41,8 @@ fn refused(text: &str) -> String {
 
 fn outcomes() -> impl Strategy<Value = Outcome> {
     prop_oneof![
-        prop::collection::vec(1e-9..1e3f64, 1..20).prop_map(|samples| measured(&samples)),
+        prop::collection::vec(1u32..10_000_000, 1..20)
+            .prop_map(|nanoseconds| measured(&nanoseconds.iter().map(|&ns| f64::from(ns) / 1e9).collect::<Vec<_>>())),
         (any::<Option<u64>>(), any::<Option<u64>>(), ".*").prop_map(|(requested_bytes, predicted_bytes, message)| {
             Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
         }),
@@ -84,13 +85,14 @@ fn a_file_that_contradicts_itself_is_refused() {
         let message = refused(&bad.to_json().unwrap());
         assert!(message.contains(expected) && message.contains("x.json"), "{message}");
     };
-    refused_with(&|f| f.runs.clear(), "names run \"r1\", which the file lacks");
-    refused_with(&|f| f.cases.push(f.cases[0].clone()), "stands twice");
+    refused_with(&|f| f.runs.clear(), "names run \"r1\", but the file has no such run");
+    refused_with(&|f| f.cases.push(f.cases[0].clone()), "cases 0 and 1 have the same parameters {\"n\":1}");
     refused_with(&|f| f.cases[0].outcome = measured(&[0.25, -1.0]), "sample 1 is -1");
     refused_with(&|f| f.cases[0].outcome = measured(&[]), "no samples");
     // serde_json writes a NaN as null.
     refused_with(&|f| f.cases[0].outcome = measured(&[f64::NAN]), "no list of samples");
-    refused_with(&|f| f.schema = 2, "has schema 2, this build reads 1");
+    refused_with(&|f| f.schema = 0, "has the old schema 0; this cs336 reads schema 1: delete it and run `cs336 measure p`");
+    refused_with(&|f| f.schema = 2, "has schema 2, from a newer cs336; this one reads schema 1: build the newer one");
 }
 
 #[test]
@@ -106,4 +108,29 @@ fn a_case_replaces_its_predecessor_and_a_run_without_cases_goes() {
     assert_eq!(file.cases[0].params, order[0]);
     file.keep(|c| c.params == order[1]);
     assert_eq!((file.runs.len(), file.cases.len()), (1, 1));
+}
+
+#[test]
+fn a_file_has_one_run_and_one_case_a_line_and_its_times_are_rounded() {
+    let two = [0.000_001_234_567_8, 0.25];
+    let text = file(vec![case(json!({"n": 1}), "r1", measured(&two)), case(json!({"n": 2}), "r1", measured(&[0.5]))]);
+    let text = text.to_json().unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..5], ["{", "  \"schema\": 1,", "  \"problem\": \"p\",", "  \"profile\": \"cpu\",", "  \"runs\": ["]);
+    assert!(lines[5].starts_with("    {\"id\":\"r1\",") && lines[5].ends_with('}'), "{}", lines[5]);
+    assert_eq!(lines[6..8], ["  ],", "  \"cases\": ["]);
+    let expected = "\"outcome\":{\"kind\":\"measured\",\"row\":{\"exact\":7,\"forward\":{\"unit\":\"s\",\"samples\":[1.235e-6,0.25]}}}},";
+    assert!(lines[8].starts_with("    {\"grid\":\"g\",\"params\":{\"n\":1}") && lines[8].ends_with(expected), "{}", lines[8]);
+    assert!(lines[9].ends_with("[0.5]}}}}"), "{}", lines[9]);
+    assert_eq!(lines[10..], ["  ]", "}"]);
+    assert!(file(vec![]).to_json().unwrap().ends_with("\"runs\": [],\n  \"cases\": []\n}\n"));
+}
+
+#[test]
+fn two_cases_with_the_same_canonical_parameters_are_refused() {
+    let file = file(vec![case(json!({"n": 1}), "r1", measured(&[0.25])), case(json!({"n": 1, "m": 0}), "r1", measured(&[0.5]))]);
+    let with_default = |params: &Value| Some(json!({"n": params["n"], "m": params.get("m").cloned().unwrap_or(json!(0))}));
+    let message = file.clone().with_canonical_params(with_default).unwrap_err().to_string();
+    assert!(message.contains("cases 0 and 1 have the same parameters"), "{message}");
+    assert_eq!(file.clone().with_canonical_params(|_| None).unwrap(), file);
 }
