@@ -54,7 +54,11 @@ fn every_accepted_record_is_written_as_cs336_writes_it() {
             let (text, name) = (std::fs::read_to_string(&path).unwrap(), path.display().to_string());
             let written = RecordFile::parse(&text, &name).unwrap().to_json().unwrap();
             let difference = text.lines().zip(written.lines()).position(|(is, expected)| is != expected);
-            assert!(text == written, "{name} differs, first in line {:?}; `cs336 accept` writes it", difference.map(|n| n + 1));
+            assert!(
+                text == written,
+                "{name} differs, first in line {:?}; `cs336 accept` writes it",
+                difference.map(|n| n + 1)
+            );
             files += 1;
         }
     }

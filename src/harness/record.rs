@@ -235,7 +235,8 @@ impl RecordFile {
     /// are rounded as [`round_times`] says.
     pub fn to_json(&self) -> Result<String> {
         let Self { schema, problem, profile, runs, cases } = self;
-        let header = format!("  \"schema\": {schema},\n  \"problem\": {},\n  \"profile\": \"{profile}\"", json!(problem));
+        let header =
+            format!("  \"schema\": {schema},\n  \"problem\": {},\n  \"profile\": \"{profile}\"", json!(problem));
         let runs = lines(runs.iter().map(serde_json::to_string))?;
         let cases = lines(cases.iter().map(|case| serde_json::to_string(&case.rounded())))?;
         Ok(format!("{{\n{header},\n  \"runs\": {runs},\n  \"cases\": {cases}\n}}\n"))

@@ -100,24 +100,18 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
     }
 }
 
-/// What a time in a record is a multiple of: the host's monotonic clock counts nanoseconds. CUDA's events are coarser
-/// (CUDA documents about 0.5 us, an H200 counts steps of 32 ns).
-const CLOCK_STEP_S: f64 = 1e-9;
-/// The most significant digits of a time in a record. Half a unit of the last one is at most 0.5 parts in a million. A quartz
-/// clock's rate is known less well, and CUDA gives an event's time as a float32, which holds 7 digits.
-const CLOCK_DIGITS: i32 = 7;
+/// The clock steps of a second: the host's monotonic clock and the profiler count nanoseconds. CUDA's events are coarser
+/// (CUDA documents about 0.5 us; an H200 counts steps of 32 ns).
+const STEPS_PER_S: f64 = 1e9;
 
-/// The nearest multiple of 1 ns with at most 7 significant digits; a time that is not 0 does not become 0.
+/// The nearest multiple of a nanosecond; a time that is not 0 does not become 0.
 pub fn round_to_clock(seconds: f64) -> f64 {
-    let steps = (seconds / CLOCK_STEP_S).abs();
-    if steps == 0.0 || !steps.is_finite() {
+    let steps = (seconds * STEPS_PER_S).abs();
+    if steps == 0.0 {
         return seconds;
     }
-    let digits = steps.log10().floor() as i32 + 1;
-    let unit = 10f64.powi((digits - CLOCK_DIGITS).max(0));
-    let steps = (steps / unit).round().max(1.0) * unit;
-    // A division by an integer gives the number that is nearest to the decimal one, so few digits are written.
-    (steps / (1.0 / CLOCK_STEP_S).round()).copysign(seconds)
+    // The quotient of two integers is the number nearest to the decimal one, so few digits are written.
+    (steps.round().max(1.0) / STEPS_PER_S).copysign(seconds)
 }
 
 /// Rounds every time in `row` by [`round_to_clock`]: samples in seconds, and fields that are called `seconds` or whose names
@@ -151,14 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_rounded_to_a_nanosecond_and_seven_digits() {
+    fn times_are_rounded_to_a_nanosecond() {
         for (seconds, rounded) in [
             (6.304_000_139_236_450_5e-6, 6.304e-6),
-            (0.000_620_861_4, 0.000_620_861),
-            (0.144_024_706_870_317_46, 0.144_024_7),
-            (48.890_874_728, 48.890_87),
-            (190.544_052_795, 190.544_1),
-            (0.009_999_999_6, 0.01),
+            (0.348_655_999_999_999_97, 0.348_656),
+            (0.144_024_706_870_317_46, 0.144_024_707),
+            (190.544_052_795, 190.544_052_795),
             (1e-12, 1e-9),
             (-2.5e-6, -2.5e-6),
             (0.0, 0.0),
@@ -178,21 +170,20 @@ mod tests {
         });
         round_times(&mut row);
         let expected = json!({
-            "forward": {"unit": "s", "samples": [0.1234568], "work": {"flops": 0.123456789012}},
+            "forward": {"unit": "s", "samples": [0.123456789], "work": {"flops": 0.123456789012}},
             "peak": {"unit": "B", "samples": [123456789.5]},
-            "spans": [{"start_s": 0.1234568, "name": "all_reduce", "bytes_per_s": 0.123456789012}],
-            "time_s": [0.1234568, 3],
-            "kernels": [{"seconds": 0.1234568, "share": 0.123456789012}],
+            "spans": [{"start_s": 0.123456789, "name": "all_reduce", "bytes_per_s": 0.123456789012}],
+            "time_s": [0.123456789, 3],
+            "kernels": [{"seconds": 0.123456789, "share": 0.123456789012}],
         });
         assert_eq!(row, expected);
     }
 
     proptest! {
         #[test]
-        fn rounding_moves_a_time_by_at_most_half_a_step_and_a_second_rounding_changes_nothing(seconds in 1e-9..1e4f64) {
+        fn rounding_moves_a_time_by_at_most_half_a_nanosecond_and_only_once(seconds in 1e-9..1e4f64) {
             let rounded = round_to_clock(seconds);
-            let most = (0.5 * CLOCK_STEP_S).max(0.5e-6 * seconds);
-            prop_assert!((rounded - seconds).abs() <= 1.000_001 * most, "{seconds} became {rounded}");
+            prop_assert!((rounded - seconds).abs() <= 0.500_01e-9 + f64::EPSILON * seconds, "{seconds} became {rounded}");
             prop_assert_eq!(round_to_clock(rounded), rounded);
         }
 

@@ -91,7 +91,10 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.cases[0].outcome = measured(&[]), "no samples");
     // serde_json writes a NaN as null.
     refused_with(&|f| f.cases[0].outcome = measured(&[f64::NAN]), "no list of samples");
-    refused_with(&|f| f.schema = 0, "has the old schema 0; this cs336 reads schema 1: delete it and run `cs336 measure p`");
+    refused_with(
+        &|f| f.schema = 0,
+        "has the old schema 0; this cs336 reads schema 1: delete it and run `cs336 measure p`",
+    );
     refused_with(&|f| f.schema = 2, "has schema 2, from a newer cs336; this one reads schema 1: build the newer one");
 }
 
@@ -116,11 +119,18 @@ fn a_file_has_one_run_and_one_case_a_line_and_its_times_are_rounded() {
     let text = file(vec![case(json!({"n": 1}), "r1", measured(&two)), case(json!({"n": 2}), "r1", measured(&[0.5]))]);
     let text = text.to_json().unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[..5], ["{", "  \"schema\": 1,", "  \"problem\": \"p\",", "  \"profile\": \"cpu\",", "  \"runs\": ["]);
+    assert_eq!(
+        lines[..5],
+        ["{", "  \"schema\": 1,", "  \"problem\": \"p\",", "  \"profile\": \"cpu\",", "  \"runs\": ["]
+    );
     assert!(lines[5].starts_with("    {\"id\":\"r1\",") && lines[5].ends_with('}'), "{}", lines[5]);
     assert_eq!(lines[6..8], ["  ],", "  \"cases\": ["]);
     let expected = "\"outcome\":{\"kind\":\"measured\",\"row\":{\"exact\":7,\"forward\":{\"unit\":\"s\",\"samples\":[1.235e-6,0.25]}}}},";
-    assert!(lines[8].starts_with("    {\"grid\":\"g\",\"params\":{\"n\":1}") && lines[8].ends_with(expected), "{}", lines[8]);
+    assert!(
+        lines[8].starts_with("    {\"grid\":\"g\",\"params\":{\"n\":1}") && lines[8].ends_with(expected),
+        "{}",
+        lines[8]
+    );
     assert!(lines[9].ends_with("[0.5]}}}}"), "{}", lines[9]);
     assert_eq!(lines[10..], ["  ]", "}"]);
     assert!(file(vec![]).to_json().unwrap().ends_with("\"runs\": [],\n  \"cases\": []\n}\n"));
@@ -128,8 +138,12 @@ fn a_file_has_one_run_and_one_case_a_line_and_its_times_are_rounded() {
 
 #[test]
 fn two_cases_with_the_same_canonical_parameters_are_refused() {
-    let file = file(vec![case(json!({"n": 1}), "r1", measured(&[0.25])), case(json!({"n": 1, "m": 0}), "r1", measured(&[0.5]))]);
-    let with_default = |params: &Value| Some(json!({"n": params["n"], "m": params.get("m").cloned().unwrap_or(json!(0))}));
+    let file = file(vec![
+        case(json!({"n": 1}), "r1", measured(&[0.25])),
+        case(json!({"n": 1, "m": 0}), "r1", measured(&[0.5])),
+    ]);
+    let with_default =
+        |params: &Value| Some(json!({"n": params["n"], "m": params.get("m").cloned().unwrap_or(json!(0))}));
     let message = file.clone().with_canonical_params(with_default).unwrap_err().to_string();
     assert!(message.contains("cases 0 and 1 have the same parameters"), "{message}");
     assert_eq!(file.clone().with_canonical_params(|_| None).unwrap(), file);
