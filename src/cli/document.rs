@@ -1,6 +1,5 @@
 //! The ingredients of the write-up: the handout's questions, templates, records and answers, read from a checkout.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -114,10 +113,8 @@ fn records(
         None => layout.read_accepted(profile, problem)?,
     };
     let Some(file) = file else { return Ok(None) };
-    let mut stale = BTreeMap::new();
-    for (at, case) in file.cases.iter().enumerate() {
-        stale.extend(staleness(layout, problem, suite, &file, case)?.map(|why| (at, why)));
-    }
+    let why_stale = staleness(layout, problem, suite, profile)?;
+    let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(case)?))).collect();
     Ok(Some(RecordSet { file, stale }))
 }
 

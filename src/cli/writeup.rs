@@ -112,9 +112,10 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     let Some(file) = layout.read_accepted(Profile::Gpu, problem)? else {
         return Ok(Some(format!("unattested: no GPU's records of its {wanted} cases are accepted")));
     };
+    let why_stale = staleness(layout, problem, &suite, Profile::Gpu)?;
     let (mut fresh, mut reason) = (0, None);
     for (_, params) in suite.cases(Profile::Gpu) {
-        match file.case(params).map(|case| staleness(layout, problem, &suite, &file, case)).transpose()? {
+        match file.case(params).map(&why_stale) {
             Some(None) => fresh += 1,
             Some(stale) => reason = reason.or(stale),
             None => reason = reason.or(Some("it was not measured".into())),

@@ -1,4 +1,4 @@
-//! What changed between this machine's records and the accepted ones: exact values must be equal, timings are judged by rank.
+//! Compares this machine's records with the accepted ones: exact values must be equal, timings are compared by a rank test.
 
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
@@ -12,11 +12,11 @@ use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
 use super::suite::Suite;
 
-/// What stands between two record files of one problem and profile.
+/// The differences between two record files of one problem and profile.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Drift {
     pub problem: String,
-    /// Why timings of the two are not comparable; then they are left out.
+    /// Why the timings cannot be compared, if they cannot; then none is compared.
     pub other_machine: Option<String>,
     pub cases: Vec<CaseDrift>,
 }
@@ -57,7 +57,7 @@ impl Finding {
         !matches!(self, Self::Timing { comparison, .. } if matches!(comparison.change, Change::Same | Change::Indistinct))
     }
 
-    /// Whether this contradicts the accepted record, whatever the machine's mood.
+    /// Whether this contradicts the accepted record; a different timing does not.
     pub fn is_contradiction(&self) -> bool {
         matches!(self, Self::Outcome { .. } | Self::Value { .. })
     }
@@ -177,9 +177,10 @@ pub fn acceptable(
     let expected = suite.cases(local.profile).count();
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");
+    let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {
         if let Outcome::Failed { error } = &case.outcome {
-            bail!("{name}: the case {} failed ({error}); mend it, then `cs336 measure {name} --resume`", case.params);
+            bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
         }
         let before = accepted.and_then(|file| file.case(&case.params)).map(|old| &old.outcome);
         if let (Outcome::NotRun { needs, has, .. }, Some(Outcome::Measured { .. })) = (&case.outcome, before) {
@@ -188,7 +189,7 @@ pub fn acceptable(
                 case.params
             );
         }
-        if let Some(reason) = staleness(layout, problem, suite, local, case)? {
+        if let Some(reason) = why_stale(case) {
             bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);
         }
     }

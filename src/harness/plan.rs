@@ -15,8 +15,8 @@ use super::suite::{Suite, load};
 pub enum Scope {
     /// Every case anew.
     All,
-    /// What is missing, stale, failed or not run: `measure --resume`. What this machine lacks as well ends as before,
-    /// at once; what it has by now, such as a second GPU, is measured.
+    /// What is missing, stale, failed or not run: `measure --resume`. A case that needs what this machine still lacks
+    /// ends at once, as before.
     Unfinished,
     /// What is missing or stale: `writeup`.
     Outdated,
@@ -59,7 +59,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let kernels = kernel_hashes(layout, measured, profile)?;
     let old = layout.read_local(profile, problem)?;
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
-    // Only an estimate: an unreadable accepted record is for whoever needs its figures to complain about.
+    // It only gives an estimate. A command that needs the figures reports an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
     let mut pending = Vec::new();
@@ -78,23 +78,27 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
             pending.push(Pending { grid: grid.into(), params: params.clone(), last_elapsed_s });
         }
     }
-    record.keep(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
+    record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
     Ok(Some(Plan { problem, measured, profile, suite, record, pending }))
 }
 
-/// Why a case's record no longer says what its problem would measure today; `None` when it still does.
-pub fn staleness(
+/// Gives a function that says why a recorded case is stale (today's problem would measure another case, or measure it
+/// differently), or `None` where it is fresh. Kernel files are read once, not for each case.
+pub fn staleness<'a>(
     layout: &Layout,
-    problem: &Problem,
-    suite: &Suite,
-    file: &RecordFile,
-    case: &CaseRecord,
-) -> Result<Option<String>> {
-    let Some(measured) = &problem.measured else { return Ok(Some("the problem measures nothing any more".into())) };
-    if !suite.cases(file.profile).any(|(_, params)| params == &case.params) {
-        return Ok(Some("its parameters have left the suite".into()));
-    }
-    Ok(staleness_of_case(case, measured, &kernel_hashes(layout, measured, file.profile)?))
+    problem: &'a Problem,
+    suite: &'a Suite,
+    profile: Profile,
+) -> Result<impl Fn(&CaseRecord) -> Option<String> + use<'a>> {
+    let measured = problem.measured.as_ref();
+    let kernels = measured.map(|measured| kernel_hashes(layout, measured, profile)).transpose()?.unwrap_or_default();
+    Ok(move |case: &CaseRecord| {
+        let Some(measured) = measured else { return Some("the problem measures nothing any more".into()) };
+        if !suite.cases(profile).any(|(_, params)| params == &case.params) {
+            return Some("its parameters have left the suite".into());
+        }
+        staleness_of_case(case, measured, &kernels)
+    })
 }
 
 fn staleness_of_case(case: &CaseRecord, measured: &Measured, kernels: &BTreeMap<String, String>) -> Option<String> {
@@ -111,7 +115,7 @@ fn staleness_of_case(case: &CaseRecord, measured: &Measured, kernels: &BTreeMap<
     }
 }
 
-/// The kernels that a problem's figures depend on, and the hash of each as it stands now; a CPU runs none of them.
+/// The kernels that a problem's figures depend on, with the hash of each file's present code; a CPU runs none of them.
 pub fn kernel_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
     if profile == Profile::Cpu {
         return Ok(BTreeMap::new());
@@ -228,7 +232,8 @@ mod tests {
         let (_folder, layout) = tree(suite);
         let file = layout.read_accepted(Profile::Cpu, problem).unwrap().unwrap();
         let suite = load(&layout.root, problem).unwrap().unwrap();
-        let reasons = file.cases.iter().map(|case| staleness(&layout, problem, &suite, &file, case).unwrap());
+        let why_stale = staleness(&layout, problem, &suite, Profile::Cpu).unwrap();
+        let reasons = file.cases.iter().map(why_stale);
         let plan = plan(&layout, problem, Profile::Cpu, Scope::Outdated).unwrap().unwrap();
         (reasons.collect(), plan.pending.len())
     }

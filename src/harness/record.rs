@@ -1,4 +1,4 @@
-//! Records: what was measured, of which case, in which run, and how it ended.
+//! Records: each measured case with its parameters, its run and its outcome.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ pub enum Outcome {
     Failed { error: String },
 }
 
-/// One visit of one build to one machine; every number leads here.
+/// One measuring by one build on one machine; every printed number leads to one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
@@ -98,9 +98,9 @@ pub struct Run {
     pub suite_hash: String,
     pub machine: Machine,
     pub software: BTreeMap<String, String>,
-    /// What changes numbers and stays as it is for a run: threads, tf32; on a GPU its power limit and highest clocks.
+    /// What changes numbers and is constant during a run: threads, tf32; on a GPU its power limit and highest clocks.
     pub settings: BTreeMap<String, String>,
-    /// The roofs that this run's timings were held against.
+    /// The limits that this run's timings were checked against.
     pub peaks: Peaks,
 }
 
@@ -143,11 +143,12 @@ impl RecordFile {
 
     /// Parses and validates; `origin` is what messages call the file.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        let raw: Value = serde_json::from_str(text).with_context(|| {
-            format!("{origin} is not valid JSON (truncated?); delete it to measure again, or restore it from git")
-        })?;
+        let remedy = "delete it to measure again, or restore it from git";
+        let raw: Value =
+            serde_json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?); {remedy}"))?;
         check_schema(&raw, origin)?;
-        let file: Self = serde_json::from_value(raw).with_context(|| format!("{origin} is no record file of cs336"))?;
+        let file: Self =
+            serde_json::from_value(raw).with_context(|| format!("{origin} is not a record file of cs336; {remedy}"))?;
         file.validate().with_context(|| format!("{origin} contradicts itself"))?;
         Ok(file)
     }
@@ -183,13 +184,9 @@ impl RecordFile {
 
     fn refuse_equal_cases(&self) -> Result<()> {
         for (i, case) in self.cases.iter().enumerate() {
-            let first = self.cases[..i].iter().position(|c| c.params == case.params);
-            ensure!(
-                first.is_none(),
-                "cases {} and {i} have the same parameters {}; delete one of them",
-                first.unwrap_or(0),
-                case.params
-            );
+            if let Some(first) = self.cases[..i].iter().position(|c| c.params == case.params) {
+                bail!("cases {first} and {i} have the same parameters {}; delete one of them", case.params);
+            }
         }
         Ok(())
     }
@@ -215,12 +212,12 @@ impl RecordFile {
     }
 
     /// Keeps the cases that `wanted` accepts, and the runs that they name.
-    pub fn keep(&mut self, wanted: impl Fn(&CaseRecord) -> bool) {
+    pub fn retain(&mut self, wanted: impl Fn(&CaseRecord) -> bool) {
         self.cases.retain(wanted);
         self.drop_unused_runs();
     }
 
-    /// Brings the cases into the order of `params`, so that a resumed file reads like one made in one go.
+    /// Brings the cases into the order of `params`, so that a resumed file equals one measured without a pause.
     pub fn sort_like<'a>(&mut self, params: impl Iterator<Item = &'a Value>) {
         let order: Vec<&Value> = params.collect();
         self.cases.sort_by_key(|case| order.iter().position(|p| *p == &case.params).unwrap_or(usize::MAX));

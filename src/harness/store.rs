@@ -1,4 +1,4 @@
-//! Where files lie, and how they are written so that nothing is ever half there.
+//! The paths of record files, reading them, and writing a file whole or not at all.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -37,16 +37,17 @@ impl Layout {
         self.root.join("snapshots").join(profile.name()).join(format!("{problem}.json"))
     }
 
-    /// How messages call a file of this tree.
+    /// The path as messages show it: relative to the root.
     pub fn display(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
 
-    /// Reads a record file of `problem`; `None` where there is none. Parameters come in the problem's canonical form.
+    /// Reads a record file of `problem`; `None` where there is none. The parameters are in the
+    /// problem's canonical form.
     pub fn read_records(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            // A file in the folder's place is for the writer to complain about: there is no record all the same.
+            // A file in the folder's place holds no record either; writing one there reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),
         };

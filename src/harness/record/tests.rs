@@ -1,4 +1,4 @@
-//! Records survive the way to a file and back, and a file that is not one is refused with its name.
+//! Parsing a written record gives it back; a file that is not a valid record is refused by name.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -53,7 +53,7 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
 
 proptest! {
     #[test]
-    fn a_record_comes_back_as_it_went(outcomes in prop::collection::vec(outcomes(), 0..6)) {
+    fn parsing_a_written_record_gives_it_back(outcomes in prop::collection::vec(outcomes(), 0..6)) {
         let cases = outcomes.into_iter().enumerate().map(|(i, outcome)| case(json!({"i": i}), "r1", outcome));
         let file = file(cases.collect());
         let text = file.to_json().unwrap();
@@ -109,7 +109,7 @@ fn a_case_replaces_its_predecessor_and_a_run_without_cases_goes() {
     let order = [json!({"n": 2}), json!({"n": 1})];
     file.sort_like(order.iter());
     assert_eq!(file.cases[0].params, order[0]);
-    file.keep(|c| c.params == order[1]);
+    file.retain(|c| c.params == order[1]);
     assert_eq!((file.runs.len(), file.cases.len()), (1, 1));
 }
 
