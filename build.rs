@@ -17,11 +17,11 @@ const SOURCES: &[&str] = &[
     "graph.cc",
     "history.cc",
     "library.cc",
-    "meter.cc",
+    "allocator_stats.cc",
     "profiler.cc",
 ];
 
-const BRIDGES: &[&str] = &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/meter.rs"];
+const BRIDGES: &[&str] = &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/allocator_stats.rs"];
 
 fn main() {
     if let Err(message) = build() {

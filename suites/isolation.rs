@@ -21,8 +21,8 @@ use cs336::harness::store::Layout;
 use cs336::harness::worker::{Abilities, serve};
 use libtest_mimic::{Arguments, Trial};
 
-#[path = "isolation/deeds.rs"]
-mod deeds;
+#[path = "isolation/actions.rs"]
+mod actions;
 #[path = "isolation/processes.rs"]
 mod processes;
 #[path = "isolation/ranks.rs"]
@@ -30,7 +30,7 @@ mod ranks;
 #[path = "isolation/visits.rs"]
 mod visits;
 
-use deeds::{TEST_REGISTRY, clean_up};
+use actions::{TEST_REGISTRY, clean_up};
 
 /// Keeps what was begun, in order, and why a problem was refused.
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl Progress for Notes {
     fn table_started(&mut self, _: &Problem, _: &Table) {}
     fn checks_started(&mut self, _: &Problem) {}
     fn case_started(&mut self, case: &Pending) {
-        self.cases.push(case.params["deed"].as_str().unwrap_or_default().into());
+        self.cases.push(case.params["action"].as_str().unwrap_or_default().into());
     }
     fn case_ended(&mut self, _: &Pending, _: &Outcome, _: Duration) {}
     fn table_ended(&mut self) {}
@@ -62,9 +62,9 @@ fn facts() -> Facts {
     Facts { gpus: Vec::new(), software: Default::default(), settings: Default::default(), peaks }
 }
 
-/// A tree whose suite declares one grid of `deeds`.
-fn tree(problem: &str, deeds: &str) -> Result<(tempfile::TempDir, Layout)> {
-    tree_of(problem, &format!("[cpu.all]\ndeed = [{deeds}]\n"))
+/// A tree whose suite declares one grid of `actions`.
+fn tree(problem: &str, actions: &str) -> Result<(tempfile::TempDir, Layout)> {
+    tree_of(problem, &format!("[cpu.all]\ndeed = [{actions}]\n"))
 }
 
 fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
@@ -110,9 +110,9 @@ fn record(layout: &Layout) -> Result<RecordFile> {
     layout.read_local(Profile::Cpu, &TEST_REGISTRY[0])?.ok_or_else(|| anyhow::anyhow!("no record"))
 }
 
-/// Measures one deed before one that works, and gives its outcome.
-fn outcome_of(deed: &str) -> Result<Outcome> {
-    let (_folder, layout) = tree("deeds", &format!("\"{deed}\", \"works\""))?;
+/// Measures one action before one that works, and gives its outcome.
+fn outcome_of(action: &str) -> Result<Outcome> {
+    let (_folder, layout) = tree("actions", &format!("\"{action}\", \"works\""))?;
     outcome_by(&runner(&layout)?)
 }
 
@@ -130,8 +130,8 @@ fn outcome_by(runner: &Runner) -> Result<Outcome> {
     Ok(record.cases[0].outcome.clone())
 }
 
-fn fails_with(deed: &str, words: &str) -> Result<()> {
-    require_failure(&outcome_of(deed)?, words).with_context(|| deed.to_string())
+fn fails_with(action: &str, words: &str) -> Result<()> {
+    require_failure(&outcome_of(action)?, words).with_context(|| action.to_string())
 }
 
 fn require_failure(outcome: &Outcome, words: &str) -> Result<()> {
@@ -142,9 +142,9 @@ fn require_failure(outcome: &Outcome, words: &str) -> Result<()> {
 }
 
 fn faults_become_outcomes() -> Result<()> {
-    let oom = |deed: &str| match outcome_of(deed)? {
+    let oom = |action: &str| match outcome_of(action)? {
         Outcome::OutOfMemory { requested_bytes, predicted_bytes: Some(77), .. } => Ok(requested_bytes),
-        other => bail!("{deed} gave {other:?}"),
+        other => bail!("{action} gave {other:?}"),
     };
     ensure!(oom("panics_in_libtorchs_words")? == Some(2 << 30), "the request was lost");
     ensure!(oom("lacks_memory")?.is_some(), "the request was lost");
@@ -157,14 +157,14 @@ fn faults_become_outcomes() -> Result<()> {
 
 fn a_hang_ends_at_the_limit() -> Result<()> {
     in_time(|limit| {
-        let (_folder, layout) = tree("deeds", "\"hangs\", \"works\"")?;
+        let (_folder, layout) = tree("actions", "\"hangs\", \"works\"")?;
         let outcome = outcome_by(&Runner { limit, ..runner(&layout)? })?;
         require_failure(&outcome, &format!("limit of {} s", limit.as_secs()))
     })
 }
 
 fn one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"chatters\", \"fails\", \"starts_fresh\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"chatters\", \"fails\", \"starts_fresh\"")?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     ensure!((tally.measured, tally.failed) == (3, 1), "{tally:?}");
     let process = |i: usize| match &record(&layout)?.cases[i].outcome {
@@ -176,7 +176,7 @@ fn one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure() -> Resu
 }
 
 fn a_case_that_starts_fresh_has_a_process_of_its_own() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"starts_fresh\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"starts_fresh\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let record = record(&layout)?;
     let [Outcome::Measured { row: one }, Outcome::Measured { row: two }] =
@@ -189,7 +189,7 @@ fn a_case_that_starts_fresh_has_a_process_of_its_own() -> Result<()> {
 }
 
 fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"fails\", \"lacks_gpu\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"fails\", \"lacks_gpu\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let before = record(&layout)?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::Unfinished)?;
@@ -201,20 +201,20 @@ fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result
     let after = record(&layout)?;
     ensure!(before.cases[0] == after.cases[0] && after.runs.len() == 2, "the sound case or its run was lost");
     // A case that leaves the suite leaves the record with the next measuring; a new one is missing until then.
-    std::fs::write(layout.root.join("suites/deeds.toml"), "[cpu.all]\ndeed = [\"chatters\", \"works\"]\n")?;
+    std::fs::write(layout.root.join("suites/actions.toml"), "[cpu.all]\ndeed = [\"chatters\", \"works\"]\n")?;
     ensure!(measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)?.measured == 1, "the new case was not measured alone");
     let record = record(&layout)?;
-    let names: Vec<_> = record.cases.iter().map(|c| c.params["deed"].clone()).collect();
+    let names: Vec<_> = record.cases.iter().map(|c| c.params["action"].clone()).collect();
     ensure!(names == ["chatters", "works"], "{names:?}");
     Ok(())
 }
 
 fn another_revision_is_stale() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\"")?;
+    let (_folder, layout) = tree("actions", "\"works\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let mut old = record(&layout)?;
     old.cases[0].revision = 2;
-    std::fs::write(layout.local(Profile::Cpu, "deeds"), old.to_json()?)?;
+    std::fs::write(layout.local(Profile::Cpu, "actions"), old.to_json()?)?;
     ensure!(measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)?.measured == 1, "a stale case was not measured again");
     ensure!(record(&layout)?.cases[0].revision == 3, "the revision did not move on");
     Ok(())
@@ -232,7 +232,7 @@ fn what_fails_its_checks_is_not_timed() -> Result<()> {
 }
 
 fn an_interrupt_keeps_what_was_measured() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"hangs\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"hangs\"")?;
     let hangs = || layout.root.join("hanging").exists();
     let runner = Runner::here(&layout, &hangs)?;
     let tally = visit(&runner, &TEST_REGISTRY[0], Scope::All, &mut Notes::default())?.tally;
@@ -242,7 +242,7 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
 }
 
 fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\"")?;
+    let (_folder, layout) = tree("actions", "\"works\"")?;
     let runner = runner(&layout)?;
     let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
     let stranger = Check { name: "stranger", part: "", run: || Verdict::passed("") };

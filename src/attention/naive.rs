@@ -4,7 +4,7 @@ use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
 use super::{Attention, Shape, accumulation_kind, hidden, supports_floating_point};
-use crate::torch::range::range;
+use crate::torch::nvtx::range;
 
 /// The ranges of [`attention`]: Q Kᵀ with its scale and mask, then the softmax, then the product with V.
 pub const SCORES: &str = "attention scores";

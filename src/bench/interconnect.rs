@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::all_reduce::{Sums, Timing, bus_factor};
 use crate::collective::Operation;
 use crate::collective::Shared;
-use crate::collective::log::Entry;
+use crate::collective::timeline::TimelineEntry;
 use crate::harness::samples::Work;
 use crate::harness::stats::median;
 
@@ -139,7 +139,7 @@ fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
 }
 
 /// What each link carries in each direction for these collectives (nccl-tests, doc/PERFORMANCE.md).
-pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a Entry>, world_size: usize) -> f64 {
+pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a TimelineEntry>, world_size: usize) -> f64 {
     let n = world_size as f64;
     let factor = |operation| match operation {
         Operation::AllReduce => bus_factor(world_size),
@@ -151,7 +151,7 @@ pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a Entry>, world_size: u
 }
 
 /// Whether a collective adds, as the all-reduces do that the link was probed with; one that only copies may be faster.
-pub fn adds(entry: &Entry) -> bool {
+pub fn adds(entry: &TimelineEntry) -> bool {
     matches!(entry.operation, Operation::AllReduce | Operation::ReduceScatter)
 }
 
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn each_operation_carries_its_share() {
         let entry =
-            |operation| Entry { sequence: 1, operation, bytes: 80, launched_s: 0.0, started_s: 0.0, ended_s: 1.0 };
+            |operation| TimelineEntry { sequence: 1, operation, bytes: 80, launched_s: 0.0, started_s: 0.0, ended_s: 1.0 };
         let of = |operation| bus_bytes(&[entry(operation), entry(Operation::Barrier)], 4);
         // ZeRO-1's two halves are one all-reduce; a broadcast sends everything over every link.
         assert_eq!(of(Operation::AllReduce), 120.0);

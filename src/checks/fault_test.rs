@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use crate::collective::flight::{FLIGHT, Notes};
+use crate::collective::flight_recorder::{FLIGHT_RECORD, FlightRecord};
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::{Op, Shared};
 use crate::torch;
@@ -97,9 +97,9 @@ pub fn is_alive(pid: u32) -> bool {
 /// machine is, what goes wrong next goes wrong then. Without a supervisor nobody notes that, and under NCCL it is noted a
 /// second late; the run's deadline bounds the wait.
 fn until_others_wait(collective: &Shared, sequence: u64) {
-    let Some(mine) = std::env::var_os(FLIGHT).filter(|_| collective.backend() == "gloo") else { return };
+    let Some(mine) = std::env::var_os(FLIGHT_RECORD).filter(|_| collective.backend() == "gloo") else { return };
     let of = |other: usize| Path::new(&mine).with_file_name(format!("rank{other}.flight"));
-    let waits = |other: usize| Notes::read(&of(other)).waits_in == Some(sequence);
+    let waits = |other: usize| FlightRecord::read(&of(other)).waits_in == Some(sequence);
     while !(0..collective.world_size()).filter(|&other| other != collective.rank()).all(waits) {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -66,7 +66,7 @@ pub fn print(drift: &Drift) {
 }
 
 /// A value as a line can hold it: a list may be of a thousand spans.
-fn in_brief(value: &impl std::fmt::Display) -> String {
+fn summary(value: &impl std::fmt::Display) -> String {
     const MOST: usize = 120;
     let text = value.to_string();
     let mut kept: String = text.chars().take(MOST).collect();
@@ -82,7 +82,7 @@ fn words(finding: &Finding) -> String {
         Finding::OnlyAccepted => "accepted, not measured here".into(),
         Finding::Outcome { accepted, local } => format!("was {accepted}, is {local}"),
         Finding::Value { path, accepted, local } => {
-            format!("{path} was {}, is {}, and must repeat exactly", in_brief(accepted), in_brief(local))
+            format!("{path} was {}, is {}, and must repeat exactly", summary(accepted), summary(local))
         }
         Finding::Timing { path, comparison } => {
             let word = match comparison.change {
@@ -101,9 +101,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_value_is_told_in_brief() {
-        assert_eq!(in_brief(&serde_json::json!([1, 2])), "[1,2]");
-        let long = in_brief(&serde_json::json!(vec![0; 1000]));
+    fn a_long_value_is_told_summary() {
+        assert_eq!(summary(&serde_json::json!([1, 2])), "[1,2]");
+        let long = summary(&serde_json::json!(vec![0; 1000]));
         assert!(long.len() == 124 && long.starts_with("[0,0,") && long.ends_with(" ..."), "{long}");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::collective::Backend;
 use crate::collective::environment::Environment;
-use crate::collective::meeting::{meet, part};
+use crate::collective::rendezvous::{gather_results, init_process_group};
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, launch};
 use crate::problems::RANK_TASKS;
@@ -86,7 +86,7 @@ pub fn run(task: &Task) -> Result<()> {
     };
     let environment = Environment::read()?;
     let store = environment.store()?;
-    let collective = meet(&environment, &store, task.backend)?;
+    let collective = init_process_group(&environment, &store, task.backend)?;
     // Leaked unless all goes well: connections that close while this rank is still failing make its peers fail before
     // it has exited, and the supervisor would read their words instead of ours.
     let held = ManuallyDrop::new((collective.clone(), store));
@@ -95,7 +95,7 @@ pub fn run(task: &Task) -> Result<()> {
     if let Some(parent) = &mut parent {
         parent.send(&result)?;
     } else {
-        let results = part(&environment, &held.1, &serde_json::to_vec(&result)?)?;
+        let results = gather_results(&environment, &held.1, &serde_json::to_vec(&result)?)?;
         if environment.rank == 0 {
             let results = results.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();
             task.write(&Value::Array(results.context("a rank's result is not JSON")?))?;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use tch::{Device, Tensor};
 
-use super::flight::Flight;
-use super::log::{Call, Log, Span};
+use super::flight_recorder::FlightRecorder;
+use super::timeline::{Call, Timeline, Span};
 use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
 use crate::torch::gloo::{self, Member, ProcessGroup, ReduceOp};
 use crate::torch::store::Store;
@@ -17,8 +17,8 @@ pub struct Gloo {
     rank: usize,
     world_size: usize,
     patience: Duration,
-    flight: Arc<Flight>,
-    log: Log,
+    flight: Arc<FlightRecorder>,
+    timeline: Timeline,
     /// Locked while an operation enters the group's queue, not while it is waited for.
     group: Mutex<ProcessGroup>,
 }
@@ -35,8 +35,8 @@ impl Gloo {
         let &Member { rank, world_size, timeout, .. } = member;
         let group = Mutex::new(ProcessGroup::connect(store, member)?);
         let patience = timeout + EXTRA_PATIENCE;
-        let flight = Arc::new(Flight::open()?);
-        Ok(Self { rank, world_size, patience, flight, log: Log::new(Device::Cpu), group })
+        let flight = Arc::new(FlightRecorder::open()?);
+        Ok(Self { rank, world_size, patience, flight, timeline: Timeline::new(Device::Cpu), group })
     }
 
     /// Puts one collective over the whole of `tensors` (none for a barrier) into the group's queue.
@@ -54,10 +54,10 @@ impl Gloo {
         let launched = Instant::now();
         let work = enter(&group).with_context(|| name(operation, sequence, &detail))?;
         let ended = Arc::new(OnceLock::new());
-        if self.log.is_on() {
+        if self.timeline.is_on() {
             let bytes = bytes_of(tensors)?;
             let span = Span::Host { ended: ended.clone() };
-            self.log.note(Call { sequence, operation, bytes, launched, span });
+            self.timeline.note(Call { sequence, operation, bytes, launched, span });
             // libtorch's reduce-scatter over Gloo has no future (torch 2.11): it ends for the log when it is waited for.
             if operation != Operation::ReduceScatter {
                 let ended = ended.clone();
@@ -77,7 +77,7 @@ struct Pending {
     sequence: u64,
     detail: String,
     patience: Duration,
-    flight: Arc<Flight>,
+    flight: Arc<FlightRecorder>,
     ended: Arc<OnceLock<Instant>>,
 }
 
@@ -145,8 +145,8 @@ impl Collective for Gloo {
         Box::new(self.start(Operation::Barrier, &[], "", ProcessGroup::barrier_async)?).wait()
     }
 
-    fn log(&self) -> &Log {
-        &self.log
+    fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 }
 

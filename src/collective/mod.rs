@@ -9,19 +9,19 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
-pub mod agreement;
+pub mod consistency_check;
 pub mod environment;
-pub(crate) mod flight;
+pub(crate) mod flight_recorder;
 pub mod gloo;
-pub mod log;
-pub mod meeting;
 pub mod nccl;
 pub mod ranks;
+pub mod rendezvous;
 pub mod selftest;
 mod supervisor;
-mod watch;
+pub mod timeline;
+mod watchdog;
 
-use log::Log;
+use timeline::Timeline;
 
 /// A collective that strategies, hooks and rank tasks share; a hook fires on a thread of libtorch's, hence `Arc`.
 pub type Shared = Arc<dyn Collective>;
@@ -90,8 +90,8 @@ pub trait Collective: Send + Sync {
     /// Returns once every rank has called it.
     fn barrier(&self) -> Result<()>;
 
-    /// When the group did what; off until started.
-    fn log(&self) -> &Log;
+    /// When each collective started and ended; off until started.
+    fn timeline(&self) -> &Timeline;
 
     /// [`Self::all_reduce_coalesced_async`] of one tensor.
     fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {

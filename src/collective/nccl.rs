@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::environment::Environment;
-use super::flight::Flight;
-use super::log::{Call, Log, Span};
+use super::flight_recorder::FlightRecorder;
+use super::timeline::{Call, Timeline, Span};
 use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
 use crate::cuda::{Event, Stream, make_current};
 use crate::torch;
@@ -40,8 +40,8 @@ pub struct Nccl {
     rank: usize,
     world_size: usize,
     device: Device,
-    log: Log,
-    flight: Arc<Flight>,
+    timeline: Timeline,
+    flight: Arc<FlightRecorder>,
     /// Locked while a collective is launched, so that calls are numbered in the order of the stream.
     lane: Mutex<Lane>,
     communicator: Arc<Communicator>,
@@ -82,12 +82,12 @@ impl Nccl {
         let id = exchange(store, rank, || library::Api::get()?.unique_id())?;
         let is_blocking = std::env::var(BLOCKING).map_or(true, |value| value != "0");
         let communicator = Communicator::form(Membership { id, rank, world_size, device, timeout }, is_blocking)?;
-        let (communicator, flight) = (Arc::new(communicator), Arc::new(Flight::open()?));
+        let (communicator, flight) = (Arc::new(communicator), Arc::new(FlightRecorder::open()?));
         let under_way = Arc::new(UnderWay::default());
         let guard = Guard::start(communicator.clone(), under_way.clone(), flight.clone(), rank, timeout)?;
         let stream = Stream::new(device)?;
-        let (lane, log) = (Mutex::new(Lane { ready: stream.event(false)?, stream }), Log::new(device));
-        Ok(Self { rank, world_size, device, log, flight, lane, communicator, under_way, guard })
+        let (lane, timeline) = (Mutex::new(Lane { ready: stream.event(false)?, stream }), Timeline::new(device));
+        Ok(Self { rank, world_size, device, timeline, flight, lane, communicator, under_way, guard })
     }
 
     /// Launches `requests` as one collective over the whole of `tensors`; `held` are all the tensors they touch.
@@ -110,14 +110,14 @@ impl Nccl {
         let launch = || -> Result<_> {
             ready.record_current()?;
             stream.wait_for(ready)?;
-            let started = self.log.is_on().then(|| stream.event(true)).transpose()?;
+            let started = self.timeline.is_on().then(|| stream.event(true)).transpose()?;
             started.iter().try_for_each(|started| started.record_on(stream))?;
             self.communicator.launch(requests, stream)?;
             let ended = Arc::new(stream.event(started.is_some())?);
             ended.record_on(stream)?;
             if let Some(started) = started {
                 let span = Span::Device { started: Arc::new(started), ended: ended.clone() };
-                self.log.note(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
+                self.timeline.note(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
             }
             Ok(ended)
         };
@@ -243,8 +243,8 @@ impl Collective for Nccl {
         self.under_way.release_done()
     }
 
-    fn log(&self) -> &Log {
-        &self.log
+    fn timeline(&self) -> &Timeline {
+        &self.timeline
     }
 }
 

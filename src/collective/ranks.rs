@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
-use super::flight::FLIGHT;
+use super::flight_recorder::FLIGHT_RECORD;
 use super::nccl::{self, NVLS};
 use super::supervisor::{Rank, Terms, supervise};
 use super::{Backend, Shared};
@@ -107,7 +107,7 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
         command.arg("rank").arg("--task").arg(launch.task).arg("--backend").arg(launch.backend.name());
         let flight = folder.path().join(format!("rank{rank}.flight"));
         File::create(&flight).with_context(|| format!("making a file for the notes of rank {rank}"))?;
-        command.envs(environment_of(rank, launch, port)).env(FLIGHT, &flight);
+        command.envs(environment_of(rank, launch, port)).env(FLIGHT_RECORD, &flight);
         Ok(Rank { command, flight })
     };
     let ranks = (0..launch.world_size).map(rank).collect::<Result<Vec<_>>>()?;

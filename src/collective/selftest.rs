@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::agreement::require_equal_parameters;
-use super::log::busy_seconds;
+use super::consistency_check::require_equal_parameters;
+use super::timeline::busy_seconds;
 use super::ranks::RankTask;
 use super::{Collective, Op, Operation, Shared};
 use crate::torch::stream::synchronize;
@@ -153,13 +153,13 @@ fn unequal_parameters_are_found(group: &dyn Collective) -> Result<()> {
 fn the_log_tells_what_happened(group: &dyn Collective) -> Result<()> {
     let tensor = full(group, &[1 << 16], 1, Kind::Float)?;
     group.barrier()?;
-    group.log().start()?;
-    let before = group.log().mark()?;
+    group.timeline().start()?;
+    let before = group.timeline().mark()?;
     let works = (0..3).map(|_| group.all_reduce_async(&tensor, Op::Sum)).collect::<Result<Vec<_>>>()?;
     works.into_iter().try_for_each(|work| work.wait())?;
-    let after = group.log().mark()?;
+    let after = group.timeline().mark()?;
     let (before, after) = (before.seconds()?, after.seconds()?);
-    let entries = group.log().take()?;
+    let entries = group.timeline().take()?;
     ensure!(entries.len() == 3, "{} entries of 3 collectives", entries.len());
     let mut free = before;
     for entry in &entries {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
 
-use super::watch::Watch;
+use super::watchdog::Watchdog;
 use crate::process::{ChildProcess, Death, Event, after, wait_for_any};
 use crate::units::human_seconds;
 
@@ -49,7 +49,7 @@ pub fn supervise(ranks: Vec<Rank>, input: &Value, terms: Terms) -> Result<Vec<Op
     let started = Instant::now();
     let mut running = Running::start(ranks, input)?;
     let processes = running.ranks.iter().map(|rank| (rank.process.id(), rank.flight.clone()));
-    let mut watch = Watch::new(processes, terms.patience);
+    let mut watch = Watchdog::new(processes, terms.patience);
     let mut looked = Instant::now();
     loop {
         let mut failed = running.poll();
@@ -150,12 +150,12 @@ impl Running {
         self.ranks.iter_mut().for_each(|rank| rank.process.kill());
     }
 
-    fn look(&self, watch: &mut Watch) {
+    fn look(&self, watch: &mut Watchdog) {
         watch.look(|rank| self.ranks[rank].death.is_some());
     }
 
     /// Ends the run and tells why: the reasons, then the ranks `to_blame`, then what the others were doing.
-    fn fault(&mut self, watch: &Watch, why: Vec<Option<String>>, to_blame: &[usize]) -> anyhow::Error {
+    fn fault(&mut self, watch: &Watchdog, why: Vec<Option<String>>, to_blame: &[usize]) -> anyhow::Error {
         self.end();
         let others = (0..self.ranks.len()).filter(|rank| !to_blame.contains(rank));
         let others = others.filter_map(|rank| Some(format!("rank {rank}: {}", watch.state(rank)?)));

@@ -9,7 +9,7 @@ use super::optim::{AdamW, AdamWOptions, Optimizer};
 use crate::cuda::{self, Arguments, Geometry, Kernel, Program, word_of};
 use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
-use crate::torch::dense::{Pair, float32_pair};
+use crate::torch::data_ptr::{Pair, float32_pair};
 
 #[cfg(test)]
 mod gpu_tests;

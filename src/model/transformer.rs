@@ -9,7 +9,7 @@ use super::norm::{EPS, rms_norm};
 use super::rope::Rope;
 use super::sizes::Config;
 use crate::attention::{self, Choice, naive};
-use crate::torch::range::range;
+use crate::torch::nvtx::range;
 
 /// Parameters in float32 that require gradients, and the way attention is computed.
 pub struct Transformer {

@@ -137,7 +137,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::collective::log::Log;
+    use crate::collective::timeline::Timeline;
     use crate::collective::{Collective, Op, Work};
     use crate::model::optim::Sgd;
 
@@ -192,7 +192,7 @@ mod tests {
             Ok(())
         }
 
-        fn log(&self) -> &Log {
+        fn timeline(&self) -> &Timeline {
             unreachable!("sharing parameters out asks for no log")
         }
     }

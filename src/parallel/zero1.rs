@@ -19,7 +19,7 @@ use super::{DataParallel, Options, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::torch::autograd::{copy_all, set_grad};
-use crate::torch::stream::beside;
+use crate::torch::stream::on_side_stream;
 
 /// Data parallelism and optimizer in one, for optimizers that treat every element alike and apart, as SGD and AdamW do:
 /// they get shards, not parameters.
@@ -160,7 +160,7 @@ impl Sharded {
         );
         self.ahead += 1;
         let reduced = self.reduce(unit, gradients)?;
-        beside(self.collective.device(), || {
+        on_side_stream(self.collective.device(), || {
             reduced.wait().context("reducing gradients")?;
             self.step(unit)
         })

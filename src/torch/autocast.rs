@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use tch::{Device, Kind};
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use super::library::cuda_index;
 
 /// Runs `body` with operators on `device`'s type cast as libtorch's autocast lists say, to `dtype` (bf16 or fp16).
@@ -24,7 +24,7 @@ pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>
     if is_cuda {
         cuda_index(device)?;
     }
-    let before = lift(ffi::enter_autocast(is_cuda, scalar_type))?;
+    let before = check(ffi::enter_autocast(is_cuda, scalar_type))?;
     let _scope = Scope { is_cuda, before: Some(before) };
     body()
 }
@@ -37,7 +37,7 @@ struct Scope {
 impl Drop for Scope {
     fn drop(&mut self) {
         let Some(before) = self.before.take() else { return };
-        lift(ffi::leave_autocast(self.is_cuda, before)).expect("setting thread-local flags does not fail");
+        check(ffi::leave_autocast(self.is_cuda, before)).expect("setting thread-local flags does not fail");
     }
 }
 

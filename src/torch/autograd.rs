@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use tch::Tensor;
 
-use super::bridge::{self, Outcome, TensorList, ffi, lift};
+use super::bridge::{self, Outcome, TensorList, ffi, check};
 
 /// One differentiable operation: what `torch.autograd.Function` is in Python.
 ///
@@ -36,7 +36,7 @@ pub struct Forward {
 pub fn apply<F: Function>(function: F, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let name = std::any::type_name::<F>();
     let callback = Callback { name, num_inputs: inputs.len(), function: Mutex::new(Box::new(function)) };
-    let outputs = lift(ffi::apply_function(Box::new(callback), &bridge::list(inputs.iter().copied())))?;
+    let outputs = check(ffi::apply_function(Box::new(callback), &bridge::list(inputs.iter().copied())))?;
     Ok(bridge::share_all(&outputs))
 }
 
@@ -44,7 +44,7 @@ pub fn apply<F: Function>(function: F, inputs: &[&Tensor]) -> Result<Vec<Tensor>
 ///
 /// Errors: `output` was not made by [`apply`], or its graph has already been freed by a backward.
 pub fn saved_tensors(output: &Tensor) -> Result<Vec<Tensor>> {
-    let saved = lift(ffi::saved_by(bridge::borrow(output))).context("listing saved tensors")?;
+    let saved = check(ffi::saved_by(bridge::borrow(output))).context("listing saved tensors")?;
     Ok(bridge::share_all(&saved))
 }
 
@@ -52,25 +52,25 @@ pub fn saved_tensors(output: &Tensor) -> Result<Vec<Tensor>> {
 ///
 /// Errors keep their type through libtorch: a callback's own error, or [`crate::error::Fault::OutOfMemory`].
 pub fn backward(loss: &Tensor) -> Result<()> {
-    lift(ffi::run_backward(bridge::borrow(loss), bridge::borrow(&Tensor::new()), false))
+    check(ffi::run_backward(bridge::borrow(loss), bridge::borrow(&Tensor::new()), false))
 }
 
 /// As [`backward`], from an `output` of any shape and the `gradient` that arrives at it (same shape).
 ///
 /// `retain_graph` keeps the graph for another backward.
 pub fn backward_from(output: &Tensor, gradient: &Tensor, retain_graph: bool) -> Result<()> {
-    lift(ffi::run_backward(bridge::borrow(output), bridge::borrow(gradient), retain_graph))
+    check(ffi::run_backward(bridge::borrow(output), bridge::borrow(gradient), retain_graph))
 }
 
 /// Drops the gradient of `parameter`, so that its memory is free until the next backward (`zero_grad` of PyTorch, whose
 /// default is `set_to_none`; tch's writes zeros and keeps the memory).
 pub fn release_grad(parameter: &Tensor) -> Result<()> {
-    lift(ffi::release_grad(bridge::borrow(parameter))).context("releasing a gradient")
+    check(ffi::release_grad(bridge::borrow(parameter))).context("releasing a gradient")
 }
 
 /// Makes `gradient` (of the same shape, dtype and device) the gradient of `parameter`: the next backward adds to it in place.
 pub fn set_grad(parameter: &Tensor, gradient: &Tensor) -> Result<()> {
-    lift(ffi::set_grad(bridge::borrow(parameter), bridge::borrow(gradient))).context("setting a gradient")
+    check(ffi::set_grad(bridge::borrow(parameter), bridge::borrow(gradient))).context("setting a gradient")
 }
 
 /// Copies each of `from` into its counterpart of `to`, in a few launches however many there are.
@@ -79,13 +79,13 @@ pub fn copy_all(to: &[Tensor], from: &[Tensor]) -> Result<()> {
     if to.is_empty() {
         return Ok(());
     }
-    lift(ffi::copy_all(&bridge::list(to), &bridge::list(from))).context("copying tensors")
+    check(ffi::copy_all(&bridge::list(to), &bridge::list(from))).context("copying tensors")
 }
 
 /// Tells autograd that a kernel outside libtorch has changed `tensor` in place, as every in-place operator does: a graph
 /// that saved the old values then refuses its backward pass.
 pub fn changed_in_place(tensor: &Tensor) -> Result<()> {
-    lift(ffi::bump_version(bridge::borrow(tensor))).context("bumping a tensor's version")
+    check(ffi::bump_version(bridge::borrow(tensor))).context("bumping a tensor's version")
 }
 
 /// A [`Function`] as C++ holds it: owned by the graph's node, freed with it.

@@ -63,8 +63,8 @@ pub(super) mod ffi {
         type Outcome;
         fn failed(self: &Outcome) -> bool;
         fn words(self: &Outcome) -> String;
-        fn stash(self: &Outcome);
-        fn stash_out_of_memory();
+        fn save_error(self: &Outcome);
+        fn save_out_of_memory();
 
         type Callback;
         fn forward(
@@ -245,7 +245,7 @@ impl Outcome {
         self.0.borrow().as_ref().map(|error| format!("{error:#}")).unwrap_or_default()
     }
 
-    fn stash(&self) {
+    fn save_error(&self) {
         if let Some(error) = self.0.take() {
             PENDING.set(Some(Pending::Callback(error)));
         }
@@ -264,17 +264,17 @@ enum Pending {
 }
 
 thread_local! {
-    // Set by the shim as it catches an exception, taken by `lift` right after on the same thread: no callback and
+    // Set by the shim as it catches an exception, taken by `check` right after on the same thread: no callback and
     // no other thread comes between, whichever thread of libtorch the exception came from.
     static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
 }
 
-fn stash_out_of_memory() {
+fn save_out_of_memory() {
     PENDING.set(Some(Pending::OutOfMemory));
 }
 
 /// Gives a shim's failure its type back: a callback's own error, or [`Fault::OutOfMemory`], or libtorch's words.
-pub(super) fn lift<T>(result: Result<T, cxx::Exception>) -> Result<T> {
+pub(super) fn check<T>(result: Result<T, cxx::Exception>) -> Result<T> {
     let pending = PENDING.take();
     result.map_err(|exception| {
         let words = exception.what().trim_end();

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cxx::UniquePtr;
 use tch::Device;
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use super::library::cuda_index;
 use super::stream::synchronize;
 
@@ -32,7 +32,7 @@ impl Stopwatch {
     pub fn new(device: Device) -> Result<Self> {
         let events = match device {
             Device::Cpu => None,
-            _ => Some(RefCell::new(lift(ffi::new_event_pair(cuda_index(device)?))?)),
+            _ => Some(RefCell::new(check(ffi::new_event_pair(cuda_index(device)?))?)),
         };
         Ok(Self { device, events })
     }
@@ -49,16 +49,16 @@ impl Stopwatch {
         };
         synchronize(self.device)?;
         if let Some(events) = &mut events {
-            lift(events.pin_mut().record_start())?;
+            check(events.pin_mut().record_start())?;
         }
         let start = Instant::now();
         let value = body()?;
         if let Some(events) = &mut events {
-            lift(events.pin_mut().record_end())?;
+            check(events.pin_mut().record_end())?;
         }
         synchronize(self.device)?;
         let host_s = start.elapsed().as_secs_f64();
-        let device_s = events.map(|events| lift(events.elapsed_seconds())).transpose()?;
+        let device_s = events.map(|events| check(events.elapsed_seconds())).transpose()?;
         Ok((value, Lap { host_s, device_s }))
     }
 }
@@ -78,14 +78,14 @@ impl Interval {
     pub fn new(device: Device) -> Result<Self> {
         Ok(Self(match device {
             Device::Cpu => Ends::Host { start: Instant::now(), seconds: 0.0 },
-            _ => Ends::Events(lift(ffi::new_event_pair(cuda_index(device)?))?),
+            _ => Ends::Events(check(ffi::new_event_pair(cuda_index(device)?))?),
         }))
     }
 
     pub fn start(&mut self) -> Result<()> {
         match &mut self.0 {
             Ends::Host { start, .. } => *start = Instant::now(),
-            Ends::Events(events) => lift(events.pin_mut().record_start())?,
+            Ends::Events(events) => check(events.pin_mut().record_start())?,
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Interval {
     pub fn end(&mut self) -> Result<()> {
         match &mut self.0 {
             Ends::Host { start, seconds } => *seconds = start.elapsed().as_secs_f64(),
-            Ends::Events(events) => lift(events.pin_mut().record_end())?,
+            Ends::Events(events) => check(events.pin_mut().record_end())?,
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Interval {
                 ensure!(*seconds > 0.0, "an interval was read that has not ended");
                 Ok(*seconds)
             }
-            Ends::Events(events) => lift(events.elapsed_seconds()),
+            Ends::Events(events) => check(events.elapsed_seconds()),
         }
     }
 }

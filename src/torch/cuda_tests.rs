@@ -12,7 +12,7 @@ use super::autograd::{Forward, Function, apply, backward, release_grad};
 use super::graph::{Captured, on_side_stream};
 use super::hooks::post_accumulate_grad;
 use super::memory_history::{self, Action};
-use super::range::range;
+use super::nvtx::range;
 use super::{autocast::autocast, clock::Stopwatch, memory, stream};
 use crate::error::{Fault, fault_of};
 

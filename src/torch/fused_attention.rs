@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::bridge::{borrow, ffi, lift, share};
+use super::bridge::{borrow, ffi, check, share};
 use super::library::cuda_index;
 
 /// `aten::_scaled_dot_product_flash_attention`: q, k, v and o (batch, heads, n, d) on a GPU, recorded for autograd.
@@ -11,14 +11,14 @@ use super::library::cuda_index;
 /// Errors: libtorch's words where the operator does not take the inputs; [`crate::error::Fault::NotAvailable`] on the CPU.
 pub fn flash(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     cuda_index(q.device())?;
-    let o = lift(ffi::flash_attention(borrow(q), borrow(k), borrow(v), is_causal))?;
+    let o = check(ffi::flash_attention(borrow(q), borrow(k), borrow(v), is_causal))?;
     Ok(share(&o))
 }
 
 /// `aten::_scaled_dot_product_cudnn_attention`, as [`flash`].
 pub fn cudnn(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     cuda_index(q.device())?;
-    let o = lift(ffi::cudnn_attention(borrow(q), borrow(k), borrow(v), is_causal))?;
+    let o = check(ffi::cudnn_attention(borrow(q), borrow(k), borrow(v), is_causal))?;
     Ok(share(&o))
 }
 

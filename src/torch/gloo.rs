@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
-use super::bridge::{self, Notice, borrow, ffi, lift};
+use super::bridge::{self, Notice, borrow, ffi, check};
 use super::library::require_built_version;
 use super::store::{Store, milliseconds};
 
@@ -62,7 +62,7 @@ impl ProcessGroup {
         let context = || format!("rank {rank} of {world_size} meeting its peers as {address:?}");
         let (of, ranks) = (i32::try_from(rank)?, i32::try_from(world_size)?);
         let group = ffi::connect_gloo(&store.inner, interface, host, of, ranks, milliseconds(timeout));
-        let group = Self { group: lift(group).with_context(context)?, rank, world_size };
+        let group = Self { group: check(group).with_context(context)?, rank, world_size };
         // The store lives in one rank's process: nobody leaves before everybody has read their peers' addresses.
         group.barrier().with_context(context)?;
         Ok(group)
@@ -169,7 +169,7 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let (rank, world_size) = (self.rank, self.world_size);
         let name = format!("{name}, rank {rank} of {world_size}");
-        let work = lift(work).with_context(|| name.clone())?;
+        let work = check(work).with_context(|| name.clone())?;
         Ok(Work { name, work, outputs, divisor })
     }
 }
@@ -198,7 +198,7 @@ impl Work {
     }
 
     fn wait_milliseconds(&mut self, timeout: i64) -> Result<()> {
-        lift(self.work.wait(timeout)).with_context(|| self.name.clone())?;
+        check(self.work.wait(timeout)).with_context(|| self.name.clone())?;
         if let Some(divisor) = self.divisor.take() {
             // A gradient or a parameter may require a gradient of its own; this division is no part of its graph.
             tch::no_grad(|| self.outputs.iter_mut().try_for_each(|tensor| tensor.f_div_scalar_(divisor).map(drop)))?;
@@ -208,12 +208,12 @@ impl Work {
 
     /// Whether the collective has ended, well or badly; never blocks.
     pub fn is_completed(&self) -> Result<bool> {
-        lift(self.work.is_completed())
+        check(self.work.is_completed())
     }
 
     /// Has `told` called as the collective ends, well or badly, before anybody who waits for it goes on.
     pub fn when_done(&self, told: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        lift(self.work.when_done(Notice::new(told)))
+        check(self.work.when_done(Notice::new(told)))
     }
 
     /// The tensors that the collective filled: for an all-reduce and a broadcast those it was given.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
 use tch::Device;
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use super::library::{cuda_index, require_built_version};
 use super::memory::empty_cache;
 use super::stream::synchronize;
@@ -41,11 +41,11 @@ impl<T> Captured<T> {
         synchronize(device)?;
         // The pool takes fresh memory from the driver, and cannot empty the cache while the capture is under way.
         empty_cache(device)?;
-        let mut capture = Capture(lift(ffi::new_cuda_graph(index))?);
-        let _side_stream = lift(ffi::enter_side_stream(index))?;
-        lift(capture.0.pin_mut().begin()).context("starting to capture a CUDA graph")?;
+        let mut capture = Capture(check(ffi::new_cuda_graph(index))?);
+        let _side_stream = check(ffi::enter_side_stream(index))?;
+        check(capture.0.pin_mut().begin()).context("starting to capture a CUDA graph")?;
         let output = body().context("while a CUDA graph was captured")?;
-        lift(capture.0.pin_mut().end()).context(
+        check(capture.0.pin_mut().end()).context(
             "a CUDA graph cannot hold what was captured: it may not wait for the device, copy from or to ordinary host \
              memory, or leave work on other streams",
         )?;
@@ -54,7 +54,7 @@ impl<T> Captured<T> {
 
     /// Launches the captured work once more on the thread's current stream, without waiting for it.
     pub fn replay(&self) -> Result<()> {
-        lift(self.graph.replay()).context("replaying a CUDA graph")
+        check(self.graph.replay()).context("replaying a CUDA graph")
     }
 
     /// What the body gave; its tensors are written anew by every replay.
@@ -85,7 +85,7 @@ impl Drop for Capture {
 pub fn on_side_stream<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let index = cuda_index(device)?;
     synchronize(device)?;
-    let side_stream = lift(ffi::enter_side_stream(index))?;
+    let side_stream = check(ffi::enter_side_stream(index))?;
     let value = body()?;
     synchronize(device)?;
     drop(side_stream);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tch::Tensor;
 
 pub use super::autograd::backward;
-use super::bridge::{self, Outcome, ffi, lift};
+use super::bridge::{self, Outcome, ffi, check};
 
 /// Calls `hook` with `parameter` each time a backward has finished accumulating into its gradient.
 ///
@@ -20,7 +20,7 @@ pub fn post_accumulate_grad(
     parameter: &Tensor,
     hook: impl FnMut(&Tensor) -> Result<()> + Send + 'static,
 ) -> Result<HookHandle> {
-    let list = lift(ffi::hooks_of(bridge::borrow(parameter))).context("registering a post-accumulate-grad hook")?;
+    let list = check(ffi::hooks_of(bridge::borrow(parameter))).context("registering a post-accumulate-grad hook")?;
     let hook: Hook = Arc::new(Mutex::new(Box::new(hook)));
     lock(&list.0).push(hook.clone());
     Ok(HookHandle { list: Arc::downgrade(&list.0), hook })

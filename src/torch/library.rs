@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, ensure};
 use tch::{Cuda, Device};
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use crate::error::Fault;
 
 /// Loads libtorch's CUDA half where an NVIDIA driver is; call it first thing in every program.
@@ -21,7 +21,7 @@ pub fn load_cuda() -> Result<(), Fault> {
     let load = || {
         let load = |library: &str, needs: &str| {
             let missing = |error| Fault::NotAvailable { needs: needs.to_string(), has: format!("none ({error})") };
-            lift(ffi::load_library(library)).map_err(missing)
+            check(ffi::load_library(library)).map_err(missing)
         };
         load("libcuda.so.1", "an NVIDIA driver")?;
         load("libtorch_cuda.so", "a CUDA build of libtorch")
@@ -34,7 +34,7 @@ pub fn load_cuda() -> Result<(), Fault> {
 /// Errors: the dynamic loader's words.
 pub fn load_shared_library(path: &Path) -> Result<()> {
     let name = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
-    lift(ffi::load_library(name))
+    check(ffi::load_library(name))
 }
 
 /// The folder of the libtorch that is loaded (`.../torch/lib`), as the kernel's list of mapped files has it.
@@ -60,7 +60,7 @@ pub fn cuda_device(index: usize) -> Result<Device> {
 /// Errors: [`Fault::NotAvailable`] without the device.
 pub fn seed(device: Device) -> Result<()> {
     let index = if device == Device::Cpu { 0 } else { cuda_index(device)? };
-    lift(ffi::seed_generator(device.is_cuda(), index, 0))
+    check(ffi::seed_generator(device.is_cuda(), index, 0))
 }
 
 /// The index that the shim knows a CUDA device by.
@@ -93,41 +93,41 @@ pub(super) fn require_built_version() -> Result<()> {
 /// The version of CUDA that libtorch brings, as `"13.0"`; `None` where its CUDA half is not loaded.
 pub fn cuda_version() -> Option<String> {
     load_cuda().ok()?;
-    let version = lift(ffi::cuda_runtime_version()).ok()?;
+    let version = check(ffi::cuda_runtime_version()).ok()?;
     Some(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
 /// The version of cuDNN that is loaded, as `"9.15.1"`; `None` where libtorch's CUDA half is not loaded.
 pub fn cudnn_version() -> Option<String> {
     load_cuda().ok()?;
-    let version = lift(ffi::cudnn_version()).ok()?;
+    let version = check(ffi::cudnn_version()).ok()?;
     Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
 /// The vector instructions that libtorch's CPU kernels use on this machine, as `"AVX512"`.
 pub fn cpu_capability() -> Result<String> {
-    lift(ffi::cpu_capability())
+    check(ffi::cpu_capability())
 }
 
 /// libtorch's own account, over several lines, of its thread pools.
 pub fn parallel_info() -> Result<String> {
-    lift(ffi::parallel_info())
+    check(ffi::parallel_info())
 }
 
 /// libtorch's own account, over several lines, of how it was built and with which libraries.
 pub fn build_config() -> Result<String> {
-    lift(ffi::build_config())
+    check(ffi::build_config())
 }
 
 /// How many threads one operator may use on the CPU.
 pub fn num_threads() -> Result<usize> {
-    Ok(usize::try_from(lift(ffi::num_threads())?)?)
+    Ok(usize::try_from(check(ffi::num_threads())?)?)
 }
 
 /// Sets how many threads one operator may use on the CPU, for the whole process.
 pub fn set_num_threads(count: usize) -> Result<()> {
     ensure!(count > 0, "an operator needs at least one thread");
-    lift(ffi::set_num_threads(i32::try_from(count)?))
+    check(ffi::set_num_threads(i32::try_from(count)?))
 }
 
 /// Whether fp32 products may be rounded to TF32 on CUDA.
@@ -140,12 +140,12 @@ pub struct AllowTf32 {
 }
 
 pub fn allow_tf32() -> Result<AllowTf32> {
-    Ok(AllowTf32 { matmul: lift(ffi::allow_tf32_matmul())?, cudnn: lift(ffi::allow_tf32_cudnn())? })
+    Ok(AllowTf32 { matmul: check(ffi::allow_tf32_matmul())?, cudnn: check(ffi::allow_tf32_cudnn())? })
 }
 
 /// Sets, for the whole process, whether fp32 products may be rounded to TF32 on CUDA.
 pub fn set_allow_tf32(allow: AllowTf32) -> Result<()> {
-    lift(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
+    check(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
 }
 
 /// Runs `body` with TF32 allowed in matrix products, and puts the switches back, also after an error or a panic.

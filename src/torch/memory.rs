@@ -4,34 +4,34 @@ use anyhow::Result;
 use tch::Device;
 
 pub use super::bridge::ffi::{AllocatorStats, Gauge, MemoryInfo};
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use super::library::{cuda_index, load_cuda};
 
 /// Counts of the allocator of `device`, over all its pools and streams.
 ///
 /// Errors: [`crate::error::Fault::NotAvailable`] on the CPU, whose allocator counts nothing.
 pub fn stats(device: Device) -> Result<AllocatorStats> {
-    lift(ffi::allocator_stats(cuda_index(device)?))
+    check(ffi::allocator_stats(cuda_index(device)?))
 }
 
 /// Lets every peak of [`stats`] start again from the current value.
 pub fn reset_peaks(device: Device) -> Result<()> {
-    lift(ffi::reset_peak_stats(cuda_index(device)?))
+    check(ffi::reset_peak_stats(cuda_index(device)?))
 }
 
 /// Gives cached memory that no tensor uses back to the driver, on every CUDA device.
 pub fn empty_cache(device: Device) -> Result<()> {
-    lift(ffi::empty_cache(cuda_index(device)?))
+    check(ffi::empty_cache(cuda_index(device)?))
 }
 
 /// Whether this process has used the CUDA allocator; asking does not start CUDA.
 pub fn is_used() -> bool {
-    load_cuda().is_ok() && lift(ffi::allocator_is_used()).unwrap_or(false)
+    load_cuda().is_ok() && check(ffi::allocator_is_used()).unwrap_or(false)
 }
 
 /// Free and total memory of `device` by its driver's count.
 pub fn info(device: Device) -> Result<MemoryInfo> {
-    lift(ffi::memory_info(cuda_index(device)?))
+    check(ffi::memory_info(cuda_index(device)?))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tch::Device;
 
-use super::bridge::{ffi, lift};
-use super::range::Listener;
+use super::bridge::{ffi, check};
+use super::nvtx::Listener;
 use super::trace::Trace;
 
 /// What was collected while a body ran, as the Chrome trace that Kineto writes.
@@ -32,7 +32,7 @@ pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     ensure!(!PROFILED.get(), "this thread is being profiled already: a profile cannot hold another one");
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let listener = Listener::start();
-    lift(ffi::start_kineto(device.is_cuda())).context("starting Kineto")?;
+    check(ffi::start_kineto(device.is_cuda())).context("starting Kineto")?;
     PROFILED.set(true);
     let collecting = Collecting;
     let value = body()?;
@@ -40,7 +40,7 @@ pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     PROFILED.set(false);
     let file = tempfile::Builder::new().suffix(".json").tempfile().context("making room for a trace")?;
     let path = file.path().to_str().context("the folder of temporary files has no name in UTF-8")?;
-    lift(ffi::stop_kineto(path)).context("ending Kineto's collection")?;
+    check(ffi::stop_kineto(path)).context("ending Kineto's collection")?;
     drop(listener);
     let json = fs::read(path).context("reading Kineto's trace")?;
     Ok((value, Profile { json }))
@@ -83,7 +83,7 @@ impl Profile {
 /// Errors: those of `body`, and a libtorch without CUDA.
 pub fn with_nvtx<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _listener = Listener::start();
-    lift(ffi::start_nvtx()).context("starting NVTX marks")?;
+    check(ffi::start_nvtx()).context("starting NVTX marks")?;
     let _marking = Marking;
     body()
 }
@@ -104,7 +104,7 @@ mod tests {
     use tch::{Kind, Tensor};
 
     use super::*;
-    use crate::torch::range::range;
+    use crate::torch::nvtx::range;
     use crate::torch::trace::Source;
 
     fn step() -> Result<()> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 
 /// A connection to a store, and the store's server itself where this process serves it: until dropped.
 pub struct Store {
@@ -32,16 +32,16 @@ impl Store {
     }
 
     fn open(host: &str, port: u16, listener: i32, timeout: Duration) -> Result<Self> {
-        Ok(Self { inner: lift(ffi::open_store(host, port, listener, milliseconds(timeout)))? })
+        Ok(Self { inner: check(ffi::open_store(host, port, listener, milliseconds(timeout)))? })
     }
 
     /// The same store, seen through keys that all begin with `prefix`.
     pub fn under(&self, prefix: &str) -> Result<Self> {
-        Ok(Self { inner: lift(self.inner.under(prefix))? })
+        Ok(Self { inner: check(self.inner.under(prefix))? })
     }
 
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        lift(self.inner.set(key, value)).with_context(|| format!("setting {key} in the store"))
+        check(self.inner.set(key, value)).with_context(|| format!("setting {key} in the store"))
     }
 
     /// The value of `key`, waited for until somebody sets it.
@@ -49,13 +49,13 @@ impl Store {
     /// # Errors
     /// In c10d's words, once the store's timeout has passed.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let value = lift(self.inner.get(key)).with_context(|| format!("waiting for {key} in the store"))?;
+        let value = check(self.inner.get(key)).with_context(|| format!("waiting for {key} in the store"))?;
         Ok(value.iter().copied().collect())
     }
 
     /// Whether somebody has set `key`.
     pub fn has(&self, key: &str) -> Result<bool> {
-        lift(self.inner.has(key)).with_context(|| format!("looking for {key} in the store"))
+        check(self.inner.has(key)).with_context(|| format!("looking for {key} in the store"))
     }
 }
 

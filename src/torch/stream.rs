@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::Device;
 
-use super::bridge::{ffi, lift};
+use super::bridge::{ffi, check};
 use super::library::cuda_index;
 
 /// Waits until `device` has done everything that was launched on any of its streams; nothing to wait for on the CPU.
@@ -12,7 +12,7 @@ use super::library::cuda_index;
 pub fn synchronize(device: Device) -> Result<()> {
     match device {
         Device::Cpu => Ok(()),
-        _ => lift(ffi::synchronize_device(cuda_index(device)?)),
+        _ => check(ffi::synchronize_device(cuda_index(device)?)),
     }
 }
 
@@ -20,7 +20,7 @@ pub fn synchronize(device: Device) -> Result<()> {
 ///
 /// Errors: [`crate::error::Fault::NotAvailable`] on the CPU.
 pub fn current_stream(device: Device) -> Result<u64> {
-    lift(ffi::current_stream_handle(cuda_index(device)?))
+    check(ffi::current_stream_handle(cuda_index(device)?))
 }
 
 /// Runs `body` with this thread's operators on the side stream of `device`, beside what the others go on with: neither
@@ -28,10 +28,10 @@ pub fn current_stream(device: Device) -> Result<u64> {
 ///
 /// Tensors that `body` makes are the side stream's: libtorch gives their memory to nobody else. Of others that it uses
 /// libtorch knows nothing: they must live until this thread's own stream has waited for what `body` started.
-pub fn beside<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn on_side_stream<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _side_stream = match device {
         Device::Cpu => None,
-        _ => Some(lift(ffi::enter_side_stream(cuda_index(device)?))?),
+        _ => Some(check(ffi::enter_side_stream(cuda_index(device)?))?),
     };
     body()
 }

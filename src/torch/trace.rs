@@ -31,7 +31,7 @@ pub struct Event {
 pub enum Source {
     /// One of libtorch's operators, or a node of its backward pass.
     Operator,
-    /// A range of [`crate::torch::range`].
+    /// A range of [`crate::torch::nvtx`].
     Range,
     /// A call of CUDA's runtime or driver.
     Call,

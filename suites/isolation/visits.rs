@@ -42,7 +42,7 @@ fn reading(throttle: Option<Throttle>) -> Reading {
 
 /// Measures `dawdles` under a sensor that is told what the case has noted; gives back how often it was begun.
 fn watched(sensor: fn(&str) -> Option<Reading>) -> Result<(usize, Option<Conditions>)> {
-    let (_folder, layout) = tree("deeds", "\"dawdles\"")?;
+    let (_folder, layout) = tree("actions", "\"dawdles\"")?;
     let look = || {
         let reading = sensor(&attempts(&layout))?;
         // The case ends once it has been looked at, however long that takes.
@@ -90,13 +90,13 @@ fn within(layout: &Layout, budget: Duration, scope: Scope, notes: &mut Notes) ->
 }
 
 fn a_budget_measures_quick_tables_first() -> Result<()> {
-    let (_folder, layout) = tree_of("deeds", "[cpu.slow]\ndeed = \"dawdles\"\n[cpu.quick]\ndeed = \"works\"\n")?;
+    let (_folder, layout) = tree_of("actions", "[cpu.slow]\ndeed = \"dawdles\"\n[cpu.quick]\ndeed = \"works\"\n")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let mut old = record(&layout)?;
     for case in &mut old.cases {
-        case.elapsed_s = if case.params["deed"] == "dawdles" { 2.0 } else { 1.0 };
+        case.elapsed_s = if case.params["action"] == "dawdles" { 2.0 } else { 1.0 };
     }
-    fs::write(layout.local(Profile::Cpu, "deeds"), old.to_json()?)?;
+    fs::write(layout.local(Profile::Cpu, "actions"), old.to_json()?)?;
     let mut notes = Notes::default();
     let visit = within(&layout, Duration::from_secs(600), Scope::All, &mut notes)?;
     ensure!(notes.cases == ["works", "dawdles"], "{:?}", notes.cases);
@@ -109,11 +109,11 @@ fn a_budget_bounds_the_running_case() -> Result<()> {
 }
 
 fn a_budget_bounds(budget: Duration) -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"hangs\", \"chatters\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"hangs\", \"chatters\"")?;
     let visit = within(&layout, budget, Scope::All, &mut Notes::default())?;
     ensure!((visit.tally.measured, visit.tally.failed) == (1, 0), "{visit:?}");
     let left: Vec<_> =
-        visit.left.iter().flat_map(|left| &left.table.pending).map(|c| c.params["deed"].clone()).collect();
+        visit.left.iter().flat_map(|left| &left.table.pending).map(|c| c.params["action"].clone()).collect();
     ensure!(left == ["hangs", "chatters"], "{left:?}");
     ensure!(record(&layout)?.cases.len() == 1, "what was cut off was recorded");
     let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, Scope::Unfinished)? else { bail!("no plan") };
@@ -122,11 +122,11 @@ fn a_budget_bounds(budget: Duration) -> Result<()> {
 }
 
 fn a_case_too_long_for_the_budget_is_not_begun() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"dawdles\", \"works\"")?;
+    let (_folder, layout) = tree("actions", "\"dawdles\", \"works\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let mut old = record(&layout)?;
     old.cases[0].elapsed_s = 3600.0;
-    fs::write(layout.local(Profile::Cpu, "deeds"), old.to_json()?)?;
+    fs::write(layout.local(Profile::Cpu, "actions"), old.to_json()?)?;
     let mut notes = Notes::default();
     let visit = within(&layout, Duration::from_secs(60), Scope::All, &mut notes)?;
     ensure!(notes.cases == ["works"] && visit.left[0].table.pending.len() == 1, "{:?}, {visit:?}", notes.cases);
@@ -134,10 +134,10 @@ fn a_case_too_long_for_the_budget_is_not_begun() -> Result<()> {
 }
 
 fn records_copied_to_a_fresh_tree_are_resumed() -> Result<()> {
-    let (_folder, layout) = tree("deeds", "\"works\", \"fails\", \"chatters\"")?;
+    let (_folder, layout) = tree("actions", "\"works\", \"fails\", \"chatters\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
-    let (_fresh, fresh) = tree("deeds", "\"works\", \"dawdles\", \"fails\", \"chatters\"")?;
-    let (from, to) = (layout.local(Profile::Cpu, "deeds"), fresh.local(Profile::Cpu, "deeds"));
+    let (_fresh, fresh) = tree("actions", "\"works\", \"dawdles\", \"fails\", \"chatters\"")?;
+    let (from, to) = (layout.local(Profile::Cpu, "actions"), fresh.local(Profile::Cpu, "actions"));
     fs::create_dir_all(to.parent().unwrap_or(&to))?;
     fs::copy(from, &to)?;
     let mut notes = Notes::default();
@@ -149,8 +149,8 @@ fn records_copied_to_a_fresh_tree_are_resumed() -> Result<()> {
 }
 
 /// The rows of two cases measured one after the other.
-fn rows(deeds: &str) -> Result<[serde_json::Value; 2]> {
-    let (_folder, layout) = tree("deeds", deeds)?;
+fn rows(actions: &str) -> Result<[serde_json::Value; 2]> {
+    let (_folder, layout) = tree("actions", actions)?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let record = record(&layout)?;
     match [&record.cases[0].outcome, &record.cases[1].outcome] {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::log::{Entry, Mark};
+use crate::collective::timeline::{TimelineEntry, Mark};
 
 /// Seconds since the forward pass began, on the device's clock where it has one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -27,12 +27,12 @@ pub const PHASES: [&str; 4] = ["forward", "backward", "synchronisation", "optimi
 
 impl Timeline {
     /// From the marks around [`PHASES`] and the log of the same step.
-    pub fn of(marks: &[Mark; PHASES.len() + 1], entries: &[Entry]) -> Result<Self> {
+    pub fn of(marks: &[Mark; PHASES.len() + 1], entries: &[TimelineEntry]) -> Result<Self> {
         let at = marks.iter().map(Mark::seconds).collect::<Result<Vec<f64>>>()?;
         Ok(Self::between(&at, entries))
     }
 
-    fn between(at: &[f64], entries: &[Entry]) -> Self {
+    fn between(at: &[f64], entries: &[TimelineEntry]) -> Self {
         let span =
             |name: &str, start: f64, end: f64| Span { name: name.into(), start_s: start - at[0], end_s: end - at[0] };
         Self {
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn lanes_share_their_zero_and_the_tail_is_what_lies_between_backward_and_optimizer() {
-        let entry = |started_s, ended_s| Entry {
+        let entry = |started_s, ended_s| TimelineEntry {
             sequence: 1,
             operation: Operation::AllReduce,
             bytes: 4,

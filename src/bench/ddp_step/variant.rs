@@ -11,8 +11,8 @@ use crate::attention::Choice;
 use crate::bench::device::empty_cache;
 use crate::bench::interconnect::{adds, bus_bytes};
 use crate::bench::training_step::loss;
-use crate::collective::agreement::require_equal_parameters;
-use crate::collective::log::busy_seconds;
+use crate::collective::consistency_check::require_equal_parameters;
+use crate::collective::timeline::busy_seconds;
 use crate::collective::{Operation, Shared};
 use crate::model::Transformer;
 use crate::model::fused_adamw::adamw_for;
@@ -66,23 +66,23 @@ impl<'a> ReplicaBench<'a> {
     pub fn under(&self, strategy: &str, make_trainer: MakeTrainer, output: &mut StepOutput) -> Result<()> {
         let Params { bucket_size_mb, warmup, steps, .. } = *self.params;
         let mut trainer = make_trainer(strategy, self.model.parameters(), self.collective, bucket_size_mb)?;
-        let log = self.collective.log();
+        let timeline = self.collective.timeline();
         for k in 0..warmup + steps {
             let (tokens, targets) = self.draw()?;
             self.start_together()?;
-            log.start()?;
+            timeline.start()?;
             let (marks, lap) = self.stopwatch.lap(|| {
-                let begin = log.mark()?;
+                let begin = timeline.mark()?;
                 let loss = loss(&self.model, &tokens, &targets, self.params.dtype)?;
-                let forward = log.mark()?;
+                let forward = timeline.mark()?;
                 backward(&loss)?;
-                let backward = log.mark()?;
+                let backward = timeline.mark()?;
                 trainer.parallel().finish_gradient_synchronization()?;
-                let ready = log.mark()?;
+                let ready = timeline.mark()?;
                 trainer.step()?;
-                Ok([begin, forward, backward, ready, log.mark()?])
+                Ok([begin, forward, backward, ready, timeline.mark()?])
             })?;
-            let mut entries = log.take()?;
+            let mut entries = timeline.take()?;
             entries.retain(|entry| entry.operation != Operation::Barrier);
             zero_grad(self.model.parameters())?;
             if k < warmup {

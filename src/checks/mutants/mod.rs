@@ -6,7 +6,7 @@
 use anyhow::{Context as _, Result};
 use tch::Tensor;
 
-use crate::collective::log::Log;
+use crate::collective::timeline::Timeline;
 use crate::collective::{Collective, Op, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::parallel::trainer::Trainer;
@@ -174,8 +174,8 @@ impl Collective for Faulty {
         self.sound.barrier()
     }
 
-    fn log(&self) -> &Log {
-        self.sound.log()
+    fn timeline(&self) -> &Timeline {
+        self.sound.timeline()
     }
 }
 

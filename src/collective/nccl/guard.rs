@@ -12,7 +12,7 @@ use cudarc::driver::sys::CUresult;
 use tch::Tensor;
 
 use super::communicator::Communicator;
-use crate::collective::flight::Flight;
+use crate::collective::flight_recorder::FlightRecorder;
 use crate::cuda::Event;
 
 /// Collectives that the device has not done yet, in the order of the stream.
@@ -84,7 +84,7 @@ impl Guard {
     pub fn start(
         communicator: Arc<Communicator>,
         under_way: Arc<UnderWay>,
-        flight: Arc<Flight>,
+        flight: Arc<FlightRecorder>,
         rank: usize,
         timeout: Duration,
     ) -> Result<Self> {

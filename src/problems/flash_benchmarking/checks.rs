@@ -22,7 +22,7 @@ use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::torch::autograd::backward_from;
-use crate::torch::meter::Meter;
+use crate::torch::allocator_stats::AllocationTracker;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];
 
@@ -146,7 +146,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
             let kind: Kind = dtype.kind();
             // The first pass also allocates what libraries keep.
             for counted in [false, true] {
-                let meter = Meter::start(device)?;
+                let meter = AllocationTracker::start(device)?;
                 let inputs = Inputs::draw(shape, kind, device)?;
                 let run = naive.prepare_causal(shape[2], device)?;
                 meter.reset_peak()?;

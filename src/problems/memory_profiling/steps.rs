@@ -15,8 +15,8 @@ use crate::model::{Precision, Transformer, loss::cross_entropy};
 use crate::torch::autocast::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::memory_history::{History, record};
-use crate::torch::meter::Meter;
-use crate::torch::range::range;
+use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::nvtx::range;
 use crate::torch::{memory, stream};
 
 /// The optimizer of a device, and how it updates.
@@ -181,12 +181,12 @@ impl<'a> MemoryBench<'a> {
 struct Gauge {
     device: Device,
     /// The CPU's, which counts from here on.
-    meter: Option<Meter>,
+    meter: Option<AllocationTracker>,
 }
 
 impl Gauge {
     fn start(device: Device) -> Result<Self> {
-        let meter = (device == Device::Cpu).then(|| Meter::start(device)).transpose()?;
+        let meter = (device == Device::Cpu).then(|| AllocationTracker::start(device)).transpose()?;
         Ok(Self { device, meter })
     }
 

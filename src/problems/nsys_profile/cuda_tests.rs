@@ -9,7 +9,7 @@ use super::measure::{Collector, Params, measure_on};
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
 use super::summary::{Counted, Summary};
 use crate::torch::profiler::{profile, with_nvtx};
-use crate::torch::range::range;
+use crate::torch::nvtx::range;
 use crate::torch::stream::synchronize;
 use crate::torch::trace::Source;
 use crate::torch::{AllowTf32, cuda_device, set_allow_tf32};

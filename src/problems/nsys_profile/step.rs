@@ -11,7 +11,7 @@ use crate::bench::training_step::loss;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedAdamW, Transformer};
 use crate::torch::autograd::backward;
-use crate::torch::range::range;
+use crate::torch::nvtx::range;
 use crate::torch::stream::synchronize;
 
 /// Logits and loss under `no_grad`.

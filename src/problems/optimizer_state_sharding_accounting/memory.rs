@@ -19,7 +19,7 @@ use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::model::Transformer;
 use crate::model::optim::zero_grad;
 use crate::torch::autograd::backward;
-use crate::torch::meter::Meter;
+use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::stream::synchronize;
 
 pub const TASK: RankTask = RankTask { name: "sharding_memory", run };
@@ -87,7 +87,7 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     let device = collective.device();
     // What earlier collectives kept has been let go of before anything is counted.
     collective.barrier()?;
-    let meter = Meter::start(device)?;
+    let meter = AllocationTracker::start(device)?;
     let model = Transformer::new(&params.config(), device, collective.rank() as i64, Choice::Naive)?;
     let parameters = model.parameters();
     let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;

@@ -14,7 +14,7 @@ use crate::harness::provenance;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::torch::clock::{Lap, Stopwatch};
-use crate::torch::meter::Meter;
+use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::{autograd, memory, stream};
 use crate::units::human_bytes;
 
@@ -148,7 +148,7 @@ pub struct MemoryInUse {
 
 /// One forward and one backward pass on fresh inputs, metered and timed, synchronised after each.
 pub fn pass(p: &Params, device: Device, stopwatch: &Stopwatch) -> Result<TimedPass> {
-    let meter = Meter::start(device)?;
+    let meter = AllocationTracker::start(device)?;
     let shape = [p.batch, p.seq, p.d_model].map(i64::from);
     let kind = p.dtype.kind();
     let draw = || -> Result<Tensor> { Ok(Tensor::f_randn(shape, (Kind::Float, device))?.f_to_kind(kind)?) };

@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use tch::Device;
 
 use super::{Action, Event, History, Segment, SegmentBlock, Source};
-use crate::torch::bridge::lift;
+use crate::torch::bridge::check;
 use crate::torch::library::{cuda_index, require_built_version};
-use crate::torch::range;
+use crate::torch::nvtx;
 
 #[cxx::bridge(namespace = "cs336")]
 mod ffi {
@@ -67,12 +67,12 @@ const MAX_EVENTS: usize = 1 << 20;
 /// Runs `body` and gives what the allocator of `device` did meanwhile; `before_bytes` are the tensors alive before.
 ///
 /// On the CPU, steps are those of this thread and of the backward passes that it starts, as for
-/// [`crate::torch::meter::Meter`], under which this may run. On CUDA they are those of the whole process, and each step
+/// [`crate::torch::allocator_stats::AllocationTracker`], under which this may run. On CUDA they are those of the whole process, and each step
 /// waits for the device first: the order and the sizes stay, and the times become those of the device's work instead of
 /// those of a host that runs ahead of it. Fails where a history is being kept already or is too long to be kept.
 pub fn record<T>(device: Device, before_bytes: u64, body: impl FnOnce() -> Result<T>) -> Result<(T, History)> {
-    let _ranges = range::Listener::start();
-    let _operators = lift(ffi::name_operators()).context("failed to listen to operators")?;
+    let _ranges = nvtx::Listener::start();
+    let _operators = check(ffi::name_operators()).context("failed to listen to operators")?;
     let (value, raw) = match device {
         Device::Cpu => {
             let log = ffi::log_cpu_allocations();
@@ -90,10 +90,10 @@ fn record_cuda<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     let index = cuda_index(device)?;
     // The allocator is called through its class's layout.
     require_built_version()?;
-    lift(ffi::start_cuda_history(MAX_EVENTS, true))?;
+    check(ffi::start_cuda_history(MAX_EVENTS, true))?;
     let _stop = Stop;
     let value = body()?;
-    Ok((value, lift(ffi::cuda_snapshot(index))?))
+    Ok((value, check(ffi::cuda_snapshot(index))?))
 }
 
 /// Ends the recording, also when the body failed.
@@ -102,12 +102,12 @@ struct Stop;
 impl Drop for Stop {
     fn drop(&mut self) {
         // A failure leaves a recording that nobody reads and that the next one clears.
-        let _ = lift(ffi::stop_cuda_history());
+        let _ = check(ffi::stop_cuda_history());
     }
 }
 
 fn current_range() -> String {
-    range::current()
+    nvtx::current()
 }
 
 fn event(raw: ffi::RawEvent) -> Result<Event> {
@@ -138,8 +138,8 @@ mod tests {
 
     use super::*;
     use crate::torch::autograd::backward;
-    use crate::torch::meter::Meter;
-    use crate::torch::range::range;
+    use crate::torch::allocator_stats::AllocationTracker;
+    use crate::torch::nvtx::range;
 
     fn zeros(floats: i64) -> Tensor {
         Tensor::zeros([floats], (Kind::Float, Device::Cpu))
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn each_step_knows_its_bytes_range_and_operators() {
-        let meter = Meter::start(Device::Cpu).unwrap();
+        let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let kept = zeros(16);
         let (x, history) = record(Device::Cpu, meter.in_use().unwrap(), || {
             let x = range("outer", || range("inner", || zeros(256).softmax(0, None)));

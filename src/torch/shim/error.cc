@@ -21,10 +21,10 @@ std::string describe_current_exception() noexcept {
   try {
     throw;
   } catch (const CallbackFailure &failure) {
-    failure.outcome().stash();
+    failure.outcome().save_error();
     return failure.what();
   } catch (const c10::OutOfMemoryError &error) {
-    stash_out_of_memory();
+    save_out_of_memory();
     return error.what_without_backtrace();
   } catch (const c10::Error &error) {
     return error.what_without_backtrace();

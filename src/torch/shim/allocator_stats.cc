@@ -1,5 +1,5 @@
 // Counts the bytes of CPU tensors that one thread's work allocates.
-#include "meter.h"
+#include "allocator_stats.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -10,7 +10,7 @@
 namespace cs336 {
 
 // What libtorch's profiler listens to, in c10/core/Allocator.h.
-class MeterObserver final : public c10::MemoryReportingInfoBase {
+class AllocationObserver final : public c10::MemoryReportingInfoBase {
 public:
   void reportMemoryUsage(void *, int64_t size, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) {
@@ -27,30 +27,30 @@ public:
   int64_t peak = 0;
 };
 
-struct CpuMeter::Installed {
-  explicit Installed(std::shared_ptr<MeterObserver> observer)
+struct CpuAllocations::Installed {
+  explicit Installed(std::shared_ptr<AllocationObserver> observer)
       : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(observer)) {}
   c10::DebugInfoGuard guard;
 };
 
-CpuMeter::CpuMeter() : observer_(std::make_shared<MeterObserver>()), installed_(std::make_unique<Installed>(observer_)) {}
-CpuMeter::~CpuMeter() = default;
+CpuAllocations::CpuAllocations() : observer_(std::make_shared<AllocationObserver>()), installed_(std::make_unique<Installed>(observer_)) {}
+CpuAllocations::~CpuAllocations() = default;
 
-int64_t CpuMeter::in_use() const noexcept {
+int64_t CpuAllocations::in_use() const noexcept {
   const std::lock_guard<std::mutex> lock(observer_->mutex);
   return observer_->in_use;
 }
 
-int64_t CpuMeter::peak() const noexcept {
+int64_t CpuAllocations::peak() const noexcept {
   const std::lock_guard<std::mutex> lock(observer_->mutex);
   return observer_->peak;
 }
 
-void CpuMeter::reset_peak() const noexcept {
+void CpuAllocations::reset_peak() const noexcept {
   const std::lock_guard<std::mutex> lock(observer_->mutex);
   observer_->peak = observer_->in_use;
 }
 
-std::unique_ptr<CpuMeter> new_cpu_meter() { return std::make_unique<CpuMeter>(); }
+std::unique_ptr<CpuAllocations> new_cpu_allocations() { return std::make_unique<CpuAllocations>(); }
 
 } // namespace cs336

@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::flight::{Notes, disagreement};
+use super::flight_recorder::{FlightRecord, disagreement};
 use crate::units::human_seconds;
 
 /// The running ranks, looked at now and then.
-pub struct Watch {
-    ranks: Vec<Watched>,
+pub struct Watchdog {
+    ranks: Vec<WatchedRank>,
     patience: Duration,
 }
 
-struct Watched {
+struct WatchedRank {
     pid: u32,
     flight: PathBuf,
-    notes: Notes,
+    notes: FlightRecord,
     has_ended: bool,
     /// Since when the rank has taken next to no processor time, and what it had taken by then.
     idle_since: Instant,
@@ -31,14 +31,14 @@ const TICK: Duration = Duration::from_millis(10);
 /// A rank that has ended well is not waited for as long as one that might still come.
 const PATIENCE_WITH_THE_DEAD: Duration = Duration::from_secs(1);
 
-impl Watch {
+impl Watchdog {
     /// `ranks` are process ids and the files of their notes; `patience` is how long the others may wait for one that
     /// does nothing.
     pub fn new(ranks: impl IntoIterator<Item = (u32, PathBuf)>, patience: Duration) -> Self {
-        let watched = |(pid, flight)| Watched {
+        let watched = |(pid, flight)| WatchedRank {
             pid,
             flight,
-            notes: Notes::default(),
+            notes: FlightRecord::default(),
             has_ended: false,
             idle_since: Instant::now(),
             taken: Duration::ZERO,
@@ -72,7 +72,7 @@ impl Watch {
     pub fn holds_up(&self) -> Option<String> {
         let (waiting, sequence, late) = self.first_wait()?;
         let call = self.ranks[waiting].notes.name(sequence);
-        let late: Vec<_> = late.iter().map(|&rank| format!("rank {rank} {}", self.ranks[rank].conduct())).collect();
+        let late: Vec<_> = late.iter().map(|&rank| format!("rank {rank} {}", self.ranks[rank].activity())).collect();
         Some(format!("rank {waiting} waits in {call}, which {}", late.join(", ")))
     }
 
@@ -85,7 +85,7 @@ impl Watch {
     fn stalled(&self) -> Option<String> {
         let (_, _, late) = self.first_wait()?;
         let stalls = |&rank: &usize| {
-            let Watched { has_ended, idle_since, .. } = &self.ranks[rank];
+            let WatchedRank { has_ended, idle_since, .. } = &self.ranks[rank];
             let patience = if *has_ended { PATIENCE_WITH_THE_DEAD.min(self.patience) } else { self.patience };
             idle_since.elapsed() >= patience
         };
@@ -105,9 +105,9 @@ impl Watch {
     }
 }
 
-impl Watched {
+impl WatchedRank {
     fn look(&mut self, has_ended: bool) {
-        let notes = Notes::read(&self.flight);
+        let notes = FlightRecord::read(&self.flight);
         // Nothing is taken by a process that is gone; its silence counts from when it was first seen gone.
         let taken = if has_ended { self.taken } else { processor_time(self.pid).unwrap_or(self.taken) };
         let share = self.idle_since.elapsed().mul_f64(IDLE_SHARE) + 2 * TICK;
@@ -117,7 +117,7 @@ impl Watched {
         (self.notes, self.has_ended) = (notes, has_ended);
     }
 
-    fn conduct(&self) -> String {
+    fn activity(&self) -> String {
         let since = human_seconds(self.idle_since.elapsed().as_secs_f64());
         match (self.has_ended, self.idle_since.elapsed() > Duration::from_secs(1)) {
             (true, _) => format!("has ended without calling ({})", self.notes.state()),
@@ -140,12 +140,12 @@ fn processor_time(pid: u32) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn watched(waits_in: Option<u64>, last: u64) -> Watched {
+    fn watched(waits_in: Option<u64>, last: u64) -> WatchedRank {
         let call = (last, ("all_reduce".to_string(), "of 4 Float, sum".to_string()));
-        Watched {
+        WatchedRank {
             pid: u32::MAX,
             flight: PathBuf::new(),
-            notes: Notes { waits_in, calls: [call].into() },
+            notes: FlightRecord { waits_in, calls: [call].into() },
             has_ended: false,
             idle_since: Instant::now(),
             taken: Duration::ZERO,
@@ -156,7 +156,7 @@ mod tests {
     fn the_rank_that_keeps_all_others_waiting_is_named_and_not_its_victims() {
         // Rank 1 cannot call 6 before 5 is done, and only rank 2 has not called that.
         let ranks = vec![watched(Some(6), 6), watched(Some(5), 5), watched(None, 4)];
-        let watch = Watch { ranks, patience: Duration::from_secs(60) };
+        let watch = Watchdog { ranks, patience: Duration::from_secs(60) };
         let words = watch.holds_up().unwrap();
         assert!(
             words.starts_with("rank 1 waits in all_reduce 5 of 4 Float, sum, which rank 2 has not called"),
@@ -164,9 +164,9 @@ mod tests {
         );
         assert!(!words.contains("rank 1 has"), "{words}");
         assert_eq!(watch.stalled(), None, "its patience is not over");
-        let watch = Watch { patience: Duration::ZERO, ..watch };
+        let watch = Watchdog { patience: Duration::ZERO, ..watch };
         assert_eq!(watch.stalled().as_deref(), watch.holds_up().as_deref());
-        let all_called = Watch { ranks: vec![watched(Some(5), 5), watched(None, 5)], patience: Duration::ZERO };
+        let all_called = Watchdog { ranks: vec![watched(Some(5), 5), watched(None, 5)], patience: Duration::ZERO };
         assert_eq!((all_called.holds_up(), all_called.stalled()), (None, None));
     }
 

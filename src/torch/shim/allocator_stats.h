@@ -6,23 +6,23 @@
 
 namespace cs336 {
 
-class MeterObserver;
+class AllocationObserver;
 
 // While it lives, libtorch reports this thread's CPU allocations (and those of the backward passes it starts) here.
-class CpuMeter {
+class CpuAllocations {
 public:
-  CpuMeter();
-  ~CpuMeter();
+  CpuAllocations();
+  ~CpuAllocations();
   int64_t in_use() const noexcept;
   int64_t peak() const noexcept;
   void reset_peak() const noexcept;
 
 private:
   struct Installed;
-  std::shared_ptr<MeterObserver> observer_;
+  std::shared_ptr<AllocationObserver> observer_;
   std::unique_ptr<Installed> installed_;
 };
 
-std::unique_ptr<CpuMeter> new_cpu_meter();
+std::unique_ptr<CpuAllocations> new_cpu_allocations();
 
 } // namespace cs336

@@ -15,7 +15,7 @@ use crate::torch::stream::synchronize;
 /// One collective. Seconds count from the log's start, on the device's own clock where it has one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct TimelineEntry {
     /// The number of the call among all that this rank has made of its group, from 1.
     pub sequence: u64,
     pub operation: Operation,
@@ -31,7 +31,7 @@ pub struct Entry {
 }
 
 /// The log of one group, which anybody who holds the group may start and take.
-pub struct Log {
+pub struct Timeline {
     device: Device,
     is_on: AtomicBool,
     state: Mutex<State>,
@@ -91,10 +91,10 @@ impl Mark {
     }
 }
 
-/// How long [`Log::take`] waits for what is still under way.
+/// How long [`Timeline::take`] waits for what is still under way.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-impl Log {
+impl Timeline {
     /// The log of a group whose tensors, and whose clock, are on `device`.
     pub(super) fn new(device: Device) -> Self {
         Self { device, is_on: AtomicBool::new(false), state: Mutex::default() }
@@ -121,11 +121,11 @@ impl Log {
     ///
     /// # Errors
     /// The log was not started, or names the collective that does not end.
-    pub fn take(&self) -> Result<Vec<Entry>> {
+    pub fn take(&self) -> Result<Vec<TimelineEntry>> {
         self.is_on.store(false, Ordering::Release);
         let State { origin, calls } = std::mem::take(&mut *self.state());
         let origin = origin.context("the communication log was not started")?;
-        let mut entries: Vec<Entry> = Vec::with_capacity(calls.len());
+        let mut entries: Vec<TimelineEntry> = Vec::with_capacity(calls.len());
         for call in calls {
             let free_s = entries.last().map_or(0.0, |before| before.ended_s);
             let Call { sequence, operation, .. } = call;
@@ -166,7 +166,7 @@ impl Log {
 
 impl Call {
     /// `free_s` is when the lane was done with the collective before.
-    fn entry(self, origin: &Origin, free_s: f64) -> Result<Entry> {
+    fn entry(self, origin: &Origin, free_s: f64) -> Result<TimelineEntry> {
         let Self { sequence, operation, bytes, launched, span } = self;
         let seconds = |moment: Instant| moment.duration_since(origin.host).as_secs_f64();
         let launched_s = seconds(launched);
@@ -182,7 +182,7 @@ impl Call {
             }
             (Span::Device { .. }, None) => unreachable!("a call has the clocks of its log"),
         };
-        Ok(Entry { sequence, operation, bytes, launched_s, started_s, ended_s })
+        Ok(TimelineEntry { sequence, operation, bytes, launched_s, started_s, ended_s })
     }
 }
 
@@ -202,7 +202,7 @@ fn wait_until<T>(ready: impl Fn() -> Result<Option<T>>) -> Result<T> {
 /// The time, in seconds, in which the lane was busy.
 ///
 /// Collectives of one group do not overlap, so it is the sum of what each took.
-pub fn busy_seconds(entries: &[Entry]) -> f64 {
+pub fn busy_seconds(entries: &[TimelineEntry]) -> f64 {
     entries.iter().map(|entry| entry.ended_s - entry.started_s).sum()
 }
 
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn collectives_follow_each_other_on_the_lane() {
-        let log = Log::new(Device::Cpu);
+        let log = Timeline::new(Device::Cpu);
         assert!(!log.is_on() && log.take().is_err() && log.mark().is_err());
         log.start().unwrap();
         let zero = log.state().origin.as_ref().unwrap().host;

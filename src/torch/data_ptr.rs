@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Tensor};
 
-use super::bridge::{borrow, ffi, lift};
+use super::bridge::{borrow, ffi, check};
 
 /// A parameter and its gradient where a float32 kernel finds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub fn float32_pair(parameter: &Tensor, gradient: &Tensor, device: Device) -> Re
         _ => return Ok(None),
     };
     let ffi::Float32Pair { fits, parameter, gradient, elements } =
-        lift(ffi::float32_pair(borrow(parameter), borrow(gradient), cuda_index))?;
+        check(ffi::float32_pair(borrow(parameter), borrow(gradient), cuda_index))?;
     Ok(fits.then_some(Pair { parameter, gradient, elements }))
 }
 

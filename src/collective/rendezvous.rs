@@ -15,15 +15,15 @@ use crate::torch::store::Store;
 /// # Errors
 /// Names the ranks that have not come within the environment's timeout, or those that were told of another world size
 /// or backend; then the backend's own.
-pub fn meet(environment: &Environment, store: &Store, backend: Backend) -> Result<Shared> {
-    greet(environment, store, backend)?;
+pub fn init_process_group(environment: &Environment, store: &Store, backend: Backend) -> Result<Shared> {
+    check_in(environment, store, backend)?;
     match backend {
         Backend::Gloo => Ok(Arc::new(Gloo::connect(store, &environment.member()?)?)),
         Backend::Nccl => Ok(Arc::new(Nccl::connect(store, environment)?)),
     }
 }
 
-fn greet(environment: &Environment, store: &Store, backend: Backend) -> Result<()> {
+fn check_in(environment: &Environment, store: &Store, backend: Backend) -> Result<()> {
     let &Environment { rank, world_size, timeout, .. } = environment;
     let mine = format!("WORLD_SIZE {world_size} and backend {}", backend.name());
     ensure!(
@@ -55,7 +55,7 @@ fn present(rank: usize) -> String {
 ///
 /// # Errors
 /// A rank's result has not come within the environment's timeout.
-pub fn part(environment: &Environment, store: &Store, result: &[u8]) -> Result<Vec<Vec<u8>>> {
+pub fn gather_results(environment: &Environment, store: &Store, result: &[u8]) -> Result<Vec<Vec<u8>>> {
     let key = |rank: usize| format!("result/{rank}");
     store.set(&key(environment.rank), result)?;
     if environment.rank != 0 {
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn ranks_that_were_told_different_worlds_name_them() {
-        let outcomes = two(PATIENCE, |rank, store| greet(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
+        let outcomes = two(PATIENCE, |rank, store| check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains(&format!("rank {rank} was told WORLD_SIZE {}", 2 + rank)), "{error}");
@@ -126,18 +126,18 @@ mod tests {
             // The other one that comes has been there already, so that no thread has to be in time.
             let (store, other) = (store(), 1 - rank);
             store.set(&present(other), b"WORLD_SIZE 3 and backend gloo").unwrap();
-            let outcome = greet(&environment(rank, 3, timeout), &store, Backend::Gloo);
+            let outcome = check_in(&environment(rank, 3, timeout), &store, Backend::Gloo);
             assert_eq!(outcome.unwrap_err().to_string(), "rank 2 of 3 has not come within 0.6 s");
         }
         let (store, alone) = (store(), environment(0, 1, timeout));
-        greet(&alone, &store, Backend::Gloo).unwrap();
-        let again = greet(&alone, &store, Backend::Gloo).unwrap_err();
+        check_in(&alone, &store, Backend::Gloo).unwrap();
+        let again = check_in(&alone, &store, Backend::Gloo).unwrap_err();
         assert!(again.to_string().contains("another process is rank 0 already"));
     }
 
     #[test]
     fn rank_0_gets_every_result_in_order() {
-        let results = two(PATIENCE, |rank, store| part(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
+        let results = two(PATIENCE, |rank, store| gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
         assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);
     }
 }

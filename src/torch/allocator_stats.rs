@@ -9,13 +9,13 @@ use super::memory;
 #[cxx::bridge(namespace = "cs336")]
 mod ffi {
     unsafe extern "C++" {
-        include!("cs336/src/torch/shim/meter.h");
+        include!("cs336/src/torch/shim/allocator_stats.h");
 
-        type CpuMeter;
-        fn new_cpu_meter() -> UniquePtr<CpuMeter>;
-        fn in_use(self: &CpuMeter) -> i64;
-        fn peak(self: &CpuMeter) -> i64;
-        fn reset_peak(self: &CpuMeter);
+        type CpuAllocations;
+        fn new_cpu_allocations() -> UniquePtr<CpuAllocations>;
+        fn in_use(self: &CpuAllocations) -> i64;
+        fn peak(self: &CpuAllocations) -> i64;
+        fn reset_peak(self: &CpuAllocations);
     }
 }
 
@@ -25,17 +25,17 @@ mod ffi {
 /// reports them to its profiler (whose place this takes meanwhile); a tensor that is older than the meter counts neither
 /// when it lives nor when it dies. On CUDA, what the caching allocator holds for tensors beyond what it held at the
 /// start, in its blocks of 512 bytes. Meters of one thread must be dropped in the reverse of their order.
-pub struct Meter(Source);
+pub struct AllocationTracker(Source);
 
 enum Source {
-    Cpu(UniquePtr<ffi::CpuMeter>),
+    Cpu(UniquePtr<ffi::CpuAllocations>),
     Cuda { device: Device, before: u64 },
 }
 
-impl Meter {
+impl AllocationTracker {
     pub fn start(device: Device) -> Result<Self> {
         match device {
-            Device::Cpu => Ok(Self(Source::Cpu(ffi::new_cpu_meter()))),
+            Device::Cpu => Ok(Self(Source::Cpu(ffi::new_cpu_allocations()))),
             device => Ok(Self(Source::Cuda { device, before: memory::stats(device)?.allocated_bytes.current })),
         }
     }
@@ -50,7 +50,7 @@ impl Meter {
         }
     }
 
-    /// The most bytes alive at once since the start or the last [`Meter::reset_peak`].
+    /// The most bytes alive at once since the start or the last [`AllocationTracker::reset_peak`].
     pub fn peak(&self) -> Result<u64> {
         match &self.0 {
             Source::Cpu(meter) => Ok(u64::try_from(meter.peak()).unwrap_or(0)),
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn bytes_are_counted_to_the_byte_and_older_tensors_are_not() {
         let older = zeros(1000);
-        let meter = Meter::start(Device::Cpu).unwrap();
+        let meter = AllocationTracker::start(Device::Cpu).unwrap();
         drop(older);
         let a = zeros(256);
         drop(zeros(512));
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn what_autograd_keeps_and_what_backward_allocates_is_counted() {
         let x = zeros(256).set_requires_grad(true);
-        let meter = Meter::start(Device::Cpu).unwrap();
+        let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let y = x.exp();
         drop(y.shallow_clone());
         assert_eq!(meter.in_use().unwrap(), 1024);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn another_thread_is_not_counted() {
-        let meter = Meter::start(Device::Cpu).unwrap();
+        let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let elsewhere = std::thread::spawn(|| zeros(256)).join().unwrap();
         assert_eq!(meter.in_use().unwrap(), 0);
         drop(elsewhere);

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use super::Operation;
 
 /// The variable that names a rank's file.
-pub(crate) const FLIGHT: &str = "CS336_FLIGHT";
+pub(crate) const FLIGHT_RECORD: &str = "CS336_FLIGHT";
 
 /// Bytes of a line's text: the longest call ("1234567 reduce_scatter of 12345678901 BFloat16, average") fits.
 const TEXT: usize = 80;
@@ -33,16 +33,16 @@ const BETWEEN_READINGS: Duration = Duration::from_micros(100);
 
 /// A rank's own side: numbers its collectives and notes them.
 #[derive(Default)]
-pub struct Flight {
+pub struct FlightRecorder {
     calls: AtomicU64,
     /// `None` without a supervisor, as under torchrun.
     file: Option<File>,
 }
 
-impl Flight {
+impl FlightRecorder {
     /// Opens the file that the environment names, if it names one.
     pub fn open() -> Result<Self> {
-        let Some(path) = std::env::var_os(FLIGHT) else { return Ok(Self::default()) };
+        let Some(path) = std::env::var_os(FLIGHT_RECORD) else { return Ok(Self::default()) };
         Self::at(Path::new(&path))
     }
 
@@ -68,7 +68,7 @@ impl Flight {
         Ok(value)
     }
 
-    /// Notes that the rank can do nothing before collective `sequence` is done.
+    /// FlightRecord that the rank can do nothing before collective `sequence` is done.
     pub fn waits(&self, sequence: u64) {
         self.write(0, &format!("waits {sequence}"));
     }
@@ -129,14 +129,14 @@ impl<'a> Line<'a> {
 
 /// What a rank's file tells.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Notes {
+pub struct FlightRecord {
     /// The collective that the rank cannot go on without.
     pub waits_in: Option<u64>,
     /// The latest calls by their numbers, each as operation and details.
     pub calls: BTreeMap<u64, (String, String)>,
 }
 
-impl Notes {
+impl FlightRecord {
     /// Empty where there is no file yet: the rank has not met the others.
     ///
     /// A line that is just being written is read again; one that stays broken (the rank died in the write) is left out.
@@ -198,7 +198,7 @@ fn call_of(text: &str) -> Option<(u64, (String, String))> {
 }
 
 /// The first collective that the ranks do not call alike, with what each rank calls.
-pub fn disagreement(ranks: &[&Notes]) -> Option<String> {
+pub fn disagreement(ranks: &[&FlightRecord]) -> Option<String> {
     let first = ranks.iter().flat_map(|notes| notes.calls.keys()).copied().collect::<std::collections::BTreeSet<_>>();
     let differs = |sequence: &u64| {
         let mut calls = ranks.iter().filter_map(|notes| notes.calls.get(sequence));
@@ -206,7 +206,7 @@ pub fn disagreement(ranks: &[&Notes]) -> Option<String> {
         calls.any(|call| Some(call) != one)
     };
     let sequence = first.into_iter().find(differs)?;
-    let of = |(rank, notes): (usize, &&Notes)| {
+    let of = |(rank, notes): (usize, &&FlightRecord)| {
         let (operation, detail) = notes.calls.get(&sequence)?;
         Some(format!("rank {rank} calls {operation} {detail}").trim_end().to_string())
     };
@@ -218,9 +218,9 @@ pub fn disagreement(ranks: &[&Notes]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn rank(calls: &[(Operation, &str)]) -> (tempfile::NamedTempFile, Flight) {
+    fn rank(calls: &[(Operation, &str)]) -> (tempfile::NamedTempFile, FlightRecorder) {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let flight = Flight::at(file.path()).unwrap();
+        let flight = FlightRecorder::at(file.path()).unwrap();
         for (operation, detail) in calls {
             flight.call(*operation, detail);
         }
@@ -229,14 +229,14 @@ mod tests {
 
     #[test]
     fn notes_tell_the_calls_and_what_is_waited_for() {
-        assert_eq!(Notes::read(Path::new("/nowhere")).state(), "it had called no collective");
+        assert_eq!(FlightRecord::read(Path::new("/nowhere")).state(), "it had called no collective");
         let (file, flight) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 4 Float, sum")]);
-        let notes = Notes::read(file.path());
+        let notes = FlightRecord::read(file.path());
         assert_eq!(notes.state(), "it was in no collective; its last was all_reduce 2 of 4 Float, sum");
-        assert_eq!(flight.waiting(2, || Ok(Notes::read(file.path()).waits_in)).unwrap(), Some(2));
-        assert_eq!(Notes::read(file.path()).waits_in, None);
+        assert_eq!(flight.waiting(2, || Ok(FlightRecord::read(file.path()).waits_in)).unwrap(), Some(2));
+        assert_eq!(FlightRecord::read(file.path()).waits_in, None);
         flight.waiting(1, || -> Result<()> { anyhow::bail!("lost") }).unwrap_err();
-        assert_eq!(Notes::read(file.path()).state(), "it waited in barrier 1");
+        assert_eq!(FlightRecord::read(file.path()).state(), "it waited in barrier 1");
     }
 
     #[test]
@@ -244,26 +244,26 @@ mod tests {
         let (file, flight) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 144 Float, average")]);
         flight.waits(1);
         let whole = std::fs::read(file.path()).unwrap();
-        let (notes, broken) = Notes::parse(&whole);
+        let (notes, broken) = FlightRecord::parse(&whole);
         assert_eq!((notes.last(), notes.waits_in, broken), (2, Some(1), 0));
         // The line of call 2 is the fourth; so much of it is the new text, and the rest as it was before.
         for length in 1..LINE - 1 {
             let mut torn = whole.clone();
             torn[3 * LINE + length..4 * LINE].fill(0);
-            let (torn, broken) = Notes::parse(&torn);
+            let (torn, broken) = FlightRecord::parse(&torn);
             assert_eq!((torn.last(), torn.waits_in, broken), (1, Some(1), 1), "after {length} bytes");
             assert_eq!(disagreement(&[&notes, &torn]), None);
         }
         // A rank that dies there leaves a file that ends in the middle of the line.
         for length in 3 * LINE + 1..4 * LINE {
-            let (torn, broken) = Notes::parse(&whole[..length]);
+            let (torn, broken) = FlightRecord::parse(&whole[..length]);
             assert_eq!((torn.last(), broken), (1, 1), "{length} bytes");
         }
         let mut torn = whole.clone();
         torn[6] = b'2';
-        assert_eq!(Notes::parse(&torn).0.waits_in, None);
+        assert_eq!(FlightRecord::parse(&torn).0.waits_in, None);
         std::fs::write(file.path(), &torn).unwrap();
-        assert_eq!(Notes::read(file.path()).last(), 2);
+        assert_eq!(FlightRecord::read(file.path()).last(), 2);
     }
 
     #[test]
@@ -292,12 +292,12 @@ mod tests {
         let at = (3 * LINE) as u64;
         let writer = file.reopen().unwrap();
         writer.write_all_at(b"2 broadcast", at).unwrap();
-        assert_eq!(Notes::read(file.path()).last(), 1, "one that stays broken is left out");
+        assert_eq!(FlightRecord::read(file.path()).last(), 1, "one that stays broken is left out");
         let (path, reader) = (file.path().to_owned(), std::sync::Barrier::new(2));
         let notes = std::thread::scope(|scope| {
             let notes = scope.spawn(|| {
                 reader.wait();
-                std::iter::repeat_with(|| Notes::read(&path)).find(|notes| notes.last() == 2).unwrap()
+                std::iter::repeat_with(|| FlightRecord::read(&path)).find(|notes| notes.last() == 2).unwrap()
             });
             reader.wait();
             writer.write_all_at(&whole[3 * LINE..], at).unwrap();
@@ -315,12 +315,12 @@ mod tests {
             }
         });
         while !writer.is_finished() {
-            let notes = Notes::read(file.path());
+            let notes = FlightRecord::read(file.path());
             let made = ("all_reduce".to_string(), "of 144 Float, average".to_string());
             assert!(notes.calls.values().all(|call| *call == made), "{:?}", notes.calls);
         }
         writer.join().unwrap();
-        assert_eq!(Notes::read(file.path()).last(), 20_000);
+        assert_eq!(FlightRecord::read(file.path()).last(), 20_000);
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         for _ in 0..CALLS + 3 {
             flight.call(Operation::Broadcast, "of 1 Half from rank 0");
         }
-        let notes = Notes::read(file.path());
+        let notes = FlightRecord::read(file.path());
         assert_eq!((notes.calls.len() as u64, notes.last()), (CALLS, CALLS + 3));
         assert_eq!(*notes.calls.first_key_value().unwrap().0, 4);
     }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn the_first_disagreement_is_told_with_both_sides_of_it() {
         let (barrier, reduce) = ((Operation::Barrier, ""), (Operation::AllReduce, "of 4 Float, sum"));
-        let notes = |calls: &[(Operation, &str)]| Notes::read(rank(calls).0.path());
+        let notes = |calls: &[(Operation, &str)]| FlightRecord::read(rank(calls).0.path());
         assert_eq!(disagreement(&[&notes(&[barrier, reduce]), &notes(&[barrier])]), None);
         let found = disagreement(&[&notes(&[barrier, reduce, barrier]), &notes(&[barrier, barrier])]).unwrap();
         assert_eq!(

@@ -17,7 +17,7 @@ use tch::{Device, Kind, Tensor};
 /// What a case does to the process that measures it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Deed {
+enum Action {
     Works,
     Fails,
     Panics,
@@ -40,7 +40,7 @@ enum Deed {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Params {
-    deed: Deed,
+    action: Action,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,15 +75,15 @@ fn looks() -> Result<u64> {
     Ok(std::fs::metadata(Path::new(&std::env::var("CS336_ROOT")?).join("looks")).map_or(0, |file| file.len()))
 }
 
-struct Deeds;
+struct Actions;
 
-impl Measure for Deeds {
+impl Measure for Actions {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 3;
 
     fn fresh_process(params: &Params) -> bool {
-        params.deed == Deed::StartsFresh
+        params.action == Action::StartsFresh
     }
 
     fn predicted_bytes(_: &Params, _: Profile) -> Option<u64> {
@@ -97,13 +97,13 @@ impl Measure for Deeds {
             let drawn = Tensor::f_rand([1], (Kind::Double, Device::Cpu))?.f_double_value(&[0])?;
             Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id(), clean, drawn })
         };
-        match params.deed {
-            Deed::Works | Deed::StartsFresh => row(1.0),
-            Deed::Litters => {
+        match params.action {
+            Action::Works | Action::StartsFresh => row(1.0),
+            Action::Litters => {
                 LITTER.store(true, Ordering::Relaxed);
                 row(1.0)
             }
-            Deed::Dawdles => {
+            Action::Dawdles => {
                 add_to("attempts", ".")?;
                 let seen = looks()?;
                 std::thread::sleep(Duration::from_millis(300));
@@ -114,28 +114,28 @@ impl Measure for Deeds {
                 add_to("attempts", ",")?;
                 row(1.0)
             }
-            Deed::Fails => bail!("the reason of the failure"),
-            Deed::Panics => panic!("the words of the panic"),
-            Deed::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
-            Deed::Aborts => std::process::abort(),
-            Deed::KillsItself => {
+            Action::Fails => bail!("the reason of the failure"),
+            Action::Panics => panic!("the words of the panic"),
+            Action::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
+            Action::Aborts => std::process::abort(),
+            Action::KillsItself => {
                 eprintln!("the last output");
                 let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
                 unreachable!("survived {status:?}")
             }
-            Deed::Hangs => {
+            Action::Hangs => {
                 add_to("hanging", ".")?;
                 loop {
                     std::thread::sleep(Duration::from_secs(60));
                 }
             }
-            Deed::LacksMemory => {
+            Action::LacksMemory => {
                 Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }
                     .into())
             }
-            Deed::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
-            Deed::BeatsPhysics => row(1e-9),
-            Deed::Chatters => {
+            Action::LacksGpu => Err(Fault::NotAvailable { needs: "a GPU".into(), has: "none".into() }.into()),
+            Action::BeatsPhysics => row(1e-9),
+            Action::Chatters => {
                 // As libraries do: many lines, bytes that are not text, half a line right before the reply.
                 (0..150).for_each(|i| println!("a library prints line {i}"));
                 std::io::stdout().write_all(b"\xff\xfe half a line")?;
@@ -146,11 +146,11 @@ impl Measure for Deeds {
     }
 }
 
-const DEEDS: Problem = Problem {
-    name: "deeds",
+const ACTIONS: Problem = Problem {
+    name: "actions",
     answers: &[""],
     checks: &[Check { name: "sound", part: "", run: || Verdict::passed("fine") }],
-    measured: Some(Measured::of::<Deeds>()),
+    measured: Some(Measured::of::<Actions>()),
     facts: no_facts,
     answer: no_answer,
     reads: &[],
@@ -160,10 +160,10 @@ const UNSOUND: Problem = Problem {
     name: "unsound",
     answers: &[""],
     checks: &[Check { name: "wrong", part: "", run: || bail!("0.5 is not 0.25") }],
-    measured: Some(Measured::of::<Deeds>()),
+    measured: Some(Measured::of::<Actions>()),
     facts: no_facts,
     answer: no_answer,
     reads: &[],
 };
 
-pub const TEST_REGISTRY: &[Problem] = &[DEEDS, UNSOUND];
+pub const TEST_REGISTRY: &[Problem] = &[ACTIONS, UNSOUND];
