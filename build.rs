@@ -19,6 +19,7 @@ const SOURCES: &[&str] = &[
     "library.cc",
     "allocator_stats.cc",
     "profiler.cc",
+    "random.cc",
 ];
 
 const BRIDGES: &[&str] = &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/allocator_stats.rs"];

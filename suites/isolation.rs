@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cs336::bench::machine::seed;
 use cs336::harness::case::{CheckEnding, Runner};
 use cs336::harness::plan::{Pending, Scope, plan};
 use cs336::harness::pool::Pool;
@@ -255,7 +254,7 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
         let run_case = |path: &Path| bail!("no case runner for {}", path.display());
-        return match serve(Abilities { registry: TEST_REGISTRY, run_case, seed, clean_up }) {
+        return match serve(Abilities { registry: TEST_REGISTRY, run_case, clean_up }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");

@@ -283,3 +283,27 @@ fn every_source_file_that_the_texts_name_exists() {
         }
     }
 }
+
+/// Random numbers come from a `torch::Generator`: a draw from libtorch's process-wide generators, or a seed for them, would
+/// change what other threads draw.
+#[test]
+fn nothing_draws_from_the_generators_of_the_process() {
+    const FUNCTIONS: [&str; 6] = ["manual_seed(", "rand(", "randn(", "randint(", "randint_low(", "randperm("];
+    const METHODS: [&str; 6] = ["rand_like(", "randn_like(", "uniform_(", "normal_(", "random_(", "bernoulli("];
+    let contains = |line: &str, before: &[&str], names: &[&str]| {
+        before.iter().any(|before| names.iter().any(|name| line.contains(&format!("{before}{name}"))))
+    };
+    let draws = |line: &str| {
+        let is_code = !line.trim_start().starts_with("//");
+        let function = contains(line, &["Tensor::", "Tensor::f_", "tch::"], &FUNCTIONS);
+        is_code && (function || contains(line, &[".", ".f_"], &METHODS))
+    };
+    assert!(["tch::manual_seed(0)", "Tensor::f_randn(shape)", "x.uniform_(0.0, 1.0)"].into_iter().all(draws));
+    assert!(!draws("generator.randn(shape)"));
+    let own = Path::new("suites/tidy.rs");
+    for file in ["src", "suites"].iter().flat_map(|folder| rust_files(&root().join(folder))) {
+        let text = fs::read_to_string(&file).unwrap();
+        let found = text.lines().zip(1..).find(|(line, _)| draws(line)).filter(|_| !file.ends_with(own));
+        assert!(found.is_none(), "{}: {found:?} draws from the generator of the process", file.display());
+    }
+}

@@ -235,9 +235,10 @@ mod tests {
     #[ignore = "needs a GPU; there, run cargo test --lib -- --ignored on_a_gpu"]
     fn on_a_gpu_the_kernels_are_an_autograd_node_like_the_others() {
         let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
+        let generator = crate::torch::Generator::new(device, 0).unwrap();
         let each = |kind| [Choice::Flash, Choice::FlashDeterministic].map(|choice| (choice, kind));
         for (choice, kind) in [Kind::Float, Kind::BFloat16].into_iter().flat_map(each) {
-            let draw = || Tensor::randn([2, 3, 77, 64], (Kind::Float, device)).to_kind(kind);
+            let draw = || generator.randn(&[2, 3, 77, 64], Kind::Float).unwrap().to_kind(kind);
             let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
             let [ours, theirs] = [choice, Choice::Sdpa].map(|choice| {
                 let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));

@@ -26,7 +26,7 @@ pub fn attention_for(profile: Profile) -> Choice {
     })
 }
 
-/// The device that a profile measures on, a GPU's generator seeded.
+/// The device that a profile measures on.
 ///
 /// Errors: [`crate::error::Fault::NotAvailable`] without it; a switch outside of this program that lets float32 products be
 /// rounded to TF32, whose figures would pass for float32's.
@@ -35,7 +35,6 @@ pub fn device_for(profile: Profile) -> Result<Device> {
         Profile::Cpu => return Ok(Device::Cpu),
         Profile::Gpu => torch::cuda_device(0)?,
     };
-    torch::seed(device)?;
     ensure!(
         !torch::allow_tf32()?.matmul,
         "TF32 is on in float32 matrix products: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"

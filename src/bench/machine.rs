@@ -15,6 +15,8 @@ use crate::harness::record::{Gpu, Peaks, Profile};
 use crate::harness::samples::{Samples, Work};
 use crate::torch;
 use crate::units::MIB;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Software, settings and roofs for a run under `profile`.
 ///
@@ -48,12 +50,6 @@ pub fn reading(profile: Profile) -> Option<Reading> {
         Profile::Cpu => None,
         Profile::Gpu => nvml::reading(),
     }
-}
-
-/// Seeds the processor's generator, so that what a case draws does not depend on the cases before it. A GPU's is seeded
-/// where a case asks for the GPU ([`device_for`]), as a process that only starts others must not begin to use one.
-pub fn seed() -> Result<()> {
-    torch::seed(Device::Cpu)
 }
 
 /// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.
@@ -187,9 +183,9 @@ fn measured_peaks(device: Device) -> Result<Peaks> {
 }
 
 fn best_matmul(device: Device, kind: Kind) -> Result<f64> {
-    let mut best: f64 = 0.0;
+    let (mut best, generator) = (0.0f64, Generator::new(device, SEED)?);
     for (size, repeats) in [(2048i64, 12), (8192, 6)] {
-        let a = Tensor::f_randn([size, size], (Kind::Float, device))?.f_to_kind(kind)?;
+        let a = generator.randn(&[size, size], Kind::Float)?.f_to_kind(kind)?;
         let flops = 2.0 * (size as f64).powi(3);
         for _ in 0..repeats {
             best = best.max(flops / timed(device, || a.f_matmul(&a))?);

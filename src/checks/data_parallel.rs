@@ -9,6 +9,7 @@ use proptest::prelude::{Just, any, prop_oneof};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use serde_json::{Value, json};
+use tch::Device;
 
 use super::edge_cases;
 use super::golden::{CaseFile, data_parallel, require};
@@ -19,6 +20,8 @@ use crate::model::toy::{Bias, Blueprint, Layer, Toy, Weight};
 use crate::parallel::Options;
 use crate::parallel::trainer::zero1;
 use crate::parallel::zero1::Stepping;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 pub const WORLD_SIZE: usize = 2;
 /// "Run the tests about 5 times", the handout advises, to meet a race if there is one.
@@ -195,7 +198,7 @@ pub fn golden_cases(trainer: &str) -> Result<Verdict> {
 /// What the templates tell of the protocol.
 pub fn facts() -> Result<Value> {
     let model = |blueprint: Blueprint| -> Result<Value> {
-        let network = Toy::new(&blueprint)?;
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
         Ok(json!({
             "trainable": network.num_trainable(),
             "gradient_bytes": 4 * network.num_trainable(),

@@ -17,6 +17,7 @@ use crate::parallel::Options;
 use crate::parallel::trainer::{Trainer, zero1};
 use crate::parallel::zero1::Stepping;
 use crate::torch::autograd::backward;
+use crate::torch::Generator;
 
 pub const TASK: RankTask = RankTask { name: "data_parallel_edges", run: on_rank };
 
@@ -140,9 +141,9 @@ impl Edges<'_> {
 
     /// The parameters as rank `rank` draws them.
     fn drawn(&self, specs: &[Spec], rank: usize) -> Result<Vec<(String, Tensor)>> {
-        tch::manual_seed(rank as i64);
+        let generator = Generator::new(Device::Cpu, rank as i64)?;
         let draw = |&(name, kind, shape, trains): &Spec| -> Result<_> {
-            let values = Tensor::f_randint_low(-8, 9, shape, (Kind::Float, Device::Cpu))?.f_to_kind(kind)?;
+            let values = generator.randint(-8, 9, shape, Kind::Float)?.f_to_kind(kind)?;
             Ok((name.to_string(), values.f_set_requires_grad(trains)?))
         };
         specs.iter().map(draw).collect()
@@ -150,10 +151,10 @@ impl Edges<'_> {
 
     /// The gradients that rank `rank` finds in `step`: multiples of the world size, so that means are integers.
     fn gradients(&self, parameters: &[(String, Tensor)], step: i64, rank: usize) -> Result<Vec<Tensor>> {
-        tch::manual_seed(1000 * (step + 1) + rank as i64);
+        let generator = Generator::new(Device::Cpu, 1000 * (step + 1) + rank as i64)?;
         let world_size = self.collective.world_size() as i64;
         let draw = |(_, parameter): &(String, Tensor)| -> Result<Tensor> {
-            let values = Tensor::f_randint_low(-4, 5, parameter.size(), (Kind::Float, Device::Cpu))?;
+            let values = generator.randint(-4, 5, &parameter.size(), Kind::Float)?;
             Ok(values.f_mul_scalar(world_size)?)
         };
         parameters.iter().map(draw).collect()

@@ -18,6 +18,7 @@ use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
 use crate::parallel::trainer::Trainer;
 use crate::parallel::{Options, no_sync};
 use crate::torch::autograd::backward;
+use crate::torch::Generator;
 
 pub const TASK: RankTask = RankTask { name: "data_parallel_protocol", run: on_rank };
 
@@ -121,8 +122,8 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     let mut report = Report::default();
     for (number, case) in cases.iter().enumerate() {
         collective.barrier()?;
-        tch::manual_seed(case.model_seed + collective.rank() as i64);
-        let single = Toy::new(&case.blueprint)?;
+        let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
+        let single = Toy::new(&case.blueprint, &generator)?;
         let replica = single.deep_copy(Device::Cpu)?;
         let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
         let trainer = mutants::trainer(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
@@ -149,14 +150,12 @@ impl Trial<'_> {
         self.check_start()?;
         self.check_replicas_equal("after construction")?;
         let rows = self.case.rows_per_rank * self.collective.world_size() as i64;
-        tch::manual_seed(self.case.data_seed);
-        let float = (Kind::Float, Device::Cpu);
-        let mut x = Tensor::f_randn([rows, self.case.blueprint.d_in()], float)?;
-        let mut y = Tensor::f_randn([rows, self.case.blueprint.d_out()], float)?;
+        let generator = Generator::new(Device::Cpu, self.case.data_seed)?;
+        let mut x = generator.randn(&[rows, self.case.blueprint.d_in()], Kind::Float)?;
+        let mut y = generator.randn(&[rows, self.case.blueprint.d_out()], Kind::Float)?;
         for step in 0..STEPS {
             self.step(step, &x, &y)?;
-            tch::manual_seed(SHUFFLE_SEED + step);
-            let order = Tensor::f_randperm(rows, (Kind::Int64, Device::Cpu))?;
+            let order = Generator::new(Device::Cpu, SHUFFLE_SEED + step)?.randperm(rows)?;
             (x, y) = (x.f_index_select(0, &order)?, y.f_index_select(0, &order)?);
         }
         // Beyond the official test, which looks at rank 0 only from here on.

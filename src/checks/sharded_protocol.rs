@@ -23,6 +23,7 @@ use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use crate::parallel::zero1::{Stepping, Zero1};
 use crate::parallel::{DataParallel as _, Options, bucket, trainer};
 use crate::torch::autograd::backward;
+use crate::torch::Generator;
 
 pub const TASK: RankTask = RankTask { name: "sharded_optimizer_protocol", run: on_rank };
 
@@ -123,9 +124,9 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
 
 fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
     collective.barrier()?;
-    tch::manual_seed(case.seed);
+    let generator = Generator::new(Device::Cpu, case.seed)?;
     let device = collective.device();
-    let single = Toy::new(&case.blueprint)?.deep_copy(device)?;
+    let single = Toy::new(&case.blueprint, &generator)?.deep_copy(device)?;
     let replica = single.deep_copy(device)?;
     let all = single.named_parameters().len();
     let split = case.second_group_from.map_or(all, |from| from.min(all));
@@ -159,9 +160,8 @@ fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &
             freeze(&replica_later, false)?;
             subject.add(ParamGroup::new(&replica_later, recorded(second)?))?;
         }
-        let float = (Kind::Float, Device::Cpu);
-        let x = Tensor::f_rand([ROWS, case.blueprint.d_in()], float)?.f_to_device(device)?;
-        let y = Tensor::f_rand([ROWS, case.blueprint.d_out()], float)?.f_to_device(device)?;
+        let x = generator.rand(&[ROWS, case.blueprint.d_in()], Kind::Float)?.f_to_device(device)?;
+        let y = generator.rand(&[ROWS, case.blueprint.d_out()], Kind::Float)?.f_to_device(device)?;
         for network in [&single, &replica] {
             network.zero_grad();
             squared_error(network, &x, &y)?;

@@ -124,8 +124,6 @@ impl Worker {
 pub struct Abilities {
     pub registry: &'static [Problem],
     pub run_case: fn(&Path) -> Result<Value>,
-    /// Runs before every case that is measured, so that it draws the same numbers whichever cases ran before it.
-    pub seed: fn() -> Result<()>,
     /// Runs between two cases of one process: what it leaves behind of the first, the second would measure.
     pub clean_up: fn() -> Result<()>,
 }
@@ -146,10 +144,7 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
     let registry = abilities.registry;
     let attempt = catch_unwind(AssertUnwindSafe(|| match job {
         Job::Check { problem, check } => perform_check(registry, problem, check),
-        Job::Measure { problem, profile, params } => {
-            (abilities.seed)()?;
-            perform_measure(registry, problem, *profile, params)
-        }
+        Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
         Job::Case { path } => (abilities.run_case)(path).map(|result| Reply::Compared { result }),
         Job::CleanUp => (abilities.clean_up)().map(|()| Reply::Passed { note: String::new() }),
     }));

@@ -245,14 +245,15 @@ impl Optimizer for FusedAdamW {
 mod tests {
     use super::*;
     use crate::error::fault_of;
+    use crate::torch::Generator;
 
     #[test]
     fn the_kernels_steps_are_those_of_adamw() {
         let options = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
         let mut fused = FusedAdamW::with_shape(options, Device::Cpu, SHAPE).unwrap();
         let mut plain = AdamW::new(options).unwrap();
-        tch::manual_seed(11);
-        let draw = |n: i64| Tensor::randn([n], (Kind::Float, Device::Cpu));
+        let generator = Generator::new(Device::Cpu, 11).unwrap();
+        let draw = |n: i64| generator.randn(&[n], Kind::Float).unwrap();
         // A chunk and more, a whole number of vectors, less than one, and one that no vector reaches whole.
         let ours = [draw(5001), draw(128), draw(3), draw(1025).narrow(0, 1, 1023)];
         let theirs: Vec<Tensor> = ours.iter().map(Tensor::copy).collect();

@@ -1,4 +1,5 @@
 //! The two small networks of the official distributed tests, and any other chain of linear layers, from a blueprint.
+use crate::torch::Generator;
 
 use std::collections::BTreeMap;
 
@@ -102,15 +103,16 @@ pub struct Toy {
 }
 
 impl Toy {
-    /// On the CPU. Draws the initial values from torch's generator as `torch.nn.Linear` does: uniform within 1/sqrt(d_in).
+    /// On the generator's device. Draws the initial values as `torch.nn.Linear` does: uniform within 1/sqrt(d_in).
     ///
     /// # Errors
     /// When layers do not fit together or a tied weight's layer does not exist.
-    pub fn new(blueprint: &Blueprint) -> Result<Self> {
+    pub fn new(blueprint: &Blueprint, generator: &Generator) -> Result<Self> {
         let mut parameters: Vec<(String, Tensor)> = Vec::new();
         // A module's own parameters come before its children's.
         if blueprint.fixed_parameter {
-            parameters.push((NO_GRAD_FIXED_PARAM.into(), Tensor::f_from_slice(&[2f32, 2.0])?));
+            let fixed = Tensor::f_from_slice(&[2f32, 2.0])?.f_to_device(generator.device())?;
+            parameters.push((NO_GRAD_FIXED_PARAM.into(), fixed));
         }
         for pair in blueprint.layers.windows(2) {
             let (from, to) = (&pair[0], &pair[1]);
@@ -126,7 +128,7 @@ impl Toy {
         for layer in &blueprint.layers {
             let bound = 1.0 / (layer.d_in as f64).sqrt();
             let mut draw = |name: &str, shape: &[i64], trains: bool| -> Result<()> {
-                let values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?.f_uniform_(-bound, bound)?;
+                let values = generator.uniform(-bound, bound, shape, Kind::Float)?;
                 parameters.push((format!("{}.{name}", layer.name), values.f_set_requires_grad(trains)?));
                 Ok(())
             };
@@ -226,6 +228,11 @@ impl Toy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::torch::random::SEED;
+
+    fn network(blueprint: &Blueprint) -> Result<Toy> {
+        Toy::new(blueprint, &Generator::new(Device::Cpu, SEED)?)
+    }
 
     fn names(network: &Toy) -> Vec<&str> {
         network.named_parameters().iter().map(|(name, _)| name.as_str()).collect()
@@ -233,17 +240,17 @@ mod tests {
 
     #[test]
     fn the_official_models_have_their_parameters_in_order() {
-        let toy = Toy::new(&Blueprint::toy()).unwrap();
+        let toy = network(&Blueprint::toy()).unwrap();
         assert_eq!(names(&toy), ["no_grad_fixed_param", "fc1.weight", "fc2.fc.weight", "fc2.fc.bias", "fc3.weight"]);
         assert_eq!((toy.num_trainable(), toy.state_dict().unwrap().len()), (850, 5));
-        let tied = Toy::new(&Blueprint::tied()).unwrap();
+        let tied = network(&Blueprint::tied()).unwrap();
         assert_eq!(names(&tied), ["fc1.weight", "fc2.weight", "fc3.weight", "fc5.weight"]);
         assert_eq!((tied.num_trainable(), tied.state_dict().unwrap().len()), (1350, 5));
     }
 
     #[test]
     fn a_deep_copy_shares_nothing_with_its_original_and_keeps_its_ties() {
-        let tied = Toy::new(&Blueprint::tied()).unwrap();
+        let tied = network(&Blueprint::tied()).unwrap();
         let copy = tied.deep_copy(Device::Cpu).unwrap();
         let (_, weight) = &copy.named_parameters()[1];
         let _ = weight.detach().fill_(0.0);
@@ -257,9 +264,9 @@ mod tests {
     fn the_gradient_of_a_tied_weight_is_the_sum_of_those_of_two_untied_ones() {
         let mut untied = Blueprint::tied();
         untied.layers[3].weight = Weight::Trained;
-        let (tied, untied) = (Toy::new(&Blueprint::tied()).unwrap(), Toy::new(&untied).unwrap());
+        let (tied, untied) = (network(&Blueprint::tied()).unwrap(), network(&untied).unwrap());
         untied.load(&tied.state_dict().unwrap().into_iter().collect()).unwrap();
-        let x = Tensor::randn([4, 10], (Kind::Float, Device::Cpu));
+        let x = Generator::new(Device::Cpu, SEED).unwrap().randn(&[4, 10], Kind::Float).unwrap();
         let gradient = |network: &Toy, i: usize| network.named_parameters()[i].1.grad();
         for network in [&tied, &untied] {
             network.forward(&x).unwrap().sum(Kind::Float).backward();
@@ -274,12 +281,12 @@ mod tests {
     fn blueprints_and_values_that_do_not_fit_are_refused_by_name() {
         let mut blueprint = Blueprint::toy();
         blueprint.layers[2].d_in = 40;
-        let error = Toy::new(&blueprint).err().unwrap().to_string();
+        let error = network(&blueprint).err().unwrap().to_string();
         assert!(error.contains("fc2.fc gives 50 values, but fc3 takes 40"), "{error}");
         let mut blueprint = Blueprint::tied();
         blueprint.layers[3].weight = Weight::TiedTo("fc3".into());
-        assert!(Toy::new(&blueprint).err().unwrap().to_string().contains("fc4.weight is tied to"));
-        let toy = Toy::new(&Blueprint::toy()).unwrap();
+        assert!(network(&blueprint).err().unwrap().to_string().contains("fc4.weight is tied to"));
+        let toy = network(&Blueprint::toy()).unwrap();
         let error = toy.load(&BTreeMap::new()).unwrap_err().to_string();
         assert!(error.contains("no values for parameter no_grad_fixed_param"), "{error}");
     }

@@ -9,6 +9,7 @@ use super::norm::{EPS, rms_norm};
 use super::rope::Rope;
 use super::sizes::Config;
 use crate::attention::{self, Choice, naive};
+use crate::torch::Generator;
 use crate::torch::nvtx::range;
 
 /// Parameters in float32 that require gradients, and the way attention is computed.
@@ -45,16 +46,16 @@ impl Transformer {
     /// A freshly initialised model (assignment 1's scheme): linear weights truncated normal of standard deviation
     /// sqrt(2 / (d_in + d_out)), the embedding of standard deviation 1, both cut at three of them; gains 1.
     ///
-    /// `seed` seeds libtorch's global generators. Whoever has no attention in mind passes [`Choice::default_on`] the device.
+    /// On the generator's device. Whoever has no attention in mind passes [`Choice::default_on`] that device.
     /// Fails for shapes that no model has, and where memory runs out.
-    pub fn new(config: &Config, device: Device, seed: i64, attention: Choice) -> Result<Self> {
+    pub fn new(config: &Config, attention: Choice, generator: &Generator) -> Result<Self> {
         config.validate()?;
-        tch::manual_seed(seed);
+        let device = generator.device();
         let positions = Positions::new(config, device, attention)?;
         let parameters = config
             .parameter_shapes()
             .map(|(name, shape)| {
-                let value = initial_value(&name, &shape, device).with_context(|| format!("initialising {name}"))?;
+                let value = initial_value(&name, &shape, generator).with_context(|| format!("initialising {name}"))?;
                 Ok((name, value))
             })
             .collect::<Result<_>>()?;
@@ -219,30 +220,31 @@ fn swiglu(x: &Tensor, layer: &Layer) -> Result<Tensor> {
     linear(&activated.f_mul(&linear(x, layer.w3)?)?, layer.w2)
 }
 
-fn initial_value(name: &str, shape: &[i64], device: Device) -> Result<Tensor> {
+fn initial_value(name: &str, shape: &[i64], generator: &Generator) -> Result<Tensor> {
     let mut value = match *shape {
         [d_out, d_in] => {
             let std = if name.starts_with("token_embeddings.") { 1.0 } else { (2.0 / (d_in + d_out) as f64).sqrt() };
-            truncated_normal(shape, std, device)?
+            truncated_normal(shape, std, generator)?
         }
-        _ => Tensor::f_ones(shape, (Kind::Float, device))?,
+        _ => Tensor::f_ones(shape, (Kind::Float, generator.device()))?,
     };
     Ok(value.f_requires_grad_(true)?)
 }
 
 /// A normal distribution of mean 0 cut at three standard deviations, by inverting its cumulative distribution
 /// (the method of `torch.nn.init.trunc_normal_`).
-fn truncated_normal(shape: &[i64], std: f64, device: Device) -> Result<Tensor> {
+fn truncated_normal(shape: &[i64], std: f64, generator: &Generator) -> Result<Tensor> {
     /// erf(3 / sqrt 2), the probability of lying within three standard deviations.
     const WITHIN_THREE: f64 = 0.997_300_203_936_739_8;
-    let mut value = Tensor::f_empty(shape, (Kind::Float, device))?;
-    let _ = value.f_uniform_(-WITHIN_THREE, WITHIN_THREE)?.f_erfinv_()?.f_mul_scalar_(std * 2f64.sqrt())?;
+    let mut value = generator.uniform(-WITHIN_THREE, WITHIN_THREE, shape, Kind::Float)?;
+    let _ = value.f_erfinv_()?.f_mul_scalar_(std * 2f64.sqrt())?;
     Ok(value.f_clamp_(-3.0 * std, 3.0 * std)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::torch::random::SEED;
 
     const CONFIG: Config = Config {
         vocab_size: 50,
@@ -254,8 +256,12 @@ mod tests {
         rope_theta: 10_000.0,
     };
 
+    fn seeded(seed: i64) -> Transformer {
+        Transformer::new(&CONFIG, Choice::Naive, &Generator::new(Device::Cpu, seed).unwrap()).unwrap()
+    }
+
     fn model() -> Transformer {
-        Transformer::new(&CONFIG, Device::Cpu, 0, Choice::Naive).unwrap()
+        seeded(SEED)
     }
 
     fn values(model: &Transformer) -> BTreeMap<String, Tensor> {
@@ -290,7 +296,7 @@ mod tests {
 
     #[test]
     fn initial_weights_are_cut_at_three_standard_deviations() {
-        let value = truncated_normal(&[400, 500], 0.02, Device::Cpu).unwrap();
+        let value = truncated_normal(&[400, 500], 0.02, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
         let (largest, std) = (value.abs().max().double_value(&[]), value.std(true).double_value(&[]));
         assert!(largest <= 0.06 + 1e-9 && largest > 0.055, "largest {largest}");
         // The variance of the cut distribution is 1 - 2 * 3 phi(3) / erf(3 / sqrt 2) of the whole one's.
@@ -299,21 +305,11 @@ mod tests {
         assert_ne!(model().parameters()[1].1, model().parameters()[2].1);
     }
 
-    /// The generator is the process's, and other tests draw from it: this one needs a process of its own.
     #[test]
-    fn the_same_seed_gives_the_same_model() {
-        let child = "model::transformer::tests::same_seed_same_model_alone";
-        let arguments = ["--exact", child, "--ignored"];
-        let output = std::process::Command::new(std::env::current_exe().unwrap()).args(arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    }
-
-    #[test]
-    #[ignore = "run by the_same_seed_gives_the_same_model in a process of its own"]
-    fn same_seed_same_model_alone() {
-        let (a, b) = (model(), model());
-        assert!(a.parameters().iter().zip(b.parameters()).all(|(a, b)| a.1 == b.1));
+    fn the_same_seed_gives_the_same_model_and_another_seed_another_one() {
+        let values = |seed| seeded(seed).parameters().iter().map(|(_, value)| value.shallow_clone()).collect::<Vec<_>>();
+        assert_eq!(values(7), values(7));
+        assert_ne!(values(7), values(8));
     }
 
     #[test]
@@ -327,7 +323,7 @@ mod tests {
         assert!(message.contains("layers.1.ffn.w2.weight is missing"), "{message}");
         assert!(message.contains("layers.2.ln1.weight is no parameter"), "{message}");
         assert!(message.contains("ln_final.weight has shape [31], not [32]"), "{message}");
-        let fine = values(&Transformer::new(&CONFIG, Device::Cpu, 1, Choice::Naive).unwrap());
+        let fine = values(&seeded(SEED + 1));
         model.load(&fine).unwrap();
         assert_eq!(model.parameters()[0].1, fine["token_embeddings.weight"]);
         assert!(model.parameters()[0].1.requires_grad());

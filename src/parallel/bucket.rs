@@ -162,7 +162,9 @@ mod tests {
     use super::*;
     use crate::model::toy::{Blueprint, Toy};
     use crate::parallel::trained;
+    use crate::torch::Generator;
     use crate::torch::autograd::{backward, release_grad};
+    use crate::torch::random::SEED;
 
     fn leaf(numel: i64, kind: Kind) -> Tensor {
         Tensor::f_ones([numel], (kind, Device::Cpu)).unwrap().set_requires_grad(true)
@@ -170,8 +172,9 @@ mod tests {
 
     #[test]
     fn the_official_bucket_sizes_give_the_official_numbers_of_buckets() {
+        let generator = Generator::new(Device::Cpu, SEED).unwrap();
         for (blueprint, expected) in [(Blueprint::toy(), [3, 3, 1]), (Blueprint::tied(), [4, 4, 1])] {
-            let parameters = trained(Toy::new(&blueprint).unwrap().named_parameters());
+            let parameters = trained(Toy::new(&blueprint, &generator).unwrap().named_parameters());
             for (bucket_size_mb, count) in [0.0016, 0.0001, 0.01].into_iter().zip(expected) {
                 let buckets = bounded(&parameters, &Options { bucket_size_mb }).unwrap();
                 assert_eq!(buckets.len(), count, "{} at {bucket_size_mb} MB", blueprint.name);

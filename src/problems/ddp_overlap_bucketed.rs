@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use tch::Device;
 
 use crate::checks::data_parallel::{
     self, BUCKET_SIZES_MB, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
@@ -10,6 +11,8 @@ use crate::harness::problem::{Check, Problem};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::bucket::{ALIGNMENT, bounded};
 use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || verdict(official(TRAINER, &Blueprint::toy(), &BUCKET_SIZES_MB)?) },
@@ -64,7 +67,7 @@ fn facts() -> Result<Value> {
 fn buckets_of(bucket_size_mb: f64) -> Result<Value> {
     let mut row = json!({ "bucket_size_mb": bucket_size_mb });
     for blueprint in [Blueprint::toy(), Blueprint::tied()] {
-        let network = Toy::new(&blueprint)?;
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
         let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb })?;
         let members: Vec<Vec<String>> =
             buckets.iter().map(|bucket| bucket.parameters().into_iter().map(|(name, _)| name).collect()).collect();

@@ -145,6 +145,8 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::torch::Generator;
+    use crate::torch::random::SEED;
     use crate::error::{Fault, fault_of};
 
     /// y = a * exp(b), saving an input and the output.
@@ -184,7 +186,7 @@ mod tests {
     }
 
     fn leaf(shape: &[i64]) -> Tensor {
-        Tensor::rand(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true)
+        Generator::new(Device::Cpu, SEED).unwrap().rand(shape, Kind::Double).unwrap().set_requires_grad(true)
     }
 
     fn through<B>(x: &Tensor, backward: B) -> Result<Tensor>
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn gradients_match_central_differences_in_f64() {
         let (a, b) = (leaf(&[3, 2]), leaf(&[3, 2]));
-        let weights = Tensor::rand([3, 2], (Kind::Double, Device::Cpu));
+        let weights = leaf(&[3, 2]).detach();
         let loss = |a: &Tensor, b: &Tensor| (&apply(ScaledExp, &[a, b]).unwrap()[0] * &weights).sum(Kind::Double);
         backward(&loss(&a, &b)).unwrap();
         let step = 1e-6;
@@ -221,7 +223,7 @@ mod tests {
 
     #[test]
     fn forward_records_no_graph_and_inputs_without_gradient_make_no_node() {
-        let x = Tensor::rand([2], (Kind::Double, Device::Cpu));
+        let x = leaf(&[2]).detach();
         let y = through(&x, |_| bail!("never called")).unwrap();
         assert!(!y.requires_grad());
         let y = tch::no_grad(|| through(&leaf(&[2]), |_| bail!("never called"))).unwrap();

@@ -97,6 +97,7 @@ pub(super) mod ffi {
         include!("cs336/src/torch/shim/graph.h");
         include!("cs336/src/torch/shim/library.h");
         include!("cs336/src/torch/shim/profiler.h");
+        include!("cs336/src/torch/shim/random.h");
 
         #[namespace = "at"]
         type Tensor;
@@ -123,11 +124,30 @@ pub(super) mod ffi {
         fn allocator_is_used() -> Result<bool>;
         fn allocator_stats(device: i8) -> Result<AllocatorStats>;
         fn memory_info(device: i8) -> Result<MemoryInfo>;
-        fn seed_generator(is_cuda: bool, device: i8, seed: u64) -> Result<()>;
         fn reset_peak_stats(device: i8) -> Result<()>;
         fn empty_cache(device: i8) -> Result<()>;
         fn current_stream_handle(device: i8) -> Result<u64>;
         fn synchronize_device(device: i8) -> Result<()>;
+
+        #[namespace = "at"]
+        type Generator;
+        fn new_generator(is_cuda: bool, device: i8, seed: u64) -> Result<UniquePtr<Generator>>;
+        fn draw_normal(generator: &Generator, shape: &[i64], dtype: i8) -> Result<UniquePtr<Tensor>>;
+        fn draw_uniform(
+            generator: &Generator,
+            shape: &[i64],
+            dtype: i8,
+            low: f64,
+            high: f64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn draw_integers(
+            generator: &Generator,
+            shape: &[i64],
+            dtype: i8,
+            low: i64,
+            high: i64,
+        ) -> Result<UniquePtr<Tensor>>;
+        fn draw_permutation(generator: &Generator, n: i64) -> Result<UniquePtr<Tensor>>;
 
         type EventPair;
         fn new_event_pair(device: i8) -> Result<UniquePtr<EventPair>>;

@@ -12,7 +12,9 @@ use super::autograd::{Forward, Function, apply, backward, release_grad};
 use super::graph::{Captured, on_side_stream};
 use super::hooks::post_accumulate_grad;
 use super::memory_history::{self, Action};
+use super::Generator;
 use super::nvtx::range;
+use super::random::SEED;
 use super::{autocast::autocast, clock::Stopwatch, memory, stream};
 use crate::error::{Fault, fault_of};
 
@@ -32,7 +34,7 @@ fn gpu() -> Device {
 }
 
 fn leaf(device: Device) -> Tensor {
-    Tensor::rand([2, 2], (Kind::Float, device)).set_requires_grad(true)
+    random([2, 2], device).set_requires_grad(true)
 }
 
 /// The identity, whose backward is given.
@@ -148,7 +150,7 @@ fn the_versions_of_cuda_and_cudnn_are_known() {
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
 fn for_long_work_the_devices_clock_and_the_hosts_agree() {
     let device = gpu();
-    let a = Tensor::rand([4096, 4096], (Kind::Float, device));
+    let a = random([4096, 4096], device);
     let stopwatch = Stopwatch::new(device).unwrap();
     let products = || {
         for _ in 0..50 {
@@ -164,7 +166,7 @@ fn for_long_work_the_devices_clock_and_the_hosts_agree() {
 }
 
 fn random(size: [i64; 2], device: Device) -> Tensor {
-    Tensor::randn(size, (Kind::Float, device))
+    Generator::new(device, SEED).unwrap().randn(&size, Kind::Float).unwrap()
 }
 
 #[test]
@@ -263,7 +265,7 @@ fn a_history_names_ranges_operators_and_nodes() {
     let device = gpu();
     // A size of its own tells these steps from those of other tests of this process.
     const FLOATS: i64 = (12 << 20) + 4096;
-    let x = Tensor::rand([FLOATS], (Kind::Float, device)).set_requires_grad(true);
+    let x = random([1, FLOATS], device).view([FLOATS]).set_requires_grad(true);
     let before = memory::stats(device).unwrap().requested_bytes.current;
     let ((), history) = memory_history::record(device, before, || {
         let loss = range("forward", || range("inner", || x.exp()).sum(Kind::Float));

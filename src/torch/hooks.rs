@@ -77,9 +77,11 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::torch::Generator;
+    use crate::torch::random::SEED;
 
     fn leaf() -> Tensor {
-        Tensor::rand([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true)
+        Generator::new(Device::Cpu, SEED).unwrap().rand(&[2, 2], Kind::Float).unwrap().set_requires_grad(true)
     }
 
     /// Hooks that note their parameter's place in `parameters`.
@@ -97,7 +99,7 @@ mod tests {
     }
 
     fn chain(parameters: &[&Tensor]) -> Tensor {
-        let x = Tensor::rand([3, 2], (Kind::Float, Device::Cpu));
+        let x = Tensor::ones([3, 2], (Kind::Float, Device::Cpu));
         parameters.iter().fold(x, |x, parameter| x.matmul(parameter)).sum(Kind::Float)
     }
 

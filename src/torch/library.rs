@@ -55,14 +55,6 @@ pub fn cuda_device(index: usize) -> Result<Device> {
     Ok(Device::Cuda(index))
 }
 
-/// Seeds the generator of one device, always alike: what is drawn from it next does not depend on what was before.
-///
-/// Errors: [`Fault::NotAvailable`] without the device.
-pub fn seed(device: Device) -> Result<()> {
-    let index = if device == Device::Cpu { 0 } else { cuda_index(device)? };
-    check(ffi::seed_generator(device.is_cuda(), index, 0))
-}
-
 /// The index that the shim knows a CUDA device by.
 pub(super) fn cuda_index(device: Device) -> Result<i8> {
     let missing = |has| Fault::NotAvailable { needs: format!("a CUDA GPU (asked for {device:?})"), has };

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod memory_history;
 pub mod allocator_stats;
 pub mod profiler;
+pub mod random;
 pub mod nvtx;
 pub mod store;
 pub mod stream;
@@ -26,6 +27,7 @@ pub use autocast::autocast;
 pub use autograd::{backward, backward_from};
 pub use library::{
     AllowTf32, allow_tf32, allowing_tf32, build_config, cpu_capability, cuda_device, cuda_version, cudnn_version,
-    library_folder, load_cuda, load_shared_library, num_threads, parallel_info, seed, set_allow_tf32, set_num_threads,
+    library_folder, load_cuda, load_shared_library, num_threads, parallel_info, set_allow_tf32, set_num_threads,
     version,
 };
+pub use random::Generator;

@@ -12,7 +12,6 @@ use cs336::harness::provenance::available_memory_bytes;
 use cs336::harness::record::Profile;
 use cs336::harness::samples::{Samples, Work};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
 
 /// What a case does to the process that measures it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -49,8 +48,6 @@ struct Row {
     process: u32,
     /// Whether a clean-up came between the case before, if there was one, and this one.
     clean: bool,
-    /// By libtorch's generator.
-    drawn: f64,
 }
 
 /// What a case leaves behind in its process.
@@ -94,8 +91,7 @@ impl Measure for Actions {
         let row = |seconds: f64| {
             let work = Work { flops: 1e6, bytes: 0.0, precision: "float32".into() };
             let clean = !DIRTY.swap(true, Ordering::Relaxed);
-            let drawn = Tensor::f_rand([1], (Kind::Double, Device::Cpu))?.f_double_value(&[0])?;
-            Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id(), clean, drawn })
+            Ok(Row { time: Samples::seconds(vec![seconds], work)?, process: std::process::id(), clean })
         };
         match params.action {
             Action::Works | Action::StartsFresh => row(1.0),

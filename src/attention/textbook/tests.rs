@@ -122,8 +122,9 @@ fn on_a_gpu_both_passes_are_within_the_oracles_bounds() {
 #[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored textbook"]
 fn on_a_gpu_every_result_repeats_in_every_bit() {
     let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
+    let generator = crate::torch::Generator::new(device, 0).unwrap();
     for d in host::DIMENSIONS {
-        let draw = || Tensor::randn([3, 777, d], (Kind::Float, device));
+        let draw = || generator.randn(&[3, 777, d], Kind::Float).unwrap();
         let [q, k, v, d_o] = std::array::from_fn(|_| draw());
         let run = || {
             let (o, lse) = Textbook.forward(&q, &k, &v, true).unwrap();

@@ -21,6 +21,7 @@ use crate::torch::allow_tf32;
 use crate::torch::autograd::backward;
 use crate::torch::clock::Stopwatch;
 use crate::torch::stream::synchronize;
+use crate::torch::Generator;
 
 /// A rank's model and the tokens that it draws.
 pub struct ReplicaBench<'a> {
@@ -28,6 +29,8 @@ pub struct ReplicaBench<'a> {
     collective: &'a Shared,
     device: Device,
     pub model: Transformer,
+    /// Draws the tokens.
+    generator: Generator,
     stopwatch: Stopwatch,
 }
 
@@ -36,9 +39,9 @@ impl<'a> ReplicaBench<'a> {
     pub fn new(params: &'a Params, collective: &'a Shared) -> Result<Self> {
         ensure!(!allow_tf32()?.matmul, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
         let (device, seed) = (collective.device(), collective.rank() as i64);
-        let model = Transformer::new(&params.config(), device, seed, Choice::Naive)?;
-        tch::manual_seed(seed);
-        Ok(Self { params, collective, device, model, stopwatch: Stopwatch::new(device)? })
+        let model = Transformer::new(&params.config(), Choice::Naive, &Generator::new(device, seed)?)?;
+        let generator = Generator::new(device, seed)?;
+        Ok(Self { params, collective, device, model, generator, stopwatch: Stopwatch::new(device)? })
     }
 
     /// A turn without communication: the seconds of its timed steps. Afterwards the ranks' models differ.
@@ -106,7 +109,7 @@ impl<'a> ReplicaBench<'a> {
 
     fn draw(&self) -> Result<(Tensor, Tensor)> {
         let size = [self.params.batch_size, self.params.context_length];
-        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
+        let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
         Ok((random()?, random()?))
     }
 

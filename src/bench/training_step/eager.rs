@@ -10,6 +10,8 @@ use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::torch::autograd::backward;
 use crate::torch::clock::{Lap, Stopwatch};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Times the parts of eager steps.
 pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
@@ -81,13 +83,15 @@ pub struct StepBench<'a> {
     pub model: Transformer,
     pub(super) stopwatch: Stopwatch,
     optimizer: Box<dyn Optimizer>,
+    generator: Generator,
 }
 
 impl<'a> StepBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
-        let model = Transformer::new(&params.config(), device, 0, params.attention)?;
+        let generator = Generator::new(device, SEED)?;
+        let model = Transformer::new(&params.config(), params.attention, &generator)?;
         let optimizer = adamw_for(device, AdamWOptions::default())?;
-        Ok(Self { params, device, model, stopwatch: Stopwatch::new(device)?, optimizer })
+        Ok(Self { params, device, model, stopwatch: Stopwatch::new(device)?, optimizer, generator })
     }
 
     /// `count` timed steps, each on fresh random tokens.
@@ -97,7 +101,7 @@ impl<'a> StepBench<'a> {
 
     pub fn draw(&self) -> Result<Batch> {
         let size = [self.params.batch_size, self.params.context_length];
-        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
+        let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
         Ok(Batch { tokens: random()?, targets: random()? })
     }
 

@@ -11,12 +11,14 @@ use anyhow::{Context as _, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{CaseFile, Comparison, compare};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, launch};
 use crate::model::toy::{Blueprint, Toy};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Generous for the few steps of a case; a launch that takes longer hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -42,7 +44,7 @@ impl<'a> Training<'a> {
             (1..=MAX_WORLD_SIZE).contains(&world_size),
             "metadata world_size is {world_size}, not between 1 and {MAX_WORLD_SIZE}"
         );
-        let network = Toy::new(&blueprint)?;
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
         let parameters = network.named_parameters().iter().map(|(name, _)| name.clone()).collect();
         let mut training = Self { case, blueprint, parameters, world_size, rows: 0 };
         training.rows = training.check_rows()?;
@@ -136,8 +138,7 @@ impl<How: DeserializeOwned> OnRank<How> {
     /// The network's values are the rank's own draw until [`OnRank::load`].
     pub fn new(collective: &Shared, input: Value) -> Result<Self> {
         let Input { blueprint, how, folder } = serde_json::from_value(input)?;
-        tch::manual_seed(collective.rank() as i64);
-        let network = Toy::new(&blueprint)?;
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, collective.rank() as i64)?)?;
         let given = read(&folder.join(TRAINING))?;
         let how = serde_json::from_value(how)?;
         Ok(Self { network, how, given, final_file: final_file(&folder, collective.rank()) })

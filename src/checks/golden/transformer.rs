@@ -8,6 +8,8 @@ use tch::{Device, Kind, Tensor};
 use super::{CaseFile, Comparison, MAX_POSITIONS, compare};
 use crate::attention::Choice;
 use crate::model::{Config, Transformer, loss, transformer::check_parameters};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// The inputs of a case, checked against one another.
 pub struct Inputs<'a> {
@@ -117,7 +119,7 @@ fn indices<'a>(case: &'a CaseFile, name: &str, config: &Config) -> Result<&'a Te
 }
 
 fn outputs(inputs: &Inputs, attention: Choice) -> Result<Outputs> {
-    let mut model = Transformer::new(&inputs.config, Device::Cpu, 0, attention)?;
+    let mut model = Transformer::new(&inputs.config, attention, &Generator::new(Device::Cpu, SEED)?)?;
     if inputs.parameters.values().all(|value| value.kind() == Kind::Double) {
         widen(&model)?;
     }

@@ -7,6 +7,7 @@ use crate::attention::Choice;
 use crate::harness::problem::Verdict;
 use crate::model::optim::zero_grad;
 use crate::model::{Config, Precision, Transformer};
+use crate::torch::Generator;
 
 /// What the benchmark runs; a parameter of the check, so that tests can hand it a wrong one.
 pub type Loss = fn(&Transformer, &Tensor, &Tensor, Precision) -> Result<Tensor>;
@@ -22,8 +23,9 @@ pub fn check_option(loss: Loss) -> Result<Verdict> {
         d_ff: 128,
         rope_theta: 10_000.0,
     };
-    let model = Transformer::new(&config, Device::Cpu, 7, Choice::Naive)?;
-    let random = || Tensor::f_randint(config.vocab_size, [4, config.context_length], (Kind::Int64, Device::Cpu));
+    let generator = Generator::new(Device::Cpu, 7)?;
+    let model = Transformer::new(&config, Choice::Naive, &generator)?;
+    let random = || generator.randint(0, config.vocab_size, &[4, config.context_length], Kind::Int64);
     let (tokens, targets) = (random()?, random()?);
     let run = |dtype| -> Result<(f64, Tensor)> {
         zero_grad(model.parameters())?;

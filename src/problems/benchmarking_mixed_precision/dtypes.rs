@@ -7,6 +7,8 @@ use tch::{Device, Kind, Reduction, Tensor};
 use crate::bench::dtype::Dtype;
 use crate::harness::problem::Verdict;
 use crate::torch::autocast;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Rows of the batch, and widths of the toy model; only the width of the layer norm is the handout's.
 const ROWS: i64 = 8;
@@ -34,10 +36,10 @@ pub type Observe = fn(Dtype, Device) -> Result<Observed>;
 
 /// One training step of Linear, ReLU, LayerNorm(10), Linear under autocast to `dtype`, cross-entropy loss.
 pub fn observe(dtype: Dtype, device: Device) -> Result<Observed> {
-    tch::manual_seed(0);
-    let model = Toy::new(device)?;
-    let x = Tensor::f_randn([ROWS, WIDTHS[0]], (Kind::Float, device))?;
-    let targets = Tensor::f_randint(WIDTHS[2], [ROWS], (Kind::Int64, device))?;
+    let generator = Generator::new(device, SEED)?;
+    let model = Toy::new(&generator)?;
+    let x = generator.randn(&[ROWS, WIDTHS[0]], Kind::Float)?;
+    let targets = generator.randint(0, WIDTHS[2], &[ROWS], Kind::Int64)?;
     let (mut observed, loss) = autocast(device, dtype.kind(), || model.watched_forward(&x, &targets))?;
     crate::torch::backward(&loss)?;
     let gradients: Vec<Tensor> = model.parameters().iter().map(|p| p.grad()).collect();
@@ -55,14 +57,14 @@ struct Toy {
 }
 
 impl Toy {
-    fn new(device: Device) -> Result<Self> {
-        let options = (Kind::Float, device);
+    fn new(generator: &Generator) -> Result<Self> {
+        let options = (Kind::Float, generator.device());
         let leaf = |t: Tensor| t.f_set_requires_grad(true).context("making a parameter");
         Ok(Self {
-            fc1: leaf(Tensor::f_randn([WIDTHS[1], WIDTHS[0]], options)?)?,
+            fc1: leaf(generator.randn(&[WIDTHS[1], WIDTHS[0]], Kind::Float)?)?,
             ln_weight: leaf(Tensor::f_ones([WIDTHS[1]], options)?)?,
             ln_bias: leaf(Tensor::f_zeros([WIDTHS[1]], options)?)?,
-            fc2: leaf(Tensor::f_randn([WIDTHS[2], WIDTHS[1]], options)?)?,
+            fc2: leaf(generator.randn(&[WIDTHS[2], WIDTHS[1]], Kind::Float)?)?,
         })
     }
 

@@ -18,6 +18,8 @@ use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy
 use crate::torch;
 use crate::torch::autograd::backward;
 use crate::torch::graph::on_side_stream;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Two layers of four heads: the shape of the golden case.
 const SMALL: Config =
@@ -80,7 +82,7 @@ fn golden(name: &str, bytes: &[u8]) -> Result<Verdict> {
 
 /// Logits of the same model under every choice of attention.
 pub fn attention_choices_agree() -> Result<Verdict> {
-    let tokens = tokens(2, 16)?;
+    let tokens = tokens(2, 16, &Generator::new(Device::Cpu, SEED)?)?;
     let naive = tch::no_grad(|| model(Choice::Naive)?.forward(&tokens))?;
     let mut largest = 0.0f64;
     for choice in Choice::ON_CPU {
@@ -94,7 +96,7 @@ pub fn attention_choices_agree() -> Result<Verdict> {
 
 /// Causality of the whole model: another last token leaves all logits before it as they were.
 pub fn later_tokens_change_nothing_before() -> Result<Verdict> {
-    let first = tokens(1, 16)?;
+    let first = tokens(1, 16, &Generator::new(Device::Cpu, SEED)?)?;
     // Random tokens are never 0.
     let second = first.f_detach_copy()?;
     let _ = second.f_narrow(1, 15, 1)?.f_zero_()?;
@@ -115,7 +117,8 @@ pub fn later_tokens_change_nothing_before() -> Result<Verdict> {
 /// Thirty steps on one batch must all but memorise it.
 pub fn loss_falls_on_one_batch() -> Result<Verdict> {
     let model = model(Choice::Naive)?;
-    let (tokens, targets) = (tokens(2, 12)?, tokens(2, 12)?);
+    let generator = Generator::new(Device::Cpu, SEED)?;
+    let (tokens, targets) = (tokens(2, 12, &generator)?, tokens(2, 12, &generator)?);
     let mut adamw = AdamW::new(AdamWOptions { lr: 1e-2, ..AdamWOptions::default() })?;
     let mut losses = Vec::new();
     for _ in 0..30 {
@@ -220,9 +223,10 @@ fn captured_distance(dtype: Precision, device: Device) -> Result<f64> {
 }
 
 fn model(attention: Choice) -> Result<Transformer> {
-    Transformer::new(&SMALL, Device::Cpu, 336, attention)
+    Transformer::new(&SMALL, attention, &Generator::new(Device::Cpu, 336)?)
 }
 
-fn tokens(batch: i64, seq: i64) -> Result<Tensor> {
-    Ok(Tensor::f_randint_low(1, SMALL.vocab_size, [batch, seq], (Kind::Int64, Device::Cpu))?)
+/// None of them is 0.
+fn tokens(batch: i64, seq: i64, generator: &Generator) -> Result<Tensor> {
+    generator.randint(1, SMALL.vocab_size, &[batch, seq], Kind::Int64)
 }

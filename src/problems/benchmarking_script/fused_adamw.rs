@@ -6,7 +6,8 @@ use tch::{Device, Kind, Tensor};
 use crate::harness::problem::Verdict;
 use crate::model::FusedAdamW;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _};
-use crate::torch;
+use crate::torch::random::SEED;
+use crate::torch::{self, Generator};
 use crate::torch::graph::{Captured, on_side_stream};
 
 #[cfg(test)]
@@ -36,8 +37,8 @@ struct Parameter {
 
 impl Parameter {
     /// Normal values, `offset` elements behind the start of their memory.
-    fn new(index: usize, elements: i64, offset: i64, device: Device) -> Result<Self> {
-        let fused = normal(elements, offset, device)?;
+    fn new(index: usize, elements: i64, offset: i64, generator: &Generator) -> Result<Self> {
+        let fused = normal(elements, offset, generator)?;
         let (plain, exact) = (fused.f_detach_copy()?, fused.f_to_kind(Kind::Double)?);
         Ok(Self { name: format!("parameter {index} ({elements} elements, offset {offset})"), fused, plain, exact })
     }
@@ -49,8 +50,8 @@ impl Parameter {
     }
 }
 
-fn normal(elements: i64, offset: i64, device: Device) -> Result<Tensor> {
-    Ok(Tensor::f_randn([elements + offset], (Kind::Float, device))?.f_narrow(0, offset, elements)?)
+fn normal(elements: i64, offset: i64, generator: &Generator) -> Result<Tensor> {
+    Ok(generator.randn(&[elements + offset], Kind::Float)?.f_narrow(0, offset, elements)?)
 }
 
 fn compare(device: Device) -> Result<Verdict> {
@@ -58,7 +59,8 @@ fn compare(device: Device) -> Result<Verdict> {
     let mut shapes: Vec<(i64, i64)> = lengths.iter().flat_map(|&n| [(n, 0), (n, 1)]).collect();
     // More than one launch takes.
     shapes.resize(800, (1600, 0));
-    let parameters = (0..).zip(&shapes).map(|(i, &(n, offset))| Parameter::new(i, n, offset, device));
+    let generator = Generator::new(device, SEED)?;
+    let parameters = (0..).zip(&shapes).map(|(i, &(n, offset))| Parameter::new(i, n, offset, &generator));
     let parameters = parameters.collect::<Result<Vec<_>>>()?;
 
     let mut fused = FusedAdamW::new(OPTIONS, device)?;
@@ -70,7 +72,7 @@ fn compare(device: Device) -> Result<Verdict> {
         exact.set_lr(lr);
         // Each parameter sits out every seventh step, so that they have not all come equally far.
         let given: Vec<usize> = (0..shapes.len()).filter(|i| (i + step) % 7 != 0).collect();
-        let grads = given.iter().map(|&i| normal(shapes[i].0, shapes[i].1, device)).collect::<Result<Vec<_>>>()?;
+        let grads = given.iter().map(|&i| normal(shapes[i].0, shapes[i].1, &generator)).collect::<Result<Vec<_>>>()?;
         let items = || given.iter().map(|&i| &parameters[i]).zip(&grads);
         fused.update(&items().map(|(p, grad)| (p.name.as_str(), &p.fused, grad)).collect::<Vec<_>>())?;
         for (p, grad) in items() {
@@ -101,9 +103,10 @@ pub fn counts_replays() -> Result<Verdict> {
 
 fn replay(device: Device) -> Result<Verdict> {
     const EAGER: usize = 2;
-    let eager_param = normal(100_003, 0, device)?;
+    let generator = Generator::new(device, SEED)?;
+    let eager_param = normal(100_003, 0, &generator)?;
     let captured_param = eager_param.f_detach_copy()?;
-    let grads = (0..6).map(|_| normal(100_003, 0, device)).collect::<Result<Vec<_>>>()?;
+    let grads = (0..6).map(|_| normal(100_003, 0, &generator)).collect::<Result<Vec<_>>>()?;
     let mut eager = FusedAdamW::new(OPTIONS, device)?;
     grads.iter().try_for_each(|grad| eager.update(&[("p", &eager_param, grad)]))?;
 

@@ -23,6 +23,8 @@ use crate::harness::store::Layout;
 use crate::harness::suite;
 use crate::torch::autograd::backward_from;
 use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];
 
@@ -63,7 +65,7 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
     Verdict::passed(format!("{} cells, lengths 128 to 65,536 by 16 to 128 by two types; one leaderboard", cells.len()))
 }
 
-fn task(shape: [i64; 4], dtype: Dtype, draw: fn(&Task, i64, Device) -> Result<Inputs>) -> Task {
+fn task(shape: [i64; 4], dtype: Dtype, draw: fn(&Task, i64, &Generator) -> Result<Inputs>) -> Task {
     let protocol = Protocol { cache: Cache::Warm, warmup_ms: 1.0, rep_ms: 1.0, most_repeats: 1 };
     let passes = &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both];
     Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, draw }
@@ -80,15 +82,16 @@ pub fn columns_agree() -> Result<Verdict> {
     for dtype in DTYPES {
         let mut largest = 0.0_f64;
         for device in devices() {
+            let generator = Generator::new(device, SEED)?;
             for d in [16, 32, 64, 128] {
-                let apart = task([1, 1, 256, d], dtype, |t, seq, device| {
-                    Inputs::draw([t.shape[0], t.shape[1], seq, t.shape[3]], t.dtype.kind(), device)
+                let apart = task([1, 1, 256, d], dtype, |t, seq, generator| {
+                    Inputs::draw([t.shape[0], t.shape[1], seq, t.shape[3]], t.dtype.kind(), generator)
                 });
-                let unpacked = task([1, 3, 128, d], dtype, |t, seq, device| {
-                    Inputs::draw_unpacked(t.shape[1], seq, t.shape[3], t.dtype.kind(), device)
+                let unpacked = task([1, 3, 128, d], dtype, |t, seq, generator| {
+                    Inputs::draw_unpacked(t.shape[1], seq, t.shape[3], t.dtype.kind(), generator)
                 });
                 for task in [apart, unpacked] {
-                    let inputs = (task.draw)(&task, task.shape[2], device)?;
+                    let inputs = (task.draw)(&task, task.shape[2], &generator)?;
                     for implementation in columns().iter().filter(|e| takes_part(e, dtype.kind(), device, d).is_ok()) {
                         largest = largest.max(within(implementation, &task, &inputs)?.largest());
                         ran.insert(implementation.name);
@@ -116,9 +119,10 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
         }),
         ("queries that get no gradient", |i| naive::attention(&i.q.f_detach()?, &i.k, &i.v, true)),
     ];
+    let generator = Generator::new(Device::Cpu, SEED)?;
     for dtype in DTYPES {
         for (name, attention) in wrong {
-            let inputs = Inputs::draw([1, 1, 256, 32], dtype.kind(), Device::Cpu)?;
+            let inputs = Inputs::draw([1, 1, 256, 32], dtype.kind(), &generator)?;
             let o = attention(&inputs)?;
             backward_from(&o, &inputs.d_o, false)?;
             for leaf in &inputs.leaves {
@@ -142,12 +146,13 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
     let Some(naive) = columns().into_iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
     for device in devices() {
         let slack = if device == Device::Cpu { 256 } else { 1 << 14 };
+        let generator = Generator::new(device, SEED)?;
         for (shape, dtype) in [([1, 1, 256, 16], Dtype::Float32), ([2, 3, 160, 32], Dtype::Float32)] {
             let kind: Kind = dtype.kind();
             // The first pass also allocates what libraries keep.
             for counted in [false, true] {
                 let meter = AllocationTracker::start(device)?;
-                let inputs = Inputs::draw(shape, kind, device)?;
+                let inputs = Inputs::draw(shape, kind, &generator)?;
                 let run = naive.prepare_causal(shape[2], device)?;
                 meter.reset_peak()?;
                 let o = run(&inputs.q, &inputs.k, &inputs.v)?;

@@ -21,6 +21,8 @@ use crate::harness::provenance::available_memory_bytes;
 use crate::harness::samples::{Samples, Work};
 use crate::torch::autograd::{backward, backward_from};
 use crate::units::human_bytes;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Whether the host launches each kernel, or the whole pass as one CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +42,7 @@ pub struct Task {
     pub protocol: Protocol,
     pub rounds: usize,
     /// The inputs of a given length.
-    pub draw: fn(&Task, i64, Device) -> Result<Inputs>,
+    pub draw: fn(&Task, i64, &Generator) -> Result<Inputs>,
 }
 
 /// How one implementation's part of a case ended.
@@ -77,8 +79,9 @@ impl Task {
 
 /// Verifies and times every one of `implementations`; the key is its name.
 pub fn compare(task: &Task, implementations: &[Implementation], device: Device) -> Result<BTreeMap<String, Entry>> {
-    let inputs = (task.draw)(task, task.seq(), device).context("drawing the inputs")?;
-    let verified = implementations.iter().map(|e| verify(e, task, &inputs)).collect::<Result<Vec<_>>>()?;
+    let generator = Generator::new(device, SEED)?;
+    let inputs = (task.draw)(task, task.seq(), &generator).context("drawing the inputs")?;
+    let verified = implementations.iter().map(|e| verify(e, task, &inputs, &generator)).collect::<Result<Vec<_>>>()?;
     let bench = TimingBench::new(device, task.protocol)?;
     let entered = || implementations.iter().zip(&verified);
     let mut variants = Vec::new();
@@ -136,13 +139,18 @@ struct Verified {
 }
 
 /// The implementation's part in the case, or why it has none: not supported, wrong, or not to be captured.
-fn verify(implementation: &Implementation, task: &Task, inputs: &Inputs) -> Result<Column<Verified>> {
+fn verify(
+    implementation: &Implementation,
+    task: &Task,
+    inputs: &Inputs,
+    generator: &Generator,
+) -> Result<Column<Verified>> {
     let device = inputs.device();
     if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {
         return Ok(Column::NotRun { reason });
     }
     let attempt = || -> Result<Verified> {
-        let small = (task.draw)(task, task.seq().min(WHOLE), device)?;
+        let small = (task.draw)(task, task.seq().min(WHOLE), generator)?;
         let mut verified = Verified { errors: within(implementation, task, &small)?, seq: small.seq(), replays: None };
         if task.seq() > small.seq()
             && refused(task, implementation, task.passes[task.passes.len() - 1], device)?.is_none()

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd::release_grad;
+use crate::torch::Generator;
 
 /// q, k and v with the upstream gradient of o; the gradients end in `leaves`.
 pub struct Inputs {
@@ -16,8 +17,8 @@ pub struct Inputs {
 
 impl Inputs {
     /// Standard normal values of `shape` (batch, heads, n, d), each a tensor of its own.
-    pub fn draw(shape: [i64; 4], kind: Kind, device: Device) -> Result<Self> {
-        let normal = || normal(&shape, kind, device);
+    pub fn draw(shape: [i64; 4], kind: Kind, generator: &Generator) -> Result<Self> {
+        let normal = || normal(&shape, kind, generator);
         let leaf = || -> Result<Tensor> { Ok(normal()?.f_set_requires_grad(true)?) };
         let [q, k, v] = [leaf()?, leaf()?, leaf()?];
         let leaves = [&q, &k, &v].map(Tensor::shallow_clone).into();
@@ -25,11 +26,11 @@ impl Inputs {
     }
 
     /// As the leaderboard's function has them: parts of one leaf (3, heads, n, d), unpacked under autograd.
-    pub fn draw_unpacked(n_heads: i64, seq: i64, d_head: i64, kind: Kind, device: Device) -> Result<Self> {
-        let leaf = normal(&[3, n_heads, seq, d_head], kind, device)?.f_set_requires_grad(true)?;
+    pub fn draw_unpacked(n_heads: i64, seq: i64, d_head: i64, kind: Kind, generator: &Generator) -> Result<Self> {
+        let leaf = normal(&[3, n_heads, seq, d_head], kind, generator)?.f_set_requires_grad(true)?;
         let parts = tch::with_grad(|| leaf.f_unbind(0))?;
         let [q, k, v] = <[Tensor; 3]>::try_from(parts).ok().context("three parts")?;
-        let d_o = Tensor::f_ones(q.size(), (kind, device))?;
+        let d_o = Tensor::f_ones(q.size(), (kind, generator.device()))?;
         Ok(Self { leaves: vec![leaf], q, k, v, d_o })
     }
 
@@ -61,6 +62,6 @@ impl Inputs {
     }
 }
 
-fn normal(shape: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
-    Ok(Tensor::f_randn(shape, (Kind::Float, device))?.f_to_kind(kind)?)
+fn normal(shape: &[i64], kind: Kind, generator: &Generator) -> Result<Tensor> {
+    Ok(generator.randn(shape, Kind::Float)?.f_to_kind(kind)?)
 }

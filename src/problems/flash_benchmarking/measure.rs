@@ -72,9 +72,9 @@ impl Cell {
             passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
             protocol: Protocol { cache, warmup_ms, rep_ms, most_repeats },
             rounds: self.rounds,
-            draw: |task, seq, device| {
+            draw: |task, seq, generator| {
                 let [batch, heads, _, d] = task.shape;
-                Inputs::draw([batch, heads, seq, d], task.dtype.kind(), device)
+                Inputs::draw([batch, heads, seq, d], task.dtype.kind(), generator)
             },
         }
     }
@@ -90,9 +90,9 @@ impl Leaderboard {
             passes: &[AttentionPass::Summed],
             protocol: Protocol { cache: Cache::Cold, warmup_ms, rep_ms, most_repeats: 0 },
             rounds: 1,
-            draw: |task, seq, device| {
+            draw: |task, seq, generator| {
                 let [_, n_heads, _, d_head] = task.shape;
-                Inputs::draw_unpacked(n_heads, seq, d_head, task.dtype.kind(), device)
+                Inputs::draw_unpacked(n_heads, seq, d_head, task.dtype.kind(), generator)
             },
         }
     }

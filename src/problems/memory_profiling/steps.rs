@@ -18,6 +18,8 @@ use crate::torch::memory_history::{History, record};
 use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::nvtx::range;
 use crate::torch::{memory, stream};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// The optimizer of a device, and how it updates.
 pub fn adamw_on(device: Device) -> Result<(Box<dyn Optimizer>, Update)> {
@@ -62,6 +64,7 @@ pub struct MemoryBench<'a> {
     params: &'a Params,
     device: Device,
     model: Transformer,
+    generator: Generator,
     optimizer: Box<dyn Optimizer>,
     pub update: Update,
     pub parameters_bytes: u64,
@@ -76,7 +79,8 @@ impl<'a> MemoryBench<'a> {
     /// A new model, after one pass forward and back, so that libraries have their workspaces.
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
         let gauge = Gauge::start(device)?;
-        let model = Transformer::new(&params.config(), device, 0, params.attention)?;
+        let generator = Generator::new(device, SEED)?;
+        let model = Transformer::new(&params.config(), params.attention, &generator)?;
         let bytes = |(_, p): &(String, Tensor)| (p.numel() * p.kind().elt_size_in_bytes()) as u64;
         let parameters_bytes = model.parameters().iter().map(bytes).sum();
         let (optimizer, update) = adamw_on(device)?;
@@ -85,6 +89,7 @@ impl<'a> MemoryBench<'a> {
             params,
             device,
             model,
+            generator,
             optimizer,
             update,
             parameters_bytes,
@@ -172,7 +177,7 @@ impl<'a> MemoryBench<'a> {
 
     fn batch(&self) -> Result<(Tensor, Tensor)> {
         let size = [self.params.batch_size, self.params.context_length];
-        let random = || Tensor::f_randint_low(0, self.params.vocab_size, size, (Kind::Int64, self.device));
+        let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
         Ok((random()?, random()?))
     }
 }

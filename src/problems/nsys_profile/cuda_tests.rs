@@ -12,10 +12,15 @@ use crate::torch::profiler::{profile, with_nvtx};
 use crate::torch::nvtx::range;
 use crate::torch::stream::synchronize;
 use crate::torch::trace::Source;
-use crate::torch::{AllowTf32, cuda_device, set_allow_tf32};
+use crate::torch::random::SEED;
+use crate::torch::{AllowTf32, Generator, cuda_device, set_allow_tf32};
 
 fn gpu() -> Device {
     cuda_device(0).expect("run with --ignored only where a GPU is")
+}
+
+fn random(size: i64, device: Device) -> Tensor {
+    Generator::new(device, SEED).unwrap().randn(&[size, size], Kind::Float).unwrap()
 }
 
 fn params(optimizer: &str) -> Params {
@@ -49,7 +54,7 @@ fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() {
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored --test-threads=1"]
 fn backward_kernels_are_launched_by_another_thread_inside_its_range() {
     let device = gpu();
-    let x = Tensor::rand([512, 512], (Kind::Float, device)).set_requires_grad(true);
+    let x = random(512, device).set_requires_grad(true);
     let step = || {
         let loss = range(FORWARD, || x.mm(&x).sum(Kind::Float));
         range(BACKWARD, || loss.f_backward().map_err(anyhow::Error::from).and_then(|()| synchronize(device)))
@@ -71,7 +76,7 @@ fn backward_kernels_are_launched_by_another_thread_inside_its_range() {
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored --test-threads=1"]
 fn a_tf32_product_is_known_by_its_name() {
     let device = gpu();
-    let x = Tensor::rand([2048, 2048], (Kind::Float, device));
+    let x = random(2048, device);
     let units = |matmul| {
         set_allow_tf32(AllowTf32 { matmul, cudnn: true }).unwrap();
         let product = || {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 use super::measure::{OptimizerName, Params, Pass};
 use crate::attention::Choice;
@@ -13,6 +13,8 @@ use crate::model::{FusedAdamW, Transformer};
 use crate::torch::autograd::backward;
 use crate::torch::nvtx::range;
 use crate::torch::stream::synchronize;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Logits and loss under `no_grad`.
 pub const INFERENCE: &str = "inference";
@@ -29,6 +31,7 @@ pub struct ProfiledBench<'a> {
     device: Device,
     model: Transformer,
     optimizer: Box<dyn Optimizer>,
+    generator: Generator,
 }
 
 /// Seconds on the host of the passes of one step, the device synchronised after each.
@@ -41,8 +44,9 @@ pub struct Seconds {
 
 impl<'a> ProfiledBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
-        let model = Transformer::new(&params.config(), device, 0, Choice::Naive)?;
-        Ok(Self { params, device, model, optimizer: optimizer(params.optimizer, device)? })
+        let generator = Generator::new(device, SEED)?;
+        let model = Transformer::new(&params.config(), Choice::Naive, &generator)?;
+        Ok(Self { params, device, model, optimizer: optimizer(params.optimizer, device)?, generator })
     }
 
     /// The steps before anything is looked at.
@@ -53,7 +57,7 @@ impl<'a> ProfiledBench<'a> {
     /// A forward pass alone, then (if asked for) a training step, on the same fresh random tokens.
     pub fn step(&mut self) -> Result<Seconds> {
         let Params { vocab_size, batch_size, context_length, dtype, pass, .. } = *self.params;
-        let random = || Tensor::f_randint_low(0, vocab_size, [batch_size, context_length], (Kind::Int64, self.device));
+        let random = || self.generator.randint(0, vocab_size, &[batch_size, context_length], Kind::Int64);
         let (tokens, targets) = (random()?, random()?);
         synchronize(self.device)?;
         let loss = || loss(&self.model, &tokens, &targets, dtype);

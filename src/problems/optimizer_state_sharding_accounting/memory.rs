@@ -21,6 +21,7 @@ use crate::model::optim::zero_grad;
 use crate::torch::autograd::backward;
 use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::stream::synchronize;
+use crate::torch::Generator;
 
 pub const TASK: RankTask = RankTask { name: "sharding_memory", run };
 
@@ -88,7 +89,8 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     // What earlier collectives kept has been let go of before anything is counted.
     collective.barrier()?;
     let meter = AllocationTracker::start(device)?;
-    let model = Transformer::new(&params.config(), device, collective.rank() as i64, Choice::Naive)?;
+    let generator = Generator::new(device, collective.rank() as i64)?;
+    let model = Transformer::new(&params.config(), Choice::Naive, &generator)?;
     let parameters = model.parameters();
     let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
     let of_parameters = parameters.iter().map(|(_, parameter)| bytes(parameter)).sum();
@@ -114,14 +116,8 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     let mut trainer = make_trainer(name, parameters, collective, None)?;
     let mut state = 0;
     for step in ["the first", "a later"] {
-        let draw = || {
-            Tensor::f_randint_low(
-                0,
-                params.vocab_size,
-                [params.batch_size, params.context_length],
-                (Kind::Int64, device),
-            )
-        };
+        let size = [params.batch_size, params.context_length];
+        let draw = || generator.randint(0, params.vocab_size, &size, Kind::Int64);
         let (tokens, targets) = (draw()?, draw()?);
         backward(&loss(&model, &tokens, &targets, params.dtype)?)?;
         trainer.parallel().finish_gradient_synchronization()?;

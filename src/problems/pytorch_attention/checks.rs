@@ -14,6 +14,7 @@ use crate::harness::record::Profile;
 use crate::torch::autograd;
 use crate::torch::clock::Stopwatch;
 use crate::units::human_bytes;
+use crate::torch::random::SEED;
 
 /// The timed implementation against PyTorch's own operator, output and gradients.
 ///
@@ -48,7 +49,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
     let mut devices = vec![(Profile::Cpu, Device::Cpu)];
     devices.extend(device_for(Profile::Gpu).ok().map(|gpu| (Profile::Gpu, gpu)));
     for (profile, device) in &devices {
-        let stopwatch = Stopwatch::new(*device)?;
+        let (stopwatch, generator) = (Stopwatch::new(*device)?, crate::torch::Generator::new(*device, SEED)?);
         for (d_model, seq) in [(8, 64), (32, 96), (100, 30)] {
             let p = Params {
                 implementation: Choice::Naive,
@@ -60,8 +61,8 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
                 iterations: 1,
             };
             // The first pass also allocates the workspaces of the products.
-            pass(&p, *device, &stopwatch)?;
-            let (predicted, counted) = (accounting_of(&p, *profile), pass(&p, *device, &stopwatch)?.memory);
+            pass(&p, &generator, &stopwatch)?;
+            let (predicted, counted) = (accounting_of(&p, *profile), pass(&p, &generator, &stopwatch)?.memory);
             for (what, predicted, counted) in [
                 ("saved by the forward pass", predicted.saved_bytes, counted.saved),
                 ("in use before the backward pass", predicted.before_backward_bytes, counted.before_backward),

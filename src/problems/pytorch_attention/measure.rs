@@ -17,6 +17,8 @@ use crate::torch::clock::{Lap, Stopwatch};
 use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::{autograd, memory, stream};
 use crate::units::human_bytes;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 pub struct PytorchAttention;
 
@@ -88,11 +90,11 @@ impl Measure for PytorchAttention {
         if let (Device::Cpu, Some(predicted)) = (device, Self::predicted_bytes(p, profile)) {
             refuse_if_larger(predicted, provenance::available_memory_bytes()?)?;
         }
-        let stopwatch = Stopwatch::new(device)?;
+        let (stopwatch, generator) = (Stopwatch::new(device)?, Generator::new(device, SEED)?);
         for _ in 0..p.warmup {
-            pass(p, device, &stopwatch)?;
+            pass(p, &generator, &stopwatch)?;
         }
-        let passes = (0..p.iterations).map(|_| pass(p, device, &stopwatch)).collect::<Result<Vec<_>>>()?;
+        let passes = (0..p.iterations).map(|_| pass(p, &generator, &stopwatch)).collect::<Result<Vec<_>>>()?;
         let in_use = passes[0].memory;
         ensure!(passes.iter().all(|pass| pass.memory == in_use), "the memory in use differs from pass to pass");
         let host =
@@ -147,11 +149,12 @@ pub struct MemoryInUse {
 }
 
 /// One forward and one backward pass on fresh inputs, metered and timed, synchronised after each.
-pub fn pass(p: &Params, device: Device, stopwatch: &Stopwatch) -> Result<TimedPass> {
+pub fn pass(p: &Params, generator: &Generator, stopwatch: &Stopwatch) -> Result<TimedPass> {
+    let device = generator.device();
     let meter = AllocationTracker::start(device)?;
     let shape = [p.batch, p.seq, p.d_model].map(i64::from);
     let kind = p.dtype.kind();
-    let draw = || -> Result<Tensor> { Ok(Tensor::f_randn(shape, (Kind::Float, device))?.f_to_kind(kind)?) };
+    let draw = || -> Result<Tensor> { Ok(generator.randn(&shape, Kind::Float)?.f_to_kind(kind)?) };
     let [q, k, v] = [draw()?, draw()?, draw()?].map(|t| t.set_requires_grad(true));
     let d_o = draw()?;
     stream::synchronize(device)?;

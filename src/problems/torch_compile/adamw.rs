@@ -19,6 +19,8 @@ use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, SizeName};
 use crate::torch::autograd::{backward_from, release_grad};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,
 /// while a decay or a bias correction left out would change the end by 1e-5 and more.
@@ -89,13 +91,14 @@ impl Params {
 
 pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
     let Turns { warmup, iterations, .. } = p.turns();
+    let generator = Generator::new(device, SEED)?;
     // Neither vocabulary nor context changes what a step is; the handout's vocabulary gives the counts of its table.
     let config = Config::of_size(p.size.size(), crate::model::sizes::VOCAB_SIZE, 1);
     let shapes: Vec<Vec<i64>> = config.parameter_shapes().map(|(_, shape)| shape).collect();
     let errors = {
         let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
         let file = folder.path().join("adamw.safetensors");
-        write_steps(&file, device)?;
+        write_steps(&file, &generator)?;
         peer.open("adamw", json!({ "shapes": [] }))?;
         ["fused", "foreach"].map(|column| verify(peer, column, &file))
     };
@@ -105,7 +108,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     peer.open("adamw", json!({ "shapes": shapes, "steps_in_a_row": p.steps_in_a_row }))?;
     let copy = copy_bandwidth(device)?;
     empty_cache(device)?;
-    let parameters = random_parameters(&shapes, device)?;
+    let parameters = random_parameters(&shapes, &generator)?;
     let peer = RefCell::new(peer);
     let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
     let [rust, python_fused, python_foreach] = interleave(
@@ -144,17 +147,17 @@ pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<
 }
 
 /// Three steps of our optimizer on small tensors: where they start, their gradients, and where they end.
-pub fn write_steps(file: &Path, device: Device) -> Result<()> {
+pub fn write_steps(file: &Path, generator: &Generator) -> Result<()> {
     const STEPS: usize = 3;
-    let parameters = random_parameters(&[vec![33, 7], vec![64], vec![5, 3]], device)?;
-    let mut optimizer = adamw_for(device, AdamWOptions::default())?;
+    let parameters = random_parameters(&[vec![33, 7], vec![64], vec![5, 3]], generator)?;
+    let mut optimizer = adamw_for(generator.device(), AdamWOptions::default())?;
     let mut tensors = Vec::new();
     for (i, (_, parameter)) in parameters.iter().enumerate() {
         tensors.push((format!("param.{i}"), parameter.f_detach_copy()?));
     }
     for step in 0..STEPS {
         for (i, (_, parameter)) in parameters.iter().enumerate() {
-            give_gradient(parameter)?;
+            give_gradient(parameter, generator)?;
             tensors.push((format!("grad.{i}.{step}"), parameter.f_grad()?.f_detach_copy()?));
         }
         optimizer.step(&parameters)?;
@@ -165,19 +168,19 @@ pub fn write_steps(file: &Path, device: Device) -> Result<()> {
     write_safetensors(file, &tensors)
 }
 
-fn random_parameters(shapes: &[Vec<i64>], device: Device) -> Result<Vec<(String, Tensor)>> {
+fn random_parameters(shapes: &[Vec<i64>], generator: &Generator) -> Result<Vec<(String, Tensor)>> {
     let parameter = |(i, shape): (usize, &Vec<i64>)| -> Result<(String, Tensor)> {
-        let parameter = Tensor::f_randn(shape, (Kind::Float, device))?.f_set_requires_grad(true)?;
-        give_gradient(&parameter)?;
+        let parameter = generator.randn(shape, Kind::Float)?.f_set_requires_grad(true)?;
+        give_gradient(&parameter, generator)?;
         Ok((i.to_string(), parameter))
     };
     shapes.iter().enumerate().map(parameter).collect()
 }
 
 /// A random gradient: what arrives at a leaf is its gradient.
-fn give_gradient(parameter: &Tensor) -> Result<()> {
+fn give_gradient(parameter: &Tensor, generator: &Generator) -> Result<()> {
     release_grad(parameter)?;
-    backward_from(parameter, &parameter.f_randn_like()?, false)
+    backward_from(parameter, &generator.randn(&parameter.size(), Kind::Float)?, false)
 }
 
 /// Steps of a new optimizer, whose untimed ones make its state, as the peer's turn.

@@ -18,6 +18,8 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::graph::{Captured, on_side_stream};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Between two orders of summation in float32: a sum of n terms of random sign errs by about sqrt(n) 2^-24 of its norm,
 /// 8e-6 for the 16,384 keys of the longest rows. TF32, whose products are rounded to 2^-11, would not pass.
@@ -81,7 +83,8 @@ impl Params {
 
 pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
     let Turns { warmup, iterations, .. } = p.turns();
-    let given = Given::draw(p.shape(), device)?;
+    let generator = Generator::new(device, SEED)?;
+    let given = Given::draw(p.shape(), &generator)?;
     let expected = given.expected()?;
     let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
     let file = folder.path().join("attention.safetensors");
@@ -92,7 +95,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let compiled = verify(peer, "compiled", &file)?;
     let captured = Column::of(CapturedAttention::new(&given))?;
     let errors_captured = match captured.measured() {
-        Some(captured) => Some(within_tolerance("captured", captured.prove(&given, &expected)?)?),
+        Some(captured) => Some(within_tolerance("captured", captured.prove(&given, &expected, &generator)?)?),
         None => None,
     };
     drop(expected);
@@ -102,10 +105,10 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let [rust_eager, python_eager, python_compiled, rust_captured] = interleave(
         p.turns(),
         [
-            Variant::new(|| eager_turn(p, device)),
+            Variant::new(|| eager_turn(p, &generator)),
             Variant::prepared(&eager, |_| python("eager")),
             Variant::prepared(&compiled, |_| python("compiled")),
-            Variant::prepared(&captured, |captured| captured.turn(warmup, iterations)),
+            Variant::prepared(&captured, |captured| captured.turn(warmup, iterations, &generator)),
         ],
     )?;
     let first_call_s = compiled.measured().map(|verified| &verified.first_call_s);
@@ -161,9 +164,9 @@ pub struct Given {
 }
 
 impl Given {
-    pub fn draw(shape: [i64; 3], device: Device) -> Result<Self> {
-        let draw = || Tensor::f_randn(shape, (Kind::Float, device));
-        Ok(Self { device, q: draw()?, k: draw()?, v: draw()?, d_o: draw()? })
+    pub fn draw(shape: [i64; 3], generator: &Generator) -> Result<Self> {
+        let draw = || generator.randn(&shape, Kind::Float);
+        Ok(Self { device: generator.device(), q: draw()?, k: draw()?, v: draw()?, d_o: draw()? })
     }
 
     fn leaves(&self) -> Result<[Tensor; 3]> {
@@ -190,10 +193,11 @@ impl Given {
 }
 
 /// Pairs of passes on fresh inputs, as the peer's turn.
-fn eager_turn(p: &Params, device: Device) -> Result<Laps> {
+fn eager_turn(p: &Params, generator: &Generator) -> Result<Laps> {
+    let device = generator.device();
     let mut laps = Laps::new();
     for pass in 0..p.warmup + p.iterations {
-        let given = Given::draw(p.shape(), device)?;
+        let given = Given::draw(p.shape(), generator)?;
         let leaves = [&given.q, &given.k, &given.v].map(|t| t.shallow_clone().set_requires_grad(true));
         let [q, k, v] = &leaves;
         let (o, forward) = lap(device, || naive::attention(q, k, v, false))?;
@@ -251,9 +255,10 @@ impl CapturedAttention {
         Ok(())
     }
 
-    fn prove(&self, given: &Given, expected: &[Tensor; 4]) -> Result<AttentionErrors> {
+    fn prove(&self, given: &Given, expected: &[Tensor; 4], generator: &Generator) -> Result<AttentionErrors> {
         // From inputs that the capture did not see.
-        self.load(&Given::draw(<[i64; 3]>::try_from(given.q.size()).ok().context("q is (b, T, d)")?, self.device)?)?;
+        let shape = <[i64; 3]>::try_from(given.q.size()).ok().context("q is (b, T, d)")?;
+        self.load(&Given::draw(shape, generator)?)?;
         self.forward.replay()?;
         self.backward.replay()?;
         self.load(given)?;
@@ -268,11 +273,11 @@ impl CapturedAttention {
         })
     }
 
-    fn turn(&self, warmup: usize, iterations: usize) -> Result<Laps> {
+    fn turn(&self, warmup: usize, iterations: usize, generator: &Generator) -> Result<Laps> {
         let shape = <[i64; 3]>::try_from(self.d_o.size()).ok().context("d_o is (b, T, d)")?;
         let mut laps = Laps::new();
         for pass in 0..warmup + iterations {
-            self.load(&Given::draw(shape, self.device)?)?;
+            self.load(&Given::draw(shape, generator)?)?;
             let ((), forward) = lap(self.device, || self.forward.replay())?;
             let ((), backward) = lap(self.device, || self.backward.replay())?;
             if pass >= warmup {

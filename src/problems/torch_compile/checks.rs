@@ -9,6 +9,8 @@ use super::{adamw, attention, transformer};
 use crate::bench::peer::with_kept;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Small enough that every element of every gradient is compared.
 const CONFIG: Config = Config {
@@ -36,9 +38,10 @@ pub fn attention_is_the_same_in_python() -> Result<Verdict> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("attention.safetensors");
     let mut largest = 0.0_f64;
+    let generator = Generator::new(Device::Cpu, SEED)?;
     with_kept(Device::Cpu, |peer| {
         for shape in [[2, 40, 16], [3, 17, 8]] {
-            let given = attention::Given::draw(shape, Device::Cpu)?;
+            let given = attention::Given::draw(shape, &generator)?;
             let mut expected = given.expected()?;
             given.write(&expected, &file)?;
             peer.open("attention", json!({ "shape": shape }))?;
@@ -85,7 +88,7 @@ pub fn model_is_the_same_in_python() -> Result<Verdict> {
 pub fn adamw_is_the_same_in_python() -> Result<Verdict> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("adamw.safetensors");
-    adamw::write_steps(&file, Device::Cpu)?;
+    adamw::write_steps(&file, &Generator::new(Device::Cpu, SEED)?)?;
     with_kept(Device::Cpu, |peer| {
         peer.open("adamw", json!({ "shapes": [] }))?;
         for column in ["fused", "foreach"] {

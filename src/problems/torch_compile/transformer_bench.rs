@@ -14,6 +14,8 @@ use crate::model::{Config, Precision, Transformer};
 use crate::torch::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::graph::{Captured, on_side_stream};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Tokens and targets, both (batch, seq) int64.
 pub struct Batch {
@@ -27,17 +29,19 @@ pub struct TransformerBench {
     pub device: Device,
     dtype: Precision,
     batch_size: i64,
+    generator: Generator,
 }
 
 impl TransformerBench {
     pub fn new(config: &Config, batch_size: i64, dtype: Precision, device: Device) -> Result<Self> {
-        Ok(Self { model: Transformer::new(config, device, 0, Choice::Naive)?, device, dtype, batch_size })
+        let generator = Generator::new(device, SEED)?;
+        Ok(Self { model: Transformer::new(config, Choice::Naive, &generator)?, device, dtype, batch_size, generator })
     }
 
     pub fn draw(&self) -> Result<Batch> {
         let config = self.model.config();
         let size = [self.batch_size, config.context_length];
-        let random = || Tensor::f_randint(config.vocab_size, size, (Kind::Int64, self.device));
+        let random = || self.generator.randint(0, config.vocab_size, &size, Kind::Int64);
         Ok(Batch { tokens: random()?, targets: random()? })
     }
 

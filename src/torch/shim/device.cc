@@ -6,8 +6,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <mutex>
-
 namespace cs336 {
 
 namespace {
@@ -44,12 +42,6 @@ void leave_autocast(bool is_cuda, AutocastState before) {
   }
   at::autocast::set_autocast_enabled(type, before.enabled);
   at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(before.dtype));
-}
-
-void seed_generator(bool is_cuda, int8_t device, uint64_t seed) {
-  auto generator = at::globalContext().defaultGenerator(c10::Device(device_type(is_cuda), is_cuda ? device : -1));
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(seed);
 }
 
 AllocatorStats allocator_stats(int8_t device) {

@@ -16,9 +16,6 @@ AutocastState enter_autocast(bool is_cuda, int8_t dtype);
 // Puts back what `enter_autocast` returned; outside the last autocast, cached casts are dropped.
 void leave_autocast(bool is_cuda, AutocastState before);
 
-// Of the processor, or of the CUDA device of that index.
-void seed_generator(bool is_cuda, int8_t device, uint64_t seed);
-
 // `device` is the index of a CUDA device.
 // Whether this process has started CUDA's allocator; does not start it.
 bool allocator_is_used();

@@ -14,6 +14,8 @@ use crate::model::{Config, FusedAdamW, SizeName};
 use crate::torch;
 use crate::torch::stream::synchronize;
 use crate::units::human_seconds;
+use crate::torch::Generator;
+use crate::torch::random::SEED;
 
 /// Where the search began.
 const FIRST: Shape = Shape { threads: 256, blocks: 5, vectors: 2, chunk: 4096, streaming: true };
@@ -70,7 +72,8 @@ fn adamw_variants() {
     println!("copy: {:.3} TB/s; a step moves 28 bytes a parameter", bandwidth / 1e12);
     for size in [SizeName::Small, SizeName::Xl] {
         let config = Config::of_size(size.size(), VOCAB_SIZE, 128);
-        let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, device));
+        let generator = Generator::new(device, SEED).unwrap();
+        let normal = |shape: &[i64]| generator.randn(shape, Kind::Float).unwrap();
         let parameters: Vec<_> =
             config.parameter_shapes().map(|(name, shape)| (name, normal(&shape), normal(&shape))).collect();
         let bytes = 28.0 * config.num_parameters() as f64;

@@ -46,9 +46,9 @@ fn task(launch: Launch) -> Task {
         passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
         protocol: Protocol { cache: Cache::Warm, warmup_ms: 0.1, rep_ms: 60_000.0, most_repeats: 3 },
         rounds: 2,
-        draw: |task, seq, device| {
+        draw: |task, seq, generator| {
             let [batch, heads, _, d] = task.shape;
-            Inputs::draw([batch, heads, seq, d], task.dtype.kind(), device)
+            Inputs::draw([batch, heads, seq, d], task.dtype.kind(), generator)
         },
     }
 }
@@ -99,7 +99,7 @@ fn a_graph_needs_a_gpu_and_a_case_that_cannot_fit_is_refused() {
 #[test]
 fn the_leaderboards_gradients_accumulate_and_the_grids_do_not() {
     let bench = TimingBench::new(Device::Cpu, task(Launch::Eager).protocol).unwrap();
-    let inputs = Inputs::draw_unpacked(2, 32, 16, Kind::Float, Device::Cpu).unwrap();
+    let inputs = Inputs::draw_unpacked(2, 32, 16, Kind::Float, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
     let gradient = |pass| {
         let timed = eager_turn(&columns()[0], pass, &bench, &inputs).unwrap().len();
         let gradient = inputs.leaves[0].grad().abs().sum(Kind::Float).double_value(&[]);
