@@ -22,7 +22,8 @@ const SOURCES: &[&str] = &[
     "random.cc",
 ];
 
-const BRIDGES: &[&str] = &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/allocator_stats.rs"];
+const BRIDGES: &[&str] =
+    &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/allocator_stats.rs"];
 
 fn main() {
     if let Err(message) = build() {

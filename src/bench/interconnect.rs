@@ -187,8 +187,14 @@ mod tests {
 
     #[test]
     fn each_operation_carries_its_share() {
-        let entry =
-            |operation| TimelineEntry { sequence: 1, operation, bytes: 80, launched_s: 0.0, started_s: 0.0, ended_s: 1.0 };
+        let entry = |operation| TimelineEntry {
+            sequence: 1,
+            operation,
+            bytes: 80,
+            launched_s: 0.0,
+            started_s: 0.0,
+            ended_s: 1.0,
+        };
         let of = |operation| bus_bytes(&[entry(operation), entry(Operation::Barrier)], 4);
         // ZeRO-1's two halves are one all-reduce; a broadcast sends everything over every link.
         assert_eq!(of(Operation::AllReduce), 120.0);

@@ -14,9 +14,9 @@ use crate::harness::provenance::Facts;
 use crate::harness::record::{Gpu, Peaks, Profile};
 use crate::harness::samples::{Samples, Work};
 use crate::torch;
-use crate::units::MIB;
 use crate::torch::Generator;
 use crate::torch::random::SEED;
+use crate::units::MIB;
 
 /// Software, settings and roofs for a run under `profile`.
 ///

@@ -16,8 +16,8 @@ use crate::model::optim::{Sgd, zero_grad};
 use crate::parallel::Options;
 use crate::parallel::trainer::{Trainer, zero1};
 use crate::parallel::zero1::Stepping;
-use crate::torch::autograd::backward;
 use crate::torch::Generator;
+use crate::torch::autograd::backward;
 
 pub const TASK: RankTask = RankTask { name: "data_parallel_edges", run: on_rank };
 

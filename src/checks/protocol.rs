@@ -17,8 +17,8 @@ use crate::model::optim::{self, Optimizer as _, Sgd};
 use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
 use crate::parallel::trainer::Trainer;
 use crate::parallel::{Options, no_sync};
-use crate::torch::autograd::backward;
 use crate::torch::Generator;
+use crate::torch::autograd::backward;
 
 pub const TASK: RankTask = RankTask { name: "data_parallel_protocol", run: on_rank };
 

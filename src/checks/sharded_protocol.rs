@@ -22,8 +22,8 @@ use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use crate::parallel::zero1::{Stepping, Zero1};
 use crate::parallel::{DataParallel as _, Options, bucket, trainer};
-use crate::torch::autograd::backward;
 use crate::torch::Generator;
+use crate::torch::autograd::backward;
 
 pub const TASK: RankTask = RankTask { name: "sharded_optimizer_protocol", run: on_rank };
 

@@ -208,8 +208,7 @@ fn profile_or_default(asked: Option<Profile>) -> Profile {
 }
 
 /// What this program's workers can do.
-const ABILITIES: Abilities =
-    Abilities { registry: REGISTRY, run_case: cases::run_one, clean_up: machine::clean_up };
+const ABILITIES: Abilities = Abilities { registry: REGISTRY, run_case: cases::run_one, clean_up: machine::clean_up };
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -13,9 +13,9 @@ use serde_json::Value;
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::collective::Backend;
 use crate::collective::environment::Environment;
-use crate::collective::rendezvous::{gather_results, init_process_group};
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, launch};
+use crate::collective::rendezvous::{gather_results, init_process_group};
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tch::{Device, Tensor};
 
 use super::flight_recorder::FlightRecorder;
-use super::timeline::{Call, Timeline, Span};
+use super::timeline::{Call, Span, Timeline};
 use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
 use crate::torch::gloo::{self, Member, ProcessGroup, ReduceOp};
 use crate::torch::store::Store;

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::environment::Environment;
 use super::flight_recorder::FlightRecorder;
-use super::timeline::{Call, Timeline, Span};
+use super::timeline::{Call, Span, Timeline};
 use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
 use crate::cuda::{Event, Stream, make_current};
 use crate::torch;
@@ -251,13 +251,15 @@ impl Collective for Nccl {
 impl Drop for Nccl {
     /// Ends the communicator with the other ranks; a rank that has failed does not come here (`cs336 rank` sees to it).
     fn drop(&mut self) {
-        // Guarded to the last: a peer may be lost now as well.
+        // The guard stays until the communicator is gone: a peer may be lost now as well, and in NCCL's default mode
+        // the calls below return only when every rank has made them.
         let quiet = torch::stream::synchronize(self.device);
-        self.guard.stop();
-        let ended = quiet.and_then(|()| self.communicator.finalize());
-        if let Err(error) = ended {
+        self.guard.expect_end();
+        if let Err(error) = quiet.and_then(|()| self.communicator.finalize()) {
             eprintln!("cs336: rank {}: {error:#}", self.rank);
+            self.communicator.abort(Duration::ZERO);
         }
+        self.guard.stop();
         // Nothing runs any more, so that the tensors may go whether or not the events can still be asked.
         self.under_way.clear();
     }

@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn ranks_that_were_told_different_worlds_name_them() {
-        let outcomes = two(PATIENCE, |rank, store| check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
+        let outcomes =
+            two(PATIENCE, |rank, store| check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains(&format!("rank {rank} was told WORLD_SIZE {}", 2 + rank)), "{error}");
@@ -137,7 +138,8 @@ mod tests {
 
     #[test]
     fn rank_0_gets_every_result_in_order() {
-        let results = two(PATIENCE, |rank, store| gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
+        let results =
+            two(PATIENCE, |rank, store| gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
         assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);
     }
 }

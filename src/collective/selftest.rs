@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::consistency_check::require_equal_parameters;
-use super::timeline::busy_seconds;
 use super::ranks::RankTask;
+use super::timeline::busy_seconds;
 use super::{Collective, Op, Operation, Shared};
 use crate::torch::stream::synchronize;
 

@@ -1,4 +1,4 @@
-//! Tells a rank that stalls from one that works, by what the ranks note and by the processor time that they take.
+//! Finds ranks that hang, from their flight records and from the processor time that they use.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::flight_recorder::{FlightRecord, disagreement};
 use crate::units::human_seconds;
 
-/// The running ranks, looked at now and then.
+/// The state of all running ranks, as of the last poll.
 pub struct Watchdog {
     ranks: Vec<WatchedRank>,
     patience: Duration,
@@ -15,30 +15,30 @@ pub struct Watchdog {
 struct WatchedRank {
     pid: u32,
     flight: PathBuf,
-    notes: FlightRecord,
+    record: FlightRecord,
     has_ended: bool,
-    /// Since when the rank has taken next to no processor time, and what it had taken by then.
+    /// Since when the rank has used almost no processor time, and what it had used by then.
     idle_since: Instant,
     taken: Duration,
 }
 
-/// A rank is idle while it takes less of a processor than this: threads that poll wake up now and then.
+/// A rank that uses less than this share of one processor is idle: its polling threads still wake up now and then.
 const IDLE_SHARE: f64 = 0.05;
 
 /// The unit of /proc/<pid>/stat is a hundredth of a second on every Linux that libtorch is built for.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A rank that has ended well is not waited for as long as one that might still come.
-const PATIENCE_WITH_THE_DEAD: Duration = Duration::from_secs(1);
+/// How long the others may wait for a rank that has exited: it cannot call any more.
+const PATIENCE_AFTER_EXIT: Duration = Duration::from_secs(1);
 
 impl Watchdog {
-    /// `ranks` are process ids and the files of their notes; `patience` is how long the others may wait for one that
-    /// does nothing.
+    /// `ranks` are process ids and the files of their flight records; `patience` is how long the others may wait for an
+    /// idle rank.
     pub fn new(ranks: impl IntoIterator<Item = (u32, PathBuf)>, patience: Duration) -> Self {
         let watched = |(pid, flight)| WatchedRank {
             pid,
             flight,
-            notes: FlightRecord::default(),
+            record: FlightRecord::default(),
             has_ended: false,
             idle_since: Instant::now(),
             taken: Duration::ZERO,
@@ -46,58 +46,58 @@ impl Watchdog {
         Self { ranks: ranks.into_iter().map(watched).collect(), patience }
     }
 
-    /// Reads what every rank has noted and taken by now.
+    /// Reads every rank's flight record and processor time.
     pub fn look(&mut self, has_ended: impl Fn(usize) -> bool) {
         for (rank, watched) in self.ranks.iter_mut().enumerate() {
             watched.look(has_ended(rank));
         }
     }
 
-    /// The fault, if there is one, that no more waiting can mend.
+    /// Why the run cannot end, if so.
     pub fn fault(&self) -> Option<String> {
         self.disagreement().or_else(|| self.stalled())
     }
 
-    /// Whether the rank can do nothing before a collective is done (or was waiting for one as it failed).
+    /// Whether the rank waits for a collective (or did when it failed).
     pub fn is_waiting(&self, rank: usize) -> bool {
-        self.ranks[rank].notes.waits_in.is_some()
+        self.ranks[rank].record.waits_in.is_some()
     }
 
-    /// The first collective that the ranks do not call alike.
+    /// The first collective whose operation or details differ between ranks.
     pub fn disagreement(&self) -> Option<String> {
-        disagreement(&self.ranks.iter().map(|rank| &rank.notes).collect::<Vec<_>>())
+        disagreement(&self.ranks.iter().map(|rank| &rank.record).collect::<Vec<_>>())
     }
 
-    /// Who holds the others up, and in which collective they wait.
+    /// Which rank the others wait for, and in which collective.
     pub fn holds_up(&self) -> Option<String> {
         let (waiting, sequence, late) = self.first_wait()?;
-        let call = self.ranks[waiting].notes.name(sequence);
+        let call = self.ranks[waiting].record.name(sequence);
         let late: Vec<_> = late.iter().map(|&rank| format!("rank {rank} {}", self.ranks[rank].activity())).collect();
         Some(format!("rank {waiting} waits in {call}, which {}", late.join(", ")))
     }
 
-    /// What a rank was doing, or nothing where it left no notes at all.
+    /// What a rank was doing; `None` where it has no flight record.
     pub fn state(&self, rank: usize) -> Option<String> {
         let watched = &self.ranks[rank];
-        watched.flight.exists().then(|| watched.notes.state())
+        watched.flight.exists().then(|| watched.record.state())
     }
 
     fn stalled(&self) -> Option<String> {
         let (_, _, late) = self.first_wait()?;
         let stalls = |&rank: &usize| {
             let WatchedRank { has_ended, idle_since, .. } = &self.ranks[rank];
-            let patience = if *has_ended { PATIENCE_WITH_THE_DEAD.min(self.patience) } else { self.patience };
+            let patience = if *has_ended { PATIENCE_AFTER_EXIT.min(self.patience) } else { self.patience };
             idle_since.elapsed() >= patience
         };
         late.iter().any(stalls).then(|| self.holds_up()).flatten()
     }
 
-    /// The earliest collective that a rank waits in and others have not called: that rank, its number, those others.
-    /// Who waits in a later one may be late for that reason alone.
+    /// The earliest collective that one rank waits in and others have not called: the waiting rank, the collective's
+    /// number, and the others. A rank that waits in a later collective may only be delayed by this one.
     fn first_wait(&self) -> Option<(usize, u64, Vec<usize>)> {
         let late =
-            |sequence: u64| (0..self.ranks.len()).filter(|&rank| self.ranks[rank].notes.last() < sequence).collect();
-        let waits = self.ranks.iter().enumerate().filter_map(|(rank, watched)| Some((rank, watched.notes.waits_in?)));
+            |sequence: u64| (0..self.ranks.len()).filter(|&rank| self.ranks[rank].record.last() < sequence).collect();
+        let waits = self.ranks.iter().enumerate().filter_map(|(rank, watched)| Some((rank, watched.record.waits_in?)));
         let waits = waits.map(|(rank, sequence)| (rank, sequence, late(sequence)));
         waits
             .filter(|(_, _, late): &(_, _, Vec<_>)| !late.is_empty())
@@ -107,27 +107,27 @@ impl Watchdog {
 
 impl WatchedRank {
     fn look(&mut self, has_ended: bool) {
-        let notes = FlightRecord::read(&self.flight);
-        // Nothing is taken by a process that is gone; its silence counts from when it was first seen gone.
+        let record = FlightRecord::read(&self.flight);
+        // An exited process uses no processor time; it is idle from the poll that first saw it gone.
         let taken = if has_ended { self.taken } else { processor_time(self.pid).unwrap_or(self.taken) };
         let share = self.idle_since.elapsed().mul_f64(IDLE_SHARE) + 2 * TICK;
-        if notes.last() != self.notes.last() || has_ended != self.has_ended || taken > self.taken + share {
+        if record.last() != self.record.last() || has_ended != self.has_ended || taken > self.taken + share {
             (self.idle_since, self.taken) = (Instant::now(), taken);
         }
-        (self.notes, self.has_ended) = (notes, has_ended);
+        (self.record, self.has_ended) = (record, has_ended);
     }
 
     fn activity(&self) -> String {
         let since = human_seconds(self.idle_since.elapsed().as_secs_f64());
         match (self.has_ended, self.idle_since.elapsed() > Duration::from_secs(1)) {
-            (true, _) => format!("has ended without calling ({})", self.notes.state()),
-            (false, true) => format!("has not called: it stalls, idle for {since} ({})", self.notes.state()),
-            (false, false) => format!("has not called: it works ({})", self.notes.state()),
+            (true, _) => format!("has ended without calling ({})", self.record.state()),
+            (false, true) => format!("has not called: it hangs, idle for {since} ({})", self.record.state()),
+            (false, false) => format!("has not called: it is running ({})", self.record.state()),
         }
     }
 }
 
-/// What all threads of a process have taken so far, of all processors.
+/// The processor time of all threads of a process so far.
 fn processor_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // "1234 (a name (with anything)) S ...": utime and stime are the 12th and 13th after the name (proc(5)).
@@ -145,7 +145,7 @@ mod tests {
         WatchedRank {
             pid: u32::MAX,
             flight: PathBuf::new(),
-            notes: FlightRecord { waits_in, calls: [call].into() },
+            record: FlightRecord { waits_in, calls: [call].into() },
             has_ended: false,
             idle_since: Instant::now(),
             taken: Duration::ZERO,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_keeps_all_others_waiting_is_named_and_not_its_victims() {
+    fn only_the_rank_that_all_others_wait_for_is_named() {
         // Rank 1 cannot call 6 before 5 is done, and only rank 2 has not called that.
         let ranks = vec![watched(Some(6), 6), watched(Some(5), 5), watched(None, 4)];
         let watch = Watchdog { ranks, patience: Duration::from_secs(60) };
@@ -163,7 +163,7 @@ mod tests {
             "{words}"
         );
         assert!(!words.contains("rank 1 has"), "{words}");
-        assert_eq!(watch.stalled(), None, "its patience is not over");
+        assert_eq!(watch.stalled(), None, "the patience is not over");
         let watch = Watchdog { patience: Duration::ZERO, ..watch };
         assert_eq!(watch.stalled().as_deref(), watch.holds_up().as_deref());
         let all_called = Watchdog { ranks: vec![watched(Some(5), 5), watched(None, 5)], patience: Duration::ZERO };

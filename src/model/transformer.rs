@@ -307,7 +307,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_model_and_another_seed_another_one() {
-        let values = |seed| seeded(seed).parameters().iter().map(|(_, value)| value.shallow_clone()).collect::<Vec<_>>();
+        let values =
+            |seed| seeded(seed).parameters().iter().map(|(_, value)| value.shallow_clone()).collect::<Vec<_>>();
         assert_eq!(values(7), values(7));
         assert_ne!(values(7), values(8));
     }

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use tch::{Device, Kind};
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::library::cuda_index;
 
 /// Runs `body` with operators on `device`'s type cast as libtorch's autocast lists say, to `dtype` (bf16 or fp16).

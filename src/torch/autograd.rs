@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use tch::Tensor;
 
-use super::bridge::{self, Outcome, TensorList, ffi, check};
+use super::bridge::{self, Outcome, TensorList, check, ffi};
 
 /// One differentiable operation: what `torch.autograd.Function` is in Python.
 ///
@@ -145,9 +145,9 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::error::{Fault, fault_of};
     use crate::torch::Generator;
     use crate::torch::random::SEED;
-    use crate::error::{Fault, fault_of};
 
     /// y = a * exp(b), saving an input and the output.
     struct ScaledExp;

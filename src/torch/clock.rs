@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cxx::UniquePtr;
 use tch::Device;
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::library::cuda_index;
 use super::stream::synchronize;
 

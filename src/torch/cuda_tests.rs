@@ -8,11 +8,11 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use tch::{Device, Kind, Tensor};
 
+use super::Generator;
 use super::autograd::{Forward, Function, apply, backward, release_grad};
 use super::graph::{Captured, on_side_stream};
 use super::hooks::post_accumulate_grad;
 use super::memory_history::{self, Action};
-use super::Generator;
 use super::nvtx::range;
 use super::random::SEED;
 use super::{autocast::autocast, clock::Stopwatch, memory, stream};

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Tensor};
 
-use super::bridge::{borrow, ffi, check};
+use super::bridge::{borrow, check, ffi};
 
 /// A parameter and its gradient where a float32 kernel finds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

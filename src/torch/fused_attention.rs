@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::bridge::{borrow, ffi, check, share};
+use super::bridge::{borrow, check, ffi, share};
 use super::library::cuda_index;
 
 /// `aten::_scaled_dot_product_flash_attention`: q, k, v and o (batch, heads, n, d) on a GPU, recorded for autograd.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
-use super::bridge::{self, Notice, borrow, ffi, check};
+use super::bridge::{self, Notice, borrow, check, ffi};
 use super::library::require_built_version;
 use super::store::{Store, milliseconds};
 

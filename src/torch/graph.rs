@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
 use tch::Device;
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::library::{cuda_index, require_built_version};
 use super::memory::empty_cache;
 use super::stream::synchronize;

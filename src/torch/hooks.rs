@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tch::Tensor;
 
 pub use super::autograd::backward;
-use super::bridge::{self, Outcome, ffi, check};
+use super::bridge::{self, Outcome, check, ffi};
 
 /// Calls `hook` with `parameter` each time a backward has finished accumulating into its gradient.
 ///

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, ensure};
 use tch::{Cuda, Device};
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use crate::error::Fault;
 
 /// Loads libtorch's CUDA half where an NVIDIA driver is; call it first thing in every program.

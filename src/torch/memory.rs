@@ -4,7 +4,7 @@ use anyhow::Result;
 use tch::Device;
 
 pub use super::bridge::ffi::{AllocatorStats, Gauge, MemoryInfo};
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::library::{cuda_index, load_cuda};
 
 /// Counts of the allocator of `device`, over all its pools and streams.

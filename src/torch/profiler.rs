@@ -11,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tch::Device;
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::nvtx::Listener;
 use super::trace::Trace;
 

@@ -113,7 +113,7 @@ mod tests {
     /// The expected values were printed by torch 2.11.0 on the CPU: `torch.manual_seed(336)`, then these five calls.
     #[test]
     fn a_seed_gives_the_numbers_that_pytorch_gives() {
-        let mut generator = Generator::new(Device::Cpu, 336).unwrap();
+        let generator = Generator::new(Device::Cpu, 336).unwrap();
         let normal = generator.randn(&[16], Kind::Float).unwrap();
         let uniform = generator.rand(&[2], Kind::Float).unwrap();
         let within = generator.uniform(-3.0, 5.0, &[2], Kind::Double).unwrap();
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn generators_of_one_seed_agree_while_other_threads_draw() {
         let draw = || {
-            let mut generator = Generator::new(Device::Cpu, 7).unwrap();
+            let generator = Generator::new(Device::Cpu, 7).unwrap();
             let parts: Vec<_> = (0..200).flat_map(|_| floats(&generator.randn(&[17], Kind::Float).unwrap())).collect();
             parts
         };
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_empty_range_and_a_missing_device_are_errors() {
-        let mut generator = Generator::new(Device::Cpu, SEED).unwrap();
+        let generator = Generator::new(Device::Cpu, SEED).unwrap();
         let words = generator.randint(3, 3, &[1], Kind::Int64).unwrap_err().to_string();
         assert!(words.contains("from 3 to 3"), "{words}");
         assert!(generator.randn(&[2], Kind::Int64).is_err());

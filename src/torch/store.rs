@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 
 /// A connection to a store, and the store's server itself where this process serves it: until dropped.
 pub struct Store {

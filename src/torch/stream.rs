@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::Device;
 
-use super::bridge::{ffi, check};
+use super::bridge::{check, ffi};
 use super::library::cuda_index;
 
 /// Waits until `device` has done everything that was launched on any of its streams; nothing to wait for on the CPU.

@@ -33,7 +33,7 @@ const FAULTS: &[(Fault, &[&str])] = &[
     (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
     (Fault::Panic, &["rank 1 of 2 exited with status 101; it was in no", "barrier 1", "panicked at", "rank panics"]),
     (Fault::PanicInBackward, &["rank 1 of 2 exited with status 1; it was in no", "barrier 1", "this hook panics"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
+    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it hangs, idle for"]),
     (
         Fault::Work,
         &[
@@ -42,7 +42,7 @@ const FAULTS: &[(Fault, &[&str])] = &[
             "rank 1 of 2 was still running",
         ],
     ),
-    (Fault::NeverReady, &["rank 0 waits in all_reduce 2", "rank 1 has not called: it stalls", "last was barrier 1"]),
+    (Fault::NeverReady, &["rank 0 waits in all_reduce 2", "rank 1 has not called: it hangs", "last was barrier 1"]),
     (
         Fault::WrongCount,
         &["the ranks disagree on collective 2: rank 0 calls all_reduce of 4 Float, sum, rank 1 calls all_reduce of 8"],
@@ -58,7 +58,7 @@ const GPU_FAULTS: &[(Fault, &[&str])] = &[
     (Fault::Exit, &["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"]),
     (Fault::Leave, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"]),
     (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
+    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it hangs, idle for"]),
     (Fault::WrongCount, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"]),
     (Fault::WrongOrder, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"]),
 ];

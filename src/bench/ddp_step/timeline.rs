@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::timeline::{TimelineEntry, Mark};
+use crate::collective::timeline::{Mark, TimelineEntry};
 
 /// Seconds since the forward pass began, on the device's clock where it has one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -17,11 +17,11 @@ use crate::collective::{Operation, Shared};
 use crate::model::Transformer;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, zero_grad};
+use crate::torch::Generator;
 use crate::torch::allow_tf32;
 use crate::torch::autograd::backward;
 use crate::torch::clock::Stopwatch;
 use crate::torch::stream::synchronize;
-use crate::torch::Generator;
 
 /// A rank's model and the tokens that it draws.
 pub struct ReplicaBench<'a> {

@@ -8,9 +8,9 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::Transformer;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
+use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::clock::{Lap, Stopwatch};
-use crate::torch::Generator;
 use crate::torch::random::SEED;
 
 /// Times the parts of eager steps.

@@ -46,8 +46,9 @@ unsafe impl Send for Raw {}
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 
-/// How long the ranks may take to agree that all is done.
-const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
+/// How long the ranks may take to agree that all is done, where the communicator's calls do not block. In NCCL's default
+/// mode [`Communicator::finalize`] has no limit of its own: the guard ends a process whose peers do not come.
+pub(super) const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Communicator {
     /// Forms a communicator with the other ranks, on its device.
@@ -154,7 +155,7 @@ impl Communicator {
         if raw.0.is_null() {
             return Ok(());
         }
-        // SAFETY: alive, and no operation is under way: the caller has waited for its stream.
+        // SAFETY: alive, and no operation is under way: the caller has waited for its stream. The guard bounds the wait.
         let code = unsafe { (self.api.comm_finalize)(raw.0) };
         let finalized = self.settle_within(&raw, code, FINALIZE_LIMIT).context("ending an NCCL communicator");
         let destroy = if finalized.is_ok() { self.api.comm_destroy } else { self.api.comm_abort };

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,8 +65,24 @@ impl UnderWay {
 /// A thread that looks at what is under way until it is stopped.
 pub(super) struct Guard {
     is_stopped: Arc<AtomicBool>,
+    ending: Arc<Ending>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// When the main thread began to free the communicator.
+#[derive(Default)]
+struct Ending(OnceLock<Instant>);
+
+impl Ending {
+    fn fault(&self) -> Option<String> {
+        let is_late = self.0.get()?.elapsed() > FREE_LIMIT;
+        is_late.then(|| format!("the communicator has not ended within {} s", FREE_LIMIT.as_secs()))
+    }
+}
+
+/// How long the main thread may take to free the communicator. More than [`super::communicator::FINALIZE_LIMIT`], after
+/// which a communicator whose calls do not block gives up by itself.
+const FREE_LIMIT: Duration = Duration::from_secs(20);
 
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -89,11 +105,12 @@ impl Guard {
         timeout: Duration,
     ) -> Result<Self> {
         let is_stopped = Arc::new(AtomicBool::new(false));
-        let stopped = is_stopped.clone();
+        let ending = Arc::new(Ending::default());
+        let (stopped, expected) = (is_stopped.clone(), ending.clone());
         let watch = move || {
             let mut waits_in = None;
             while !stopped.load(Ordering::Acquire) {
-                if let Some(fault) = fault(&communicator, &under_way, timeout) {
+                if let Some(fault) = expected.fault().or_else(|| fault(&communicator, &under_way, timeout)) {
                     // The last thing to be known of this rank.
                     under_way.oldest().inspect(|(sequence, ..)| flight.waits(*sequence));
                     end_process(rank, &communicator, &fault);
@@ -107,7 +124,12 @@ impl Guard {
             }
         };
         let thread = std::thread::Builder::new().name("nccl-guard".into()).spawn(watch);
-        Ok(Self { is_stopped, thread: Some(thread.context("starting a thread to watch over NCCL")?) })
+        Ok(Self { is_stopped, ending, thread: Some(thread.context("starting a thread to watch over NCCL")?) })
+    }
+
+    /// The main thread begins to free the communicator: from now on the process ends if that takes too long.
+    pub fn expect_end(&self) {
+        self.ending.0.get_or_init(Instant::now);
     }
 
     pub fn stop(&mut self) {
@@ -160,6 +182,17 @@ fn end_process(rank: usize, communicator: &Communicator, fault: &str) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freeing_the_communicator_is_a_fault_only_once_it_is_late() {
+        let ending = Ending::default();
+        assert_eq!(ending.fault(), None);
+        ending.0.set(Instant::now()).unwrap();
+        assert_eq!(ending.fault(), None);
+        let late = Ending(OnceLock::from(Instant::now() - FREE_LIMIT - LOOK));
+        assert_eq!(late.fault().unwrap(), "the communicator has not ended within 20 s");
+        assert!(FREE_LIMIT > super::super::communicator::FINALIZE_LIMIT);
+    }
 
     #[test]
     fn only_the_end_of_the_process_is_no_fault() {

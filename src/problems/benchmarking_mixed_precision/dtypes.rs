@@ -6,8 +6,8 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::bench::dtype::Dtype;
 use crate::harness::problem::Verdict;
-use crate::torch::autocast;
 use crate::torch::Generator;
+use crate::torch::autocast;
 use crate::torch::random::SEED;
 
 /// Rows of the batch, and widths of the toy model; only the width of the layer norm is the handout's.

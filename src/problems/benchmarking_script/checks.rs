@@ -16,9 +16,9 @@ use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
 use crate::torch;
+use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::graph::on_side_stream;
-use crate::torch::Generator;
 use crate::torch::random::SEED;
 
 /// Two layers of four heads: the shape of the golden case.

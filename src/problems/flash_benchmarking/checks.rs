@@ -21,9 +21,9 @@ use crate::harness::problem::Verdict;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite;
-use crate::torch::autograd::backward_from;
-use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::Generator;
+use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::autograd::backward_from;
 use crate::torch::random::SEED;
 
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];

@@ -19,10 +19,10 @@ use crate::bench::work::{self, AttentionPass};
 use crate::error::{Fault, fault_of};
 use crate::harness::provenance::available_memory_bytes;
 use crate::harness::samples::{Samples, Work};
-use crate::torch::autograd::{backward, backward_from};
-use crate::units::human_bytes;
 use crate::torch::Generator;
+use crate::torch::autograd::{backward, backward_from};
 use crate::torch::random::SEED;
+use crate::units::human_bytes;
 
 /// Whether the host launches each kernel, or the whole pass as one CUDA graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

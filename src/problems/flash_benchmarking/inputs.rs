@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
-use crate::torch::autograd::release_grad;
 use crate::torch::Generator;
+use crate::torch::autograd::release_grad;
 
 /// q, k and v with the upstream gradient of o; the gradients end in `leaves`.
 pub struct Inputs {

@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn whole_and_tail_are_what_the_definition_gives() {
         for seq in [96, WHOLE + 40] {
-            let inputs = Inputs::draw([1, 2, seq, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
+            let inputs =
+                Inputs::draw([1, 2, seq, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
             let q = |t: &Tensor| t.detach();
             let (q, k, v) = (q(&inputs.q), q(&inputs.k), q(&inputs.v));
             let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
@@ -116,7 +117,8 @@ mod tests {
     #[test]
     fn an_error_in_any_one_of_the_four_is_seen() {
         let length = WHOLE + 300;
-        let inputs = Inputs::draw([1, 1, length, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
+        let inputs =
+            Inputs::draw([1, 1, length, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
         let expected = Expected::of(&inputs).unwrap();
         let whole = |tail: &Tensor| {
             let whole = Tensor::zeros([1, 1, length, 8], (Kind::Double, Device::Cpu));

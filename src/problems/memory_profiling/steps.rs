@@ -12,14 +12,14 @@ use crate::model::fused_adamw::adamw_for;
 use crate::model::memory::Update;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::model::{Precision, Transformer, loss::cross_entropy};
+use crate::torch::Generator;
+use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::autocast::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::memory_history::{History, record};
-use crate::torch::allocator_stats::AllocationTracker;
 use crate::torch::nvtx::range;
-use crate::torch::{memory, stream};
-use crate::torch::Generator;
 use crate::torch::random::SEED;
+use crate::torch::{memory, stream};
 
 /// The optimizer of a device, and how it updates.
 pub fn adamw_on(device: Device) -> Result<(Box<dyn Optimizer>, Update)> {

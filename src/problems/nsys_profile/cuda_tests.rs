@@ -8,11 +8,11 @@ use super::kernels::{Class, Units};
 use super::measure::{Collector, Params, measure_on};
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
 use super::summary::{Counted, Summary};
-use crate::torch::profiler::{profile, with_nvtx};
 use crate::torch::nvtx::range;
+use crate::torch::profiler::{profile, with_nvtx};
+use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 use crate::torch::trace::Source;
-use crate::torch::random::SEED;
 use crate::torch::{AllowTf32, Generator, cuda_device, set_allow_tf32};
 
 fn gpu() -> Device {

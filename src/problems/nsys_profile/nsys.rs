@@ -14,8 +14,8 @@ use tch::Device;
 
 use super::measure::Params;
 use super::step::ProfiledBench;
-use crate::torch::profiler::with_nvtx;
 use crate::torch::nvtx::range;
+use crate::torch::profiler::with_nvtx;
 use crate::torch::trace::{Event, Source, Trace};
 
 /// Opens the text of the range around everything that [`step`] does; the case's parameters follow it.

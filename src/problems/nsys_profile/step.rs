@@ -10,11 +10,11 @@ use crate::attention::Choice;
 use crate::bench::training_step::loss;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedAdamW, Transformer};
+use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::nvtx::range;
-use crate::torch::stream::synchronize;
-use crate::torch::Generator;
 use crate::torch::random::SEED;
+use crate::torch::stream::synchronize;
 
 /// Logits and loss under `no_grad`.
 pub const INFERENCE: &str = "inference";

@@ -18,10 +18,10 @@ use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::model::Transformer;
 use crate::model::optim::zero_grad;
-use crate::torch::autograd::backward;
-use crate::torch::allocator_stats::AllocationTracker;
-use crate::torch::stream::synchronize;
 use crate::torch::Generator;
+use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::autograd::backward;
+use crate::torch::stream::synchronize;
 
 pub const TASK: RankTask = RankTask { name: "sharding_memory", run };
 

@@ -13,8 +13,8 @@ use crate::harness::problem::{Measure as _, Verdict};
 use crate::harness::record::Profile;
 use crate::torch::autograd;
 use crate::torch::clock::Stopwatch;
-use crate::units::human_bytes;
 use crate::torch::random::SEED;
+use crate::units::human_bytes;
 
 /// The timed implementation against PyTorch's own operator, output and gradients.
 ///

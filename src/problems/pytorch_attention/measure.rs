@@ -13,12 +13,12 @@ use crate::harness::problem::Measure;
 use crate::harness::provenance;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
-use crate::torch::clock::{Lap, Stopwatch};
+use crate::torch::Generator;
 use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::clock::{Lap, Stopwatch};
+use crate::torch::random::SEED;
 use crate::torch::{autograd, memory, stream};
 use crate::units::human_bytes;
-use crate::torch::Generator;
-use crate::torch::random::SEED;
 
 pub struct PytorchAttention;
 

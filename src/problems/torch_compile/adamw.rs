@@ -18,8 +18,8 @@ use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, SizeName};
-use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::Generator;
+use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::random::SEED;
 
 /// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,

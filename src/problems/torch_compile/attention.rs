@@ -16,9 +16,9 @@ use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, lap, sa
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
+use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::graph::{Captured, on_side_stream};
-use crate::torch::Generator;
 use crate::torch::random::SEED;
 
 /// Between two orders of summation in float32: a sum of n terms of random sign errs by about sqrt(n) 2^-24 of its norm,

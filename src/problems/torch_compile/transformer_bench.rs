@@ -11,10 +11,10 @@ use crate::bench::interleave::{Laps, lap};
 use crate::bench::training_step::loss;
 use crate::model::optim::{Optimizer, zero_grad};
 use crate::model::{Config, Precision, Transformer};
+use crate::torch::Generator;
 use crate::torch::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::graph::{Captured, on_side_stream};
-use crate::torch::Generator;
 use crate::torch::random::SEED;
 
 /// Tokens and targets, both (batch, seq) int64.

@@ -137,8 +137,8 @@ mod tests {
     use tch::{Kind, Tensor};
 
     use super::*;
-    use crate::torch::autograd::backward;
     use crate::torch::allocator_stats::AllocationTracker;
+    use crate::torch::autograd::backward;
     use crate::torch::nvtx::range;
 
     fn zeros(floats: i64) -> Tensor {

@@ -12,10 +12,10 @@ use crate::model::fused_adamw::{SHAPE, Shape, program};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, FusedAdamW, SizeName};
 use crate::torch;
-use crate::torch::stream::synchronize;
-use crate::units::human_seconds;
 use crate::torch::Generator;
 use crate::torch::random::SEED;
+use crate::torch::stream::synchronize;
+use crate::units::human_seconds;
 
 /// Where the search began.
 const FIRST: Shape = Shape { threads: 256, blocks: 5, vectors: 2, chunk: 4096, streaming: true };
