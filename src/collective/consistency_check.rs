@@ -1,14 +1,14 @@
-//! Whether all ranks hold the same parameters, to the last bit: what a benchmark of data parallelism must end with.
+//! Checks that all ranks hold the same parameters, bit by bit, as after every data-parallel step they must.
 
 use anyhow::{Context as _, Result, bail};
 use tch::{Device, Kind, Tensor};
 
 use super::Collective;
 
-/// Compares every rank's parameters bit by bit, through a hash of each that is computed where the parameter is.
+/// Compares every rank's parameters bit by bit, through a hash of each that is computed on its device.
 ///
-/// A collective: every rank must call it, with the same parameters in the same order. All ranks get the same answer. One
-/// changed element is always seen; several could hide each other, by a chance of about 2^-64.
+/// A collective: every rank must call it, with the same parameters in the same order. All ranks get the same answer. A
+/// change of one element always changes the hash; changes of several go unseen with a probability of about 2^-64.
 ///
 /// # Errors
 /// Names each rank that differs from rank 0 and the first parameter in which it does.
@@ -29,7 +29,7 @@ pub fn require_equal_parameters(collective: &dyn Collective, parameters: &[(Stri
     Ok(())
 }
 
-/// What tells each rank's hashes from rank 0's.
+/// How each rank's hashes differ from rank 0's.
 fn differences(of_ranks: &[Vec<i64>], parameters: &[(String, Tensor)]) -> Vec<String> {
     let Some((first, others)) = of_ranks.split_first() else { return Vec::new() };
     let one = |(i, hashes): (usize, &Vec<i64>)| {
@@ -45,13 +45,13 @@ fn differences(of_ranks: &[Vec<i64>], parameters: &[(String, Tensor)]) -> Vec<St
     others.iter().enumerate().filter_map(one).collect()
 }
 
-/// Elements hashed at a time, each of which takes some integers of 8 bytes meanwhile.
+/// Elements hashed at a time: each needs some temporary integers of 8 bytes.
 const CHUNK: i64 = 1 << 24;
 
 /// An odd number without a pattern (2^64 over the golden ratio).
 const FACTOR: i64 = 0x9e37_79b9_7f4a_7c15_u64 as i64;
 
-/// The elements' bits as integers, each times an odd factor of its place, summed modulo 2^64: the same in any order.
+/// The sum modulo 2^64 of the elements' bits, each times an odd factor of its index; the same in any order of summation.
 fn hash(tensor: &Tensor) -> Result<Tensor> {
     let kind = match tensor.kind().elt_size_in_bytes() {
         1 => Kind::Uint8,
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn any_one_changed_bit_and_any_two_exchanged_elements_change_the_hash() {
+    fn a_changed_element_and_a_changed_order_change_the_hash() {
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Int64, Kind::Double, Kind::Uint8] {
             let tensor = Tensor::arange(12, (Kind::Float, Device::Cpu)).to_kind(kind).view([3, 4]);
             assert_eq!(number(&tensor), number(&tensor.copy()), "{kind:?}");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_tensor_is_hashed_as_one_and_a_transposed_one_by_its_values() {
+    fn chunks_add_up_to_one_hash_and_strides_do_not_change_it() {
         let tensor = Tensor::ones([CHUNK + 3], (Kind::Uint8, Device::Cpu));
         let places = CHUNK + 3;
         // The sum of the first n odd numbers is n squared.
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_that_differs_is_named_with_its_first_parameter() {
+    fn each_differing_rank_is_named_with_its_first_differing_parameter() {
         let parameters = ["a", "b", "c"].map(|name| (name.to_string(), Tensor::zeros([1], (Kind::Float, Device::Cpu))));
         let found = differences(&[vec![1, 2, 3], vec![1, 2, 3], vec![1, 0, 3], vec![0, 0, 0]], &parameters);
         assert_eq!(found, ["rank 2 differs from rank 0 in b", "rank 3 differs from rank 0 in a and in 2 more"]);

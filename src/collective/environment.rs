@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_this_machine_is_a_meeting_place_as_good_as_an_address() {
+    fn a_host_name_of_this_machine_can_serve_the_store_like_an_address() {
         let port = TcpListener::bind((LOOPBACK, 0)).unwrap().local_addr().unwrap().port();
         let base = Environment { timeout: Duration::from_secs(5), master_port: port, ..from(TORCHRUN).unwrap() };
         let head = Environment { rank: 0, master_addr: "localhost".into(), ..base.clone() };

@@ -23,14 +23,14 @@ pub struct Gloo {
     group: Mutex<ProcessGroup>,
 }
 
-/// A late collective is given up by the group itself first, whose words say which peer it waited for.
+/// The group itself gives up a late collective first: its message names the peer that it waited for.
 const EXTRA_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gloo {
-    /// Meets the other ranks at their store.
+    /// Connects to the other ranks through their store.
     ///
     /// # Errors
-    /// In libtorch's words, if the ranks have not all met within the member's timeout.
+    /// libtorch's, if not all ranks have connected within the member's timeout.
     pub fn connect(store: &Store, member: &Member) -> Result<Self> {
         let &Member { rank, world_size, timeout, .. } = member;
         let group = Mutex::new(ProcessGroup::connect(store, member)?);
@@ -47,7 +47,7 @@ impl Gloo {
         how: &str,
         enter: impl FnOnce(&ProcessGroup) -> Result<gloo::Work>,
     ) -> Result<Pending> {
-        // Held over both, so that calls are numbered in the order of the queue.
+        // Locked over both lines, so that calls are numbered in the order of the queue.
         let group: MutexGuard<_> = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         let detail = detail_of(tensors, how);
         let sequence = self.flight.call(operation, &detail);
@@ -57,8 +57,8 @@ impl Gloo {
         if self.timeline.is_on() {
             let bytes = bytes_of(tensors)?;
             let span = Span::Host { ended: ended.clone() };
-            self.timeline.note(Call { sequence, operation, bytes, launched, span });
-            // libtorch's reduce-scatter over Gloo has no future (torch 2.11): it ends for the log when it is waited for.
+            self.timeline.add(Call { sequence, operation, bytes, launched, span });
+            // libtorch's reduce-scatter over Gloo has no future (torch 2.11), so its end is the end of its wait.
             if operation != Operation::ReduceScatter {
                 let ended = ended.clone();
                 work.when_done(move || {

@@ -1,9 +1,9 @@
 //! NCCL, between processes that each drive one GPU.
 //!
-//! Collectives run on a stream of the group's own. Each waits there for what the calling thread had launched before it,
-//! and `wait` has that thread's later work wait for the collective; the host waits for neither. A guard thread watches
-//! over what is under way: when a peer is lost or late it aborts the communicator and ends the process, because whoever
-//! waits for the device would otherwise go on with values that never arrived. Not for use inside a CUDA graph's capture.
+//! Collectives run on the group's own stream. Each waits there for what the calling thread launched before it, and `wait`
+//! makes that thread's later work wait for the collective; the host blocks in neither. A guard thread watches the
+//! collectives under way. When a peer is lost or late, it aborts the communicator and ends the process: a thread that
+//! waits for the device would otherwise continue with values that never arrived. Not for use inside a CUDA graph capture.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,9 +30,9 @@ use guard::{Guard, UnderWay};
 /// GPUs of a shared machine out of service, and with up to four GPUs it makes no collective faster (NVIDIA/nccl#1455).
 pub const NVLS: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
-/// Set to 0, NCCL launches each collective on a thread of its own, so that no call can block for good. As shipped it
-/// launches on the calling thread: 1 MB between two H200 took 35 us so, and 100 us the other way. Should such a call
-/// ever block, the guard's limit ends the process.
+/// With 0, NCCL launches each collective on its own thread, so that no call can block forever. By default it launches on
+/// the calling thread: 1 MB between two H200s took 35 us that way, and 100 us with 0. If such a call blocks, the guard
+/// ends the process.
 const BLOCKING: &str = "CS336_NCCL_BLOCKING";
 
 /// An NCCL communicator and what is under way in it.
@@ -43,21 +43,21 @@ pub struct Nccl {
     timeline: Timeline,
     flight: Arc<FlightRecorder>,
     /// Locked while a collective is launched, so that calls are numbered in the order of the stream.
-    lane: Mutex<Lane>,
+    stream: Mutex<CommunicationStream>,
     communicator: Arc<Communicator>,
     under_way: Arc<UnderWay>,
     guard: Guard,
 }
 
 /// Where collectives run.
-struct Lane {
+struct CommunicationStream {
     stream: Stream,
-    /// Recorded anew by every call, for the stream to wait for what came before it.
+    /// Recorded by every call on the caller's stream, so that the collective waits for what came before it.
     ready: Event,
 }
 
-/// How long a barrier asks without pause: what follows it is timed, and a sleep ends up to 70 us late on one rank alone.
-const EAGER: Duration = Duration::from_millis(2);
+/// How long a barrier polls without sleeping. A sleep ends up to 70 us late on a single rank, and what follows is timed.
+const SPIN: Duration = Duration::from_millis(2);
 
 /// The version of the NCCL that is found here, as "2.28.9".
 ///
@@ -68,11 +68,11 @@ pub fn version() -> Result<String> {
 }
 
 impl Nccl {
-    /// Meets the other ranks at their store, each with the GPU of its local rank.
+    /// Connects to the other ranks through their store, each with the GPU of its local rank.
     ///
     /// # Errors
-    /// [`crate::error::Fault::NotAvailable`] without NCCL or that GPU; NCCL's words; a rank that does not come within
-    /// the environment's timeout.
+    /// [`crate::error::Fault::NotAvailable`] without NCCL or that GPU; NCCL's own; a rank that does not arrive within the
+    /// environment's timeout.
     pub fn connect(store: &Store, environment: &Environment) -> Result<Self> {
         let &Environment { rank, local_rank, world_size, timeout, .. } = environment;
         let (name, value) = NVLS;
@@ -86,8 +86,9 @@ impl Nccl {
         let under_way = Arc::new(UnderWay::default());
         let guard = Guard::start(communicator.clone(), under_way.clone(), flight.clone(), rank, timeout)?;
         let stream = Stream::new(device)?;
-        let (lane, timeline) = (Mutex::new(Lane { ready: stream.event(false)?, stream }), Timeline::new(device));
-        Ok(Self { rank, world_size, device, timeline, flight, lane, communicator, under_way, guard })
+        let (ready, timeline) = (stream.event(false)?, Timeline::new(device));
+        let stream = Mutex::new(CommunicationStream { ready, stream });
+        Ok(Self { rank, world_size, device, timeline, flight, stream, communicator, under_way, guard })
     }
 
     /// Launches `requests` as one collective over the whole of `tensors`; `held` are all the tensors they touch.
@@ -100,8 +101,8 @@ impl Nccl {
         held: Vec<Tensor>,
     ) -> Result<Pending> {
         held.iter().try_for_each(|tensor| self.usable(tensor)).with_context(|| operation.name())?;
-        let lane: MutexGuard<_> = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        let Lane { stream, ready } = &*lane;
+        let stream: MutexGuard<_> = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let CommunicationStream { stream, ready } = &*stream;
         self.under_way.release_done()?;
         let detail = detail_of(tensors, how);
         let sequence = self.flight.call(operation, &detail);
@@ -117,7 +118,7 @@ impl Nccl {
             ended.record_on(stream)?;
             if let Some(started) = started {
                 let span = Span::Device { started: Arc::new(started), ended: ended.clone() };
-                self.timeline.note(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
+                self.timeline.add(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
             }
             Ok(ended)
         };
@@ -126,7 +127,7 @@ impl Nccl {
         Ok(Pending { name, ended })
     }
 
-    /// NCCL counts elements from the data pointer, so a tensor with gaps would be taken for its neighbours.
+    /// NCCL counts elements from the data pointer, so from a tensor with gaps it would read other memory.
     fn usable(&self, tensor: &Tensor) -> Result<()> {
         let (device, wanted) = (tensor.device(), self.device);
         ensure!(device == wanted, "this rank's tensors must be on {wanted:?}, this one is on {device:?}");
@@ -134,7 +135,7 @@ impl Nccl {
         data_type(tensor).map(drop)
     }
 
-    /// Checks that each of `wholes` is its counterpart in `shares` of all ranks together.
+    /// Checks that each of `wholes` has `world_size` times the elements of its counterpart in `shares`.
     fn shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
         ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
         ensure!(!wholes.is_empty(), "no tensors");
@@ -142,7 +143,8 @@ impl Nccl {
             let (have, one) = (whole.numel(), share.numel());
             let (of, ours) = (whole.kind(), share.kind());
             ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
-            ensure!(have == one * self.world_size, "{have} elements are not {} shares of {one}", self.world_size);
+            let ranks = self.world_size;
+            ensure!(have == one * ranks, "{have} elements are not {ranks} shares of {one} elements");
         }
         Ok(())
     }
@@ -163,7 +165,7 @@ fn exchange(store: &Store, rank: usize, make: impl FnOnce() -> Result<[u8; 128]>
 fn averages(op: Op, tensor: &Tensor) -> Result<()> {
     ensure!(
         op == Op::Sum || tensor.kind() != Kind::Int64,
-        "average of {:?} tensors: only floating point has averages",
+        "average of {:?} tensors: averages need floating point",
         tensor.kind()
     );
     Ok(())
@@ -229,14 +231,14 @@ impl Collective for Nccl {
         Ok(Box::new(self.start(Operation::ReduceScatter, inputs, op.detail(), &requests, held)?))
     }
 
-    /// The host waits, too; afterwards no tensor is kept for an earlier collective.
+    /// The host waits too. Afterwards no tensor is kept alive for an earlier collective.
     fn barrier(&self) -> Result<()> {
         let token = Tensor::f_zeros([1], (Kind::Float, self.device))?;
         let request = Request::AllReduce { tensor: &token, op: Op::Sum };
         let work = self.start(Operation::Barrier, &[], "", &[request], vec![token.shallow_clone()])?;
         let since = Instant::now();
         while !work.ended.has_passed().with_context(|| work.name.clone())? {
-            if since.elapsed() > EAGER {
+            if since.elapsed() > SPIN {
                 std::thread::sleep(Duration::from_micros(20));
             }
         }
@@ -249,7 +251,7 @@ impl Collective for Nccl {
 }
 
 impl Drop for Nccl {
-    /// Ends the communicator with the other ranks; a rank that has failed does not come here (`cs336 rank` sees to it).
+    /// Ends the communicator together with the other ranks. `cs336 rank` lets a failed rank exit without this.
     fn drop(&mut self) {
         // The guard stays until the communicator is gone: a peer may be lost now as well, and in NCCL's default mode
         // the calls below return only when every rank has made them.
@@ -260,7 +262,7 @@ impl Drop for Nccl {
             self.communicator.abort(Duration::ZERO);
         }
         self.guard.stop();
-        // Nothing runs any more, so that the tensors may go whether or not the events can still be asked.
+        // Nothing runs any more, so the tensors can be freed even where events can no longer be queried.
         self.under_way.clear();
     }
 }
@@ -272,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rank_0s_id_reaches_the_others_and_one_of_another_size_is_refused() {
+    fn rank_0s_id_reaches_the_others_and_an_id_of_another_size_is_refused() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let store = Store::serve(listener, Duration::from_secs(5)).unwrap();
         let id: [u8; 128] = std::array::from_fn(|i| i as u8);
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_average_of_whole_numbers_is_refused_and_the_version_reads_as_usual() {
+    fn an_average_of_integers_is_refused_and_the_version_has_dots() {
         let whole = Tensor::from_slice(&[1i64]);
         assert!(averages(Op::Average, &whole).unwrap_err().to_string().contains("Int64"));
         assert!(averages(Op::Sum, &whole).is_ok());

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_needs_a_sensible_world_size_and_a_program_that_exists() {
+    fn a_launch_with_an_invalid_world_size_or_program_is_refused() {
         let launch = |world_size| Launch::new("none", world_size, Duration::from_secs(5));
         let error = launch_program(Path::new("/bin/true"), &launch(0), &Value::Null).unwrap_err();
         assert!(error.to_string().contains("world_size is 0"), "{error:#}");

@@ -1,4 +1,4 @@
-//! How the ranks of one run find each other: at a store, where each says who it is before any backend connects.
+//! Rendezvous: the ranks of one run find each other at a store, and compare their settings before any backend connects.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::torch::store::Store;
 /// Waits for every rank of the environment's world, and forms a group of them.
 ///
 /// # Errors
-/// Names the ranks that have not come within the environment's timeout, or those that were told of another world size
-/// or backend; then the backend's own.
+/// Names the ranks that have not arrived within the environment's timeout, or a rank with another world size or backend;
+/// then the backend's own.
 pub fn init_process_group(environment: &Environment, store: &Store, backend: Backend) -> Result<Shared> {
     check_in(environment, store, backend)?;
     match backend {
@@ -26,23 +26,23 @@ pub fn init_process_group(environment: &Environment, store: &Store, backend: Bac
 fn check_in(environment: &Environment, store: &Store, backend: Backend) -> Result<()> {
     let &Environment { rank, world_size, timeout, .. } = environment;
     let mine = format!("WORLD_SIZE {world_size} and backend {}", backend.name());
-    ensure!(
-        !store.has(&present(rank))?,
-        "another process is rank {rank} already: give every process a RANK of its own"
-    );
+    ensure!(!store.has(&present(rank))?, "another process is rank {rank} already: give every process its own RANK");
     store.set(&present(rank), mine.as_bytes())?;
     for other in 0..world_size {
         let Ok(theirs) = store.get(&present(other)) else {
             let missing = (0..world_size).filter(|&other| !store.has(&present(other)).unwrap_or(false));
             let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
             bail!(
-                "rank {} of {world_size} has not come within {:.1} s",
+                "rank {} of {world_size} has not arrived within {:.1} s",
                 missing.join(", rank "),
                 timeout.as_secs_f64()
             );
         };
-        let theirs = String::from_utf8(theirs).context("a rank's greeting")?;
-        ensure!(theirs == mine, "rank {rank} was told {mine}, but rank {other} was told {theirs}");
+        let theirs = String::from_utf8(theirs).context("another rank's settings are not UTF-8")?;
+        ensure!(
+            theirs == mine,
+            "rank {rank} has {mine}, but rank {other} has {theirs}: start all ranks with the same settings"
+        );
     }
     Ok(())
 }
@@ -51,15 +51,15 @@ fn present(rank: usize) -> String {
     format!("rank/{rank}")
 }
 
-/// Brings every rank's result to rank 0 (in rank order; empty elsewhere), and lets nobody leave before all have come.
+/// Gathers every rank's result at rank 0, in rank order (empty elsewhere). Returns once all results have arrived.
 ///
 /// # Errors
-/// A rank's result has not come within the environment's timeout.
+/// A rank's result has not arrived within the environment's timeout.
 pub fn gather_results(environment: &Environment, store: &Store, result: &[u8]) -> Result<Vec<Vec<u8>>> {
     let key = |rank: usize| format!("result/{rank}");
     store.set(&key(environment.rank), result)?;
     if environment.rank != 0 {
-        // Rank 0 may hold the store that the others still talk to.
+        // Rank 0 may serve the store that the others still use, so it must leave last.
         store.get("results")?;
         store.set(&format!("left/{}", environment.rank), b"")?;
         return Ok(Vec::new());
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::collective::environment::LOOPBACK;
 
-    /// Nothing here waits so long, unless something is wrong.
+    /// More than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environment {
@@ -110,25 +110,25 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_were_told_different_worlds_name_them() {
+    fn ranks_with_different_world_sizes_are_refused() {
         let outcomes =
             two(PATIENCE, |rank, store| check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let error = outcome.unwrap_err().to_string();
-            assert!(error.contains(&format!("rank {rank} was told WORLD_SIZE {}", 2 + rank)), "{error}");
+            assert!(error.contains(&format!("rank {rank} has WORLD_SIZE {}", 2 + rank)), "{error}");
         }
     }
 
     #[test]
-    fn a_rank_that_never_comes_and_a_rank_that_comes_twice_are_named() {
+    fn a_missing_rank_and_a_duplicate_rank_are_named() {
         let timeout = Duration::from_millis(600);
         let store = || Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), timeout).unwrap();
         for rank in [0, 1] {
-            // The other one that comes has been there already, so that no thread has to be in time.
+            // The other rank has checked in already, so that no thread has to be in time.
             let (store, other) = (store(), 1 - rank);
             store.set(&present(other), b"WORLD_SIZE 3 and backend gloo").unwrap();
             let outcome = check_in(&environment(rank, 3, timeout), &store, Backend::Gloo);
-            assert_eq!(outcome.unwrap_err().to_string(), "rank 2 of 3 has not come within 0.6 s");
+            assert_eq!(outcome.unwrap_err().to_string(), "rank 2 of 3 has not arrived within 0.6 s");
         }
         let (store, alone) = (store(), environment(0, 1, timeout));
         check_in(&alone, &store, Backend::Gloo).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_gets_every_result_in_order() {
+    fn rank_0_gathers_every_result_in_rank_order() {
         let results =
             two(PATIENCE, |rank, store| gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
         assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);

@@ -121,8 +121,8 @@ impl WatchedRank {
         let since = human_seconds(self.idle_since.elapsed().as_secs_f64());
         match (self.has_ended, self.idle_since.elapsed() > Duration::from_secs(1)) {
             (true, _) => format!("has ended without calling ({})", self.record.state()),
-            (false, true) => format!("has not called: it hangs, idle for {since} ({})", self.record.state()),
-            (false, false) => format!("has not called: it is running ({})", self.record.state()),
+            (false, true) => format!("has not called: it stalls, idle for {since} ({})", self.record.state()),
+            (false, false) => format!("has not called: it works ({})", self.record.state()),
         }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_stand_twice_and_other_dtypes_are_refused_by_name() {
+    fn duplicate_names_and_other_dtypes_are_refused_by_name() {
         let path = tempfile::tempdir().unwrap().path().join("x");
         let t = |name: &str, kind| (name.to_string(), Tensor::ones([2], (kind, Device::Cpu)));
         let refused = |tensors: &[(String, Tensor)]| write_safetensors(&path, tensors).unwrap_err().to_string();

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_cannot_read_is_named_with_a_remedy() {
+    fn a_tensor_that_the_kernel_cannot_read_is_named_with_a_remedy() {
         let tensor = |kind| Tensor::zeros([4, 6], (kind, Device::Cpu));
         let words = |tensor: &Tensor, device| require_fit("its gradient", tensor, device).unwrap_err().to_string();
         let elsewhere = words(&tensor(Kind::Float), Device::Cuda(0));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gpu_it_is_a_typed_fault_and_bad_options_are_named_first() {
+    fn a_missing_gpu_is_a_typed_fault_and_bad_options_are_named_first() {
         let missing = FusedAdamW::new(AdamWOptions::default(), Device::Cpu).unwrap_err();
         assert!(matches!(fault_of(&missing), Some(Fault::NotAvailable { .. })), "{missing:#}");
         let options = AdamWOptions { beta1: 1.0, ..AdamWOptions::default() };

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn sgd_steps_against_the_gradient_and_leaves_parameters_without_one() {
+    fn sgd_steps_against_the_gradient_and_skips_parameters_without_one() {
         let parameters = vec![("a".to_string(), leaf(&[1.0, 2.0])), ("b".to_string(), leaf(&[5.0]))];
         give_gradient(&parameters[0].1, &[0.5, -1.0]);
         Sgd::new(0.1).unwrap().step(&parameters).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_grad_leaves_no_gradient_and_the_next_one_is_new() {
+    fn zero_grad_drops_the_gradient_and_backward_makes_a_new_one() {
         let parameters = vec![("a".to_string(), leaf(&[1.0])), ("b".to_string(), leaf(&[1.0]))];
         give_gradient(&parameters[0].1, &[3.0]);
         zero_grad(&parameters).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schedule_has_its_three_parts_and_joins_them() {
+    fn the_schedule_has_three_parts_and_is_continuous() {
         let lr = |step| cosine_lr(step, 1.0, 0.1, 7, 21);
         assert_eq!(lr(0), 0.0);
         assert!((lr(3) - 3.0 / 7.0).abs() < 1e-12);

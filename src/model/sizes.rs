@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_parameters_adds_up_to_the_formula() {
+    fn the_parameters_add_up_to_the_formula() {
         for size in TABLE_1.iter().chain([&TINY]) {
             let config = handout(size);
             let listed: i64 = config.parameter_shapes().map(|(_, shape)| shape.iter().product::<i64>()).sum();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_no_model_has_is_refused_by_field() {
+    fn an_invalid_config_is_refused_by_field() {
         let fine = handout(&TINY);
         assert!(fine.validate().is_ok());
         let words = |config: Config| config.validate().unwrap_err().to_string();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_stand_in_the_order_of_the_reference() {
+    fn parameters_have_the_names_and_order_of_the_reference() {
         let model = model();
         let names: Vec<_> = model.parameters().iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names.len(), 21);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn loading_names_what_is_missing_unknown_or_of_another_shape() {
+    fn loading_names_parameters_that_are_missing_unknown_or_of_another_shape() {
         let mut model = model();
         let mut wrong = values(&model);
         wrong.remove("layers.1.ffn.w2.weight");

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_parameters_of_another_dtype_do_not_hold_up_the_rest() {
+    fn a_bucket_of_another_dtype_does_not_delay_complete_buckets() {
         let kinds = [Kind::Float, Kind::BFloat16, Kind::BFloat16, Kind::BFloat16, Kind::Float];
         let parameters = kinds.map(|kind| leaf(8, kind));
         let plan = assign(&parameters.iter().collect::<Vec<_>>(), 32.0);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_become_views_and_backward_then_accumulates_in_place() {
+    fn gradients_become_views_of_the_bucket_and_backward_accumulates_in_place() {
         let parameters = [("a".to_string(), leaf(3, Kind::Float)), ("b".to_string(), leaf(2, Kind::Float))];
         let bucket = &unbounded(&parameters).unwrap()[0];
         let loss = || (&parameters[0].1 * 2.0).sum(Kind::Float) + (&parameters[1].1 * 3.0).sum(Kind::Float);
@@ -224,7 +224,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_parameter_has_one_bucket_of_its_dtype_within_the_cap(
+        fn every_parameter_is_in_one_bucket_of_its_dtype_within_the_size_limit(
             shapes in proptest::collection::vec((1..50i64, prop_oneof![Just(Kind::Float), Just(Kind::BFloat16)]), 1..20),
             capacity in 1.0..300.0f64,
         ) {

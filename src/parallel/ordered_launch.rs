@@ -1,8 +1,8 @@
-//! Starts communication while backward still runs: a unit of parameters as soon as all their gradients are there, units
+//! Starts communication while backward still runs: a unit of parameters as soon as all its gradients are there, and units
 //! strictly in order.
 //!
-//! The order is what keeps ranks together. Backward may get ready on one rank in another order than on the next, and
-//! collectives are paired by nothing but their order: a unit that is ready early waits for those before it.
+//! Collectives are paired across ranks only by their order, and gradients may become ready in another order on each rank.
+//! So a unit that is ready early waits for the units before it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ pub struct OrderedLaunch {
 struct State {
     units: Vec<Unit>,
     launch: Launch,
-    /// Every unit before this one is under way.
+    /// All units before this one have been started.
     next: usize,
     works: Vec<Box<dyn Work>>,
     enabled: bool,
@@ -82,7 +82,7 @@ impl OrderedLaunch {
     }
 }
 
-/// Strategies that differ in their units and in what they launch are no more than this.
+/// Strategies that differ only in their units and in what they launch need nothing else.
 impl DataParallel for OrderedLaunch {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
         self.finish()
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn units_start_when_complete_and_never_before_those_ahead_of_them() {
+    fn a_unit_starts_when_it_and_all_units_before_it_are_complete() {
         let parameters = [leaf("a"), leaf("b"), leaf("c")];
         let (mut ordered, launched) = watched(&parameters, &[&[0, 1], &[2]]);
         for _ in 0..2 {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_without_communication_starts_nothing_and_the_finish_starts_what_is_left() {
+    fn a_disabled_pass_starts_nothing_and_finish_starts_the_remaining_units() {
         let parameters = [leaf("a"), leaf("b")];
         let (mut ordered, launched) = watched(&parameters, &[&[0], &[1]]);
         ordered.set_enabled(false);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_pass_over_what_is_under_way_is_an_error_that_names_it() {
+    fn a_second_backward_pass_before_finish_is_an_error_that_names_the_parameter() {
         let parameters = [leaf("a"), leaf("b")];
         let (mut ordered, _launched) = watched(&parameters, &[&[0], &[1]]);
         for enabled in [true, false] {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_may_be_in_one_group_only_whatever_it_is_called() {
+    fn a_parameter_may_be_in_only_one_group_whatever_its_name() {
         let first = group(&[3, 4], "p");
         let again = ParamGroup::new(&first.parameters[1..], Box::new(Sgd::new(0.1).unwrap()));
         let tensor = first.parameters[0].1.shallow_clone();
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_agree_on_owners_and_none_owns_more_than_its_share(
+        fn ranks_agree_on_owners_and_the_shares_are_balanced(
             first in proptest::collection::vec(1..200i64, 1..12),
             second in proptest::collection::vec(1..200i64, 0..6),
             world_size in 1..5usize,

@@ -268,7 +268,7 @@ mod tests {
     use crate::torch::autograd::backward;
 
     #[test]
-    fn what_can_be_cut_evenly_is_cut_where_it_lies_and_the_rest_in_a_buffer() {
+    fn evenly_divisible_parameters_are_sharded_in_place_and_others_in_a_buffer() {
         let leaf = |name: &str, tensor: Tensor| (name.to_string(), tensor.set_requires_grad(true));
         let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
         let unit = [

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_counted_to_the_byte_and_older_tensors_are_not() {
+    fn bytes_are_exact_and_older_tensors_are_not_counted() {
         let older = zeros(1000);
         let meter = AllocationTracker::start(Device::Cpu).unwrap();
         drop(older);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_autograd_keeps_and_what_backward_allocates_is_counted() {
+    fn saved_tensors_and_allocations_of_backward_are_counted() {
         let x = zeros(256).set_requires_grad(true);
         let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let y = x.exp();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn another_thread_is_not_counted() {
+    fn allocations_of_another_thread_are_not_counted() {
         let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let elsewhere = std::thread::spawn(|| zeros(256)).join().unwrap();
         assert_eq!(meter.in_use().unwrap(), 0);

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_16_bit_inside_and_fp32_outside() {
+    fn products_are_16_bit_inside_the_scope_and_fp32_outside() {
         for dtype in [Kind::BFloat16, Kind::Half] {
             let inside = autocast(Device::Cpu, dtype, || Ok(product(Device::Cpu))).unwrap();
             assert_eq!((inside, product(Device::Cpu)), (dtype, Kind::Float));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_nest_and_an_inner_one_puts_the_outer_kind_back() {
+    fn leaving_an_inner_scope_restores_the_outer_dtype() {
         let kinds = autocast(Device::Cpu, Kind::BFloat16, || {
             let inner = autocast(Device::Cpu, Kind::Half, || Ok(product(Device::Cpu)))?;
             Ok((inner, product(Device::Cpu)))
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_changed_between_scopes_is_cast_anew() {
+    fn a_parameter_changed_between_scopes_is_cast_again() {
         let mut weight = Tensor::ones([2, 2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let x = Tensor::ones([2, 2], (Kind::Float, Device::Cpu));
         let first_element = |weight: &Tensor| {

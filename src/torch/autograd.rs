@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_backward_comes_back_with_its_type() {
+    fn an_error_in_backward_is_returned_with_its_type() {
         let fault = Fault::OutOfMemory { requested_bytes: Some(7), message: "told so".into() };
         let thrown = fault.clone();
         let y = through(&leaf(&[2]), move |_| Err(thrown.clone().into())).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_backward_comes_back_as_an_error_and_the_engine_still_works() {
+    fn a_panic_in_backward_is_returned_as_an_error_and_the_engine_still_works() {
         let x = leaf(&[2]);
         let y = through(&x, |_| panic!("index {} out of range", 3)).unwrap();
         let error = format!("{:#}", backward(&y.sum(Kind::Double)).unwrap_err());
@@ -278,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn libtorch_words_come_without_a_stack() {
+    fn libtorchs_messages_have_no_stack_trace() {
         let error = format!("{:#}", backward(&leaf(&[2])).unwrap_err());
         assert!(error.contains("scalar outputs") && !error.contains("frame #"), "{error}");
     }
 
     #[test]
-    fn an_allocation_that_cannot_be_met_is_typed_out_of_memory() {
+    fn a_failed_allocation_is_typed_out_of_memory() {
         let y = through(&leaf(&[1]), |_| Ok(vec![Some(Tensor::f_zeros([1 << 57], (Kind::Double, Device::Cpu))?)]));
         let error = backward(&y.unwrap().sum(Kind::Double)).unwrap_err();
         let requested = Some(1 << 60);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_that_is_set_is_what_backward_adds_to_and_must_fit() {
+    fn backward_adds_to_a_gradient_that_was_set_and_its_shape_is_checked() {
         let (parameter, gradient) = (leaf(&[2]), Tensor::ones([2], (Kind::Double, Device::Cpu)));
         set_grad(&parameter, &gradient).unwrap();
         backward(&(&parameter * 2.0).sum(Kind::Double)).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tensors_are_copied_at_once_and_in_pairs() {
+    fn copy_all_copies_each_tensor_to_its_counterpart() {
         let (from, to) = ([leaf(&[2]), leaf(&[3, 1])], [leaf(&[2]).detach(), leaf(&[3, 1]).detach()]);
         copy_all(&to, &from).unwrap();
         assert!(to.iter().zip(&from).all(|(to, from)| to.equal(from) && !to.requires_grad()));

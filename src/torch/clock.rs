@@ -120,7 +120,7 @@ mod tests {
     use crate::error::{Fault, fault_of};
 
     #[test]
-    fn a_lap_takes_as_long_as_its_body_and_gives_its_value() {
+    fn a_lap_lasts_as_long_as_its_body_and_returns_its_value() {
         let stopwatch = Stopwatch::new(Device::Cpu).unwrap();
         let nap = Duration::from_millis(20);
         let body = || {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_body_is_no_lap_and_the_stopwatch_goes_on() {
+    fn a_failing_body_gives_no_lap_and_the_stopwatch_stays_usable() {
         let stopwatch = Stopwatch::new(Device::Cpu).unwrap();
         let error = stopwatch.lap(|| -> Result<()> { bail!("inside") }).unwrap_err();
         assert_eq!(error.to_string(), "inside");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_lasts_from_its_start_to_its_end_and_is_not_read_before() {
+    fn an_interval_lasts_from_its_start_to_its_end_and_cannot_be_read_earlier() {
         let mut interval = Interval::new(Device::Cpu).unwrap();
         assert!(interval.seconds().is_err());
         std::thread::sleep(Duration::from_millis(30));

@@ -57,7 +57,7 @@ fn loss(x: &Tensor, backward: impl Fn() -> Result<()> + Send + 'static) -> Tenso
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn callbacks_run_on_the_calling_thread_and_their_failures_come_back() {
+fn callbacks_run_on_the_calling_thread_and_their_failures_are_returned() {
     let device = gpu();
     let (sender, receiver) = channel();
     let x = leaf(device);
@@ -98,7 +98,7 @@ fn running_out_of_memory_keeps_its_type_with_and_without_a_callback_between() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn an_allocation_shows_in_current_and_peak() {
+fn an_allocation_raises_the_current_and_the_peak_bytes() {
     let device = gpu();
     const BYTES: u64 = 64 << 20;
     // Other tests of this process may allocate at the same time, so only lower bounds hold.
@@ -125,7 +125,7 @@ fn a_thread_starts_on_the_default_stream() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn products_are_16_bit_in_autocast_of_the_gpu_alone() {
+fn autocast_of_the_gpu_computes_16_bit_products_on_the_gpu_only() {
     let device = gpu();
     let product = |device| {
         let a = Tensor::ones([8, 8], (Kind::Float, device));
@@ -148,7 +148,7 @@ fn the_versions_of_cuda_and_cudnn_are_known() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn for_long_work_the_devices_clock_and_the_hosts_agree() {
+fn device_time_and_host_time_agree_for_long_work() {
     let device = gpu();
     let a = random([4096, 4096], device);
     let stopwatch = Stopwatch::new(device).unwrap();
@@ -171,7 +171,7 @@ fn random(size: [i64; 2], device: Device) -> Tensor {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn a_captured_chain_computes_anew_on_changed_inputs() {
+fn a_replayed_graph_reads_changed_inputs() {
     let device = gpu();
     let x = random([64, 32], device);
     let (a, b) = (random([32, 128], device), random([128, 16], device));
@@ -216,7 +216,7 @@ fn a_captured_backward_gives_the_same_bits_as_an_eager_one() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn a_capture_that_fails_leaves_the_device_usable() {
+fn the_device_is_usable_after_a_failed_capture() {
     let device = gpu();
     let x = random([8, 8], device);
     let product = || -> Result<Tensor> { Ok(x.f_matmul(&x)?) };
@@ -243,7 +243,7 @@ fn a_capture_that_fails_leaves_the_device_usable() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn a_dropped_graph_gives_its_memory_back() {
+fn dropping_a_graph_frees_its_memory() {
     let device = gpu();
     const BYTES: u64 = 256 << 20;
     let x = Tensor::zeros([BYTES as i64 / 4], (Kind::Float, device));

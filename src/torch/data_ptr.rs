@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_is_found_and_what_does_not_fit_is_none() {
+    fn only_contiguous_float32_pairs_of_one_shape_have_pointers() {
         let zeros = |shape: &[i64], kind| Tensor::zeros(shape, (kind, Device::Cpu));
         let (p, g) = (zeros(&[4, 6], Kind::Float), zeros(&[4, 6], Kind::Float));
         let pair = float32_pair(&p, &g, Device::Cpu).unwrap().unwrap();

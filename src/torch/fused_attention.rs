@@ -30,7 +30,7 @@ mod tests {
     use crate::error::{Fault, fault_of};
 
     #[test]
-    fn on_the_cpu_both_say_what_they_need() {
+    fn on_the_cpu_both_operators_report_what_they_need() {
         let q = Tensor::zeros([1, 1, 16, 16], (Kind::BFloat16, Device::Cpu));
         for operator in [flash, cudnn] {
             let error = operator(&q, &q, &q, true).unwrap_err();

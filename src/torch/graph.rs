@@ -98,7 +98,7 @@ mod tests {
     use crate::error::{Fault, fault_of};
 
     #[test]
-    fn the_cpu_captures_nothing() {
+    fn capture_on_the_cpu_is_a_typed_fault() {
         let errors = [Captured::capture(Device::Cpu, || Ok(())).map(drop), on_side_stream(Device::Cpu, || Ok(()))];
         for error in errors {
             let error = error.unwrap_err();

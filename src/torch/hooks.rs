@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_and_a_panic_end_the_backward_with_their_words() {
+    fn an_error_or_panic_in_a_hook_ends_backward_with_its_message() {
         let parameter = leaf();
         let handle = post_accumulate_grad(&parameter, |_| bail!("the peer is gone")).unwrap();
         let error = format!("{:#}", backward(&chain(&[&parameter])).unwrap_err());

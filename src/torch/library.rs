@@ -160,7 +160,7 @@ mod tests {
     use crate::error::fault_of;
 
     #[test]
-    fn the_loaded_library_says_what_it_is() {
+    fn the_loaded_library_reports_its_version_and_build() {
         assert_eq!(version(), "2.11.0");
         require_built_version().unwrap();
         assert!(["DEFAULT", "AVX2", "AVX512", "NO AVX"].contains(&cpu_capability().unwrap().as_str()));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn tf32_is_off_for_products_and_can_be_switched() {
+    fn tf32_products_are_off_by_default_and_can_be_switched_on() {
         let before = allow_tf32().unwrap();
         assert!(!before.matmul);
         set_allow_tf32(AllowTf32 { matmul: true, cudnn: false }).unwrap();

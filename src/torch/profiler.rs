@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_nest_and_hold_the_operators_that_ran_in_them() {
+    fn ranges_nest_and_contain_the_operators_that_ran_in_them() {
         let ((), profile) = profile(Device::Cpu, step).unwrap();
         let trace = profile.trace().unwrap();
         let find = |source: Source, name: &str| {

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_cross_between_connections_and_prefixes_keep_them_apart() {
+    fn values_are_shared_between_connections_and_separated_by_prefix() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         // Long enough for a busy machine to connect; one wait below takes as long.
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_nobody_serves_is_named_after_the_timeout() {
+    fn joining_a_store_that_nobody_serves_fails_after_the_timeout_and_names_it() {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let error = Store::join("127.0.0.1", port, Duration::from_millis(300)).map(drop).unwrap_err();
         assert!(format!("{error:#}").contains(&format!("127.0.0.1:{port}")), "{error:#}");

@@ -42,7 +42,7 @@ mod tests {
     use crate::error::{Fault, fault_of};
 
     #[test]
-    fn the_cpu_has_nothing_to_wait_for_and_no_stream() {
+    fn synchronizing_the_cpu_does_nothing_and_it_has_no_stream() {
         synchronize(Device::Cpu).unwrap();
         let error = current_stream(Device::Cpu).unwrap_err();
         assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinetos_categories_become_events_and_the_rest_is_passed_over() {
+    fn kinetos_known_categories_become_events_and_others_are_ignored() {
         let json = br#"{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 1, "traceEvents": [
             {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 7812345678901.125, "dur": 3.5,
              "args": {"External id": 5, "device": 0, "stream": 7, "correlation": 37, "grid": [1, 1, 1]}},

@@ -33,7 +33,7 @@ const FAULTS: &[(Fault, &[&str])] = &[
     (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
     (Fault::Panic, &["rank 1 of 2 exited with status 101; it was in no", "barrier 1", "panicked at", "rank panics"]),
     (Fault::PanicInBackward, &["rank 1 of 2 exited with status 1; it was in no", "barrier 1", "this hook panics"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it hangs, idle for"]),
+    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
     (
         Fault::Work,
         &[
@@ -42,7 +42,7 @@ const FAULTS: &[(Fault, &[&str])] = &[
             "rank 1 of 2 was still running",
         ],
     ),
-    (Fault::NeverReady, &["rank 0 waits in all_reduce 2", "rank 1 has not called: it hangs", "last was barrier 1"]),
+    (Fault::NeverReady, &["rank 0 waits in all_reduce 2", "rank 1 has not called: it stalls", "last was barrier 1"]),
     (
         Fault::WrongCount,
         &["the ranks disagree on collective 2: rank 0 calls all_reduce of 4 Float, sum, rank 1 calls all_reduce of 8"],
@@ -58,7 +58,7 @@ const GPU_FAULTS: &[(Fault, &[&str])] = &[
     (Fault::Exit, &["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"]),
     (Fault::Leave, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"]),
     (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it hangs, idle for"]),
+    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
     (Fault::WrongCount, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"]),
     (Fault::WrongOrder, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"]),
 ];
@@ -183,8 +183,8 @@ fn wrong_world_size() -> Result<()> {
     let words = wrapped("[ \"$RANK\" = 1 ] && export WORLD_SIZE=3")?;
     // Whichever rank comes second finds it, and its end may be the other's before that has found it too.
     let told = [
-        "rank 0 was told WORLD_SIZE 2 and backend gloo, but rank 1 was told WORLD_SIZE 3 and backend gloo",
-        "rank 1 was told WORLD_SIZE 3 and backend gloo, but rank 0 was told WORLD_SIZE 2 and backend gloo",
+        "rank 0 has WORLD_SIZE 2 and backend gloo, but rank 1 has WORLD_SIZE 3 and backend gloo",
+        "rank 1 has WORLD_SIZE 3 and backend gloo, but rank 0 has WORLD_SIZE 2 and backend gloo",
     ];
     ensure!(
         told.iter().any(|told| words.contains(told)),
@@ -236,7 +236,7 @@ fn a_missing_rank_is_named() -> Result<()> {
     let (status, words) =
         by_hand(Backend::Gloo, Fault::None, folder.path(), 0, port, &[("CS336_DEADLINE_S", "2")])?.ended()?;
     ensure!(status.code() == Some(1), "{status}: {words}");
-    says(&words, &["rank 1 of 2 has not come within 2.0 s"])
+    says(&words, &["rank 1 of 2 has not arrived within 2.0 s"])
 }
 
 fn an_unknown_task_is_named() -> Result<()> {

@@ -1,4 +1,4 @@
-//! One rank's NCCL communicator: calls that never block for good, and an end that is clean or an abort.
+//! One rank's NCCL communicator: forming it, launching collectives, and ending it cleanly or by an abort.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -12,7 +12,7 @@ use super::library::Api;
 use crate::collective::Op;
 use crate::cuda::{Stream, make_current};
 
-/// What every rank must agree on to form a communicator, and who this one is.
+/// What all ranks must agree on to form a communicator, and this rank's number.
 pub(super) struct Membership {
     pub id: [u8; 128],
     pub rank: usize,
@@ -54,7 +54,7 @@ impl Communicator {
     /// Forms a communicator with the other ranks, on its device.
     ///
     /// # Errors
-    /// NCCL's; or the others have not come within the timeout.
+    /// NCCL's; or the others have not arrived within the timeout.
     pub fn form(membership: Membership, is_blocking: bool) -> Result<Self> {
         let Membership { id, rank, world_size, device, timeout } = membership;
         let api = Api::get()?;
@@ -64,24 +64,24 @@ impl Communicator {
             make_current(device)?;
             let mut config = config(version, is_blocking);
             let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
-            // NCCL's own thread writes the communicator there once more when it is formed, however long that takes.
+            // NCCL's own thread writes the communicator there again once it is formed, however long that takes.
             let place: *mut ncclComm_t = Box::leak(Box::new(std::ptr::null_mut()));
-            // SAFETY: the place lives for ever, and the config, which NCCL copies, longer than the call.
+            // SAFETY: the place is never freed, and the config, which NCCL copies, outlives the call.
             let code = unsafe { (api.comm_init_rank_config)(place, ranks, id, own, &mut config) };
             // SAFETY: the place is valid; the other writer writes the same value.
             Ok((Raw(unsafe { place.read_volatile() }), code))
         };
-        // A call that blocks does so until the last rank comes, so that it is waited for from outside.
+        // A blocking call returns only when the last rank has arrived, so another thread makes it and this one waits.
         let (sender, receiver) = mpsc::channel();
         let forming = std::thread::Builder::new().name("nccl-init".into()).spawn(move || sender.send(init()));
-        forming.context("starting a thread to form an NCCL communicator")?;
+        forming.context("failed to start a thread that forms an NCCL communicator")?;
         let formed = receiver.recv_timeout(timeout).map_err(|_| late(timeout)).flatten().and_then(|(raw, code)| {
             let new = Self { api, raw: Mutex::new(raw), timeout };
             new.settle(&new.lock(), code)?;
             Ok(new)
         });
         formed.with_context(|| {
-            format!("rank {rank} of {world_size} forming an NCCL communicator; NCCL_DEBUG=INFO has NCCL tell more")
+            format!("rank {rank} of {world_size} forming an NCCL communicator; set NCCL_DEBUG=INFO for details")
         })
     }
 
@@ -95,7 +95,7 @@ impl Communicator {
             if let [request] = requests {
                 return self.enqueue(&raw, *request, stream);
             }
-            // SAFETY: no condition; ended below, on this thread, whatever the requests came to.
+            // SAFETY: no condition; ended below, on this thread, whether or not the requests fail.
             self.api.check(unsafe { (self.api.group_start)() }, Some(raw.0))?;
             let outcome = requests.iter().try_for_each(|request| {
                 let code = self.enqueue(&raw, *request, stream)?;
@@ -136,7 +136,7 @@ impl Communicator {
         })
     }
 
-    /// The fault that NCCL has met on a thread of its own, if any; nothing while another thread uses the communicator.
+    /// The fault of one of NCCL's own threads, if any; `None` while another thread uses the communicator.
     pub fn asynchronous_fault(&self) -> Option<anyhow::Error> {
         let raw = self.raw.try_lock().ok().filter(|raw| !raw.0.is_null())?;
         match self.state(&raw) {
@@ -149,7 +149,7 @@ impl Communicator {
     /// Ends the communicator with the other ranks, all of which must do the same.
     ///
     /// # Errors
-    /// The others have not come, or NCCL's; it has then been aborted.
+    /// The others have not arrived, or NCCL's; it has then been aborted.
     pub fn finalize(&self) -> Result<()> {
         let mut raw = self.lock();
         if raw.0.is_null() {
@@ -164,9 +164,9 @@ impl Communicator {
         finalized.and(self.api.check(code, None).context("freeing an NCCL communicator"))
     }
 
-    /// Stops what is under way on the device and frees the communicator; the group is of no use afterwards.
+    /// Stops what is under way on the device and frees the communicator; the group cannot be used afterwards.
     ///
-    /// Gives up, and says so by `false`, if another thread does not leave the communicator within `patience`.
+    /// Gives up and returns `false` if another thread holds the communicator for longer than `patience`.
     pub fn abort(&self, patience: Duration) -> bool {
         let started = Instant::now();
         loop {
@@ -185,7 +185,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until a call that NCCL goes on with by itself is done.
+    /// Waits for a call that NCCL completes on its own thread.
     fn settle(&self, raw: &Raw, code: c_int) -> Result<()> {
         self.settle_within(raw, code, self.timeout)
     }
@@ -223,10 +223,10 @@ impl Drop for Communicator {
 }
 
 fn late(limit: Duration) -> anyhow::Error {
-    anyhow!("the other ranks have not come within {:.1} s", limit.as_secs_f64())
+    anyhow!("the other ranks have not arrived within {:.1} s", limit.as_secs_f64())
 }
 
-/// As nccl.h 2.28 initialises it, but for the one switch.
+/// As NCCL_CONFIG_INITIALIZER of nccl.h 2.28, except for `blocking`.
 fn config(version: c_int, is_blocking: bool) -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_nccls_number_of_it() {
+    fn every_dtype_has_nccls_number() {
         // The numbers of nccl.h 2.28.
         for (kind, number) in [(Kind::Half, 6), (Kind::Float, 7), (Kind::BFloat16, 9), (Kind::Int64, 4)] {
             let tensor = Tensor::zeros([1], (kind, Device::Cpu));

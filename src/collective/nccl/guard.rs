@@ -1,4 +1,4 @@
-//! What is under way in an NCCL communicator, and the thread that ends a process whose collective will never end.
+//! The NCCL collectives under way, and the guard thread that ends a process whose collective cannot end.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use super::communicator::Communicator;
 use crate::collective::flight_recorder::FlightRecorder;
 use crate::cuda::Event;
 
-/// Collectives that the device has not done yet, in the order of the stream.
+/// Collectives that the device has not completed, in the order of the stream.
 #[derive(Default)]
 pub(super) struct UnderWay(Mutex<VecDeque<Item>>);
 
@@ -24,7 +24,7 @@ struct Item {
     name: String,
     since: Instant,
     ended: Arc<Event>,
-    /// Kept until `ended` has passed: libtorch, which knows nothing of our stream, would give their memory away.
+    /// Kept until `ended` has passed: libtorch does not know our stream and would reuse their memory.
     _tensors: Vec<Tensor>,
 }
 
@@ -33,7 +33,7 @@ impl UnderWay {
         self.lock().push_back(Item { sequence, name, since: Instant::now(), ended, _tensors: tensors });
     }
 
-    /// Lets go of the tensors of what is done.
+    /// Drops the tensors of completed collectives.
     ///
     /// # Errors
     /// Those of kernels that failed on the device.
@@ -52,7 +52,7 @@ impl UnderWay {
         self.lock().clear();
     }
 
-    /// The number and name of the oldest, and for how long it has been under way.
+    /// The number and name of the oldest collective, and how long it has been under way.
     fn oldest(&self) -> Option<(u64, String, Duration)> {
         self.lock().front().map(|item| (item.sequence, item.name.clone(), item.since.elapsed()))
     }
@@ -62,7 +62,7 @@ impl UnderWay {
     }
 }
 
-/// A thread that looks at what is under way until it is stopped.
+/// A thread that polls the collectives under way until it is stopped.
 pub(super) struct Guard {
     is_stopped: Arc<AtomicBool>,
     ending: Arc<Ending>,
@@ -84,10 +84,11 @@ impl Ending {
 /// which a communicator whose calls do not block gives up by itself.
 const FREE_LIMIT: Duration = Duration::from_secs(20);
 
-const LOOK: Duration = Duration::from_millis(20);
+/// The pause between two polls.
+const POLL: Duration = Duration::from_millis(20);
 
-/// From then on a collective counts as waited for, in the notes for the supervisor. A rank whose own GPU is still busy
-/// with what comes before may be noted so as well; the rank that keeps the others waiting is told by its calls.
+/// A collective older than this is recorded as waited for, in the flight record. That may also be because this rank's own
+/// GPU is still busy with earlier work; the supervisor finds the late rank by its calls.
 const WAITS: Duration = Duration::from_secs(1);
 
 /// How long the main thread may take to leave NCCL before an abort, and the process to end after it.
@@ -111,7 +112,7 @@ impl Guard {
             let mut waits_in = None;
             while !stopped.load(Ordering::Acquire) {
                 if let Some(fault) = expected.fault().or_else(|| fault(&communicator, &under_way, timeout)) {
-                    // The last thing to be known of this rank.
+                    // The supervisor reports the collective in which this rank ended.
                     under_way.oldest().inspect(|(sequence, ..)| flight.waits(*sequence));
                     end_process(rank, &communicator, &fault);
                 }
@@ -120,11 +121,11 @@ impl Guard {
                     waits.map_or_else(|| flight.goes_on(), |sequence| flight.waits(sequence));
                     waits_in = waits;
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
             }
         };
         let thread = std::thread::Builder::new().name("nccl-guard".into()).spawn(watch);
-        Ok(Self { is_stopped, ending, thread: Some(thread.context("starting a thread to watch over NCCL")?) })
+        Ok(Self { is_stopped, ending, thread: Some(thread.context("failed to start the guard thread of NCCL")?) })
     }
 
     /// The main thread begins to free the communicator: from now on the process ends if that takes too long.
@@ -135,7 +136,7 @@ impl Guard {
     pub fn stop(&mut self) {
         self.is_stopped.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere; and if it did, its work is done.
+            // A panic of the guard changes nothing any more.
             let _ = thread.join();
         }
     }
@@ -147,7 +148,7 @@ impl Drop for Guard {
     }
 }
 
-/// Why what is under way will never end, if so.
+/// Why the collectives under way cannot end, if so.
 fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -> Option<String> {
     if let Err(error) = under_way.release_done() {
         return if is_end_of_process(&error) { None } else { Some(format!("{error:#}")) };
@@ -161,16 +162,16 @@ fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -
     (since > timeout).then(|| format!("{name} has not ended within {:.1} s", timeout.as_secs_f64()))
 }
 
-/// CUDA goes before this thread does where the process exits of itself, which is no fault of a collective.
+/// When the process exits normally, CUDA is shut down before this thread ends; that is no fault of a collective.
 fn is_end_of_process(error: &anyhow::Error) -> bool {
     let gone = DriverError(CUresult::CUDA_ERROR_DEINITIALIZED);
     error.chain().any(|cause| cause.downcast_ref::<DriverError>() == Some(&gone))
 }
 
-/// Aborts the communicator, so that kernels which wait for a lost peer end, and the process with it.
+/// Aborts the communicator, so that kernels that wait for a lost peer end, then ends the process.
 fn end_process(rank: usize, communicator: &Communicator, fault: &str) -> ! {
     eprintln!("cs336: rank {rank}: {fault}; the communicator is aborted and this process ends");
-    // The end of a process waits for its GPU, which a failed one may never let go of.
+    // The exit of a process waits for its GPU, possibly forever.
     std::thread::spawn(|| {
         std::thread::sleep(2 * END_LIMIT);
         std::process::abort();
@@ -189,13 +190,13 @@ mod tests {
         assert_eq!(ending.fault(), None);
         ending.0.set(Instant::now()).unwrap();
         assert_eq!(ending.fault(), None);
-        let late = Ending(OnceLock::from(Instant::now() - FREE_LIMIT - LOOK));
+        let late = Ending(OnceLock::from(Instant::now() - FREE_LIMIT - POLL));
         assert_eq!(late.fault().unwrap(), "the communicator has not ended within 20 s");
         assert!(FREE_LIMIT > super::super::communicator::FINALIZE_LIMIT);
     }
 
     #[test]
-    fn only_the_end_of_the_process_is_no_fault() {
+    fn the_shutdown_of_cuda_is_no_fault_and_other_errors_are() {
         let error =
             |code| anyhow::Error::from(DriverError(code)).context("asking for a CUDA event").context("barrier 1");
         assert!(is_end_of_process(&error(CUresult::CUDA_ERROR_DEINITIALIZED)));

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_beside_libtorch_tells_its_version_and_has_words_for_its_errors() {
+    fn the_library_beside_libtorch_reports_its_version_and_its_error_messages() {
         let api = Api::get().unwrap();
         let version = api.version().unwrap();
         assert!((22800..30000).contains(&version), "NCCL {version}: its config is that of 2.28");

@@ -17,7 +17,7 @@ fn parameter(name: &str, device: Device) -> (String, Tensor) {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn a_graph_that_saved_a_parameter_refuses_its_backward_after_a_step() {
+fn backward_through_a_parameter_saved_before_a_step_is_refused() {
     let device = gpu();
     let parameters = [parameter("a", device)];
     let mut adamw = FusedAdamW::new(AdamWOptions::default(), device).unwrap();
@@ -31,7 +31,7 @@ fn a_graph_that_saved_a_parameter_refuses_its_backward_after_a_step() {
 
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn a_step_allocates_nothing_once_it_has_seen_its_parameters() {
+fn later_steps_allocate_nothing() {
     let device = gpu();
     let parameters = [parameter("a", device), parameter("b", device)];
     let mut adamw = FusedAdamW::new(AdamWOptions::default(), device).unwrap();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_are_as_few_as_can_be_and_none_for_nothing() {
+    fn launches_are_minimal_and_no_tensors_need_none() {
         let entries: Vec<Entry> = (0..1201).map(|i| entry(i, 5)).collect();
         let sizes = |n: usize| -> Vec<u32> { tables(&entries[..n], 4096).unwrap().iter().map(|t| t.tensors).collect() };
         assert_eq!((sizes(0), sizes(600), sizes(1201)), (vec![], vec![600], vec![600, 600, 1]));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_may_pass_2_to_the_31_elements_and_a_grid_may_not() {
+    fn a_tensor_may_exceed_2_to_the_31_elements_and_a_grid_may_not() {
         let large = tables(&[entry(0, (1 << 33) + 1), entry(1, 1)], 4096).unwrap();
         assert_eq!((large[0].chunks, first_chunk(&large[0].words, 1)), ((1 << 21) + 2, (1 << 21) + 1));
         let error = tables(&[entry(0, 1 << 43)], 4096).unwrap_err().to_string();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_refused_by_both_names() {
+    fn overlapping_memory_is_refused_with_both_names() {
         let names = ["a", "b", "c"];
         let words = |entries: &[Entry]| require_apart(entries, |i| names[i]).map_err(|error| error.to_string());
         let apart = [entry(0, 8), entry(1, 8), entry(2, 8)];

@@ -10,7 +10,7 @@ fn largest(seq: i64, precision: Precision) -> Memory {
 }
 
 #[test]
-fn tensors_have_the_sizes_of_a_hand_count() {
+fn tensor_sizes_equal_a_count_by_hand() {
     for (seq, residual, scores, hidden) in [(128, 5.0, 8.0, 20.0), (256, 10.0, 32.0, 40.0), (512, 20.0, 128.0, 80.0)] {
         let memory = largest(seq, Precision::Float32);
         assert_eq!(memory.residual() as f64 / MIB, residual);
@@ -61,7 +61,7 @@ fn the_first_step_peaks_in_the_optimizer_and_later_steps_with_the_activations() 
 }
 
 #[test]
-fn a_fused_update_holds_two_tensors_of_the_largest_parameter_less() {
+fn a_fused_update_needs_two_tensors_of_the_largest_parameter_less() {
     let memory = largest(128, Precision::Float32);
     let [by_operators, fused] = [Update::ByOperators, Update::Fused].map(|u| memory.step_peak_with(u, false));
     let fixed = memory.fixed() + memory.inputs_and_tables();

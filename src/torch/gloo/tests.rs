@@ -95,7 +95,7 @@ fn all_collectives_give_the_right_values_for_every_kind() {
 }
 
 #[test]
-fn several_tensors_are_reduced_each_for_itself() {
+fn coalesced_tensors_are_reduced_independently() {
     ranks(2, PATIENCE, |group| {
         let rank = group.rank() as f64;
         let tensors = [tensor(&[rank], Kind::Float), tensor(&[1.0, rank, 2.0], Kind::Float)];
@@ -106,7 +106,7 @@ fn several_tensors_are_reduced_each_for_itself() {
 }
 
 #[test]
-fn asynchronous_work_completes_in_any_order_of_waiting() {
+fn asynchronous_works_can_be_waited_for_in_any_order() {
     ranks(2, PATIENCE, |group| {
         let rank = group.rank() as f64;
         let tensors: Vec<_> = (0..8).map(|i| tensor(&[rank + f64::from(i)], Kind::Float)).collect();
@@ -156,7 +156,7 @@ fn misuse_is_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn a_rank_that_does_not_take_part_is_a_timeout_and_the_group_can_be_dropped() {
+fn a_missing_rank_causes_a_timeout_after_which_the_group_can_be_dropped() {
     let timeout = Duration::from_secs(2);
     let rank_0_is_done = Barrier::new(2);
     let done = ranks(2, timeout, |group| {
@@ -181,7 +181,7 @@ fn a_rank_that_does_not_take_part_is_a_timeout_and_the_group_can_be_dropped() {
 }
 
 #[test]
-fn a_peer_that_never_comes_is_an_error_within_the_timeout() {
+fn connecting_without_a_peer_fails_within_the_timeout() {
     let timeout = Duration::from_millis(800);
     for rank in [0, 1] {
         let started = Instant::now();
@@ -193,7 +193,7 @@ fn a_peer_that_never_comes_is_an_error_within_the_timeout() {
 }
 
 #[test]
-fn works_end_in_the_order_of_their_calls_and_tell_so_before_the_waiter_goes_on() {
+fn works_end_in_call_order_and_notify_before_their_waiter_returns() {
     ranks(2, PATIENCE, |group| {
         let ended = Arc::new(Mutex::new(Vec::new()));
         let tensors: Vec<_> = (0..4).map(|i| Tensor::ones([1 << (16 - 4 * i)], (Kind::Float, Device::Cpu))).collect();
@@ -210,7 +210,7 @@ fn works_end_in_the_order_of_their_calls_and_tell_so_before_the_waiter_goes_on()
 }
 
 #[test]
-fn the_device_thread_lets_others_keep_their_processor_and_the_callers_policy_is_as_before() {
+fn the_device_thread_has_the_batch_policy_and_the_callers_policy_is_unchanged() {
     /// `SCHED_BATCH`, and the place of a thread's policy after its name (proc_pid_stat(5): fields 3 and 41).
     const BATCH: &str = "3";
     const POLICY: usize = 41 - 3;
@@ -232,9 +232,9 @@ fn the_device_thread_lets_others_keep_their_processor_and_the_callers_policy_is_
 }
 
 #[test]
-fn a_killed_peer_process_is_an_error_and_the_group_can_be_dropped() {
+fn a_killed_peer_process_causes_an_error_after_which_the_group_can_be_dropped() {
     const PORT: &str = "CS336_TEST_GLOO_PORT";
-    const NAME: &str = "torch::gloo::tests::a_killed_peer_process_is_an_error_and_the_group_can_be_dropped";
+    const NAME: &str = "torch::gloo::tests::a_killed_peer_process_causes_an_error_after_which_the_group_can_be_dropped";
     let one = Tensor::ones([1 << 10], (Kind::Float, Device::Cpu));
     if let Ok(port) = std::env::var(PORT) {
         // This is the peer: it takes part once and then only waits to be killed.

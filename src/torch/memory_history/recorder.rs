@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_knows_its_bytes_range_and_operators() {
+    fn each_event_has_its_bytes_range_and_operators() {
         let meter = AllocationTracker::start(Device::Cpu).unwrap();
         let kept = zeros(16);
         let (x, history) = record(Device::Cpu, meter.in_use().unwrap(), || {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backward_pass_allocates_names_its_node() {
+    fn an_allocation_in_backward_names_its_autograd_node() {
         let x = zeros(256).set_requires_grad(true);
         let loss = x.exp().sum(Kind::Float);
         let ((), history) = record(Device::Cpu, 0, || range("backward", || backward(&loss))).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_fails_leaves_nothing_behind() {
+    fn recording_stops_when_the_body_fails() {
         let error = record(Device::Cpu, 0, || -> Result<()> { anyhow::bail!("told so") }).unwrap_err();
         assert_eq!(error.to_string(), "told so");
         let ((), history) = record(Device::Cpu, 0, || Ok(())).unwrap();

@@ -36,7 +36,7 @@ fn example() -> History {
 }
 
 #[test]
-fn blocks_live_from_their_allocation_to_the_end_of_their_free() {
+fn a_block_lives_from_its_allocation_until_its_free_completes() {
     let block = |bytes, born, died| Block { bytes, born, died };
     let expected =
         [block(10, Some(0), Some(3)), block(30, Some(1), None), block(40, None, Some(4)), block(10, Some(6), None)];
@@ -57,7 +57,7 @@ fn a_history_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn the_curve_begins_with_what_was_there_and_is_classed_by_block() {
+fn the_curve_starts_at_the_bytes_in_use_and_is_split_by_class_of_block() {
     let history = example();
     let blocks = history.blocks().unwrap();
     let class = |block: &Block| match block.born.map(|step| history.events[step].source.phase()) {
@@ -78,7 +78,7 @@ fn the_curve_begins_with_what_was_there_and_is_classed_by_block() {
 }
 
 #[test]
-fn nothing_that_only_shrinks_has_a_peak() {
+fn a_history_of_frees_only_has_no_peak() {
     let empty = history(7, Vec::new());
     assert_eq!(empty.curve(&empty.blocks().unwrap(), [7], |_| 0).unwrap().peak(), None);
     let shrinking = history(7, vec![free(0xa, 7, 0)]);
@@ -118,7 +118,7 @@ fn groups_are_by_size_and_source_and_the_largest_come_first() {
 }
 
 #[test]
-fn the_engines_own_words_are_left_out_of_a_nodes_name() {
+fn a_nodes_name_omits_the_prefix_of_the_engine() {
     let source = Source {
         range: String::new(),
         operators: "autograd::engine::evaluate_function: MmBackward0/MmBackward0/aten::mm".into(),

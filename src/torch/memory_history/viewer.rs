@@ -187,7 +187,7 @@ print(json.dumps({"data": data, "text": text}))
 "#;
 
     #[test]
-    fn pytorchs_own_reader_understands_the_file() {
+    fn pytorchs_memory_viewer_reads_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("snapshot.pickle");
         write(&example(), &mut std::fs::File::create(&file).unwrap()).unwrap();
@@ -218,7 +218,7 @@ print(json.dumps({"data": data, "text": text}))
     }
 
     #[test]
-    fn a_long_history_keeps_its_end() {
+    fn a_long_history_keeps_its_latest_events() {
         let step = |i| event(Action::Alloc, i, 1, i as i64, "", "");
         let history =
             History { before_bytes: 0, events: (0..MAX_EVENTS as u64 + 9).map(step).collect(), segments: vec![] };

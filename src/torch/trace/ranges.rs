@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operators_own_time_leaves_out_what_it_called() {
+    fn an_operators_own_time_excludes_the_operators_it_called() {
         let operator = |name, start, end, thread| event(Source::Operator, name, start, end, thread, None);
         let trace = Trace {
             events: vec![
