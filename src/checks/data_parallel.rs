@@ -8,15 +8,14 @@ use anyhow::{Context as _, Result, bail};
 use proptest::prelude::{Just, any, prop_oneof};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use serde_json::{Value, json};
-use tch::Device;
+use serde::Serialize;
 
 use super::edge_cases;
 use super::golden::{CaseFile, data_parallel, require};
 use super::mutants::{FAULTS, MUTANTS};
 use super::protocol::{self, Case, Passes, Report, Zeroing};
-use crate::harness::problem::Verdict;
-use crate::model::toy::{Bias, Blueprint, Layer, Toy, Weight};
+use crate::harness::problem::{Check, Verdict};
+use crate::model::toy::{Bias, Blueprint, Layer, Weight};
 use crate::parallel::Options;
 use crate::parallel::trainer::zero1;
 use crate::parallel::zero1::Stepping;
@@ -195,33 +194,43 @@ pub fn golden_cases(trainer: &str) -> Result<Verdict> {
     Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
 }
 
-/// What the templates tell of the protocol.
-pub fn facts() -> Result<Value> {
-    let model = |blueprint: Blueprint| -> Result<Value> {
-        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
-        Ok(json!({
-            "trainable": network.num_trainable(),
-            "gradient_bytes": 4 * network.num_trainable(),
-            "parameters": network.named_parameters().len(),
-            "all_reduces": network.named_parameters().iter().filter(|(_, tensor)| tensor.requires_grad()).count(),
-        }))
-    };
-    Ok(json!({
-        "toy": model(Blueprint::toy())?,
-        "tied": model(Blueprint::tied())?,
-        "world_size": WORLD_SIZE,
-        "rows": 10 * WORLD_SIZE,
-        "steps": protocol::STEPS,
-        "lr": protocol::LEARNING_RATE,
-        "rtol": protocol::RTOL,
-        "atol": protocol::ATOL,
-        "shuffle_seed": protocol::SHUFFLE_SEED,
-        "repeats": REPEATS,
-        "bucket_sizes_mb": BUCKET_SIZES_MB,
-        "random_cases": RANDOM_CASES,
-        "random_world_sizes": RANDOM_WORLD_SIZES,
-        "edges_world_size": EDGES_WORLD_SIZE,
-        "mutants": MUTANTS.len(),
-        "faults": FAULTS.len(),
-    }))
+/// What the answers tell of the official protocol and of how it is repeated.
+#[derive(Debug, Serialize)]
+pub struct ProtocolFacts {
+    /// How many checks a problem has.
+    pub checks: usize,
+    pub world_size: usize,
+    pub rows: usize,
+    pub steps: i64,
+    pub lr: f64,
+    pub rtol: f64,
+    pub atol: f64,
+    pub shuffle_seed: i64,
+    pub repeats: i64,
+    pub random_cases: usize,
+    pub random_world_sizes: Vec<usize>,
+    pub edges_world_size: usize,
+    pub mutants: usize,
+    pub faults: usize,
+}
+
+impl ProtocolFacts {
+    pub fn of(checks: &[Check]) -> Self {
+        Self {
+            checks: checks.len(),
+            world_size: WORLD_SIZE,
+            rows: 10 * WORLD_SIZE,
+            steps: protocol::STEPS,
+            lr: protocol::LEARNING_RATE,
+            rtol: protocol::RTOL,
+            atol: protocol::ATOL,
+            shuffle_seed: protocol::SHUFFLE_SEED,
+            repeats: REPEATS,
+            random_cases: RANDOM_CASES,
+            random_world_sizes: RANDOM_WORLD_SIZES.to_vec(),
+            edges_world_size: EDGES_WORLD_SIZE,
+            mutants: MUTANTS.len(),
+            faults: FAULTS.len(),
+        }
+    }
 }

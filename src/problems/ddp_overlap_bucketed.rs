@@ -1,13 +1,14 @@
 //! `ddp_overlap_bucketed`: averaging buckets of gradients while backward runs ends where a single process ends.
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tch::Device;
 
 use crate::checks::data_parallel::{
-    self, BUCKET_SIZES_MB, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
+    BUCKET_SIZES_MB, ProtocolFacts, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
 };
-use crate::harness::problem::{Check, Problem};
+use crate::harness::answer::{Answer, Audience, Cell, Column, Records, Table};
+use crate::harness::problem::{Check, Problem, no_facts};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::bucket::{ALIGNMENT, bounded};
 use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
@@ -46,8 +47,8 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: None,
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer,
     reads: &[],
 };
 
@@ -55,23 +56,56 @@ const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.
 const COALESCED: &str = overlap_coalesced::STRATEGY.name;
 
-fn facts() -> Result<Value> {
-    let mut facts = data_parallel::facts()?;
-    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
-    facts["alignment_bytes"] = json!(ALIGNMENT);
-    facts["buckets"] = BUCKET_SIZES_MB.iter().map(|&size| buckets_of(size)).collect::<Result<Vec<_>>>()?.into();
-    Ok(facts)
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    #[serde(flatten)]
+    protocol: ProtocolFacts,
+    alignment_bytes: usize,
 }
 
-/// What one bucket size makes of the two official models.
-fn buckets_of(bucket_size_mb: f64) -> Result<Value> {
-    let mut row = json!({ "bucket_size_mb": bucket_size_mb });
-    for blueprint in [Blueprint::toy(), Blueprint::tied()] {
-        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
-        let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb })?;
-        let members: Vec<Vec<String>> =
-            buckets.iter().map(|bucket| bucket.parameters().into_iter().map(|(name, _)| name).collect()).collect();
-        row[&blueprint.name] = json!(members);
+fn answer(_records: &Records, _audience: Audience) -> Result<Answer> {
+    let quoted = Quoted { protocol: ProtocolFacts::of(CHECKS), alignment_bytes: ALIGNMENT };
+    let mut answer = Answer::new(&quoted)?;
+    answer.table("buckets", bucket_table()?)?;
+    Ok(answer)
+}
+
+/// What each bucket size makes of the two official models, in the order of launch.
+fn bucket_table() -> Result<Table> {
+    let mut table = Table::new(vec![
+        Column::right("`bucket_size_mb`"),
+        Column::words("Buckets of the toy model"),
+        Column::words("Buckets of the tied model"),
+    ]);
+    for bucket_size_mb in BUCKET_SIZES_MB {
+        let buckets = |blueprint| Ok::<_, anyhow::Error>(Cell::text(buckets_of(&blueprint, bucket_size_mb)?));
+        let [toy, tied] = [buckets(Blueprint::toy())?, buckets(Blueprint::tied())?];
+        table.row(vec![Cell::text(format!("{bucket_size_mb:?}")), toy, tied]);
     }
-    Ok(row)
+    Ok(table)
+}
+
+/// "a + b; c": each bucket's parameters.
+fn buckets_of(blueprint: &Blueprint, bucket_size_mb: f64) -> Result<String> {
+    let network = Toy::new(blueprint, &Generator::new(Device::Cpu, SEED)?)?;
+    let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb })?;
+    let members = buckets.iter().map(|bucket| {
+        let names: Vec<String> = bucket.parameters().into_iter().map(|(name, _)| name).collect();
+        names.join(" + ")
+    });
+    Ok(members.collect::<Vec<_>>().join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_buckets_are_fewer_and_every_parameter_is_in_one() {
+        let count = |size| buckets_of(&Blueprint::toy(), size).unwrap().split("; ").count();
+        assert!(count(BUCKET_SIZES_MB[0]) >= count(1e6) && count(1e6) == 1);
+        let names = |size| buckets_of(&Blueprint::toy(), size).unwrap().split(['+', ';']).count();
+        assert_eq!(names(BUCKET_SIZES_MB[0]), names(1e6));
+    }
 }

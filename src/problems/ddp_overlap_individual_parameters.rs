@@ -1,12 +1,12 @@
 //! `ddp_overlap_individual_parameters`: averaging each gradient while backward runs ends where a single process ends.
 
 use anyhow::Result;
-use serde_json::{Value, json};
 
 use crate::checks::data_parallel::{
-    self, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
+    ProtocolFacts, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
 };
-use crate::harness::problem::{Check, Problem};
+use crate::harness::answer::{Answer, Audience, Records};
+use crate::harness::problem::{Check, Problem, no_facts};
 use crate::model::toy::Blueprint;
 
 const CHECKS: &[Check] = &[
@@ -23,8 +23,8 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: None,
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer,
     reads: &[],
 };
 
@@ -32,8 +32,6 @@ const TRAINER: &str = "overlap_individual_parameters";
 /// It has no buckets; this size is never read.
 const NO_BUCKETS: [f64; 1] = [1.0];
 
-fn facts() -> Result<Value> {
-    let mut facts = data_parallel::facts()?;
-    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
-    Ok(facts)
+fn answer(_records: &Records, _audience: Audience) -> Result<Answer> {
+    Answer::new(&ProtocolFacts::of(CHECKS))
 }

@@ -5,17 +5,17 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::checks::data_parallel::{
     BUCKET_SIZES_MB, EDGES_WORLD_SIZE, RANDOM_CASES, RANDOM_WORLD_SIZES, REPEATS, WORLD_SIZE, accumulation,
     any_blueprint, any_options, at_the_edges, over_world_sizes, random_networks, verdict,
 };
 use crate::checks::golden::{CaseFile, require, sharded_optimizer};
-use crate::checks::mutants::FAULTS;
 use crate::checks::protocol::Report;
 use crate::checks::sharded_protocol::{self, ADAMW, Case};
-use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::answer::{Answer, Audience, Records};
+use crate::harness::problem::{Check, Problem, Verdict, no_facts};
 use crate::model::toy::Blueprint;
 use crate::parallel::Options;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
@@ -58,8 +58,8 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: None,
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer,
     reads: &[],
 };
 
@@ -111,20 +111,36 @@ pub fn golden_cases(optimizer: &str) -> Result<Verdict> {
     Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
 }
 
-fn facts() -> Result<Value> {
-    Ok(json!({
-        "world_size": WORLD_SIZE,
-        "steps": sharded_protocol::STEPS,
-        "rows": sharded_protocol::ROWS,
-        "seed": sharded_protocol::SEED,
-        "rtol": sharded_protocol::RTOL,
-        "lr": ADAMW.lr,
-        "weight_decay": ADAMW.weight_decay,
-        "repeats": REPEATS,
-        "random_cases": RANDOM_CASES,
-        "random_world_sizes": RANDOM_WORLD_SIZES,
-        "edges_world_size": EDGES_WORLD_SIZE,
-        "faults": FAULTS.len(),
-        "checks": CHECKS.iter().map(|check| check.name).collect::<Vec<_>>(),
-    }))
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    checks: usize,
+    world_size: usize,
+    steps: i64,
+    rows: i64,
+    seed: i64,
+    rtol: f64,
+    lr: f64,
+    weight_decay: f64,
+    repeats: i64,
+    random_cases: usize,
+    random_world_sizes: Vec<usize>,
+    edges_world_size: usize,
+}
+
+fn answer(_records: &Records, _audience: Audience) -> Result<Answer> {
+    Answer::new(&Quoted {
+        checks: CHECKS.len(),
+        world_size: WORLD_SIZE,
+        steps: sharded_protocol::STEPS,
+        rows: sharded_protocol::ROWS,
+        seed: sharded_protocol::SEED,
+        rtol: sharded_protocol::RTOL,
+        lr: ADAMW.lr,
+        weight_decay: ADAMW.weight_decay,
+        repeats: REPEATS,
+        random_cases: RANDOM_CASES,
+        random_world_sizes: RANDOM_WORLD_SIZES.to_vec(),
+        edges_world_size: EDGES_WORLD_SIZE,
+    })
 }

@@ -112,9 +112,15 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     let shared = session.clone();
     env.add_function("table", move |id: String| lock(&shared).table(&id).map(Value::from_safe_string));
     let shared = session.clone();
+    env.add_function("tables", move |prefix: String| {
+        let mut session = lock(&shared);
+        let ids = session.answer.tables_of(&prefix);
+        ids.iter().map(|id| session.table(id)).collect::<Result<String, Error>>().map(Value::from_safe_string)
+    });
+    let shared = session.clone();
     env.add_function("figure", move |id: String, args: Kwargs| {
         let mut session = lock(&shared);
-        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id, &args) };
+        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id) };
         drawn.map(Value::from_safe_string)
     });
     env.add_function("select", |cases: Value, filter: Kwargs| select(&cases, &filter));
@@ -229,15 +235,13 @@ impl Session {
         Ok(format!("\n\n{markdown}\n"))
     }
 
-    /// A figure of the answer, with the template's caption.
-    fn declared_figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
+    /// A figure of the answer; the template's next paragraph is its caption and begins with "Figure: ".
+    fn declared_figure(&mut self, id: &str) -> Result<String, Error> {
         let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let figure = self.answer.figures().get(id);
         let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
         let figure = figure.clone();
-        let caption = text(args, id, "caption")?;
-        args.assert_all_used()?;
-        self.place(id, &figure.alt, &caption, figure.drawing)
+        self.place(id, &figure.alt, figure.drawing)
     }
 
     /// A figure that the template itself declares.
@@ -246,10 +250,10 @@ impl Session {
         let (alt, caption) = (text(args, id, "alt")?, text(args, id, "caption")?);
         let drawing = from_template::drawing(args).map_err(naming)?;
         args.assert_all_used().map_err(naming)?;
-        self.place(id, &alt, &caption, drawing)
+        Ok(format!("{}Figure: {caption}\n\n", self.place(id, &alt, drawing)?))
     }
 
-    fn place(&mut self, id: &str, alt: &str, caption: &str, drawing: Drawing) -> Result<String, Error> {
+    fn place(&mut self, id: &str, alt: &str, drawing: Drawing) -> Result<String, Error> {
         if !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') || id.is_empty() {
             return Err(invalid(format!("figure id {id:?} is no file name: use letters, digits, - and _")));
         }
@@ -258,7 +262,7 @@ impl Session {
             return Err(invalid(format!("figure {id:?} is drawn twice; give each its own id")));
         }
         self.figures.push(PlacedFigure { path: path.clone(), drawing });
-        Ok(format!("\n\n![{}]({path})\n\nFigure: {caption}\n\n", escape::markdown(alt)))
+        Ok(format!("\n\n![{}]({path})\n\n", escape::markdown(alt)))
     }
 
     /// What an answer concludes is in the report: no claim, table or figure of it is left out by its template.

@@ -38,6 +38,8 @@ pub struct Answer {
     quoted: Value,
     claims: BTreeMap<String, Claim>,
     tables: BTreeMap<String, Table>,
+    /// The ids of the tables in the order in which they were added.
+    table_order: Vec<String>,
     figures: BTreeMap<String, Figure>,
 }
 
@@ -58,13 +60,14 @@ impl Answer {
         Ok(())
     }
 
-    /// Adds a table; the template prints it with `table("<id>")`.
+    /// Adds a table; the template prints it with `table("<id>")`, or all that begin alike with `tables("<prefix>")`.
     ///
     /// Errors: another table of this id; a row with more or fewer cells than there are columns.
     pub fn table(&mut self, id: impl Into<String>, table: Table) -> Result<()> {
         let id = id.into();
         table.validate().with_context(|| format!("table {id:?}"))?;
         ensure!(self.tables.insert(id.clone(), table).is_none(), "table {id:?} is made twice; give each its own id");
+        self.table_order.push(id);
         Ok(())
     }
 
@@ -91,6 +94,11 @@ impl Answer {
 
     pub fn tables(&self) -> &BTreeMap<String, Table> {
         &self.tables
+    }
+
+    /// The ids that begin with `prefix`, in the order in which their tables were added.
+    pub fn tables_of(&self, prefix: &str) -> Vec<String> {
+        self.table_order.iter().filter(|id| id.starts_with(prefix)).cloned().collect()
     }
 
     pub fn figures(&self) -> &BTreeMap<String, Figure> {

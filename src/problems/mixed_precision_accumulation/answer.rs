@@ -33,7 +33,8 @@ struct Quoted {
 struct Rounding {
     significand_bits: i32,
     addend: f64,
-    addend_relative_error: f64,
+    /// Relative to 0.01.
+    addend_off: f64,
     /// Where adding the addend no longer changes the sum.
     stagnates_at: f64,
     half_ulp_there: f64,
@@ -62,13 +63,13 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     })?;
     let [a, b, c] = [&float16, &implicit, &float32].map(|sum| sum.error.value());
     answer.claim(
-        Claim::new("float16-sum-is-worst", a > 10.0 * b && b > c)
+        Claim::new("float16-is-worst", a > 10.0 * b && b > c)
             .operand("error in float16", &float16.error)
             .operand("of float16 in float32", &implicit.error)
             .operand("in float32", &float32.error),
     )?;
     answer.claim(
-        Claim::new("promotion-equals-conversion", implicit.sum.value() == explicit.sum.value())
+        Claim::new("promotion-converts", implicit.sum.value() == explicit.sum.value())
             .operand("promoted", &implicit.sum)
             .operand("converted", &explicit.sum),
     )?;
@@ -154,7 +155,7 @@ fn rounding(dtype: Dtype) -> Rounding {
     Rounding {
         significand_bits: format.significand_bits,
         addend,
-        addend_relative_error: addend / ADDEND - 1.0,
+        addend_off: addend / ADDEND - 1.0,
         stagnates_at,
         half_ulp_there: format.ulp(stagnates_at) / 2.0,
     }
@@ -234,11 +235,11 @@ mod tests {
     #[test]
     fn claims_follow_the_sums() {
         let all = answer(&records(10.002, measured(32.0)), Audience::Ours).unwrap();
-        for id in ["float16-sum-is-worst", "promotion-equals-conversion", "float16-stagnates", "bfloat16-stagnates"] {
+        for id in ["float16-is-worst", "promotion-converts", "float16-stagnates", "bfloat16-stagnates"] {
             assert_eq!(all.holds(id), Some(true), "{id}");
         }
         let none = answer(&records(10.003, measured(31.0)), Audience::Ours).unwrap();
-        assert_eq!(none.holds("promotion-equals-conversion"), Some(false));
+        assert_eq!(none.holds("promotion-converts"), Some(false));
         assert_eq!(none.holds("float16-stagnates"), Some(false));
     }
 

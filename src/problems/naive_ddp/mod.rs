@@ -1,13 +1,11 @@
 //! `naive_ddp`: training on several ranks with one all-reduce a gradient ends where a single process ends.
 
-use anyhow::Result;
-use serde_json::{Value, json};
-
 use self::measure::FaultTests;
-use crate::checks::data_parallel::{self, at_the_edges, golden_cases, official, random_networks, verdict};
-use crate::harness::problem::{Check, Measured, Problem};
+use crate::checks::data_parallel::{at_the_edges, golden_cases, official, random_networks, verdict};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 use crate::model::toy::Blueprint;
 
+mod answer;
 pub mod measure;
 
 const CHECKS: &[Check] = &[
@@ -27,8 +25,8 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: Some(Measured::of::<FaultTests>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
 
@@ -37,21 +35,3 @@ const NAIVE: &str = "naive";
 const FLAT: &str = "flat";
 /// Neither has a bucket size; this one is never read.
 const NO_BUCKETS: [f64; 1] = [1.0];
-
-fn facts() -> Result<Value> {
-    let mut facts = data_parallel::facts()?;
-    facts["faults_in_words"] = json!({
-        "exit": "exits with status 7",
-        "leave": "exits as if all were well",
-        "fail": "returns an error",
-        "panic": "panics",
-        "panic_in_backward": "panics in a gradient hook",
-        "stall": "sleeps",
-        "work": "computes on and on",
-        "never_ready": "waits for a gradient that never comes",
-        "wrong_count": "all-reduces 8 values, not 4",
-        "wrong_order": "calls broadcast first",
-    });
-    facts["checks"] = json!(CHECKS.iter().map(|check| check.name).collect::<Vec<_>>());
-    Ok(facts)
-}

@@ -1,0 +1,199 @@
+//! What the checks and the fault tests show: what is communicated, and how a run ends when a rank fails.
+
+use anyhow::Result;
+use serde::Serialize;
+use tch::Device;
+
+use super::CHECKS;
+use super::measure::{FaultTests, Params, Row};
+use crate::checks::data_parallel::ProtocolFacts;
+use crate::checks::fault_test::Fault;
+use crate::collective::Backend;
+use crate::harness::answer::format::markdown;
+use crate::harness::answer::{
+    Answer, Audience, Case, CaseOutcome, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
+};
+use crate::model::toy::{Blueprint, Toy};
+use crate::torch::Generator;
+use crate::torch::random::SEED;
+
+type FaultCase = Case<Params, Row>;
+
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    #[serde(flatten)]
+    protocol: ProtocolFacts,
+    /// Whether a fault test was measured on either machine.
+    tested: bool,
+    runs: usize,
+    unnamed: usize,
+    left: usize,
+    broken: usize,
+}
+
+pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
+    let [gpu, cpu] = [records.gpu(), records.cpu()]
+        .map(|set| set.map(|set| Ok::<_, anyhow::Error>((set, set.cases::<FaultTests>()?))).transpose());
+    let (gpu, cpu) = (gpu?, cpu?);
+    let rows: Vec<&Row> =
+        [&gpu, &cpu].into_iter().flatten().flat_map(|(_, cases)| cases).filter_map(Case::row).collect();
+    let tested = !rows.is_empty();
+    let unnamed = rows.iter().filter(|row| !(row.names_rank && row.names_call)).count();
+    let left = rows.iter().map(|row| row.left).sum();
+    let broken = rows.iter().filter(|row| !row.next_run_works).count();
+    let mut answer =
+        Answer::new(&Quoted { protocol: ProtocolFacts::of(CHECKS), tested, runs: rows.len(), unnamed, left, broken })?;
+    answer.table("models", model_table()?)?;
+    if tested {
+        answer.claim(
+            Claim::new("drill-ends-and-names", unnamed == 0 && left == 0 && broken == 0)
+                .count("runs", rows.len())
+                .count("without rank or collective", unnamed)
+                .count("processes left", left)
+                .count("next runs that failed", broken),
+        )?;
+        for (id, set) in [("faults-gpu", &gpu), ("faults-cpu", &cpu)] {
+            if let Some((set, cases)) = set {
+                answer.table(id, fault_table(set, cases))?;
+            }
+        }
+    }
+    Ok(answer)
+}
+
+/// What each rank communicates in one step on the two models of the course's test; counted, not measured.
+fn model_table() -> Result<Table> {
+    let count = |head: &str| Column::number(head, Style::Grouped, 0);
+    let mut table = Table::new(vec![
+        Column::words("model"),
+        count("parameters"),
+        count("trained values"),
+        count("gradient bytes"),
+        count("all-reduces a step"),
+    ]);
+    for (name, blueprint) in [("toy", Blueprint::toy()), ("tied weights", Blueprint::tied())] {
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
+        let parameters = network.named_parameters();
+        let trained = parameters.iter().filter(|(_, tensor)| tensor.requires_grad()).count();
+        // Gradients are float32.
+        let values = network.num_trainable() as f64;
+        let numbers = [parameters.len() as f64, values, 4.0 * values, trained as f64];
+        let cells = numbers.map(|x| Quantity::constant(x, Unit::One).into());
+        table.row([vec![name.into()], cells.to_vec()].concat());
+    }
+    Ok(table)
+}
+
+/// How each fault of rank 1 ended.
+fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Table {
+    let mut table = Table::new(vec![
+        Column::words("rank 1"),
+        Column::number("over after (s)", Style::Sec, 1),
+        Column::words("what is said"),
+    ]);
+    for case in cases {
+        let (seconds, said) = match &case.outcome {
+            CaseOutcome::Measured(row) => (case.quantity(row.seconds, Unit::Seconds).into(), said_first(&row.words)),
+            outcome => (outcome.word().into(), markdown(why_not(outcome))),
+        };
+        table.row(vec![does(case.params.fault).into(), seconds, said.into()]);
+    }
+    let Some(first) = cases.first() else { return table };
+    let Params { patience_s, deadline_s, .. } = first.params;
+    let over = match first.params.backend {
+        Backend::Nccl => "NCCL between two GPUs",
+        Backend::Gloo => "Gloo between two CPU processes",
+    };
+    table.captioned(format!(
+        "What comes of a rank that goes wrong, over {over}: seconds from the start of both ranks to the end of the last \
+         (a rank that does nothing is given {patience_s:.0} s, one that works on {deadline_s:.0} s from the start), and \
+         what the supervisor's error says first. {}.",
+        set.source()
+    ))
+}
+
+fn why_not<R>(outcome: &CaseOutcome<R>) -> &str {
+    match outcome {
+        CaseOutcome::NotRun { reason, .. } => reason,
+        CaseOutcome::OutOfMemory { message, .. } => message,
+        CaseOutcome::Failed { error } => error,
+        CaseOutcome::Measured(_) => "",
+    }
+}
+
+/// The first thing that the supervisor says; after a deadline, also where the first rank was.
+fn said_first(message: &str) -> String {
+    let message = message.replace("task drill on 2 ranks: ", "");
+    let mut lines = message.split('\n').map(|line| line.split(" (").next().unwrap_or(line));
+    let first = lines.next().unwrap_or_default();
+    let words = match first.contains("deadline") {
+        true => format!("the deadline passed; {}", lines.next().unwrap_or_default()),
+        false => first.to_string(),
+    };
+    words.replace(" Float, sum", "").replace(" Float from rank 0", "")
+}
+
+/// What rank 1 does, in words.
+fn does(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Exit => "exits with status 7",
+        Fault::Leave => "exits as if all were well",
+        Fault::Fail => "returns an error",
+        Fault::Panic => "panics",
+        Fault::PanicInBackward => "panics in a gradient hook",
+        Fault::Stall | Fault::SuperviseStalled => "sleeps",
+        Fault::Work => "computes on and on",
+        Fault::NeverReady => "waits for a gradient that never comes",
+        Fault::WrongCount => "all-reduces 8 values, not 4",
+        Fault::WrongOrder => "calls broadcast first",
+        Fault::None => "does nothing wrong",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::answer::made_up::MadeUp;
+
+    fn params(fault: Fault) -> Params {
+        Params { backend: Backend::Gloo, fault, patience_s: 5.0, deadline_s: 30.0 }
+    }
+
+    fn row(words: &str, left: usize) -> Row {
+        Row { words: words.into(), names_rank: true, names_call: true, seconds: 1.25, left, next_run_works: true }
+    }
+
+    #[test]
+    fn a_run_that_leaves_a_process_breaks_the_claim() {
+        for (left, holds) in [(0, true), (1, false)] {
+            let records =
+                MadeUp::cpu("naive_ddp").measured("faults", &params(Fault::Exit), &row("rank 1 exited", left));
+            let answer = answer(&records.records(), Audience::Ours).unwrap();
+            assert_eq!(answer.holds("drill-ends-and-names"), Some(holds));
+            assert_eq!(answer.quoted()["runs"], 1);
+        }
+    }
+
+    #[test]
+    fn faults_that_were_not_measured_show_their_reason_and_without_any_there_is_no_claim() {
+        let records = MadeUp::cpu("naive_ddp").failed("faults", &params(Fault::Stall));
+        let none = answer(&records.records(), Audience::Ours).unwrap();
+        assert_eq!((none.holds("drill-ends-and-names"), &none.quoted()["tested"]), (None, &false.into()));
+        assert_eq!(answer(&Records::default(), Audience::Ours).unwrap().tables().len(), 1);
+        let records = MadeUp::cpu("naive_ddp")
+            .measured("faults", &params(Fault::Exit), &row("rank 1 exited", 0))
+            .not_run("faults", &params(Fault::Stall));
+        let answer = answer(&records.records(), Audience::Ours).unwrap();
+        let table = answer.tables()["faults-cpu"].markdown();
+        assert!(table.contains("| exits with status 7 | 1.2 | rank 1 exited |"), "{table}");
+        assert!(table.contains("| sleeps | not run | needs 6 GPUs, has 2 |"), "{table}");
+    }
+
+    #[test]
+    fn of_a_message_its_first_line_is_quoted_and_after_a_deadline_the_second_too() {
+        assert_eq!(said_first("task drill on 2 ranks: rank 1 exited (status 7)\nmore"), "rank 1 exited");
+        let late = "the deadline of 30 s passed (x)\nrank 0 waits in all-reduce 2 of 4 Float, sum (since 3 s)";
+        assert_eq!(said_first(late), "the deadline passed; rank 0 waits in all-reduce 2 of 4");
+    }
+}

@@ -1,0 +1,82 @@
+//! Templates hold prose: look-ups and choices between wordings, no program.
+
+use std::fs;
+
+use cs336::problems::REGISTRY;
+
+use super::{root, stems};
+
+/// Of a template's characters, this share at most stands inside `{{ }}`, `{% %}` and `{# #}`.
+const MOST_JINJA: f64 = 0.30;
+
+/// What would compute in a template; conclusions belong in `problems/<name>/answer.rs`, where tests reach them.
+const PROGRAM: &[&str] = &[
+    "{% for", "{%- for", "{% set", "{%- set", "{% macro", "{%- macro", "{% import", "{%- import", "{% from", "{%- from",
+    "namespace(", "select(", "one(", "records(", "facts.", "main.", "cpu.", "gpu.",
+];
+
+/// The tags of a template: where each begins, and its text.
+fn tags(text: &str) -> Vec<&str> {
+    let mut tags = Vec::new();
+    let mut at = 0;
+    while let Some(start) = text[at..].find('{').map(|found| at + found) {
+        let close = match text.get(start..start + 2) {
+            Some("{{") => "}}",
+            Some("{%") => "%}",
+            Some("{#") => "#}",
+            _ => {
+                at = start + 1;
+                continue;
+            }
+        };
+        let end = text[start..].find(close).map_or(text.len(), |found| start + found + 2);
+        tags.push(&text[start..end]);
+        at = end;
+    }
+    tags
+}
+
+/// An operator between spaces, outside of quoted texts; "-" of `{%-` has no space on its left.
+fn computes(tag: &str) -> Option<char> {
+    let outside: Vec<&str> = tag.split('"').step_by(2).collect();
+    let operators = ['+', '-', '*', '/', '~', '%'];
+    operators.into_iter().find(|operator| outside.iter().any(|part| part.contains(&format!(" {operator} "))))
+}
+
+#[test]
+fn templates_hold_prose_and_no_program() {
+    for name in stems("templates", "md").iter().map(|stem| format!("templates/{stem}.md")) {
+        let text = fs::read_to_string(root().join(&name)).unwrap();
+        let tags = tags(&text);
+        for word in PROGRAM {
+            let found = tags.iter().find(|tag| tag.contains(word));
+            assert!(found.is_none(), "{name} computes with {word:?}: {found:?}; move it to the problem's answer.rs");
+        }
+        for tag in &tags {
+            assert_eq!(computes(tag), None, "{name} has arithmetic in {tag}; move it to the problem's answer.rs");
+        }
+        let share = tags.iter().map(|tag| tag.len()).sum::<usize>() as f64 / text.len() as f64;
+        assert!(share <= MOST_JINJA, "{name} is {:.0} % Jinja; at most {:.0} %", 100.0 * share, 100.0 * MOST_JINJA);
+    }
+}
+
+#[test]
+fn every_template_answers_through_its_problems_answer() {
+    for problem in REGISTRY {
+        let text = fs::read_to_string(root().join("templates").join(format!("{}.md", problem.name))).unwrap();
+        for part in problem.answers {
+            assert!(text.contains(&format!("part(\"{part}\")")), "templates/{}.md lacks part {part:?}", problem.name);
+        }
+    }
+}
+
+#[test]
+fn the_rules_find_a_program_in_a_template() {
+    let tags = |text: &'static str| tags(text);
+    assert_eq!(tags("a {{ x | ms(1) }} b {% if y %}c{% endif %}"), ["{{ x | ms(1) }}", "{% if y %}", "{% endif %}"]);
+    assert_eq!(tags("$x^{2}$ {{ open"), ["{{ open"]);
+    assert_eq!(computes("{{ a / b }}"), Some('/'));
+    assert_eq!(computes("{{ a ~ \"x\" }}"), Some('~'));
+    assert_eq!(computes("{%- if a %}"), None);
+    assert_eq!(computes("{{ figure(\"x\", caption=\"one - two / three\") }}"), None);
+}
