@@ -19,8 +19,6 @@ use crate::model::toy::{Bias, Blueprint, Layer, Weight};
 use crate::parallel::Options;
 use crate::parallel::trainer::zero1;
 use crate::parallel::zero1::Stepping;
-use crate::torch::Generator;
-use crate::torch::random::SEED;
 
 pub const WORLD_SIZE: usize = 2;
 /// "Run the tests about 5 times", the handout advises, to meet a race if there is one.

@@ -26,8 +26,7 @@ const LINE: usize = TEXT + 8 + 1;
 /// its file must still hold the last call of the slowest rank.
 const CALLS: u64 = 1024;
 
-/// How often a file with a broken line is read before the line is ignored, and the pause between two readings. A writer
-/// that was preempted in the middle of a line needs a moment to complete it.
+/// How often a half-written line is read before it is ignored, and the pause in which its writer may complete it.
 const READINGS: usize = 20;
 const BETWEEN_READINGS: Duration = Duration::from_micros(100);
 

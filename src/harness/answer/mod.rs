@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 pub mod claim;
+pub mod comparison;
 pub mod figure;
 pub mod format;
 #[cfg(test)]
@@ -19,9 +20,10 @@ pub mod records;
 pub mod table;
 
 pub use claim::{Claim, Operand};
+pub use comparison::{SameMachine, SameRun};
 pub use figure::{Drawing, Figure};
 pub use format::Style;
-pub use quantity::{Quantity, Range, SameMachine, SameRun, Unit};
+pub use quantity::{Quantity, Range, Unit};
 pub use records::{Case, CaseId, CaseOutcome, RecordSet, Records};
 pub use table::{Cell, Column, Table};
 
