@@ -5,6 +5,7 @@ use minijinja::{Environment, Error, ErrorKind};
 
 use crate::harness::answer::format::{self, NOTHING, Style};
 use crate::harness::answer::quantity::Unit;
+use crate::units::GIB;
 
 /// Registers a filter for every [`Style`] (`value | ms(2)`), `time`, `range`, `listed`, and those of templates that still
 /// compute.
@@ -13,12 +14,21 @@ pub fn register(env: &mut Environment<'_>) {
         env.add_filter(name, move |value: Value, digits: Option<usize>| print(&value, style, digits.unwrap_or(0)));
     }
     env.add_filter("time", |value: Value| Ok::<_, Error>(number(&value)?.map_or(NOTHING.into(), format::time)));
+    env.add_filter("memory", memory);
     env.add_filter("range", range);
     env.add_filter("listed", |words: Vec<String>| format::listed(&words));
     env.add_filter("cell", cell);
     env.add_filter("column", column);
     env.add_filter("scaled", scaled);
     env.add_filter("geomean", geomean);
+}
+
+/// `answer.peak | memory`: "1.50 GiB", or MiB below one GiB.
+fn memory(value: Value) -> Result<String, Error> {
+    fits(&value, Style::Gib)?;
+    let Some(bytes) = number(&value)? else { return Ok(NOTHING.into()) };
+    let (style, unit) = if bytes.abs() >= GIB { (Style::Gib, "GiB") } else { (Style::Mib, "MiB") };
+    Ok(format!("{} {unit}", format::print(bytes, style, 2)))
 }
 
 /// `answer.gain | range("fixed", 2)`: "1.02 to 1.35", or "1.02" where both ends print alike.

@@ -23,7 +23,10 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::{Config, Precision, SizeName};
 use crate::units::MB;
 
+#[cfg(test)]
+pub mod made_up;
 pub mod on_rank;
+pub mod tables;
 pub mod timeline;
 pub mod trainer;
 pub mod variant;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -159,6 +158,11 @@ impl RecordSet {
     ///
     /// Errors: parameters or a row that these types cannot read.
     pub fn cases<M: Measure>(&self) -> Result<Vec<Case<M::Params, M::Row>>> {
+        self.cases_as()
+    }
+
+    /// [`Self::cases`] with types of the reader's choice, for what several problems' rows have in common.
+    pub fn cases_as<P: DeserializeOwned, R: DeserializeOwned>(&self) -> Result<Vec<Case<P, R>>> {
         let machines: BTreeMap<&str, Arc<Machine>> =
             self.file.runs.iter().map(|run| (run.id.as_str(), Arc::new(run.machine.clone()))).collect();
         let cases = self.file.cases.iter().enumerate().map(|(at, record)| {
@@ -167,7 +171,7 @@ impl RecordSet {
             Ok(Case {
                 id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
                 grid: record.grid.clone(),
-                params: M::Params::deserialize(&record.params).with_context(named)?,
+                params: P::deserialize(&record.params).with_context(named)?,
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
                 conditions: record.conditions.clone(),

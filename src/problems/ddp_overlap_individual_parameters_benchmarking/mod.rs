@@ -1,5 +1,7 @@
 //! `ddp_overlap_individual_parameters_benchmarking`: what is left of the communication when it runs beside the backward pass.
 
+mod answer;
+
 use crate::bench::ddp_step::{Compared, Steps};
 use crate::checks::ddp_step as checks;
 use crate::harness::problem::{Check, Measured, Problem, no_facts};
@@ -17,7 +19,7 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Steps<Overlap>>()),
     facts: no_facts,
-    answer: crate::harness::problem::no_answer,
+    answer: answer::answer,
     reads: &[],
 };
 

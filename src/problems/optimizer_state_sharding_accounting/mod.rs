@@ -1,17 +1,13 @@
 //! `optimizer_state_sharding_accounting`: what sharding the optimizer's state saves in memory and costs in time, beside ZeRO
 //! stage 1.
 
-use anyhow::Result;
-use serde_json::{Value, json};
-
 use self::measure::Sharding;
 use crate::bench::ddp_step::trainer;
-use crate::harness::problem::{Check, Measured, Problem};
-use crate::model::Config;
-use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
+mod answer;
 mod checks;
 pub mod measure;
 pub mod memory;
@@ -31,8 +27,8 @@ pub const PROBLEM: Problem = Problem {
         },
     ],
     measured: Some(Measured::of::<Sharding>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
 
@@ -42,19 +38,3 @@ const SCHEMES: [&str; 3] = [BESIDE_SHARDED, SHARDED_OPTIMIZER, ZERO1];
 /// What is timed: also ZeRO-1 that steps in the backward pass, which keeps the same state but not until the step, and
 /// plain data parallelism with ZeRO-1's buckets.
 const TIMED: [&str; 5] = [BESIDE_SHARDED, overlap_bucketed::STRATEGY.name, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD];
-
-/// The handout's model by counting, for two ranks.
-fn facts() -> Result<Value> {
-    let config = Config::of_size(&TABLE_1[3], VOCAB_SIZE, 512);
-    let bytes = 4 * config.num_parameters();
-    Ok(json!({
-        "base": BESIDE_SHARDED,
-        "xl": {
-            "parameters": config.num_parameters(),
-            "parameters_bytes": bytes,
-            "state_bytes": 2 * bytes,
-            "unsharded_bytes": 4 * bytes,
-            "sharded_bytes": 3 * bytes,
-        },
-    }))
-}

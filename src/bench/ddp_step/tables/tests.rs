@@ -1,0 +1,46 @@
+//! Tables of made-up steps: ties, cases that were not measured, and machines that must not be compared.
+
+use super::super::made_up::{params, row};
+use super::*;
+use crate::harness::answer::made_up::MadeUp;
+
+fn shown(records: &Records) -> String {
+    let entries = [Entry { strategy: "naive", records }, Entry { strategy: "flat", records }];
+    let tables = side_by_side(&entries, Profile::Gpu).unwrap();
+    tables.iter().map(Table::markdown).collect()
+}
+
+#[test]
+fn the_shortest_of_several_steps_is_shown_and_what_is_missing_says_so() {
+    let times = |step| row(&[("naive", step, 0.2, 0.2)], Some(1.1));
+    let [small, large] = [1.0, 100.0].map(|mb| params(Precision::Float32, Some(mb)));
+    let records = MadeUp::gpu("x").measured("a", &small, &times(1.5)).measured("a", &large, &times(1.25));
+    let table = shown(&records.failed("a", &params(Precision::Bfloat16, None)).records());
+    assert!(table.contains("| naive: a call a parameter (100 MB) | float32 | 1,250.0 | 1,000.0 | 1.250 |"), "{table}");
+    assert!(table.contains("| naive: a call a parameter | bfloat16 | failed | – |"), "{table}");
+    assert!(
+        table.contains("| flat: one call | float32 | measured | – |") || table.contains("| flat: one call | float32 |")
+    );
+}
+
+#[test]
+fn a_spread_between_runs_is_told_of_one_machine_alone() {
+    let steps = row(&[("naive", 1.5, 0.2, 0.2), ("flat", 1.4, 0.1, 0.1)], None);
+    let two = |gpu| {
+        let first = MadeUp::gpu("x").measured("a", &params(Precision::Float32, None), &steps);
+        first.run("b", Some(gpu)).measured("a", &params(Precision::Bfloat16, None), &steps).records()
+    };
+    assert!(shown(&two("NVIDIA H200")).contains("differs by up to 0.0% in float32 and 0.0% in bfloat16"));
+}
+
+#[test]
+fn a_case_that_was_not_run_has_a_line_with_its_reason() {
+    let cases = MadeUp::gpu("x").not_run("a", &params(Precision::Float32, None)).records();
+    let set = cases.main().unwrap();
+    let cases = set.cases_as::<Params, AnyRow>().unwrap();
+    let table = steps_table(set, "arithmetic", &cases.iter().collect::<Vec<_>>(), |p| p.dtype.name().into()).markdown();
+    assert!(table.contains("| float32 | not run: needs 6 GPUs, has 2 | – |"), "{table}");
+    assert!(
+        table.contains("Training steps of the tiny model on 2 ranks over Gloo (CPU), 1 sequence of 16 tokens a rank")
+    );
+}
