@@ -60,7 +60,7 @@
 //      fourth element by the polynomial 2.548. At d 128 the power limit hides differences below 8 percent: two turns of one
 //      kernel give 4.471 and 4.831. At d 64 none of these is worth its cost: what one warpgroup leaves idle the other uses.
 //
-// Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES) ||                   \
     !defined(FLASH_SPLIT)

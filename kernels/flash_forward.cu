@@ -50,8 +50,8 @@
 //      cold, in us, before and after: one head of 128 7.7 and 6.5, 256 9.6 and 7.4, 512 11.3 and 9.4, 1024 11.7 and 10.9,
 //      2048 14.4 and 12.0, 4096 19.0 and 17.5, 8192 30.8 and 29.2, 16384 77.0 and 78.0; 16 heads of 1024 20.5 and 16.2, of
 //      4096 85.9 and 86.0, of 8192 270 and 289. At d 16 and 32 they gain as much, and one head of 16384 loses 10 percent; at
-//      d 128, where blocks are of 64 keys, they gain 7 to 14 percent up to 1024 and lose beyond, 3 to 15. `Size::fastest`
-//      in src/attention/hopper/tile.rs draws the line. Tried beside it: tiles of two warpgroups, which lie between the two;
+//      d 128, where blocks are of 64 keys, they gain 7 to 14 percent up to 1024 and lose beyond, 3 to 15. `TileSize::fastest`
+//      in src/attention/flash/hopper/tile_config.rs draws the line. Tried beside it: tiles of two warpgroups, which lie between the two;
 //      blocks of 64 keys in four buffers, no faster anywhere that counts; four buffers at d 16 and 32, and parts cut as if
 //      adding them up took three steps or five, all level.
 //   8. 2^x is computed for 16 elements a clock, so that a block of 128 keys takes 64 rows 512 clocks, as many as its products
@@ -60,7 +60,7 @@
 //      with none, one and four: 1.610, 1.658, 1.861. Each instruction that is added shows: what the warpgroups run short of is
 //      not 2^x.
 //
-// Set by src/attention/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
     !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT)

@@ -50,7 +50,7 @@
 //      at 1.08. Predicted: 5642 microseconds become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
 //      and 1311.
 //
-// Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
+// Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
 // PORTABLE_QUERIES_STREAM, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \

@@ -32,7 +32,7 @@
 //      while this one ends and reads four parts at a time. Predicted: some 16, 16, 17 and 18 us. Measured: 15.8, 16.3,
 //      17.3 and 24.0 us.
 //
-// Set by src/attention/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
+// Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
     !defined(PORTABLE_TILES) || !defined(PORTABLE_KEYS) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS)

@@ -22,11 +22,11 @@
 // How the threads divide a tile: lib/textbook.cuh. Registers and shared memory as compiled: snapshots/kernels. This
 // kernel is here to be understood; flash_forward.cu is the fast one.
 //
-// Set by src/attention/textbook.rs: TEXTBOOK_D (16, 32, 64, 128), TEXTBOOK_TYPE (float, __nv_bfloat16, __half),
+// Set by src/attention/flash/textbook.rs: TEXTBOOK_D (16, 32, 64, 128), TEXTBOOK_TYPE (float, __nv_bfloat16, __half),
 // TEXTBOOK_CAUSAL, TEXTBOOK_QUERIES (B_q), TEXTBOOK_KEYS (B_k), TEXTBOOK_SHARED (bytes of shared memory of a block).
 #if !defined(TEXTBOOK_D) || !defined(TEXTBOOK_TYPE) || !defined(TEXTBOOK_CAUSAL) || !defined(TEXTBOOK_QUERIES) ||      \
     !defined(TEXTBOOK_KEYS) || !defined(TEXTBOOK_SHARED)
-#error "textbook_forward.cu takes its shape from src/attention/textbook.rs"
+#error "textbook_forward.cu takes its shape from src/attention/flash/textbook.rs"
 #endif
 
 #include "lib/textbook.cuh"

@@ -234,19 +234,40 @@ fn files_are_short_open_with_a_sentence_and_keep_unsafe_in_its_rooms() {
 }
 
 #[test]
-fn every_unsafe_block_says_why_it_is_sound() {
+fn every_unsafe_block_and_function_says_why_it_is_sound() {
     for file in rust_files(&root().join("src")) {
         let text = fs::read_to_string(&file).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        for (i, line) in lines.iter().enumerate().filter(|(_, l)| l.contains("unsafe {") || l.contains("unsafe impl")) {
-            let before = &lines[i.saturating_sub(6)..=i];
-            assert!(
-                before.iter().any(|l| l.contains("SAFETY:")),
-                "{}:{} has no SAFETY sentence: {line}",
-                file.display(),
-                i + 1
-            );
+        for (i, line) in lines.iter().enumerate().filter(|(_, line)| needs_a_safety_sentence(line)) {
+            let is_note = |line: &&&str| ["//", "#["].iter().any(|start| line.trim_start().starts_with(start));
+            let above = lines[..i].iter().rev().take_while(is_note).chain(&lines[i.saturating_sub(6)..=i]);
+            let says_why = above.into_iter().any(|line| line.contains("SAFETY:") || line.contains("# Safety"));
+            assert!(says_why, "{}:{} has no SAFETY sentence: {line}", file.display(), i + 1);
         }
+    }
+}
+
+/// Blocks, and what has a contract for its callers or implementers; not the types of foreign functions.
+fn needs_a_safety_sentence(line: &str) -> bool {
+    let code = line.trim_start();
+    let starts = ["unsafe fn", "unsafe extern \"C\" fn", "unsafe trait", "unsafe impl"];
+    let item = code.trim_start_matches("pub ").trim_start_matches("pub(super) ").trim_start_matches("pub(crate) ");
+    !code.starts_with("//")
+        && (code.contains("unsafe {") || starts.iter().any(|start| item.starts_with(start)))
+        && !item.starts_with("unsafe extern \"C\" fn(")
+}
+
+#[test]
+fn what_needs_a_safety_sentence_is_recognised() {
+    for code in
+        ["    let x = unsafe { y };", "pub(super) unsafe fn f() {", "unsafe impl Send for X {}", "pub unsafe trait X {"]
+    {
+        assert!(needs_a_safety_sentence(code), "{code}");
+    }
+    for code in
+        ["// unsafe {", "    get: unsafe extern \"C\" fn(c_int) -> c_int,", "unsafe extern \"C\" fn(c_int) -> c_int,"]
+    {
+        assert!(!needs_a_safety_sentence(code), "{code}");
     }
 }
 
