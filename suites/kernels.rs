@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cs336::attention::hopper::tile::{Backward, Forward, Size, Variant};
-use cs336::attention::portable::tile as portable;
-use cs336::attention::textbook;
+use cs336::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, Variant};
+use cs336::attention::flash::portable::tile_config as portable;
+use cs336::attention::flash::textbook;
 use cs336::cuda::{Arch, Compiler, Program};
 use cs336::model::fused_adamw;
 use rstest::rstest;
@@ -30,13 +30,13 @@ fn builds() -> Vec<Build> {
     // What ptxas tells of a kernel that trades registers between warpgroups is what each has on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
     let split = || Variant::all().flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
-    let sizes = split().flat_map(|(variant, is_split)| Size::ALL.map(|size| (variant, size, is_split)));
-    let forward = sizes.map(|(variant, size, is_split)| Forward { is_split, ..Forward::of(variant, size) });
+    let sizes = split().flat_map(|(variant, is_split)| TileSize::ALL.map(|size| (variant, size, is_split)));
+    let forward = sizes.map(|(variant, size, is_split)| ForwardConfig { is_split, ..ForwardConfig::of(variant, size) });
     let forward = forward.map(|shape| hopper(shape.program(), shape.threads() * shape.resident()));
-    let backward = split().map(|(variant, is_split)| Backward { is_split, ..Backward::of(variant) });
-    let backward = backward.map(|shape| hopper(shape.program(), Backward::THREADS));
+    let backward = split().map(|(variant, is_split)| BackwardConfig { is_split, ..BackwardConfig::of(variant) });
+    let backward = backward.map(|shape| hopper(shape.program(), BackwardConfig::THREADS));
     let cuts = textbook::Variant::all()
-        .flat_map(|variant| [textbook::Cut::forward(variant), textbook::Cut::backward(variant)]);
+        .flat_map(|variant| [textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant)]);
     let textbook = cuts.map(|cut| {
         // As many blocks as the shared memory of Hopper holds for most cuts.
         let registers = registers_for(3 * textbook::THREADS);
@@ -49,8 +49,8 @@ fn builds() -> Vec<Build> {
 fn portable_builds() -> impl Iterator<Item = Build> {
     let build =
         |program, threads| Build { program, targets: &[Arch::AMPERE, Arch::HOPPER], registers: registers_for(threads) };
-    let forward = portable::Variant::all().map(portable::Forward::of);
-    let backward = portable::Variant::all().map(portable::Backward::of);
+    let forward = portable::Variant::all().map(portable::ForwardConfig::of);
+    let backward = portable::Variant::all().map(portable::BackwardConfig::of);
     let forward = forward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks));
     forward.chain(backward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks)))
 }

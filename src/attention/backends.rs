@@ -1,9 +1,9 @@
-//! PyTorch's fused attention operators, each called by its own name: what scaled_dot_product_attention would pick among.
+//! PyTorch's fused attention operators, among which scaled_dot_product_attention chooses, each called directly.
 
 use anyhow::{Result, bail};
 use tch::{Device, Kind, Tensor};
 
-use super::sdpa::in_four_dimensions;
+use super::tensor_layout::in_four_dimensions;
 use crate::torch::fused_attention;
 
 /// One operator with its own backward operator, both in libtorch.
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_does_not_take_is_said_before_it_is_called() {
+    fn inputs_that_an_operator_does_not_take_are_refused_before_the_call() {
         let refusal = |backend: Backend, kind, device, d| backend.supports(kind, device, d).unwrap_err();
         assert!(refusal(Backend::Cudnn, Kind::BFloat16, Device::Cpu, 64).contains("GPUs only"));
         assert!(refusal(Backend::Flash, Kind::Float, Device::Cuda(0), 64).contains("not Float"));

@@ -9,8 +9,8 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use tch::{Device, Kind, Tensor};
 
+use super::error_bounds::LargestErrors;
 use super::inputs::Generator;
-use super::oracle::Worst;
 use super::tiled::Tile;
 
 /// One case; everything that it needs is drawn from `seed`.
@@ -124,7 +124,7 @@ pub trait Tally: Default {
     fn merge(&mut self, other: &Self);
 }
 
-impl Tally for Worst {
+impl Tally for LargestErrors {
     fn merge(&mut self, other: &Self) {
         self.merge(other);
     }

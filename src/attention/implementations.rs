@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::backends::Backend;
+use super::flash::hopper::Hopper;
+use super::flash::portable::Portable;
 use super::flash::{FLASH_KERNELS, Flash};
-use super::hopper::Hopper;
-use super::portable::Portable;
 use super::tiled::Tiled;
 use super::{Attention, hidden, naive, recomputing, sdpa};
 
@@ -76,7 +76,7 @@ pub enum Timed {
 const PORTABLE_KERNELS: &[&str] = &["portable_forward.cu", "portable_backward.cu"];
 const HOPPER_KERNELS: &[&str] = &["flash_forward.cu", "flash_backward.cu"];
 
-/// All of them, in the order of the tables. A new one is a file and a line here, and a [`Choice`] if models are to use it.
+/// All of them, in the order of the tables. A new one is a file and a line here, and an [`ImplementationName`] if models are to use it.
 #[rustfmt::skip]
 pub const IMPLEMENTATIONS: &[Implementation] = &[
     entry("naive", "plain", Group::Plain, Units::Vector, &[], Run::Definition, Timed::Everywhere),
@@ -172,10 +172,10 @@ impl fmt::Debug for Run {
     }
 }
 
-/// Which implementation a suite or a model uses.
+/// The implementations that suites and models may name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Choice {
+pub enum ImplementationName {
     /// Eq. 4-6 as tensor operations; libtorch differentiates them and keeps the probabilities.
     Naive,
     /// FlashAttention-2 in tensor operations, recomputing the probabilities in the backward pass.
@@ -188,7 +188,7 @@ pub enum Choice {
     FlashDeterministic,
 }
 
-impl Choice {
+impl ImplementationName {
     /// What a model on `device` uses where nobody says otherwise: our own kernels on a GPU, and the handout's operations
     /// on the processor, for which there are no kernels.
     pub fn default_on(device: Device) -> Self {
@@ -241,19 +241,25 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_in_the_table_and_those_without_a_gpu_run_on_the_cpu() {
-        for choice in Choice::value_variants() {
-            let kernels = choice.implementation().unwrap().kernels;
-            assert_eq!(choice.runs_own_kernels(), !kernels.is_empty(), "{choice:?}");
+    fn every_name_is_in_the_table_and_those_without_a_gpu_run_on_the_cpu() {
+        for name in ImplementationName::value_variants() {
+            let kernels = name.implementation().unwrap().kernels;
+            assert_eq!(name.runs_own_kernels(), !kernels.is_empty(), "{name:?}");
         }
         let graded = IMPLEMENTATIONS.iter().filter(|i| i.as_attention().is_some());
         let without_gpu = graded.filter(|i| i.supports(Kind::Float, Device::Cpu, 64).is_ok());
-        assert_eq!(without_gpu.map(|i| i.name).collect::<Vec<_>>(), Choice::ON_CPU.map(Choice::name));
+        assert_eq!(
+            without_gpu.map(|i| i.name).collect::<Vec<_>>(),
+            ImplementationName::ON_CPU.map(ImplementationName::name)
+        );
     }
 
     #[test]
     fn our_kernels_are_the_default_on_a_gpu() {
         let devices = [Device::Cuda(0), Device::Cuda(1), Device::Cpu];
-        assert_eq!(devices.map(Choice::default_on), [Choice::Flash, Choice::Flash, Choice::Naive]);
+        assert_eq!(
+            devices.map(ImplementationName::default_on),
+            [ImplementationName::Flash, ImplementationName::Flash, ImplementationName::Naive]
+        );
     }
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
+use super::tensor_layout::in_four_dimensions;
 use super::{Attention, Shape, accumulation_kind, supports_floating_point};
 
 /// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
@@ -107,13 +108,4 @@ fn working_kind(q: &Tensor) -> Kind {
         Device::Cpu => accumulation_kind(q.kind()),
         _ => q.kind(),
     }
-}
-
-/// (batch, heads, n, d) from any leading dimensions.
-pub(super) fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
-    if t.dim() == 4 {
-        return Ok(t.shallow_clone());
-    }
-    let [leading @ .., n, d] = &t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
-    Ok(t.f_reshape([1, leading.iter().product(), *n, *d])?)
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use tch::Device;
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::collective::Backend;
 use crate::error::Fault;
 use crate::harness::record::Profile;
@@ -19,8 +19,8 @@ pub fn update_for(profile: Profile) -> Update {
 }
 
 /// The attention of models that a profile measures, where a suite names none.
-pub fn attention_for(profile: Profile) -> Choice {
-    Choice::default_on(match profile {
+pub fn attention_for(profile: Profile) -> ImplementationName {
+    ImplementationName::default_on(match profile {
         Profile::Cpu => Device::Cpu,
         Profile::Gpu => Device::Cuda(0),
     })

@@ -6,14 +6,14 @@ use tch::{Device, Kind, Tensor};
 use crate::attention::cases::{Case, Fill, Layout};
 use crate::attention::inputs::Generator;
 use crate::attention::tiled::Tile;
-use crate::attention::{Choice, attention};
+use crate::attention::{ImplementationName, attention};
 
 /// `(q, k, v, is_causal) -> o`, recorded for autograd: what the official test calls.
 pub type Differentiable<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool) -> Result<Tensor>;
 
 /// The tiled implementation as the official test sees it.
 pub fn differentiable(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
-    attention(Choice::Tiled, q, k, v, is_causal)
+    attention(ImplementationName::Tiled, q, k, v, is_causal)
 }
 
 /// Shapes and values that break a careless implementation, by what is adversarial about them.

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use tch::{Device, Kind};
 
 use crate::attention::cases;
-use crate::attention::hopper::Hopper;
-use crate::attention::portable::Portable;
-use crate::attention::rule::{Case, Passes};
-use crate::attention::textbook::{self, Textbook};
-use crate::attention::{Attention, rule};
+use crate::attention::flash::hopper::Hopper;
+use crate::attention::flash::portable::Portable;
+use crate::attention::flash::textbook::{self, Textbook};
+use crate::attention::flash_tolerance::{Case, Passes};
+use crate::attention::{Attention, flash_tolerance};
 use crate::harness::problem::Verdict;
 
 /// Of each variant; a case takes the emulator some tenths of a second.
@@ -34,25 +34,27 @@ pub fn portable(passes: Passes) -> Result<Verdict> {
     check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
 }
 
-/// Random lengths and numbers of heads, and adversarial inputs, by [`rule`].
+/// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`].
 fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
-    let mut shares = rule::Shares::default();
+    let mut shares = flash_tolerance::ErrorShares::default();
     for &(d, kind, is_causal) in variants {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
         let random = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
             let case = Case::draw(Device::Cpu, &[heads], [n_queries, n_keys, d], kind, is_causal, 1.0)?;
-            case.hold_each(implementations, passes)
+            case.check_each(implementations, passes)
         })?;
         cases::Tally::merge(&mut shares, &random);
-        for case in rule::adversarial(Device::Cpu, d, kind)?.iter().filter(|case| case.is_causal == is_causal) {
-            cases::Tally::merge(&mut shares, &case.hold_each(implementations, passes)?);
+        for case in
+            flash_tolerance::adversarial(Device::Cpu, d, kind)?.iter().filter(|case| case.is_causal == is_causal)
+        {
+            cases::Tally::merge(&mut shares, &case.check_each(implementations, passes)?);
         }
     }
     Verdict::passed(shares.to_string())
 }
 
 /// The readable kernels' threads a block, and their tiles for each d.
-pub fn textbook_facts(cut: impl Fn(textbook::Variant) -> textbook::Cut) -> Value {
+pub fn textbook_facts(cut: impl Fn(textbook::Variant) -> textbook::TileConfig) -> Value {
     let cuts =
         textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal).map(|variant| {
             let cut = cut(variant);

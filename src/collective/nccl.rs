@@ -178,7 +178,7 @@ struct Pending {
 
 impl Work for Pending {
     fn wait(self: Box<Self>) -> Result<()> {
-        self.ended.hold_back_current().with_context(|| self.name.clone())
+        self.ended.make_current_stream_wait().with_context(|| self.name.clone())
     }
 }
 

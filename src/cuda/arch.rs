@@ -14,8 +14,8 @@ impl Arch {
     pub const HOPPER: Self = Self { major: 9, minor: 0 };
 }
 
-/// As NVRTC spells it. From 9.0 on with the suffix "a", without which an architecture's own instructions (on Hopper
-/// wgmma and setmaxnreg) are refused; such code runs on that architecture alone, which is the one it is compiled for.
+/// As NVRTC spells it. From 9.0 on it ends in "a": without it NVRTC refuses instructions of one architecture alone, such as
+/// Hopper's wgmma and setmaxnreg. Such code runs on that architecture only.
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let suffix = if self.major >= 9 { "a" } else { "" };

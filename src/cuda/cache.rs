@@ -1,4 +1,4 @@
-//! What lives once a device for as long as the process does: loaded kernels.
+//! A cache of loaded kernels, one entry a device, which the process keeps to its end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use tch::Device;
 
-/// What was loaded for each device and each way of compiling, `K`; it lives as long as the process.
+/// A value for each device and each key; the process keeps it to its end.
 pub struct Cache<K, V>(Mutex<ByDevice<K, V>>);
 
-/// By the GPU's number, which the processor does not have.
+/// By the GPU's number, `None` for the CPU.
 type ByDevice<K, V> = BTreeMap<(Option<usize>, K), Arc<V>>;
 
 impl<K: Ord + Copy, V> Cache<K, V> {
@@ -17,7 +17,7 @@ impl<K: Ord + Copy, V> Cache<K, V> {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// The value of `key` on `device`, made by `make` the first time; an error is not kept.
+    /// The value of `key` on `device`, made by `make` at the first call; an error is not kept.
     pub fn get(&self, device: Device, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
         let index = if let Device::Cuda(index) = device { Some(index) } else { None };
         let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);

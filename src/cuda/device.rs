@@ -1,4 +1,4 @@
-//! GPUs as the driver knows them: their contexts, which are libtorch's too, and what they are.
+//! GPUs by the driver's interface: their properties, and their primary contexts, which libtorch uses too.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ pub fn compute_capability(index: usize) -> Result<(i32, i32)> {
     Ok(properties_of(index)?.compute_capability)
 }
 
-/// How many multiprocessors a device has; the emulator pretends to some.
+/// Multiprocessors of a device; for the CPU, those that the emulator has.
 pub fn multiprocessors(device: Device) -> Result<u32> {
     match device {
         Device::Cuda(index) => Ok(properties_of(index)?.multiprocessors),
@@ -27,13 +27,13 @@ pub fn multiprocessors(device: Device) -> Result<u32> {
     }
 }
 
-/// What hosts of kernels ask at every call.
+/// What a launch asks of its device.
 struct Properties {
     compute_capability: (i32, i32),
     multiprocessors: u32,
 }
 
-/// Asks the driver the first time.
+/// From the driver at the first call.
 fn properties_of(index: usize) -> Result<Arc<Properties>> {
     static KNOWN: Cache<(), Properties> = Cache::new();
     KNOWN.get(Device::Cuda(index), (), || {
@@ -47,7 +47,7 @@ fn properties_of(index: usize) -> Result<Arc<Properties>> {
     })
 }
 
-/// The device's primary context, which is libtorch's too. It is kept: to drop it would make it current first.
+/// The device's primary context, which libtorch uses too. It is kept, because dropping it would first make it current.
 pub(super) fn context_of(index: usize) -> Result<Arc<CudaContext>> {
     static OPENED: Mutex<BTreeMap<usize, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +59,7 @@ pub(super) fn context_of(index: usize) -> Result<Arc<CudaContext>> {
     Ok(context)
 }
 
-/// Runs `body` with `context` current, and puts back the one that was: the runtime's current device follows it.
+/// Runs `body` with `context` current, and then restores the context that was current, as the runtime's current device follows it.
 pub(super) fn in_context<T>(context: &CudaContext, body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
     if result::ctx::get_current()? == Some(context.cu_ctx()) {
         return Ok(body()?);
@@ -70,7 +70,7 @@ pub(super) fn in_context<T>(context: &CudaContext, body: impl FnOnce() -> Result
     })
 }
 
-/// Runs `body`, which may make another context current, and puts back the one that was.
+/// Runs `body`, which may make another context current, and then restores the one that was.
 pub(super) fn keeping_current<T>(body: impl FnOnce() -> Result<T, result::DriverError>) -> Result<T> {
     result::init()?;
     let before = result::ctx::get_current()?;

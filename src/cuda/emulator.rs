@@ -1,7 +1,5 @@
-//! Kernels on the processor: a host compiler builds a [`Program`] against `kernels/emulator`, which runs its blocks one
-//! after the other and every thread as a fiber, in an order drawn from a seed. Kernels that may overlap do.
-//!
-//! For tests: what a kernel computes is held against a reference on machines without a GPU. It says nothing of speed.
+//! Kernels on the CPU, for tests: a C++ compiler builds a [`Program`] against `kernels/emulator`, whose README says how it
+//! works and what it can find.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,16 +15,17 @@ use libloading::Library;
 use tch::{Kind, Tensor};
 
 use super::jit::{Compiler, Program};
-use super::launch::{Arguments, Geometry};
+use super::launch::LaunchConfig;
+use super::params::DeviceStruct;
 use super::toolchain::Toolchain;
 use crate::error::Fault;
 
-/// How this thread's launches are run.
+/// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// What the order of threads and of copies is drawn from.
+    /// Decides the order of threads and of copies.
     pub seed: u64,
-    /// What hosts that cut their work by the device are told. Blocks run one after the other, however many there are.
+    /// What [`super::multiprocessors`] gives. Blocks run one after the other in any case.
     pub multiprocessors: u32,
 }
 
@@ -46,7 +45,7 @@ pub fn with<T>(change: impl FnOnce(&mut Settings), body: impl FnOnce() -> T) -> 
     value
 }
 
-/// Runs `body` with every launch of this thread drawing the order of its threads from `seed`.
+/// Runs `body` with this seed for every launch of this thread.
 pub fn with_seed<T>(seed: u64, body: impl FnOnce() -> T) -> T {
     with(|settings| settings.seed = seed, body)
 }
@@ -55,7 +54,7 @@ pub(super) fn multiprocessors() -> u32 {
     SETTINGS.get().multiprocessors
 }
 
-/// A program that was built for the processor.
+/// A program that was built for the CPU.
 pub struct Emulation {
     entries: BTreeMap<String, Entry>,
     emulate: Emulate,
@@ -70,21 +69,34 @@ struct Entry {
     parameters: Vec<usize>,
 }
 
-type Emulate = unsafe extern "C" fn(*const Laid, c_uint, u64, *mut c_char, usize) -> c_uint;
+type Emulate = unsafe extern "C" fn(*const RawLaunch, c_uint, u64, *mut c_char, usize) -> c_uint;
 
-/// A kernel with what it is to be run on.
-pub(super) struct Launch {
+/// A kernel with its parameters, to be run.
+pub(super) struct Launch<'a> {
     pub program: Arc<Emulation>,
-    pub kernel: String,
-    pub geometry: Geometry,
-    pub arguments: Arguments,
+    pub kernel: &'static str,
+    pub config: LaunchConfig,
+    /// As the kernel takes them ([`Emulation::parameters`]).
+    pub params: Box<dyn Params + 'a>,
     /// Whether it may begin while the one before it runs.
     pub is_early: bool,
 }
 
+/// The parameters of some kernel.
+pub(super) trait Params {
+    /// To each parameter; they hold while `self` is borrowed.
+    fn pointers(&self) -> Vec<*mut c_void>;
+}
+
+impl<P: DeviceStruct> Params for P {
+    fn pointers(&self) -> Vec<*mut c_void> {
+        DeviceStruct::pointers(self)
+    }
+}
+
 /// `Launch` of kernels/emulator/launch.h.
 #[repr(C)]
-struct Laid {
+struct RawLaunch {
     kernel: c_uint,
     grid: [c_uint; 3],
     block: [c_uint; 3],
@@ -93,16 +105,15 @@ struct Laid {
     arguments: *mut *mut c_void,
 }
 
-/// Runs kernels of one stream to their ends. Those that follow one another and are of one program overlap where they may:
-/// the last begins first.
+/// Runs kernels of one stream to their ends. Successive kernels of one program overlap where they may: the last begins
+/// first.
 ///
-/// `arguments` fit their kernels ([`Emulation::parameters`]), and the memory that they point to is there.
 /// Errors: what the emulator found wrong, such as a deadlock, with where every thread stood.
 pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
     launches.chunk_by(|a, b| Arc::ptr_eq(&a.program, &b.program)).try_for_each(|some| some[0].program.run(some))
 }
 
-/// `program` for the processor, from the cache of compiled kernels where it is there; loaded once in a process.
+/// `program` for the CPU, from the cache of compiled kernels if it is there; loaded once in a process.
 ///
 /// Errors: [`Fault::NotAvailable`] without a C++ compiler or CUDA's headers; a program that does not compile, with the
 /// compiler's words.
@@ -111,7 +122,7 @@ pub fn load(program: &Program) -> Result<Arc<Emulation>> {
     let compiler = Compiler::of_this_tree()?;
     // Held while compiling: two threads that want the same program make it once.
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    let library = build(&compiler, program).with_context(|| format!("kernels/{} for the processor", program.file))?;
+    let library = build(&compiler, program).with_context(|| format!("kernels/{} for the CPU", program.file))?;
     if let Some(emulation) = loaded.get(&library) {
         return Ok(emulation.clone());
     }
@@ -137,7 +148,7 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// The cache, or where it cannot be written a folder of this process's own: a library must lie somewhere to be loaded.
+/// The cache, or a folder of this process where the cache cannot be written: a library is loaded from a file.
 fn folder(cache: &Path) -> PathBuf {
     let is_writable = fs::create_dir_all(cache).and_then(|()| tempfile::tempfile_in(cache)).is_ok();
     if is_writable { cache.to_path_buf() } else { std::env::temp_dir().join(format!("cs336-{}", std::process::id())) }
@@ -161,11 +172,11 @@ fn compile(kernels: &Path, mut text: String, library: &Path) -> Result<()> {
     fs::rename(&made, library).with_context(|| format!("failed to write {}", library.display()))
 }
 
-/// `$CXX` or `c++` with what every step of a build needs.
+/// `$CXX` or `c++` with the options of every step.
 fn compiler(kernels: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    // Kernels are another compiler's: what this one warns of says nothing of them.
+    // Warnings are off: the kernels are written for another compiler.
     command.args(["-std=c++20", "-w", "-Wno-psabi"]).arg("-I").arg(kernels);
     command.args(toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]));
     Ok(command)
@@ -175,7 +186,7 @@ fn compiler(kernels: &Path) -> Result<Command> {
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| Fault::NotAvailable {
-        needs: "a C++ compiler, to run kernels on the processor".into(),
+        needs: "a C++ compiler, to run kernels on the CPU".into(),
         has: format!("no {name:?} that starts ({error}); set CXX"),
     })?;
     ensure!(output.status.success(), "{name} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
@@ -235,29 +246,29 @@ impl Emulation {
 
     /// As [`run_all`], of kernels of this program.
     fn run(&self, launches: &[Launch]) -> Result<()> {
-        let mut pointers: Vec<_> = launches.iter().map(|launch| launch.arguments.pointers()).collect();
-        let laid = launches.iter().zip(&mut pointers).map(|(launch, pointers)| self.lay(launch, pointers));
-        let laid = laid.collect::<Result<Vec<_>>>()?;
+        let mut pointers: Vec<_> = launches.iter().map(|launch| launch.params.pointers()).collect();
+        let raw = launches.iter().zip(&mut pointers).map(|(launch, pointers)| self.raw(launch, pointers));
+        let raw = raw.collect::<Result<Vec<_>>>()?;
         let mut message = vec![0u8; 16 << 10];
         let _one = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: there are as many launches as it says, whose arguments are what their kernels' parameters take (checked
         // by the caller), and `message` has as many bytes as it says; the library's state is not in use by another run.
         let failed = unsafe {
-            let count = c_uint::try_from(laid.len())?;
-            (self.emulate)(laid.as_ptr(), count, SETTINGS.get().seed, message.as_mut_ptr().cast(), message.len())
+            let count = c_uint::try_from(raw.len())?;
+            (self.emulate)(raw.as_ptr(), count, SETTINGS.get().seed, message.as_mut_ptr().cast(), message.len())
         };
         let Some(at) = (failed as usize).checked_sub(1) else { return Ok(()) };
         let words = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
-        let Launch { kernel, geometry, .. } = &launches[at];
-        Err(anyhow!("the emulator stopped: {words}").context(format!("launching {kernel} as {geometry:?}")))
+        let Launch { kernel, config, .. } = &launches[at];
+        Err(anyhow!("the emulator stopped: {words}").context(format!("launching {kernel} as {config:?}")))
     }
 
-    fn lay(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<Laid> {
-        let entry = self.entry(&launch.kernel)?;
-        let Geometry { grid, block, shared_bytes } = launch.geometry;
+    fn raw(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<RawLaunch> {
+        let entry = self.entry(launch.kernel)?;
+        let LaunchConfig { grid, block, shared_bytes } = launch.config;
         let threads = block.0 * block.1 * block.2;
         ensure!(threads > 0 && threads <= 1024 && threads.is_multiple_of(32), "a block of {block:?} threads");
-        Ok(Laid {
+        Ok(RawLaunch {
             kernel: entry.index,
             grid: grid.into(),
             block: block.into(),
@@ -268,7 +279,7 @@ impl Emulation {
     }
 }
 
-/// What the emulator reads in place of an encoded tensor map: `Map` of kernels/emulator/hopper.h.
+/// What the emulator reads instead of an encoded tensor map: `Map` of kernels/emulator/hopper.h.
 pub(super) fn tensor_map(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<[u64; 16]> {
     const MARK: u64 = 0x7061_6D20_726F_7474;
     ensure!(matches!(tensor.kind(), Kind::Half | Kind::BFloat16), "{:?} is not of 16 bits", tensor.kind());

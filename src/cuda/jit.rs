@@ -1,4 +1,4 @@
-//! From a file of `kernels/` to a cubin, through a cache on disk that knows everything the cubin depends on.
+//! Compiles a file of `kernels/` to a cubin, with a cache on disk whose key covers all that the cubin depends on.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::arch::Arch;
 use super::nvrtc::{self, Source};
-use super::report::{self, Resources};
+use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
 
 /// One file of `kernels/`, compiled one way.
@@ -18,7 +18,7 @@ use super::toolchain::Toolchain;
 pub struct Program {
     /// Its name under `kernels/`, such as "adamw.cu".
     pub file: &'static str,
-    /// Macros and their values: the shape that the launching side relies on.
+    /// Macros and their values, such as tile sizes, on which the host relies.
     pub defines: Vec<(&'static str, String)>,
 }
 
@@ -28,7 +28,7 @@ pub struct Built {
     /// SHA-256 of everything that the cubin depends on.
     pub key: String,
     pub cubin: Vec<u8>,
-    /// What NVRTC and ptxas said, with the resource report.
+    /// The log of NVRTC and ptxas, with the resource report.
     pub log: String,
     /// Of each entry point, in the log's order.
     pub resources: Vec<Resources>,
@@ -50,7 +50,7 @@ impl Built {
 pub enum Origin {
     Cache,
     Compiled,
-    /// Compiled, and to be compiled again by the next process: the cache could not be written, and why.
+    /// Compiled, but the cache could not be written; the reason. The next process compiles it again.
     NotKept(String),
 }
 
@@ -94,7 +94,7 @@ impl Compiler {
                 (compiled, kept.map_or_else(|error| Origin::NotKept(format!("{error:#}")), |()| Origin::Compiled))
             }
         };
-        let resources = report::accept(&log).with_context(context)?;
+        let resources = resources::accept(&log).with_context(context)?;
         Ok(Built { key, cubin, log, resources, origin })
     }
 
@@ -129,7 +129,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
 }
 
-/// Everything that decides the code, and nothing of where this machine keeps its folders.
+/// All options that decide the code; none of them depends on the folders of this machine.
 fn options(program: &Program, arch: Arch) -> Vec<String> {
     let fixed = [&format!("--gpu-architecture={arch}"), "--std=c++20", "--generate-line-info", "--ptxas-options=-v"];
     let defines = program.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
@@ -146,7 +146,7 @@ fn key(toolchain: &Toolchain, source: &Source, options: &[String]) -> String {
 pub(super) fn digest<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // With its length, so that no text can pass from one part into the next.
+        // With its length, so that two different lists of texts cannot give the same bytes.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_cubin_depends_on_makes_another_one() {
+    fn every_input_of_a_build_changes_its_key() {
         let Folders { compiler, _root } = folders();
         let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
         let mut keys = vec![first.key];
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_corrupt_or_cut_entry_is_compiled_again_and_mended() {
+    fn a_damaged_cache_entry_is_compiled_again_and_replaced() {
         let Folders { compiler, _root } = folders();
         let build = || compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
         let first = build();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_cannot_be_written_costs_time_and_nothing_else() {
+    fn a_cache_that_cannot_be_written_does_not_stop_a_build() {
         let Folders { mut compiler, _root } = folders();
         compiler.cache = compiler.kernels.join("probe.cu").join("cache");
         let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();

@@ -2,30 +2,37 @@
 //!
 //! The walk of a kernel: a [`Program`] names a file of `kernels/` and its macros; [`Compiler::build`] makes a cubin of
 //! it for an [`Arch`], and needs no GPU for that; [`load`] puts the cubin into the context that libtorch uses;
-//! [`Kernel::launch`], or a [`Pass`] of several that overlap, runs its entry points where libtorch's own kernels of the
-//! calling thread go. On the processor the same walk ends in the [`emulator`], so that every kernel is tested on machines
+//! [`Kernel::launch`], or [`DependentLaunches`] of several that overlap, runs its entry points on the stream of libtorch's
+//! own kernels of the calling thread. On the CPU the same walk ends in the [`emulator`], so that every kernel is tested on machines
 //! without a GPU.
+//!
+//! A kernel's parameters are a struct ([`DeviceStruct`]) that borrows the tensors it points to.
 
 mod arch;
 mod cache;
+mod dependent_launch;
 mod device;
 pub mod emulator;
 mod jit;
-mod lane;
 mod launch;
 mod nvrtc;
-mod pass;
-mod report;
+mod params;
+mod resources;
+mod stream;
 mod tensor_map;
 mod toolchain;
 
 pub use arch::Arch;
 pub use cache::Cache;
+pub use dependent_launch::DependentLaunches;
 pub use device::{compute_capability, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program};
-pub use lane::{Event, Stream, make_current};
-pub use launch::{Arguments, Geometry, Kernel, Module, Scalar, load, word_of};
-pub use pass::Pass;
-pub use report::Resources;
+pub use launch::{Kernel, LaunchConfig, Module, load};
+pub(crate) use params::kernel_params;
+#[cfg(test)]
+pub(crate) use params::layout;
+pub use params::{Address, DeviceStruct, Field, FieldType};
+pub use resources::Resources;
+pub use stream::{Event, Stream, make_current};
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;

@@ -27,9 +27,21 @@ pub(super) fn version() -> Result<(i32, i32)> {
 ///
 /// The log also has what ptxas said of a program that compiled. Errors: NVRTC's words and the whole log.
 pub(super) fn compile(source: &Source, options: &[String]) -> Result<(Vec<u8>, String)> {
+    let (program, log) = build(source, options)?;
+    Ok((program.cubin()?, log))
+}
+
+/// Compiles `source` for the virtual architecture that `options` name (compute_..), and gives its PTX.
+#[cfg(test)]
+pub(super) fn ptx(source: &Source, options: &[String]) -> Result<String> {
+    let (program, _) = build(source, options)?;
+    program.ptx()
+}
+
+fn build(source: &Source, options: &[String]) -> Result<(Program, String)> {
     require_library()?;
     let program = Program::create(source)?;
-    // NVRTC's own cache, where the driver offers one, answers without ptxas's words.
+    // An answer from NVRTC's own cache would lack ptxas's report.
     let no_cache = (version()? >= (12, 9)).then_some("--no-cache");
     let options = c_strings(options.iter().map(String::as_str).chain(no_cache))?;
     let pointers = pointers(&options);
@@ -37,7 +49,7 @@ pub(super) fn compile(source: &Source, options: &[String]) -> Result<(Vec<u8>, S
     let result = check(unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as c_int, pointers.as_ptr()) });
     let log = program.log()?;
     result.with_context(|| format!("{} does not compile:\n{}", source.name, log.trim_end()))?;
-    Ok((program.cubin()?, log))
+    Ok((program, log))
 }
 
 /// Owns an `nvrtcProgram`.
@@ -80,6 +92,17 @@ impl Program {
         // SAFETY: NVRTC writes exactly the bytes that it announced.
         check(unsafe { sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast()) }).context("reading NVRTC's cubin")?;
         Ok(cubin)
+    }
+
+    #[cfg(test)]
+    fn ptx(&self) -> Result<String> {
+        let mut bytes = 0;
+        // SAFETY: the program is alive and `bytes` outlives the call.
+        check(unsafe { sys::nvrtcGetPTXSize(self.0, &mut bytes) }).context("asking NVRTC for the PTX")?;
+        let mut ptx = vec![0u8; bytes];
+        // SAFETY: NVRTC writes exactly the bytes that it announced.
+        check(unsafe { sys::nvrtcGetPTX(self.0, ptx.as_mut_ptr().cast()) }).context("reading NVRTC's PTX")?;
+        Ok(String::from_utf8_lossy(&ptx).trim_end_matches('\0').to_string())
     }
 }
 

@@ -1,15 +1,21 @@
-//! Tensor maps: how Hopper's copy engine is told where a tensor lies and how a box of it goes to shared memory.
+//! Tensor maps, with which TMA copies boxes of a tensor to and from shared memory.
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::sys::{self, CUtensorMapDataType_enum as DataType, CUtensorMapSwizzle_enum as Swizzle};
 use tch::{Device, Kind, Tensor};
 
 use super::emulator;
+use super::params::FieldType;
 use crate::torch;
 
-/// An encoded map, to be given to a kernel by value.
+/// An encoded tensor map (`CUtensorMap`), which a kernel takes by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(128))]
 pub struct TensorMap([u64; 16]);
+
+impl FieldType for TensorMap {
+    const C_TYPE: &'static str = "TensorMap";
+}
 
 impl TensorMap {
     /// Of a (batch, heads, rows, columns) tensor of 16-bit elements, for boxes of `box_rows` rows and
@@ -33,7 +39,7 @@ impl TensorMap {
             32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             bytes => anyhow::bail!("a box's row has {bytes} bytes, not 32, 64 or 128"),
         };
-        // A dimension of one element is never stepped over, and its stride may be anything.
+        // The stride of a dimension of one element is not used; it may be anything.
         let step = |i: usize| if sizes[i] == 1 { 16 } else { 2 * strides[i] };
         let (strides, boxes, ones) = ([step(2), step(1), step(0)], [box_columns, box_rows, 1, 1], [1u32; 4]);
         let sizes = [sizes[3], sizes[2], sizes[1], sizes[0]];
@@ -60,17 +66,13 @@ impl TensorMap {
         Ok(Self(map.opaque))
     }
 
-    pub fn words(&self) -> &[u64] {
-        &self.0
-    }
-
-    /// Whether the engine can read `tensor` as it lies, or what is in the way.
+    /// Whether TMA can read `tensor` as it lies; the error says why not.
     pub fn fits(tensor: &Tensor) -> Result<(), String> {
         layout(tensor).map(drop)
     }
 }
 
-/// Sizes and strides of a tensor, in elements, that the engine can read as it lies; or what is in the way.
+/// Sizes and strides, in elements, of a tensor that TMA can read as it lies; the error says why it cannot.
 fn layout(tensor: &Tensor) -> Result<([u64; 4], [u64; 4]), String> {
     let (sizes, strides) = (tensor.size(), tensor.stride());
     if sizes.len() != 4 || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16) {
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_cannot_read_is_told() {
+    fn a_tensor_that_tma_cannot_read_is_refused_with_the_reason() {
         let tensor = zeros(&[2, 3, 5, 16], Kind::BFloat16);
         assert_eq!(TensorMap::fits(&tensor), Ok(()));
         assert_eq!(TensorMap::fits(&tensor.transpose(1, 2)), Ok(()));
@@ -112,7 +114,7 @@ mod tests {
         assert!(words(&zeros(&[1, 1, 5, 12], Kind::Half)).contains("stride of dimension 2 is 12"));
         assert!(words(&zeros(&[1, 1, 1, 16], Kind::Half).expand([1, 1, 5, 16], false)).contains("dimension 2 is 0"));
         assert!(words(&tensor.narrow(3, 1, 8)).contains("multiple of 16 bytes"));
-        // One row is never stepped over.
+        // The stride of one row is not used.
         assert_eq!(TensorMap::fits(&zeros(&[1, 1, 1, 12], Kind::Half)), Ok(()));
     }
 }

@@ -63,8 +63,8 @@ impl Toolchain {
     }
 }
 
-/// A digest of what lies in folders of headers, each file by its name and size and not by the place of the folder: two
-/// wheels, or a wheel and a toolkit, may bring the same compiler with other headers.
+/// A digest of the names and sizes of all files in folders of headers, wherever the folders are: two installations may
+/// have the same compiler and different headers.
 fn listing(folders: &[&Path]) -> Result<String> {
     let mut names = Vec::new();
     for folder in folders {
@@ -90,13 +90,13 @@ fn list(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The first folder with the headers that a compiler for the processor needs beside those that NVRTC does: the wheels may
-/// be there without theirs, and a toolkit has them.
+/// The first folder with the headers that only a compiler for the CPU needs. The wheels may lack them; a toolkit has
+/// them.
 fn host_headers(homes: &[PathBuf]) -> Option<PathBuf> {
     homes.iter().map(|home| home.join("include")).find(|folder| folder.join("crt/host_defines.h").exists())
 }
 
-/// What tells the NVRTC that is found here from another.
+/// The version of NVRTC and a digest of the CUDA headers.
 ///
 /// Errors: [`Fault::NotAvailable`], naming the folders that were looked into.
 pub fn compiler_version() -> Result<String> {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_that_the_wheels_lack_are_a_toolkits() {
+    fn headers_that_the_wheels_lack_come_from_a_toolkit() {
         let (wheels, toolkit) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let homes = [wheels.path().to_path_buf(), toolkit.path().to_path_buf()];
         assert_eq!(host_headers(&homes), None);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_make_another_toolchain_wherever_they_lie() {
+    fn the_toolchain_differs_with_the_headers_and_not_with_their_folder() {
         let [one, other, extra] = [0; 3].map(|_| tempfile::tempdir().unwrap());
         for folder in [&one, &other] {
             fs::create_dir(folder.path().join("crt")).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_its_builtins_is_named() {
+    fn a_library_without_its_builtins_is_an_error_that_names_both() {
         let folder = tempfile::tempdir().unwrap();
         let error = builtins_beside(&folder.path().join(LIBRARY)).unwrap_err().to_string();
         assert!(error.contains("without libnvrtc-builtins.so.13"), "{error}");

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::optim::{AdamW, AdamWOptions, Optimizer};
-use crate::cuda::{self, Arguments, Geometry, Kernel, Program, word_of};
+use crate::cuda::{self, Kernel, LaunchConfig, Program};
 use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
 use crate::torch::data_ptr::{Pair, float32_pair};
@@ -15,7 +15,7 @@ use crate::torch::data_ptr::{Pair, float32_pair};
 mod gpu_tests;
 mod table;
 
-use table::{Entry, Table};
+use table::{Advance, Entry, Factors, Table, Update};
 
 /// How the kernel is cut; its notebook has the reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +68,8 @@ pub struct FusedAdamW {
     options: AdamWOptions,
     device: Device,
     shape: Shape,
-    advance: Kernel,
-    update: Kernel,
+    advance: Kernel<Advance>,
+    update: Kernel<Update>,
     state: BTreeMap<String, State>,
     /// Counters of steps, in tensors that stay where they are; the last one has room for `free` more.
     slabs: Vec<Tensor>,
@@ -124,8 +124,7 @@ impl FusedAdamW {
     pub fn with_shape(options: AdamWOptions, device: Device, shape: Shape) -> Result<Self> {
         options.validate()?;
         let module = cuda::load(device, &program(shape)).context("preparing FusedAdamW")?;
-        let [advance, update] = ["adamw_advance", "adamw_update"].map(|name| module.kernel(name));
-        let (advance, update) = (advance?, update?);
+        let (advance, update) = (module.kernel()?, module.kernel()?);
         Ok(Self {
             options,
             device,
@@ -200,17 +199,22 @@ impl FusedAdamW {
 
     fn launch(&self, table: &Table) -> Result<()> {
         let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = self.options;
-        let line = |blocks, threads| Geometry { grid: (blocks, 1, 1), block: (threads, 1, 1), shared_bytes: 0 };
-        let words = || Arguments::new().words(&table.words);
-        let advance = words().scalar(lr).scalar(beta1).scalar(beta2);
-        self.advance.launch(line(table.tensors.div_ceil(ADVANCE_THREADS), ADVANCE_THREADS), &advance)?;
+        let advance = Advance { table: *table.columns, lr, beta1, beta2 };
+        let blocks = table.tensors.div_ceil(ADVANCE_THREADS);
+        self.advance.launch(LaunchConfig::line(blocks, ADVANCE_THREADS), &advance)?;
         if table.chunks == 0 {
             return Ok(());
         }
-        // The kernel's `Factors`.
-        let pair = |low: f64, high: f64| word_of((low as f32).to_bits(), (high as f32).to_bits());
-        let factors = [pair(1.0 - lr * weight_decay, 1.0 - beta1), pair(beta2, 1.0 - beta2), pair(eps, 0.0)];
-        self.update.launch(line(table.chunks, self.shape.threads), &words().words(&factors))
+        let factors = Factors {
+            decay: (1.0 - lr * weight_decay) as f32,
+            blend1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            blend2: (1.0 - beta2) as f32,
+            eps: eps as f32,
+            unused: 0.0,
+        };
+        let update = Update { table: *table.columns, factors };
+        self.update.launch(LaunchConfig::line(table.chunks, self.shape.threads), &update)
     }
 }
 

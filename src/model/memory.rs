@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::sizes::{Config, Precision};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 
 /// What one forward pass leaves for its backward, one kind of tensor a line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -34,7 +34,7 @@ pub struct Memory {
     pub batch: i64,
     pub seq: i64,
     pub precision: Precision,
-    pub attention: Choice,
+    pub attention: ImplementationName,
 }
 
 /// How AdamW walks over the parameters, which decides what it holds beside its state.
@@ -182,7 +182,7 @@ impl Memory {
             per_layer("values", "(B, H, T, d/H)", "the product with the probabilities", heads),
             per_layer("attention output, heads joined", "(B, T, d)", "the output projection", heads),
         ];
-        if self.attention == Choice::Naive {
+        if self.attention == ImplementationName::Naive {
             saved.push(per_layer("attention probabilities", "(B, H, T, T)", "the softmax", self.scores()));
             if self.precision == Precision::Bfloat16 {
                 let copy = self.scores() / 2;
@@ -235,7 +235,7 @@ impl Memory {
             once("targets", "(B, T)", "the gather of the loss", INT64 * self.tokens()),
             once("cosines and sines", "2 (context, d/2H)", "the rotations", cache),
         ];
-        if self.attention == Choice::Naive {
+        if self.attention == ImplementationName::Naive {
             let mask = BOOL * (context * context) as u64;
             tensors.push(once("causal mask", "(context, context)", "masked_fill", mask));
         }
@@ -248,7 +248,7 @@ impl Memory {
         let (residual, narrow) = (self.residual(), self.narrow(self.residual()));
         // The residual stream, the norm's output, the rotated q and k, which the cosines keep in float32, and v.
         let in_attention = 4 * residual + narrow;
-        let at_scores = if self.attention == Choice::Naive { self.working_at_scores() } else { 0 };
+        let at_scores = if self.attention == ImplementationName::Naive { self.working_at_scores() } else { 0 };
         // The residual stream before and after attention, the norm's output, the silu, W3 y, their product, W2's output.
         let in_ffn = 3 * residual + 3 * self.narrow(self.hidden()) + narrow;
         // The logits, the logits less their maximum, and the exponentials, whose argument autocast widens.

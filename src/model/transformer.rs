@@ -8,14 +8,14 @@ use tch::{Device, Kind, Tensor};
 use super::norm::{EPS, rms_norm};
 use super::rope::Rope;
 use super::sizes::Config;
-use crate::attention::{self, Choice, naive};
+use crate::attention::{self, ImplementationName, naive};
 use crate::torch::Generator;
 use crate::torch::nvtx::range;
 
 /// Parameters in float32 that require gradients, and the way attention is computed.
 pub struct Transformer {
     config: Config,
-    attention: Choice,
+    attention: ImplementationName,
     positions: Positions,
     parameters: Vec<(String, Tensor)>,
 }
@@ -28,10 +28,12 @@ struct Positions {
 }
 
 impl Positions {
-    fn new(config: &Config, device: Device, attention: Choice) -> Result<Self> {
+    fn new(config: &Config, device: Device, attention: ImplementationName) -> Result<Self> {
         let rope = Rope::new(config.rope_theta, config.d_head(), config.context_length, device)?;
         let all = 0..config.context_length;
-        let mask = (attention == Choice::Naive).then(|| attention::hidden(all.clone(), all, device)).transpose()?;
+        let mask = (attention == ImplementationName::Naive)
+            .then(|| attention::hidden(all.clone(), all, device))
+            .transpose()?;
         Ok(Self { rope, mask })
     }
 
@@ -46,9 +48,9 @@ impl Transformer {
     /// A freshly initialised model (assignment 1's scheme): linear weights truncated normal of standard deviation
     /// sqrt(2 / (d_in + d_out)), the embedding of standard deviation 1, both cut at three of them; gains 1.
     ///
-    /// On the generator's device. Whoever has no attention in mind passes [`Choice::default_on`] that device.
+    /// On the generator's device. Whoever has no attention in mind passes [`ImplementationName::default_on`] that device.
     /// Fails for shapes that no model has, and where memory runs out.
-    pub fn new(config: &Config, attention: Choice, generator: &Generator) -> Result<Self> {
+    pub fn new(config: &Config, attention: ImplementationName, generator: &Generator) -> Result<Self> {
         config.validate()?;
         let device = generator.device();
         let positions = Positions::new(config, device, attention)?;
@@ -257,7 +259,7 @@ mod tests {
     };
 
     fn seeded(seed: i64) -> Transformer {
-        Transformer::new(&CONFIG, Choice::Naive, &Generator::new(Device::Cpu, seed).unwrap()).unwrap()
+        Transformer::new(&CONFIG, ImplementationName::Naive, &Generator::new(Device::Cpu, seed).unwrap()).unwrap()
     }
 
     fn model() -> Transformer {

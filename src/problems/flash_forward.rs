@@ -4,11 +4,12 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
+use crate::attention::accumulation_kind;
 use crate::attention::cases::{self, Case};
-use crate::attention::oracle::{self, Worst};
-use crate::attention::rule::Passes;
+use crate::attention::error_bounds::{self, LargestErrors};
+use crate::attention::flash::textbook;
+use crate::attention::flash_tolerance::Passes;
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{accumulation_kind, textbook};
 use crate::checks::attention::{
     Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs,
 };
@@ -42,7 +43,7 @@ const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double]
 /// `(q, k, v, is_causal, tile) -> (o, lse)`: what the checks of the forward pass take.
 pub type Forward<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool, Tile) -> Result<(Tensor, Tensor)>;
 
-/// Random shapes, tiles, kinds, scales and seeds against float64; the bounds are derived in [`oracle::expected`].
+/// Random shapes, tiles, kinds, scales and seeds against float64; the bounds are derived in [`error_bounds::expected`].
 pub fn forward_matches_naive(forward: Forward, is_causal: bool) -> Result<Verdict> {
     let is_causal = proptest::strategy::Just(is_causal);
     Verdict::passed(
@@ -52,7 +53,7 @@ pub fn forward_matches_naive(forward: Forward, is_causal: bool) -> Result<Verdic
 
 /// Shapes and values that break a careless implementation, each in every kind.
 pub fn adversarial_inputs(forward: Forward, is_causal: bool) -> Result<Verdict> {
-    let mut worst = Worst::default();
+    let mut worst = LargestErrors::default();
     for (what, case) in adversarial_cases() {
         for kind in KINDS {
             let case = Case { kind, is_causal, ..case.clone() };
@@ -62,12 +63,12 @@ pub fn adversarial_inputs(forward: Forward, is_causal: bool) -> Result<Verdict> 
     Verdict::passed(worst.to_string())
 }
 
-fn forward_errors(forward: Forward, case: &Case) -> Result<Worst> {
+fn forward_errors(forward: Forward, case: &Case) -> Result<LargestErrors> {
     let inputs = case.inputs()?;
-    let expected = oracle::expected(&inputs, case.is_causal)?;
+    let expected = error_bounds::expected(&inputs, case.is_causal)?;
     let (o, lse) = forward(&inputs.q, &inputs.k, &inputs.v, case.is_causal, case.tile)?;
-    let mut worst = oracle::hold("o", &o, case.kind, &expected.o)?;
-    worst.merge(&oracle::hold("lse", &lse, accumulation_kind(case.kind), &expected.lse)?);
+    let mut worst = error_bounds::compare("o", &o, case.kind, &expected.o)?;
+    worst.merge(&error_bounds::compare("lse", &lse, accumulation_kind(case.kind), &expected.lse)?);
     worst.cases = 1;
     Ok(worst)
 }
@@ -105,6 +106,6 @@ fn facts() -> Result<Value> {
         "kinds": kinds,
         "tile": { "queries": queries, "keys": keys },
         "adversarial": adversarial_cases().iter().map(|(what, _)| *what).collect::<Vec<_>>(),
-        "textbook": textbook_facts(textbook::Cut::forward),
+        "textbook": textbook_facts(textbook::TileConfig::forward),
     }))
 }

@@ -14,7 +14,7 @@ use super::device::require_devices;
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
 use super::training_step::{self, Execution, StepPass, handout, total_work};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch};
 use crate::harness::problem::Measure;
@@ -145,7 +145,7 @@ impl Params {
             vocab_size: self.vocab_size,
             pass: StepPass::TrainingStep,
             dtype: self.dtype,
-            attention: Choice::Naive,
+            attention: ImplementationName::Naive,
             execution: Execution::Eager,
             allow_tf32: false,
             warmup: self.warmup,

@@ -7,7 +7,7 @@ use super::Params;
 use super::on_rank::StepOutput;
 use super::timeline::Timeline;
 use super::trainer::MakeTrainer;
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::device::empty_cache;
 use crate::bench::interconnect::{adds, bus_bytes};
 use crate::bench::training_step::loss;
@@ -39,7 +39,7 @@ impl<'a> ReplicaBench<'a> {
     pub fn new(params: &'a Params, collective: &'a Shared) -> Result<Self> {
         ensure!(!allow_tf32()?.matmul, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
         let (device, seed) = (collective.device(), collective.rank() as i64);
-        let model = Transformer::new(&params.config(), Choice::Naive, &Generator::new(device, seed)?)?;
+        let model = Transformer::new(&params.config(), ImplementationName::Naive, &Generator::new(device, seed)?)?;
         let generator = Generator::new(device, seed)?;
         Ok(Self { params, collective, device, model, generator, stopwatch: Stopwatch::new(device)? })
     }

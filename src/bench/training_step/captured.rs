@@ -127,7 +127,7 @@ impl<'a> CapturedStep<'a> {
 mod tests {
     use super::super::{Execution, StepPass, measure_on};
     use super::*;
-    use crate::attention::Choice;
+    use crate::attention::ImplementationName;
     use crate::error::{Fault, fault_of};
     use crate::model::SizeName;
 
@@ -140,7 +140,7 @@ mod tests {
             vocab_size: 50,
             pass: StepPass::TrainingStep,
             dtype: Precision::Float32,
-            attention: Choice::Naive,
+            attention: ImplementationName::Naive,
             execution: Execution::Captured,
             allow_tf32: false,
             warmup: 1,

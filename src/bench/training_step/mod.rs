@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::device::{device_for, update_for};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
@@ -57,7 +57,7 @@ pub struct Params {
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
     /// Left out, [`super::device::attention_for`] the profile.
-    pub attention: Choice,
+    pub attention: ImplementationName,
     #[serde(default = "handout::execution")]
     pub execution: Execution,
     /// Whether float32 matrix products may be rounded to TF32.
@@ -215,7 +215,7 @@ pub fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor, dtype: Preci
 fn work_of(params: &Params) -> [Work; 3] {
     let config = params.config();
     let flops = match params.attention {
-        Choice::Naive => config.forward_flops(params.batch_size, params.context_length),
+        ImplementationName::Naive => config.forward_flops(params.batch_size, params.context_length),
         // These may skip what the causal mask hides.
         _ => config.causal_forward_flops(params.batch_size, params.context_length),
     };

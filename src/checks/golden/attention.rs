@@ -118,7 +118,7 @@ mod tests {
 
     use super::super::{require, run};
     use super::*;
-    use crate::attention::Choice;
+    use crate::attention::ImplementationName;
     use crate::attention::naive::Naive;
 
     /// A right case with a gradient, made by the definition.
@@ -143,7 +143,7 @@ mod tests {
             *counts.entry(c.implementation.as_str()).or_insert(0) += 1;
             counts
         });
-        for choice in Choice::ON_CPU {
+        for choice in ImplementationName::ON_CPU {
             assert_eq!(by_implementation.get(choice.name()), Some(&5), "{by_implementation:?}");
         }
     }
@@ -154,7 +154,7 @@ mod tests {
         let _in_place = case.tensors["dk"].get(0).get(0).get(0).f_add_scalar_(0.01).unwrap();
         let failed: Vec<_> = run(&case).unwrap().into_iter().filter(|c| !c.passed).collect();
         let devices = 1 + usize::from(tch::Cuda::is_available());
-        assert_eq!(failed.len(), Choice::ON_CPU.len() * devices);
+        assert_eq!(failed.len(), ImplementationName::ON_CPU.len() * devices);
         assert!(failed.iter().all(|c| c.tensor == "dk"));
         case.metadata.insert("is_causal".into(), "false".into());
         assert!(run(&case).unwrap().iter().all(|c| !c.passed));

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::{CaseFile, Comparison, MAX_POSITIONS, compare};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::model::{Config, Transformer, loss, transformer::check_parameters};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
@@ -33,7 +33,7 @@ pub type Model<'a> = &'a dyn Fn(&Inputs) -> Result<Outputs>;
 /// The model with each way of computing attention.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let mut comparisons = Vec::new();
-    for choice in Choice::ON_CPU {
+    for choice in ImplementationName::ON_CPU {
         let name = format!("transformer ({} attention)", choice.name());
         comparisons.extend(run_with(case, &name, &|inputs| outputs(inputs, choice)).with_context(|| name.clone())?);
     }
@@ -118,7 +118,7 @@ fn indices<'a>(case: &'a CaseFile, name: &str, config: &Config) -> Result<&'a Te
     Ok(tensor)
 }
 
-fn outputs(inputs: &Inputs, attention: Choice) -> Result<Outputs> {
+fn outputs(inputs: &Inputs, attention: ImplementationName) -> Result<Outputs> {
     let mut model = Transformer::new(&inputs.config, attention, &Generator::new(Device::Cpu, SEED)?)?;
     if inputs.parameters.values().all(|value| value.kind() == Kind::Double) {
         widen(&model)?;
@@ -152,13 +152,13 @@ mod tests {
     fn float64_parameters_are_computed_with_in_float64() {
         let bytes = include_bytes!("../../../suites/cases/transformer.safetensors");
         let mut case = CaseFile::parse(bytes, Path::new("transformer")).unwrap();
-        for choice in Choice::ON_CPU {
+        for choice in ImplementationName::ON_CPU {
             assert_eq!(outputs(&inputs(&case).unwrap(), choice).unwrap().logits.kind(), Kind::Float);
         }
         for tensor in case.tensors.values_mut().filter(|tensor| tensor.is_floating_point()) {
             *tensor = tensor.to_kind(Kind::Double);
         }
-        for choice in Choice::ON_CPU {
+        for choice in ImplementationName::ON_CPU {
             let Outputs { logits, loss, gradients } = outputs(&inputs(&case).unwrap(), choice).unwrap();
             assert!(gradients.values().chain([&logits, &loss]).all(|t| t.kind() == Kind::Double));
         }

@@ -1,11 +1,16 @@
-//! What the emulator runs, and what it tells of kernels that are wrong.
+//! What the emulator runs, and its errors for wrong kernels.
 
 use std::sync::OnceLock;
 
 use tch::Device;
 
 use super::*;
-use crate::cuda::{Arguments, Kernel, Pass};
+use crate::cuda::{Address, DependentLaunches, Kernel, LaunchConfig, kernel_params};
+
+kernel_params! {
+    /// Of every kernel here.
+    struct Probe<'a> as "probe" { x: Address<'a> }
+}
 
 /// The emulator's own headers beside one kernel of the test.
 struct Folders {
@@ -41,8 +46,8 @@ fn run(body: &str) -> Result<Vec<f32>> {
     let emulation = Arc::new(Emulation::open(&build(&compiler, &PROBE)?)?);
     let values = Tensor::zeros([128], (Kind::Float, Device::Cpu));
     let kernel = Kernel::emulated("probe", emulation)?;
-    let geometry = Geometry { grid: (1, 1, 1), block: (128, 1, 1), shared_bytes: 4096 };
-    kernel.launch(geometry, &Arguments::new().tensor(&values))?;
+    let config = LaunchConfig { shared_bytes: 4096, ..LaunchConfig::line(1, 128) };
+    kernel.launch(config, &Probe { x: Address::of(&values) })?;
     Ok(Vec::try_from(values)?)
 }
 
@@ -51,7 +56,7 @@ fn fault(body: &str) -> String {
 }
 
 #[test]
-fn threads_meet_at_barriers_and_hand_values_round_a_warp() {
+fn barriers_and_shuffles_work() {
     let reverse = "float *shared = reinterpret_cast<float *>(memory);\nshared[t] = t;\n__syncthreads();\n\
                    x[t] = shared[127 - t] + 1000.0f * __shfl_xor_sync(0xFFFFFFFF, t % 32, 1);";
     let expected: Vec<f32> = (0..128).map(|t| (127 - t) as f32 + 1000.0 * ((t % 32) ^ 1) as f32).collect();
@@ -66,7 +71,7 @@ fn a_missing_barrier_shows_as_a_wrong_result() {
 }
 
 #[test]
-fn a_deadlock_is_told_with_where_the_threads_stand() {
+fn a_deadlock_is_reported_with_where_each_thread_waits() {
     let words = fault("if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();");
     assert!(words.contains("no thread of block (0, 0, 0) can go on"), "{words}");
     assert!(words.contains("thread 0 to 63 waits for barrier 3 of 128 threads"), "{words}");
@@ -74,7 +79,7 @@ fn a_deadlock_is_told_with_where_the_threads_stand() {
 }
 
 #[test]
-fn what_the_hardware_leaves_undefined_is_told() {
+fn undefined_behaviour_is_reported() {
     for (body, words) in [
         ("barrier_wait(base, 0);", "no barrier was initialised"),
         (
@@ -101,7 +106,7 @@ fn errors_name_the_program_and_show_the_compilers_words() {
 }
 
 #[test]
-fn a_program_has_the_kernels_that_its_macros_leave() {
+fn a_program_has_the_kernels_that_its_macros_select() {
     let text = "// extern \"C\" __global__ void none(int)\n#include \"lib/hopper.cuh\"\n\
                 extern \"C\" __global__ void one(int x) {}\n#if MORE\nextern \"C\" __global__ void __launch_bounds__(2 * 64, 1)\n\
                 \x20   two(const __grid_constant__ TensorMap q,\n int x) {}\n#endif\n";
@@ -155,7 +160,7 @@ KERNEL(waits_for_ever) { AT; if (t == 0) await_last_kernel(); if (t != 1) __sync
 "#;
 
 /// What `first` and, behind it, `kernels` leave of 96 zeros.
-fn overlap(kernels: &[&str]) -> Result<Vec<f32>> {
+fn overlap(kernels: &[&'static str]) -> Result<Vec<f32>> {
     static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
     let (_, emulation) = LOADED.get_or_init(|| {
         let folders = folders(OVERLAPPING);
@@ -163,25 +168,25 @@ fn overlap(kernels: &[&str]) -> Result<Vec<f32>> {
         (folders, Arc::new(emulation))
     });
     let values = Tensor::zeros([96], (Kind::Float, Device::Cpu));
-    let geometry = Geometry { grid: (3, 1, 1), block: (32, 1, 1), shared_bytes: 256 };
-    let mut pass = Pass::default();
+    let config = LaunchConfig { shared_bytes: 256, ..LaunchConfig::line(3, 32) };
+    let mut launches = DependentLaunches::default();
     for name in [&["first"], kernels].concat() {
         let kernel = Kernel::emulated(name, emulation.clone())?;
-        pass.launch(&kernel, geometry, &Arguments::new().tensor(&values))?;
+        launches.launch(&kernel, config, &Probe { x: Address::of(&values) })?;
     }
-    pass.end()?;
+    launches.finish()?;
     Ok(Vec::try_from(values)?)
 }
 
 #[test]
-fn a_kernel_that_waits_for_the_one_before_it_sees_what_that_one_made() {
+fn a_kernel_that_waits_sees_the_results_of_the_one_before() {
     let expected: Vec<f32> = (0..96).map(|at| 1000.0 + 10.0 * ((at ^ 1) + at) as f32).collect();
     assert_eq!(overlap(&["waits"]).unwrap(), expected);
     assert_eq!(overlap(&["waits_in_one_thread", "waits_in_one_thread"]).unwrap(), [9.0; 96]);
 }
 
 #[test]
-fn what_a_kernel_does_before_it_waits_shows_in_the_results() {
+fn a_read_or_write_before_the_wait_shows_in_the_results() {
     assert_eq!(overlap(&["reads_early"]).unwrap(), [0.0; 96], "the sums were not there yet");
     assert_eq!(overlap(&["writes_early"]).unwrap(), [8.0; 96], "what is added to was overwritten");
     // Nor is there anything of a kernel before the one before.

@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
+use crate::cuda::kernel_params;
 use crate::torch::autograd::backward;
 use crate::torch::{cuda_device, memory, stream::synchronize};
 
@@ -47,21 +48,18 @@ fn later_steps_allocate_nothing() {
     assert_eq!(before.allocated_bytes.current, after.allocated_bytes.current);
 }
 
+kernel_params! {
+    /// Not the kernel's parameters.
+    struct Wrong as "adamw_advance" { table: table::Columns, lr: f32, beta1: f64, beta2: f64 }
+    struct Missing as "adamw" { lr: f32 }
+}
+
 #[test]
 #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-fn arguments_that_do_not_fit_a_kernel_are_refused_before_the_launch() {
-    let device = gpu();
-    let module = cuda::load(device, &program(SHAPE)).unwrap();
-    let kernel = module.kernel("adamw_advance").unwrap();
-    let geometry = Geometry { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
-    let words = |arguments: Arguments| format!("{:#}", kernel.launch(geometry, &arguments).unwrap_err());
-    let few = words(Arguments::new().scalar(1.0f64));
-    assert!(few.contains("adamw_advance has 4 parameters, 1 were given"), "{few}");
-    let narrow = words(Arguments::new().words(&[0; table::WORDS]).scalar(1.0f32).scalar(1.0f64).scalar(1.0f64));
-    assert!(narrow.contains("parameter 1 of adamw_advance has 8 bytes, 4 were given"), "{narrow}");
-    let none = module.kernel("adamw").unwrap_err().to_string();
-    assert!(none.contains("the program has"), "{none}");
-    let host = Tensor::zeros([1], (Kind::Float, Device::Cpu));
-    let elsewhere = words(Arguments::new().words(&[0; table::WORDS]).tensor(&host).scalar(1.0f64).scalar(1.0f64));
-    assert!(elsewhere.contains("argument 1 is on Cpu"), "{elsewhere}");
+fn parameters_that_do_not_fit_a_kernel_are_refused_when_it_is_loaded() {
+    let module = cuda::load(gpu(), &program(SHAPE)).unwrap();
+    let wrong = module.kernel::<Wrong>().unwrap_err().to_string();
+    assert!(wrong.contains("adamw_advance has parameters at (offset, bytes)"), "{wrong}");
+    let missing = module.kernel::<Missing>().unwrap_err().to_string();
+    assert!(missing.contains("the program has"), "{missing}");
 }

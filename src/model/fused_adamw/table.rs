@@ -1,14 +1,33 @@
-//! The kernel's table of tensors, as words; pure, so that every machine can test it.
+//! The parameters of the kernels in `kernels/adamw.cu`, and the table of tensors among them.
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::cuda::word_of;
+use crate::cuda::{Address, kernel_params};
 
 /// Tensors of one launch; 52 bytes each must fit the 32,764 bytes that a kernel's parameters may have.
 pub const TENSORS: usize = 600;
 
-/// Of `struct Table` of `kernels/adamw.cu`: six columns of 8 bytes, one of 4, and the count.
-pub const WORDS: usize = 6 * TENSORS + TENSORS / 2 + 1;
+/// 8-byte words of [`Columns`].
+pub const WORDS: usize = size_of::<Columns>() / 8;
+
+kernel_params! {
+    struct Columns as "Table" {
+        p: [Address<'static>; TENSORS],
+        g: [Address<'static>; TENSORS],
+        m: [Address<'static>; TENSORS],
+        v: [Address<'static>; TENSORS],
+        progress: [Address<'static>; TENSORS],
+        elements: [i64; TENSORS],
+        first_chunk: [u32; TENSORS],
+        count: u64,
+    }
+
+    struct Factors as "Factors" { decay: f32, blend1: f32, beta2: f32, blend2: f32, eps: f32, unused: f32 }
+
+    struct Advance as "adamw_advance" { table: Columns, lr: f64, beta1: f64, beta2: f64 }
+
+    struct Update as "adamw_update" { table: Columns, factors: Factors }
+}
 
 /// One tensor's addresses and its number of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +41,10 @@ pub struct Entry {
 }
 
 /// One launch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Table {
-    /// The [`WORDS`] that the kernel takes by value.
-    pub words: Vec<u64>,
+    /// What the kernels take by value.
+    pub columns: Box<Columns>,
     pub tensors: u32,
     /// Blocks, one a chunk.
     pub chunks: u32,
@@ -37,10 +56,10 @@ pub fn tables(entries: &[Entry], chunk: u32) -> Result<Vec<Table>> {
 }
 
 fn table(entries: &[Entry], chunk: u32) -> Result<Table> {
-    let mut first_chunks = Vec::with_capacity(TENSORS);
+    let mut first_chunk = [0; TENSORS];
     let mut chunks: u64 = 0;
-    for entry in entries {
-        first_chunks.push(u32::try_from(chunks).context("counting chunks")?);
+    for (entry, first) in entries.iter().zip(&mut first_chunk) {
+        *first = u32::try_from(chunks).context("counting chunks")?;
         chunks += entry.elements.div_ceil(u64::from(chunk));
         // The most blocks of a grid.
         ensure!(
@@ -49,16 +68,24 @@ fn table(entries: &[Entry], chunk: u32) -> Result<Table> {
             entries.len()
         );
     }
-    first_chunks.resize(TENSORS, 0);
-    let columns: [fn(&Entry) -> u64; 6] = [|e| e.p, |e| e.g, |e| e.m, |e| e.v, |e| e.progress, |e| e.elements];
-    let mut words = Vec::with_capacity(WORDS);
-    for column in columns {
-        words.extend(entries.iter().map(column));
-        words.resize(words.len() + TENSORS - entries.len(), 0);
+    let address = |of: fn(&Entry) -> u64| {
+        std::array::from_fn(|i| entries.get(i).map_or(Address::NULL, |entry| Address::from_raw(of(entry))))
+    };
+    let mut elements = [0; TENSORS];
+    for (entry, elements) in entries.iter().zip(&mut elements) {
+        *elements = i64::try_from(entry.elements)?;
     }
-    words.extend(first_chunks.chunks(2).map(|two| word_of(two[0], two[1])));
-    words.push(entries.len() as u64);
-    Ok(Table { words, tensors: entries.len() as u32, chunks: chunks as u32 })
+    let columns = Box::new(Columns {
+        p: address(|entry| entry.p),
+        g: address(|entry| entry.g),
+        m: address(|entry| entry.m),
+        v: address(|entry| entry.v),
+        progress: address(|entry| entry.progress),
+        elements,
+        first_chunk,
+        count: entries.len() as u64,
+    });
+    Ok(Table { columns, tensors: entries.len() as u32, chunks: chunks as u32 })
 }
 
 /// Refuses entries that share memory: the kernel updates all of them at the same time.
@@ -84,6 +111,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cuda::layout::{Expected, Layout, compare};
 
     /// Entry `i` of so many elements; its addresses tell it from the others.
     fn entry(i: u64, elements: u64) -> Entry {
@@ -91,18 +119,14 @@ mod tests {
         Entry { p: base, g: base + 1, m: base + 2, v: base + 3, progress: base + 4096, elements }
     }
 
-    /// The kernel's `tensor_of`, in the words of the table.
-    fn tensor_of(words: &[u64], chunk: u32) -> usize {
-        let (mut low, mut high) = (0, words[6 * TENSORS + TENSORS / 2] as usize);
+    /// The kernel's `tensor_of`.
+    fn tensor_of(table: &Columns, chunk: u32) -> usize {
+        let (mut low, mut high) = (0, table.count as usize);
         while high - low > 1 {
             let middle = (low + high) / 2;
-            if first_chunk(words, middle) <= chunk { low = middle } else { high = middle }
+            if table.first_chunk[middle] <= chunk { low = middle } else { high = middle }
         }
         low
-    }
-
-    fn first_chunk(words: &[u64], i: usize) -> u32 {
-        (words[6 * TENSORS + i / 2] >> (32 * (i % 2))) as u32
     }
 
     proptest! {
@@ -114,21 +138,33 @@ mod tests {
             let entries: Vec<Entry> = (0..).zip(&lengths).map(|(i, &n)| entry(i, n)).collect();
             let mut covered = vec![0; entries.len()];
             for (launch, table) in tables(&entries, 4096).unwrap().iter().enumerate() {
-                prop_assert_eq!(table.words.len(), WORDS);
+                let columns = &table.columns;
                 for chunk in 0..table.chunks {
-                    let tensor = tensor_of(&table.words, chunk);
-                    let start = u64::from(chunk - first_chunk(&table.words, tensor)) * 4096;
-                    let elements = table.words[5 * TENSORS + tensor];
+                    let tensor = tensor_of(columns, chunk);
+                    let start = u64::from(chunk - columns.first_chunk[tensor]) * 4096;
+                    let elements = columns.elements[tensor] as u64;
                     prop_assert!(start < elements, "chunk {} starts at {} of {}", chunk, start, elements);
                     let entry = &entries[launch * TENSORS + tensor];
                     prop_assert_eq!(entry.elements, elements);
-                    let columns: Vec<u64> = (0..5).map(|c| table.words[c * TENSORS + tensor]).collect();
-                    prop_assert_eq!(columns, vec![entry.p, entry.g, entry.m, entry.v, entry.progress]);
+                    let Columns { p, g, m, v, progress, .. } = **columns;
+                    let addresses = [p, g, m, v, progress].map(|column| column[tensor]);
+                    let expected = [entry.p, entry.g, entry.m, entry.v, entry.progress].map(Address::from_raw);
+                    prop_assert_eq!(addresses, expected);
                     covered[launch * TENSORS + tensor] += (elements - start).min(4096);
                 }
             }
             prop_assert_eq!(covered, lengths);
         }
+    }
+
+    #[test]
+    fn the_parameters_lie_as_the_kernels_declare_them() {
+        let expected = Expected {
+            structs: vec![Layout::of::<Columns>(), Layout::of::<Factors>()],
+            kernels: vec![Layout::of::<Advance>(), Layout::of::<Update>()],
+            conditions: Vec::new(),
+        };
+        compare(&super::super::program(super::super::SHAPE), &expected).unwrap();
     }
 
     #[test]
@@ -142,7 +178,7 @@ mod tests {
     #[test]
     fn a_tensor_may_exceed_2_to_the_31_elements_and_a_grid_may_not() {
         let large = tables(&[entry(0, (1 << 33) + 1), entry(1, 1)], 4096).unwrap();
-        assert_eq!((large[0].chunks, first_chunk(&large[0].words, 1)), ((1 << 21) + 2, (1 << 21) + 1));
+        assert_eq!((large[0].chunks, large[0].columns.first_chunk[1]), ((1 << 21) + 2, (1 << 21) + 1));
         let error = tables(&[entry(0, 1 << 43)], 4096).unwrap_err().to_string();
         assert!(error.contains("2^31 chunks"), "{error}");
     }

@@ -6,7 +6,7 @@ use crate::units::{GIB, MIB};
 
 fn largest(seq: i64, precision: Precision) -> Memory {
     let config = Config::of_size(&TABLE_1[4], VOCAB_SIZE, seq);
-    Memory { config, batch: BATCH_SIZE, seq, precision, attention: Choice::Naive }
+    Memory { config, batch: BATCH_SIZE, seq, precision, attention: ImplementationName::Naive }
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn saved_bytes_equal_what_pytorch_saved_for_the_same_operations() {
     let counted: Counted = serde_json::from_str(include_str!("../../../suites/cases/saved_activations.json")).unwrap();
     let Counted { config, batch, seq, .. } = counted;
     for precision in [Precision::Float32, Precision::Bfloat16] {
-        let memory = Memory { config, batch, seq, precision, attention: Choice::Naive };
+        let memory = Memory { config, batch, seq, precision, attention: ImplementationName::Naive };
         assert_eq!(memory.saved_bytes(), counted.saved_bytes[precision.name()], "{}", precision.name());
     }
-    let memory = Memory { config, batch, seq, precision: Precision::Bfloat16, attention: Choice::Naive };
+    let memory = Memory { config, batch, seq, precision: Precision::Bfloat16, attention: ImplementationName::Naive };
     assert_eq!(memory.weight_copies(), counted.weight_copies);
 }
 
@@ -80,7 +80,7 @@ fn autocast_makes_a_forward_pass_without_graph_larger() {
 
 #[test]
 fn fused_attention_saves_nothing_quadratic() {
-    let memory = |seq| Memory { attention: Choice::Tiled, ..largest(seq, Precision::Float32) };
+    let memory = |seq| Memory { attention: ImplementationName::Tiled, ..largest(seq, Precision::Float32) };
     let per_token = |seq| memory(seq).saved_bytes() as f64 / seq as f64;
     assert!((per_token(512) / per_token(256) - 1.0).abs() < 1e-3);
 }

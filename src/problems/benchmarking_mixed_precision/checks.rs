@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::harness::problem::Verdict;
 use crate::model::optim::zero_grad;
 use crate::model::{Config, Precision, Transformer};
@@ -24,7 +24,7 @@ pub fn check_option(loss: Loss) -> Result<Verdict> {
         rope_theta: 10_000.0,
     };
     let generator = Generator::new(Device::Cpu, 7)?;
-    let model = Transformer::new(&config, Choice::Naive, &generator)?;
+    let model = Transformer::new(&config, ImplementationName::Naive, &generator)?;
     let random = || generator.randint(0, config.vocab_size, &[4, config.context_length], Kind::Int64);
     let (tokens, targets) = (random()?, random()?);
     let run = |dtype| -> Result<(f64, Tensor)> {

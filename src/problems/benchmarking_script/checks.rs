@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::training_step::captured::CapturedStep;
 use crate::bench::training_step::eager::StepBench;
 use crate::bench::training_step::{Execution, Params, Row, StepPass, measure_on};
@@ -35,7 +35,8 @@ pub fn parameter_counts() -> Result<Verdict> {
         ensure!(formula == published, "{}: {formula} parameters by the formula, {published} published", size.name);
         ensure!(listed as u64 == published, "{}: {listed} parameters in the list, {published} published", size.name);
     }
-    let built = model(Choice::Naive)?.parameters().iter().map(|(_, value)| value.numel() as u64).sum::<u64>();
+    let built =
+        model(ImplementationName::Naive)?.parameters().iter().map(|(_, value)| value.numel() as u64).sum::<u64>();
     let formula = SMALL.num_parameters();
     ensure!(built == formula, "a built model has {built} parameters, the formula says {formula}");
     Verdict::passed(format!("five published totals, and {built} parameters built"))
@@ -49,7 +50,7 @@ pub fn parameter_names_and_order() -> Result<Verdict> {
         expected.extend(parts.split(' ').map(|part| format!("layers.{i}.{part}.weight")));
     }
     expected.extend(["ln_final.weight", "lm_head.weight"].map(String::from));
-    let model = model(Choice::Naive)?;
+    let model = model(ImplementationName::Naive)?;
     let names: Vec<_> = model.parameters().iter().map(|(name, _)| name.clone()).collect();
     ensure!(names == expected, "the parameters are {names:?}, the reference's {expected:?}");
     let trained = model.parameters().iter().all(|(_, value)| value.requires_grad() && value.is_leaf());
@@ -83,15 +84,15 @@ fn golden(name: &str, bytes: &[u8]) -> Result<Verdict> {
 /// Logits of the same model under every choice of attention.
 pub fn attention_choices_agree() -> Result<Verdict> {
     let tokens = tokens(2, 16, &Generator::new(Device::Cpu, SEED)?)?;
-    let naive = tch::no_grad(|| model(Choice::Naive)?.forward(&tokens))?;
+    let naive = tch::no_grad(|| model(ImplementationName::Naive)?.forward(&tokens))?;
     let mut largest = 0.0f64;
-    for choice in Choice::ON_CPU {
+    for choice in ImplementationName::ON_CPU {
         let logits = tch::no_grad(|| model(choice)?.forward(&tokens))?;
         // Logits are of order 1; the choices differ by the order of float32 sums over at most 16 keys.
         let comparison = golden::compare(choice.name(), "logits", &logits, &naive, 1e-4, 1e-5);
         largest = largest.max(golden::require(&[comparison])?);
     }
-    Verdict::passed(format!("{} choices, largest difference {largest:.1e}", Choice::ON_CPU.len()))
+    Verdict::passed(format!("{} choices, largest difference {largest:.1e}", ImplementationName::ON_CPU.len()))
 }
 
 /// Causality of the whole model: another last token leaves all logits before it as they were.
@@ -100,7 +101,7 @@ pub fn later_tokens_change_nothing_before() -> Result<Verdict> {
     // Random tokens are never 0.
     let second = first.f_detach_copy()?;
     let _ = second.f_narrow(1, 15, 1)?.f_zero_()?;
-    for choice in Choice::ON_CPU {
+    for choice in ImplementationName::ON_CPU {
         let model = model(choice)?;
         let [a, b] = [&first, &second].map(|tokens| tch::no_grad(|| model.forward(tokens)));
         let (a, b) = (a?, b?);
@@ -111,12 +112,12 @@ pub fn later_tokens_change_nothing_before() -> Result<Verdict> {
         let last = a.f_select(1, 15)?.f_sub(&b.f_select(1, 15)?)?.f_abs()?.f_max()?.f_double_value(&[])?;
         ensure!(last > 1e-3, "{}: the last token does not reach its own logits", choice.name());
     }
-    Verdict::passed(format!("{} choices of attention", Choice::ON_CPU.len()))
+    Verdict::passed(format!("{} choices of attention", ImplementationName::ON_CPU.len()))
 }
 
 /// Thirty steps on one batch must all but memorise it.
 pub fn loss_falls_on_one_batch() -> Result<Verdict> {
-    let model = model(Choice::Naive)?;
+    let model = model(ImplementationName::Naive)?;
     let generator = Generator::new(Device::Cpu, SEED)?;
     let (tokens, targets) = (tokens(2, 12, &generator)?, tokens(2, 12, &generator)?);
     let mut adamw = AdamW::new(AdamWOptions { lr: 1e-2, ..AdamWOptions::default() })?;
@@ -145,7 +146,7 @@ pub fn every_pass_is_timed() -> Result<Verdict> {
             vocab_size: 50,
             pass,
             dtype: Precision::Float32,
-            attention: Choice::Naive,
+            attention: ImplementationName::Naive,
             execution: Execution::Eager,
             allow_tf32: false,
             warmup: 1,
@@ -190,7 +191,7 @@ fn captured_distance(dtype: Precision, device: Device) -> Result<f64> {
         vocab_size: 1000,
         pass: StepPass::TrainingStep,
         dtype,
-        attention: Choice::Naive,
+        attention: ImplementationName::Naive,
         execution: Execution::Captured,
         allow_tf32: false,
         warmup: WARMUP,
@@ -222,7 +223,7 @@ fn captured_distance(dtype: Precision, device: Device) -> Result<f64> {
     Ok(apart)
 }
 
-fn model(attention: Choice) -> Result<Transformer> {
+fn model(attention: ImplementationName) -> Result<Transformer> {
     Transformer::new(&SMALL, attention, &Generator::new(Device::Cpu, 336)?)
 }
 

@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{self, Case};
+use crate::attention::error_bounds::{self, LargestErrors};
 use crate::attention::inputs::Generator;
-use crate::attention::oracle::{self, Worst};
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Attention as _, accumulation_kind, naive};
 use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
@@ -35,7 +35,7 @@ pub fn tiled_backward(s: &Saved, is_causal: bool, tile: Tile) -> Result<(Tensor,
 }
 
 /// Random shapes, tiles, masks, kinds, scales and seeds against libtorch's autograd over Eq. 4-6 in float64; the
-/// bounds are derived in [`oracle::expected`].
+/// bounds are derived in [`error_bounds::expected`].
 pub fn backward_matches_autograd(backward: Backward) -> Result<Verdict> {
     let random = cases::cases(proptest::bool::ANY);
     Verdict::passed(cases::over(RANDOM_CASES, random, |case| backward_errors(backward, case))?.to_string())
@@ -43,7 +43,7 @@ pub fn backward_matches_autograd(backward: Backward) -> Result<Verdict> {
 
 /// The forward pass's adversarial inputs, masked and not, in float32 and bfloat16.
 pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
-    let mut worst = Worst::default();
+    let mut worst = LargestErrors::default();
     for (what, case) in adversarial_cases() {
         for (kind, is_causal) in
             [(Kind::Float, false), (Kind::Float, true), (Kind::BFloat16, false), (Kind::BFloat16, true)]
@@ -56,16 +56,16 @@ pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
 }
 
 /// Gives `backward` the exact o and lse, rounded as a forward pass would store them, so that its errors are its own.
-fn backward_errors(backward: Backward, case: &Case) -> Result<Worst> {
+fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
     let inputs = case.inputs()?;
-    let expected = oracle::expected(&inputs, case.is_causal)?;
+    let expected = error_bounds::expected(&inputs, case.is_causal)?;
     let o = expected.o.value.f_to_kind(case.kind)?;
     let lse = expected.lse.value.f_to_kind(accumulation_kind(case.kind))?;
     let saved = Saved { q: &inputs.q, k: &inputs.k, v: &inputs.v, o: &o, lse: &lse, d_o: &inputs.d_o };
     let (dq, dk, dv) = backward(&saved, case.is_causal, case.tile)?;
-    let mut worst = oracle::hold("dq", &dq, case.kind, &expected.dq)?;
-    worst.merge(&oracle::hold("dk", &dk, case.kind, &expected.dk)?);
-    worst.merge(&oracle::hold("dv", &dv, case.kind, &expected.dv)?);
+    let mut worst = error_bounds::compare("dq", &dq, case.kind, &expected.dq)?;
+    worst.merge(&error_bounds::compare("dk", &dk, case.kind, &expected.dk)?);
+    worst.merge(&error_bounds::compare("dv", &dv, case.kind, &expected.dv)?);
     worst.cases = 1;
     Ok(worst)
 }

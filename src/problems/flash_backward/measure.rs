@@ -11,10 +11,10 @@ use tch::{Device, Kind};
 
 use super::sanitizer::{Findings, Tool};
 use crate::attention::cases::Tally as _;
-use crate::attention::hopper::Hopper;
-use crate::attention::host::DIMENSIONS;
-use crate::attention::portable::Portable;
-use crate::attention::rule::{self, Case, Passes, Shares};
+use crate::attention::flash::DIMENSIONS;
+use crate::attention::flash::hopper::Hopper;
+use crate::attention::flash::portable::Portable;
+use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::attention::{Attention, FLASH_KERNELS};
 use crate::bench::device::device_for;
 use crate::error::Fault;
@@ -204,10 +204,10 @@ impl Measure for Attestation {
     }
 }
 
-type Hold = fn(&Case, &[&dyn Attention]) -> Result<Shares>;
+type Hold = fn(&Case, &[&dyn Attention]) -> Result<ErrorShares>;
 
-fn hold_beside_device(case: &Case, implementations: &[&dyn Attention]) -> Result<Shares> {
-    case.hold_each(implementations, Passes::Both)
+fn hold_beside_device(case: &Case, implementations: &[&dyn Attention]) -> Result<ErrorShares> {
+    case.check_each(implementations, Passes::Both)
 }
 
 fn held(
@@ -216,7 +216,7 @@ fn held(
     implementation: Implementation,
     device: Device,
 ) -> Result<Row> {
-    let mut shares = Shares::default();
+    let mut shares = ErrorShares::default();
     for case in cases {
         shares.merge(&hold(&case?, implementation.attentions())?);
     }
@@ -225,7 +225,7 @@ fn held(
 }
 
 fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
-    let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &rule::RAGGED };
+    let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &flash_tolerance::RAGGED };
     let mut cases = Vec::new();
     for &d in implementation.dimensions(device) {
         for &kind in implementation.kinds() {
@@ -242,7 +242,7 @@ fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
     let mut cases = Vec::new();
     for &d in implementation.dimensions(device) {
         for &kind in implementation.kinds() {
-            cases.extend(rule::adversarial(device, d, kind)?.into_iter().map(Ok));
+            cases.extend(flash_tolerance::adversarial(device, d, kind)?.into_iter().map(Ok));
         }
     }
     held(cases, hold_beside_device, implementation, device)
@@ -263,7 +263,7 @@ fn refills(implementation: Implementation, device: Device) -> Result<Row> {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    held(cases.into_iter().map(draw), Case::hold_beside_processor, implementation, device)
+    held(cases.into_iter().map(draw), Case::check_against_processor, implementation, device)
 }
 
 fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Result<Row> {
@@ -277,7 +277,7 @@ fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Resu
             for run in 1..runs {
                 let again = case.run(*attention, kind)?;
                 for &i in implementation.repeating() {
-                    let result = rule::RESULTS[i];
+                    let result = flash_tolerance::RESULTS[i];
                     let name = attention.name();
                     ensure!(first[i].equal(&again[i]), "{name}, d = {d}: {result} of run {run} differs from run 0's");
                 }

@@ -8,8 +8,8 @@ use self::checks::{
     official_protocol, tiled_backward,
 };
 use self::measure::Attestation;
-use crate::attention::rule::Passes;
-use crate::attention::{hopper, textbook};
+use crate::attention::flash::{hopper, textbook};
+use crate::attention::flash_tolerance::Passes;
 use crate::checks::attention::differentiable;
 use crate::checks::flash_kernels::{self, textbook_facts};
 use crate::harness::problem::{Check, Measured, Problem};
@@ -42,7 +42,7 @@ fn facts() -> Result<Value> {
         "random_cases": RANDOM_CASES,
         "step": STEP,
         "tolerance": TOLERANCE,
-        "textbook": textbook_facts(textbook::Cut::backward),
-        "flash": { "keys": hopper::tile::Backward::KEYS },
+        "textbook": textbook_facts(textbook::TileConfig::backward),
+        "flash": { "keys": hopper::tile_config::BackwardConfig::KEYS },
     }))
 }

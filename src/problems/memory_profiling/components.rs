@@ -8,7 +8,7 @@ use tch::Device;
 
 use super::measure::{Params, Row, Run, Usage, measure_on};
 use super::steps::{Recorded, Step};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision, SizeName, fused_adamw};
 use crate::torch::memory_history::{Block, Curve, History};
@@ -225,7 +225,7 @@ fn are_what_they_are_called_on(device: Device) -> Result<Verdict> {
             batch_size: 1,
             vocab_size: 500,
             dtype,
-            attention: Choice::Naive,
+            attention: ImplementationName::Naive,
             timeline_points: 100,
         };
         let (row, _) = measure_on(&params, device)?;

@@ -10,7 +10,7 @@ use tch::Device;
 
 use super::components::{Allocation, Components, Timeline, WeightCopies};
 use super::steps::{MemoryBench, Phase, What};
-use crate::attention::{Choice, FLASH_KERNELS};
+use crate::attention::{FLASH_KERNELS, ImplementationName};
 use crate::bench::device::{attention_for, device_for, update_for};
 use crate::bench::training_step::handout;
 use crate::harness::problem::Measure;
@@ -34,7 +34,7 @@ pub struct Params {
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
     /// Left out, [`attention_for`] the profile.
-    pub attention: Choice,
+    pub attention: ImplementationName,
     /// The most points that a timeline is thinned to; 0 keeps none, and no file for a viewer.
     #[serde(default)]
     pub timeline_points: usize,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::harness::problem::Verdict;
 use crate::model::memory::Memory;
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, VOCAB_SIZE};
@@ -15,7 +15,7 @@ const LARGEST: Size = TABLE_1[4];
 
 fn memory(seq: i64, precision: Precision) -> Memory {
     let config = Config::of_size(&LARGEST, VOCAB_SIZE, seq);
-    Memory { config, batch: BATCH_SIZE, seq, precision, attention: Choice::Naive }
+    Memory { config, batch: BATCH_SIZE, seq, precision, attention: ImplementationName::Naive }
 }
 
 /// The fixed part is 4 P values, the residual stream 4 B T d bytes, and peaks order as their definitions demand.

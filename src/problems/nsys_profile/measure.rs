@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::step::{ProfiledBench, Seconds};
 use super::summary::{Attention, Counted, Kernel, MatmulKernel, Matmuls, Passes, RangeWork, Summary, Tally};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::device::{device_for, update_for};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
@@ -178,7 +178,7 @@ impl Measure for NsysProfile {
 
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         let Params { batch_size: batch, context_length: seq, dtype: precision, .. } = *params;
-        let memory = Memory { config: params.config(), batch, seq, precision, attention: Choice::Naive };
+        let memory = Memory { config: params.config(), batch, seq, precision, attention: ImplementationName::Naive };
         Some(match params.pass {
             Pass::Inference => memory.forward_peak(),
             Pass::TrainingStep => {

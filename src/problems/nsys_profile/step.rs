@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tch::{Device, Kind};
 
 use super::measure::{OptimizerName, Params, Pass};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::training_step::loss;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedAdamW, Transformer};
@@ -45,7 +45,7 @@ pub struct Seconds {
 impl<'a> ProfiledBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
         let generator = Generator::new(device, SEED)?;
-        let model = Transformer::new(&params.config(), Choice::Naive, &generator)?;
+        let model = Transformer::new(&params.config(), ImplementationName::Naive, &generator)?;
         Ok(Self { params, device, model, optimizer: optimizer(params.optimizer, device)?, generator })
     }
 

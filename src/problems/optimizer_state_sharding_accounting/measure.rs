@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::memory::{self, RankMemory};
 use super::{SCHEMES, TIMED};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::ddp_step::{self, Columns, Params};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
@@ -39,7 +39,7 @@ pub struct Predicted {
 impl Predicted {
     fn of(params: &Params) -> Self {
         let Params { batch_size: batch, context_length: seq, dtype: precision, .. } = *params;
-        let memory = Memory { config: params.config(), batch, seq, precision, attention: Choice::Naive };
+        let memory = Memory { config: params.config(), batch, seq, precision, attention: ImplementationName::Naive };
         let [parameters, gradients, state] = [memory.parameters(), memory.gradients(), memory.optimizer_state()];
         Self {
             parameters,

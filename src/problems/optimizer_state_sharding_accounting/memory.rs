@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::trainer::make_trainer;
 use crate::bench::device::empty_cache;
@@ -90,7 +90,7 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     collective.barrier()?;
     let meter = AllocationTracker::start(device)?;
     let generator = Generator::new(device, collective.rank() as i64)?;
-    let model = Transformer::new(&params.config(), Choice::Naive, &generator)?;
+    let model = Transformer::new(&params.config(), ImplementationName::Naive, &generator)?;
     let parameters = model.parameters();
     let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
     let of_parameters = parameters.iter().map(|(_, parameter)| bytes(parameter)).sum();

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::measure::{Params, PytorchAttention, accounting_of, pass};
 use crate::attention::inputs::Generator;
-use crate::attention::{Choice, attention};
+use crate::attention::{ImplementationName, attention};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
 use crate::error::Fault;
@@ -33,7 +33,9 @@ pub fn naive_matches_pytorch() -> Result<Verdict> {
             autograd::backward_from(&o, &d_o, false)?;
             Ok([o.detach()].into_iter().chain(leaves.map(|t| t.grad())).collect())
         };
-        for ((name, ours), theirs) in ["o", "dq", "dk", "dv"].iter().zip(run(Choice::Naive)?).zip(run(Choice::Sdpa)?) {
+        for ((name, ours), theirs) in
+            ["o", "dq", "dk", "dv"].iter().zip(run(ImplementationName::Naive)?).zip(run(ImplementationName::Sdpa)?)
+        {
             let error = ours.f_sub(&theirs)?.f_abs()?.f_max()?.f_double_value(&[])?;
             ensure!(error <= TOLERANCE, "{name} of shape {shape:?}, is_causal {is_causal}, is off by {error:.2e}");
             largest = largest.max(error);
@@ -52,7 +54,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
         let (stopwatch, generator) = (Stopwatch::new(*device)?, crate::torch::Generator::new(*device, SEED)?);
         for (d_model, seq) in [(8, 64), (32, 96), (100, 30)] {
             let p = Params {
-                implementation: Choice::Naive,
+                implementation: ImplementationName::Naive,
                 batch: 3,
                 d_model,
                 seq,
@@ -83,7 +85,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
 
 pub fn what_cannot_fit_is_refused() -> Result<Verdict> {
     let p = Params {
-        implementation: Choice::Naive,
+        implementation: ImplementationName::Naive,
         batch: 8,
         d_model: 64,
         seq: 1 << 20,

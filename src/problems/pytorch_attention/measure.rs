@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::accounting::Accounting;
-use crate::attention::{Choice, attention};
+use crate::attention::{ImplementationName, attention};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
 use crate::error::Fault;
@@ -26,7 +26,7 @@ pub struct PytorchAttention;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
-    pub implementation: Choice,
+    pub implementation: ImplementationName,
     pub batch: u32,
     pub d_model: u32,
     pub seq: u32,
@@ -82,7 +82,7 @@ impl Measure for PytorchAttention {
     }
 
     fn predicted_bytes(p: &Params, profile: Profile) -> Option<u64> {
-        (p.implementation == Choice::Naive).then(|| accounting_of(p, profile).needed_bytes())
+        (p.implementation == ImplementationName::Naive).then(|| accounting_of(p, profile).needed_bytes())
     }
 
     fn measure(p: &Params, profile: Profile) -> Result<Row> {
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_case_that_fits_gives_a_row() {
         let p = Params {
-            implementation: Choice::Tiled,
+            implementation: ImplementationName::Tiled,
             batch: 2,
             d_model: 8,
             seq: 32,

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::scratch::scratch;
 use super::transformer_bench::{Batch, CapturedTransformer, Pass, TransformerBench};
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::device::{empty_cache, update_for};
 use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, samples};
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
@@ -137,7 +137,7 @@ impl Params {
     pub fn predicted_bytes(&self, profile: Profile) -> u64 {
         let (config, precision) = (self.config(), self.dtype);
         let (batch, seq) = (self.batch_size, self.context_length);
-        let memory = Memory { config, batch, seq, precision, attention: Choice::Naive };
+        let memory = Memory { config, batch, seq, precision, attention: ImplementationName::Naive };
         let (step, kept) =
             (memory.step_peak_with(update_for(profile), true), memory.parameters() + memory.optimizer_state());
         let captured = if profile == Profile::Gpu { step - kept } else { 0 };

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::Choice;
+use crate::attention::ImplementationName;
 use crate::bench::device::empty_cache;
 use crate::bench::interleave::{Laps, lap};
 use crate::bench::training_step::loss;
@@ -35,7 +35,13 @@ pub struct TransformerBench {
 impl TransformerBench {
     pub fn new(config: &Config, batch_size: i64, dtype: Precision, device: Device) -> Result<Self> {
         let generator = Generator::new(device, SEED)?;
-        Ok(Self { model: Transformer::new(config, Choice::Naive, &generator)?, device, dtype, batch_size, generator })
+        Ok(Self {
+            model: Transformer::new(config, ImplementationName::Naive, &generator)?,
+            device,
+            dtype,
+            batch_size,
+            generator,
+        })
     }
 
     pub fn draw(&self) -> Result<Batch> {

@@ -11,20 +11,23 @@ fn every_kernel_is_one_implementations() {
 /// On 132 multiprocessors.
 #[test]
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
-    use crate::attention::hopper::tile::{Backward, Forward, Parts, Size, Variant, kernel_dimension};
+    use crate::attention::flash::hopper::splits::TileSplits;
+    use crate::attention::flash::hopper::tile_config::{
+        BackwardConfig, ForwardConfig, TileSize, Variant, kernel_dimension,
+    };
     let parts = Implementation::Hopper.parts();
     let shapes = Implementation::Hopper.whole_tiles().into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
             let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
-            let backward = (Backward::of(variant).steps(n, n), Backward::STAGES, 132);
-            let forward = Size::ALL.map(|size| {
-                let shape = Forward::of(variant, size);
+            let backward = (BackwardConfig::of(variant).steps(n, n), BackwardConfig::STAGES, 132);
+            let forward = TileSize::ALL.map(|size| {
+                let shape = ForwardConfig::of(variant, size);
                 (shape.steps(n, n), shape.stages, 132 * shape.resident())
             });
             for (steps, stages, places) in forward.into_iter().chain([backward]) {
-                let parts = Parts::of(&steps, heads, places);
+                let parts = TileSplits::of(&steps, heads, places);
                 assert_eq!(parts.is_some(), is_cut, "{variant:?}, {heads} heads of {n}");
                 let longest = parts.map_or_else(|| steps.iter().copied().max().unwrap(), |parts| parts.steps);
                 assert!(longest > stages, "{variant:?}, {heads} heads of {n}: {longest} steps, {stages} buffers");
@@ -36,15 +39,16 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
 /// On 132 multiprocessors.
 #[test]
 fn some_refills_have_more_tiles_than_a_device_has_places() {
-    use crate::attention::hopper::tile::{Forward, Parts, Size, Variant, kernel_dimension};
+    use crate::attention::flash::hopper::splits::TileSplits;
+    use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, Variant, kernel_dimension};
     let Shape { heads, n, is_causal } = Implementation::Hopper.more_tiles_than_places().unwrap();
     let (heads, n) = (heads as u32, n as u32);
     for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
         let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
-        for forward in Size::ALL.map(|size| Forward::of(variant, size)) {
+        for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
             let tiles = heads * steps.len() as u32;
-            assert!(tiles > places && Parts::of(&steps, heads, places).is_none(), "{forward:?}: {tiles} tiles");
+            assert!(tiles > places && TileSplits::of(&steps, heads, places).is_none(), "{forward:?}: {tiles} tiles");
         }
     }
     assert!(Implementation::Portable.more_tiles_than_places().is_none());
@@ -52,7 +56,7 @@ fn some_refills_have_more_tiles_than_a_device_has_places() {
 
 #[test]
 fn refills_fill_every_buffer_of_the_portable_kernels_again() {
-    use crate::attention::portable::tile::{Backward, Element, Forward, Variant};
+    use crate::attention::flash::portable::tile_config::{BackwardConfig, Element, ForwardConfig, Variant};
     let parts = Implementation::Portable.parts();
     let shapes = Implementation::Portable.whole_tiles().into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
@@ -60,7 +64,7 @@ fn refills_fill_every_buffer_of_the_portable_kernels_again() {
         for variant in
             Variant::all().filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
         {
-            let (forward, backward) = (Forward::of(variant), Backward::of(variant));
+            let (forward, backward) = (ForwardConfig::of(variant), BackwardConfig::of(variant));
             let [keys, queries] = backward.splits(n, n, heads, 132);
             for (split, stages) in
                 [(forward.split(n, n, heads, 132), forward.stages), (keys, backward.stages), (queries, backward.stages)]

@@ -1,4 +1,4 @@
-//! A stream beside libtorch's, and the events that order the two and time what runs on them.
+//! A CUDA stream of our own, and events that order it with libtorch's stream and time both.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use super::device::{context_of, in_context};
 use crate::error::Fault;
 use crate::torch;
 
-/// A stream of our own, of the device's highest priority: its short kernels start before those that libtorch queued.
+/// A stream of the device's highest priority: its short kernels start before those that libtorch queued.
 pub struct Stream {
     device: Device,
     context: Arc<CudaContext>,
     raw: sys::CUstream,
 }
 
-/// A place in the work of a stream.
+/// A CUDA event: a point in the work of a stream.
 pub struct Event {
     device: Device,
     context: Arc<CudaContext>,
     raw: sys::CUevent,
 }
 
-// SAFETY: handles that CUDA lets any thread use; every call here makes their context current first.
+// SAFETY: any thread may use CUDA handles; every call here makes their context current first.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
@@ -35,7 +35,7 @@ unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
-/// Makes `device` the one that this thread's CUDA calls mean where they name none, from now on.
+/// Makes `device` current for this thread's CUDA calls.
 ///
 /// Errors: [`Fault::NotAvailable`] without the device.
 pub fn make_current(device: Device) -> Result<()> {
@@ -81,9 +81,9 @@ impl Stream {
         Event::of(self.device, self.context.clone(), is_timed)
     }
 
-    /// Has what is launched on this stream from now on wait for `event`; the host goes on.
+    /// Later work of this stream waits for `event`; the host does not.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        event.hold_back(self.raw)
+        event.make_wait(self.raw)
     }
 
     /// Runs `body` with the stream's device current on this thread.
@@ -102,7 +102,7 @@ impl Drop for Stream {
 }
 
 impl Event {
-    /// An event that keeps the time at which it passes; one that does not is cheaper.
+    /// `is_timed` says whether the event records its time; one that does not is cheaper.
     pub fn new(device: Device, is_timed: bool) -> Result<Self> {
         Self::of(device, open(device)?, is_timed)
     }
@@ -113,12 +113,12 @@ impl Event {
         Ok(Self { device, context, raw })
     }
 
-    /// Puts the event behind everything that was launched on `stream`.
+    /// Records the event after all work of `stream`.
     pub fn record_on(&self, stream: &Stream) -> Result<()> {
         self.record(stream.raw)
     }
 
-    /// Puts the event behind everything that libtorch launched from this thread.
+    /// Records the event after all work that libtorch launched from this thread.
     pub fn record_current(&self) -> Result<()> {
         self.record(self.current()?)
     }
@@ -128,17 +128,17 @@ impl Event {
         self.call("recording a CUDA event", || unsafe { result::event::record(self.raw, stream) })
     }
 
-    /// Has what libtorch launches from this thread from now on wait for the event; the host goes on.
-    pub fn hold_back_current(&self) -> Result<()> {
-        self.hold_back(self.current()?)
+    /// Later work that libtorch launches from this thread waits for the event; the host does not.
+    pub fn make_current_stream_wait(&self) -> Result<()> {
+        self.make_wait(self.current()?)
     }
 
-    fn hold_back(&self, stream: sys::CUstream) -> Result<()> {
+    fn make_wait(&self, stream: sys::CUstream) -> Result<()> {
         // SAFETY: both are alive, as above; CUDA itself keeps what it needs of the event.
         self.call("waiting for a CUDA event", || unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }.result())
     }
 
-    /// Whether the event has passed; never blocks.
+    /// Whether the work before the event is done; does not block.
     ///
     /// Errors: those of kernels that failed before it.
     pub fn has_passed(&self) -> Result<bool> {
@@ -147,16 +147,16 @@ impl Event {
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             other => other.map(|()| true),
         };
-        self.call("asking for a CUDA event", query)
+        self.call("querying a CUDA event", query)
     }
 
-    /// Blocks until the event has passed.
+    /// Blocks until the work before the event is done.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.
         self.call("waiting for a CUDA event", || unsafe { result::event::synchronize(self.raw) })
     }
 
-    /// The device's time from `earlier` to this event; both must be timed and have passed.
+    /// Seconds on the device from `earlier` to this event; both must be timed and done.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
         // SAFETY: both events are alive; CUDA refuses what it cannot compare.
         let elapsed = || unsafe { result::event::elapsed(earlier.raw, self.raw) };

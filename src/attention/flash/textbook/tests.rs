@@ -1,21 +1,22 @@
-//! The cuts as a table, and the kernels against the float64 oracle.
+//! The tile configurations as a table, and the kernels against the exact answers within derived bounds.
 
-use super::super::cases::{Case, Fill, Inputs, Layout};
-use super::super::oracle::{self, Bounded, Worst};
 use super::*;
+use crate::attention::Attention as _;
+use crate::attention::cases::{Case, Fill, Inputs, Layout};
+use crate::attention::error_bounds::{self, Bounded, LargestErrors};
 use crate::cuda::emulator;
 
 #[test]
-fn every_cut_fits_a_block_and_divides_among_its_threads() {
+fn every_tile_config_fits_a_block_and_divides_among_its_threads() {
     assert_eq!(Variant::all().count(), 24);
-    for cut in Variant::all().flat_map(|variant| [Cut::forward(variant), Cut::backward(variant)]) {
-        assert!(cut.shared_bytes() <= SHARED_LIMIT, "{cut:?} takes {} bytes", cut.shared_bytes());
-        assert!(cut.queries % GROUPS == 0 && cut.keys % GROUPS == 0 && cut.variant.d % LANES == 0, "{cut:?}");
+    for tiles in Variant::all().flat_map(|variant| [TileConfig::forward(variant), TileConfig::backward(variant)]) {
+        assert!(tiles.shared_bytes() <= SHARED_LIMIT, "{tiles:?} takes {} bytes", tiles.shared_bytes());
+        assert!(tiles.queries % GROUPS == 0 && tiles.keys % GROUPS == 0 && tiles.variant.d % LANES == 0, "{tiles:?}");
     }
 }
 
 #[test]
-fn cuts_are_as_the_kernels_lay_them_out() {
+fn tile_configs_are_as_the_kernels_lay_them_out() {
     // d, then of each direction B_q, B_k and the bytes of its tiles.
     let table = [
         (16, (64, 64, 32_768), (64, 64, 37_888)),
@@ -25,8 +26,8 @@ fn cuts_are_as_the_kernels_lay_them_out() {
     ];
     for (d, forward, backward) in table {
         let variant = Variant { d, element: "float", is_causal: false };
-        for (cut, expected) in [(Cut::forward(variant), forward), (Cut::backward(variant), backward)] {
-            assert_eq!((cut.queries, cut.keys, cut.shared_bytes()), expected, "{cut:?}");
+        for (tiles, expected) in [(TileConfig::forward(variant), forward), (TileConfig::backward(variant), backward)] {
+            assert_eq!((tiles.queries, tiles.keys, tiles.shared_bytes()), expected, "{tiles:?}");
         }
     }
 }
@@ -37,18 +38,6 @@ fn without_a_gpu_it_says_what_it_needs() {
     assert!(words(Kind::Double, Device::Cuda(0), 64).contains("float32, bfloat16 and float16"));
     assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
     assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
-}
-
-#[test]
-fn what_does_not_fit_q_is_named() {
-    let t = |size: &[i64], kind| Tensor::zeros(size, (kind, Device::Cpu));
-    let (q, lse) = (t(&[3, 16], Kind::Half), t(&[3], Kind::Float));
-    let error = |o: &Tensor, lse: &Tensor, d_o: &Tensor| {
-        Textbook.backward(&q, &q, &q, o, lse, d_o, false).unwrap_err().to_string()
-    };
-    assert!(error(&t(&[2, 16], Kind::Half), &lse, &q).contains("o is [2, 16]"));
-    assert!(error(&q, &lse, &t(&[3, 16], Kind::Float)).contains("do is [3, 16], Float"));
-    assert!(error(&q, &t(&[3], Kind::Half), &q).contains("lse is [3], Half"));
 }
 
 /// Ragged, tiny and whole tiles of these variants, and the inputs that break careless kernels.
@@ -70,17 +59,17 @@ fn cases(variants: impl Iterator<Item = (i64, Kind, bool)>) -> Vec<Case> {
 fn every_variant() -> impl Iterator<Item = (i64, Kind, bool)> {
     let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
     let masks = move |d| kinds.into_iter().flat_map(move |kind| [false, true].map(|is_causal| (d, kind, is_causal)));
-    host::DIMENSIONS.into_iter().flat_map(masks)
+    DIMENSIONS.into_iter().flat_map(masks)
 }
 
-/// Both passes within the oracle's bounds, which are those of sums in float32.
-fn hold(case: &Case, device: Device) -> Result<Worst> {
+/// Checks both passes by [`error_bounds`], which are those of sums in float32.
+fn check(case: &Case, device: Device) -> Result<LargestErrors> {
     let inputs = case.inputs()?;
-    let expected = oracle::expected(&inputs, case.is_causal)?;
+    let expected = error_bounds::expected(&inputs, case.is_causal)?;
     let there = |t: &Tensor| t.to_device(device);
     let [q, k, v, d_o] = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o].map(there);
     let (o, lse) = Textbook.forward(&q, &k, &v, case.is_causal)?;
-    // P is rounded to v's kind before it multiplies v, which the oracle's bound for o does not know: the error of a
+    // P is rounded to v's kind before it multiplies v, which the bound for o does not include: the error of a
     // weighted mean of v is at most that much of its largest element.
     let rounding = match case.kind {
         Kind::BFloat16 => (-8.0_f64).exp2(),
@@ -92,7 +81,7 @@ fn hold(case: &Case, device: Device) -> Result<Worst> {
     // The backward pass from the exact o and lse, so that its errors are its own.
     let (o_exact, lse_exact) = (expected.o.value.to_kind(case.kind), expected.lse.value.to_kind(Kind::Float));
     let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &there(&o_exact), &there(&lse_exact), &d_o, case.is_causal)?;
-    let mut worst = Worst::default();
+    let mut worst = LargestErrors::default();
     for (name, actual, kind, expected) in [
         ("o", &o, case.kind, &o_bound),
         ("lse", &lse, Kind::Float, &expected.lse),
@@ -100,22 +89,22 @@ fn hold(case: &Case, device: Device) -> Result<Worst> {
         ("dk", &dk, case.kind, &expected.dk),
         ("dv", &dv, case.kind, &expected.dv),
     ] {
-        worst.merge(&oracle::hold(name, &actual.to_device(Device::Cpu), kind, expected)?);
+        worst.merge(&error_bounds::compare(name, &actual.to_device(Device::Cpu), kind, expected)?);
     }
     Ok(worst)
 }
 
-fn hold_all(device: Device, cases: &[Case]) {
+fn check_all(device: Device, cases: &[Case]) {
     let failures: Vec<String> =
-        cases.iter().filter_map(|case| Some(format!("{case:?}: {:#}", hold(case, device).err()?))).collect();
+        cases.iter().filter_map(|case| Some(format!("{case:?}: {:#}", check(case, device).err()?))).collect();
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
 #[ignore = "needs a GPU of compute capability 8.0 or above; there, run cargo test --lib -- --ignored textbook"]
-fn on_a_gpu_both_passes_are_within_the_oracles_bounds() {
+fn on_a_gpu_both_passes_are_within_the_error_bounds() {
     let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
-    hold_all(device, &cases(every_variant()));
+    check_all(device, &cases(every_variant()));
 }
 
 #[test]
@@ -123,7 +112,7 @@ fn on_a_gpu_both_passes_are_within_the_oracles_bounds() {
 fn on_a_gpu_every_result_repeats_in_every_bit() {
     let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
     let generator = crate::torch::Generator::new(device, 0).unwrap();
-    for d in host::DIMENSIONS {
+    for d in DIMENSIONS {
         let draw = || generator.randn(&[3, 777, d], Kind::Float).unwrap();
         let [q, k, v, d_o] = std::array::from_fn(|_| draw());
         let run = || {
@@ -139,11 +128,11 @@ fn on_a_gpu_every_result_repeats_in_every_bit() {
 }
 
 #[test]
-fn both_passes_are_within_the_oracles_bounds() {
-    // Every cut, kind and mask; all their combinations take minutes to build.
+fn both_passes_are_within_the_error_bounds() {
+    // Every tiles, kind and mask; all their combinations take minutes to build.
     let variants =
         [(16, Kind::Float, true), (32, Kind::Half, false), (64, Kind::BFloat16, true), (128, Kind::Float, false)];
-    hold_all(Device::Cpu, &cases(variants.into_iter()));
+    check_all(Device::Cpu, &cases(variants.into_iter()));
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! What ptxas says of a compiled program: the resources of each kernel, and what must not be there.
+//! The resources of each kernel, from ptxas's log; register spills and warnings of lost performance are errors.
 
 use std::fmt;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// What one kernel takes of a multiprocessor, from ptxas's own report.
+/// What one kernel takes of a multiprocessor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resources {
     /// The entry point's name.
@@ -98,7 +98,7 @@ ptxas info    : Used 30 registers, used 0 barriers
 ";
 
     #[test]
-    fn both_shapes_of_the_report_are_read() {
+    fn both_formats_of_the_report_are_read() {
         let kernels: Vec<String> = accept(LOG).unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(
             kernels,
@@ -110,7 +110,7 @@ ptxas info    : Used 30 registers, used 0 barriers
     }
 
     #[test]
-    fn a_spill_a_warning_or_silence_is_an_error_that_shows_the_log() {
+    fn a_spill_a_warning_or_a_missing_report_is_an_error_that_shows_the_log() {
         let spilled =
             LOG.replace("16 bytes stack frame, 0 bytes spill stores", "16 bytes stack frame, 8 bytes spill stores");
         let serialised = format!(
@@ -130,7 +130,7 @@ ptxas info    : Used 30 registers, used 0 barriers
     }
 
     #[test]
-    fn other_codes_of_ptxas_are_no_warning() {
+    fn other_codes_of_ptxas_are_accepted() {
         assert!(["(C7508)", "C7511", "x (C7517) y"].into_iter().all(warns_of_lost_performance));
         assert!(!["(C7509)", "C7518", "C75", "C7600"].into_iter().any(warns_of_lost_performance));
     }

@@ -1,4 +1,4 @@
-//! The float64 oracle: exact answers, and error bounds that follow from the arithmetic instead of being tuned.
+//! Exact answers in float64, and error bounds that follow from the arithmetic instead of being tuned.
 
 use std::fmt;
 
@@ -116,7 +116,7 @@ fn largest(t: &Tensor) -> Result<f64> {
 
 /// The largest errors met so far, kind by kind.
 #[derive(Debug, Clone, Default)]
-pub struct Worst {
+pub struct LargestErrors {
     pub cases: usize,
     by_kind: Vec<Reached>,
 }
@@ -129,7 +129,7 @@ struct Reached {
     of_bound: f64,
 }
 
-impl Worst {
+impl LargestErrors {
     pub fn merge(&mut self, other: &Self) {
         self.cases += other.cases;
         for reached in &other.by_kind {
@@ -144,7 +144,7 @@ impl Worst {
     }
 }
 
-impl fmt::Display for Worst {
+impl fmt::Display for LargestErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cases; largest error", self.cases)?;
         for (i, Reached { kind, absolute, of_bound }) in self.by_kind.iter().enumerate() {
@@ -155,8 +155,8 @@ impl fmt::Display for Worst {
     }
 }
 
-/// Holds `actual` against `expected`: same shape, the right kind, no element beyond its bound, no NaN.
-pub fn hold(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Result<Worst> {
+/// Compares `actual` with `expected`: same shape, the right kind, no element beyond its bound, no NaN.
+pub fn compare(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Result<LargestErrors> {
     ensure!(actual.kind() == kind, "{name} is {:?}, must be {kind:?}", actual.kind());
     ensure!(
         actual.size() == expected.value.size(),
@@ -177,5 +177,5 @@ pub fn hold(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Resu
         return Err(anyhow!("element {at} is {got:.9e}, exact is {exact:.9e}, the bound of its error {bound:.2e}"))
             .with_context(|| format!("{name} is wrong"));
     }
-    Ok(Worst { cases: 0, by_kind: vec![Reached { kind, absolute, of_bound }] })
+    Ok(LargestErrors { cases: 0, by_kind: vec![Reached { kind, absolute, of_bound }] })
 }

@@ -1,49 +1,20 @@
-//! What the cuts come to: shared memory, and parts that cover everything once.
+//! Which tiles are split, and that splits cover everything once.
 
 use super::*;
-
-#[test]
-fn every_variant_fits_a_multiprocessor_of_every_gpu_that_it_is_for() {
-    assert_eq!(Variant::all().count(), 24);
-    for variant in Variant::all() {
-        let (forward, backward) = (Forward::of(variant), Backward::of(variant));
-        for bytes in [forward.shared_bytes(), backward.most_shared_bytes()] {
-            assert!(bytes <= SHARED_LIMIT, "{variant:?} takes {bytes} bytes");
-        }
-        for pass in [backward.keys, backward.queries] {
-            assert_eq!(Backward::PADDING % backward.rows(pass), 0, "{variant:?}");
-            assert_eq!(Backward::PADDING % pass.stream, 0, "{variant:?}");
-        }
-    }
-}
-
-#[test]
-fn shapes_are_as_the_kernels_lay_them_out() {
-    let variant = |d, element| Variant { d, element, is_causal: true };
-    let float = Forward::of(variant(64, Element::Float));
-    // 16 KiB of Q and two buffers of 16 KiB, so that three blocks take 144 KiB.
-    assert_eq!((float.rows(), float.threads(), float.shared_bytes()), (64, 128, 3 * 16_384));
-    let wide = Forward::of(variant(128, Element::Half));
-    assert_eq!((wide.rows(), wide.shared_bytes()), (128, 32_768 + 3 * 16_384));
-    let backward = Backward::of(variant(64, Element::BFloat16));
-    // K and V of 64 keys; two buffers of Q, dO and two statistics of 64 queries.
-    assert_eq!(backward.keys_shared_bytes(), 2 * 8192 + 2 * (2 * 8192 + 2 * 256));
-    // Q and dO of 128 queries; two buffers of K and V of 32 keys.
-    assert_eq!(backward.queries_shared_bytes(), 2 * 16_384 + 2 * (2 * 4096));
-}
+use crate::attention::flash::portable::tile_config::Variant;
 
 #[test]
 fn few_tiles_are_split_and_many_are_not() {
-    let of = |is_causal| Forward::of(Variant { d: 64, element: Element::BFloat16, is_causal });
-    // 128 tiles of 128 queries have 264 places; 64 have more than twice as many.
+    let of = |is_causal| ForwardConfig::of(Variant { d: 64, element: Element::BFloat16, is_causal });
+    // 128 tiles of 128 queries have 264 resident CTAs; 64 have more than twice as many.
     assert_eq!(of(false).split(16_384, 16_384, 2, 132), Split { count: 1, blocks: 256 });
-    // 8 tiles of 16 blocks, 128 in all: no part below 128 keys.
+    // 8 tiles of 16 blocks, 128 in all: no split below 128 keys.
     assert_eq!(of(false).split(1024, 1024, 1, 132), Split { count: 8, blocks: 2 });
     // 8 tiles of 64 queries and up to 16 blocks of 32 keys: of float32 none below 64.
-    let float = Forward::of(Variant { d: 128, element: Element::Float, is_causal: true });
+    let float = ForwardConfig::of(Variant { d: 128, element: Element::Float, is_causal: true });
     assert_eq!(float.split(512, 512, 1, 132), Split { count: 8, blocks: 2 });
     assert_eq!(float.split(128, 128, 1, 132), Split { count: 2, blocks: 2 });
-    // 64 tiles of up to 128 blocks, 4096 of them seen, for 264 places.
+    // 64 tiles of up to 128 blocks, 4096 of them seen, for 264 resident CTAs.
     assert_eq!(of(true).split(8192, 8192, 1, 132), Split { count: 8, blocks: 16 });
     // One query that sees one key, however many there are.
     assert_eq!(of(true).split(1, 100_000, 1, 132), Split { count: 1, blocks: 2 });
@@ -51,8 +22,8 @@ fn few_tiles_are_split_and_many_are_not() {
 }
 
 #[test]
-fn the_backward_pass_is_split_so_that_its_last_block_is_done_first() {
-    let of = |d, is_causal| Backward::of(Variant { d, element: Element::Float, is_causal });
+fn the_backward_pass_is_split_so_that_its_last_cta_ends_first() {
+    let of = |d, is_causal| BackwardConfig::of(Variant { d, element: Element::Float, is_causal });
     let one = |blocks| Split { count: 1, blocks };
     let counts = |d, is_causal, n, heads| of(d, is_causal).splits(n, n, heads, 132).map(|split| split.count);
     for (n, causal, narrow, full) in [
@@ -66,7 +37,7 @@ fn the_backward_pass_is_split_so_that_its_last_block_is_done_first() {
         let all = (counts(128, true, n, 1), counts(64, true, n, 1), counts(128, false, n, 1));
         assert_eq!(all, (causal, narrow, full), "{n} queries and keys");
     }
-    // No part below two blocks, of 16 and of 32 columns.
+    // No split below two blocks, of 16 and of 32 columns.
     let parts = |count| Split { count, blocks: 2 };
     assert_eq!(of(128, true).splits(128, 128, 1, 132), [parts(4); 2]);
     assert_eq!(of(64, true).splits(128, 128, 1, 132), [parts(2); 2]);
@@ -75,25 +46,25 @@ fn the_backward_pass_is_split_so_that_its_last_block_is_done_first() {
     assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
     assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
     assert_eq!(of(128, true).splits(1 << 30, 1 << 30, 1, 132), [one(1 << 26); 2]);
-    // Of many tiles of keys and few of queries, each of which has fourteen places' share, the few are cut.
+    // Of many tiles of keys and few of queries, each of which has fourteen resident CTAs' share, the few are cut.
     let [keys, queries] = of(64, false).splits(64, 65_536, 16, 132);
     assert!(keys.count == 1 && queries.count > 14, "{keys:?} {queries:?}");
-    // Keys that no query sees are nobody's work.
+    // No tile is made for keys that no query sees.
     assert_eq!(of(64, true).splits(1, 100_000, 1, 132), [one(1); 2]);
     assert_eq!(of(64, false).splits(1, 1, 1, 132), [one(1); 2]);
 }
 
 #[test]
-fn no_other_cut_of_the_backward_pass_would_be_done_before_the_one_taken() {
+fn no_other_split_of_the_backward_pass_would_end_earlier() {
     for variant in Variant::all() {
-        let shape = Backward::of(variant);
+        let shape = BackwardConfig::of(variant);
         for (n_queries, n_keys, heads) in [(300, 640, 1), (4096, 1000, 3), (64, 20_000, 16), (9000, 9000, 1)] {
             let size = Size { n_queries, n_keys, heads };
-            let places = 132 * shape.blocks;
-            let taken = shape.makespan(&shape.splits(n_queries, n_keys, heads, 132), size, places);
-            let share = shape.products(size) / u128::from(places);
+            let resident_ctas = 132 * shape.blocks;
+            let taken = shape.makespan(&shape.splits(n_queries, n_keys, heads, 132), size, resident_ctas);
+            let share = shape.products(size) / u128::from(resident_ctas);
             for most in [u128::MAX, share, share / 2, share / 3, share / 4, share / 6] {
-                let other = shape.makespan(&shape.splits_of(size, most), size, places);
+                let other = shape.makespan(&shape.splits_of(size, most), size, resident_ctas);
                 assert!(taken <= other || most == share, "{variant:?} {size:?}: {taken}, in parts of {most} {other}");
             }
         }
@@ -101,9 +72,9 @@ fn no_other_cut_of_the_backward_pass_would_be_done_before_the_one_taken() {
 }
 
 #[test]
-fn parts_of_the_backward_pass_cover_all_columns_and_none_of_the_longest_is_empty() {
+fn splits_of_the_backward_pass_cover_all_columns_and_none_of_the_longest_is_empty() {
     for variant in Variant::all() {
-        let shape = Backward::of(variant);
+        let shape = BackwardConfig::of(variant);
         for (n_queries, n_keys) in [(1, 1), (1, 70_000), (70_000, 1), (300, 640), (4096, 4096), (1 << 30, 1 << 30)] {
             let splits = shape.splits(n_queries, n_keys, 1, 132);
             let seen = if variant.is_causal { n_keys.min(n_queries) } else { n_keys };
@@ -120,8 +91,8 @@ fn parts_of_the_backward_pass_cover_all_columns_and_none_of_the_longest_is_empty
 fn every_split_covers_all_keys_and_none_is_empty() {
     for variant in Variant::all() {
         for (n_queries, n_keys) in [(1, 1), (1, 70_000), (300, 640), (4096, 4096), (65_536, 65_536)] {
-            let split = Forward::of(variant).split(n_queries, n_keys, 1, 132);
-            let longest = Forward::of(variant).split(n_queries, n_keys, 10_000, 132).blocks;
+            let split = ForwardConfig::of(variant).split(n_queries, n_keys, 1, 132);
+            let longest = ForwardConfig::of(variant).split(n_queries, n_keys, 10_000, 132).blocks;
             assert!(split.count * split.blocks >= longest && (split.count - 1) * split.blocks < longest);
         }
     }

@@ -1,0 +1,77 @@
+//! FlashAttention-2 as CUDA kernels for Hopper: `kernels/flash_forward.cu` and `kernels/flash_backward.cu`.
+
+use anyhow::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, require_gpu};
+use crate::attention::Attention;
+use crate::cuda::{LaunchConfig, TensorMap};
+
+mod backward;
+mod forward;
+pub mod splits;
+pub mod tile_config;
+
+use tile_config::{TileSize, Variant};
+
+/// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
+///
+/// The kernels are compiled for d of 16, 32, 64 and 128. Rows of another d run in the next of these: the TMA unit fills
+/// tiles up with zeros, and writes no more than there is.
+///
+/// `o`, `lse`, `dk` and `dv` repeat in every bit. `dq` is summed with atomic additions in any order, so that its last
+/// bits vary.
+pub struct Hopper {
+    /// Of the forward pass's tiles; `None` for the faster one of each shape.
+    tile_size: Option<TileSize>,
+}
+
+impl Hopper {
+    pub const DEFAULT: Self = Self { tile_size: None };
+    /// Both sizes of tiles, whatever the shape: for tests.
+    pub const SIZES: [&'static dyn Attention; 2] =
+        [&Self { tile_size: Some(TileSize::Small) }, &Self { tile_size: Some(TileSize::Large) }];
+}
+
+impl KernelSet for Hopper {
+    fn name(&self) -> &'static str {
+        match self.tile_size {
+            None => "hopper",
+            Some(TileSize::Small) => "hopper_small",
+            Some(TileSize::Large) => "hopper_large",
+        }
+    }
+
+    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String> {
+        if !matches!(kind, Kind::BFloat16 | Kind::Half) {
+            return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
+        }
+        tile_config::kernel_dimension(head_dim).map(drop)
+    }
+
+    fn runs_on(&self, device: Device) -> Result<(), String> {
+        require_gpu(device, "9.0", |capability| capability == (9, 0))
+    }
+
+    fn reads(&self, t: &Tensor) -> bool {
+        TensorMap::fits(t).is_ok()
+    }
+
+    fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
+        forward::launch(self.tile_size, inputs, o, lse)
+    }
+
+    fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
+        backward::launch(inputs, saved, gradients)
+    }
+}
+
+/// A thread for each four of the kernel's columns of each of `n` rows of each head.
+fn rows_config(sizes: &Sizes, n: u32, variant: Variant) -> LaunchConfig {
+    const THREADS: u32 = 256;
+    let rows = THREADS / (variant.d / 4);
+    sizes.grid_by_head(n.div_ceil(rows), THREADS, 0)
+}
+
+#[cfg(test)]
+mod tests;

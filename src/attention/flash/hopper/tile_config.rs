@@ -1,0 +1,206 @@
+//! The tile configuration of Hopper's kernels for each variant; pure, so that every machine can test it.
+
+use anyhow::Result;
+use tch::Kind;
+
+use crate::attention::flash::DIMENSIONS;
+use crate::attention::flash::launch::Inputs;
+use crate::attention::flash::tile_sizes;
+use crate::cuda::Program;
+
+/// What the kernels are compiled for, each variant on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Variant {
+    /// Elements of a tile's row, of which the last may be missing in the tensors.
+    pub d: u32,
+    /// Float16; bfloat16 otherwise.
+    pub is_half: bool,
+    pub is_causal: bool,
+}
+
+/// The shared memory that a CTA may have on Hopper, in bytes.
+pub const SHARED_LIMIT: u32 = 227 * 1024;
+/// Dynamic shared memory begins at any multiple of 16 bytes, the kernels' tiles at multiples of this.
+const ALIGNMENT: u32 = 1024;
+
+/// The `d` of the kernels that take rows of `head_dim` elements: the next one for which they are compiled. TMA takes rows
+/// in multiples of 16 bytes, eight elements.
+///
+/// Errors: which `head_dim` they take.
+pub fn kernel_dimension(head_dim: i64) -> Result<u32, String> {
+    let is_taken = head_dim > 0 && head_dim % 8 == 0;
+    let next = DIMENSIONS.into_iter().find(|&d| is_taken && head_dim <= d);
+    next.map(|d| d as u32).ok_or_else(|| format!("its kernels take d in multiples of 8 up to 128, not {head_dim}"))
+}
+
+impl Variant {
+    /// The kernels for these inputs.
+    pub fn of(inputs: &Inputs) -> Result<Self> {
+        let d = kernel_dimension(inputs.sizes.d.into()).map_err(anyhow::Error::msg)?;
+        Ok(Self { d, is_half: inputs.kind() == Kind::Half, is_causal: inputs.is_causal })
+    }
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let types = |d| [false, true].map(|is_half| [false, true].map(|is_causal| Self { d, is_half, is_causal }));
+        DIMENSIONS.into_iter().flat_map(move |d| types(d as u32).into_iter().flatten())
+    }
+
+    fn defines(self) -> Vec<(&'static str, String)> {
+        let flag = |on: bool| u32::from(on).to_string();
+        vec![
+            ("FLASH_D", self.d.to_string()),
+            ("FLASH_HALF", flag(self.is_half)),
+            ("FLASH_CAUSAL", flag(self.is_causal)),
+        ]
+    }
+}
+
+/// K and V of a section of heads, which with Q and O are to stay in an L2 cache of 50 MB.
+const SECTION_BYTES: u64 = 32 << 20;
+
+/// How many of `heads`, whose K and V take `head_bytes` each, are worked on together: as many as `SECTION_BYTES` hold, or
+/// down to half as many if the last section is then fuller. A small last section has too few tiles for all CTAs.
+pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
+    let most = (SECTION_BYTES / head_bytes).clamp(1, u64::from(heads)) as u32;
+    let missing = |section: &u32| heads.next_multiple_of(*section) - heads;
+    (most.div_ceil(2)..=most).rev().min_by_key(missing).unwrap_or(1)
+}
+
+/// Columns of a panel in shared memory, whose rows are at most 128 bytes.
+fn columns(d: u32) -> u32 {
+    d.min(64)
+}
+
+/// The size of the forward kernel's tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TileSize {
+    /// One warpgroup computes, and a multiprocessor has two CTAs: short steps, and enough tiles from few heads.
+    Small,
+    /// Two or three warpgroups take turns at the tensor cores: the most operations a second.
+    Large,
+}
+
+impl TileSize {
+    pub const ALL: [Self; 2] = [Self::Small, Self::Large];
+
+    /// The faster size for so many scores, masked ones included. Measured on an H200: entry 7 of the notebook in
+    /// `kernels/flash_forward.cu`.
+    pub fn fastest(d: u32, n_queries: u32, n_keys: u32, heads: u32) -> Self {
+        let scores = (u64::from(n_queries) * u64::from(n_keys)).saturating_mul(heads.into());
+        let is_small = if d == 128 { n_keys <= 1024 && scores <= 1 << 24 } else { scores <= 1 << 27 };
+        if is_small { Self::Small } else { Self::Large }
+    }
+}
+
+/// The forward kernel's tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ForwardConfig {
+    pub variant: Variant,
+    /// Warpgroups that compute, 64 queries each.
+    pub groups: u32,
+    /// Keys of a block.
+    pub keys: u32,
+    /// Buffers for blocks of K and V.
+    pub stages: u32,
+    /// Whether tiles are split.
+    pub is_split: bool,
+}
+
+impl ForwardConfig {
+    pub fn of(variant: Variant, size: TileSize) -> Self {
+        let [groups, keys, stages] = tile_sizes::hopper_forward(size, variant.d);
+        Self { variant, groups, keys, stages, is_split: false }
+    }
+
+    /// Blocks of keys that each tile of queries sees.
+    pub fn steps(&self, n_queries: u32, n_keys: u32) -> Vec<u32> {
+        let seen = |tile: u32| if self.variant.is_causal { n_keys.min((tile + 1) * self.rows()) } else { n_keys };
+        (0..n_queries.div_ceil(self.rows())).map(|tile| seen(tile).div_ceil(self.keys)).collect()
+    }
+
+    pub fn program(&self) -> Program {
+        let shape = [
+            ("FLASH_GROUPS", self.groups),
+            ("FLASH_KEYS", self.keys),
+            ("FLASH_STAGES", self.stages),
+            ("FLASH_SPLIT", u32::from(self.is_split)),
+        ];
+        let shape = shape.into_iter().map(|(name, value)| (name, value.to_string()));
+        Program { file: "flash_forward.cu", defines: self.variant.defines().into_iter().chain(shape).collect() }
+    }
+
+    pub fn rows(&self) -> u32 {
+        64 * self.groups
+    }
+
+    pub fn columns(&self) -> u32 {
+        columns(self.variant.d)
+    }
+
+    pub fn threads(&self) -> u32 {
+        128 * (self.groups + 1)
+    }
+
+    /// CTAs that a multiprocessor holds at a time.
+    pub fn resident(&self) -> u32 {
+        if self.groups == 1 { 2 } else { 1 }
+    }
+
+    /// Q and O, K and V of each buffer, the barriers, and the tile's number.
+    pub fn shared_bytes(&self) -> u32 {
+        let row = 2 * self.variant.d;
+        2 * self.rows() * row + 2 * self.stages * self.keys * row + 8 * (3 + 4 * self.stages) + ALIGNMENT
+    }
+}
+
+/// The backward kernels' tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BackwardConfig {
+    pub variant: Variant,
+    /// Queries of a block.
+    pub queries: u32,
+    /// Whether tiles of keys are split.
+    pub is_split: bool,
+}
+
+impl BackwardConfig {
+    pub const KEYS: u32 = 128;
+    pub const THREADS: u32 = 384;
+    /// Buffers for blocks of Q and dO.
+    pub const STAGES: u32 = 2;
+
+    pub fn of(variant: Variant) -> Self {
+        Self { variant, queries: tile_sizes::hopper_backward(variant.d), is_split: false }
+    }
+
+    /// Blocks of queries that see any key of each block of keys.
+    pub fn steps(&self, n_queries: u32, n_keys: u32) -> Vec<u32> {
+        let all = n_queries.div_ceil(self.queries);
+        let unseen = |tile: u32| if self.variant.is_causal { tile * Self::KEYS / self.queries } else { 0 };
+        (0..n_keys.div_ceil(Self::KEYS)).map(|tile| all.saturating_sub(unseen(tile))).collect()
+    }
+
+    pub fn program(&self) -> Program {
+        let shape =
+            [("FLASH_QUERIES", self.queries.to_string()), ("FLASH_SPLIT", u32::from(self.is_split).to_string())];
+        Program { file: "flash_backward.cu", defines: self.variant.defines().into_iter().chain(shape).collect() }
+    }
+
+    pub fn columns(&self) -> u32 {
+        columns(self.variant.d)
+    }
+
+    /// K and V, Q and dO of each buffer with their rows' statistics, two of dS, and the barriers.
+    pub fn shared_bytes(&self) -> u32 {
+        let row = 2 * self.variant.d;
+        let stage = 2 * self.queries * row + 2 * 4 * self.queries;
+        2 * Self::KEYS * row
+            + Self::STAGES * stage
+            + 2 * 2 * self.queries * Self::KEYS
+            + 8 * (2 + 2 * Self::STAGES)
+            + ALIGNMENT
+    }
+}
+
+#[cfg(test)]
+mod tests;

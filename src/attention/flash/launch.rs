@@ -1,0 +1,244 @@
+//! The host code that all sets of attention kernels share: it checks inputs, copies those that kernels cannot read,
+//! allocates results, and calls the set to launch its kernels.
+
+use anyhow::{Context as _, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use crate::attention::tensor_layout::{batch_and_heads, contiguous_copy, in_shape};
+use crate::attention::{Attention, Shape};
+use crate::cuda::{self, LaunchConfig};
+
+/// Kernels of one kind for both passes. Every set is an [`Attention`], whose host code is below.
+pub trait KernelSet: Sync {
+    /// As [`Attention::name`].
+    fn name(&self) -> &'static str;
+
+    /// Whether kernels are compiled for such inputs; the error says which inputs they take.
+    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String>;
+
+    /// Whether the kernels run on `device`; the error says what they need.
+    fn runs_on(&self, device: Device) -> Result<(), String>;
+
+    /// Whether the kernels can read `t` (batch, heads, n, d) as it lies; they get a contiguous copy otherwise.
+    fn reads(&self, t: &Tensor) -> bool;
+
+    /// Launches the kernels that write `o` (batch, heads, n_queries, d) and `lse` (batch, heads, n_queries).
+    fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()>;
+
+    /// Launches the kernels that write `dq`, `dk` and `dv`.
+    fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()>;
+}
+
+/// q, k and v as (batch, heads, n, d), in a layout that the kernels read.
+pub struct Inputs {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub sizes: Sizes,
+    pub is_causal: bool,
+}
+
+/// What the backward pass reads beside them: `o` and `d_o` as q, `lse` (batch, heads, n_queries) in float32.
+pub struct Saved {
+    pub o: Tensor,
+    pub lse: Tensor,
+    pub d_o: Tensor,
+}
+
+/// Contiguous, each in the shape of its input.
+pub struct Gradients {
+    pub dq: Tensor,
+    pub dk: Tensor,
+    pub dv: Tensor,
+}
+
+/// The sizes of one call, within what kernels count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    pub batch: u32,
+    pub heads: u32,
+    pub n_queries: u32,
+    pub n_keys: u32,
+    /// Elements of a row, as the tensors have them.
+    pub d: u32,
+}
+
+impl<S: KernelSet> Attention for S {
+    fn name(&self) -> &'static str {
+        KernelSet::name(self)
+    }
+
+    fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
+        self.takes(kind, head_dim)?;
+        self.runs_on(device)
+    }
+
+    fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let inputs = Inputs::of(self, q, k, v, is_causal)?;
+        let o = Tensor::f_empty(inputs.q.size(), (q.kind(), q.device()))?;
+        let lse = Tensor::f_empty(&inputs.q.size()[..3], (Kind::Float, q.device()))?;
+        self.launch_forward(&inputs, &o, &lse).with_context(|| launching(self, q, k))?;
+        Ok((in_shape(o, &q.size())?, in_shape(lse, &q.size()[..q.dim() - 1])?))
+    }
+
+    fn backward(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        d_o: &Tensor,
+        is_causal: bool,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let _no_graph = tch::no_grad_guard();
+        let inputs = Inputs::of(self, q, k, v, is_causal)?;
+        require_saved(q, o, lse, d_o)?;
+        let readable = |t: &Tensor| inputs.sizes.readable(self, t);
+        let saved = Saved { o: readable(o)?, lse: lse.f_contiguous()?, d_o: readable(d_o)? };
+        let like = |t: &Tensor| Tensor::f_empty(t.size(), (t.kind(), t.device()));
+        let gradients = Gradients { dq: like(&inputs.q)?, dk: like(&inputs.k)?, dv: like(&inputs.v)? };
+        self.launch_backward(&inputs, &saved, &gradients).with_context(|| launching(self, q, k))?;
+        let Gradients { dq, dk, dv } = gradients;
+        Ok((in_shape(dq, &q.size())?, in_shape(dk, &k.size())?, in_shape(dv, &v.size())?))
+    }
+}
+
+fn launching(set: &impl KernelSet, q: &Tensor, k: &Tensor) -> String {
+    format!("{} attention of q {:?} and k {:?}", set.name(), q.size(), k.size())
+}
+
+/// That `o`, `lse` and `d_o` are as the forward pass of `q` gives them. Errors: the tensor that is not.
+fn require_saved(q: &Tensor, o: &Tensor, lse: &Tensor, d_o: &Tensor) -> Result<()> {
+    let (kind, device) = (q.kind(), q.device());
+    for (name, t) in [("o", o), ("do", d_o)] {
+        ensure!(
+            t.size() == q.size() && t.kind() == kind && t.device() == device,
+            "{name} is {:?}, {:?}, on {:?}; it must be as q: {:?}, {kind:?}, on {device:?}",
+            t.size(),
+            t.kind(),
+            t.device(),
+            q.size()
+        );
+    }
+    ensure!(
+        lse.size() == q.size()[..q.dim() - 1] && lse.kind() == Kind::Float && lse.device() == device,
+        "lse is {:?}, {:?}, on {:?}; the forward pass gives one Float on {device:?} for each row of q {:?}",
+        lse.size(),
+        lse.kind(),
+        lse.device(),
+        q.size()
+    );
+    Ok(())
+}
+
+impl Inputs {
+    fn of(set: &impl KernelSet, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
+        let shape = Shape::of(q, k, v)?;
+        set.takes(q.kind(), shape.d).map_err(anyhow::Error::msg)?;
+        // On the CPU they run in the emulator, which `supports` does not offer: it is for tests.
+        if q.device() != Device::Cpu {
+            set.runs_on(q.device()).map_err(anyhow::Error::msg)?;
+        }
+        let sizes = Sizes::of(&shape)?;
+        let [q, k, v] = [q, k, v].map(|t| sizes.readable(set, t));
+        Ok(Self { q: q?, k: k?, v: v?, sizes, is_causal })
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.q.kind()
+    }
+
+    pub fn device(&self) -> Device {
+        self.q.device()
+    }
+
+    /// Uninitialised float32 of this shape, on the inputs' device.
+    pub fn float(&self, shape: &[u32]) -> Result<Tensor> {
+        let shape: Vec<i64> = shape.iter().copied().map(i64::from).collect();
+        Ok(Tensor::f_empty(shape, (Kind::Float, self.device()))?)
+    }
+}
+
+impl Sizes {
+    /// Errors: which size is more than the kernels count.
+    fn of(shape: &Shape) -> Result<Self> {
+        let (batch, heads) = batch_and_heads(shape);
+        Ok(Self {
+            batch: count("batches", batch, 65_535)?,
+            heads: count("heads", heads, 65_535)?,
+            n_queries: count("queries", shape.n_queries, 1 << 30)?,
+            n_keys: count("keys", shape.n_keys, 1 << 30)?,
+            d: count("columns", shape.d, 1 << 10)?,
+        })
+    }
+
+    /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the kernels read it so.
+    fn readable(&self, set: &impl KernelSet, t: &Tensor) -> Result<Tensor> {
+        let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
+        let four = in_shape(t.shallow_clone(), &[self.batch.into(), self.heads.into(), n, d])?;
+        if set.reads(&four) {
+            return Ok(four);
+        }
+        contiguous_copy(&four).context("copying an input whose layout the kernels cannot read")
+    }
+
+    /// Heads of all batches; at most 65,535 squared, which 32 bits hold.
+    pub fn all_heads(&self) -> u32 {
+        self.batch * self.heads
+    }
+
+    /// The factor of Eq. 4.
+    pub fn scale(&self) -> f32 {
+        (1.0 / f64::from(self.d).sqrt()) as f32
+    }
+
+    /// The same for scores to base 2.
+    pub fn scale_log2(&self) -> f32 {
+        (std::f64::consts::LOG2_E / f64::from(self.d).sqrt()) as f32
+    }
+
+    /// `per_head` CTAs or tiles for each head of each batch.
+    ///
+    /// Errors: more of them than a grid has blocks, which kernels count in 31 bits.
+    pub fn for_all_heads(&self, per_head: u64) -> Result<u32> {
+        let Self { batch, heads, .. } = *self;
+        let all = per_head.checked_mul(self.all_heads().into()).filter(|&all| all <= i32::MAX as u64);
+        let all = all.with_context(|| {
+            format!("{per_head} tiles of each of {batch} x {heads} heads are more than the 2^31 - 1 of a grid: use fewer heads")
+        })?;
+        Ok(u32::try_from(all)?)
+    }
+
+    /// A grid of `blocks` for each head: (blocks, heads, batches).
+    pub fn grid_by_head(&self, blocks: u32, threads: u32, shared_bytes: u32) -> LaunchConfig {
+        LaunchConfig { grid: (blocks, self.heads, self.batch), block: (threads, 1, 1), shared_bytes }
+    }
+}
+
+/// `n` in the 32 bits with which kernels count. Errors: more than `most`.
+fn count(what: &str, n: i64, most: i64) -> Result<u32> {
+    ensure!(n <= most, "{n} {what} are more than the {most} that the kernels take");
+    Ok(u32::try_from(n)?)
+}
+
+/// `n` as a kernel's `int`. Errors: a number beyond its range.
+pub fn int(n: u32) -> Result<i32> {
+    i32::try_from(n).with_context(|| format!("{n} is more than the 2^31 - 1 that the kernels count"))
+}
+
+/// That `device` is a GPU whose compute capability `fits`, which errors call `wanted`.
+pub fn require_gpu(device: Device, wanted: &str, fits: fn((i32, i32)) -> bool) -> Result<(), String> {
+    let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
+    match cuda::compute_capability(index) {
+        Ok(capability) if fits(capability) => Ok(()),
+        Ok((major, minor)) => {
+            Err(format!("its kernels need compute capability {wanted}; this GPU has {major}.{minor}"))
+        }
+        Err(error) => Err(format!("{error:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! FlashAttention-2 as CUDA kernels for every GPU from compute capability 8.0 on, in float32 too:
+//! `kernels/portable_forward.cu` and `kernels/portable_backward.cu`.
+
+use anyhow::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int, require_gpu};
+use super::params::portable_forward as params;
+use super::require_dimension;
+use crate::attention::tensor_layout::rows_begin_at_16_bytes;
+use crate::cuda::Address;
+
+mod backward;
+mod forward;
+pub mod splits;
+pub mod tile_config;
+
+use tile_config::{Element, Variant};
+
+/// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
+///
+/// Every result repeats in every bit.
+pub struct Portable;
+
+impl KernelSet for Portable {
+    fn name(&self) -> &'static str {
+        "portable"
+    }
+
+    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String> {
+        if Element::of(kind).is_none() {
+            return Err(format!("its kernels take bfloat16, float16 and float32, not {kind:?}"));
+        }
+        require_dimension(head_dim)
+    }
+
+    fn runs_on(&self, device: Device) -> Result<(), String> {
+        require_gpu(device, "8.0 and above", |(major, _)| major >= 8)
+    }
+
+    fn reads(&self, t: &Tensor) -> bool {
+        rows_begin_at_16_bytes(t)
+    }
+
+    fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
+        forward::launch(inputs, o, lse)
+    }
+
+    fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
+        backward::launch(inputs, saved, gradients)
+    }
+}
+
+/// K and V of a section of heads, or Q and dO, are to stay in an L2 cache, of which an A100 has 40 MB.
+const SECTION_BYTES: u64 = 24 << 20;
+
+/// In sections of how many heads the tiles of all heads are worked on.
+fn heads_at_a_time(sizes: &Sizes, variant: Variant) -> Result<i32> {
+    let n = u64::from(sizes.n_queries.max(sizes.n_keys));
+    let head_bytes = 2 * n * u64::from(variant.d * variant.element.bytes());
+    int((SECTION_BYTES / head_bytes).clamp(1, sizes.all_heads().into()) as u32)
+}
+
+/// An input as the kernels read it.
+fn input(t: &Tensor) -> params::Tensor<'_> {
+    let stride = t.stride();
+    params::Tensor { base: Address::of(t), strides: [stride[0], stride[1], stride[2]] }
+}
+
+#[cfg(test)]
+mod tests;

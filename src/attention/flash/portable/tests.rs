@@ -1,0 +1,78 @@
+//! The kernels against the definition, in the emulator.
+
+use super::tile_config::{BackwardConfig, ForwardConfig};
+use super::*;
+use crate::attention::Attention as _;
+use crate::attention::flash_tolerance::{self, Case};
+use crate::cuda::emulator;
+
+#[test]
+fn every_tile_config_and_type_computes_attention_and_its_gradient() {
+    for (d, kind, is_causal) in [
+        (16, Kind::Half, false),
+        (32, Kind::BFloat16, true),
+        (64, Kind::Float, true),
+        (128, Kind::BFloat16, true),
+        (128, Kind::Float, false),
+    ] {
+        for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (150, 140)] {
+            let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
+            case.check(&Portable).unwrap();
+        }
+    }
+}
+
+#[test]
+fn adversarial_inputs_are_within_the_tolerance() {
+    for case in flash_tolerance::adversarial(Device::Cpu, 64, Kind::Float).unwrap() {
+        case.check(&Portable).unwrap();
+    }
+}
+
+#[test]
+fn one_head_is_split_and_repeats_in_every_bit() {
+    let case = Case::draw(Device::Cpu, &[], [300, 900, 64], Kind::Float, true, 1.0).unwrap();
+    let run = |seed| {
+        let settings = |settings: &mut emulator::Settings| (settings.seed, settings.multiprocessors) = (seed, 132);
+        emulator::with(settings, || case.run(&Portable, Kind::Float).unwrap())
+    };
+    let variant = Variant { d: 64, element: Element::Float, is_causal: true };
+    assert!(ForwardConfig::of(variant).split(300, 900, 1, 132).count > 1);
+    assert!(BackwardConfig::of(variant).splits(300, 900, 1, 132).iter().all(|split| split.count > 1));
+    assert!(run(1).iter().zip(run(2)).all(|(a, b)| a.equal(&b)));
+}
+
+/// Ragged lengths for each d and both kinds of types, keys that no query sees, and passes of which only one is split.
+#[test]
+fn splits_add_up_to_the_same_gradient() {
+    for (d, kind, is_causal, n_queries, n_keys) in [
+        (16, Kind::Float, true, 200, 290),
+        (16, Kind::BFloat16, false, 150, 420),
+        (32, Kind::Float, false, 70, 210),
+        (32, Kind::BFloat16, true, 420, 300),
+        (64, Kind::Float, true, 150, 330),
+        (64, Kind::Half, false, 1, 530),
+        (64, Kind::BFloat16, true, 420, 330),
+        (128, Kind::Float, true, 140, 110),
+        // The last tile's rows that are not there would see another part.
+        (128, Kind::Float, true, 70, 200),
+        (128, Kind::Float, false, 1, 100),
+        (128, Kind::Float, false, 100, 1),
+        (128, Kind::BFloat16, true, 260, 200),
+    ] {
+        let variant = Variant { d: d as u32, element: Element::of(kind).unwrap(), is_causal };
+        let splits = BackwardConfig::of(variant).splits(n_queries, n_keys, 1, 132);
+        assert!(splits.iter().any(|split| split.count > 1), "{variant:?} {n_queries} x {n_keys}: {splits:?}");
+        let size = [i64::from(n_queries), i64::from(n_keys), d];
+        let case = Case::draw(Device::Cpu, &[], size, kind, is_causal, 1.0).unwrap();
+        emulator::with(|settings| settings.multiprocessors = 132, || case.check(&Portable)).unwrap();
+    }
+}
+
+#[test]
+fn without_a_gpu_it_says_what_it_needs() {
+    let words = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
+    assert!(words(Kind::Double, Device::Cuda(0), 64).contains("bfloat16, float16 and float32"));
+    assert!(words(Kind::Float, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
+}

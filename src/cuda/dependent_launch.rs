@@ -1,0 +1,104 @@
+//! Kernels of one stream that overlap: programmatic dependent launch.
+
+use std::ffi::c_void;
+
+use anyhow::{Context as _, Result};
+use cudarc::driver::{result, sys};
+use tch::Device;
+
+use super::device::{compute_capability, in_context};
+use super::emulator;
+use super::launch::{Kernel, LaunchConfig, Target};
+use super::params::DeviceStruct;
+use crate::torch;
+
+/// Kernels that are launched one after the other and overlap. Each but the first may begin while the one before it runs,
+/// as soon as all blocks of that one have called `allow_next_kernel` (`kernels/lib/base.cuh`).
+///
+/// Every block of such a kernel must call `await_last_kernel` before it reads what the kernel before it writes, before it
+/// writes what that kernel may still read, and in any case before it ends. Before compute capability 9.0 kernels do not
+/// overlap.
+///
+/// The emulator runs all of them in [`Self::finish`], so that the last can begin first; without it nothing is computed.
+/// Till then the parameters borrow their tensors.
+#[derive(Default)]
+pub struct DependentLaunches<'a> {
+    has_begun: bool,
+    queued: Vec<emulator::Launch<'a>>,
+}
+
+impl<'a> DependentLaunches<'a> {
+    /// As [`Kernel::launch`], after the kernels that were given before; in the emulator by [`Self::finish`].
+    pub fn launch<P: DeviceStruct + 'a>(&mut self, kernel: &Kernel<P>, config: LaunchConfig, params: &P) -> Result<()> {
+        let launching = || format!("launching {} as {config:?}", kernel.name);
+        config.check().with_context(launching)?;
+        let follows = std::mem::replace(&mut self.has_begun, true);
+        match &kernel.target {
+            Target::Emulated(program) => self.queued.push(emulator::Launch {
+                program: program.clone(),
+                kernel: kernel.name,
+                config,
+                params: Box::new(*params),
+                is_early: follows,
+            }),
+            Target::Function { context, function } => {
+                let is_early = follows && overlaps(kernel.device)?;
+                let stream = torch::stream::current_stream(kernel.device)? as sys::CUstream;
+                let mut pointers = params.pointers();
+                let launch = || {
+                    // SAFETY: the function is loaded and belongs to the context that is current, as the stream does. There
+                    // is a pointer for each parameter, to as many bytes as it has (`Module::kernel` compared them), which
+                    // CUDA copies before it returns.
+                    unsafe { enqueue(function.cu_function(), config, stream, &mut pointers, is_early) }
+                };
+                in_context(context, launch).with_context(launching)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// To be called when all kernels have been given. Errors: the emulator's.
+    pub fn finish(self) -> Result<()> {
+        emulator::run_all(&self.queued)
+    }
+}
+
+fn overlaps(device: Device) -> Result<bool> {
+    match device {
+        Device::Cuda(index) => Ok(compute_capability(index)? >= (9, 0)),
+        _ => Ok(false),
+    }
+}
+
+/// Puts a kernel on `stream`.
+///
+/// # Safety
+/// The function and the stream must be of the current context, and each pointer to the bytes of one parameter.
+unsafe fn enqueue(
+    function: sys::CUfunction,
+    config: LaunchConfig,
+    stream: sys::CUstream,
+    parameters: &mut [*mut c_void],
+    is_early: bool,
+) -> Result<(), result::DriverError> {
+    let LaunchConfig { grid, block, shared_bytes } = config;
+    let mut early = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let launch = sys::CUlaunchConfig {
+        gridDimX: grid.0,
+        gridDimY: grid.1,
+        gridDimZ: grid.2,
+        blockDimX: block.0,
+        blockDimY: block.1,
+        blockDimZ: block.2,
+        sharedMemBytes: shared_bytes,
+        hStream: stream,
+        attrs: &mut early,
+        numAttrs: u32::from(is_early),
+    };
+    // SAFETY: the caller's; the launch and its attribute outlive the call, which copies them.
+    unsafe { sys::cuLaunchKernelEx(&launch, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
+}
