@@ -173,8 +173,11 @@ impl<P: DeviceStruct> Kernel<P> {
     }
 }
 
-/// (offset, bytes) of each parameter. CUDA is asked until it says that there is no further one: the call for their
-/// number is younger than the driver may be.
+/// (offset from the first, bytes) of each parameter. CUDA is asked until it says that there is no further one: the call
+/// for their number is younger than the driver may be.
+///
+/// CUDA counts from the start of the parameters' space, where a tensor map, which is aligned to 128 bytes, leaves a gap
+/// before the first parameter (112 bytes on an H200).
 fn parameters_of(function: &CudaFunction) -> Result<Vec<(usize, usize)>, result::DriverError> {
     let mut parameters = Vec::new();
     loop {
@@ -183,11 +186,14 @@ fn parameters_of(function: &CudaFunction) -> Result<Vec<(usize, usize)>, result:
         // SAFETY: the function is loaded, and both pointers are to integers that outlive the call.
         let status = unsafe { sys::cuFuncGetParamInfo(function.cu_function(), index, &mut offset, &mut bytes) };
         match status {
-            sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(parameters),
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => break,
             status => status.result()?,
         }
         parameters.push((offset, bytes));
     }
+    let first = parameters.first().map_or(0, |parameter| parameter.0);
+    parameters.iter_mut().for_each(|parameter| parameter.0 -= first);
+    Ok(parameters)
 }
 
 #[cfg(test)]
