@@ -17,6 +17,7 @@ mod notes;
 pub mod pdf;
 mod polish;
 pub mod runs;
+mod session;
 pub mod table;
 pub mod template;
 

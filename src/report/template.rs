@@ -3,14 +3,15 @@
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow};
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::json;
 
-use super::figures::{PlacedFigure, from_template};
-use super::{AnsweredPart, Claim, PartInput, ProblemInput, context, escape, filters, points};
-use crate::harness::answer::{Answer, Drawing, Records};
+use super::figures::PlacedFigure;
+use super::session::Session;
+use super::{AnsweredPart, Claim, ProblemInput, context, filters};
+use crate::harness::answer::Records;
 
 /// What a template gave.
 pub struct Filled {
@@ -26,7 +27,7 @@ pub struct Filled {
 pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
     let Some(text) = &problem.template else { return Ok(None) };
     let origin = origin(problem);
-    let session = Session::new(problem);
+    let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
     let mut env = Environment::new();
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|_| AutoEscape::None);
@@ -69,18 +70,6 @@ pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
 /// What messages call a problem's template.
 pub fn origin(problem: &ProblemInput) -> String {
     format!("templates/{}.md", problem.name)
-}
-
-/// What one rendering collects; the template's functions share it.
-struct Session {
-    problem: String,
-    parts: Vec<PartInput>,
-    answers: Vec<String>,
-    answer: Answer,
-    claims: Vec<Claim>,
-    tables: Vec<String>,
-    figures: Vec<PlacedFigure>,
-    answered: Vec<AnsweredPart>,
 }
 
 type Shared = Arc<Mutex<Session>>;
@@ -148,156 +137,6 @@ fn register_records(env: &mut Environment<'_>, problem: &ProblemInput) {
     env.add_function("records", move |name: String| {
         sets(&name).map_err(|error| invalid(format!("reading the records of {name:?}: {error:#}")))
     });
-}
-
-impl Session {
-    fn new(problem: &ProblemInput) -> Shared {
-        Arc::new(Mutex::new(Self {
-            problem: problem.name.clone(),
-            parts: problem.parts.clone(),
-            answers: problem.answers.clone(),
-            answer: problem.answer.clone(),
-            claims: Vec::new(),
-            tables: Vec::new(),
-            figures: Vec::new(),
-            answered: Vec::new(),
-        }))
-    }
-
-    /// The part's heading (where parts have letters) and its question, set apart as a quotation.
-    fn part(&mut self, id: &str) -> Result<String, Error> {
-        let ids = || self.answers.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(", ");
-        let part = self.parts.iter().find(|p| p.id == id && self.answers.iter().any(|a| a == id));
-        let part = part.ok_or_else(|| {
-            invalid(format!("{} has no part {id:?} to answer; its answers are {}", self.problem, ids()))
-        })?;
-        if self.answered.iter().any(|a| a.part == id) {
-            return Err(invalid(format!("part {id:?} is answered twice")));
-        }
-        let mut out = String::from("\n\n");
-        if !id.is_empty() {
-            let plural = if part.points == 1.0 { "" } else { "s" };
-            let _ = writeln!(out, "### Part ({id}) · {} point{plural}\n", points(part.points));
-        }
-        for line in part.question.trim().lines() {
-            let _ = writeln!(out, "> {}", line.trim_end());
-        }
-        if !part.kinds.is_empty() {
-            let _ = writeln!(out, ">\n> *To hand in: {}.*", escape::markdown(&part.kinds.join(", ")));
-        }
-        self.answered.push(AnsweredPart { problem: self.problem.clone(), part: id.into(), points: part.points });
-        Ok(out + "\n")
-    }
-
-    fn claim(
-        &mut self,
-        id: &str,
-        condition: &Value,
-        then: Option<String>,
-        otherwise: Option<String>,
-    ) -> Result<String, Error> {
-        if self.claims.iter().any(|c| c.id == id) {
-            return Err(invalid(format!("claim {id:?} is made twice; give each its own id")));
-        }
-        let held = bool::try_from(condition.clone())
-            .map_err(|_| invalid(format!("claim {id:?} wants a condition that is true or false, got {condition}")))?;
-        self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands: Vec::new() });
-        match (held, otherwise) {
-            (true, _) => Ok(then.unwrap_or_default()),
-            (false, Some(text)) => Ok(text),
-            (false, None) => Err(invalid(format!(
-                "claim {id:?} does not hold on these records; correct the prose, or give it an else=\"..\" text"
-            ))),
-        }
-    }
-
-    /// Whether a claim of the answer holds; it is listed from then on.
-    fn stated(&mut self, id: &str) -> Result<bool, Error> {
-        let known = || self.answer.claims().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let claim = self.answer.claims().get(id);
-        let claim = claim.ok_or_else(|| invalid(format!("the answer makes no claim {id:?}; it makes {}", known())))?;
-        let (held, operands) = (claim.held, claim.operands.clone());
-        if !self.claims.iter().any(|c| c.id == id) {
-            self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands });
-        }
-        Ok(held)
-    }
-
-    fn table(&mut self, id: &str) -> Result<String, Error> {
-        let known = || self.answer.tables().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let table = self.answer.tables().get(id);
-        let table = table.ok_or_else(|| invalid(format!("the answer has no table {id:?}; it has {}", known())))?;
-        let markdown = table.markdown();
-        if self.tables.iter().any(|t| t == id) {
-            return Err(invalid(format!("table {id:?} is printed twice")));
-        }
-        self.tables.push(id.into());
-        Ok(format!("\n\n{markdown}\n"))
-    }
-
-    /// A figure of the answer; the template's next paragraph is its caption and begins with "Figure: ".
-    fn declared_figure(&mut self, id: &str) -> Result<String, Error> {
-        let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let figure = self.answer.figures().get(id);
-        let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
-        let figure = figure.clone();
-        self.place(id, &figure.alt, figure.drawing)
-    }
-
-    /// A figure that the template itself declares.
-    fn figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
-        let naming = |e: Error| invalid(format!("figure {id:?}")).with_source(e);
-        let (alt, caption) = (text(args, id, "alt")?, text(args, id, "caption")?);
-        let drawing = from_template::drawing(args).map_err(naming)?;
-        args.assert_all_used().map_err(naming)?;
-        Ok(format!("{}Figure: {caption}\n\n", self.place(id, &alt, drawing)?))
-    }
-
-    fn place(&mut self, id: &str, alt: &str, drawing: Drawing) -> Result<String, Error> {
-        if !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') || id.is_empty() {
-            return Err(invalid(format!("figure id {id:?} is no file name: use letters, digits, - and _")));
-        }
-        let path = format!("figures/{}-{id}.svg", self.problem);
-        if self.figures.iter().any(|f| f.path == path) {
-            return Err(invalid(format!("figure {id:?} is drawn twice; give each its own id")));
-        }
-        self.figures.push(PlacedFigure { path: path.clone(), drawing });
-        Ok(format!("\n\n![{}]({path})\n\n", escape::markdown(alt)))
-    }
-
-    /// What an answer concludes is in the report: no claim, table or figure of it is left out by its template.
-    fn all_used(&self) -> Result<()> {
-        for id in self.answer.claims().keys() {
-            ensure!(self.claims.iter().any(|c| c.id == *id), "the answer's claim {id:?} is stated nowhere");
-        }
-        for id in self.answer.tables().keys() {
-            ensure!(self.tables.contains(id), "the answer's table {id:?} is printed nowhere");
-        }
-        for id in self.answer.figures().keys() {
-            let path = format!("figures/{}-{id}.svg", self.problem);
-            ensure!(self.figures.iter().any(|f| f.path == path), "the answer's figure {id:?} is printed nowhere");
-        }
-        Ok(())
-    }
-
-    fn all_answered(&self, answers: &[String]) -> Result<()> {
-        for id in answers {
-            if !self.answered.iter().any(|a| a.part == *id) {
-                bail!("part {id:?} is registered as answered, and no {{{{ part({id:?}) }}}} is in the template");
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The text under `key` in one line; a figure needs it.
-fn text(args: &Kwargs, id: &str, key: &str) -> Result<String, Error> {
-    let text = args.get::<Option<String>>(key)?.unwrap_or_default();
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match text.is_empty() {
-        true => Err(invalid(format!("figure {id:?} lacks {key}=\"..\""))),
-        false => Ok(text),
-    }
 }
 
 /// The cases whose grid, kind or parameters equal every given one; a name that no case has is an error.
