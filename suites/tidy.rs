@@ -12,6 +12,9 @@ use cs336::harness::store::Layout;
 use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 
+#[path = "tidy/templates.rs"]
+mod templates;
+
 /// Files that may be longer than [`MAX_LINES`], each with its reason.
 const LONG: &[(&str, &str)] = &[
     ("src/report/markdown.rs", "one writer over one stream of events, whose state every arm shares"),

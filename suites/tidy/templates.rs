@@ -11,8 +11,37 @@ const MOST_JINJA: f64 = 0.30;
 
 /// What would compute in a template; conclusions belong in `problems/<name>/answer.rs`, where tests reach them.
 const PROGRAM: &[&str] = &[
-    "{% for", "{%- for", "{% set", "{%- set", "{% macro", "{%- macro", "{% import", "{%- import", "{% from", "{%- from",
-    "namespace(", "select(", "one(", "records(", "facts.", "main.", "cpu.", "gpu.",
+    "{% for",
+    "{%- for",
+    "{% set",
+    "{%- set",
+    "{% macro",
+    "{%- macro",
+    "{% import",
+    "{%- import",
+    "{% from",
+    "{%- from",
+    "namespace(",
+    "select(",
+    "one(",
+    "records(",
+    "facts.",
+    "main.",
+    "cpu.",
+    "gpu.",
+];
+
+/// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
+const TO_BE_CONVERTED: [&str; 9] = [
+    "benchmarking_mixed_precision",
+    "benchmarking_script",
+    "flash_backward",
+    "flash_benchmarking",
+    "flash_forward",
+    "memory_profiling",
+    "nsys_profile",
+    "pytorch_attention",
+    "torch_compile",
 ];
 
 /// The tags of a template: where each begins, and its text.
@@ -36,6 +65,29 @@ fn tags(text: &str) -> Vec<&str> {
     tags
 }
 
+/// The text with each `{% include "shared/x.md" %}` replaced by that file's text.
+fn with_includes(text: &str) -> String {
+    let (open, close) = ("{% include \"", "\" %}");
+    let mut pieces = text.split(open);
+    let mut out = pieces.next().unwrap_or_default().to_string();
+    for piece in pieces {
+        let (name, rest) = piece.split_once(close).expect("an include names its file");
+        out += &fs::read_to_string(root().join("templates").join(name)).expect("an included template");
+        out += rest;
+    }
+    out
+}
+
+#[test]
+fn every_template_that_waits_for_its_answer_still_computes() {
+    for stem in TO_BE_CONVERTED {
+        let text = fs::read_to_string(root().join("templates").join(format!("{stem}.md"))).unwrap();
+        let tags = tags(&text);
+        let computes = PROGRAM.iter().any(|word| tags.iter().any(|tag| tag.contains(word)));
+        assert!(computes, "templates/{stem}.md no longer computes: take it off the list");
+    }
+}
+
 /// An operator between spaces, outside of quoted texts; "-" of `{%-` has no space on its left.
 fn computes(tag: &str) -> Option<char> {
     let outside: Vec<&str> = tag.split('"').step_by(2).collect();
@@ -45,8 +97,9 @@ fn computes(tag: &str) -> Option<char> {
 
 #[test]
 fn templates_hold_prose_and_no_program() {
-    for name in stems("templates", "md").iter().map(|stem| format!("templates/{stem}.md")) {
-        let text = fs::read_to_string(root().join(&name)).unwrap();
+    for stem in stems("templates", "md").iter().filter(|stem| !TO_BE_CONVERTED.contains(&stem.as_str())) {
+        let name = format!("templates/{stem}.md");
+        let text = with_includes(&fs::read_to_string(root().join(&name)).unwrap());
         let tags = tags(&text);
         for word in PROGRAM {
             let found = tags.iter().find(|tag| tag.contains(word));

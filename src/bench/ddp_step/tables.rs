@@ -221,11 +221,8 @@ impl<'a> Entry<'a> {
 pub fn side_by_side(entries: &[Entry], profile: Profile) -> Result<Vec<Table>> {
     let mut machines: Vec<String> = Vec::new();
     for entry in entries {
-        if let Some(machine) = entry.set(profile).map(RecordSet::machine).transpose()? {
-            if !machines.contains(&machine) {
-                machines.push(machine);
-            }
-        }
+        let machine = entry.set(profile).map(RecordSet::machine).transpose()?;
+        machines.extend(machine.filter(|machine| !machines.contains(machine)));
     }
     let table = |machine: &String| {
         let mut side = SideBySide::new(machine);
