@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use proptest::strategy::Strategy as _;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tch::{Device, Kind};
 
 use crate::attention::cases;
@@ -53,12 +53,21 @@ fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant
     Verdict::passed(shares.to_string())
 }
 
-/// The readable kernels' threads a block, and their tiles for each d.
-pub fn textbook_facts(cut: impl Fn(textbook::Variant) -> textbook::TileConfig) -> Value {
-    let cuts =
-        textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal).map(|variant| {
-            let cut = cut(variant);
-            json!({ "d": variant.d, "queries": cut.queries, "keys": cut.keys })
+/// The readable kernels' threads a block, and their tiles for each d, in words.
+#[derive(Debug, Serialize)]
+pub struct TextbookFacts {
+    pub threads: u32,
+    /// "64 by 64 at $d = 16$" for each d.
+    pub tiles: Vec<String>,
+}
+
+impl TextbookFacts {
+    pub fn of(tiles: impl Fn(textbook::Variant) -> textbook::TileConfig) -> Self {
+        let shown = textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal);
+        let words = shown.map(|variant| {
+            let textbook::TileConfig { queries, keys, .. } = tiles(variant);
+            format!("{queries} by {keys} at $d = {}$", variant.d)
         });
-    json!({ "threads": textbook::THREADS, "cuts": cuts.collect::<Vec<_>>() })
+        Self { threads: textbook::THREADS, tiles: words.collect() }
+    }
 }

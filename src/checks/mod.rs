@@ -2,6 +2,8 @@
 
 /// Inputs and tolerances of the checks of attention.
 pub mod attention;
+/// What a GPU has shown of the attention kernels.
+pub mod attestation;
 /// What every data-parallel trainer must pass.
 pub mod data_parallel;
 /// What must hold before a data-parallel step is timed.

@@ -1,7 +1,7 @@
 //! FlashAttention-2 forward: part (a) tiled tensor operations, part (b) kernels, part (c) the causal mask on both.
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::attention::accumulation_kind;
@@ -13,8 +13,10 @@ use crate::attention::tiled::{self, Tile};
 use crate::checks::attention::{
     Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs,
 };
-use crate::checks::flash_kernels::{self, textbook_facts};
-use crate::harness::problem::{Check, Problem, Verdict};
+use crate::checks::attestation::Attested;
+use crate::checks::flash_kernels::{self, TextbookFacts};
+use crate::harness::answer::{Answer, Audience, Records};
+use crate::harness::problem::{Check, Problem, Verdict, no_facts};
 use crate::torch::autograd;
 
 pub const PROBLEM: Problem = Problem {
@@ -32,11 +34,13 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "causal_official_protocol", part: "c", run: || official_protocol(&differentiable, true) },
     ],
     measured: None,
-    facts,
-    answer: crate::harness::problem::no_answer,
-    reads: &[],
+    facts: no_facts,
+    answer,
+    reads: &[ATTESTED_BY],
 };
 
+/// Whose records hold what the kernels have passed on a GPU, both passes together.
+const ATTESTED_BY: &str = "flash_backward";
 const RANDOM_CASES: u32 = 200;
 const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double];
 
@@ -91,8 +95,20 @@ pub fn official_protocol(attention: Differentiable, is_causal: bool) -> Result<V
     Verdict::passed(format!("largest errors: o {o_error:.2e}, L {lse_error:.2e} (rtol 1e-2, atol 1e-2)"))
 }
 
-/// What the template says about the checks, so that it stays true when they change.
-fn facts() -> Result<Value> {
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    random_cases: u32,
+    kernel_cases: u32,
+    kinds: [&'static str; 4],
+    queries: i64,
+    keys: i64,
+    adversarial: Vec<&'static str>,
+    textbook: TextbookFacts,
+    attested: Attested,
+}
+
+fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let Tile { queries, keys } = tiled::Tiled::DEFAULT.tile;
     let kinds = KINDS.map(|kind| match kind {
         Kind::Double => "float64",
@@ -100,12 +116,18 @@ fn facts() -> Result<Value> {
         Kind::Half => "float16",
         _ => "float32",
     });
-    Ok(json!({
-        "random_cases": RANDOM_CASES,
-        "kernel_cases": flash_kernels::RANDOM_CASES,
-        "kinds": kinds,
-        "tile": { "queries": queries, "keys": keys },
-        "adversarial": adversarial_cases().iter().map(|(what, _)| *what).collect::<Vec<_>>(),
-        "textbook": textbook_facts(textbook::TileConfig::forward),
-    }))
+    let attested = Attested::of(records.other(ATTESTED_BY)?)?;
+    let claim = attested.claim();
+    let mut answer = Answer::new(&Quoted {
+        random_cases: RANDOM_CASES,
+        kernel_cases: flash_kernels::RANDOM_CASES,
+        kinds,
+        queries,
+        keys,
+        adversarial: adversarial_cases().iter().map(|(what, _)| *what).collect(),
+        textbook: TextbookFacts::of(textbook::TileConfig::forward),
+        attested,
+    })?;
+    answer.claim(claim)?;
+    Ok(answer)
 }

@@ -32,12 +32,10 @@ const PROGRAM: &[&str] = &[
 ];
 
 /// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-const TO_BE_CONVERTED: [&str; 9] = [
+const TO_BE_CONVERTED: [&str; 7] = [
     "benchmarking_mixed_precision",
     "benchmarking_script",
-    "flash_backward",
     "flash_benchmarking",
-    "flash_forward",
     "memory_profiling",
     "nsys_profile",
     "pytorch_attention",

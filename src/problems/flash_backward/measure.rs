@@ -6,10 +6,9 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind};
 
-use super::sanitizer::{Findings, Tool};
+use super::sanitizer::Tool;
 use crate::attention::cases::Tally as _;
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
@@ -17,60 +16,13 @@ use crate::attention::flash::portable::Portable;
 use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::attention::{Attention, FLASH_KERNELS};
 use crate::bench::device::device_for;
+use crate::checks::attestation::{Implementation, Params, Row, Trial};
 use crate::error::Fault;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::torch::stream::synchronize;
 
 pub struct Attestation;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Params {
-    pub implementation: Implementation,
-    pub trial: Trial,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Implementation {
-    Hopper,
-    Portable,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Trial {
-    /// Lengths around those of tiles, for every d of [`Implementation::dimensions`], type and mask.
-    Ragged,
-    /// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for every d and type.
-    Adversarial,
-    /// One case again and again, for every d: what must repeat in every bit does.
-    Repeats,
-    /// The adversarial trial under compute-sanitizer's checker of memory accesses.
-    Memcheck,
-    /// And under its checker of races in shared memory.
-    Racecheck,
-    /// Shapes whose blocks fill every buffer in shared memory several times, by the rule.
-    Refills,
-    /// Repeats of such a shape.
-    RefillsRepeat,
-    RefillsMemcheck,
-    RefillsRacecheck,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Row {
-    /// Of a head's columns, those that were tried.
-    pub dimensions: Vec<i64>,
-    /// Cases held to the rule, in each size of tiles, or runs of one case in each size for each d.
-    pub cases: u32,
-    /// The largest error of any result, as a share of what the rule allows.
-    pub worst_share: Option<f64>,
-    /// What a checker reports.
-    pub findings: Option<Findings>,
-}
 
 /// What the emulator is given of either, as it takes the compiler seconds for each d, type and mask.
 const EMULATED_LENGTHS: [(i64, i64); 3] = [(1, 1), (63, 65), (113, 203)];

@@ -1,7 +1,7 @@
 //! FlashAttention-2 backward by Eq. 13-19 with D, recomputing the probabilities from the saved logsumexp.
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use self::checks::{
     RANDOM_CASES, STEP, TOLERANCE, adversarial_inputs, backward_matches_autograd, finite_differences,
@@ -11,8 +11,10 @@ use self::measure::Attestation;
 use crate::attention::flash::{hopper, textbook};
 use crate::attention::flash_tolerance::Passes;
 use crate::checks::attention::differentiable;
-use crate::checks::flash_kernels::{self, textbook_facts};
-use crate::harness::problem::{Check, Measured, Problem};
+use crate::checks::attestation::{self, Attested};
+use crate::checks::flash_kernels::{self, TextbookFacts};
+use crate::harness::answer::{Answer, Audience, Records};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 pub mod checks;
 pub mod measure;
@@ -31,18 +33,37 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "portable_kernels", part: "", run: || flash_kernels::portable(Passes::Both) },
     ],
     measured: Some(Measured::of::<Attestation>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer,
     reads: &[],
 };
 
-/// What the template says about the checks and the kernels, so that it stays true when they change.
-fn facts() -> Result<Value> {
-    Ok(json!({
-        "random_cases": RANDOM_CASES,
-        "step": STEP,
-        "tolerance": TOLERANCE,
-        "textbook": textbook_facts(textbook::TileConfig::backward),
-        "flash": { "keys": hopper::tile_config::BackwardConfig::KEYS },
-    }))
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    random_cases: u32,
+    step: f64,
+    tolerance: f64,
+    textbook: TextbookFacts,
+    /// Of a block of the fast kernel.
+    keys: u32,
+    attested: Attested,
+}
+
+fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
+    let attested = Attested::of(records)?;
+    let claim = attested.claim();
+    let mut answer = Answer::new(&Quoted {
+        random_cases: RANDOM_CASES,
+        step: STEP,
+        tolerance: TOLERANCE,
+        textbook: TextbookFacts::of(textbook::TileConfig::backward),
+        keys: hopper::tile_config::BackwardConfig::KEYS,
+        attested,
+    })?;
+    answer.claim(claim)?;
+    for set in records.sets() {
+        answer.table(format!("trials-{}", set.profile()), attestation::table(set)?)?;
+    }
+    Ok(answer)
 }

@@ -4,22 +4,14 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::{Deserialize, Serialize};
 
+use crate::checks::attestation::Findings;
 use crate::error::Fault;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tool {
     Memcheck,
     Racecheck,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Findings {
-    pub errors: u64,
-    /// What the first of them are of, each kind once.
-    pub kinds: Vec<String>,
 }
 
 const PROGRAM: &str = "compute-sanitizer";

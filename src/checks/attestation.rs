@@ -1,0 +1,223 @@
+//! What a GPU attests to of the attention kernels: the trials, how each ended, and whether all stand for the kernels as they
+//! are now. `problems/flash_backward/measure.rs` runs the trials.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::harness::answer::format::markdown;
+use crate::harness::answer::{
+    Case, CaseOutcome, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
+};
+use crate::harness::record::Profile;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Params {
+    pub implementation: Implementation,
+    pub trial: Trial,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Implementation {
+    Hopper,
+    Portable,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trial {
+    /// Lengths around those of tiles, for every d of the implementation, type and mask.
+    Ragged,
+    /// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for every d and type.
+    Adversarial,
+    /// One case again and again, for every d: what must repeat in every bit does.
+    Repeats,
+    /// The adversarial trial under compute-sanitizer's checker of memory accesses.
+    Memcheck,
+    /// And under its checker of races in shared memory.
+    Racecheck,
+    /// Shapes whose blocks fill every buffer in shared memory several times, by the rule.
+    Refills,
+    /// Repeats of such a shape.
+    RefillsRepeat,
+    RefillsMemcheck,
+    RefillsRacecheck,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Of a head's columns, those that were tried.
+    pub dimensions: Vec<i64>,
+    /// Cases held to the rule, in each size of tiles, or runs of one case in each size for each d.
+    pub cases: u32,
+    /// The largest error of any result, as a share of what the rule allows.
+    pub worst_share: Option<f64>,
+    /// What a checker reports.
+    pub findings: Option<Findings>,
+}
+
+/// What compute-sanitizer reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Findings {
+    pub errors: u64,
+    /// What the first of them are of, each kind once.
+    pub kinds: Vec<String>,
+}
+
+impl Implementation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hopper => "hopper",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+impl Trial {
+    /// As tables and sentences call it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Ragged => "ragged lengths",
+            Self::Adversarial => "adversarial inputs",
+            Self::Repeats => "repeats",
+            Self::Memcheck => "memory checker",
+            Self::Racecheck => "race checker",
+            Self::Refills => "refills",
+            Self::RefillsRepeat => "repeats with refills",
+            Self::RefillsMemcheck => "memory checker with refills",
+            Self::RefillsRacecheck => "race checker with refills",
+        }
+    }
+}
+
+/// How the trials that the suite declares for a GPU have ended, in words; a trial counts where it has passed with the
+/// kernels as they are now.
+#[derive(Debug, Default, Serialize)]
+pub struct Attested {
+    pub trials: usize,
+    /// How many count, and which: "none", "5", "hopper: ragged lengths, repeats; portable: memory checker".
+    pub passed: String,
+    pub passed_trials: String,
+    /// "attests" or "attest".
+    pub verb: &'static str,
+    /// Whether a checker of memory or races is among those that passed.
+    pub checkers: bool,
+    /// "Failed: ..", "Stale: ..", "Not measured: ..".
+    pub rest: Vec<String>,
+    #[serde(skip)]
+    count: usize,
+}
+
+impl Attested {
+    /// From the records of flash_backward.
+    pub fn of(records: &Records) -> Result<Self> {
+        let planned = records.planned(Profile::Gpu).map(|(_, params)| Ok(serde_json::from_value(params.clone())?));
+        let planned: Vec<Params> = planned.collect::<Result<_>>()?;
+        let cases: Vec<Case<Params, Row>> = records.gpu().map(RecordSet::cases_as).transpose()?.unwrap_or_default();
+        let [mut passed, mut failed, mut stale, mut missing] = [const { Vec::new() }; 4];
+        let mut checkers = false;
+        for params in &planned {
+            let words = params.trial.words();
+            let with = |why: &str| (params.implementation, format!("{words} ({why})"));
+            let Some(case) = cases.iter().find(|case| case.params == *params) else {
+                missing.push((params.implementation, words.to_string()));
+                continue;
+            };
+            match (&case.stale, &case.outcome) {
+                (Some(why), _) => stale.push(with(&markdown(why))),
+                (None, CaseOutcome::NotRun { needs, .. }) => missing.push(with(&format!("needs {}", markdown(needs)))),
+                (None, CaseOutcome::OutOfMemory { message: why, .. } | CaseOutcome::Failed { error: why }) => {
+                    failed.push(with(&markdown(why)));
+                }
+                (None, CaseOutcome::Measured(row)) => match &row.findings {
+                    Some(found) if found.errors > 0 => {
+                        failed.push(with(&format!("errors reported: {}", found.errors)));
+                    }
+                    findings => {
+                        checkers |= findings.is_some();
+                        passed.push((params.implementation, words.to_string()));
+                    }
+                },
+            }
+        }
+        let rest = [("Failed", failed), ("Stale", stale), ("Not measured", missing)];
+        let rest = rest.iter().filter(|(_, of)| !of.is_empty()).map(|(ended, of)| format!("{ended}: {}.", listed(of)));
+        Ok(Self {
+            trials: planned.len(),
+            passed: if passed.is_empty() { "none".into() } else { passed.len().to_string() },
+            passed_trials: listed(&passed),
+            verb: if passed.len() <= 1 { "attests" } else { "attest" },
+            checkers,
+            rest: rest.collect(),
+            count: passed.len(),
+        })
+    }
+
+    pub fn claim(&self) -> Claim {
+        Claim::all("kernels-are-attested", "trials that pass", self.count, self.trials)
+    }
+}
+
+/// "hopper: ragged lengths, repeats; portable: memory checker".
+fn listed(trials: &[(Implementation, String)]) -> String {
+    let mut by_implementation: BTreeMap<Implementation, Vec<&str>> = BTreeMap::new();
+    for (implementation, words) in trials {
+        by_implementation.entry(*implementation).or_default().push(words);
+    }
+    let words = by_implementation.iter().map(|(of, trials)| format!("{}: {}", of.name(), trials.join(", ")));
+    words.collect::<Vec<_>>().join("; ")
+}
+
+/// Every trial of a machine, a line each.
+pub fn table(set: &RecordSet) -> Result<Table> {
+    let mut table = Table::new(vec![
+        Column::words("kernels"),
+        Column::words("trial"),
+        Column::words("$d$"),
+        Column::number("cases", Style::Grouped, 0),
+        Column::number("largest error (of what is allowed)", Style::Percent, 0),
+        Column::words("reported by the checker"),
+    ]);
+    for case in set.cases_as::<Params, Row>()? {
+        let stale = if case.stale.is_some() { " (stale)" } else { "" };
+        let name: Cell = case.params.implementation.name().into();
+        let trial = format!("{}{stale}", case.params.trial.words()).into();
+        let Some(row) = case.row() else {
+            let dashes = [const { Cell::Missing }; 3];
+            table.row([vec![name, trial], dashes.to_vec(), vec![ending(&case.outcome).into()]].concat());
+            continue;
+        };
+        let dimensions = row.dimensions.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let share = row.worst_share.map(|share| case.quantity(share, Unit::One));
+        let cases = Quantity::new(f64::from(row.cases), Unit::One, vec![case.id.clone()]);
+        let reported = match &row.findings {
+            None => Cell::Missing,
+            Some(Findings { errors: 0, .. }) => "nothing".into(),
+            Some(Findings { errors, kinds }) => format!("{errors} errors: {}", kinds.join("; ")).into(),
+        };
+        table.row(vec![name, trial, dimensions.into(), cases.into(), share.into(), reported]);
+    }
+    let who = if set.is_gpu() { "this GPU" } else { "the emulator" };
+    Ok(table.captioned(format!(
+        "What {who} has shown of the kernels, both passes: errors by FlashAttention's rule (at most twice that of plain \
+         operations in the same type, plus a rounding); of repeats, how many runs of one case there were, which all gave the \
+         same bits, save in $dQ$ of the Hopper kernels. Those are tried with small and with large tiles, whatever the shape; \
+         each counts as a case of its own, and of repeats each has so many runs. {}.",
+        set.source()
+    )))
+}
+
+fn ending(outcome: &CaseOutcome<Row>) -> String {
+    match outcome {
+        CaseOutcome::NotRun { needs, .. } => format!("{}: it needs {}", outcome.word(), markdown(needs)),
+        CaseOutcome::OutOfMemory { message: why, .. } | CaseOutcome::Failed { error: why } => {
+            format!("{}: {}", outcome.word(), markdown(why))
+        }
+        CaseOutcome::Measured(_) => outcome.word().into(),
+    }
+}
