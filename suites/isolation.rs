@@ -63,7 +63,7 @@ fn facts() -> Facts {
 
 /// A tree whose suite declares one grid of `actions`.
 fn tree(problem: &str, actions: &str) -> Result<(tempfile::TempDir, Layout)> {
-    tree_of(problem, &format!("[cpu.all]\ndeed = [{actions}]\n"))
+    tree_of(problem, &format!("[cpu.all]\naction = [{actions}]\n"))
 }
 
 fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
@@ -200,7 +200,7 @@ fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result
     let after = record(&layout)?;
     ensure!(before.cases[0] == after.cases[0] && after.runs.len() == 2, "the sound case or its run was lost");
     // A case that leaves the suite leaves the record with the next measuring; a new one is missing until then.
-    std::fs::write(layout.root.join("suites/actions.toml"), "[cpu.all]\ndeed = [\"chatters\", \"works\"]\n")?;
+    std::fs::write(layout.root.join("suites/actions.toml"), "[cpu.all]\naction = [\"chatters\", \"works\"]\n")?;
     ensure!(measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)?.measured == 1, "the new case was not measured alone");
     let record = record(&layout)?;
     let names: Vec<_> = record.cases.iter().map(|c| c.params["action"].clone()).collect();

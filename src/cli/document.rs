@@ -76,7 +76,7 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) 
 }
 
 /// What a problem's answer reads: its own records and those of the problems that it names.
-fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+pub fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
     let other = |name: &&str| Ok((name.to_string(), own_records(layout, super::registered(name)?, source)?));
     let others = problem.reads.iter().map(other).collect::<Result<_>>()?;
     Ok(Records { others, ..own_records(layout, problem, source)? })

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::document::{Source, accepted_markdown, document, problem_input, with_problems};
+use super::document::{Source, accepted_markdown, answer_records, document, problem_input, with_problems};
 use super::measure::Ahead;
 use super::{Ended, measure, profile_or_default};
-use crate::harness::answer::RecordSet;
+use crate::harness::answer::{RecordSet, Records};
 use crate::harness::grade::Evidence;
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
@@ -16,7 +16,7 @@ use crate::harness::record::{Outcome, Profile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report::{self, ProblemInput};
+use crate::report;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -91,13 +91,13 @@ fn frame(layout: &Layout) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
-/// What a problem's written answer rests on, for grading.
+/// What a problem's written answer rests on, for grading. An answer that fails is a finding, not an error.
 pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> {
     let handout = super::handout_problem(problem.name)?;
-    let input = problem_input(layout, handout, Source::Here)?;
-    let records_missing = input.records.suite.as_ref().and_then(|suite| missing(suite, &input, problem.name));
-    let answer_broken =
-        report::render(&with_problems(vec![input])).err().map(|e| format!("its answer does not render: {e:#}"));
+    let records = answer_records(layout, problem, Source::Here)?;
+    let records_missing = records.suite.as_ref().and_then(|suite| missing(suite, &records, problem.name));
+    let render = || report::render(&with_problems(vec![problem_input(layout, handout, Source::Here)?])).map(drop);
+    let answer_broken = render().err().map(|e| format!("its answer does not render: {e:#}"));
     Ok(Evidence { records_missing, answer_broken })
 }
 
@@ -126,13 +126,13 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     Ok(reason.map(words))
 }
 
-fn missing(suite: &Suite, input: &ProblemInput, name: &str) -> Option<String> {
+fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
     let covered = |profile: Profile, records: &Option<RecordSet>| {
         let Some(records) = records else { return false };
         let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
         records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
-    let any = covered(Profile::Gpu, &input.records.gpu) || covered(Profile::Cpu, &input.records.cpu);
+    let any = covered(Profile::Gpu, &records.gpu) || covered(Profile::Cpu, &records.cpu);
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 

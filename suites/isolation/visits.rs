@@ -89,7 +89,7 @@ fn within(layout: &Layout, budget: Duration, scope: Scope, notes: &mut Notes) ->
 }
 
 fn a_budget_measures_quick_tables_first() -> Result<()> {
-    let (_folder, layout) = tree_of("actions", "[cpu.slow]\ndeed = \"dawdles\"\n[cpu.quick]\ndeed = \"works\"\n")?;
+    let (_folder, layout) = tree_of("actions", "[cpu.slow]\naction = \"dawdles\"\n[cpu.quick]\naction = \"works\"\n")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let mut old = record(&layout)?;
     for case in &mut old.cases {
