@@ -11,7 +11,11 @@ use crate::units::GIB;
 /// compute.
 pub fn register(env: &mut Environment<'_>) {
     for (name, style) in Style::ALL {
-        env.add_filter(name, move |value: Value, digits: Option<usize>| print(&value, style, digits.unwrap_or(0)));
+        env.add_filter(name, move |value: Value, digits: Option<usize>| {
+            // A count needs no digits after the point; elsewhere they are said.
+            let digits = digits.or((style == Style::Grouped).then_some(0));
+            print(&value, style, digits.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?)
+        });
     }
     env.add_filter("time", |value: Value| Ok::<_, Error>(number(&value)?.map_or(NOTHING.into(), format::time)));
     env.add_filter("memory", memory);

@@ -108,11 +108,12 @@ impl Session {
     }
 
     /// A figure of the answer; the template's next paragraph is its caption and begins with "Figure: ".
-    pub fn declared_figure(&mut self, id: &str) -> Result<String, Error> {
+    pub fn declared_figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
         let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let figure = self.answer.figures().get(id);
         let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
         let figure = figure.clone();
+        args.assert_all_used()?;
         self.place(id, &figure.alt, figure.drawing)
     }
 

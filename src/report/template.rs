@@ -109,7 +109,7 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     let shared = session.clone();
     env.add_function("figure", move |id: String, args: Kwargs| {
         let mut session = lock(&shared);
-        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id) };
+        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id, &args) };
         drawn.map(Value::from_safe_string)
     });
     env.add_function("select", |cases: Value, filter: Kwargs| select(&cases, &filter));
