@@ -107,14 +107,15 @@ impl Session {
         Ok(format!("\n\n{markdown}\n"))
     }
 
-    /// A figure of the answer; the template's next paragraph is its caption and begins with "Figure: ".
-    pub fn declared_figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
+    /// A figure of the answer, with its caption; where it has none, the template's next paragraph is it and begins with
+    /// "Figure: ".
+    pub fn declared_figure(&mut self, id: &str) -> Result<String, Error> {
         let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let figure = self.answer.figures().get(id);
         let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
         let figure = figure.clone();
-        args.assert_all_used()?;
-        self.place(id, &figure.alt, figure.drawing)
+        let caption = figure.caption.map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
+        Ok(self.place(id, &figure.alt, figure.drawing)? + &caption)
     }
 
     /// A figure that the template itself declares.

@@ -109,8 +109,14 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     let shared = session.clone();
     env.add_function("figure", move |id: String, args: Kwargs| {
         let mut session = lock(&shared);
-        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id, &args) };
+        let drawn = if args.has("kind") { session.figure(&id, &args) } else { session.declared_figure(&id) };
         drawn.map(Value::from_safe_string)
+    });
+    let shared = session.clone();
+    env.add_function("figures", move |prefix: String| {
+        let mut session = lock(&shared);
+        let ids = session.answer.figures_of(&prefix);
+        ids.iter().map(|id| session.declared_figure(id)).collect::<Result<String, Error>>().map(Value::from_safe_string)
     });
     env.add_function("select", |cases: Value, filter: Kwargs| select(&cases, &filter));
     env.add_function("one", |cases: Value, filter: Kwargs| {

@@ -5,12 +5,14 @@ use anyhow::{Result, ensure};
 /// As many series or names of spans as colours can tell apart.
 pub const MAX_SERIES: usize = 7;
 
-/// One figure of an answer; the template writes its caption.
+/// One figure of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
     /// What the figure shows, for readers who cannot see it.
     pub alt: String,
     pub drawing: Drawing,
+    /// Markdown; none where the template writes the caption.
+    pub caption: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -106,15 +108,21 @@ pub struct Panel {
 
 impl Figure {
     pub fn plot(alt: impl Into<String>, plot: Plot) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Plot(plot) }
+        Self { alt: alt.into(), drawing: Drawing::Plot(plot), caption: None }
     }
 
     pub fn timeline(alt: impl Into<String>, timeline: Timeline) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Timeline(timeline) }
+        Self { alt: alt.into(), drawing: Drawing::Timeline(timeline), caption: None }
     }
 
     pub fn heatmap(alt: impl Into<String>, heatmap: Heatmap) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Heatmap(heatmap) }
+        Self { alt: alt.into(), drawing: Drawing::Heatmap(heatmap), caption: None }
+    }
+
+    /// With a caption of its own, in Markdown.
+    pub fn captioned(mut self, caption: impl Into<String>) -> Self {
+        self.caption = Some(caption.into());
+        self
     }
 
     /// There is something to draw, and it can be drawn; the message says what cannot.
@@ -253,7 +261,7 @@ mod tests {
     }
 
     fn refused(drawing: Drawing) -> String {
-        Figure { alt: "x".into(), drawing }.validate().unwrap_err().to_string()
+        Figure { alt: "x".into(), drawing, caption: None }.validate().unwrap_err().to_string()
     }
 
     #[test]

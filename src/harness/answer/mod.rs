@@ -43,6 +43,8 @@ pub struct Answer {
     /// The ids of the tables in the order in which they were added.
     table_order: Vec<String>,
     figures: BTreeMap<String, Figure>,
+    /// The ids of the figures in the order in which they were added.
+    figure_order: Vec<String>,
 }
 
 impl Answer {
@@ -73,7 +75,8 @@ impl Answer {
         Ok(())
     }
 
-    /// Adds a figure; the template prints it with `figure("<id>")`, and its file is `<problem>-<id>.svg`.
+    /// Adds a figure; the template prints it with `figure("<id>")`, or all that begin alike with `figures("<prefix>")`. Its
+    /// file is `<problem>-<id>.svg`.
     ///
     /// Errors: another figure of this id, an id that is no file name, a drawing without data.
     pub fn figure(&mut self, id: impl Into<String>, figure: Figure) -> Result<()> {
@@ -82,6 +85,7 @@ impl Answer {
         ensure!(fine, "figure id {id:?} is no file name: use letters, digits, - and _");
         figure.validate().with_context(|| format!("figure {id:?}"))?;
         ensure!(self.figures.insert(id.clone(), figure).is_none(), "figure {id:?} is made twice; give each its own id");
+        self.figure_order.push(id);
         Ok(())
     }
 
@@ -101,6 +105,11 @@ impl Answer {
     /// The ids that begin with `prefix`, in the order in which their tables were added.
     pub fn tables_of(&self, prefix: &str) -> Vec<String> {
         self.table_order.iter().filter(|id| id.starts_with(prefix)).cloned().collect()
+    }
+
+    /// The ids that begin with `prefix`, in the order in which their figures were added.
+    pub fn figures_of(&self, prefix: &str) -> Vec<String> {
+        self.figure_order.iter().filter(|id| id.starts_with(prefix)).cloned().collect()
     }
 
     pub fn figures(&self) -> &BTreeMap<String, Figure> {

@@ -1,7 +1,5 @@
 //! The memory that causal attention by its definition needs, by formula: what a case that runs out of it lacked.
 
-use anyhow::Result;
-use serde_json::{Value, json};
 use tch::Device;
 
 use crate::bench::dtype::Dtype;
@@ -23,22 +21,6 @@ pub fn peak_bytes(shape: [i64; 4], dtype: Dtype, pass: AttentionPass, device: De
         AttentionPass::Forward => forward,
         AttentionPass::Backward | AttentionPass::Both | AttentionPass::Summed => forward.max(backward),
     }
-}
-
-/// The formula's figures for the grid's lengths on a GPU, for the text.
-pub fn facts() -> Result<Value> {
-    let mut cells = Vec::new();
-    for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-        for seq in [16384, 32768, 65536] {
-            let of = |pass| peak_bytes([1, 1, seq, 64], dtype, pass, Device::Cuda(0));
-            cells.push(json!({
-                "params": { "dtype": dtype, "seq": seq },
-                "forward_bytes": of(AttentionPass::Forward),
-                "backward_bytes": of(AttentionPass::Backward),
-            }));
-        }
-    }
-    Ok(Value::Array(cells))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! FlashAttention-2 against plain attention and PyTorch's fused operators: the handout's grid, and its leaderboard.
 
+mod answer;
 mod checks;
 pub mod comparison;
 pub mod graph_replay;
@@ -10,15 +11,8 @@ pub mod memory;
 pub mod published;
 pub mod verify;
 
-use anyhow::Result;
-use serde_json::{Value, json};
-
-use self::implementations::columns;
 use self::measure::FlashBenchmarking;
-use crate::bench::dtype::Dtype;
-use crate::bench::timing::FLUSHED_BYTES;
-use crate::bench::work::BACKWARD_OVER_FORWARD;
-use crate::harness::problem::{Check, Measured, Problem};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 pub const PROBLEM: Problem = Problem {
     name: "flash_benchmarking",
@@ -30,25 +24,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "memory_follows_the_formula", part: "a", run: checks::memory_follows_the_formula },
     ],
     measured: Some(Measured::of::<FlashBenchmarking>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
-
-/// Who takes part, and the counts behind the figures.
-fn facts() -> Result<Value> {
-    Ok(json!({
-        "entrants": columns(),
-        "grids": checks::GRIDS,
-        "memory": memory::facts()?,
-        "whole": verify::WHOLE,
-        "tail": verify::TAIL,
-        "flushed_bytes": FLUSHED_BYTES,
-        "backward_over_forward": BACKWARD_OVER_FORWARD,
-        "flash_attention_3": published::FLASH_ATTENTION_3,
-        "tolerance": {
-            "float32": verify::tolerance(Dtype::Float32),
-            "bfloat16": verify::tolerance(Dtype::Bfloat16),
-        },
-    }))
-}

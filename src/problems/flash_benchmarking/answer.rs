@@ -1,0 +1,312 @@
+//! Ours against plain attention, PyTorch's operators and FlashAttention-3: gains by cell, and what a timing depends on.
+
+mod cells;
+mod figures;
+mod flash_attention_3;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use self::cells::{CellPass, FlashCase, only, passes, title};
+use self::flash_attention_3::{Beside, PowerCap, beside, power_cap};
+use self::tables::{Gain, by_rounds};
+use super::checks::GRIDS;
+use super::comparison::Launch;
+use super::implementations::columns;
+use super::measure::{FlashBenchmarking, Params};
+use super::verify::{TAIL, WHOLE, tolerance};
+use crate::bench::dtype::Dtype;
+use crate::bench::interleave::Column;
+use crate::bench::timing::{Cache, FLUSHED_BYTES};
+use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
+use crate::harness::answer::format::{grouped, markdown};
+use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Range, Records, Unit};
+use crate::harness::stats::Summary;
+
+/// The grid of 16 heads, which fill a GPU.
+const HEADS: &str = "heads";
+const LEADERBOARD: &str = "leaderboard";
+/// A mean that is this close to its median tells the same.
+const NEAR: f64 = 0.05;
+
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    gpu: bool,
+    source: String,
+    flushed: Quantity,
+    /// Operations of the backward pass over those of the forward pass.
+    backward: f64,
+    /// Positions up to which every element is compared, and those compared of longer sequences.
+    whole: i64,
+    tail: i64,
+    bound_bf16: f64,
+    bound_f32: f64,
+    grid: Option<Grid>,
+    plain: Option<Wins>,
+    pytorch: Option<Wins>,
+    /// The least of all gains over the fastest of everything else.
+    least: Option<Quantity>,
+    /// Of FlashAttention-3's times.
+    beside: Option<Beside>,
+    cap: Option<PowerCap>,
+    #[serde(flatten)]
+    endings: Endings,
+    mean: Option<Mean>,
+    other: Option<Conditions>,
+    board: Option<Leaderboard>,
+}
+
+/// How the grid was timed.
+#[derive(Serialize)]
+struct Grid {
+    /// In milliseconds.
+    warmup: i64,
+    rep: i64,
+    rounds: String,
+    cache: &'static str,
+    launch: &'static str,
+}
+
+/// Cells in which ours is faster, of those in which both were timed.
+#[derive(Serialize)]
+struct Wins {
+    faster: usize,
+    cells: usize,
+    ratios: Range,
+}
+
+/// What has no figure and why, each reason once.
+#[derive(Default, Serialize)]
+struct Endings {
+    missing: Vec<String>,
+    not_run: Vec<String>,
+    failed: Vec<String>,
+    oom: Vec<String>,
+}
+
+/// Of all figures, those whose mean is near their median, and how far the farthest is.
+#[derive(Serialize)]
+struct Mean {
+    figures: usize,
+    near: usize,
+    farthest: Quantity,
+}
+
+#[derive(Serialize)]
+struct Conditions {
+    calls: String,
+    d: i64,
+}
+
+#[derive(Serialize)]
+struct Leaderboard {
+    heads: i64,
+    seq: String,
+    d: i64,
+    dtype: &'static str,
+    /// In milliseconds.
+    rep: i64,
+    warmup: i64,
+    measured: bool,
+    /// Why it was not.
+    why: String,
+}
+
+pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
+    let main = records.main()?;
+    let cases = main.cases::<FlashBenchmarking>()?;
+    let all = passes(&cases);
+    let grid = cells::grid(&all);
+    let gains = if main.is_gpu() { tables::gains(&grid)? } else { Vec::new() };
+    let least: Vec<_> = gains.iter().map(|gain| gain.least.clone()).collect();
+    let heads = only(&all, |p| p.case.grid == HEADS);
+    let others = only(&all, |p| !GRIDS.contains(&p.case.grid.as_str()) && p.case.grid != HEADS);
+    let conditions = tables::conditions(&others, &grid);
+    let board = cases.iter().find(|case| case.grid == LEADERBOARD);
+    let quoted = Quoted {
+        gpu: main.is_gpu(),
+        source: main.source(),
+        flushed: Quantity::constant(FLUSHED_BYTES as f64, Unit::Bytes),
+        backward: BACKWARD_OVER_FORWARD,
+        whole: WHOLE,
+        tail: TAIL,
+        bound_bf16: tolerance(Dtype::Bfloat16),
+        bound_f32: tolerance(Dtype::Float32),
+        grid: grid.first().map(|first| how_timed(first, &grid)),
+        plain: wins(&grid, |p| p.over_plain()),
+        pytorch: wins(&grid, |p| p.over_pytorch()),
+        least: Quantity::smallest(&least).cloned(),
+        beside: if gains.is_empty() { None } else { beside(&heads, &grid)? },
+        cap: power_cap(&heads)?,
+        endings: endings(&cases, &grid),
+        mean: mean(&grid),
+        other: conditions.as_ref().and(others.first()).map(|first| Conditions {
+            calls: by_rounds(&others, first.cell.most_repeats, "calls"),
+            d: first.cell.d_model,
+        }),
+        board: board.and_then(leaderboard),
+    };
+    let mut answer = Answer::new(&quoted)?;
+    claims(&mut answer, &quoted, &gains)?;
+    if !gains.is_empty() {
+        answer.table("gains", tables::gain_table(&gains))?;
+    }
+    if let Some(beside) = quoted.beside {
+        answer.table("flash-attention-3", beside.table)?;
+    }
+    for dtype in [Dtype::Bfloat16, Dtype::Float32] {
+        for pass in cells::PASSES {
+            let cells = only(&grid, |p| p.cell.dtype == dtype && p.pass == pass);
+            if let Some(table) = tables::times(main, &cells) {
+                answer.table(format!("times-{}-{}", dtype.name(), title(pass)), table)?;
+            }
+        }
+    }
+    if !grid.is_empty() {
+        answer.table("errors", tables::errors(&grid))?;
+    }
+    if let Some(table) = conditions {
+        answer.table("conditions", table)?;
+    }
+    if let Some((case, row)) = board.and_then(|case| Some((case, case.row()?))) {
+        answer.table(LEADERBOARD, tables::leaderboard(case, row))?;
+    }
+    if let Some(ladder) = figures::ladder(main, &grid) {
+        answer.figure("ladder", ladder)?;
+    }
+    for (id, figure) in figures::rates(main, &grid) {
+        answer.figure(format!("rate-{id}"), figure)?;
+    }
+    for (id, figure) in figures::speed_ups(main, &grid) {
+        answer.figure(format!("speed-up-{id}"), figure)?;
+    }
+    beside_the_gpu(&mut answer, records)?;
+    Ok(answer)
+}
+
+/// The small grid of a CPU, where a GPU's is the main one.
+fn beside_the_gpu(answer: &mut Answer, records: &Records) -> Result<()> {
+    let (Some(_), Some(cpu)) = (records.gpu(), records.cpu()) else { return Ok(()) };
+    let cases = cpu.cases::<FlashBenchmarking>()?;
+    let both = only(&cells::grid(&passes(&cases)), |p| p.cell.dtype == Dtype::Float32 && p.pass == AttentionPass::Both);
+    match tables::times(cpu, &both) {
+        Some(table) => answer.table("cpu-times", table),
+        None => Ok(()),
+    }
+}
+
+fn how_timed(first: &CellPass, grid: &[CellPass]) -> Grid {
+    Grid {
+        warmup: first.cell.warmup_ms as i64,
+        rep: first.cell.rep_ms as i64,
+        rounds: by_rounds(grid, 1, "rounds"),
+        cache: if first.cell.cache == Cache::Cold { "cold" } else { "warm" },
+        launch: if first.cell.launch == Launch::Eager { "by the host" } else { "as a graph" },
+    }
+}
+
+/// Both passes together; none where no cell has both figures.
+fn wins(grid: &[CellPass], ratio: fn(&CellPass) -> Option<Quantity>) -> Option<Wins> {
+    let ratios: Vec<_> = grid.iter().filter(|p| p.pass == AttentionPass::Both).filter_map(ratio).collect();
+    let faster = ratios.iter().filter(|ratio| ratio.value() > 1.0).count();
+    Some(Wins { faster, cells: ratios.len(), ratios: Range::of(&ratios)? })
+}
+
+fn claims(answer: &mut Answer, quoted: &Quoted, gains: &[Gain]) -> Result<()> {
+    for (id, wins) in [("faster-than-plain-attention", &quoted.plain), ("faster-than-pytorch", &quoted.pytorch)] {
+        if let Some(wins) = wins {
+            let claim = Claim::all(id, "cells in which ours is faster", wins.faster, wins.cells);
+            answer.claim(claim.operand("least ratio", &wins.ratios.low))?;
+        }
+    }
+    let means: Vec<_> = gains.iter().map(|gain| gain.mean.clone()).collect();
+    if let (Some(mean), Some(least)) = (Quantity::smallest(&means), &quoted.least) {
+        answer.claim(Claim::above("faster-by-geometric-mean", "least geometric mean", mean, 1.0))?;
+        let claim = Claim::new("no-cell-slower", least.value() >= 1.0).operand("least ratio", least);
+        answer.claim(claim.operand_text("wanted", "at least 1"))?;
+    }
+    if let Some(Beside { faster, rows, .. }) = quoted.beside {
+        answer.claim(Claim::all("faster-than-flash-attention-3", "rows in which ours is faster", faster, rows))?;
+    }
+    if let Some(mean) = &quoted.mean {
+        let claim = Claim::all("means-are-near-medians", "figures within 5%", mean.near, mean.figures);
+        answer.claim(claim.operand("farthest", &mean.farthest))?;
+    }
+    Ok(())
+}
+
+/// Of the mean from the median, over all figures of the grid.
+fn mean(grid: &[CellPass]) -> Option<Mean> {
+    let of_pass = |p: &CellPass| -> Vec<Quantity> {
+        let summaries = columns().into_iter().filter_map(|e| Summary::of(&p.samples(&e)?.samples));
+        summaries.map(|s| p.case.quantity((s.mean / s.median - 1.0).abs(), Unit::One)).collect()
+    };
+    let offs: Vec<_> = grid.iter().flat_map(of_pass).collect();
+    let near = offs.iter().filter(|off| off.value() <= NEAR).count();
+    Some(Mean { figures: offs.len(), near, farthest: Quantity::largest(&offs)?.clone() })
+}
+
+fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
+    let mut endings = Endings::default();
+    for case in cases.iter().filter(|case| GRIDS.contains(&case.grid.as_str())) {
+        let (Params::Cell(cell), Some(why)) = (&case.params, reason(&case.outcome)) else { continue };
+        let (dtype, d, seq) = (cell.dtype.name(), cell.d_model, grouped(cell.seq as f64, 0));
+        endings.missing.push(format!("{dtype}, $d = {d}$, $T = {seq}$ ({why})"));
+    }
+    let once = |list: &mut Vec<String>, words: String| {
+        if !list.contains(&words) {
+            list.push(words);
+        }
+    };
+    for implementation in columns() {
+        for pass in grid {
+            let (label, dtype) = (implementation.label, pass.cell.dtype.name());
+            let at = format!("$d = {}$, $T = {}$", pass.cell.d_model, grouped(pass.cell.seq as f64, 0));
+            match pass.ended(&implementation) {
+                Some(Column::NotRun { reason }) => {
+                    once(&mut endings.not_run, format!("{label} in {dtype} ({})", markdown(reason)));
+                }
+                Some(Column::OutOfMemory { .. }) => {
+                    endings.oom.push(format!("{label}, {}, {dtype}, {at}", title(pass.pass)));
+                }
+                Some(Column::Failed { error }) => {
+                    once(&mut endings.failed, format!("{label} in {dtype} at {at}: {}", markdown(error)));
+                }
+                Some(Column::Measured { .. }) | None => {}
+            }
+        }
+    }
+    endings
+}
+
+/// Why a case has no row, in Markdown.
+fn reason<R>(outcome: &CaseOutcome<R>) -> Option<String> {
+    match outcome {
+        CaseOutcome::Measured(_) => None,
+        CaseOutcome::OutOfMemory { message: why, .. }
+        | CaseOutcome::NotRun { reason: why, .. }
+        | CaseOutcome::Failed { error: why } => Some(markdown(why)),
+    }
+}
+
+fn leaderboard(case: &FlashCase) -> Option<Leaderboard> {
+    let Params::Leaderboard(p) = &case.params else { return None };
+    let why = match &case.outcome {
+        CaseOutcome::NotRun { needs, has, .. } => format!("it needs {}, and has {}", markdown(needs), markdown(has)),
+        other => reason(other).unwrap_or_default(),
+    };
+    Some(Leaderboard {
+        heads: p.n_heads,
+        seq: grouped(p.seq as f64, 0),
+        d: p.d_head,
+        dtype: p.dtype.name(),
+        rep: p.rep_ms as i64,
+        warmup: p.warmup_ms as i64,
+        measured: case.row().is_some(),
+        why,
+    })
+}

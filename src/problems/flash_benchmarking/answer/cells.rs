@@ -1,0 +1,131 @@
+//! The measured cells of a record, pass by pass: what each implementation took, and ours beside the others.
+
+use crate::attention::implementations::{Group, Implementation};
+use crate::bench::interleave::Column;
+use crate::bench::work::AttentionPass;
+use crate::harness::answer::{Case, Quantity, Unit};
+use crate::harness::samples::Samples;
+use crate::problems::flash_benchmarking::checks::GRIDS;
+use crate::problems::flash_benchmarking::comparison::Entry;
+use crate::problems::flash_benchmarking::implementations::columns;
+use crate::problems::flash_benchmarking::measure::{Cell, Params, Row};
+
+pub type FlashCase = Case<Params, Row>;
+
+/// One pass of a measured cell.
+#[derive(Clone, Copy)]
+pub struct CellPass<'a> {
+    pub case: &'a FlashCase,
+    pub cell: &'a Cell,
+    pub pass: AttentionPass,
+    row: &'a Row,
+}
+
+/// The passes of a cell, in the order of the tables.
+pub const PASSES: [AttentionPass; 3] = [AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both];
+
+pub fn title(pass: AttentionPass) -> &'static str {
+    match pass {
+        AttentionPass::Forward => "forward",
+        AttentionPass::Backward => "backward",
+        AttentionPass::Both => "forward and backward",
+        AttentionPass::Summed => "the leaderboard's function",
+    }
+}
+
+/// Every pass of every measured cell, in the record's order.
+pub fn passes(cases: &[FlashCase]) -> Vec<CellPass<'_>> {
+    let of_case = |case| {
+        let case: &FlashCase = case;
+        let (Params::Cell(cell), Some(row)) = (&case.params, case.row()) else { return Vec::new() };
+        PASSES.map(|pass| CellPass { case, cell, pass, row }).to_vec()
+    };
+    cases.iter().flat_map(of_case).collect()
+}
+
+/// Those of the handout's grid, by width and then by length.
+pub fn grid<'a>(passes: &[CellPass<'a>]) -> Vec<CellPass<'a>> {
+    let mut grid = only(passes, |p| GRIDS.contains(&p.case.grid.as_str()));
+    grid.sort_by_key(|p| (p.cell.d_model, p.cell.seq));
+    grid
+}
+
+pub fn only<'a>(passes: &[CellPass<'a>], wanted: impl Fn(&CellPass) -> bool) -> Vec<CellPass<'a>> {
+    passes.iter().filter(|pass| wanted(pass)).copied().collect()
+}
+
+/// The implementations that took part in any of these.
+pub fn shown(passes: &[CellPass]) -> Vec<Implementation> {
+    let took_part =
+        |e: &Implementation| passes.iter().any(|p| p.ended(e).is_some_and(|c| !matches!(c, Column::NotRun { .. })));
+    columns().into_iter().filter(took_part).collect()
+}
+
+impl<'a> CellPass<'a> {
+    pub fn entry(&self, of: &Implementation) -> Option<&'a Entry> {
+        self.row.columns.get(of.name)
+    }
+
+    pub fn ended(&self, of: &Implementation) -> Option<&'a Column<Samples>> {
+        self.entry(of)?.passes.get(&self.pass)
+    }
+
+    pub fn samples(&self, of: &Implementation) -> Option<&'a Samples> {
+        self.ended(of)?.measured()
+    }
+
+    pub fn median(&self, of: &Implementation) -> Option<Quantity> {
+        Some(self.case.median(self.samples(of)?))
+    }
+
+    /// Operations of the convention over the median time.
+    pub fn rate(&self, of: &Implementation) -> Option<Quantity> {
+        let flops = self.samples(of)?.work.as_ref()?.flops;
+        Some(self.case.quantity(flops / self.median(of)?.value(), Unit::FlopsPerSecond))
+    }
+
+    /// What the program runs by itself: the first of ours that took part.
+    pub fn our_implementation(&self) -> Option<Implementation> {
+        let took_part =
+            |e: &Implementation| self.ended(e).is_some_and(|column| !matches!(column, Column::NotRun { .. }));
+        columns().into_iter().filter(|e| e.group == Group::Ours).find(took_part)
+    }
+
+    pub fn ours(&self) -> Option<Quantity> {
+        self.median(&self.our_implementation()?)
+    }
+
+    pub fn plain(&self) -> Option<Quantity> {
+        self.fastest(Group::Plain).map(|(_, time)| time)
+    }
+
+    /// The fastest of PyTorch's operators; of equally fast ones the first.
+    pub fn best_of_pytorch(&self) -> Option<(Implementation, Quantity)> {
+        self.fastest(Group::Pytorch)
+    }
+
+    fn fastest(&self, group: Group) -> Option<(Implementation, Quantity)> {
+        let of_group = columns().into_iter().filter(|e| e.group == group);
+        let timed = of_group.filter_map(|e| Some((e, self.median(&e)?)));
+        timed.reduce(|best, next| if next.1.value() < best.1.value() { next } else { best })
+    }
+
+    /// How many times as fast as something that took this long ours is.
+    pub fn over(&self, seconds: Option<f64>) -> Option<Quantity> {
+        Some(self.case.quantity(seconds? / self.ours()?.value(), Unit::One))
+    }
+
+    pub fn over_plain(&self) -> Option<Quantity> {
+        self.over(self.plain().map(|time| time.value()))
+    }
+
+    pub fn over_pytorch(&self) -> Option<Quantity> {
+        self.over(self.best_of_pytorch().map(|(_, time)| time.value()))
+    }
+
+    /// Over the fastest of PyTorch's operators and plain attention; none where no operator was timed.
+    pub fn over_all(&self) -> Option<Quantity> {
+        let plain = self.over_plain().map_or(f64::INFINITY, |ratio| ratio.value());
+        self.over_pytorch().map(|ratio| self.case.quantity(ratio.value().min(plain), Unit::One))
+    }
+}
