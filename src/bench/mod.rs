@@ -22,6 +22,8 @@ pub mod nvml;
 pub mod peer;
 /// Triton's `do_bench`.
 pub mod timing;
+/// How far what is timed may be from what was expected.
+pub mod tolerance;
 /// Training steps of one device, timed.
 pub mod training_step;
 /// Operations and bytes of attention.

@@ -7,8 +7,9 @@ use tch::{Device, Tensor};
 
 use super::eager::{Batch, StepBench, samples};
 use super::{Capture, Params, Row, total_work};
+use crate::bench::tolerance;
 use crate::harness::samples::Samples;
-use crate::model::{Precision, Transformer};
+use crate::model::Transformer;
 use crate::torch::clock::Lap;
 use crate::torch::graph::{Captured, on_side_stream};
 use crate::torch::stream::synchronize;
@@ -90,12 +91,7 @@ impl<'a> CapturedStep<'a> {
     ///
     /// Gives the largest relative difference.
     pub fn prove(&mut self) -> Result<f64> {
-        // The kernels are the same, and so are the bits unless a library sums in another order; a loss is a mean over
-        // thousands of tokens, which evens out such roundings.
-        let tolerance = match self.bench.params.dtype {
-            Precision::Float32 => 1e-5,
-            Precision::Bfloat16 => 1e-3,
-        };
+        let tolerance = tolerance::replayed_loss(self.bench.params.dtype);
         let batch = self.bench.draw()?;
         let mut largest = 0.0f64;
         let mut losses = Vec::new();
@@ -129,7 +125,7 @@ mod tests {
     use super::*;
     use crate::attention::ImplementationName;
     use crate::error::{Fault, fault_of};
-    use crate::model::SizeName;
+    use crate::model::{Precision, SizeName};
 
     #[test]
     fn a_step_is_not_captured_on_the_cpu() {

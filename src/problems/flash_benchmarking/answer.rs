@@ -17,10 +17,11 @@ use super::checks::GRIDS;
 use super::comparison::Launch;
 use super::implementations::columns;
 use super::measure::{FlashBenchmarking, Params};
-use super::verify::{TAIL, WHOLE, tolerance};
+use super::verify::{TAIL, WHOLE};
 use crate::bench::dtype::Dtype;
 use crate::bench::interleave::Column;
 use crate::bench::timing::{Cache, FLUSHED_BYTES};
+use crate::bench::tolerance;
 use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
 use crate::harness::answer::format::{grouped, markdown};
 use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Range, Records, Unit};
@@ -134,8 +135,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         backward: BACKWARD_OVER_FORWARD,
         whole: WHOLE,
         tail: TAIL,
-        bound_bf16: tolerance(Dtype::Bfloat16),
-        bound_f32: tolerance(Dtype::Float32),
+        bound_bf16: tolerance::attention(Dtype::Bfloat16),
+        bound_f32: tolerance::attention(Dtype::Float32),
         grid: grid.first().map(|first| how_timed(first, &grid)),
         plain: wins(&grid, |p| p.over_plain()),
         pytorch: wins(&grid, |p| p.over_pytorch()),

@@ -11,11 +11,12 @@ use super::implementations::{columns, takes_part};
 use super::inputs::Inputs;
 use super::measure::Params;
 use super::memory::peak_bytes;
-use super::verify::{Expected, tolerance};
+use super::verify::Expected;
 use crate::attention::naive;
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
 use crate::bench::timing::{Cache, Protocol};
+use crate::bench::tolerance;
 use crate::bench::work::AttentionPass;
 use crate::harness::problem::Verdict;
 use crate::harness::record::Profile;
@@ -99,7 +100,7 @@ pub fn columns_agree() -> Result<Verdict> {
                 }
             }
         }
-        worst.push(format!("{} {largest:.1e} (at most {:.0e})", dtype.name(), tolerance(dtype)));
+        worst.push(format!("{} {largest:.1e} (at most {:.0e})", dtype.name(), tolerance::attention(dtype)));
     }
     ensure!(ran.len() >= 3, "only {ran:?} ran");
     let ran: Vec<_> = ran.into_iter().collect();
@@ -132,7 +133,7 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
             }
             let [dq, dk, dv] = inputs.take_gradients()?;
             let errors = Expected::of(&inputs)?.errors(&[o.f_detach()?, dq, dk, dv])?;
-            let caught = errors.largest() > tolerance(dtype);
+            let caught = errors.largest() > tolerance::attention(dtype);
             ensure!(caught, "{name} in {} passes for attention: {errors:?}", dtype.name());
         }
     }

@@ -9,12 +9,13 @@ use tch::{Device, Tensor};
 use super::graph_replay::GraphReplays;
 use super::implementations::{precision, takes_part};
 use super::inputs::Inputs;
-use super::verify::{Expected, WHOLE, rounded, tolerance, worse};
+use super::verify::{Expected, WHOLE, rounded, worse};
 use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;
 use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::{Column, Laps, Variant, samples, take_turns};
 use crate::bench::timing::{Protocol, TimingBench};
+use crate::bench::tolerance;
 use crate::bench::work::{self, AttentionPass};
 use crate::error::{Fault, fault_of};
 use crate::harness::provenance::available_memory_bytes;
@@ -193,7 +194,7 @@ pub fn within(implementation: &Implementation, task: &Task, inputs: &Inputs) -> 
 }
 
 fn within_tolerance(implementation: &Implementation, task: &Task, errors: AttentionErrors) -> Result<AttentionErrors> {
-    let (largest, most) = (errors.largest(), tolerance(task.dtype));
+    let (largest, most) = (errors.largest(), tolerance::attention(task.dtype));
     let name = implementation.name;
     ensure!(largest <= most, "{name} disagrees with the definition: off by {largest:.1e} of the norm, {errors:?}");
     Ok(errors)

@@ -5,25 +5,11 @@ use tch::{Kind, Tensor};
 
 use super::inputs::Inputs;
 use crate::attention::hidden;
-use crate::bench::dtype::Dtype;
 use crate::bench::errors::{AttentionErrors, relative_error};
 
 /// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
 pub const WHOLE: i64 = 1024;
 pub const TAIL: i64 = 256;
-
-/// The largest error of o, dq, dk and dv as a share of the norm.
-///
-/// bfloat16 rounds by 2^-9 at most, and a pass through the definition rounds scores, probabilities, their gradients and
-/// each result: together about a hundredth. In float32 the bound admits products whose factors are rounded to TF32
-/// (2^-11, about 1e-3 after both products), as the handout's own tolerance of 1e-2 does; the report prints what is reached.
-pub fn tolerance(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::Float32 => 5e-3,
-        Dtype::Float16 => 5e-3,
-        Dtype::Bfloat16 => 2e-2,
-    }
-}
 
 /// o, dq, dk and dv at positions `from` and after, in float64.
 pub struct Expected {

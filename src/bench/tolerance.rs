@@ -1,0 +1,75 @@
+//! How far what is timed may be from what was expected, for each operation and type, with where each bound comes from.
+//!
+//! Errors are shares of the norm ([`super::errors::relative_error`]). Element by element the checks of attention use
+//! `attention::error_bounds` and `attention::flash_tolerance` instead.
+
+use super::dtype::Dtype;
+use crate::model::Precision;
+
+/// Of attention's o, dq, dk and dv.
+///
+/// In float32 a sum of n products errs by about sqrt(n) 2^-24, 1.5e-5 at 65,536 keys. TF32 rounds both factors of every
+/// product to 11 bits, which alone gives 2e-4 to 3e-4: the bound lies between, so that a TF32 column is refused.
+/// bfloat16 rounds by 2^-9 at most, and a pass through the definition rounds scores, probabilities, their gradients and
+/// each result: together about a hundredth. float16 has three more bits; near zero it loses some of them.
+pub fn attention(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Float32 => 1e-4,
+        Dtype::Float16 => 5e-3,
+        Dtype::Bfloat16 => 2e-2,
+    }
+}
+
+/// Of the loss of a replayed CUDA graph from that of the same operations launched one by one.
+///
+/// The kernels are the same, and so are the bits unless a library sums in another order; a loss is a mean over thousands
+/// of tokens, which evens out such roundings.
+pub fn replayed_loss(dtype: Precision) -> f64 {
+    match dtype {
+        Precision::Float32 => 1e-5,
+        Precision::Bfloat16 => 1e-3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+    use crate::attention::{Attention as _, naive::Naive};
+    use crate::bench::errors::relative_error;
+    use crate::torch::Generator;
+    use crate::torch::random::SEED;
+
+    /// The nearest float32 with eleven significant bits, as tensor cores read a TF32 factor.
+    fn tf32(t: &Tensor) -> Tensor {
+        let bits = t.view_dtype(Kind::Int) + 0x1000;
+        bits.bitwise_and(!0x1fff).view_dtype(Kind::Float)
+    }
+
+    #[test]
+    fn float32_attention_is_within_its_bound_and_tf32_attention_beyond() {
+        let generator = Generator::new(Device::Cpu, SEED).unwrap();
+        let [q, k, v, d_o] = [(); 4].map(|()| generator.randn(&[256, 64], Kind::Float).unwrap());
+        let wide = |t: &Tensor| t.to_kind(Kind::Double);
+        let (o, lse) = Naive.forward(&wide(&q), &wide(&k), &wide(&v), true).unwrap();
+        let (_, _, dv) = Naive.backward(&wide(&q), &wide(&k), &wide(&v), &o, &lse, &wide(&d_o), true).unwrap();
+        let attend = |round: fn(&Tensor) -> Tensor| {
+            let scores = round(&q).matmul(&round(&k).tr()) / 8.0;
+            let hidden = Tensor::ones([256, 256], (Kind::Bool, Device::Cpu)).triu(1);
+            let p = round(&scores.masked_fill(&hidden, f64::NEG_INFINITY).softmax(-1, None));
+            [(p.matmul(&round(&v)), &o), (p.tr().matmul(&round(&d_o)), &dv)]
+                .map(|(ours, expected)| relative_error(&ours, expected).unwrap())
+        };
+        let bound = attention(Dtype::Float32);
+        for (name, errors, refused) in [("float32", attend(Tensor::copy), false), ("TF32", attend(tf32), true)] {
+            for error in errors {
+                assert_eq!(
+                    error > bound,
+                    refused,
+                    "{name} is off by {error:.1e} of the norm, the bound is {bound:.1e}"
+                );
+            }
+        }
+    }
+}
