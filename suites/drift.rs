@@ -108,6 +108,20 @@ fn the_figures_of_the_readme_are_those_of_the_records() {
     }
 }
 
+/// `INSTA_UPDATE=always` writes it anew, as it does the rendered answers.
+#[test]
+fn the_picture_of_the_readme_is_drawn_from_the_records() {
+    let rendered = cs336::report::render(&document(&layout(), Source::Accepted).unwrap()).unwrap();
+    let drawn = rendered.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-rate-bfloat16-64.svg");
+    let (_, drawn) = drawn.expect("the rate of attention in bfloat16 at width 64");
+    let path = layout().root.join("snapshots").join("readme.svg");
+    if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
+        std::fs::write(&path, drawn).unwrap();
+    }
+    let same = std::fs::read(&path).unwrap() == *drawn;
+    assert!(same, "snapshots/readme.svg drifted; look, then `INSTA_UPDATE=always cargo test --test drift`");
+}
+
 /// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.
 fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
     let mut document = document(&layout(), Source::Accepted).unwrap();
