@@ -1,11 +1,14 @@
 //! The program from outside: its answers, and what it says and keeps when its input is bad.
 
+#[path = "cli/messages.rs"]
+mod messages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use cs336::harness::record::{Profile, RecordFile};
+use cs336::harness::record::{Outcome, Profile, RecordFile};
 use cs336::harness::store::{Layout, Lock};
 use cs336::harness::suite;
 use rstest::rstest;
@@ -346,6 +349,19 @@ fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
     assert!(said.contains(&format!("{PROBLEM}.md")) && said.contains("undefined"), "{said}");
     assert_eq!(fs::read_to_string(tree.path("report/writeup.pdf")).unwrap(), "old");
     assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));
+}
+
+/// Where there is a GPU the visit measures it, and its record counts; the other half of the rule shows without one.
+#[test]
+fn a_visit_that_could_run_no_case_hides_no_answer() {
+    let tree = Tree::with_records();
+    assert!(tree.run(&["measure", PROBLEM, "--profile", "gpu"]).status.success());
+    let visit = tree.layout().read_local(Profile::Gpu, problem()).unwrap().unwrap();
+    let ran = visit.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
+    let output = tree.run(&["writeup", "--no-measure"]);
+    assert!(output.status.success(), "{}", words(&output));
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    assert_eq!(report.contains(&visit.runs[0].id), ran, "{}", visit.runs[0].id);
 }
 
 #[test]

@@ -69,8 +69,9 @@ pub fn run_one(path: &Path) -> Result<Value> {
 
 /// The folder's case files by name; none at all is an error, since nothing would have been graded.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries =
-        std::fs::read_dir(folder).with_context(|| format!("failed to open the cases folder {}", folder.display()))?;
+    let entries = std::fs::read_dir(folder).with_context(|| {
+        format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", folder.display())
+    })?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();
@@ -78,7 +79,11 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
             files.push(path);
         }
     }
-    ensure!(!files.is_empty(), "{} holds no *.safetensors file, so nothing was graded", folder.display());
+    ensure!(
+        !files.is_empty(),
+        "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md says how one is written",
+        folder.display()
+    );
     files.sort();
     Ok(files)
 }

@@ -8,7 +8,7 @@ use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::plan::staleness;
 use crate::harness::problem::Problem;
-use crate::harness::record::{Profile, RecordFile};
+use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
@@ -103,7 +103,9 @@ fn records(
     profile: Profile,
     source: Source,
 ) -> Result<Option<RecordSet>> {
-    let covers = |file: &RecordFile| suite.cases(profile).all(|(_, params)| file.case(params).is_some());
+    // A machine that can run none of the cases has nothing to say against the accepted ones.
+    let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
+    let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
         Source::Here => layout.read_local(profile, problem)?.filter(covers),
         Source::Accepted => None,

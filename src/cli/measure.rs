@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail};
 
 use super::progress::{Bars, short};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
@@ -47,9 +47,18 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let Chosen { problems: names, profile } = &arguments.chosen;
     let profile = profile_or_default(*profile);
     let problems = selected(names)?;
+    if let Some(problem) = problems.iter().find(|problem| !names.is_empty() && problem.measured.is_none()) {
+        let name = problem.name;
+        bail!("{name} measures nothing: it has checks alone, which `cs336 grade {name}` runs");
+    }
     if !arguments.settings.is_empty() {
-        ensure!(problems.len() == 1 && !names.is_empty(), "--set needs exactly one problem");
-        return one_case(layout, problems[0], profile, arguments);
+        let ([_], [problem]) = (names.as_slice(), problems.as_slice()) else {
+            bail!(
+                "--set changes a case of one problem, and {} are named: `cs336 measure P --set key=value`",
+                names.len()
+            );
+        };
+        return one_case(layout, problem, profile, arguments);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
     if arguments.dry_run {

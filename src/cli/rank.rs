@@ -14,7 +14,7 @@ use super::{Ended, interrupted, watch_for_interrupt};
 use crate::collective::Backend;
 use crate::collective::environment::Environment;
 use crate::collective::nccl::NVLS;
-use crate::collective::ranks::{Launch, launch};
+use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{gather_results, init_process_group};
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
@@ -47,6 +47,15 @@ pub struct LaunchArguments {
 }
 
 impl Task {
+    /// What a rank of this task runs.
+    fn code(&self) -> Result<&'static RankTask> {
+        let known = || RANK_TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ");
+        RANK_TASKS
+            .iter()
+            .find(|known| known.name == self.task)
+            .with_context(|| format!("no rank task is called {:?}; give --task one of {}", self.task, known()))
+    }
+
     fn read_input(&self) -> Result<Value> {
         let Some(file) = &self.input else { return Ok(Value::Null) };
         let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
@@ -75,11 +84,7 @@ impl Task {
 pub fn run(task: &Task) -> Result<()> {
     keep_multicast_off(task.backend)?;
     let mut parent = has_parent().then(Parent::connect).transpose()?;
-    let known = || RANK_TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ");
-    let code = RANK_TASKS
-        .iter()
-        .find(|known| known.name == task.task)
-        .with_context(|| format!("no rank task {:?}; there are: {}", task.task, known()))?;
+    let code = task.code()?;
     let input = match &mut parent {
         Some(parent) => serde_json::from_str(&parent.receive()?.context("the supervisor sent no input")?)?,
         None => task.read_input()?,
@@ -124,6 +129,7 @@ fn keep_multicast_off(backend: Backend) -> Result<()> {
 pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     let &LaunchArguments { ref task, world_size, deadline } = arguments;
     watch_for_interrupt();
+    task.code()?;
     let plan = Launch {
         backend: task.backend,
         interrupted,

@@ -51,8 +51,10 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let Some(measured) = &problem.measured else { return Ok(None) };
     let path = root.join("suites").join(format!("{}.toml", problem.name));
     let origin = format!("suites/{}.toml", problem.name);
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("failed to read {origin}, which declares what {} measures", problem.name))?;
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        let name = problem.name;
+        format!("{origin} cannot be read, which declares what {name} measures; restore it: `git checkout {origin}`")
+    })?;
     parse(&text, &origin, &measured.parse).map(Some)
 }
 
@@ -165,8 +167,9 @@ pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], probl
     let mut case =
         first.with_context(|| format!("suites/{}.toml has no {profile} grid to start from", problem.name))?;
     for setting in settings {
-        let (key, text) =
-            setting.split_once('=').with_context(|| format!("--set {setting:?} is not of the form key=value"))?;
+        let (key, text) = setting
+            .split_once('=')
+            .with_context(|| format!("--set {setting:?} lacks a value: write key=value, as in attention=flash"))?;
         let fields = case.as_object_mut().context("a case is an object")?;
         let known = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         ensure!(fields.contains_key(key), "{} has no parameter {key:?}; it has {}", problem.name, known());
@@ -174,7 +177,8 @@ pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], probl
         fields.insert(key.to_string(), value);
     }
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
-    (measured.parse)(&case, profile).with_context(|| format!("the case {case}"))
+    (measured.parse)(&case, profile)
+        .with_context(|| format!("{} cannot measure the case {case}; change what --set gives", problem.name))
 }
 
 #[cfg(test)]

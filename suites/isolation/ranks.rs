@@ -243,7 +243,10 @@ fn an_unknown_task_is_named() -> Result<()> {
     let plan = Launch::new("no_such_task", 1, Duration::from_secs(60));
     let outcome = launch_program(Path::new(PROGRAM), &plan, &Value::Null);
     let words = format!("{:#}", outcome.err().context("the run succeeded")?);
-    says(&words, &["rank 0 of 1 exited with status 1", "no rank task \"no_such_task\"", fault_test::TASK.name])
+    says(
+        &words,
+        &["rank 0 of 1 exited with status 1", "no rank task is called \"no_such_task\"", fault_test::TASK.name],
+    )
 }
 
 /// Ctrl-C and SIGTERM: the supervisor says what the ranks were doing, ends them, and exits with 130.

@@ -1,0 +1,82 @@
+//! What the program says of bad input: each message names what is wrong, what was expected, and what to do.
+
+use std::fs;
+
+use super::{PROBLEM, Tree, words};
+
+/// One bad input: how the tree is spoilt, the command, and words of the message in their order.
+struct BadInput {
+    what: &'static str,
+    spoil: fn(&Tree),
+    arguments: &'static [&'static str],
+    wrong: &'static str,
+    expected: &'static str,
+    remedy: &'static str,
+}
+
+const UNSPOILT: fn(&Tree) = |_| {};
+
+const fn bad(what: &'static str, arguments: &'static [&'static str], message: [&'static str; 3]) -> BadInput {
+    let [wrong, expected, remedy] = message;
+    BadInput { what, spoil: UNSPOILT, arguments, wrong, expected, remedy }
+}
+
+const fn spoilt(what: &'static str, spoil: fn(&Tree), message: [&'static str; 3]) -> BadInput {
+    let [wrong, expected, remedy] = message;
+    BadInput { what, spoil, arguments: &["measure", PROBLEM, "--profile", "cpu"], wrong, expected, remedy }
+}
+
+/// Where one clause says both what was expected and what to do, its words stand twice.
+#[rustfmt::skip]
+const TABLE: &[BadInput] = &[
+    bad("a misspelt problem", &["explain", "flash_bench"],
+        ["no problem \"flash_bench\"", "did you mean", "flash_benchmarking"]),
+    bad("a misspelt verb", &["gradd"], ["unrecognized subcommand 'gradd'", "similar subcommand", "'grade'"]),
+    bad("an unknown profile", &["measure", "--profile", "tpu"], ["invalid value 'tpu'", "possible values: cpu, gpu", "--help"]),
+    bad("a time without a unit", &["measure", "--budget", "soon"],
+        ["\"soon\" is no time", "a whole number and a unit", "as in 90s, 8m or 1h"]),
+    bad("a setting without a value", &["measure", PROBLEM, "--set", "addend"],
+        ["\"addend\" lacks a value", "key=value", "as in attention=flash"]),
+    bad("a setting of an unknown parameter", &["measure", PROBLEM, "--set", "adend=float32"],
+        ["no parameter \"adend\"", "it has accumulator, addend", "addend"]),
+    bad("a setting with an unknown value", &["measure", PROBLEM, "--set", "addend=float33"],
+        ["cannot measure the case", "change what --set gives", "expected one of `float32`, `float16`, `bfloat16`"]),
+    bad("a setting of no problem", &["measure", "--set", "addend=float32"],
+        ["0 are named", "cs336 measure P", "--set key=value"]),
+    bad("measuring what has only checks", &["measure", "flash_forward"],
+        ["measures nothing", "it has checks alone", "cs336 grade flash_forward"]),
+    bad("accepting without records", &["accept", PROBLEM], ["nothing to accept", "no records here", "cs336 measure"]),
+    bad("a folder of cases that does not exist", &["grade", "--cases", "nowhere"],
+        ["nowhere cannot be opened", "name a folder", "*.safetensors"]),
+    bad("a folder without cases", &["grade", "--cases", "kernels"],
+        ["holds no *.safetensors file", "nothing was graded", "suites/cases/README.md"]),
+    bad("an unknown rank task", &["launch", "--task", "nothing", "--world-size", "2"],
+        ["no rank task is called \"nothing\"", "give --task one of", "all_reduce"]),
+    bad("no rank at all", &["launch", "--task", "all_reduce", "--world-size", "0"],
+        ["world_size is 0", "between 1 and 16", "between 1 and 16"]),
+    bad("a worker started by hand", &["worker"], ["only cs336 itself starts this process", "run", "`cs336 measure`"]),
+    bad("a write-up that was never built", &["writeup", "--fresh"],
+        ["there are no records", "`cs336 measure`", "makes them"]),
+    spoilt("a suite that is missing", |tree| fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap(),
+        ["cannot be read", "declares what mixed_precision_accumulation measures", "git checkout suites/"]),
+    spoilt("a suite with an unknown profile", |tree| tree.suite("[tpu.a]\naddend = \"float32\"\n"),
+        ["unknown profile \"tpu\"", "a suite holds", "[cpu.<grid>] and [gpu.<grid>]"]),
+    spoilt("a suite with a key outside a grid", |tree| tree.suite("[cpu]\naddend = \"float32\"\n"),
+        ["cpu.addend is no table", "write the key under a grid", "as in [cpu.sweep]"]),
+];
+
+#[test]
+fn every_message_names_the_fault_what_was_expected_and_what_to_do() {
+    for BadInput { what, spoil, arguments, wrong, expected, remedy } in TABLE {
+        let tree = Tree::new();
+        spoil(&tree);
+        let output = tree.run(arguments);
+        let said = words(&output);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{what}: ended with {}: {said}", output.status);
+        assert!(!said.contains("panicked at"), "{what}: {said}");
+        for (part, words) in [("the fault", wrong), ("what was expected", expected), ("what to do", remedy)] {
+            assert!(said.contains(words), "{what}: the message does not name {part} by {words:?}:\n{said}");
+        }
+        assert!(!tree.record_path().exists(), "{what}: a record was written");
+    }
+}
