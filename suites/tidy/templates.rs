@@ -32,10 +32,9 @@ const PROGRAM: &[&str] = &[
 ];
 
 /// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-const TO_BE_CONVERTED: [&str; 6] = [
+const TO_BE_CONVERTED: [&str; 5] = [
     "benchmarking_mixed_precision",
     "benchmarking_script",
-    "memory_profiling",
     "nsys_profile",
     "pytorch_attention",
     "torch_compile",

@@ -1,0 +1,107 @@
+//! Part (e): the largest allocations of a forward pass, and what a step's memory consists of at its peak.
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::super::components::Allocation;
+use super::timeline::TimelineCase;
+use super::{Measured, bytes, memory_format};
+use crate::harness::answer::format::NOTHING;
+use crate::harness::answer::{Cell, Claim, Column, Quantity, RecordSet, Style, Table, Unit};
+
+/// How many kinds of allocations the table shows.
+const SHOWN: usize = 8;
+
+/// The largest allocations of the forward pass whose timeline is timeline.
+#[derive(Serialize)]
+pub struct LargestAllocations {
+    largest: Quantity,
+    /// In Markdown: "`aten::div`, `aten::matmul` in the range *forward/attn*, and from ..".
+    places: String,
+    /// One tensor of attention scores by counting.
+    #[serde(skip)]
+    expected: Quantity,
+    /// Whether the logits are larger than the scores.
+    logits_lead: bool,
+}
+
+impl LargestAllocations {
+    pub fn of(timeline: &TimelineCase) -> Result<Self> {
+        let all = &timeline.row.forward.largest;
+        let bytes_each = all.first().context("a forward pass without allocations")?.bytes_each;
+        let mut places: Vec<(&str, Vec<String>)> = Vec::new();
+        for allocation in all.iter().filter(|allocation| allocation.bytes_each == bytes_each) {
+            let called = called(allocation);
+            match places.iter_mut().find(|(range, _)| *range == allocation.range) {
+                Some((_, calls)) if calls.contains(&called) => {}
+                Some((_, calls)) => calls.push(called),
+                None => places.push((&allocation.range, vec![called])),
+            }
+        }
+        let place = |(range, calls): (&str, Vec<String>)| format!("{} in the range *{range}*", calls.join(", "));
+        let memory = timeline.case.params.memory();
+        Ok(Self {
+            largest: bytes(timeline.case, bytes_each),
+            places: places.into_iter().map(place).collect::<Vec<_>>().join(", and from "),
+            expected: bytes(timeline.case, memory.scores()),
+            logits_lead: memory.logits() > memory.scores(),
+        })
+    }
+
+    pub fn claim(&self) -> Claim {
+        Claim::new("largest-are-scores", self.largest.value() == self.expected.value())
+            .operand("largest allocation", &self.largest)
+            .operand("one tensor of scores", &self.expected)
+    }
+}
+
+/// The operator that the program called.
+fn called(allocation: &Allocation) -> String {
+    format!("`{}`", allocation.operators.split('/').next().unwrap_or_default())
+}
+
+pub fn largest(timeline: &TimelineCase) -> Table {
+    let mut table = Table::new(vec![
+        Column::number("each (MiB)", Style::Mib, 2),
+        Column::right("count"),
+        Column::words("range of the forward pass"),
+        Column::words("called operator"),
+        Column::words("allocating operator"),
+    ]);
+    for allocation in timeline.row.forward.largest.iter().take(SHOWN) {
+        let range = allocation.range.strip_prefix("forward/").unwrap_or(NOTHING);
+        let allocating = allocation.operators.split('/').next_back().unwrap_or_default();
+        table.row(vec![
+            bytes(timeline.case, allocation.bytes_each).into(),
+            allocation.count.to_string().into(),
+            range.into(),
+            called(allocation).into(),
+            format!("`{allocating}`").into(),
+        ]);
+    }
+    table
+}
+
+/// A line for each case: a full step at its peak, and on a GPU what the allocator holds beyond it.
+pub fn components(set: &RecordSet, measured: &[Measured]) -> Table {
+    let (style, digits, _) = memory_format(set);
+    let heads =
+        ["parameters", "state", "gradients", "saved", "copies", "working", "other", "rounding", "reserved, idle"];
+    let numbers = heads.map(|head| Column::number(head, style, digits));
+    let mut columns = [vec![Column::right("context"), Column::words("precision")], numbers.to_vec()].concat();
+    columns.truncate(if set.is_gpu() { 11 } else { 9 });
+    let width = columns.len();
+    let mut table = Table::new(columns);
+    for (case, row) in measured {
+        let (at, peak) = (&row.training_step.at_peak, &row.training_step.peak);
+        let less = |a: u64, b: u64| case.quantity(a as f64 - b as f64, Unit::Bytes);
+        let alive = [at.parameters, at.optimizer_state, at.gradients, at.saved, at.weight_copies, at.working, at.other];
+        let mut cells: Vec<Cell> = vec![case.params.context_length.to_string().into(), case.params.dtype.name().into()];
+        cells.extend(alive.map(|n| bytes(case, n).into()));
+        cells.push(less(peak.allocated_bytes, peak.requested_bytes).into());
+        cells.push(peak.reserved_bytes.map(|reserved| less(reserved, peak.active_bytes)).into());
+        cells.truncate(width);
+        table.row(cells);
+    }
+    table
+}

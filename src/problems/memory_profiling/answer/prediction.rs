@@ -1,0 +1,181 @@
+//! What counting gives: measured peaks beside predicted ones, and the tensors that the largest model saves.
+
+use serde::Serialize;
+
+use super::super::measure::{Params, Run};
+use super::super::predicted::{CONTEXT_LENGTHS, memory};
+use super::{Measured, MemoryCase, bytes, memory_format};
+use crate::harness::answer::{Cell, Claim, Column, Quantity, RecordSet, Style, Table, Unit};
+use crate::model::Precision;
+use crate::units::MIB;
+
+const LONGEST: i64 = CONTEXT_LENGTHS[CONTEXT_LENGTHS.len() - 1];
+
+/// The passes that are predicted, as the table and as the prose name them.
+const PASSES: [(&str, &str); 3] =
+    [("forward", "a forward pass"), ("recorded", "a recorded forward pass"), ("full step", "a full step")];
+
+/// A measured peak beside the one that counting gives.
+pub struct PeakComparison<'a> {
+    case: &'a MemoryCase,
+    run: &'a Run,
+    /// Of [`PASSES`].
+    pass: (&'static str, &'static str),
+    /// Measured less predicted, in bytes.
+    difference: f64,
+    /// What the prediction leaves out: the allocator's rounding, and the workspaces of libraries.
+    uncounted: f64,
+}
+
+impl<'a> PeakComparison<'a> {
+    pub fn of(measured: &[Measured<'a>]) -> Vec<Self> {
+        let passes = |(case, row): &Measured<'a>| {
+            let (case, row) = (*case, *row);
+            let runs = [&row.forward, &row.recorded_forward, &row.training_step];
+            PASSES.into_iter().zip(runs).map(move |(pass, run)| {
+                let (allocated, requested) = (run.peak.allocated_bytes as f64, run.peak.requested_bytes as f64);
+                let workspaces = run.at_peak.other as f64 - row.inputs_and_tables_bytes as f64;
+                let difference = allocated - run.predicted_bytes as f64;
+                Self { case, run, pass, difference, uncounted: allocated - requested + workspaces }
+            })
+        };
+        measured.iter().flat_map(passes).collect()
+    }
+
+    fn unexplained(&self) -> f64 {
+        self.difference - self.uncounted
+    }
+
+    /// Of the measured peak.
+    fn share(&self) -> f64 {
+        self.unexplained().abs() / self.run.peak.allocated_bytes as f64
+    }
+}
+
+/// The largest share of a peak that the prediction does not explain.
+#[derive(Serialize)]
+pub struct PredictionError {
+    share: Quantity,
+    /// Below zero where the prediction is too high.
+    bytes: Quantity,
+    /// "a forward pass in bfloat16 at context 512".
+    at: String,
+}
+
+impl PredictionError {
+    /// A CPU's autocast keeps more in bfloat16 than the prediction's rules, so that its errors do not count.
+    pub fn largest(comparisons: &[PeakComparison], gpu: bool) -> Option<Self> {
+        let judged = comparisons.iter().filter(|one| gpu || one.case.params.dtype == Precision::Float32);
+        let worst = judged.reduce(|worst, one| if one.share() > worst.share() { one } else { worst })?;
+        let PeakComparison { case, run, pass, .. } = worst;
+        let Params { dtype, context_length, .. } = &case.params;
+        let at_loss = run.peak_operators.contains("aten::exp");
+        let place = if at_loss { ", whose real peak lies at the loss (`aten::exp`)" } else { "" };
+        Some(Self {
+            share: case.quantity(worst.share(), Unit::One),
+            bytes: case.quantity(worst.unexplained(), Unit::Bytes),
+            at: format!("{} in {} at context {context_length}{place}", pass.1, dtype.name()),
+        })
+    }
+
+    pub fn claim(&self) -> Claim {
+        Claim::below("prediction-holds", "largest error over the peak", &self.share, 0.02)
+    }
+}
+
+pub fn table(set: &RecordSet, comparisons: &[PeakComparison]) -> Table {
+    let (style, digits, unit) = memory_format(set);
+    let mib = |head: &str| Column::number(head, Style::Mib, 1);
+    let mut table = Table::new(vec![
+        Column::right("context"),
+        Column::words("precision"),
+        Column::words("pass"),
+        Column::number(format!("measured ({unit})"), style, digits),
+        Column::number(format!("predicted ({unit})"), style, digits),
+        mib("difference (MiB)"),
+        Column::number("(%)", Style::Fixed, 2),
+        mib("not counted (MiB)"),
+        mib("unexplained (MiB)"),
+    ]);
+    for one in comparisons {
+        let PeakComparison { case, run, pass, difference, uncounted } = one;
+        let of_case = |x: f64| Cell::from(case.quantity(x, Unit::Bytes));
+        table.row(vec![
+            case.params.context_length.to_string().into(),
+            case.params.dtype.name().into(),
+            pass.0.into(),
+            bytes(case, run.peak.allocated_bytes).into(),
+            bytes(case, run.predicted_bytes).into(),
+            of_case(*difference),
+            case.quantity(100.0 * difference / run.predicted_bytes as f64, Unit::One).into(),
+            of_case(*uncounted),
+            of_case(one.unexplained()),
+        ]);
+    }
+    table
+}
+
+/// Sizes of tensors of the handout's largest model at its longest context.
+#[derive(Serialize)]
+pub struct Counted {
+    residual: Quantity,
+    /// "5 MiB at 128, 10 MiB at 256, ..".
+    residuals: String,
+    scores: Quantity,
+    logits: Quantity,
+    /// All that a forward pass saves.
+    all_float32: Quantity,
+    all_bfloat16: Quantity,
+}
+
+impl Counted {
+    pub fn of_the_largest_model() -> Self {
+        let (float32, bfloat16) = (memory(LONGEST, Precision::Float32), memory(LONGEST, Precision::Bfloat16));
+        let residual = |seq: i64| memory(seq, Precision::Float32).residual() as f64 / MIB;
+        Self {
+            residual: constant(float32.residual()),
+            residuals: CONTEXT_LENGTHS.map(|seq| format!("{:.0} MiB at {seq}", residual(seq))).join(", "),
+            scores: constant(float32.scores()),
+            logits: constant(float32.logits()),
+            all_float32: constant(float32.saved_bytes()),
+            all_bfloat16: constant(bfloat16.saved_bytes()),
+        }
+    }
+}
+
+fn constant(bytes: u64) -> Quantity {
+    Quantity::constant(bytes as f64, Unit::Bytes)
+}
+
+/// What one forward pass saves, a line a tensor; those of under a fiftieth of all are one line together.
+pub fn saved_tensors() -> Table {
+    let mib = |head: &str, digits| Column::number(head, Style::Mib, digits);
+    let mut table = Table::new(vec![
+        Column::words("saved tensor of the 2.7B model"),
+        Column::words("shape"),
+        mib("float32: each (MiB)", 1),
+        Column::right("count"),
+        mib("bfloat16: each (MiB)", 1),
+        Column::right("count"),
+        mib("bfloat16: together (MiB)", 0),
+    ]);
+    let (wide, narrow) = (memory(LONGEST, Precision::Float32).saved(), memory(LONGEST, Precision::Bfloat16).saved());
+    let all: u64 = narrow.iter().map(|tensor| tensor.bytes()).sum();
+    let (large, small): (Vec<_>, Vec<_>) = narrow.iter().partition(|tensor| 50 * tensor.bytes() > all);
+    for tensor in large {
+        let float32 = wide.iter().find(|wide| wide.name == tensor.name);
+        table.row(vec![
+            tensor.name.into(),
+            tensor.shape.into(),
+            float32.map(|wide| constant(wide.bytes_each)).into(),
+            float32.map_or(Cell::Missing, |wide| wide.count.to_string().into()),
+            constant(tensor.bytes_each).into(),
+            tensor.count.to_string().into(),
+            constant(tensor.bytes()).into(),
+        ]);
+    }
+    let rest = constant(small.iter().map(|tensor| tensor.bytes()).sum());
+    let empty = vec![Cell::from(""); 5];
+    table.row([vec![format!("{} others", small.len()).into()], empty, vec![rest.into()]].concat());
+    table
+}
