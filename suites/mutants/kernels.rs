@@ -9,6 +9,8 @@ use libtest_mimic::{Failed, Trial};
 
 /// A program that was compiled stays in its process: every mutant has one of its own, which finds its tree by this.
 const ROOT: &str = "CS336_ROOT";
+/// Its key covers the kernel's text: mutants share what they have not changed, and a second run compiles nothing.
+const CACHE: &str = env!("CARGO_TARGET_TMPDIR");
 /// The first argument of such a process; the problem and the check follow.
 const WORKER: &str = "kernel-worker";
 
@@ -222,7 +224,7 @@ fn caught(mutant: &Mutant) -> Result<(), Failed> {
     fs::write(&path, text.replace(mutant.line, mutant.changed))?;
     let (problem, check) = mutant.check;
     let mut worker = Command::new(std::env::current_exe()?);
-    worker.args([WORKER, problem, check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", tree.path().join("cache"));
+    worker.args([WORKER, problem, check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", CACHE);
     let output = worker.output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     if said.starts_with("caught: ") && said.contains(mutant.words) && !said.contains("failed:") {
