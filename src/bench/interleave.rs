@@ -168,6 +168,16 @@ impl<T> Column<T> {
             _ => None,
         }
     }
+
+    /// What a table shows of a column that was not measured, in the words of [`crate::harness::answer::CaseOutcome::word`].
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Measured { .. } => "measured",
+            Self::OutOfMemory { .. } => "OOM",
+            Self::NotRun { .. } => "not run",
+            Self::Failed { .. } => "failed",
+        }
+    }
 }
 
 /// What `body` gives, and the seconds until `device` has done all of it: a monotonic clock between two synchronisations,

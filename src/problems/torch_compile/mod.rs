@@ -1,13 +1,10 @@
 //! What `torch.compile` gains, measured in a Python peer in turns with our own eager and captured figures.
 
-use anyhow::Result;
-use serde_json::{Value, json};
-
 use self::measure::TorchCompile;
-use crate::harness::problem::{Check, Measured, Problem};
-use crate::model::Precision;
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 pub mod adamw;
+mod answer;
 pub mod attention;
 pub mod checks;
 pub mod measure;
@@ -25,24 +22,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "adamw_is_the_same_in_python", part: "b", run: checks::adamw_is_the_same_in_python },
     ],
     measured: Some(Measured::of::<TorchCompile>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
-
-/// The tolerances that equality was held to, for the report.
-fn facts() -> Result<Value> {
-    let of = |dtype| {
-        let transformer::Tolerance { loss, logits, gradients, worst_gradient } = transformer::tolerance(dtype);
-        json!({ "loss": loss, "logits": logits, "gradients": gradients, "worst_gradient": worst_gradient })
-    };
-    Ok(json!({
-        "tolerance": {
-            "attention": attention::TOLERANCE,
-            "adamw": adamw::TOLERANCE,
-            "float32": of(Precision::Float32),
-            "bfloat16": of(Precision::Bfloat16),
-        },
-        "bytes_per_parameter": adamw::BYTES_PER_PARAMETER,
-    }))
-}
