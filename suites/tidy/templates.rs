@@ -32,11 +32,10 @@ const PROGRAM: &[&str] = &[
 ];
 
 /// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-const TO_BE_CONVERTED: [&str; 4] = [
+const TO_BE_CONVERTED: [&str; 3] = [
     "benchmarking_mixed_precision",
     "benchmarking_script",
     "nsys_profile",
-    "pytorch_attention",
 ];
 
 /// The tags of a template: where each begins, and its text.

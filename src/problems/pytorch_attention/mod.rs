@@ -1,10 +1,10 @@
 //! What attention by its definition costs: time, and the memory that its backward pass keeps waiting.
 
-use self::accounting::facts;
 use self::measure::PytorchAttention;
-use crate::harness::problem::{Check, Measured, Problem};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 mod accounting;
+mod answer;
 mod checks;
 pub mod measure;
 
@@ -17,7 +17,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "what_cannot_fit_is_refused", part: "a", run: checks::what_cannot_fit_is_refused },
     ],
     measured: Some(Measured::of::<PytorchAttention>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
