@@ -53,7 +53,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
             let claim = Claim::new(id, flat.value() < naive.value());
             answer.claim(claim.operand("one call", flat).operand("a call each", naive))?;
         }
-        answer.claim(Claim::below("flat-hides-nothing", "hidden", &flat.hidden, 0.05))?;
+        answer.claim(Claim::below("the-flat-call-hides-no-communication", "hidden", &flat.hidden, 0.05))?;
     }
     for set in records.sets() {
         let cases = set.cases::<Steps<MinimalDdpFlat>>()?;
@@ -87,7 +87,7 @@ fn saving(columns: &Columns) -> Result<Saving> {
         many_calls: naive.communication.clone(),
         step: seconds(saved.value().abs()),
         share,
-        by_calls: seconds((naive.calls - flat.calls) as f64 * overhead_s),
+        by_calls: seconds(naive.calls.saturating_sub(flat.calls) as f64 * overhead_s),
         overhead: seconds(*overhead_s),
     })
 }

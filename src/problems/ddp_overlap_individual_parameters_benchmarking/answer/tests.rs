@@ -12,7 +12,8 @@ fn answered(strategies: &[Times]) -> Answer {
 }
 
 fn claims(answer: &Answer) -> [Option<bool>; 3] {
-    ["overlap-beats-both", "hides-most", "overlap-is-seen"].map(|id| answer.holds(id))
+    ["overlap-beats-both", "the-backward-pass-hides-most-of-the-communication", "overlap-is-seen"]
+        .map(|id| answer.holds(id))
 }
 
 #[test]
