@@ -1,8 +1,11 @@
-//! The grader graded: deliberately broken implementations that the checks must catch, each beside a sound control.
+//! The grader graded: deliberately broken implementations, each with the check that must catch it and the words in which,
+//! beside sound controls.
 
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Trial};
+use anyhow::Result;
+use cs336::problems::REGISTRY;
+use libtest_mimic::{Arguments, Failed, Trial};
 
 #[path = "mutants/attention.rs"]
 mod attention;
@@ -25,4 +28,41 @@ fn main() -> ExitCode {
     let trials: Vec<Trial> = families.iter().flat_map(|trials| trials()).collect();
     assert!(!trials.is_empty(), "no mutant is tested");
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// A test that this check, and no other, refuses the mutant in these words: with other words it caught another mistake, or
+/// did not run at all.
+///
+/// `check` is `problem::check` of a registered one, or of the first problem that registers a check of several problems;
+/// `run` is that check on the mutant.
+fn caught<T: std::fmt::Debug>(
+    family: &str,
+    mutant: &str,
+    check: &'static str,
+    words: &'static str,
+    run: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Trial {
+    let is_registered = REGISTRY.iter().any(|problem| {
+        let name = check.strip_prefix(problem.name).and_then(|rest| rest.strip_prefix("::"));
+        name.is_some_and(|name| problem.checks.iter().any(|check| check.name == name))
+    });
+    assert!(is_registered, "{family}, {mutant}: no check is registered as {check:?}");
+    assert!(!words.is_empty(), "{family}, {mutant}: what must {check} say?");
+    Trial::test(format!("mutants::{family}::{mutant}_is_caught_by_{check}"), move || match run() {
+        Ok(verdict) => Err(Failed::from(format!("{check} let it pass: {verdict:?}"))),
+        Err(error) => requires(&format!("{error:#}"), check, words),
+    })
+}
+
+fn requires(said: &str, check: &str, words: &str) -> Result<(), Failed> {
+    match said.contains(words) {
+        true => Ok(()),
+        false => Err(Failed::from(format!("{check} does not say {words:?}, but: {said}"))),
+    }
+}
+
+/// A test that the implementation passes without its mistake: a check that refuses everything would catch every mutant.
+fn control<T>(family: &str, name: &str, run: impl FnOnce() -> Result<T> + Send + 'static) -> Trial {
+    let run = move || run().map(drop).map_err(|error| Failed::from(format!("{error:#}")));
+    Trial::test(format!("mutants::{family}::{name}_passes"), run)
 }

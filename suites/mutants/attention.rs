@@ -1,14 +1,17 @@
-//! Broken FlashAttention-2: one compact implementation, a list of single faults, and the checks that must catch each.
+//! Broken FlashAttention-2: one compact implementation, a list of single faults, and the check that must catch each.
 
 use anyhow::{Result, bail};
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Trial;
 use tch::{Kind, Tensor};
 
 use cs336::attention::accumulation_kind;
 use cs336::attention::tiled::Tile;
+use cs336::harness::problem::Verdict;
 use cs336::problems::flash_backward::checks::{self as flash_backward, Saved};
 use cs336::problems::flash_forward;
 use cs336::torch::autograd;
+
+use super::{caught, control};
 
 /// One mistake each, of the kinds that people make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,65 +40,75 @@ enum Fault {
     BackwardMaskIgnored,
 }
 
-const FAULTS: &[Fault] = &[
-    Fault::ScaleByD,
-    Fault::MaskHidesDiagonal,
-    Fault::MaskShowsNextKey,
-    Fault::MaskIgnored,
-    Fault::MaskInTileCoordinates,
-    Fault::NoMaximum,
-    Fault::MaximumOfFirstTile,
-    Fault::OutputNotRescaled,
-    Fault::SumNotRescaled,
-    Fault::LseBaseTwo,
-    Fault::LseWithoutMaximum,
-    Fault::LastKeyTileDropped,
-    Fault::AccumulatesInBfloat16,
-    Fault::LseInInputKind,
-    Fault::SavesRowSumsToo,
-    Fault::DMissing,
-    Fault::DFromOutputOnly,
-    Fault::DkUnscaled,
-    Fault::DvFromDp,
-    Fault::DqOverwrittenByEachTile,
-    Fault::ProbabilitiesWithoutLse,
-    Fault::BackwardMaskIgnored,
+const FORWARD: &str = "flash_forward::forward_matches_naive";
+const CAUSAL_FORWARD: &str = "flash_forward::causal_forward_matches_naive";
+const ADVERSARIAL: &str = "flash_forward::adversarial_inputs";
+const CAUSAL_ADVERSARIAL: &str = "flash_forward::causal_adversarial_inputs";
+const OFFICIAL: &str = "flash_forward::official_protocol";
+const CAUSAL_OFFICIAL: &str = "flash_forward::causal_official_protocol";
+const DIFFERENCES: &str = "flash_backward::finite_differences";
+const OFFICIAL_BACKWARD: &str = "flash_backward::official_protocol";
+const AUTOGRAD: &str = "flash_backward::backward_matches_autograd";
+
+/// The checks by name, each as it runs on the implementation with a fault, or without one.
+const CHECKS: &[(&str, fn(Option<Fault>) -> Result<Verdict>)] = &[
+    (FORWARD, |fault| flash_forward::forward_matches_naive(&forward_with(fault), false)),
+    (CAUSAL_FORWARD, |fault| flash_forward::forward_matches_naive(&forward_with(fault), true)),
+    (ADVERSARIAL, |fault| flash_forward::adversarial_inputs(&forward_with(fault), false)),
+    (CAUSAL_ADVERSARIAL, |fault| flash_forward::adversarial_inputs(&forward_with(fault), true)),
+    (OFFICIAL, |fault| flash_forward::official_protocol(&node_with(fault), false)),
+    (CAUSAL_OFFICIAL, |fault| flash_forward::official_protocol(&node_with(fault), true)),
+    (DIFFERENCES, |fault| flash_backward::finite_differences(&backward_with(fault))),
+    (OFFICIAL_BACKWARD, |fault| flash_backward::official_protocol(&node_with(fault))),
+    (AUTOGRAD, |fault| flash_backward::backward_matches_autograd(&backward_with(fault))),
 ];
 
-/// One test a fault, and one that the unbroken implementation passes everything.
+/// Each fault, the check that must catch it, and its words.
+const FAULTS: &[(Fault, &str, &str)] = &[
+    (Fault::ScaleByD, OFFICIAL, "o is off by up to"),
+    (Fault::MaskHidesDiagonal, CAUSAL_OFFICIAL, "o is off by up to"),
+    (Fault::MaskShowsNextKey, CAUSAL_FORWARD, "o is wrong"),
+    (Fault::MaskIgnored, CAUSAL_OFFICIAL, "o is off by up to"),
+    (Fault::MaskInTileCoordinates, CAUSAL_ADVERSARIAL, "o is wrong"),
+    (Fault::NoMaximum, ADVERSARIAL, "scores near a thousand"),
+    (Fault::MaximumOfFirstTile, ADVERSARIAL, "scores near a thousand"),
+    (Fault::OutputNotRescaled, FORWARD, "o is wrong"),
+    (Fault::SumNotRescaled, FORWARD, "o is wrong"),
+    (Fault::LseBaseTwo, OFFICIAL, "L is off by up to"),
+    (Fault::LseWithoutMaximum, FORWARD, "lse is wrong"),
+    (Fault::LastKeyTileDropped, FORWARD, "o is wrong"),
+    (Fault::AccumulatesInBfloat16, FORWARD, "o is wrong"),
+    (Fault::LseInInputKind, FORWARD, "lse is wrong"),
+    (Fault::SavesRowSumsToo, OFFICIAL, "exactly one saved tensor must have shape [4, 128]"),
+    (Fault::DMissing, DIFFERENCES, "dq[0] is off the difference quotient"),
+    (Fault::DFromOutputOnly, DIFFERENCES, "dq[0] is off the difference quotient"),
+    (Fault::DkUnscaled, DIFFERENCES, "dk[0] is off the difference quotient"),
+    (Fault::DvFromDp, DIFFERENCES, "dv[0] is off the difference quotient"),
+    (Fault::DqOverwrittenByEachTile, AUTOGRAD, "dq is wrong"),
+    (Fault::ProbabilitiesWithoutLse, OFFICIAL_BACKWARD, "dq is off by up to"),
+    (Fault::BackwardMaskIgnored, OFFICIAL_BACKWARD, "is_causal true"),
+];
+
+/// One test a fault, and one a check that the unbroken implementation passes it.
 pub fn trials() -> Vec<Trial> {
-    let caught = FAULTS.iter().map(|&fault| {
-        Trial::test(format!("attention::{fault:?} is caught"), move || match first_objection(Some(fault)) {
-            Some(_) => Ok(()),
-            None => Err(Failed::from("every check of flash_forward and flash_backward passed")),
-        })
+    let faulty = FAULTS.iter().map(|&(fault, name, words)| {
+        let (_, check) = CHECKS.iter().find(|(known, _)| *known == name).expect("a check of the table");
+        caught("attention", &format!("{fault:?}"), name, words, move || check(Some(fault)))
     });
-    let control = Trial::test("attention::the unbroken control passes", || match first_objection(None) {
-        None => Ok(()),
-        Some(objection) => Err(Failed::from(objection)),
-    });
-    caught.chain([control]).collect()
+    let sound = CHECKS.iter().map(|(name, check)| control("attention", name, move || check(None)));
+    faulty.chain(sound).collect()
 }
 
-/// What the first check that fails says.
-fn first_objection(fault: Option<Fault>) -> Option<String> {
-    let forward = |q: &Tensor, k: &Tensor, v: &Tensor, is_causal, tile| Ok(forward(fault, q, k, v, is_causal, tile));
-    let backward = |saved: &Saved, is_causal, tile| Ok(backward(fault, saved, is_causal, tile));
-    let node = |q: &Tensor, k: &Tensor, v: &Tensor, is_causal| {
-        Ok(autograd::apply(Node { fault, is_causal }, &[q, k, v])?.remove(0))
-    };
-    let checks: [&dyn Fn() -> Result<_>; 9] = [
-        &|| flash_forward::official_protocol(&node, false),
-        &|| flash_forward::official_protocol(&node, true),
-        &|| flash_forward::adversarial_inputs(&forward, false),
-        &|| flash_forward::adversarial_inputs(&forward, true),
-        &|| flash_forward::forward_matches_naive(&forward, false),
-        &|| flash_forward::forward_matches_naive(&forward, true),
-        &|| flash_backward::finite_differences(&backward),
-        &|| flash_backward::official_protocol(&node),
-        &|| flash_backward::backward_matches_autograd(&backward),
-    ];
-    checks.iter().find_map(|check| check().err()).map(|error| format!("{error:#}"))
+fn forward_with(fault: Option<Fault>) -> impl Fn(&Tensor, &Tensor, &Tensor, bool, Tile) -> Result<(Tensor, Tensor)> {
+    move |q, k, v, is_causal, tile| Ok(forward(fault, q, k, v, is_causal, tile))
+}
+
+fn backward_with(fault: Option<Fault>) -> impl Fn(&Saved, bool, Tile) -> Result<(Tensor, Tensor, Tensor)> {
+    move |saved, is_causal, tile| Ok(backward(fault, saved, is_causal, tile))
+}
+
+fn node_with(fault: Option<Fault>) -> impl Fn(&Tensor, &Tensor, &Tensor, bool) -> Result<Tensor> {
+    move |q, k, v, is_causal| Ok(autograd::apply(Node { fault, is_causal }, &[q, k, v])?.remove(0))
 }
 
 /// Algorithm 1, broken where `fault` says.

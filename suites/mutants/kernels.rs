@@ -1,18 +1,22 @@
-//! Mutants of the CUDA kernels: a copy of `kernels/` with one line changed, which the checks in the emulator must catch.
+//! Mutants of the CUDA kernels: a copy of `kernels/` with one line changed, which a check in the emulator must catch.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use anyhow::{Context as _, Result, bail, ensure};
 use cs336::problems::REGISTRY;
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Trial;
 
 /// A program that was compiled stays in its process: every mutant has one of its own, which finds its tree by this.
 const ROOT: &str = "CS336_ROOT";
 /// Its key covers the kernel's text: mutants share what they have not changed, and a second run compiles nothing.
 const CACHE: &str = env!("CARGO_TARGET_TMPDIR");
-/// The first argument of such a process; the problem and the check follow.
+/// The first argument of such a process; the check follows.
 const WORKER: &str = "kernel-worker";
+/// What it prints before the check's own words.
+const PASSED: &str = "passed: ";
+const REFUSED: &str = "refused: ";
 
 struct Mutant {
     name: &'static str,
@@ -20,14 +24,14 @@ struct Mutant {
     /// What stands there once, and what takes its place.
     line: &'static str,
     changed: &'static str,
-    check: (&'static str, &'static str),
-    /// Of what the check says: a mutant that does not compile, or fails in another way, is not caught.
+    /// As `problem::check`.
+    check: &'static str,
     words: &'static str,
 }
 
-const FORWARD: (&str, &str) = ("flash_forward", "hopper_kernel");
-const BACKWARD: (&str, &str) = ("flash_backward", "hopper_kernels");
-const PORTABLE_BACKWARD: (&str, &str) = ("flash_backward", "portable_kernels");
+const FORWARD: &str = "flash_forward::hopper_kernel";
+const BACKWARD: &str = "flash_backward::hopper_kernels";
+const PORTABLE_BACKWARD: &str = "flash_backward::portable_kernels";
 const WRONG: &str = "is off by";
 const NOT_AWAITED: &str = "no thread called await_last_kernel";
 
@@ -78,7 +82,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    index = schedule.take(turn + 1);\n",
         changed: "    index = schedule.take(turn + 1);\n    store_word(base + number_at, index);\n",
         check: FORWARD,
-        words: "",
+        words: "can go on",
     },
     Mutant {
         name: "a_tiles_number_is_read_before_it_is_there",
@@ -86,7 +90,7 @@ const MUTANTS: &[Mutant] = &[
         line: "      barrier_wait(bar.q_full(), ++turn % 2);\n",
         changed: "      ++turn;\n",
         check: FORWARD,
-        words: "",
+        words: "can go on",
     },
     Mutant {
         name: "fewer_bytes_are_expected_than_come",
@@ -110,7 +114,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    named_sync(both_barrier, 256);\n    float dq[dq_sums_a_thread];\n",
         changed: "    float dq[dq_sums_a_thread];\n",
         check: BACKWARD,
-        words: "",
+        words: WRONG,
     },
     Mutant {
         name: "q_is_given_back_before_dk_is_multiplied",
@@ -149,7 +153,7 @@ const MUTANTS: &[Mutant] = &[
         file: "textbook_forward.cu",
         line: "    // No thread reads the tiles before any more.\n    __syncthreads();\n",
         changed: "",
-        check: ("flash_forward", "textbook_kernel"),
+        check: "flash_forward::textbook_kernel",
         words: WRONG,
     },
     Mutant {
@@ -157,8 +161,8 @@ const MUTANTS: &[Mutant] = &[
         file: "portable_forward.cu",
         line: "    copies_wait<stages - 2>();\n",
         changed: "    copies_wait<stages - 1>();\n",
-        check: ("flash_forward", "portable_kernel"),
-        words: "",
+        check: "flash_forward::portable_kernel",
+        words: "copies are under way though every thread has ended",
     },
     Mutant {
         name: "a_part_without_columns_does_not_wait",
@@ -188,27 +192,31 @@ const MUTANTS: &[Mutant] = &[
 
 /// One test a mutant; that the kernels as they are pass the same checks is the checks' own test.
 pub fn trials() -> Vec<Trial> {
-    let trial = |mutant: &'static Mutant| Trial::test(format!("mutants::kernels::{}", mutant.name), || caught(mutant));
+    let trial = |mutant: &'static Mutant| {
+        super::caught("kernels", mutant.name, mutant.check, mutant.words, || check_in_a_process(mutant))
+    };
     MUTANTS.iter().map(trial).collect()
 }
 
 /// Where this process is a mutant's: runs its check, and says on standard output how it ended.
 pub fn worker() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [first, problem, check] = arguments.as_slice() else { return None };
+    let [first, name] = arguments.as_slice() else { return None };
     if first != WORKER {
         return None;
     }
+    let (problem, check) = name.split_once("::")?;
     let problem = REGISTRY.iter().find(|p| p.name == problem)?;
     let check = problem.checks.iter().find(|c| c.name == check)?;
     match (check.run)() {
-        Ok(verdict) => println!("passed: {verdict:?}"),
-        Err(error) => println!("caught: {error:#}"),
+        Ok(verdict) => println!("{PASSED}{verdict:?}"),
+        Err(error) => println!("{REFUSED}{error:#}"),
     }
     Some(ExitCode::SUCCESS)
 }
 
-fn caught(mutant: &Mutant) -> Result<(), Failed> {
+/// What the mutant's check says, in a process whose kernels are a copy with the line changed.
+fn check_in_a_process(mutant: &Mutant) -> Result<String> {
     let tree = tempfile::tempdir()?;
     for folder in ["suites", "templates"] {
         fs::create_dir(tree.path().join(folder))?;
@@ -218,20 +226,20 @@ fn caught(mutant: &Mutant) -> Result<(), Failed> {
     let path = kernels.join(mutant.file);
     let text = fs::read_to_string(&path)?;
     let found = text.matches(mutant.line).count();
-    if found != 1 {
-        return Err(format!("{} holds the line {found} times: mend the mutant", mutant.file).into());
-    }
+    ensure!(found == 1, "{} holds the line {found} times: mend the mutant", mutant.file);
     fs::write(&path, text.replace(mutant.line, mutant.changed))?;
-    let (problem, check) = mutant.check;
     let mut worker = Command::new(std::env::current_exe()?);
-    worker.args([WORKER, problem, check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", CACHE);
+    worker.args([WORKER, mutant.check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", CACHE);
     let output = worker.output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if said.starts_with("caught: ") && said.contains(mutant.words) && !said.contains("failed:") {
-        println!("{said}");
-        return Ok(());
+    if let Some(verdict) = said.strip_prefix(PASSED) {
+        return Ok(verdict.into());
     }
-    Err(format!("{check} said {said:?}, {}", String::from_utf8_lossy(&output.stderr)).into())
+    let refused = said.strip_prefix(REFUSED).with_context(|| {
+        format!("the process ended with {}: {said}{}", output.status, String::from_utf8_lossy(&output.stderr))
+    })?;
+    ensure!(!refused.contains("failed:"), "a compiler or another program failed: {refused}");
+    bail!("{refused}")
 }
 
 fn copy(from: &Path, to: &PathBuf) -> std::io::Result<()> {

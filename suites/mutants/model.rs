@@ -1,14 +1,16 @@
-//! The grader graded, model and optimizer: every broken norm, rotation, transformer and AdamW must fail a golden case.
+//! The grader graded, model and optimizer: every broken norm, rotation, transformer and AdamW must fail its golden case.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use cs336::checks::golden::transformer::{Inputs, Outputs};
-use cs336::checks::golden::{CaseFile, Comparison, adamw, rmsnorm, rope, transformer};
+use cs336::checks::golden::{CaseFile, adamw, require, rmsnorm, rope, transformer};
 use cs336::model::optim::AdamWOptions;
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::Trial;
 use tch::{Device, Kind, Tensor};
+
+use super::{caught, control};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Norm {
@@ -60,31 +62,41 @@ enum Step {
     BetasSwapped,
 }
 
+const NORM: &str = "benchmarking_script::norm_and_rotary_positions";
+const MODEL: &str = "benchmarking_script::logits_loss_and_gradients";
+const ADAMW: &str = "benchmarking_script::adamw_over_many_steps";
+
+const Y: &str = "FAILED mutant: y: ";
+const LOGITS: &str = "FAILED mutant: logits: ";
+/// The logits before it pass.
+const LOSS: &str = "comparisons failed:\nFAILED mutant: loss: ";
+
+/// What the golden case must say of each defective model.
+const DEFECTS: [(Defect, &str); 17] = [
+    (Defect::Norm(Norm::WithoutEps), LOGITS),
+    (Defect::Norm(Norm::EpsOutsideTheRoot), LOGITS),
+    (Defect::Norm(Norm::MeanSubtracted), LOGITS),
+    (Defect::Norm(Norm::WithoutGain), LOGITS),
+    (Defect::Rotation(Rotation::OtherTheta), LOGITS),
+    (Defect::Rotation(Rotation::HalvesInsteadOfPairs), LOGITS),
+    (Defect::RotatedValues, LOGITS),
+    (Defect::WithoutMask, LOGITS),
+    (Defect::MaskOffByOne, LOGITS),
+    (Defect::WithoutScale, LOGITS),
+    (Defect::ScaleOfTheWholeModel, LOGITS),
+    (Defect::WithoutFinalNorm, LOGITS),
+    (Defect::PostNorm, LOGITS),
+    (Defect::GateSwapped, LOGITS),
+    (Defect::LossSummed, LOSS),
+    (Defect::LossOfOtherTargets, LOSS),
+    (Defect::TiedHead, LOGITS),
+];
+
 /// One test a mutant, and one a sound control: the same code without its defect must pass.
 pub fn trials() -> Vec<Trial> {
-    use Defect as D;
     let norms = [Norm::WithoutEps, Norm::EpsOutsideTheRoot, Norm::MeanSubtracted, Norm::WithoutGain];
     let rotations =
         [Rotation::HalvesInsteadOfPairs, Rotation::OtherTheta, Rotation::PositionsFromOne, Rotation::OtherDirection];
-    let models = [
-        D::Norm(Norm::WithoutEps),
-        D::Norm(Norm::EpsOutsideTheRoot),
-        D::Norm(Norm::MeanSubtracted),
-        D::Norm(Norm::WithoutGain),
-        D::Rotation(Rotation::OtherTheta),
-        D::Rotation(Rotation::HalvesInsteadOfPairs),
-        D::RotatedValues,
-        D::WithoutMask,
-        D::MaskOffByOne,
-        D::WithoutScale,
-        D::ScaleOfTheWholeModel,
-        D::WithoutFinalNorm,
-        D::PostNorm,
-        D::GateSwapped,
-        D::LossSummed,
-        D::LossOfOtherTargets,
-        D::TiedHead,
-    ];
     let steps = [
         Step::EpsBeforeTheCorrection,
         Step::EpsInsideTheRoot,
@@ -96,63 +108,53 @@ pub fn trials() -> Vec<Trial> {
         Step::BetasSwapped,
     ];
     let mut trials = vec![
-        control("rms_norm", || norm_case("rmsnorm", Norm::Sound)),
-        control("rms_norm_bfloat16", || norm_case("rmsnorm_bfloat16", Norm::Sound)),
-        control("rope", || rotation_case(Rotation::Sound)),
-        control("transformer", || model_case(D::Sound)),
-        control("adamw", || step_case(Step::Sound)),
-        mutant("rms_norm_bfloat16", Norm::InTheInputsDtype, || norm_case("rmsnorm_bfloat16", Norm::InTheInputsDtype)),
+        control("model", "rms_norm", || norm_case("rmsnorm", Norm::Sound)),
+        control("model", "rms_norm_bfloat16", || norm_case("rmsnorm_bfloat16", Norm::Sound)),
+        control("model", "rope", || rotation_case(Rotation::Sound)),
+        control("model", "transformer", || model_case(Defect::Sound)),
+        control("model", "adamw", || step_case(Step::Sound)),
+        mutant("rms_norm_bfloat16", Norm::InTheInputsDtype, NORM, Y, || {
+            norm_case("rmsnorm_bfloat16", Norm::InTheInputsDtype)
+        }),
     ];
-    trials.extend(norms.map(|norm| mutant("rms_norm", norm, move || norm_case("rmsnorm", norm))));
-    trials.extend(rotations.map(|rotation| mutant("rope", rotation, move || rotation_case(rotation))));
-    trials.extend(models.map(|defect| mutant("transformer", defect, move || model_case(defect))));
-    trials.extend(steps.map(|step| mutant("adamw", step, move || step_case(step))));
+    trials.extend(norms.map(|norm| mutant("rms_norm", norm, NORM, Y, move || norm_case("rmsnorm", norm))));
+    trials.extend(rotations.map(|rotation| mutant("rope", rotation, NORM, Y, move || rotation_case(rotation))));
+    trials
+        .extend(DEFECTS.map(|(defect, words)| mutant("transformer", defect, MODEL, words, move || model_case(defect))));
+    let after = "FAILED mutant: param_after: ";
+    trials.extend(steps.map(|step| mutant("adamw", step, ADAMW, after, move || step_case(step))));
     trials
 }
 
-type Run = Result<Vec<Comparison>>;
-
-fn control(what: &str, run: impl FnOnce() -> Run + Send + 'static) -> Trial {
-    trial(format!("mutants::model::{what}::control_passes"), run, |passed| {
-        ensure!(passed, "the sound implementation failed, so its mutants prove nothing");
-        Ok(())
-    })
-}
-
-fn mutant(what: &str, defect: impl std::fmt::Debug, run: impl FnOnce() -> Run + Send + 'static) -> Trial {
-    trial(format!("mutants::model::{what}::{defect:?}_is_caught"), run, |passed| {
-        ensure!(!passed, "the golden case did not notice");
-        Ok(())
-    })
-}
-
-fn trial(name: String, run: impl FnOnce() -> Run + Send + 'static, judge: fn(bool) -> Result<()>) -> Trial {
-    let body = move || -> Result<()> {
-        let comparisons = run()?;
-        ensure!(!comparisons.is_empty(), "nothing was compared");
-        judge(comparisons.iter().all(|c| c.passed))
-    };
-    Trial::test(name, || body().map_err(|error| Failed::from(format!("{error:#}"))))
+fn mutant(
+    what: &str,
+    defect: impl std::fmt::Debug,
+    check: &'static str,
+    words: &'static str,
+    run: impl FnOnce() -> Result<f64> + Send + 'static,
+) -> Trial {
+    caught("model", &format!("{what}_{defect:?}"), check, words, run)
 }
 
 fn case(name: &str) -> Result<CaseFile> {
     CaseFile::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("suites/cases/{name}.safetensors")))
 }
 
-fn norm_case(name: &str, norm: Norm) -> Run {
-    rmsnorm::run_with(&case(name)?, "mutant", &|x, weight, eps| Ok(normed(norm, x, weight, eps)))
+fn norm_case(name: &str, norm: Norm) -> Result<f64> {
+    require(&rmsnorm::run_with(&case(name)?, "mutant", &|x, weight, eps| Ok(normed(norm, x, weight, eps)))?)
 }
 
-fn rotation_case(rotation: Rotation) -> Run {
-    rope::run_with(&case("rope")?, "mutant", &|theta, x| Ok(rotated(rotation, theta, x)))
+fn rotation_case(rotation: Rotation) -> Result<f64> {
+    require(&rope::run_with(&case("rope")?, "mutant", &|theta, x| Ok(rotated(rotation, theta, x)))?)
 }
 
-fn model_case(defect: Defect) -> Run {
-    transformer::run_with(&case("transformer")?, "mutant", &|inputs| model(defect, inputs))
+fn model_case(defect: Defect) -> Result<f64> {
+    require(&transformer::run_with(&case("transformer")?, "mutant", &|inputs| model(defect, inputs))?)
 }
 
-fn step_case(step: Step) -> Run {
-    adamw::run_with(&case("adamw")?, "mutant", &|options, param, grads| Ok(stepped(step, options, param, grads)))
+fn step_case(step: Step) -> Result<f64> {
+    let stepped = |options, param: &Tensor, grads: &Tensor| Ok(stepped(step, options, param, grads));
+    require(&adamw::run_with(&case("adamw")?, "mutant", &stepped)?)
 }
 
 fn normed(norm: Norm, x: &Tensor, gain: &Tensor, eps: f64) -> Tensor {
