@@ -6,11 +6,12 @@ mod messages;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cs336::harness::record::{Outcome, Profile, RecordFile};
 use cs336::harness::store::{Layout, Lock};
 use cs336::harness::suite;
+use cs336::process::wait_until;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -271,12 +272,11 @@ fn start_slow_measuring(tree: &Tree) -> Child {
     let text = toml::to_string(&toml::Table::from_iter([("cpu".to_string(), toml::Value::Table(grids))]));
     fs::write(&path, text.unwrap()).unwrap();
     let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while recorded_cases(tree) < 2 {
-        assert!(Instant::now() < deadline, "no two cases were recorded in two minutes");
+    let are_two_recorded = || {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        recorded_cases(tree) >= 2
+    };
+    assert!(wait_until(Duration::from_secs(120), are_two_recorded), "no two cases were recorded");
     child
 }
 
@@ -293,11 +293,7 @@ fn wait_for_orphans(tree: &Tree) {
         let processes = fs::read_dir("/proc").unwrap().filter_map(|e| fs::read(e.ok()?.path().join("environ")).ok());
         processes.filter(|environment| String::from_utf8_lossy(environment).contains(&of_this_tree)).count()
     };
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while count() > 0 {
-        assert!(Instant::now() < deadline, "a worker outlived its parent");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    assert!(wait_until(Duration::from_secs(60), || count() == 0), "a worker outlived its parent");
 }
 
 #[test]

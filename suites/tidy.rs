@@ -12,6 +12,8 @@ use cs336::harness::store::Layout;
 use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 
+#[path = "tidy/functions.rs"]
+mod functions;
 #[path = "tidy/templates.rs"]
 mod templates;
 

@@ -18,7 +18,8 @@ use super::output::Output;
 
 /// How often a waiting parent looks for a child's exit and for an interrupt.
 const TICK: Duration = Duration::from_millis(50);
-/// The same for a child whose socket is closed: it is about to exit, and nothing else announces that.
+/// How often one looks for what is about to happen and is announced by nothing, such as the exit of a child whose socket
+/// is closed.
 const SHORT_TICK: Duration = Duration::from_millis(2);
 /// How long a child may take from closing its socket to its exit: Python and CUDA take seconds to shut down.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
@@ -187,17 +188,14 @@ impl ChildProcess {
     /// Kills the group and reaps the child; no status when the kernel does not let go of it within [`REAP_LIMIT`].
     fn reap(&mut self) -> Option<ExitStatus> {
         self.start_kill();
-        let started = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(None) if started.elapsed() < REAP_LIMIT => std::thread::sleep(SHORT_TICK),
-                Ok(Some(status)) => {
-                    self.is_reaped = true;
-                    return Some(status);
-                }
-                _ => return None,
-            }
-        }
+        let mut ended = Ok(None);
+        wait_until(REAP_LIMIT, || {
+            ended = self.child.try_wait();
+            !matches!(ended, Ok(None))
+        });
+        let status = ended.ok().flatten();
+        self.is_reaped |= status.is_some();
+        status
     }
 }
 
@@ -205,6 +203,18 @@ impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Waits until `is_so`, at most `limit`, and says whether it came to be.
+pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while !is_so() {
+        if started.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(SHORT_TICK);
+    }
+    true
 }
 
 /// Waits until one of `children` may have an [`Event`], at most `at_most`.

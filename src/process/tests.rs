@@ -1,11 +1,11 @@
 //! Hostile children, all of them shell scripts: each ends as what it is, and nothing of it is left.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Answer, Cause, ChildProcess};
+use super::{Answer, Cause, ChildProcess, wait_until};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
 const LONG_LIMIT: Duration = Duration::from_secs(60);
@@ -99,11 +99,7 @@ fn last_output(answer: &Answer) -> &str {
 /// Whether the grandchild whose number was printed is killed; the kernel may take a moment.
 fn grandchild_ends(answer: &Answer) -> bool {
     let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's number");
-    let started = Instant::now();
-    while runs(pid) && started.elapsed() < LONG_LIMIT {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    !runs(pid)
+    wait_until(LONG_LIMIT, || !runs(pid))
 }
 
 /// Whether `pid` still runs; a zombie does not.
@@ -178,11 +174,7 @@ fn an_idle_child_has_sent_nothing_and_runs() {
     for script in ["echo unasked >&0; sleep 60", "exit 0", "exec 0<&- 0>&-; sleep 60"] {
         let mut child = start(script);
         child.send(&0).unwrap();
-        let started = Instant::now();
-        while child.is_idle() {
-            assert!(started.elapsed() < LONG_LIMIT, "{script}: it stays idle");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        assert!(wait_until(LONG_LIMIT, || !child.is_idle()), "{script}: it stays idle");
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use cs336::checks::fault_test::{self, Fault, FaultTest, is_alive, pids};
 use cs336::collective::Backend;
+use cs336::process::wait_until;
 use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
@@ -28,18 +29,13 @@ impl Process {
 
     /// Waits for its end, which it must find by itself.
     pub fn ended(mut self) -> Result<(ExitStatus, String)> {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok((status, std::fs::read_to_string(&self.words)?));
-            }
-            if started.elapsed() > LIMIT {
-                self.child.kill()?;
-                self.child.wait()?;
-                bail!("it goes on and on: {}", std::fs::read_to_string(&self.words)?);
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        let ended = wait_until(LIMIT, || !matches!(self.child.try_wait(), Ok(None)));
+        if !ended {
+            self.child.kill()?;
         }
+        let (status, words) = (self.child.wait()?, std::fs::read_to_string(&self.words)?);
+        ensure!(ended, "it goes on and on: {words}");
+        Ok((status, words))
     }
 }
 
@@ -49,13 +45,11 @@ pub fn supervised_stall(folder: &Path) -> Result<Process> {
     command.args(["launch", "--world-size", "2", "--task", fault_test::TASK.name, "--input"]);
     let mut supervisor =
         Process::start(command.arg(write_input(Fault::Stall, folder)?), folder.join("supervisor.words"))?;
-    let started = Instant::now();
-    while !folder.join("1.fault").exists() {
-        if started.elapsed() > LIMIT || supervisor.child.try_wait()?.is_some() {
-            supervisor.child.kill()?;
-            bail!("the ranks did not come to their stall: {}", std::fs::read_to_string(&supervisor.words)?);
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let stalls = || folder.join("1.fault").exists();
+    wait_until(LIMIT, || stalls() || !matches!(supervisor.child.try_wait(), Ok(None)));
+    if !stalls() {
+        supervisor.child.kill()?;
+        bail!("the ranks did not come to their stall: {}", std::fs::read_to_string(&supervisor.words)?);
     }
     Ok(supervisor)
 }
@@ -92,10 +86,7 @@ fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {
 pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {
     let pids = pids(folder)?;
     ensure!(pids.len() == 2, "{} ranks noted themselves, not 2", pids.len());
-    let started = Instant::now();
-    while pids.iter().any(|&pid| is_alive(pid)) {
-        ensure!(started.elapsed() < patience, "of the ranks {pids:?} some are still alive");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let all_ended = wait_until(patience, || !pids.iter().any(|&pid| is_alive(pid)));
+    ensure!(all_ended, "of the ranks {pids:?} some are still alive");
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! Peers that work, die, hang, send what is no reply, or speak another version; all of them are shell scripts.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::Peer;
 use crate::error::{Fault, fault_of};
+use crate::process::wait_until;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const GREETING: &str = r#"echo '{"protocol": 1, "name": "fake"}' >&0"#;
@@ -74,15 +75,11 @@ fn a_death_is_told_with_status_and_last_output() {
 #[test]
 fn a_peer_that_hangs_is_killed_with_its_helpers() {
     let mut peer = start(&format!("sleep 60 & echo $!; {GREETING}; read -r job; sleep 60"), PATIENCE).unwrap();
-    let started = Instant::now();
     let error = peer.call::<Value>("add", json!({}), Duration::from_millis(300)).unwrap_err();
     let error = format!("{error:#}");
     assert!(error.contains("no answer within 0.3 s"), "{error}");
     let helper: u32 = error.lines().last().unwrap().trim().parse().unwrap();
-    while runs(helper) {
-        assert!(started.elapsed() < PATIENCE, "the helper {helper} outlived its peer");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert!(wait_until(PATIENCE, || !runs(helper)), "the helper {helper} outlived its peer");
 }
 
 #[test]
