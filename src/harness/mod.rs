@@ -24,3 +24,6 @@ pub mod stats;
 pub mod store;
 pub mod suite;
 pub mod worker;
+
+#[cfg(test)]
+mod fuzz_tests;
