@@ -43,6 +43,21 @@ impl Class {
             _ => of_kernel(&event.name),
         }
     }
+
+    /// As tables name it.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Matmul => "matmul",
+            Self::MatmulHelper => "matmul helper",
+            Self::Softmax => "softmax",
+            Self::Elementwise => "elementwise",
+            Self::Reduction => "reduction",
+            Self::Copy => "copy",
+            Self::Indexing => "indexing",
+            Self::Optimizer => "optimizer",
+            Self::Other => "other",
+        }
+    }
 }
 
 /// The class of the first rule one of whose words is in the name, in this order: a sum of a split product is no

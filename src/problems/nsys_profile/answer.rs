@@ -1,0 +1,236 @@
+//! What the profiles show: which kernels take the time of a pass, and how far the profiler's times can be believed.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::kernels::Class;
+use super::measure::{NsysProfile, Params, Row};
+use super::summary::{Kernel, Passes, RangeWork};
+use crate::harness::answer::format::grouped;
+use crate::harness::answer::{
+    Answer, Audience, Case, CaseOutcome, Cell, Claim, Column, Quantity, Records, Table, Unit,
+};
+use crate::model::SizeName;
+
+mod attention;
+mod clock;
+mod forward;
+mod matmuls;
+mod training;
+
+use self::attention::AttentionTimes;
+use self::clock::Clock;
+use self::forward::Forward;
+use self::matmuls::MatmulCounts;
+use self::training::Training;
+
+type ProfileCase = Case<Params, Row>;
+
+/// The grid of the handout's sizes and contexts, and the one of a case with AdamW in plain tensor operations.
+const GRID: &str = "profile";
+const PLAIN: &str = "plain";
+
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    gpu: bool,
+    source: String,
+    /// Whether a case was measured, with a training step, and with products of attention known by their names.
+    measured: bool,
+    trained: bool,
+    compared: bool,
+    cases: usize,
+    #[serde(flatten)]
+    numbers: Option<Numbers>,
+}
+
+/// The numbers of all measured cases, and of the one that sentences are about.
+#[derive(Serialize)]
+struct Numbers {
+    /// "xl at context 512".
+    example: String,
+    context: String,
+    /// Kernels whose launch was not recorded.
+    unseen: u64,
+    /// "19 of 20": the cases of a GPU whose process had taken a profile before; empty where there is none.
+    before: String,
+    #[serde(flatten)]
+    clock: Clock,
+    #[serde(flatten)]
+    matmuls: MatmulCounts,
+    #[serde(flatten)]
+    forward: Forward,
+    #[serde(flatten)]
+    training: Option<Training>,
+    #[serde(flatten)]
+    attention: Option<AttentionTimes>,
+}
+
+pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
+    let main = records.main()?;
+    let cases = main.cases::<NsysProfile>()?;
+    let cells = of_grid(&cases, GRID);
+    let profiles: Vec<Profiled> = cells.iter().filter_map(|case| Profiled::of(case)).collect();
+    let plain: Vec<Profiled> = of_grid(&cases, PLAIN).into_iter().filter_map(Profiled::of).collect();
+    let trained: Vec<Profiled> = profiles.iter().copied().filter(|profile| profile.step().is_some()).collect();
+    let example = example(&trained).or_else(|| example(&profiles));
+    let numbers = example.and_then(|example| Numbers::of(&profiles, example, &plain, main.is_gpu()));
+    let quoted = Quoted {
+        gpu: main.is_gpu(),
+        source: main.source(),
+        measured: numbers.is_some(),
+        trained: numbers.as_ref().is_some_and(|numbers| numbers.training.is_some()),
+        compared: numbers.as_ref().is_some_and(|numbers| numbers.attention.is_some()),
+        cases: cells.len(),
+        numbers,
+    };
+    let mut answer = Answer::new(&quoted)?;
+    for set in records.sets() {
+        let cases = set.cases::<NsysProfile>()?;
+        answer.table(format!("times-{}", set.profile()), clock::table(set, &of_grid(&cases, GRID)))?;
+    }
+    let (Some(numbers), Some(example)) = (&quoted.numbers, example) else { return Ok(answer) };
+    let lost = cells.iter().filter(|case| matches!(case.outcome, CaseOutcome::OutOfMemory { .. })).count();
+    answer.claim(Claim::new("all-cases-fit", lost == 0).operand_text("out of memory", n_of(lost, cells.len())))?;
+    numbers.clock.claims(&mut answer, quoted.gpu)?;
+    numbers.matmuls.claims(&mut answer)?;
+    numbers.forward.claims(&mut answer)?;
+    answer.table("top", forward::top_table(&cells))?;
+    answer.figure("classes", forward::figure(&profiles, example, quoted.gpu))?;
+    answer.table("kernels", forward::kernel_table(example, quoted.gpu))?;
+    if let Some(training) = &numbers.training {
+        training.claims(&mut answer)?;
+        answer.table("training", training::table(&cells))?;
+    }
+    if let Some(attention) = &numbers.attention {
+        attention.claims(&mut answer)?;
+        answer.table("attention", attention::table(&cells))?;
+    }
+    Ok(answer)
+}
+
+impl Numbers {
+    /// None where the host's clock timed no case.
+    fn of(profiles: &[Profiled], example: Profiled, plain: &[Profiled], gpu: bool) -> Option<Self> {
+        let before = profiles.iter().filter(|profile| gpu && profile.row.profiled_before).count();
+        Some(Self {
+            example: example.place(),
+            context: context(example.params()),
+            unseen: profiles.iter().map(|profile| profile.row.launches_unseen).sum(),
+            before: if before > 0 { n_of(before, profiles.len()) } else { String::new() },
+            clock: Clock::of(profiles)?,
+            matmuls: MatmulCounts::of(profiles),
+            forward: Forward::of(profiles, example)?,
+            training: Training::of(profiles, example, plain),
+            attention: AttentionTimes::of(profiles, example),
+        })
+    }
+}
+
+/// "16 of 20".
+fn n_of(fulfil: usize, of: usize) -> String {
+    format!("{fulfil} of {of}")
+}
+
+/// What is counted: a GPU's kernels, or libtorch's operators on a CPU.
+fn noun(gpu: bool) -> &'static str {
+    if gpu { "kernel" } else { "operator" }
+}
+
+/// A case that was measured.
+#[derive(Clone, Copy)]
+struct Profiled<'a> {
+    case: &'a ProfileCase,
+    row: &'a Row,
+}
+
+impl<'a> Profiled<'a> {
+    fn of(case: &'a ProfileCase) -> Option<Self> {
+        Some(Self { case, row: case.row()? })
+    }
+
+    fn params(&self) -> &'a Params {
+        &self.case.params
+    }
+
+    fn size(&self) -> &'static str {
+        self.params().size.size().name
+    }
+
+    /// "xl at context 512".
+    fn place(&self) -> String {
+        format!("{} at context {}", self.size(), context(self.params()))
+    }
+
+    fn inference(&self) -> &'a RangeWork {
+        &self.row.passes.inference
+    }
+
+    /// Forward pass, backward pass and AdamW of the training step, where one was profiled.
+    fn step(&self) -> Option<[&'a RangeWork; 3]> {
+        let Passes { forward, backward, optimizer, .. } = &self.row.passes;
+        Some([forward.as_ref()?, backward.as_ref()?, optimizer.as_ref()?])
+    }
+
+    fn seconds(&self, value: f64) -> Quantity {
+        self.case.quantity(value, Unit::Seconds)
+    }
+
+    fn number(&self, value: f64) -> Quantity {
+        self.case.quantity(value, Unit::One)
+    }
+
+    /// A share of zero seconds is zero.
+    fn over(&self, part: f64, whole: f64) -> Quantity {
+        self.number(if whole > 0.0 { part / whole } else { 0.0 })
+    }
+}
+
+fn of_grid<'a>(cases: &'a [ProfileCase], grid: &str) -> Vec<&'a ProfileCase> {
+    cases.iter().filter(|case| case.grid == grid).collect()
+}
+
+fn context(params: &Params) -> String {
+    grouped(params.context_length as f64, 0)
+}
+
+/// xl at context 512; without it the last size at 512, or at the longest context.
+fn example<'a>(profiles: &[Profiled<'a>]) -> Option<Profiled<'a>> {
+    let contexts = || profiles.iter().map(|profile| profile.params().context_length);
+    let shown = contexts().find(|context| *context == 512).or_else(|| contexts().max())?;
+    let at_shown = || profiles.iter().filter(|profile| profile.params().context_length == shown);
+    at_shown().find(|profile| profile.params().size == SizeName::Xl).or(at_shown().last()).copied()
+}
+
+fn of_class(work: &RangeWork, class: Class) -> f64 {
+    work.classes.get(&class).map_or(0.0, |tally| tally.seconds)
+}
+
+fn is_product(kernel: &Kernel) -> bool {
+    matches!(kernel.class, Class::Matmul | Class::MatmulHelper)
+}
+
+/// Seconds of matrix products, and of the kernels that sum the parts of split ones.
+fn products(work: &RangeWork) -> f64 {
+    of_class(work, Class::Matmul) + of_class(work, Class::MatmulHelper)
+}
+
+/// The first records hold the driver's copies, in every direction, and fills together and without a name.
+fn named(kernel: &Kernel) -> String {
+    if kernel.name.is_empty() { "the driver's copies and fills".into() } else { format!("`{}`", kernel.name) }
+}
+
+/// A line for each case: size, context and cells; one that was not measured has its outcome instead.
+fn lines(columns: Vec<Column>, cases: &[&ProfileCase], cells: impl Fn(Profiled) -> Vec<Cell>) -> Table {
+    let mut table = Table::new([vec![Column::words("size"), Column::right("context")], columns].concat());
+    for case in cases {
+        let mut line: Vec<Cell> = vec![case.params.size.size().name.into(), context(&case.params).into()];
+        line.extend(Profiled::of(case).map_or_else(|| vec![case.outcome.word().into()], &cells));
+        line.resize(table.columns.len(), Cell::Missing);
+        table.row(line);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests;
