@@ -389,6 +389,26 @@ fn grading_gives_points_with_reasons_and_files_for_graders() {
     assert_eq!(gradescope["tests"].as_array().unwrap().len(), 2);
 }
 
+#[test]
+fn without_a_gpu_every_device_check_is_skipped_with_a_reason_and_nothing_is_recorded() {
+    let tree = Tree::new();
+    let without_gpu = |arguments: &[&str]| tree.command(arguments).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let output = without_gpu(&["grade", "--device"]);
+    let said = words(&output);
+    let skipped = said.lines().filter(|line| line.starts_with("skipped ") && line.contains(": needs ")).count();
+    assert!(output.status.success() && skipped > 30, "{said}");
+    assert!(said.contains(&format!("{skipped} device checks: 0 passed, 0 failed, {skipped} skipped")), "{said}");
+    assert!(said.contains("nothing is recorded") && said.contains("device.json does not exist"), "{said}");
+    let one = json(&without_gpu(&["grade", "--device", "dropping_a_graph_frees_its_memory", "--json"]));
+    assert_eq!(
+        (one[0]["status"].as_str(), one[0]["gpus"].as_u64(), one.as_array().unwrap().len()),
+        (Some("skipped"), Some(1), 1)
+    );
+    assert!(!tree.layout().local(Profile::Gpu, "device").exists());
+    assert!(tree.refused(&["accept", "device"]).contains("nothing to accept"));
+    assert!(tree.refused(&["grade", "--device", "no_such_check"]).contains("no_such_check"));
+}
+
 #[rstest]
 #[case::empty("empty.safetensors", b"", "truncated")]
 #[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]

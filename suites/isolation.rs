@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cs336::collective::ranks::set_program;
 use cs336::harness::case::{CheckEnding, Runner};
 use cs336::harness::plan::{Pending, Scope, plan};
 use cs336::harness::pool::Pool;
@@ -254,7 +255,7 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
         let run_case = |path: &Path| bail!("no case runner for {}", path.display());
-        return match serve(Abilities { registry: TEST_REGISTRY, run_case, clean_up }) {
+        return match serve(Abilities { registry: TEST_REGISTRY, device_checks: &[], run_case, clean_up }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");
@@ -262,6 +263,7 @@ fn main() -> ExitCode {
             }
         };
     }
+    set_program(processes::PROGRAM.into());
     let test = |name: &str, run: fn() -> Result<()>| {
         Trial::test(name, move || run().map_err(|error| format!("{error:#}").into()))
     };

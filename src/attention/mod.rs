@@ -229,28 +229,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "needs a GPU; there, run cargo test --lib -- --ignored on_a_gpu"]
-    fn on_a_gpu_the_kernels_are_an_autograd_node_like_the_others() {
-        let device = crate::torch::cuda_device(0).expect("run with --ignored only where a GPU is");
-        let generator = crate::torch::Generator::new(device, 0).unwrap();
-        let each =
-            |kind| [ImplementationName::Flash, ImplementationName::FlashDeterministic].map(|choice| (choice, kind));
-        for (choice, kind) in [Kind::Float, Kind::BFloat16].into_iter().flat_map(each) {
-            let draw = || generator.randn(&[2, 3, 77, 64], Kind::Float).unwrap().to_kind(kind);
-            let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
-            let [ours, theirs] = [choice, ImplementationName::Sdpa].map(|choice| {
-                let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
-                let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
-                Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()
-            });
-            let tolerance = if kind == Kind::Float { 1e-4 } else { 3e-2 };
-            for (a, b) in ours.iter().zip(&theirs) {
-                assert!(a.kind() == kind && a.allclose(b, tolerance, tolerance, false), "{choice:?}, {kind:?}");
-            }
-        }
-    }
-
-    #[test]
     fn under_autocast_the_tiled_node_keeps_its_scores_in_float32() {
         let mut random = inputs::Generator::new(8);
         let mut draw = |kind| random.randn(&[2, 40, 16], kind, Device::Cpu).unwrap();

@@ -8,10 +8,14 @@ pub mod attestation;
 pub mod data_parallel;
 /// What must hold before a data-parallel step is timed.
 pub mod ddp_step;
+/// What only a GPU shows.
+pub mod device;
 /// Several dtypes in one model, missing gradients, models that differ.
 pub mod edge_cases;
 /// A rank that fails in a way that the caller names.
 pub mod fault_test;
+/// Runs in which a rank fails, and what must be left of them.
+pub mod faulty_runs;
 /// The attention kernels in the emulator.
 pub mod flash_kernels;
 /// Expected values from files.

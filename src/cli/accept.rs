@@ -1,11 +1,13 @@
-//! `cs336 accept`: promote this machine's records to the committed ones, after showing what changes.
+//! `cs336 accept`: promote this machine's records, and the results of device checks, after showing what changes.
 
 use anyhow::{Result, bail};
 
 use super::progress::short;
-use super::{Chosen, Ended, diff, selected};
+use super::{Chosen, Ended, device, diff, selected};
 use crate::harness::conditions::{Conditions, in_words};
+use crate::harness::device::DEVICE;
 use crate::harness::drift::{acceptable, drift};
+use crate::harness::record::Profile;
 use crate::harness::store::{Layout, Lock, write_atomically};
 use crate::harness::suite;
 
@@ -21,7 +23,18 @@ pub struct Arguments {
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let _lock = Lock::acquire(layout)?;
     let (mut accepted, mut refused) = (0, 0);
-    for problem in selected(&arguments.chosen.problems)? {
+    let (device_named, named): (Vec<_>, Vec<_>) =
+        arguments.chosen.problems.iter().cloned().partition(|name| name == DEVICE);
+    let everything = arguments.chosen.problems.is_empty();
+    if (everything || !device_named.is_empty()) && arguments.chosen.profiles().contains(&Profile::Gpu) {
+        match device::accept(layout, arguments.dry_run)? {
+            Some(true) => accepted += 1,
+            Some(false) => refused += 1,
+            None => {}
+        }
+    }
+    let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };
+    for problem in problems {
         for profile in arguments.chosen.profiles() {
             let (Some(local), Some(suite)) =
                 (layout.read_local(profile, problem)?, suite::load(&layout.root, problem)?)

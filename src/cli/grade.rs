@@ -1,4 +1,5 @@
-//! `cs336 grade`: points per problem and part with the reason for each one lost; hidden cases; JUnit and Gradescope files.
+//! `cs336 grade`: points per problem and part with the reason for each one lost; hidden cases; JUnit and Gradescope
+//! files.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,8 +18,11 @@ use crate::problems::REGISTRY;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Problems to grade; the whole handout by default
+    /// Problems to grade, the whole handout by default; with --device, checks to run
     problems: Vec<String>,
+    /// Instead, run the checks that need a GPU and record how they end; without a GPU each is skipped
+    #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope"])]
+    device: bool,
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "junit", "gradescope"])]
     cases: Option<PathBuf>,
@@ -35,6 +39,9 @@ pub struct Arguments {
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(folder) = &arguments.cases {
         return super::cases::run(layout, folder, arguments.json);
+    }
+    if arguments.device {
+        return super::device::run(layout, &arguments.problems, arguments.json);
     }
     watch_for_interrupt();
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {

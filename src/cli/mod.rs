@@ -14,11 +14,12 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, serve};
-use crate::problems::REGISTRY;
+use crate::problems::{DEVICE_CHECKS, REGISTRY};
 
 mod accept;
 mod bundle;
 mod cases;
+mod device;
 mod diff;
 mod doctor;
 pub mod document;
@@ -208,7 +209,12 @@ fn profile_or_default(asked: Option<Profile>) -> Profile {
 }
 
 /// What this program's workers can do.
-const ABILITIES: Abilities = Abilities { registry: REGISTRY, run_case: cases::run_one, clean_up: machine::clean_up };
+const ABILITIES: Abilities = Abilities {
+    registry: REGISTRY,
+    device_checks: DEVICE_CHECKS,
+    run_case: cases::run_one,
+    clean_up: machine::clean_up,
+};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::document::{Source, accepted_markdown, answer_records, document, problem_input, with_problems};
 use super::measure::Ahead;
-use super::{Ended, measure, profile_or_default};
+use super::{Ended, device, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::grade::Evidence;
 use crate::harness::plan::{Scope, staleness};
@@ -142,6 +142,9 @@ pub fn rendered_path(layout: &Layout, name: &str) -> PathBuf {
 }
 
 fn check(layout: &Layout) -> Result<Ended> {
+    if let Some(words) = device::unproven(layout)? {
+        println!("device: {words}");
+    }
     for problem in REGISTRY {
         if let Some(words) = unattested(layout, problem)? {
             println!("{}: {words}", problem.name);

@@ -63,14 +63,19 @@ pub fn set_program(program: PathBuf) {
     PROGRAM.get_or_init(|| program);
 }
 
+/// The program that ranks are started with.
+pub fn program() -> Result<&'static Path> {
+    let program = PROGRAM.get().context("no program to run ranks with: call collective::ranks::set_program first")?;
+    Ok(program)
+}
+
 /// Runs a task on every rank and gives back the results in rank order.
 ///
 /// # Errors
 /// If a rank fails, all others are killed and reaped first, and the error names the rank, its exit status and its last
 /// output; the same when the deadline passes. No process outlives this call.
 pub fn launch(launch: &Launch, input: &Value) -> Result<Vec<Value>> {
-    let program = PROGRAM.get().context("no program to run ranks with: call collective::ranks::set_program first")?;
-    launch_program(program, launch, input)
+    launch_program(program()?, launch, input)
 }
 
 /// [`launch`] with a program of the caller's choice, which gets the arguments of `cs336 rank`.

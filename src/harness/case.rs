@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::conditions::{Conditions, Sensor, Watch};
+use super::device::DeviceCheck;
 use super::floor;
 use super::pool::Pool;
 use super::problem::{Check, Measured, Problem};
@@ -134,8 +135,18 @@ impl<'a> Runner<'a> {
         clock: &Clock,
     ) -> Result<CheckEnding> {
         let job = Job::Check { problem: problem.name.into(), check: check.name.into() };
-        let ending = pool.run(&job, self.limit_within(clock), self.interrupted);
-        Ok(match ending.with_context(|| format!("{}::{}", problem.name, check.name))? {
+        self.check_by(pool, &job, clock).with_context(|| format!("{}::{}", problem.name, check.name))
+    }
+
+    /// Runs one device check in a worker that has done nothing else.
+    pub fn device_check(&self, pool: &mut Pool, check: &DeviceCheck) -> Result<CheckEnding> {
+        pool.restart();
+        let job = Job::DeviceCheck { check: check.name.into() };
+        self.check_by(pool, &job, &Clock::start(None)).context(check.name)
+    }
+
+    fn check_by(&self, pool: &mut Pool, job: &Job, clock: &Clock) -> Result<CheckEnding> {
+        Ok(match pool.run(job, self.limit_within(clock), self.interrupted)? {
             Ending::Interrupted => CheckEnding::Interrupted,
             Ending::TimedOut { limit } => {
                 CheckEnding::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }

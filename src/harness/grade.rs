@@ -50,13 +50,19 @@ pub enum CheckStatus {
 impl CheckResult {
     /// `None` for an interrupted check, which has no result.
     pub fn new(name: &'static str, part: &'static str, ending: CheckEnding, elapsed: Duration) -> Option<Self> {
-        let ending = match ending {
-            CheckEnding::Passed { note } => CheckStatus::Passed { note },
-            CheckEnding::Skipped { reason } => CheckStatus::Skipped { reason },
-            CheckEnding::Failed { error } => CheckStatus::Failed { error },
+        Some(Self { name, part, ending: CheckStatus::of(ending)?, elapsed_s: elapsed.as_secs_f64() })
+    }
+}
+
+impl CheckStatus {
+    /// `None` for an interrupted check.
+    pub fn of(ending: CheckEnding) -> Option<Self> {
+        Some(match ending {
+            CheckEnding::Passed { note } => Self::Passed { note },
+            CheckEnding::Skipped { reason } => Self::Skipped { reason },
+            CheckEnding::Failed { error } => Self::Failed { error },
             CheckEnding::Interrupted => return None,
-        };
-        Some(Self { name, part, ending, elapsed_s: elapsed.as_secs_f64() })
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod case;
 pub mod conditions;
+pub mod device;
 pub mod drift;
 pub mod floor;
 pub mod grade;

@@ -45,6 +45,14 @@ impl Layout {
     /// Reads a record file of `problem`; `None` where there is none. The parameters are in the
     /// problem's canonical form.
     pub fn read_records(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
+        let Some(file) = self.read_file(path, problem.name, profile)? else { return Ok(None) };
+        let Some(measured) = &problem.measured else { return Ok(Some(file)) };
+        let canonical = file.with_canonical_params(|params| (measured.parse)(params, profile).ok());
+        canonical.with_context(|| self.display(path)).map(Some)
+    }
+
+    /// Reads the record file called `name`, with its parameters as they stand; `None` where there is none.
+    pub fn read_file(&self, path: &Path, name: &str, profile: Profile) -> Result<Option<RecordFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             // A file in the folder's place holds no record either; writing one there reports it.
@@ -53,15 +61,14 @@ impl Layout {
         };
         let origin = self.display(path);
         let file = RecordFile::parse(&text, &origin)?;
-        let (is, name) = ((file.problem.as_str(), file.profile), problem.name);
+        let is = (file.problem.as_str(), file.profile);
         anyhow::ensure!(
             is == (name, profile),
             "{origin} holds records of {} ({}), not of {name} ({profile}); move or delete it",
             is.0,
             is.1
         );
-        let Some(measured) = &problem.measured else { return Ok(Some(file)) };
-        file.with_canonical_params(|params| (measured.parse)(params, profile).ok()).with_context(|| origin).map(Some)
+        Ok(Some(file))
     }
 
     pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::device::DeviceCheck;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use crate::error::{Fault, fault_in_words, fault_of};
@@ -23,6 +24,9 @@ use crate::process::{Answer, ChildProcess, Parent};
 pub enum Job {
     Check {
         problem: String,
+        check: String,
+    },
+    DeviceCheck {
         check: String,
     },
     Measure {
@@ -58,6 +62,15 @@ pub enum Reply {
     Failed {
         error: String,
     },
+}
+
+impl From<Verdict> for Reply {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Passed { note } => Self::Passed { note },
+            Verdict::Skipped { reason } => Self::Skipped { reason },
+        }
+    }
 }
 
 /// How a job ended as the parent sees it.
@@ -119,10 +132,11 @@ impl Worker {
     }
 }
 
-/// What a worker can do: the problems it knows, and how it runs a case file.
+/// What a worker can do: the problems and device checks it knows, and how it runs a case file.
 #[derive(Clone, Copy)]
 pub struct Abilities {
     pub registry: &'static [Problem],
+    pub device_checks: &'static [&'static [DeviceCheck]],
     pub run_case: fn(&Path) -> Result<Value>,
     /// Runs between two cases of one process: what it leaves behind of the first, the second would measure.
     pub clean_up: fn() -> Result<()>,
@@ -144,6 +158,7 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
     let registry = abilities.registry;
     let attempt = catch_unwind(AssertUnwindSafe(|| match job {
         Job::Check { problem, check } => perform_check(registry, problem, check),
+        Job::DeviceCheck { check } => perform_device_check(abilities.device_checks, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
         Job::Case { path } => (abilities.run_case)(path).map(|result| Reply::Compared { result }),
         Job::CleanUp => (abilities.clean_up)().map(|()| Reply::Passed { note: String::new() }),
@@ -170,9 +185,15 @@ fn perform_check(registry: &[Problem], problem: &str, check: &str) -> Result<Rep
     let problem = find(registry, problem)?;
     let found = problem.checks.iter().find(|c| c.name == check);
     let found = found.with_context(|| format!("{} has no check {check:?}", problem.name))?;
-    Ok(match (found.run)()? {
-        Verdict::Passed { note } => Reply::Passed { note },
-        Verdict::Skipped { reason } => Reply::Skipped { reason },
+    Ok((found.run)()?.into())
+}
+
+fn perform_device_check(checks: &[&[DeviceCheck]], name: &str) -> Result<Reply> {
+    let found = checks.iter().copied().flatten().find(|check| check.name == name);
+    let found = found.with_context(|| format!("no device check is called {name:?}"))?;
+    (found.run)().map(Reply::from).or_else(|error| match fault_of(&error) {
+        Some(Fault::NotAvailable { needs, has }) => Ok(Reply::Skipped { reason: format!("needs {needs}, has {has}") }),
+        _ => Err(error),
     })
 }
 

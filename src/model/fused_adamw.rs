@@ -11,10 +11,9 @@ use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
 use crate::torch::data_ptr::{Pair, float32_pair};
 
-#[cfg(test)]
-mod gpu_tests;
 mod table;
 
+pub use table::Columns;
 use table::{Advance, Entry, Factors, Table, Update};
 
 /// How the kernel is cut; its notebook has the reasons.

@@ -2,9 +2,10 @@
 
 use crate::bench::ddp_step::on_rank as ddp_step;
 use crate::checks::golden::{data_parallel, sharded_optimizer};
-use crate::checks::{self, edge_cases, fault_test, protocol, sharded_protocol};
+use crate::checks::{self, device, edge_cases, fault_test, protocol, sharded_protocol};
 use crate::collective::ranks::RankTask;
 use crate::collective::selftest;
+use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Problem;
 
 pub mod benchmarking_mixed_precision;
@@ -69,12 +70,30 @@ pub const RANK_TASKS: &[RankTask] = &[
     optimizer_state_sharding_accounting::memory::TASK,
 ];
 
+/// What `cs336 grade --device` runs; one line a group.
+pub const DEVICE_CHECKS: &[&[DeviceCheck]] = &[
+    device::libtorch::CHECKS,
+    device::graphs::CHECKS,
+    device::cuda::CHECKS,
+    device::attention::CHECKS,
+    device::adamw::CHECKS,
+    benchmarking_script::fused_adamw::variants::CHECKS,
+    nsys_profile::device::CHECKS,
+    memory_profiling::components::DEVICE_CHECKS,
+    device::nccl_ranks::CHECKS,
+];
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
+    use crate::error::{Fault, fault_of};
     use crate::harness::record::Profile;
+    use crate::harness::store::Layout;
+    use crate::torch;
 
     #[test]
     fn a_suite_that_names_no_attention_means_the_default_of_its_device() {
@@ -86,5 +105,33 @@ mod tests {
         }
         case["attention"] = json!("sdpa");
         assert!(measured.iter().all(|m| (m.parse)(&case, Profile::Gpu).unwrap()["attention"] == "sdpa"));
+    }
+
+    fn device_checks() -> impl Iterator<Item = &'static DeviceCheck> {
+        DEVICE_CHECKS.iter().copied().flatten()
+    }
+
+    #[test]
+    fn every_device_check_has_a_name_of_its_own_and_kernels_that_exist() {
+        let names: BTreeSet<_> = device_checks().map(|check| check.name).collect();
+        assert_eq!(names.len(), device_checks().count(), "two device checks have one name");
+        let layout = Layout::find().unwrap();
+        for check in device_checks() {
+            let words = check.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+            assert!(words && check.proves.ends_with('.') && [1, 2].contains(&check.gpus), "{}", check.name);
+            check.kernels.iter().for_each(|kernel| drop(layout.kernel_hash(kernel).unwrap()));
+        }
+    }
+
+    #[test]
+    fn without_a_gpu_every_device_check_ends_in_what_it_needs() {
+        if torch::cuda_device(0).is_ok() {
+            return;
+        }
+        for check in device_checks() {
+            let error = (check.run)().unwrap_err();
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{}: {error:#}", check.name);
+            assert!(check.lacks(0).is_some_and(|reason| reason.starts_with("needs ")), "{}", check.name);
+        }
     }
 }

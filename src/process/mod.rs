@@ -18,7 +18,7 @@ pub use parent::{Parent, has_parent};
 pub const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// Names, in a child's environment, the process that started it.
-const PARENT: &str = "CS336_PARENT";
+pub const PARENT: &str = "CS336_PARENT";
 
 #[cfg(test)]
 mod tests;

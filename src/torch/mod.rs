@@ -1,8 +1,6 @@
 //! libtorch beyond `tch`: a small C++ shim and the safe functions over it.
 
 mod bridge;
-#[cfg(test)]
-mod cuda_tests;
 mod library;
 
 pub mod allocator_stats;

@@ -8,19 +8,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cs336::checks::fault_test::{self, Fault, is_alive, pids};
-use cs336::checks::sharded_protocol::{self, Case, Seen};
+use cs336::checks::faulty_runs::{by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works};
+use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
-use cs336::collective::{Backend, selftest};
-use cs336::model::toy::{Bias, Blueprint, Layer};
-use cs336::parallel::Options;
-use cs336::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
 use crate::in_time;
-use crate::processes::{PROGRAM, by_hand, input, none_left, supervised_stall};
+use crate::processes::{PROGRAM, supervised_stall};
 
-/// A fault of the last of two ranks, and what the error must say, in order of appearance.
+/// A fault of the last of two ranks, and what the error must say, in order of appearance. `checks::device::nccl_ranks` has
+/// the same of two GPUs.
 const FAULTS: &[(Fault, &[&str])] = &[
     (
         Fault::Exit,
@@ -53,16 +51,6 @@ const FAULTS: &[(Fault, &[&str])] = &[
     ),
 ];
 
-/// The same on two GPUs. What a rank waits in is known a second later there, so less is said of the quick ends.
-const GPU_FAULTS: &[(Fault, &[&str])] = &[
-    (Fault::Exit, &["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"]),
-    (Fault::Leave, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"]),
-    (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
-    (Fault::WrongCount, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"]),
-    (Fault::WrongOrder, &["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"]),
-];
-
 type Body = fn() -> Result<()>;
 
 fn name(fault: Fault) -> String {
@@ -77,7 +65,7 @@ pub fn trials() -> Vec<Trial> {
         Trial::test(format!("ranks::{name}"), move || run().map_err(|error| format!("{error:#}").into()))
     };
     let fault = |&(fault, words): &'static (Fault, &'static [&str])| {
-        trial(name(fault), Box::new(move || fault_ends_the_run(Backend::Gloo, fault, words)))
+        trial(name(fault), Box::new(move || fault_ends_the_run(fault, words)))
     };
     let others: [(&str, Body); 10] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
@@ -88,90 +76,18 @@ pub fn trials() -> Vec<Trial> {
         ("ctrl_c", || signal_ends_a_launch("INT")),
         ("sigterm", || signal_ends_a_launch("TERM")),
         ("a_killed_supervisor_takes_its_ranks_along", a_killed_supervisor_takes_its_ranks_along),
-        ("selftest_on_two_ranks", || selftest(Backend::Gloo, 2)),
-        ("selftest_on_three_ranks", || selftest(Backend::Gloo, 3)),
+        ("selftest_on_two_ranks", || selftest(Backend::Gloo, 2).map(drop)),
+        ("selftest_on_three_ranks", || selftest(Backend::Gloo, 3).map(drop)),
     ];
     let others = others.into_iter().map(|(name, run)| trial(name.to_string(), Box::new(run)));
-    FAULTS.iter().map(fault).chain(others).chain(gpu_trials()).collect()
+    FAULTS.iter().map(fault).chain(others).collect()
 }
 
-/// Ignored: `cargo test --test isolation -- --ignored ranks::nccl` runs them on a machine with two GPUs.
-fn gpu_trials() -> Vec<Trial> {
-    let trial = |name: &str, run: Box<dyn Fn() -> Result<()> + Send>| {
-        let run = move || run().map_err(|error| format!("{error:#}").into());
-        Trial::test(format!("ranks::nccl::{name}"), run).with_ignored_flag(true)
-    };
-    let fault = |&(fault, words): &'static (Fault, &'static [&str])| {
-        trial(&name(fault), Box::new(move || fault_ends_the_run(Backend::Nccl, fault, words)))
-    };
-    let others = [
-        trial("selftest_needs_two_gpus", Box::new(|| selftest(Backend::Nccl, 2))),
-        trial("a_late_peer_ends_in_an_abort", Box::new(a_late_peer_ends_in_an_abort)),
-    ];
-    let sharded = |optimizer: &'static str| {
-        trial(&format!("{optimizer}_is_adamw"), Box::new(move || a_sharded_optimizer_is_adamw(optimizer)))
-    };
-    let sharded = [SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD].map(sharded);
-    others.into_iter().chain(sharded).chain(GPU_FAULTS.iter().map(fault)).collect()
-}
-
-/// Every collective and dtype against its values, in order with computation, in the log.
-fn selftest(backend: Backend, world_size: usize) -> Result<()> {
-    let plan = Launch { backend, ..Launch::new(selftest::TASK.name, world_size, Duration::from_secs(120)) };
-    let results = launch_program(Path::new(PROGRAM), &plan, &Value::Null)?;
-    ensure!(results.len() == world_size, "{} results of {world_size} ranks", results.len());
-    let timed = |result: &Value| result["all_reduce_1mb_s"].as_array().is_some_and(|times| times.len() == 50);
-    ensure!(results.iter().all(|result| timed(result) && result["backend"] == backend.name()), "{results:?}");
-    Ok(())
-}
-
-/// The official protocol, which asks for the very values of AdamW, with layers so wide that each stream has work while the
-/// others go on: a stream that does not wait for another works with old values.
-fn a_sharded_optimizer_is_adamw(optimizer: &str) -> Result<()> {
-    let layer = |i: usize, d_out| Layer { bias: Bias::Trained, ..Layer::trained(format!("layer{i}"), 2048, d_out) };
-    // The last bias cannot be cut in two where it lies.
-    let layers =
-        [2048, 2048, 2048, 2048, 2048, 2047].into_iter().enumerate().map(|(i, d_out)| layer(i, d_out)).collect();
-    let blueprint = Blueprint { name: "wide".into(), fixed_parameter: false, layers };
-    let cases = vec![Case::official(blueprint, Options { bucket_size_mb: 40.0 })];
-    let input = serde_json::to_value(sharded_protocol::Input { optimizer: optimizer.into(), cases })?;
-    let deadline = Duration::from_secs(120);
-    let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
-    for rank in launch_program(Path::new(PROGRAM), &plan, &input)? {
-        let Seen { report, .. } = serde_json::from_value(rank)?;
-        ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
-    }
-    Ok(())
-}
-
-/// Without a supervisor, as under torchrun, a rank ends itself when its peer does not come.
-fn a_late_peer_ends_in_an_abort() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-    let start = |rank| by_hand(Backend::Nccl, Fault::Stall, folder.path(), rank, port, &[("CS336_DEADLINE_S", "15")]);
-    let (waits, mut stalls) = (start(0)?, start(1)?);
-    let outcome = waits.ended();
-    stalls.child.kill()?;
-    stalls.child.wait()?;
-    let (status, words) = outcome?;
-    ensure!(status.code() == Some(75), "{status}: {words}");
-    says(&words, &["rank 0: all_reduce 2 of 4 Float, sum has not ended within 15.0 s; the communicator is aborted"])
-}
-
-fn fault_ends_the_run(backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
+fn fault_ends_the_run(fault: Fault, words: &[&str]) -> Result<()> {
     match fault {
-        Fault::Work => in_time(|deadline| fault_ends_by(deadline, backend, fault, words)),
-        _ => fault_ends_by(Duration::from_secs(60), backend, fault, words),
+        Fault::Work => in_time(|deadline| fault_ends_by(deadline, Backend::Gloo, fault, words)),
+        _ => fault_ends_by(Duration::from_secs(60), Backend::Gloo, fault, words),
     }
-}
-
-fn fault_ends_by(deadline: Duration, backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
-    let outcome = launch_program(Path::new(PROGRAM), &plan, &input(fault, folder.path())?);
-    says(&format!("{:#}", outcome.err().context("the run succeeded")?), words)?;
-    none_left(folder.path(), Duration::ZERO)?;
-    the_next_run_works()
 }
 
 fn exit_before_the_ranks_meet() -> Result<()> {
@@ -270,21 +186,4 @@ fn a_killed_supervisor_takes_its_ranks_along() -> Result<()> {
     supervisor.child.wait()?;
     none_left(folder.path(), Duration::from_secs(10))?;
     the_next_run_works()
-}
-
-fn the_next_run_works() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
-    let sums = launch_program(Path::new(PROGRAM), &plan, &input(Fault::None, folder.path())?);
-    ensure!(sums.context("the run after the fault")? == [json!(3.0), json!(3.0)], "1 + 2 on two ranks is not 3");
-    none_left(folder.path(), Duration::ZERO)
-}
-
-fn says(text: &str, words: &[&str]) -> Result<()> {
-    let mut rest = text;
-    for words in words {
-        let at = rest.find(words).with_context(|| format!("{words:?} is not (or not there) in: {text}"))?;
-        rest = &rest[at + words.len()..];
-    }
-    Ok(())
 }

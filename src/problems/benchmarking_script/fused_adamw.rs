@@ -10,8 +10,7 @@ use crate::torch::graph::{Captured, on_side_stream};
 use crate::torch::random::SEED;
 use crate::torch::{self, Generator};
 
-#[cfg(test)]
-mod variants;
+pub mod variants;
 
 const OPTIONS: AdamWOptions = AdamWOptions { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
 

@@ -9,8 +9,10 @@ use tch::Device;
 use super::measure::{Params, Row, Run, Usage, measure_on};
 use super::steps::{Recorded, Step};
 use crate::attention::ImplementationName;
+use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision, SizeName, fused_adamw};
+use crate::torch::cuda_device;
 use crate::torch::memory_history::{Block, Curve, History};
 
 /// Bytes by what they are for; a sum is all that was asked for at one moment.
@@ -216,6 +218,14 @@ pub fn are_what_they_are_called() -> Result<Verdict> {
     are_what_they_are_called_on(Device::Cpu)
 }
 
+/// What only a GPU shows of the components.
+pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
+    "components_of_a_gpu_are_what_they_are_called",
+    "The components that a GPU's memory history tells apart are those that counting gives.",
+    || are_what_they_are_called_on(cuda_device(0)?),
+)
+.with_kernels(&["adamw.cu"])];
+
 fn are_what_they_are_called_on(device: Device) -> Result<Verdict> {
     let dtypes = [Precision::Float32, Precision::Bfloat16];
     for dtype in dtypes {
@@ -274,25 +284,4 @@ fn counted(row: &Row, params: &Params, device: Device) -> Result<()> {
         same("gradients at the end", timeline.gradients.last().copied().unwrap_or_default(), gradients)?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The allocator's statistics and history are the process's: this needs one without other tests.
-    #[test]
-    #[ignore = "needs a CUDA GPU; there, run cargo test --lib -- --ignored"]
-    fn components_of_a_gpu_are_what_they_are_called() {
-        const ALONE: &str = "CS336_TEST_ALONE";
-        if std::env::var_os(ALONE).is_some() {
-            are_what_they_are_called_on(crate::torch::cuda_device(0).unwrap()).unwrap();
-            return;
-        }
-        let name = "problems::memory_profiling::components::tests::components_of_a_gpu_are_what_they_are_called";
-        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = alone.args(["--exact", name, "--ignored"]).env(ALONE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    }
 }

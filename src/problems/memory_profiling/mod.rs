@@ -4,7 +4,7 @@ use self::measure::MemoryProfiling;
 use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 mod answer;
-mod components;
+pub mod components;
 pub mod measure;
 mod predicted;
 mod steps;

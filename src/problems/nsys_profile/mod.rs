@@ -5,8 +5,7 @@ use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
 mod answer;
 pub mod checks;
-#[cfg(test)]
-mod cuda_tests;
+pub mod device;
 pub mod kernels;
 pub mod measure;
 pub mod nsys;

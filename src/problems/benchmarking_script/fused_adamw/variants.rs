@@ -2,20 +2,28 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::OPTIONS;
 use crate::bench::machine::copy_bandwidth;
-use crate::cuda::{Arch, Compiler};
-use crate::model::fused_adamw::{SHAPE, Shape, program};
+use crate::error::Fault;
+use crate::harness::device::DeviceCheck;
+use crate::harness::problem::Verdict;
+use crate::model::fused_adamw::{SHAPE, Shape};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, FusedAdamW, SizeName};
-use crate::torch;
-use crate::torch::Generator;
 use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
+use crate::torch::{Generator, cuda_device, memory};
 use crate::units::human_seconds;
+
+pub const CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
+    "every_variant_of_the_fused_adamw_steps",
+    "Each way of cutting the kernel's work runs on the smallest and the largest model; the note has its share of a copy.",
+    every_variant_steps,
+)
+.with_kernels(&["adamw.cu"])];
 
 /// Where the search began.
 const FIRST: Shape = Shape { threads: 256, blocks: 5, vectors: 2, chunk: 4096, streaming: true };
@@ -35,15 +43,6 @@ const VARIANTS: [Shape; 11] = [
     SHAPE,
 ];
 
-#[test]
-fn every_variant_compiles() {
-    let cache = tempfile::tempdir().unwrap();
-    let compiler = Compiler { cache: cache.path().to_path_buf(), ..Compiler::of_this_tree().unwrap() };
-    for shape in VARIANTS {
-        compiler.build(&program(shape), Arch::HOPPER).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
-    }
-}
-
 /// Median seconds of a step over `parameters`, the device synchronised after each.
 fn step_seconds(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: Device) -> Result<f64> {
     let items: Vec<_> = parameters.iter().map(|(name, param, grad)| (name.as_str(), param, grad)).collect();
@@ -61,26 +60,49 @@ fn step_seconds(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: D
     Ok(timed[timed.len() / 2])
 }
 
-#[test]
-#[ignore = "needs a CUDA GPU of 64 GB and prints its figures; there, run cargo test --lib -- --ignored --nocapture variants"]
-fn adamw_variants() {
-    let device = torch::cuda_device(0).expect("run with --ignored only where a GPU is");
-    let copy = copy_bandwidth(device).unwrap();
+/// The optimizer's state of XL, its parameters and gradients, and what is copied.
+const NEEDED_BYTES: u64 = 64_000_000_000;
+
+fn every_variant_steps() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let has = memory::info(device)?.total_bytes;
+    if has < NEEDED_BYTES {
+        let (needs, has) = ("a GPU of 64 GB".into(), format!("one of {} GB", has / 1_000_000_000));
+        return Err(Fault::NotAvailable { needs, has }.into());
+    }
+    let copy = copy_bandwidth(device)?;
     let mut seconds = copy.samples.clone();
     seconds.sort_by(f64::total_cmp);
-    let bandwidth = copy.work.unwrap().bytes / seconds[seconds.len() / 2];
-    println!("copy: {:.3} TB/s; a step moves 28 bytes a parameter", bandwidth / 1e12);
+    let bandwidth = copy.work.context("a copy has its bytes")?.bytes / seconds[seconds.len() / 2];
+    let mut notes = vec![format!("copy: {:.3} TB/s; a step moves 28 bytes a parameter", bandwidth / 1e12)];
     for size in [SizeName::Small, SizeName::Xl] {
         let config = Config::of_size(size.size(), VOCAB_SIZE, 128);
-        let generator = Generator::new(device, SEED).unwrap();
-        let normal = |shape: &[i64]| generator.randn(shape, Kind::Float).unwrap();
-        let parameters: Vec<_> =
-            config.parameter_shapes().map(|(name, shape)| (name, normal(&shape), normal(&shape))).collect();
+        let generator = Generator::new(device, SEED)?;
+        let normal = |shape: &[i64]| generator.randn(shape, Kind::Float);
+        let parameters = config.parameter_shapes().map(|(name, shape)| Ok((name, normal(&shape)?, normal(&shape)?)));
+        let parameters = parameters.collect::<Result<Vec<_>>>()?;
         let bytes = 28.0 * config.num_parameters() as f64;
         for shape in VARIANTS {
-            let seconds = step_seconds(shape, &parameters, device).unwrap();
+            let seconds = step_seconds(shape, &parameters, device).with_context(|| format!("{size:?}, {shape:?}"))?;
             let share = bytes / seconds / bandwidth;
-            println!("{size:?}: {}, {:.1} % of the copy: {shape:?}", human_seconds(seconds), 100.0 * share);
+            notes.push(format!("{size:?}: {}, {:.1} % of the copy: {shape:?}", human_seconds(seconds), 100.0 * share));
+        }
+    }
+    Verdict::passed(notes.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Arch, Compiler};
+    use crate::model::fused_adamw::program;
+
+    #[test]
+    fn every_variant_compiles() {
+        let cache = tempfile::tempdir().unwrap();
+        let compiler = Compiler { cache: cache.path().to_path_buf(), ..Compiler::of_this_tree().unwrap() };
+        for shape in VARIANTS {
+            compiler.build(&program(shape), Arch::HOPPER).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
         }
     }
 }

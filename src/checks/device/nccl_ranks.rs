@@ -1,0 +1,122 @@
+//! What only two GPUs show: collectives over NCCL, sharded optimizers on streams that must wait, and ranks that fail.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::bench::device::require_devices;
+use crate::checks::fault_test::Fault;
+use crate::checks::faulty_runs::{self, by_hand, says};
+use crate::checks::sharded_protocol::{self, Case, Seen};
+use crate::collective::Backend;
+use crate::collective::ranks::{Launch, launch};
+use crate::harness::device::DeviceCheck;
+use crate::harness::problem::Verdict;
+use crate::model::toy::{Bias, Blueprint, Layer};
+use crate::parallel::Options;
+use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
+
+pub const CHECKS: &[DeviceCheck] = &[
+    DeviceCheck::new(
+        "nccl_collectives_give_their_values_in_order",
+        "Every collective and type over NCCL gives its values, in order with computation, and its log tells what happened.",
+        nccl_collectives_give_their_values_in_order,
+    )
+    .on_two_gpus(),
+    DeviceCheck::new(
+        "a_late_nccl_peer_ends_in_an_abort",
+        "Without a supervisor, a rank whose peer does not come aborts the communicator and ends itself in time.",
+        a_late_nccl_peer_ends_in_an_abort,
+    )
+    .on_two_gpus(),
+    sharded("sharded_optimizer_over_nccl_is_adamw", || is_adamw(SHARDED_OPTIMIZER)),
+    sharded("zero1_over_nccl_is_adamw", || is_adamw(ZERO1)),
+    sharded("zero1_in_backward_over_nccl_is_adamw", || is_adamw(ZERO1_IN_BACKWARD)),
+    fault("a_rank_that_exits_ends_the_nccl_run", || {
+        let words = ["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"];
+        ends_the_run(Fault::Exit, &words)
+    }),
+    fault("a_rank_that_leaves_ends_the_nccl_run", || {
+        let words = ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"];
+        ends_the_run(Fault::Leave, &words)
+    }),
+    fault("a_rank_that_fails_ends_the_nccl_run", || {
+        let words = ["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"];
+        ends_the_run(Fault::Fail, &words)
+    }),
+    fault("a_rank_that_stalls_ends_the_nccl_run", || {
+        let words = ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"];
+        ends_the_run(Fault::Stall, &words)
+    }),
+    fault("a_wrong_count_ends_the_nccl_run", || {
+        let words = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"];
+        ends_the_run(Fault::WrongCount, &words)
+    }),
+    fault("a_wrong_order_ends_the_nccl_run", || {
+        let words = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"];
+        ends_the_run(Fault::WrongOrder, &words)
+    }),
+];
+
+const fn sharded(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
+    let proves = "With layers so wide that every stream has work, this optimizer's steps over NCCL are those of AdamW.";
+    DeviceCheck::new(name, proves, run).on_two_gpus().with_kernels(&["adamw.cu"])
+}
+
+const fn fault(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
+    let proves = "This fault of one rank ends its NCCL run, by name; no process is left, and the next run works.";
+    DeviceCheck::new(name, proves, run).on_two_gpus()
+}
+
+fn nccl_collectives_give_their_values_in_order() -> Result<Verdict> {
+    require_devices(Backend::Nccl, 2)?;
+    let mut seconds = faulty_runs::selftest(Backend::Nccl, 2)?;
+    seconds.sort_by(f64::total_cmp);
+    Verdict::passed(format!("1 MB in {:.1} us", 1e6 * seconds[seconds.len() / 2]))
+}
+
+/// The official protocol, which asks for the very values of AdamW, with layers so wide that each stream has work while the
+/// others go on: a stream that does not wait for another works with old values.
+fn is_adamw(optimizer: &str) -> Result<Verdict> {
+    require_devices(Backend::Nccl, 2)?;
+    let layer = |i: usize, d_out| Layer { bias: Bias::Trained, ..Layer::trained(format!("layer{i}"), 2048, d_out) };
+    // The last bias cannot be cut in two where it lies.
+    let layers =
+        [2048, 2048, 2048, 2048, 2048, 2047].into_iter().enumerate().map(|(i, d_out)| layer(i, d_out)).collect();
+    let blueprint = Blueprint { name: "wide".into(), fixed_parameter: false, layers };
+    let cases = vec![Case::official(blueprint, Options { bucket_size_mb: 40.0 })];
+    let input = serde_json::to_value(sharded_protocol::Input { optimizer: optimizer.into(), cases })?;
+    let deadline = Duration::from_secs(120);
+    let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
+    let mut comparisons = 0;
+    for rank in launch(&plan, &input)? {
+        let Seen { report, .. } = serde_json::from_value(rank)?;
+        ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
+        comparisons += report.comparisons;
+    }
+    Verdict::passed(format!("{comparisons} comparisons"))
+}
+
+/// Without a supervisor, as under torchrun, a rank ends itself when its peer does not come.
+fn a_late_nccl_peer_ends_in_an_abort() -> Result<Verdict> {
+    require_devices(Backend::Nccl, 2)?;
+    let folder = tempfile::tempdir()?;
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let start = |rank| by_hand(Backend::Nccl, Fault::Stall, folder.path(), rank, port, &[("CS336_DEADLINE_S", "15")]);
+    let (waits, mut stalls) = (start(0)?, start(1)?);
+    let outcome = waits.ended();
+    stalls.child.kill()?;
+    stalls.child.wait()?;
+    let (status, words) = outcome?;
+    ensure!(status.code() == Some(75), "{status}: {words}");
+    says(&words, &["rank 0: all_reduce 2 of 4 Float, sum has not ended within 15.0 s; the communicator is aborted"])?;
+    Verdict::passed("after 15 s")
+}
+
+/// What a rank waits in is known a second later over NCCL, so less is said of the quick ends than over Gloo.
+fn ends_the_run(fault: Fault, words: &[&str]) -> Result<Verdict> {
+    require_devices(Backend::Nccl, 2)?;
+    faulty_runs::fault_ends_by(Duration::from_secs(60), Backend::Nccl, fault, words)?;
+    Verdict::passed("")
+}

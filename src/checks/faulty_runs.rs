@@ -1,0 +1,121 @@
+//! Runs of [`fault_test`] over either backend, what they must say, and what must be left of them: nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use super::fault_test::{self, Fault, FaultTest, is_alive, pids};
+use crate::collective::ranks::{Launch, launch, program};
+use crate::collective::{Backend, selftest};
+use crate::process::{PARENT, wait_until};
+
+/// Within this a faulty run must have ended; the machine may be busy with other tests.
+pub const LIMIT: Duration = Duration::from_secs(40);
+
+/// A process of the product and the file that takes its words.
+pub struct Process {
+    pub child: Child,
+    pub words: PathBuf,
+}
+
+impl Process {
+    pub fn start(command: &mut Command, words: PathBuf) -> Result<Self> {
+        let child = command.stdout(Stdio::null()).stderr(std::fs::File::create(&words)?).spawn()?;
+        Ok(Self { child, words })
+    }
+
+    /// Waits for its end, which it must find by itself.
+    pub fn ended(mut self) -> Result<(ExitStatus, String)> {
+        let ended = wait_until(LIMIT, || !matches!(self.child.try_wait(), Ok(None)));
+        if !ended {
+            self.child.kill()?;
+        }
+        let (status, words) = (self.child.wait()?, std::fs::read_to_string(&self.words)?);
+        ensure!(ended, "it goes on and on: {words}");
+        Ok((status, words))
+    }
+}
+
+/// One of two ranks under torchrun's variables and no supervisor.
+pub fn by_hand(
+    backend: Backend,
+    fault: Fault,
+    folder: &Path,
+    rank: usize,
+    port: u16,
+    more: &[(&str, &str)],
+) -> Result<Process> {
+    let mut command = Command::new(program()?);
+    command.args(["rank", "--task", fault_test::TASK.name, "--backend", backend.name(), "--input"]);
+    command.arg(write_input(fault, folder)?);
+    command.arg("--output").arg(folder.join(format!("{rank}.json")));
+    command
+        .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]).envs(more.iter().copied());
+    // This process may have a parent of its own, which is not the rank's.
+    Process::start(command.env_remove(PARENT), folder.join(format!("{rank}.words")))
+}
+
+/// What the ranks of a run get.
+pub fn input(fault: Fault, folder: &Path) -> Result<Value> {
+    Ok(serde_json::to_value(FaultTest { fault, folder: folder.into() })?)
+}
+
+/// [`input`] in a file.
+pub fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {
+    let file = folder.join("input.json");
+    std::fs::write(&file, serde_json::to_vec(&input(fault, folder)?)?)?;
+    Ok(file)
+}
+
+/// That both ranks of the run are gone, at the latest after `patience`.
+pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {
+    let pids = pids(folder)?;
+    ensure!(pids.len() == 2, "{} ranks noted themselves, not 2", pids.len());
+    let all_ended = wait_until(patience, || !pids.iter().any(|&pid| is_alive(pid)));
+    ensure!(all_ended, "of the ranks {pids:?} some are still alive");
+    Ok(())
+}
+
+/// That a fault of the last of two ranks ends the run by `deadline`, that the error says `words`, and that the next run
+/// works.
+pub fn fault_ends_by(deadline: Duration, backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
+    let outcome = launch(&plan, &input(fault, folder.path())?);
+    says(&format!("{:#}", outcome.err().context("the run succeeded")?), words)?;
+    none_left(folder.path(), Duration::ZERO)?;
+    the_next_run_works()
+}
+
+/// That a run without a fault works, over Gloo.
+pub fn the_next_run_works() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
+    let sums = launch(&plan, &input(Fault::None, folder.path())?);
+    ensure!(sums.context("the run after the fault")? == [json!(3.0), json!(3.0)], "1 + 2 on two ranks is not 3");
+    none_left(folder.path(), Duration::ZERO)
+}
+
+/// Every collective and dtype against its values, in order with computation, in the log. Gives rank 0's seconds for 1 MB.
+pub fn selftest(backend: Backend, world_size: usize) -> Result<Vec<f64>> {
+    let plan = Launch { backend, ..Launch::new(selftest::TASK.name, world_size, Duration::from_secs(120)) };
+    let results = launch(&plan, &Value::Null)?;
+    ensure!(results.len() == world_size, "{} results of {world_size} ranks", results.len());
+    let timed = |result: &Value| result["all_reduce_1mb_s"].as_array().is_some_and(|times| times.len() == 50);
+    ensure!(results.iter().all(|result| timed(result) && result["backend"] == backend.name()), "{results:?}");
+    Ok(serde_json::from_value(results[0]["all_reduce_1mb_s"].clone())?)
+}
+
+/// That `text` holds `words` in their order.
+pub fn says(text: &str, words: &[&str]) -> Result<()> {
+    let mut rest = text;
+    for words in words {
+        let at = rest.find(words).with_context(|| format!("{words:?} is not (or not there) in: {text}"))?;
+        rest = &rest[at + words.len()..];
+    }
+    Ok(())
+}

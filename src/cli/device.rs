@@ -1,0 +1,150 @@
+//! `cs336 grade --device`: what only a GPU can show, one process a check; `cs336 accept device` promotes the results.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::{Ended, interrupted, watch_for_interrupt};
+use crate::bench::machine;
+use crate::checks::device::versions;
+use crate::harness::case::{CheckEnding, Runner};
+use crate::harness::device::{DEVICE, DeviceCheck, DeviceGroup};
+use crate::harness::grade::CheckStatus;
+use crate::harness::pool::Pool;
+use crate::harness::provenance::open_run;
+use crate::harness::record::{Profile, RecordFile, Run};
+use crate::harness::store::{Layout, Lock, write_atomically};
+use crate::problems::DEVICE_CHECKS;
+
+/// How one check ended.
+#[derive(Serialize)]
+struct DeviceResult {
+    #[serde(flatten)]
+    check: &'static DeviceCheck,
+    #[serde(flatten)]
+    ending: CheckStatus,
+    elapsed_s: f64,
+}
+
+/// This machine's record, rewritten after each result.
+struct Recording<'a> {
+    layout: &'a Layout,
+    group: &'a DeviceGroup,
+    run: Run,
+    file: RecordFile,
+    _lock: Lock,
+}
+
+/// Runs the named checks, or all, and records how they ended. A check that this machine cannot run is a skip, and keeps
+/// the result that it has; without a GPU nothing is recorded.
+pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
+    watch_for_interrupt();
+    let group = group(layout)?;
+    let chosen = chosen(&group, names)?;
+    let gpus = machine::gpus()?.len();
+    let mut recording = (gpus > 0).then(|| Recording::open(layout, &group)).transpose()?;
+    let runner = Runner::here(layout, &interrupted)?;
+    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let mut results = Vec::new();
+    for check in chosen {
+        let started = Instant::now();
+        let ending = match check.lacks(gpus) {
+            Some(reason) => CheckEnding::Skipped { reason },
+            None => runner.device_check(&mut pool, check)?,
+        };
+        let Some(ending) = CheckStatus::of(ending) else { return Ok(Ended::Interrupted) };
+        let result = DeviceResult { check, ending, elapsed_s: started.elapsed().as_secs_f64() };
+        if !as_json {
+            print(&result);
+        }
+        recording.iter_mut().try_for_each(|recording| recording.put(&result))?;
+        results.push(result);
+    }
+    let count = |wanted: fn(&CheckStatus) -> bool| results.iter().filter(|r| wanted(&r.ending)).count();
+    let failed = count(|ending| matches!(ending, CheckStatus::Failed { .. }));
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&results)?);
+    } else {
+        let passed = count(|ending| matches!(ending, CheckStatus::Passed { .. }));
+        let total = results.len();
+        println!("{total} device checks: {passed} passed, {failed} failed, {} skipped", total - passed - failed);
+        match recording {
+            Some(_) => println!(
+                "{} holds the results; `cs336 accept {DEVICE}` promotes them",
+                layout.display(&layout.local(Profile::Gpu, DEVICE))
+            ),
+            None => println!("without a GPU nothing is recorded"),
+        }
+        if let Some(words) = group.unproven(layout)? {
+            println!("device: {words}");
+        }
+    }
+    Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well })
+}
+
+/// Promotes this machine's results; `None` where there are none, `false` when they are refused.
+pub fn accept(layout: &Layout, dry_run: bool) -> Result<Option<bool>> {
+    let local = layout.local(Profile::Gpu, DEVICE);
+    let Some(local) = layout.read_file(&local, DEVICE, Profile::Gpu)? else { return Ok(None) };
+    let group = group(layout)?;
+    println!("{DEVICE}: {} results, {} checks", local.cases.len(), group.checks.len());
+    if let Err(reason) = group.acceptable(&local) {
+        println!("  refused: {reason:#}");
+        return Ok(Some(false));
+    }
+    if !dry_run {
+        write_atomically(&layout.accepted(Profile::Gpu, DEVICE), group.recorded(layout)?.to_json()?.as_bytes())?;
+    }
+    Ok(Some(true))
+}
+
+/// What the accepted results leave open; `None` when a GPU has shown all.
+pub fn unproven(layout: &Layout) -> Result<Option<String>> {
+    group(layout)?.unproven(layout)
+}
+
+fn group(layout: &Layout) -> Result<DeviceGroup> {
+    DeviceGroup::new(layout, DEVICE_CHECKS.iter().copied().flatten().collect(), versions())
+}
+
+fn chosen(group: &DeviceGroup, names: &[String]) -> Result<Vec<&'static DeviceCheck>> {
+    if names.is_empty() {
+        return Ok(group.checks.clone());
+    }
+    let named = |name| {
+        let check = group.checks.iter().copied().find(|check| check.name == name);
+        check.with_context(|| format!("no device check is called {name:?}; see `cs336 grade --device --json`"))
+    };
+    super::once_each(names).map(named).collect()
+}
+
+impl<'a> Recording<'a> {
+    fn open(layout: &'a Layout, group: &'a DeviceGroup) -> Result<Self> {
+        let _lock = Lock::acquire(layout)?;
+        let mut facts = machine::facts(Profile::Gpu)?;
+        facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
+        // There is no suite file.
+        let run = open_run(&layout.root, "", &facts)?;
+        Ok(Self { layout, group, run, file: group.recorded(layout)?, _lock })
+    }
+
+    fn put(&mut self, result: &DeviceResult) -> Result<()> {
+        let ended = match &result.ending {
+            CheckStatus::Passed { note } => Ok(note.as_str()),
+            CheckStatus::Failed { error } => Err(error.as_str()),
+            CheckStatus::Skipped { .. } => return Ok(()),
+        };
+        self.file.put(self.group.entry(result.check, &self.run, result.elapsed_s, ended), &self.run);
+        self.group.sort(&mut self.file);
+        write_atomically(&self.layout.local(Profile::Gpu, DEVICE), self.file.to_json()?.as_bytes())
+    }
+}
+
+fn print(DeviceResult { check, ending, elapsed_s }: &DeviceResult) {
+    match ending {
+        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s) {note}", check.name),
+        CheckStatus::Skipped { reason } => println!("skipped {}: {reason}", check.name),
+        CheckStatus::Failed { error } => println!("FAILED  {}: {}\n        {error}", check.name, check.proves),
+    }
+}

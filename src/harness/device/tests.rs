@@ -1,0 +1,114 @@
+//! Which results count: those of the present kernels and libraries, each check's own, and none that failed.
+
+use super::super::record::{Machine, Peaks};
+use super::super::store::write_atomically;
+use super::*;
+
+static ONE: DeviceCheck = DeviceCheck::new("one", "One.", || Verdict::passed("")).with_kernels(&["a.cu"]);
+static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed("")).on_two_gpus();
+
+/// A tree with two kernels.
+fn tree() -> (tempfile::TempDir, Layout) {
+    let folder = tempfile::tempdir().unwrap();
+    let layout = Layout { root: folder.path().into() };
+    ["a.cu", "b.cu"].iter().for_each(|file| kernel(&layout, file, "int x;\n"));
+    (folder, layout)
+}
+
+fn kernel(layout: &Layout, file: &str, text: &str) {
+    write_atomically(&layout.root.join("kernels").join(file), text.as_bytes()).unwrap();
+}
+
+fn group(layout: &Layout, torch: &str) -> DeviceGroup {
+    let versions = [("torch", torch.to_string()), ("nccl", "2.28.9".to_string())];
+    DeviceGroup::new(layout, vec![&ONE, &TWO], versions.into()).unwrap()
+}
+
+fn run(id: &str, dirty: bool) -> Run {
+    let software = [("torch", "2.11.0"), ("nccl", "2.28.9")].map(|(name, version)| (name.into(), version.into()));
+    Run {
+        id: id.into(),
+        started: "2026-01-01T00:00:00Z".into(),
+        commit: "c".into(),
+        dirty,
+        suite_hash: String::new(),
+        machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![] },
+        software: software.into(),
+        settings: BTreeMap::new(),
+        peaks: Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() },
+    }
+}
+
+/// Results of one run, in a file.
+fn results(group: &DeviceGroup, run: &Run, ended: &[(&DeviceCheck, Result<&str, &str>)]) -> RecordFile {
+    let mut file = RecordFile::new(DEVICE, Profile::Gpu);
+    ended.iter().for_each(|(check, ended)| file.put(group.entry(check, run, 1.0, *ended), run));
+    file
+}
+
+fn write(path: std::path::PathBuf, file: &RecordFile) {
+    write_atomically(&path, file.to_json().unwrap().as_bytes()).unwrap();
+}
+
+#[test]
+fn a_machine_with_too_few_gpus_is_told_what_a_check_needs() {
+    assert_eq!(ONE.lacks(0).unwrap(), "needs a GPU, this machine has none");
+    assert_eq!(TWO.lacks(1).unwrap(), "needs 2 GPUs, this machine has 1");
+    assert_eq!((ONE.lacks(1), TWO.lacks(2)), (None, None));
+}
+
+#[test]
+fn what_no_gpu_has_shown_and_what_is_stale_is_said_with_its_reason() {
+    let (_folder, layout) = tree();
+    let group_here = |torch| group(&layout, torch);
+    let words = |torch| group_here(torch).unproven(&layout).unwrap();
+    assert!(words("2.11.0").unwrap().contains("snapshots/gpu/device.json does not exist"));
+    let accepted = layout.accepted(Profile::Gpu, DEVICE);
+    write(accepted.clone(), &results(&group_here("2.11.0"), &run("r", false), &[(&ONE, Ok("")), (&TWO, Ok(""))]));
+    assert_eq!(words("2.11.0"), None);
+    kernel(&layout, "b.cu", "int y;\n");
+    kernel(&layout, "a.cu", "// A comment.\nint x;\n");
+    assert_eq!(words("2.11.0"), None, "neither runs the code that has changed");
+    assert!(
+        words("2.12.0").unwrap().ends_with(
+            "2 of 2 checks by snapshots/gpu/device.json: one, two (it ran with torch 2.11.0, here is 2.12.0)"
+        )
+    );
+    kernel(&layout, "a.cu", "int y;\n");
+    let stale = words("2.11.0").unwrap();
+    assert!(stale.contains("1 of 2 checks") && stale.ends_with("one (kernels/a.cu has changed since)"), "{stale}");
+    write(accepted, &results(&group_here("2.11.0"), &run("r", false), &[(&ONE, Err("wrong"))]));
+    assert!(words("2.11.0").unwrap().ends_with("one (failed); two (not run)"));
+}
+
+#[test]
+fn a_skipped_check_keeps_its_accepted_result_while_that_still_counts() {
+    let (_folder, layout) = tree();
+    let both = results(&group(&layout, "2.11.0"), &run("old", false), &[(&ONE, Ok("old")), (&TWO, Ok("old"))]);
+    write(layout.accepted(Profile::Gpu, DEVICE), &both);
+    kernel(&layout, "a.cu", "int y;\n");
+    let group = group(&layout, "2.11.0");
+    let names = |file: &RecordFile| -> Vec<String> {
+        file.cases.iter().map(|case| format!("{} {}", case.params["check"].as_str().unwrap(), case.run)).collect()
+    };
+    assert_eq!(names(&group.recorded(&layout).unwrap()), ["two old"], "the other is of another kernel");
+    write(layout.local(Profile::Gpu, DEVICE), &results(&group, &run("new", false), &[(&ONE, Ok("new"))]));
+    let recorded = group.recorded(&layout).unwrap();
+    assert_eq!(names(&recorded), ["one new", "two old"]);
+    assert_eq!(recorded.runs.len(), 2);
+}
+
+#[test]
+fn a_result_that_failed_is_stale_or_of_uncommitted_changes_is_not_accepted() {
+    let (_folder, layout) = tree();
+    let before = group(&layout, "2.11.0");
+    let refusal = |group: &DeviceGroup, file: &RecordFile| group.acceptable(file).unwrap_err().to_string();
+    let passed = results(&before, &run("r", false), &[(&ONE, Ok(""))]);
+    before.acceptable(&passed).unwrap();
+    assert!(refusal(&before, &results(&before, &run("r", true), &[(&ONE, Ok(""))])).contains("uncommitted changes"));
+    assert!(
+        refusal(&before, &results(&before, &run("r", false), &[(&TWO, Err("hangs"))])).contains("two failed (hangs)")
+    );
+    kernel(&layout, "a.cu", "int y;\n");
+    assert!(refusal(&group(&layout, "2.11.0"), &passed).contains("one is stale: kernels/a.cu has changed since"));
+}

@@ -1,0 +1,147 @@
+//! What only a GPU shows of a profile: kernels, the calls that launched them from the engine's thread, and their names.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Error, Result, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::kernels::{Class, Units};
+use super::measure::{Collector, Params, measure_on};
+use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
+use super::summary::{Counted, Summary};
+use crate::harness::device::DeviceCheck;
+use crate::harness::problem::Verdict;
+use crate::torch::nvtx::range;
+use crate::torch::profiler::{profile, with_nvtx};
+use crate::torch::random::SEED;
+use crate::torch::stream::synchronize;
+use crate::torch::trace::ranges::Ranges;
+use crate::torch::trace::{Event, Source};
+use crate::torch::{AllowTf32, Generator, cuda_device, set_allow_tf32};
+
+pub const CHECKS: &[DeviceCheck] = &[
+    DeviceCheck::new(
+        "every_kernel_of_a_step_has_a_launch_a_pass_and_a_class",
+        "A profile attributes every kernel of a training step to a launch, a pass and a class, and counts its products.",
+        every_kernel_of_a_step_has_a_launch_a_pass_and_a_class,
+    )
+    .with_kernels(&["adamw.cu"]),
+    DeviceCheck::new(
+        "backward_kernels_are_launched_by_another_thread_inside_its_range",
+        "Kernels that autograd's own thread launches are found inside the range of the backward pass.",
+        backward_kernels_are_launched_by_another_thread_inside_its_range,
+    ),
+    DeviceCheck::new(
+        "a_tf32_product_is_known_by_its_name",
+        "The name of a product's kernel tells tensor cores from CUDA cores.",
+        a_tf32_product_is_known_by_its_name,
+    ),
+    DeviceCheck::new(
+        "a_case_is_measured_twice_in_one_process_and_the_clocks_agree",
+        "Two profiles in one process agree with the host's clock.",
+        a_case_is_measured_twice_in_one_process_and_the_clocks_agree,
+    )
+    .with_kernels(&["adamw.cu"]),
+    DeviceCheck::new(
+        "nvtx_ranges_can_be_opened_without_nsys",
+        "NVTX ranges open and close where no nsys listens.",
+        nvtx_ranges_can_be_opened_without_nsys,
+    ),
+];
+
+fn random(size: i64, device: Device) -> Result<Tensor> {
+    Generator::new(device, SEED)?.randn(&[size, size], Kind::Float)
+}
+
+fn params(optimizer: &str) -> Result<Params> {
+    let case = serde_json::json!({"size": "small", "context_length": 128, "optimizer": optimizer, "steps": 2});
+    Ok(serde_json::from_value(case)?)
+}
+
+fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let mut notes = Vec::new();
+    for optimizer in ["fused", "plain"] {
+        let params = params(optimizer)?;
+        let mut bench = ProfiledBench::new(&params, device)?;
+        bench.warm_up()?;
+        let (_, profile) = profile(device, || bench.step())?;
+        let trace = profile.trace()?;
+        let summary = Summary::of(&trace, Counted::Kernels, Collector::Kineto)?;
+        ensure!(summary.launches_unseen == 0, "{optimizer}: {} launches unseen", summary.launches_unseen);
+        ensure!(summary.matmuls.operators == Some(9 * 12 + 1), "{:?}", summary.matmuls);
+        // cuBLAS does some float32 products in two launches.
+        ensure!(summary.matmuls.kernels > 9 * 12, "{:?}", summary.matmul_kernels);
+        let on_cuda_cores = summary.matmul_kernels.iter().all(|k| k.units == Units::CudaCores);
+        ensure!(on_cuda_cores, "{:?}", summary.matmul_kernels);
+        let unknown = trace.events.iter().filter(|e| e.source == Source::Kernel && Class::of(e) == Class::Other);
+        let unknown: BTreeSet<_> = unknown.map(|e| &e.name).collect();
+        ensure!(unknown.is_empty(), "no rule knows these names: {unknown:#?}");
+        notes.push(format!("{optimizer}: {} kernels of products", summary.matmuls.kernels));
+    }
+    Verdict::passed(notes.join("; "))
+}
+
+fn backward_kernels_are_launched_by_another_thread_inside_its_range() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let x = random(512, device)?.set_requires_grad(true);
+    let step = || {
+        let loss = range(FORWARD, || x.mm(&x).sum(Kind::Float));
+        range(BACKWARD, || loss.f_backward().map_err(Error::from).and_then(|()| synchronize(device)))
+    };
+    step()?;
+    let ((), profile) = profile(device, step)?;
+    let trace = profile.trace()?;
+    let driving = trace.events.iter().find(|e| e.source == Source::Range).context("the trace has no range")?.thread;
+    let other = |e: &&Event| e.source == Source::Call && e.thread != driving;
+    ensure!(trace.events.iter().any(|e| other(&e)), "every CUDA call came from the driving thread");
+    let ranges = Ranges::of(&trace)?;
+    let work = ranges.place_gpu_work(&trace);
+    let products = work.iter().filter(|p| Class::of(p.event) == Class::Matmul && ranges.inside(p.span, BACKWARD));
+    let products = products.count();
+    ensure!(products >= 2, "the gradient of a product takes two, {products} were found");
+    Verdict::passed(format!("{products} products"))
+}
+
+fn a_tf32_product_is_known_by_its_name() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let x = random(2048, device)?;
+    let units = |matmul| -> Result<(Units, String)> {
+        set_allow_tf32(AllowTf32 { matmul, cudnn: true })?;
+        let product = || {
+            let _ = x.f_mm(&x)?;
+            synchronize(device)
+        };
+        product()?;
+        let ((), profile) = profile(device, product)?;
+        let trace = profile.trace()?;
+        let kernel = trace.events.iter().find(|e| e.source == Source::Kernel && Class::of(e) == Class::Matmul);
+        let name = &kernel.context("a product ran no matmul kernel")?.name;
+        Ok((Units::of(name), name.clone()))
+    };
+    let (with, without) = (units(true)?, units(false)?);
+    ensure!((with.0, without.0) == (Units::TensorCores, Units::CudaCores), "{with:?} {without:?}");
+    Verdict::passed(format!("{} and {}", with.1, without.1))
+}
+
+fn a_case_is_measured_twice_in_one_process_and_the_clocks_agree() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let mut notes = Vec::new();
+    for _ in 0..2 {
+        let row = measure_on(&params("fused")?, device, None)?;
+        let host = row.host.context("the host's clock timed nothing")?;
+        let work = row.passes.inference;
+        let fastest = host.inference.samples.iter().copied().fold(f64::INFINITY, f64::min);
+        ensure!(work.busy_s <= work.span_s && work.span_s <= work.host_s, "{work:?}");
+        ensure!(work.seconds < 1.2 * fastest, "{} s of kernels in a pass of {fastest} s", work.seconds);
+        notes.push(format!("{:.2} ms of kernels in a pass of {:.2} ms", 1e3 * work.seconds, 1e3 * fastest));
+    }
+    Verdict::passed(notes.join("; "))
+}
+
+fn nvtx_ranges_can_be_opened_without_nsys() -> Result<Verdict> {
+    cuda_device(0)?;
+    let value = with_nvtx(|| Ok(range(INFERENCE, || range(OPTIMIZER, || 7))))?;
+    ensure!(value == 7, "the ranges gave {value}, not 7");
+    Verdict::passed("")
+}
