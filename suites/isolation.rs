@@ -30,7 +30,7 @@ mod ranks;
 #[path = "isolation/visits.rs"]
 mod visits;
 
-use actions::{TEST_REGISTRY, clean_up};
+use actions::{TEST_DEVICE_CHECKS, TEST_REGISTRY, clean_up};
 
 /// Keeps what was begun, in order, and why a problem was refused.
 #[derive(Default)]
@@ -252,10 +252,36 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
     }
 }
 
+/// What crashes, panics or lacks something is that device check's ending alone, and each has a process of its own.
+fn device_checks_end_each_for_itself() -> Result<()> {
+    let (_folder, layout) = tree("actions", "\"works\"")?;
+    let runner = runner(&layout)?;
+    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let mut end = |check| runner.device_check(&mut pool, check);
+    let [aborts, panics, lacks, works] = TEST_DEVICE_CHECKS else { bail!("four device checks") };
+    for (check, words) in [(aborts, "signal 6"), (panics, "panicked: told so")] {
+        let ending = end(check)?;
+        ensure!(
+            matches!(&ending, CheckEnding::Failed { error } if error.contains(words)),
+            "{}: {ending:?}",
+            check.name
+        );
+    }
+    let reason = "needs a second GPU, has one".to_string();
+    ensure!(end(lacks)? == CheckEnding::Skipped { reason }, "{} did not end in a skip", lacks.name);
+    ensure!(end(works)? != end(works)?, "one process ran two device checks");
+    Ok(())
+}
+
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
         let run_case = |path: &Path| bail!("no case runner for {}", path.display());
-        return match serve(Abilities { registry: TEST_REGISTRY, device_checks: &[], run_case, clean_up }) {
+        return match serve(Abilities {
+            registry: TEST_REGISTRY,
+            device_checks: &[TEST_DEVICE_CHECKS],
+            run_case,
+            clean_up,
+        }) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");
@@ -288,6 +314,7 @@ fn main() -> ExitCode {
         test("what_fails_its_checks_is_not_timed", what_fails_its_checks_is_not_timed),
         test("an_interrupt_keeps_what_was_measured", an_interrupt_keeps_what_was_measured),
         test("an_unknown_check_is_a_failure_with_its_name", an_unknown_check_is_a_failure_with_its_name),
+        test("device_checks_end_each_for_itself", device_checks_end_each_for_itself),
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
     trials.extend(ranks::trials());

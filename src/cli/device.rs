@@ -143,8 +143,11 @@ impl<'a> Recording<'a> {
 
 fn print(DeviceResult { check, ending, elapsed_s }: &DeviceResult) {
     match ending {
-        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s) {note}", check.name),
+        CheckStatus::Passed { note } if note.is_empty() => println!("passed  {} ({elapsed_s:.1} s)", check.name),
+        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s): {note}", check.name),
         CheckStatus::Skipped { reason } => println!("skipped {}: {reason}", check.name),
-        CheckStatus::Failed { error } => println!("FAILED  {}: {}\n        {error}", check.name, check.proves),
+        CheckStatus::Failed { error } => {
+            println!("FAILED  {}: {}\n        {}", check.name, check.proves, error.trim_end())
+        }
     }
 }

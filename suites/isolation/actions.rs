@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use cs336::error::Fault;
+use cs336::harness::device::DeviceCheck;
 use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict, no_answer, no_facts};
 use cs336::harness::provenance::available_memory_bytes;
 use cs336::harness::record::Profile;
@@ -163,3 +164,13 @@ const UNSOUND: Problem = Problem {
 };
 
 pub const TEST_REGISTRY: &[Problem] = &[ACTIONS, UNSOUND];
+
+/// One that crashes, one that panics, one that lacks something, and one that gives its process.
+pub const TEST_DEVICE_CHECKS: &[DeviceCheck] = &[
+    DeviceCheck::new("aborts", "Nothing.", || std::process::abort()),
+    DeviceCheck::new("panics", "Nothing.", || panic!("told so")),
+    DeviceCheck::new("lacks", "Nothing.", || {
+        Err(Fault::NotAvailable { needs: "a second GPU".into(), has: "one".into() }.into())
+    }),
+    DeviceCheck::new("works", "Nothing.", || Verdict::passed(std::process::id().to_string())),
+];
