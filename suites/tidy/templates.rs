@@ -33,9 +33,8 @@ const PROGRAM: &[&str] = &[
 ];
 
 /// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-const TO_BE_CONVERTED: [&str; 2] = [
+const TO_BE_CONVERTED: [&str; 1] = [
     "benchmarking_mixed_precision",
-    "benchmarking_script",
 ];
 
 /// The tags of a template: where each begins, and its text.
