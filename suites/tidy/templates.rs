@@ -33,9 +33,7 @@ const PROGRAM: &[&str] = &[
 ];
 
 /// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-const TO_BE_CONVERTED: [&str; 1] = [
-    "benchmarking_mixed_precision",
-];
+const TO_BE_CONVERTED: [&str; 1] = ["benchmarking_mixed_precision"];
 
 /// The tags of a template: where each begins, and its text.
 fn tags(text: &str) -> Vec<&str> {
