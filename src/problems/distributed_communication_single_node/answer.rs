@@ -18,10 +18,10 @@ use crate::units::GB;
 type SumCase = Case<Params, Row>;
 
 /// A claim on the bandwidth of small sums, on more processes, and on PyTorch's own, in that order.
-const SMALL: &str = "small-sums-are-bound-by-latency";
+const SMALL: &str = "latency-bounds-small-sums";
 const HOLDS: &str = "busbw-holds";
 const FASTER: &str = "nccl-is-faster";
-const NOT_SLOWER: &str = "our-all-reduce-takes-at-most-a-tenth-longer-than-pytorchs";
+const NOT_SLOWER: &str = "within-a-tenth-of-pytorch";
 
 /// What the sentences quote.
 #[derive(Default, Serialize)]

@@ -24,7 +24,7 @@ use crate::bench::timing::{Cache, FLUSHED_BYTES};
 use crate::bench::tolerance;
 use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
 use crate::harness::answer::format::{grouped, markdown};
-use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Range, Records, Unit};
+use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Range, RecordSet, Records, Unit};
 use crate::harness::stats::Summary;
 
 /// The grid of 16 heads, which fill a GPU.
@@ -159,14 +159,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     if let Some(beside) = quoted.beside {
         answer.table("flash-attention-3", beside.table)?;
     }
-    for dtype in [Dtype::Bfloat16, Dtype::Float32] {
-        for pass in cells::PASSES {
-            let cells = only(&grid, |p| p.cell.dtype == dtype && p.pass == pass);
-            if let Some(table) = tables::times(main, &cells) {
-                answer.table(format!("times-{}-{}", dtype.name(), title(pass)), table)?;
-            }
-        }
-    }
+    times(&mut answer, main, &grid)?;
     if !grid.is_empty() {
         answer.table("errors", tables::errors(&grid))?;
     }
@@ -176,17 +169,35 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     if let Some((case, row)) = board.and_then(|case| Some((case, case.row()?))) {
         answer.table(LEADERBOARD, tables::leaderboard(case, row))?;
     }
-    if let Some(ladder) = figures::ladder(main, &grid) {
-        answer.figure("ladder", ladder)?;
-    }
-    for (id, figure) in figures::rates(main, &grid) {
-        answer.figure(format!("rate-{id}"), figure)?;
-    }
-    for (id, figure) in figures::speed_ups(main, &grid) {
-        answer.figure(format!("speed-up-{id}"), figure)?;
-    }
+    figures(&mut answer, main, &grid)?;
     beside_the_gpu(&mut answer, records)?;
     Ok(answer)
+}
+
+/// A table for each type and pass.
+fn times(answer: &mut Answer, main: &RecordSet, grid: &[CellPass]) -> Result<()> {
+    for dtype in [Dtype::Bfloat16, Dtype::Float32] {
+        for pass in cells::PASSES {
+            let cells = only(grid, |p| p.cell.dtype == dtype && p.pass == pass);
+            if let Some(table) = tables::times(main, &cells) {
+                answer.table(format!("times-{}-{}", dtype.name(), title(pass)), table)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn figures(answer: &mut Answer, main: &RecordSet, grid: &[CellPass]) -> Result<()> {
+    if let Some(ladder) = figures::ladder(main, grid) {
+        answer.figure("ladder", ladder)?;
+    }
+    for (id, figure) in figures::rates(main, grid) {
+        answer.figure(format!("rate-{id}"), figure)?;
+    }
+    for (id, figure) in figures::speed_ups(main, grid) {
+        answer.figure(format!("speed-up-{id}"), figure)?;
+    }
+    Ok(())
 }
 
 /// The small grid of a CPU, where a GPU's is the main one.

@@ -52,19 +52,15 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         step: step.as_ref().map(|(step, _)| step.clone()),
     })?;
     if let Some((step, hidden)) = step {
-        answer.claim(Claim::below("the-naive-strategy-hides-no-communication", "hidden", &hidden, 0.05))?;
+        answer.claim(Claim::below("naive-hides-no-communication", "hidden", &hidden, 0.05))?;
         answer.claim(
-            Claim::new(
-                "the-fixed-cost-of-calls-exceeds-the-time-of-their-bytes",
-                step.calls_time.value() > step.bytes_time.value(),
-            )
-            .operand("calls", &step.calls_time)
-            .operand("bytes", &step.bytes_time),
+            Claim::new("calls-cost-more-than-bytes", step.calls_time.value() > step.bytes_time.value())
+                .operand("calls", &step.calls_time)
+                .operand("bytes", &step.bytes_time),
         )?;
         if let Some(pytorch) = &step.pytorch {
             let held = pytorch.value() < step.time.value();
-            let claim =
-                Claim::new("pytorch-ddp-is-faster-than-the-naive-strategy", held).operand("PyTorch's DDP", pytorch);
+            let claim = Claim::new("pytorch-ddp-beats-naive", held).operand("PyTorch's DDP", pytorch);
             answer.claim(claim.operand("naive", &step.time))?;
         }
     }

@@ -165,11 +165,11 @@ fn memory_claims(answer: &mut Answer, memory: &MemoryNumbers) -> Result<()> {
         claim.operand("counted", wanted).operand_text("wanted", format!("{least} to {most} of it"))
     };
     // What is counted is there to the byte at the least.
-    answer.claim(within("memory-without-sharding-is-as-counted", unsharded, expected, 1.0, 1.05))?;
-    answer.claim(within("sharding-saves-the-state-that-a-rank-does-not-own", saved, half, 0.9, 1.1))?;
-    answer.claim(within("zero1-also-keeps-a-shard-of-the-mean-gradients", zero1_other, shard, 0.95, 1.05))?;
+    answer.claim(within("unsharded-memory-is-as-counted", unsharded, expected, 1.0, 1.05))?;
+    answer.claim(within("a-rank-saves-the-others-state", saved, half, 0.9, 1.1))?;
+    answer.claim(within("zero1-keeps-a-gradient-shard", zero1_other, shard, 0.95, 1.05))?;
     let in_use = &memory.in_use_before;
-    let claim = Claim::new("before-the-first-step-sharding-changes-no-memory", before.value() < 0.01 * in_use.value());
+    let claim = Claim::new("no-difference-before-the-first-step", before.value() < 0.01 * in_use.value());
     answer.claim(claim.operand("difference before the first step", before).operand("in use then", in_use))
 }
 
@@ -216,19 +216,14 @@ fn over_bucketed(cases: &[Case<Params, Row>], strategy: &str) -> Result<Option<R
 
 fn step_claims(answer: &mut Answer, steps: &StepNumbers) -> Result<()> {
     let StepNumbers { base, sharded, zero1, volume, zero1_volume, ahead, .. } = steps;
-    let claim = Claim::new("the-sharded-optimizer-makes-a-step-longer", sharded.value() > base.value());
+    let claim = Claim::new("sharding-lengthens-the-step", sharded.value() > base.value());
     answer.claim(claim.operand("sharded", sharded).operand("not sharded", base))?;
     let claim = Claim::new("zero1-is-faster", zero1.value() < 0.98 * sharded.value());
     answer.claim(claim.operand("ZeRO-1", zero1).operand("sharded", sharded))?;
     let most = &ahead.high;
-    answer.claim(
-        Claim::new("zero1-in-backward-is-never-slower-than-bucketed-data-parallelism", most.value() <= 1.0)
-            .operand("largest ratio", most),
-    )?;
-    let claim = Claim::new(
-        "zero1-moves-no-more-than-an-all-reduce-and-the-handouts-scheme-does",
-        zero1_volume.value() < 1.01 && volume.value() > 1.4,
-    );
+    answer.claim(Claim::new("zero1-in-backward-costs-no-time", most.value() <= 1.0).operand("largest ratio", most))?;
+    let claim =
+        Claim::new("only-zero1-moves-as-little-as-all-reduce", zero1_volume.value() < 1.01 && volume.value() > 1.4);
     answer.claim(claim.operand("ZeRO-1's volume", zero1_volume).operand("the handout's", volume))
 }
 

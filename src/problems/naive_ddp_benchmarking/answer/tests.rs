@@ -5,9 +5,9 @@ use crate::bench::ddp_step::made_up::{Times, params, row};
 use crate::harness::answer::made_up::MadeUp;
 use crate::model::Precision;
 
-const HIDES_NOTHING: &str = "the-naive-strategy-hides-no-communication";
-const CALLS_DOMINATE: &str = "the-fixed-cost-of-calls-exceeds-the-time-of-their-bytes";
-const PYTORCH_IS_FASTER: &str = "pytorch-ddp-is-faster-than-the-naive-strategy";
+const HIDES_NOTHING: &str = "naive-hides-no-communication";
+const CALLS_DOMINATE: &str = "calls-cost-more-than-bytes";
+const PYTORCH_IS_FASTER: &str = "pytorch-ddp-beats-naive";
 
 fn answered(naive: Times, calls: u64, pytorch: f64) -> Answer {
     let mut steps = row(&[naive], Some(pytorch));

@@ -10,14 +10,14 @@ use crate::harness::answer::made_up::MadeUp;
 use crate::model::Precision;
 
 const CLAIMS: [&str; 8] = [
-    "memory-without-sharding-is-as-counted",
-    "sharding-saves-the-state-that-a-rank-does-not-own",
-    "before-the-first-step-sharding-changes-no-memory",
-    "zero1-also-keeps-a-shard-of-the-mean-gradients",
-    "the-sharded-optimizer-makes-a-step-longer",
+    "unsharded-memory-is-as-counted",
+    "a-rank-saves-the-others-state",
+    "no-difference-before-the-first-step",
+    "zero1-keeps-a-gradient-shard",
+    "sharding-lengthens-the-step",
     "zero1-is-faster",
-    "zero1-in-backward-is-never-slower-than-bucketed-data-parallelism",
-    "zero1-moves-no-more-than-an-all-reduce-and-the-handouts-scheme-does",
+    "zero1-in-backward-costs-no-time",
+    "only-zero1-moves-as-little-as-all-reduce",
 ];
 
 /// Bytes in use before and after the first step, and how many of the latter were not counted.
