@@ -1,8 +1,6 @@
 //! Layer normalisation with every step rounded to a narrow format, to see which steps cannot bear it.
 
 use anyhow::{Context as _, Result, ensure};
-use serde::Serialize;
-use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use crate::bench::dtype::{Dtype, Format};
@@ -14,7 +12,7 @@ pub const FEATURES: usize = 1024;
 pub const EPS: f64 = 1e-5;
 
 /// Inputs spread evenly over `offset` plus or minus `spread`.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Input {
     pub name: &'static str,
     pub offset: f64,
@@ -28,7 +26,7 @@ pub const INPUTS: [Input; 3] = [
 ];
 
 /// Where the low precision ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
     /// Every sum, product and root is rounded to the input's format.
     Everything,
@@ -64,31 +62,45 @@ pub fn normalise(x: &[f64], format: Format, scheme: Scheme) -> Normalised {
     Normalised { mean, variance, output }
 }
 
-/// What the answer prints: each input in each format under each scheme, against float64.
-pub fn facts() -> Value {
-    let mut rows = Vec::new();
+/// One vector normalised under one scheme, beside float64.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Example {
+    pub input: Input,
+    pub dtype: Dtype,
+    pub scheme: Scheme,
+    /// None for a number that left the format's range; so for the variance and the error.
+    pub mean: Option<f64>,
+    pub variance: Option<f64>,
+    pub exact_mean: f64,
+    pub exact_variance: f64,
+    /// Of the outputs.
+    pub largest_error: Option<f64>,
+}
+
+/// Each input in each format under each scheme.
+pub fn examples() -> Vec<Example> {
+    let finite = |x: f64| x.is_finite().then_some(x);
+    let mut examples = Vec::new();
     for input in INPUTS {
         for dtype in [Dtype::Float16, Dtype::Bfloat16] {
             let x = vector(&input, dtype.format());
             let exact = exact(&x);
             for scheme in [Scheme::Everything, Scheme::StatisticsInFloat32] {
                 let got = normalise(&x, dtype.format(), scheme);
-                let error = largest_error(&got.output, &exact.output);
-                rows.push(json!({
-                    "input": input.name, "offset": input.offset, "spread": input.spread, "dtype": dtype.name(),
-                    "everything_rounded": scheme == Scheme::Everything,
-                    "exact_mean": exact.mean, "exact_variance": exact.variance,
-                    "mean": finite(got.mean), "variance": finite(got.variance), "largest_error": finite(error),
-                }));
+                examples.push(Example {
+                    input,
+                    dtype,
+                    scheme,
+                    mean: finite(got.mean),
+                    variance: finite(got.variance),
+                    exact_mean: exact.mean,
+                    exact_variance: exact.variance,
+                    largest_error: finite(largest_error(&got.output, &exact.output)),
+                });
             }
         }
     }
-    json!({"features": FEATURES, "rows": rows})
-}
-
-/// JSON has no infinity: none stands for a number that left the format's range.
-fn finite(x: f64) -> Option<f64> {
-    x.is_finite().then_some(x)
+    examples
 }
 
 /// Numbers of `format` in a fixed, well-mixed order: multiples of 1 / 512 visited with an odd stride.

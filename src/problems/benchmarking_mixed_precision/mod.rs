@@ -1,13 +1,10 @@
 //! `benchmarking_mixed_precision`: which types autocast chooses, why layer norm is special, and what bfloat16 gains.
 
-use anyhow::Result;
-use serde_json::{Value, json};
-
 use self::measure::MixedPrecision;
-use crate::bench::dtype::Dtype;
 use crate::bench::training_step;
-use crate::harness::problem::{Check, Measured, Problem};
+use crate::harness::problem::{Check, Measured, Problem, no_facts};
 
+mod answer;
 pub mod checks;
 pub mod dtypes;
 pub mod layer_norm;
@@ -23,17 +20,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "bfloat16_option", part: "c", run: || checks::check_option(training_step::loss) },
     ],
     measured: Some(Measured::of::<MixedPrecision>()),
-    facts,
-    answer: crate::harness::problem::no_answer,
+    facts: no_facts,
+    answer: answer::answer,
     reads: &[],
 };
-
-/// The worked layer norms of part (b), and for part (a) what CUDA is known to give.
-fn facts() -> Result<Value> {
-    Ok(json!({
-        "layer_norm": layer_norm::facts(),
-        "on_cuda": {"float16": dtypes::on_cuda(Dtype::Float16), "bfloat16": dtypes::on_cuda(Dtype::Bfloat16)},
-        "formats": Dtype::ALL.map(|d| json!({"name": d.name(), "significand_bits": d.format().significand_bits,
-                                             "largest": d.format().largest})),
-    }))
-}

@@ -1,0 +1,205 @@
+//! What autocast chooses, why layer norm needs float32 inside, and what bfloat16 gains by model size.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use self::timings::{Gain, Setting};
+use super::dtypes::{Observed, on_cuda};
+use super::layer_norm::{Example, FEATURES, Scheme, examples};
+use super::measure::{MixedPrecision, Params, Row};
+use crate::bench::dtype::Dtype;
+use crate::harness::answer::format::print;
+use crate::harness::answer::{
+    Answer, Audience, Case, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
+};
+
+mod timings;
+
+type MixedCase = Case<Params, Row>;
+
+/// What the sentences quote.
+#[derive(Serialize)]
+struct Quoted {
+    gpu: bool,
+    machine: String,
+    source: String,
+    /// Of the CPU's record, where there is one.
+    cpu_source: Option<String>,
+    /// Whether a GPU's types were observed, and what the CPU's layer norm gives under float16 autocast.
+    observed: bool,
+    cpu_layer_norm: Option<String>,
+    #[serde(flatten)]
+    layer_norm: LayerNorm,
+    #[serde(flatten)]
+    setting: Setting,
+    /// Of the CPU's small cases, where the answer is a GPU's.
+    small: Option<Setting>,
+    /// Whether a size was timed in both types; then the numbers follow.
+    timed: bool,
+    /// Whether the ratio rises on a GPU, for a reason that the text gives.
+    explained: bool,
+    #[serde(flatten)]
+    gain: Option<Gain>,
+}
+
+/// Layer norm by rounding in software, which needs no record.
+#[derive(Serialize)]
+struct LayerNorm {
+    features: usize,
+    /// The largest number of float16, and the binary digits of bfloat16.
+    largest: f64,
+    digits: i32,
+    /// The mean of numbers near 100 that bfloat16 sums give.
+    stuck: Option<f64>,
+    /// The largest error of any output with float32 inside, and the least one of a vector with bfloat16 inside.
+    wide: f64,
+    narrow: f64,
+}
+
+pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
+    let set = records.main()?;
+    let cases = set.cases::<MixedPrecision>()?;
+    let cpu = records.cpu().map(|cpu| Ok::<_, anyhow::Error>((cpu, cpu.cases::<MixedPrecision>()?))).transpose()?;
+    let small = cpu.as_ref().filter(|_| set.is_gpu());
+    let on_gpu = if set.is_gpu() { observed(&cases) } else { None };
+    let on_cpu = cpu.as_ref().and_then(|(_, cases)| observed(cases));
+    let (examples, pairs) = (examples(), timings::pairs(&cases));
+    let gain = Gain::of(&pairs)?;
+    let quoted = Quoted {
+        gpu: set.is_gpu(),
+        machine: set.machine()?,
+        source: set.source(),
+        cpu_source: records.cpu().map(RecordSet::source),
+        observed: on_gpu.is_some(),
+        cpu_layer_norm: on_cpu.as_ref().map(|[half, _]| half.ln_output.clone()),
+        layer_norm: LayerNorm::of(&examples),
+        setting: Setting::of(&pairs),
+        small: small.map(|(_, cases)| Setting::of(&timings::pairs(cases))),
+        timed: gain.is_some(),
+        explained: set.is_gpu() && gain.as_ref().is_some_and(Gain::rises),
+        gain,
+    };
+    let mut answer = Answer::new(&quoted)?;
+    if let Some(seen) = on_gpu {
+        answer.claim(as_documented(seen))?;
+        answer.table("dtypes-gpu", dtypes_table(seen))?;
+    }
+    if let Some(seen @ [half, _]) = on_cpu {
+        let claim = Claim::new("cpu-layer-norm-differs", half.ln_output != Dtype::Float32.name());
+        answer.claim(claim.operand_text("layer norm's output", &half.ln_output))?;
+        answer.table("dtypes-cpu", dtypes_table(seen))?;
+    }
+    quoted.layer_norm.claims(&mut answer)?;
+    answer.table("layer-norm", layer_norm_table(&examples))?;
+    answer.table("timings", timings::table(&pairs, if set.is_gpu() { 2 } else { 1 })?)?;
+    if let Some(gain) = &quoted.gain {
+        gain.claims(&mut answer)?;
+        answer.figure("ratio", timings::figure(&pairs)?)?;
+    }
+    if let Some((_, cases)) = small {
+        answer.table("timings-cpu", timings::table(&timings::pairs(cases), 1)?)?;
+    }
+    Ok(answer)
+}
+
+/// The types under float16 and under bfloat16 autocast; none where one of the two was not observed.
+fn observed(cases: &[MixedCase]) -> Option<[&Observed; 2]> {
+    let under = |dtype: Dtype| {
+        cases.iter().find_map(|case| match (&case.params, case.row()?) {
+            (Params::Dtypes { autocast }, Row::Dtypes(seen)) if *autocast == dtype => Some(seen),
+            _ => None,
+        })
+    };
+    Some([under(Dtype::Float16)?, under(Dtype::Bfloat16)?])
+}
+
+/// The steps of the toy model's training step that the handout asks for.
+fn steps(seen: &Observed) -> [(&'static str, &str); 7] {
+    [
+        ("Parameters, inside the region", &seen.parameters),
+        ("Output of fc1", &seen.fc1_output),
+        ("Output of ReLU", &seen.relu_output),
+        ("Output of layer norm", &seen.ln_output),
+        ("Logits", &seen.logits),
+        ("Loss (cross-entropy)", &seen.loss),
+        ("Gradients of the parameters", &seen.gradients),
+    ]
+}
+
+/// Every step under either type is what PyTorch publishes of CUDA.
+fn as_documented([half, brain]: [&Observed; 2]) -> Claim {
+    let (half_expected, brain_expected) = (on_cuda(Dtype::Float16), on_cuda(Dtype::Bfloat16));
+    let pairs = steps(half).into_iter().zip(steps(&half_expected));
+    let pairs: Vec<_> = pairs.chain(steps(brain).into_iter().zip(steps(&brain_expected))).collect();
+    let same = pairs.iter().filter(|(seen, expected)| seen == expected).count();
+    Claim::all("cuda-as-documented", "steps", same, pairs.len())
+}
+
+fn dtypes_table([half, brain]: [&Observed; 2]) -> Table {
+    let heads = ["Step", "float16 autocast", "bfloat16 autocast"];
+    let mut table = Table::new(heads.map(Column::words).into());
+    for ((step, half), (_, brain)) in steps(half).into_iter().zip(steps(brain)) {
+        table.row([step, half, brain].map(Cell::from).into());
+    }
+    table
+}
+
+impl LayerNorm {
+    fn of(examples: &[Example]) -> Self {
+        let of = |dtype: Option<Dtype>, scheme: Scheme| {
+            examples.iter().filter(move |e| e.scheme == scheme && dtype.is_none_or(|dtype| e.dtype == dtype))
+        };
+        let narrow = || of(Some(Dtype::Bfloat16), Scheme::Everything);
+        // An output that is not a number is as far off as can be.
+        let error = |example: &Example| example.largest_error.unwrap_or(f64::MAX);
+        Self {
+            features: FEATURES,
+            largest: Dtype::Float16.format().largest,
+            digits: Dtype::Bfloat16.format().significand_bits,
+            stuck: narrow().next_back().and_then(|example| example.mean),
+            wide: of(None, Scheme::StatisticsInFloat32).map(error).fold(0.0, f64::max),
+            narrow: narrow().map(error).fold(f64::MAX, f64::min),
+        }
+    }
+
+    fn claims(&self, answer: &mut Answer) -> Result<()> {
+        let [wide, narrow] = [self.wide, self.narrow].map(|error| Quantity::constant(error, Unit::One));
+        answer.claim(Claim::below("float32-statistics-suffice", "largest error of an output", &wide, 0.005))?;
+        answer.claim(Claim::above("bfloat16-statistics-fail", "least error of a vector", &narrow, 0.1))
+    }
+}
+
+fn layer_norm_table(examples: &[Example]) -> Table {
+    let number = |head: &str, digits| Column::number(head, Style::Fixed, digits);
+    let mut table = Table::new(vec![
+        Column::words("Input"),
+        Column::words("Format"),
+        Column::words("Inside"),
+        number("Mean", 3),
+        number("Exact mean", 3),
+        number("Variance", 3),
+        number("Exact variance", 3),
+        number("Largest error of the output", 4),
+    ]);
+    for example in examples {
+        let Example { input, dtype, scheme, .. } = example;
+        let ends = [input.offset - input.spread, input.offset + input.spread].map(|x| print(x, Style::Fixed, 0));
+        let inside = if *scheme == Scheme::Everything { *dtype } else { Dtype::Float32 };
+        let exact = |x: f64| Cell::from(Quantity::constant(x, Unit::One));
+        let or = |x: Option<f64>, word: &str| x.map_or(word.into(), exact);
+        table.row(vec![
+            ends.join(" to ").into(),
+            dtype.name().into(),
+            inside.name().into(),
+            or(example.mean, "overflow"),
+            exact(example.exact_mean),
+            or(example.variance, "overflow"),
+            exact(example.exact_variance),
+            or(example.largest_error, "not a number"),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests;
