@@ -31,14 +31,6 @@ const PROGRAM: &[&str] = &[
     "gpu.",
 ];
 
-/// Templates whose conclusions are not in Rust yet; a line goes when its problem's `answer.rs` comes, and none is added.
-<<<<<<< HEAD
-const TO_BE_CONVERTED: [&str; 1] = ["benchmarking_mixed_precision"];
-=======
-const TO_BE_CONVERTED: [&str; 5] =
-    ["benchmarking_script", "flash_benchmarking", "memory_profiling", "nsys_profile", "torch_compile"];
->>>>>>> 698f8f4 (Answer benchmarking_mixed_precision in Rust)
-
 /// The tags of a template: where each begins, and its text.
 fn tags(text: &str) -> Vec<&str> {
     let mut tags = Vec::new();
@@ -73,16 +65,6 @@ fn with_includes(text: &str) -> String {
     out
 }
 
-#[test]
-fn every_template_that_waits_for_its_answer_still_computes() {
-    for stem in TO_BE_CONVERTED {
-        let text = fs::read_to_string(root().join("templates").join(format!("{stem}.md"))).unwrap();
-        let tags = tags(&text);
-        let computes = PROGRAM.iter().any(|word| tags.iter().any(|tag| tag.contains(word)));
-        assert!(computes, "templates/{stem}.md no longer computes: take it off the list");
-    }
-}
-
 /// An operator between spaces, outside of quoted texts; "-" of `{%-` has no space on its left.
 fn computes(tag: &str) -> Option<char> {
     let outside: Vec<&str> = tag.split('"').step_by(2).collect();
@@ -92,7 +74,7 @@ fn computes(tag: &str) -> Option<char> {
 
 #[test]
 fn templates_hold_prose_and_no_program() {
-    for stem in stems("templates", "md").iter().filter(|stem| !TO_BE_CONVERTED.contains(&stem.as_str())) {
+    for stem in stems("templates", "md") {
         let name = format!("templates/{stem}.md");
         let text = with_includes(&fs::read_to_string(root().join(&name)).unwrap());
         let tags = tags(&text);

@@ -54,7 +54,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         let fastest = step.value() < naive.value() && step.value() < flat.value();
         let claim = Claim::new("overlap-beats-both", fastest).operand("overlapped", step);
         answer.claim(claim.operand("a call a parameter", naive).operand("one call", flat))?;
-        answer.claim(Claim::above("most-communication-is-hidden", "hidden", hidden, 0.5))?;
+        answer.claim(Claim::above("overlap-hides-most", "hidden", hidden, 0.5))?;
         let seen = Claim::new("overlap-is-seen", hidden.value() > naive_hidden.value());
         answer.claim(seen.operand("hidden with overlap", hidden).operand("without", naive_hidden))?;
     }

@@ -21,7 +21,7 @@ type SumCase = Case<Params, Row>;
 const SMALL: &str = "latency-bounds-small-sums";
 const HOLDS: &str = "busbw-holds";
 const FASTER: &str = "nccl-is-faster";
-const NOT_SLOWER: &str = "within-a-tenth-of-pytorch";
+const NOT_SLOWER: &str = "as-fast-as-pytorch";
 
 /// What the sentences quote.
 #[derive(Default, Serialize)]

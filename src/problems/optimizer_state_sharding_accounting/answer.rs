@@ -73,8 +73,8 @@ struct StepNumbers {
     zero1_tail: Quantity,
     ahead_tail: Quantity,
     /// The share of AdamW's work that a rank no longer has, and that it keeps.
-    spared_work: f64,
-    kept_work: f64,
+    spared: f64,
+    kept: f64,
     more_bytes: Quantity,
     more_calls: u64,
     /// Over the step of bucketed data parallelism.
@@ -165,11 +165,11 @@ fn memory_claims(answer: &mut Answer, memory: &MemoryNumbers) -> Result<()> {
         claim.operand("counted", wanted).operand_text("wanted", format!("{least} to {most} of it"))
     };
     // What is counted is there to the byte at the least.
-    answer.claim(within("unsharded-memory-is-as-counted", unsharded, expected, 1.0, 1.05))?;
-    answer.claim(within("a-rank-saves-the-others-state", saved, half, 0.9, 1.1))?;
+    answer.claim(within("counting-gives-the-memory", unsharded, expected, 1.0, 1.05))?;
+    answer.claim(within("saves-the-others-state", saved, half, 0.9, 1.1))?;
     answer.claim(within("zero1-keeps-a-gradient-shard", zero1_other, shard, 0.95, 1.05))?;
     let in_use = &memory.in_use_before;
-    let claim = Claim::new("no-difference-before-the-first-step", before.value() < 0.01 * in_use.value());
+    let claim = Claim::new("same-before-the-first-step", before.value() < 0.01 * in_use.value());
     answer.claim(claim.operand("difference before the first step", before).operand("in use then", in_use))
 }
 
@@ -195,8 +195,8 @@ fn step_numbers(case: &Case<Params, Row>, row: &Row, cases: &[Case<Params, Row>]
         sharded_tail: sharded.tail,
         zero1_tail: zero1.tail,
         ahead_tail: in_backward.tail,
-        spared_work: 1.0 - kept,
-        kept_work: kept,
+        spared: 1.0 - kept,
+        kept: kept,
         over,
         ahead,
     }))
@@ -222,8 +222,7 @@ fn step_claims(answer: &mut Answer, steps: &StepNumbers) -> Result<()> {
     answer.claim(claim.operand("ZeRO-1", zero1).operand("sharded", sharded))?;
     let most = &ahead.high;
     answer.claim(Claim::new("zero1-in-backward-costs-no-time", most.value() <= 1.0).operand("largest ratio", most))?;
-    let claim =
-        Claim::new("only-zero1-moves-as-little-as-all-reduce", zero1_volume.value() < 1.01 && volume.value() > 1.4);
+    let claim = Claim::new("only-zero1-moves-like-ddp", zero1_volume.value() < 1.01 && volume.value() > 1.4);
     answer.claim(claim.operand("ZeRO-1's volume", zero1_volume).operand("the handout's", volume))
 }
 

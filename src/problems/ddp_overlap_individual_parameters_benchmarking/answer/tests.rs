@@ -12,7 +12,7 @@ fn answered(strategies: &[Times]) -> Answer {
 }
 
 fn claims(answer: &Answer) -> [Option<bool>; 3] {
-    ["overlap-beats-both", "most-communication-is-hidden", "overlap-is-seen"].map(|id| answer.holds(id))
+    ["overlap-beats-both", "overlap-hides-most", "overlap-is-seen"].map(|id| answer.holds(id))
 }
 
 #[test]

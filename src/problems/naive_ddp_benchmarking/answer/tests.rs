@@ -5,7 +5,7 @@ use crate::bench::ddp_step::made_up::{Times, params, row};
 use crate::harness::answer::made_up::MadeUp;
 use crate::model::Precision;
 
-const HIDES_NOTHING: &str = "naive-hides-no-communication";
+const HIDES_NOTHING: &str = "naive-ddp-hides-nothing";
 const CALLS_DOMINATE: &str = "calls-cost-more-than-bytes";
 const PYTORCH_IS_FASTER: &str = "pytorch-ddp-beats-naive";
 

@@ -10,14 +10,14 @@ use crate::harness::answer::made_up::MadeUp;
 use crate::model::Precision;
 
 const CLAIMS: [&str; 8] = [
-    "unsharded-memory-is-as-counted",
-    "a-rank-saves-the-others-state",
-    "no-difference-before-the-first-step",
+    "counting-gives-the-memory",
+    "saves-the-others-state",
+    "same-before-the-first-step",
     "zero1-keeps-a-gradient-shard",
     "sharding-lengthens-the-step",
     "zero1-is-faster",
     "zero1-in-backward-costs-no-time",
-    "only-zero1-moves-as-little-as-all-reduce",
+    "only-zero1-moves-like-ddp",
 ];
 
 /// Bytes in use before and after the first step, and how many of the latter were not counted.
