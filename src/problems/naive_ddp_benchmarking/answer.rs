@@ -26,7 +26,7 @@ struct Quoted {
 struct Step {
     dtype: &'static str,
     time: Quantity,
-    communication: Quantity,
+    sent: Quantity,
     share: Quantity,
     bytes: Quantity,
     calls: u64,
@@ -60,7 +60,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         )?;
         if let Some(pytorch) = &step.pytorch {
             let held = pytorch.value() < step.time.value();
-            let claim = Claim::new("pytorch-ddp-beats-naive", held).operand("PyTorch's DDP", pytorch);
+            let claim = Claim::new("pytorch-is-faster", held).operand("PyTorch's DDP", pytorch);
             answer.claim(claim.operand("naive", &step.time))?;
         }
     }
@@ -82,7 +82,7 @@ fn step(case: &Case<Params, Row>, row: &Row) -> Result<Option<(Step, Quantity)>>
         dtype: case.params.dtype.name(),
         share: SameRun::of(&numbers.communication, &numbers.step)?.ratio(),
         time: numbers.step,
-        communication: numbers.communication,
+        sent: numbers.communication,
         calls: numbers.calls,
         single: case.median(&row.single.last_rank),
         bytes_time: seconds(numbers.bytes.value() / link.bytes_per_s),

@@ -7,7 +7,7 @@ use crate::model::Precision;
 
 const HIDES_NOTHING: &str = "naive-ddp-hides-nothing";
 const CALLS_DOMINATE: &str = "calls-cost-more-than-bytes";
-const PYTORCH_IS_FASTER: &str = "pytorch-ddp-beats-naive";
+const PYTORCH_IS_FASTER: &str = "pytorch-is-faster";
 
 fn answered(naive: Times, calls: u64, pytorch: f64) -> Answer {
     let mut steps = row(&[naive], Some(pytorch));
