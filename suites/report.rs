@@ -1,55 +1,20 @@
 //! The whole way from made-up records to a PDF: what comes out, what is refused, and that it is the same twice.
 
-use cs336::harness::record::Profile;
-use cs336::harness::suite::{Grid, Suite};
+use cs336::harness::answer::Claim;
 use cs336::report;
 use proptest::prelude::*;
-use serde_json::json;
 
 #[path = "report/sample.rs"]
 mod sample;
 
-use sample::{ATTENTION, LONG, body, document, full, plain, problem, render, run, squeeze, text_of};
+use sample::{attention, body, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
 
 const WRITEUP: &str = include_str!("../report/writeup.typ");
-#[test]
-fn a_template_may_import_shared_macros() {
-    let markdown =
-        render("{% import \"shared/sums.md\" as sums %}Twice four is {{ sums.double(facts.sum) }}.").unwrap().markdown;
-    assert!(markdown.contains("Twice four is 8."), "{markdown}");
-}
 
 #[test]
-fn a_template_may_read_the_records_of_another_problem() {
-    let words = "{% set other = records(\"other\") %}{{ other.cpu.cases | length }} cases{% if not other.gpu %} on no GPU{% endif %}.";
-    let markdown = render(words).unwrap().markdown;
-    assert!(markdown.contains("10 cases on no GPU."), "{markdown}");
-    let error = error_of("{{ records(\"nobody\") }}");
-    assert!(error.contains("the records of \"nobody\": nobody measures nothing"), "{error}");
-}
-
-#[test]
-fn a_shared_macro_may_read_them_too_by_a_name_that_is_not_written_out() {
-    for import in
-        ["{% import \"shared/counts.md\" as c %}{{ c.count(", "{% from \"shared/counts.md\" import count %}{{ count("]
-    {
-        let markdown = render(&format!("{import}\"oth\" ~ \"er\") }}}}.")).unwrap().markdown;
-        assert!(markdown.contains("10 cases."), "{markdown}");
-    }
-}
-
-#[test]
-fn a_template_sees_what_is_planned_and_why_a_case_is_stale() {
-    let suite = Suite {
-        hash: String::new(),
-        grids: vec![Grid { profile: Profile::Gpu, name: "sweep".into(), cases: vec![json!({"n": 7})] }],
-    };
-    let words = "{{ planned.cpu | length }} and {{ planned.gpu[0].params.n }}; \
-                 {% for case in cpu.cases if case.stale %}n = {{ case.params.n }}: {{ case.stale }}{% endfor %}.";
-    let mut input = problem("x", &[("", 4.0)], &format!("{{{{ part(\"\") }}}}\n\n{words}"));
-    input.records.suite = Some(suite);
-    let markdown = report::render(&document(vec![input])).unwrap().markdown;
-    assert!(markdown.contains("0 and 7; n = 4096: kernels/flash\\_forward.cu has changed since."), "{markdown}");
+fn a_template_may_include_a_shared_text() {
+    let markdown = render("{% include \"shared/sums.md\" %} So it is.").unwrap().markdown;
+    assert!(markdown.contains("Twice two is 4. So it is."), "{markdown}");
 }
 
 fn error_of(template: &str) -> String {
@@ -81,8 +46,8 @@ fn the_full_document_becomes_the_same_pdf_twice() {
 fn a_document_of_forty_pages_is_laid_out() {
     let mut many = full();
     for i in 0..8 {
-        many.problems.push(problem(&format!("again_{i}"), &[("a", 2.0), ("b", 3.0)], ATTENTION));
-        many.problems.push(problem(&format!("long_{i}"), &[("", 4.0)], LONG));
+        many.problems.push(attention(&format!("again_{i}")));
+        many.problems.push(long(&format!("long_{i}")));
     }
     let pages = report::pdf::compile(&report::render(&many).unwrap(), WRITEUP).unwrap().pages().len();
     assert!(pages >= 40, "{pages} pages");
@@ -100,7 +65,7 @@ fn answers_claims_points_and_captions_are_collected() {
     let markdown = &rendered.markdown;
     for expected in [
         "**9 of 116 points answered.**",
-        "| 64 | 16,384 | OOM | OOM | OOM | OOM | OOM |",
+        "| 64 | 16,384 | OOM | OOM | OOM |",
         "**Table 1.** Attention forward",
         "Test Processor 9000, 2 cores, run 20261121T073200Z-4f2a.",
         "**Figure 1.** Time against",
@@ -119,27 +84,16 @@ fn answers_claims_points_and_captions_are_collected() {
 fn errors_name_the_template_its_line_and_the_remedy() {
     for (template, expected) in [
         ("{{ nothing }}", "templates/x.md:3: `nothing` is undefined"),
-        ("{{ facts.sum | parsec(2) }}", "templates/x.md:3: filter parsec is unknown"),
-        ("{{ facts.sum | ms }}", "templates/x.md:3: missing argument"),
+        ("{{ answer.sum | parsec(2) }}", "templates/x.md:3: filter parsec is unknown"),
+        ("{{ answer.sum | ms }}", "templates/x.md:3: missing argument"),
         ("{{ \"text\" | ms(2) }}", "expects a number"),
-        ("{{ cpu.cases[0].row.forward | ms(2) }}", "name a statistic, such as .median"),
+        ("{{ answer.seconds | gib(2) }}", "cannot be printed as Gib"),
         ("{% if %}", "templates/x.md:3"),
-        ("{{ source(gpu) }}", "this one has no records"),
-        ("{{ claim(\"c\", 1 > 2) }}", "templates/x.md:3: claim \"c\" does not hold"),
-        ("{{ claim(\"c\", 1 > 2, then=\"a\") }}", "claim \"c\" does not hold"),
-        ("{{ claim(\"c\", 5) }}", "true or false, got 5"),
-        ("{{ claim(\"c\", true) }}{{ claim(\"c\", true) }}", "claim \"c\" is made twice"),
-        ("{{ claim(\"c\", true, them=\"a\") }}", "unknown keyword argument 'them'"),
         ("{{ part(\"\") }}", "part \"\" is answered twice"),
         ("{{ part(\"z\") }}", "no part \"z\" to answer"),
-        ("{{ one(cpu.cases, d=64) }}", "5 cases match d=64"),
-        ("{{ select(cpu.cases, dd=64) }}", "no case has a parameter \"dd\""),
-        ("{{ cpu.cases[0] | cell(\"forward.medium\", \"ms\", 2) }}", "there is no \"medium\" of \"forward.medium\""),
         ("{{ figure(\"f\") }}", "the answer has no figure \"f\""),
-        ("{{ figure(\"f\", caption=\"c\", kind=\"line\") }}", "figure \"f\" lacks alt"),
         ("{{ table(\"t\") }}", "the answer has no table \"t\""),
         ("{{ must(\"c\") }}", "the answer makes no claim \"c\""),
-        ("{{ figure(\"f\", alt=\"a\", caption=\"c\", kind=\"pie\", series=[]) }}", "unknown kind \"pie\""),
         ("![](figures/x.svg)\n\nFigure: c", "no alternative text"),
         ("![alt](figures/absent.svg)\n\nFigure: c", "figures/absent.svg"),
         ("![alt](figures/x.svg)\n\nNo caption.", "followed by a paragraph \"Figure: ...\""),
@@ -171,19 +125,33 @@ fn a_part_that_is_registered_and_not_answered_is_an_error() {
     assert!(report::render(&document(vec![without])).is_err());
 }
 
-#[test]
-fn a_claim_that_fails_prints_its_else_text_and_is_listed() {
-    let rendered = render("It is {{ claim(\"c\", 1 > 2, then=\"so\", else=\"not so\") }}.").unwrap();
-    assert!(rendered.markdown.contains("It is not so."));
-    assert!(!rendered.claims[0].held);
-    assert!(rendered.markdown.contains("| `x` | c | no |"));
+/// What a template makes of one claim.
+fn claimed(held: bool, template: &str) -> anyhow::Result<report::Rendered> {
+    let mut input = whole(template);
+    input.answer.claim(Claim::new("c", held).count("of", 2)).unwrap();
+    report::render(&document(vec![input]))
 }
 
 #[test]
-fn loops_that_leave_blank_lines_still_make_one_table() {
-    let rows = "| a |\n|---:|\n{%- for i in [1, 2] %}\n| {{ i }} |\n{%- endfor %}\n\nTable: c";
-    let loose = "| a |\n|---:|\n{% for i in [1, 2] %}\n| {{ i }} |\n{% endfor %}\n\nTable: c";
-    assert_eq!(render(rows).unwrap().typst, render(loose).unwrap().typst);
+fn a_claim_chooses_the_wording_and_is_listed_with_what_decided_it() {
+    let template = "It is {% if claim(\"c\") %}so{% else %}not so{% endif %}.";
+    for (held, words, listed) in [(true, "It is so.", "yes"), (false, "It is not so.", "no")] {
+        let rendered = claimed(held, template).unwrap();
+        assert!(rendered.markdown.contains(words) && rendered.claims[0].held == held);
+        assert!(rendered.markdown.contains(&format!("| `x` | c | {listed} | of 2 |")), "{}", rendered.markdown);
+    }
+}
+
+#[test]
+fn a_claim_that_must_hold_and_one_that_is_stated_nowhere_are_errors() {
+    assert!(claimed(true, "So it is.{{ must(\"c\") }}").is_ok());
+    for (template, expected) in [
+        ("So it is.{{ must(\"c\") }}", "claim \"c\" does not hold on these records"),
+        ("Nothing.", "the answer's claim \"c\" is stated nowhere"),
+    ] {
+        let error = format!("{:#}", claimed(false, template).err().expect("an error"));
+        assert!(error.contains(expected) && error.contains("templates/x.md"), "{error}");
+    }
 }
 
 #[test]

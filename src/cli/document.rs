@@ -1,7 +1,5 @@
 //! The ingredients of the write-up: the handout's questions, templates, records and answers, read from a checkout.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result};
 
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
@@ -12,7 +10,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report::{self, Document, PartInput, ProblemInput, ReadRecords};
+use crate::report::{self, Document, PartInput, ProblemInput};
 
 /// Which records a document is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +50,6 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) 
         Some(entry) => (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?,
         None => Answer::default(),
     };
-    let facts = entry.map(|e| (e.facts)().with_context(|| format!("the facts of {}", e.name))).transpose()?;
     let part = |part: &crate::harness::handout::Part| PartInput {
         id: part.id.into(),
         points: part.points,
@@ -68,10 +65,8 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) 
         answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
         template,
         shared: shared_templates(layout)?,
-        facts: facts.unwrap_or_default(),
         answer,
         records,
-        other_records: other_records(layout, source),
     })
 }
 
@@ -87,12 +82,6 @@ fn own_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Rec
     let of = |profile| records(layout, problem, &suite, profile, source);
     let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
     Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
-}
-
-/// What answers a template's `records("<name>")`.
-fn other_records(layout: &Layout, source: Source) -> ReadRecords {
-    let layout = layout.clone();
-    Arc::new(move |name| own_records(&layout, super::registered(name)?, source))
 }
 
 /// The records to print: one file, so that figures of two machines never share a column.
@@ -131,11 +120,11 @@ pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>>
     REGISTRY.iter().map(render).collect()
 }
 
-/// What templates may import, by name: "shared/x.md" is `templates/shared/x.md`.
+/// What templates may include, by name: "shared/x.md" is `templates/shared/x.md`.
 fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
     let folder = layout.root.join("templates").join("shared");
     let mut texts = Vec::new();
-    // A tree without shared macros is as good.
+    // A tree without shared texts is as good.
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let name = format!("shared/{}", entry?.file_name().to_string_lossy());
         let text = std::fs::read_to_string(layout.root.join("templates").join(&name));

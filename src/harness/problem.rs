@@ -1,10 +1,12 @@
-//! What a problem is to the harness: a name, checks, a measuring routine and facts, all as plain data.
+//! What a problem is to the harness: a name, checks, a measuring routine and an answer, all as plain data.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::answer::{Answer, AnswerFn, Audience, Records};
+use super::answer::AnswerFn;
+#[cfg(test)]
+use super::answer::{Answer, Audience, Records};
 use super::record::Profile;
 
 /// One registry entry. What is true of every entry is tested over the slice in `suites/tidy.rs`.
@@ -17,8 +19,6 @@ pub struct Problem {
     pub checks: &'static [Check],
     /// The measuring routine, for problems that have one.
     pub measured: Option<Measured>,
-    /// Numbers that need no measurement: formulas in tested Rust, looked up by the template as `facts`.
-    pub facts: fn() -> Result<Value>,
     /// What the problem concludes from its records.
     pub answer: AnswerFn,
     /// The other problems whose records the answer reads.
@@ -155,12 +155,8 @@ fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
     Ok(serde_json::to_value(row)?)
 }
 
-/// For problems whose template quotes no record.
+/// For the problems of tests.
+#[cfg(test)]
 pub fn no_answer(_records: &Records, _audience: Audience) -> Result<Answer> {
     Ok(Answer::default())
-}
-
-/// For problems whose template needs no computed facts.
-pub fn no_facts() -> Result<Value> {
-    Ok(Value::Object(Default::default()))
 }

@@ -8,7 +8,7 @@ use crate::checks::data_parallel::{
     BUCKET_SIZES_MB, ProtocolFacts, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
 };
 use crate::harness::answer::{Answer, Audience, Cell, Column, Records, Table};
-use crate::harness::problem::{Check, Problem, no_facts};
+use crate::harness::problem::{Check, Problem};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::bucket::{ALIGNMENT, bounded};
 use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
@@ -42,15 +42,8 @@ const CHECKS: &[Check] = &[
     Check { name: "coalesced_golden_cases", part: "", run: || golden_cases(COALESCED) },
 ];
 
-pub const PROBLEM: Problem = Problem {
-    name: "ddp_overlap_bucketed",
-    answers: &[""],
-    checks: CHECKS,
-    measured: None,
-    facts: no_facts,
-    answer,
-    reads: &[],
-};
+pub const PROBLEM: Problem =
+    Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, answer, reads: &[] };
 
 const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.

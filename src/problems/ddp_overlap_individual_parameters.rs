@@ -6,7 +6,7 @@ use crate::checks::data_parallel::{
     ProtocolFacts, accumulation, at_the_edges, golden_cases, official, random_networks, verdict,
 };
 use crate::harness::answer::{Answer, Audience, Records};
-use crate::harness::problem::{Check, Problem, no_facts};
+use crate::harness::problem::{Check, Problem};
 use crate::model::toy::Blueprint;
 
 const CHECKS: &[Check] = &[
@@ -23,7 +23,6 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: None,
-    facts: no_facts,
     answer,
     reads: &[],
 };

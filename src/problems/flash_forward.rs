@@ -16,7 +16,7 @@ use crate::checks::attention::{
 use crate::checks::attestation::Attested;
 use crate::checks::flash_kernels::{self, TextbookFacts};
 use crate::harness::answer::{Answer, Audience, Records};
-use crate::harness::problem::{Check, Problem, Verdict, no_facts};
+use crate::harness::problem::{Check, Problem, Verdict};
 use crate::torch::autograd;
 
 pub const PROBLEM: Problem = Problem {
@@ -34,7 +34,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "causal_official_protocol", part: "c", run: || official_protocol(&differentiable, true) },
     ],
     measured: None,
-    facts: no_facts,
     answer,
     reads: &[ATTESTED_BY],
 };

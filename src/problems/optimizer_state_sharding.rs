@@ -15,7 +15,7 @@ use crate::checks::golden::{CaseFile, require, sharded_optimizer};
 use crate::checks::protocol::Report;
 use crate::checks::sharded_protocol::{self, ADAMW, Case};
 use crate::harness::answer::{Answer, Audience, Records};
-use crate::harness::problem::{Check, Problem, Verdict, no_facts};
+use crate::harness::problem::{Check, Problem, Verdict};
 use crate::model::toy::Blueprint;
 use crate::parallel::Options;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
@@ -53,15 +53,8 @@ const CHECKS: &[Check] = &[
     Check { name: "zero1_in_backward_golden_cases", part: "", run: || golden_cases(ZERO1_IN_BACKWARD) },
 ];
 
-pub const PROBLEM: Problem = Problem {
-    name: "optimizer_state_sharding",
-    answers: &[""],
-    checks: CHECKS,
-    measured: None,
-    facts: no_facts,
-    answer,
-    reads: &[],
-};
+pub const PROBLEM: Problem =
+    Problem { name: "optimizer_state_sharding", answers: &[""], checks: CHECKS, measured: None, answer, reads: &[] };
 
 /// Made by `suites/cases/make_sharded_optimizer.py`.
 const GOLDEN_CASES: [(&str, &[u8]); 2] = [

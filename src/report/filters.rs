@@ -7,8 +7,7 @@ use crate::harness::answer::format::{self, NOTHING, Style};
 use crate::harness::answer::quantity::Unit;
 use crate::units::GIB;
 
-/// Registers a filter for every [`Style`] (`value | ms(2)`), `time`, `range`, `listed`, and those of templates that still
-/// compute.
+/// Registers a filter for every [`Style`] (`value | ms(2)`), `time`, `memory`, `range` and `listed`.
 pub fn register(env: &mut Environment<'_>) {
     for (name, style) in Style::ALL {
         env.add_filter(name, move |value: Value, digits: Option<usize>| {
@@ -21,10 +20,6 @@ pub fn register(env: &mut Environment<'_>) {
     env.add_filter("memory", memory);
     env.add_filter("range", range);
     env.add_filter("listed", |words: Vec<String>| format::listed(&words));
-    env.add_filter("cell", cell);
-    env.add_filter("column", column);
-    env.add_filter("scaled", scaled);
-    env.add_filter("geomean", geomean);
 }
 
 /// `answer.peak | memory`: "1.50 GiB", or MiB below one GiB.
@@ -46,77 +41,6 @@ fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
         (Some(low), Some(high)) => Ok(format::range(low, high, style, digits)),
         _ => Ok(NOTHING.into()),
     }
-}
-
-/// `list | geomean`: the geometric mean of positive numbers, as of ratios.
-fn geomean(values: Value) -> Result<f64, Error> {
-    let (mut sum, mut count) = (0.0, 0u32);
-    for value in values.try_iter()? {
-        match number(&value)? {
-            Some(x) if x > 0.0 => (sum, count) = (sum + x.ln(), count + 1),
-            _ => return Err(invalid(format!("a geometric mean is of positive numbers, got {value}"))),
-        }
-    }
-    if count == 0 { Err(invalid("a geometric mean of nothing")) } else { Ok((sum / f64::from(count)).exp()) }
-}
-
-/// `list | scaled("gib")`: the numbers of a list in another unit, for a figure.
-fn scaled(values: Value, unit: String) -> Result<Vec<Value>, Error> {
-    let scale = named(&unit)?.scale();
-    values.try_iter()?.map(|value| Ok(number(&value)?.map_or(Value::from(()), |x| Value::from(x * scale)))).collect()
-}
-
-/// `case | cell("forward.median", "ms", 2)`: the number inside `case.row`, or the outcome's name.
-fn cell(case: Value, path: String, unit: String, digits: usize) -> Result<String, Error> {
-    match outcome(&case)?.as_str() {
-        "measured" => print(&inside(&case.get_attr("row")?, &path)?, named(&unit)?, digits),
-        "out_of_memory" => Ok("OOM".into()),
-        "not_run" => Ok("not run".into()),
-        _ => Ok("failed".into()),
-    }
-}
-
-/// `cases | column("row.forward.median", "ms")`: a list of numbers for a figure, none where there is no number.
-///
-/// Without a unit the values stay as they are.
-fn column(cases: Value, path: String, unit: Option<String>) -> Result<Vec<Value>, Error> {
-    let mut values = Vec::new();
-    for case in cases.try_iter()? {
-        if path.starts_with("row.") && outcome(&case)? != "measured" {
-            values.push(Value::from(()));
-            continue;
-        }
-        let value = inside(&case, &path)?;
-        values.push(match (&unit, &unit.as_ref().map_or(Ok(None), |_| number(&value))?) {
-            (Some(unit), Some(x)) => Value::from(x * named(unit)?.scale()),
-            (Some(_), None) => Value::from(()),
-            (None, _) => value,
-        });
-    }
-    Ok(values)
-}
-
-fn outcome(case: &Value) -> Result<String, Error> {
-    let kind = case.get_attr("kind")?;
-    kind.as_str().map(str::to_string).ok_or_else(|| invalid("expects a case: an object with a kind and a row"))
-}
-
-/// Follows a dotted path; a step that does not exist is an error that names it.
-pub fn inside(value: &Value, path: &str) -> Result<Value, Error> {
-    let mut at = value.clone();
-    for step in path.split('.') {
-        let next = match step.parse::<usize>() {
-            Ok(index) if at.kind() == ValueKind::Seq => at.get_item_by_index(index)?,
-            _ => at.get_attr(step)?,
-        };
-        if next.is_undefined() {
-            let known: Vec<String> =
-                at.try_iter().map(|keys| keys.map(|k| k.to_string()).collect()).unwrap_or_default();
-            return Err(invalid(format!("there is no {step:?} of {path:?}; there are {}", known.join(", "))));
-        }
-        at = next;
-    }
-    Ok(at)
 }
 
 fn print(value: &Value, style: Style, digits: usize) -> Result<String, Error> {
@@ -143,14 +67,14 @@ fn fits(value: &Value, style: Style) -> Result<(), Error> {
 }
 
 /// A finite number, or nothing where the value is none.
-pub fn number(value: &Value) -> Result<Option<f64>, Error> {
+fn number(value: &Value) -> Result<Option<f64>, Error> {
     match value.kind() {
         ValueKind::None => return Ok(None),
         ValueKind::Number => {}
         ValueKind::Map => {
             let inner = value.get_attr("value")?;
             if inner.kind() != ValueKind::Number {
-                return Err(invalid("expects a number, got an object; name a statistic, such as .median"));
+                return Err(invalid("expects a number, got an object; name one of its fields"));
             }
             return number(&inner);
         }
@@ -172,21 +96,12 @@ mod tests {
     use crate::harness::answer::quantity::{Quantity, Range};
 
     #[test]
-    fn a_list_is_scaled_number_by_number() {
-        let list = Value::from(vec![Value::from(1024 * 1024), Value::from(())]);
-        assert_eq!(scaled(list, "mib".into()).unwrap(), [Value::from(1.0), Value::from(())]);
-        assert!(scaled(Value::from(vec!["x"]), "mib".into()).is_err());
-        assert!(scaled(Value::from(Vec::<u8>::new()), "parsec".into()).is_err());
-    }
-
-    #[test]
     fn none_is_an_en_dash_and_other_things_are_errors() {
         let print = |value: Value| print(&value, Style::Ms, 2);
         assert_eq!(print(Value::from(())).unwrap(), "–");
         assert!(print(Value::from("12")).is_err());
         assert!(print(Value::from(true)).is_err());
         assert!(print(Value::from(f64::NAN)).is_err());
-        assert!(scaled(Value::from(vec![1]), "parsec".into()).unwrap_err().to_string().contains("parsec"));
     }
 
     #[test]

@@ -1,10 +1,8 @@
 //! Records and templates become one document: minijinja to Markdown, Markdown to typst, typst to a tagged PDF.
 //!
-//! Nothing here names a tensor, a device or a problem: the caller hands in plain data and a way to read other problems'
-//! records, and the same data gives the same bytes. Read in the order of the walk: `context`, `template`, `markdown`,
-//! `document`, `pdf`.
+//! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the same
+//! bytes. Read in the order of the walk: `template`, `markdown`, `document`, `pdf`.
 
-pub mod context;
 pub mod document;
 pub mod escape;
 pub mod figures;
@@ -22,10 +20,8 @@ pub mod table;
 pub mod template;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use serde_json::Value;
 
 use crate::harness::answer::{Answer, Operand, Records};
 use crate::harness::store::write_atomically;
@@ -54,19 +50,12 @@ pub struct ProblemInput {
     pub answers: Vec<String>,
     /// The text of `templates/<name>.md`; without one the problem is listed as unanswered.
     pub template: Option<String>,
-    /// Macros that several templates import: the names, such as "shared/x.md", and texts of `templates/shared`.
+    /// What several templates include: the names, such as "shared/x.md", and texts of `templates/shared`.
     pub shared: Vec<(String, String)>,
-    /// What the template sees as `facts`.
-    pub facts: Value,
     /// What the problem concludes from its records.
     pub answer: Answer,
     pub records: Records,
-    pub other_records: ReadRecords,
 }
-
-/// Reads what another problem has measured, by its name, when the template or a macro that it imports asks for
-/// `records("<name>")`: only rendering tells which those are.
-pub type ReadRecords = Arc<dyn Fn(&str) -> Result<Records> + Send + Sync>;
 
 /// One part of a problem, as the handout letters it ("" where it has no letters).
 #[derive(Debug, Clone)]

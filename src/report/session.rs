@@ -3,12 +3,11 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, bail, ensure};
-use minijinja::value::{Kwargs, Value};
 use minijinja::{Error, ErrorKind};
 
-use super::figures::{PlacedFigure, from_template};
+use super::figures::PlacedFigure;
 use super::{AnsweredPart, Claim, PartInput, ProblemInput, escape, points};
-use crate::harness::answer::{Answer, Drawing};
+use crate::harness::answer::Answer;
 
 /// What one rendering collects; the template's functions share it.
 pub(super) struct Session {
@@ -61,30 +60,8 @@ impl Session {
         Ok(out + "\n")
     }
 
-    pub fn claim(
-        &mut self,
-        id: &str,
-        condition: &Value,
-        then: Option<String>,
-        otherwise: Option<String>,
-    ) -> Result<String, Error> {
-        if self.claims.iter().any(|c| c.id == id) {
-            return Err(invalid(format!("claim {id:?} is made twice; give each its own id")));
-        }
-        let held = bool::try_from(condition.clone())
-            .map_err(|_| invalid(format!("claim {id:?} wants a condition that is true or false, got {condition}")))?;
-        self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands: Vec::new() });
-        match (held, otherwise) {
-            (true, _) => Ok(then.unwrap_or_default()),
-            (false, Some(text)) => Ok(text),
-            (false, None) => Err(invalid(format!(
-                "claim {id:?} does not hold on these records; correct the prose, or give it an else=\"..\" text"
-            ))),
-        }
-    }
-
     /// Whether a claim of the answer holds; it is listed from then on.
-    pub fn stated(&mut self, id: &str) -> Result<bool, Error> {
+    pub fn claim(&mut self, id: &str) -> Result<bool, Error> {
         let known = || self.answer.claims().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let claim = self.answer.claims().get(id);
         let claim = claim.ok_or_else(|| invalid(format!("the answer makes no claim {id:?}; it makes {}", known())))?;
@@ -109,34 +86,18 @@ impl Session {
 
     /// A figure of the answer, with its caption; where it has none, the template's next paragraph is it and begins with
     /// "Figure: ".
-    pub fn declared_figure(&mut self, id: &str) -> Result<String, Error> {
+    pub fn figure(&mut self, id: &str) -> Result<String, Error> {
         let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let figure = self.answer.figures().get(id);
         let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
         let figure = figure.clone();
-        let caption = figure.caption.map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
-        Ok(self.place(id, &figure.alt, figure.drawing)? + &caption)
-    }
-
-    /// A figure that the template itself declares.
-    pub fn figure(&mut self, id: &str, args: &Kwargs) -> Result<String, Error> {
-        let naming = |e: Error| invalid(format!("figure {id:?}")).with_source(e);
-        let (alt, caption) = (text(args, id, "alt")?, text(args, id, "caption")?);
-        let drawing = from_template::drawing(args).map_err(naming)?;
-        args.assert_all_used().map_err(naming)?;
-        Ok(format!("{}Figure: {caption}\n\n", self.place(id, &alt, drawing)?))
-    }
-
-    fn place(&mut self, id: &str, alt: &str, drawing: Drawing) -> Result<String, Error> {
-        if !id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') || id.is_empty() {
-            return Err(invalid(format!("figure id {id:?} is no file name: use letters, digits, - and _")));
-        }
         let path = format!("figures/{}-{id}.svg", self.problem);
         if self.figures.iter().any(|f| f.path == path) {
-            return Err(invalid(format!("figure {id:?} is drawn twice; give each its own id")));
+            return Err(invalid(format!("figure {id:?} is printed twice")));
         }
-        self.figures.push(PlacedFigure { path: path.clone(), drawing });
-        Ok(format!("\n\n![{}]({path})\n\n", escape::markdown(alt)))
+        self.figures.push(PlacedFigure { path: path.clone(), drawing: figure.drawing });
+        let caption = figure.caption.map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
+        Ok(format!("\n\n![{}]({path})\n\n{caption}", escape::markdown(&figure.alt)))
     }
 
     /// What an answer concludes is in the report: no claim, table or figure of it is left out by its template.
@@ -161,16 +122,6 @@ impl Session {
             }
         }
         Ok(())
-    }
-}
-
-/// The text under `key` in one line; a figure needs it.
-fn text(args: &Kwargs, id: &str, key: &str) -> Result<String, Error> {
-    let text = args.get::<Option<String>>(key)?.unwrap_or_default();
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match text.is_empty() {
-        true => Err(invalid(format!("figure {id:?} lacks {key}=\"..\""))),
-        false => Ok(text),
     }
 }
 

@@ -1,17 +1,20 @@
 //! Made-up records, the documents of them that the tests of the report render, and what is read back of a rendering.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use cs336::harness::answer::{Answer, RecordSet, Records};
+use cs336::harness::answer::figure::{Figure, Plot, PlotKind, Series};
+use cs336::harness::answer::format::grouped;
+use cs336::harness::answer::{
+    Answer, Case, CaseOutcome, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
+};
 use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
-use cs336::report::{self, Document, PartInput, ProblemInput, ReadRecords, Rendered};
+use cs336::report::{self, Document, PartInput, ProblemInput, Rendered};
 use serde_json::{Value, json};
 
-pub const ATTENTION: &str = include_str!("sample_attention.md");
-pub const LONG: &str = include_str!("sample_long.md");
+const ATTENTION: &str = include_str!("sample_attention.md");
+const LONG: &str = include_str!("sample_long.md");
 
 pub fn run(id: &str, started: &str) -> Run {
     Run {
@@ -116,27 +119,100 @@ pub fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInpu
         answers: parts.iter().map(|p| p.0.to_string()).collect(),
         template: Some(template.into()),
         shared: shared(),
-        facts: json!({"sum": 4}),
-        answer: Answer::default(),
+        answer: Answer::new(&json!({"sum": 4, "seconds": Quantity::constant(0.5, Unit::Seconds)})).unwrap(),
         records: measured(),
-        other_records: other(),
     }
 }
 
-/// Macros as they are shared; one of them reads another problem's records for whoever imports it.
+/// A text as several templates include it.
 fn shared() -> Vec<(String, String)> {
-    let sums = "{% macro double(x) %}{{ 2 * x }}{% endmacro %}";
-    let counts = "{% macro count(name) %}{{ records(name).cpu.cases | length }} cases{% endmacro %}";
-    [("shared/sums.md", sums), ("shared/counts.md", counts)].map(|(name, text)| (name.into(), text.into())).into()
+    vec![("shared/sums.md".into(), "Twice two is {{ answer.sum }}.".into())]
 }
 
 fn measured() -> Records {
     Records { cpu: Some(records()), ..Records::default() }
 }
 
-/// What has no other problem but "other".
-fn other() -> ReadRecords {
-    Arc::new(|name| if name == "other" { Ok(measured()) } else { Err(anyhow::anyhow!("{name} measures nothing")) })
+type Timed = Case<Value, Value>;
+
+/// The median of a pass in seconds; none where the case was not measured.
+fn median(case: &Timed, pass: &str) -> Option<Quantity> {
+    Some(case.median(&serde_json::from_value(case.row()?[pass].clone()).unwrap()))
+}
+
+/// What the sample's template quotes, claims, tabulates and draws.
+fn sample_answer() -> Answer {
+    let set = records();
+    let cases: Vec<Timed> = set.cases_as().unwrap();
+    let case = cases.iter().find(|case| case.params == json!({"d": 64, "n": 1024})).unwrap();
+    let (forward, backward) = (median(case, "forward").unwrap(), median(case, "backward").unwrap());
+    let ended = |case: &&Timed| matches!(case.outcome, CaseOutcome::OutOfMemory { .. });
+    let asked = Quantity::constant((8u64 << 30) as f64, Unit::Bytes);
+    let quoted = json!({"source": set.source(), "forward": forward, "oom": cases.iter().filter(ended).count(),
+        "cases": cases.len(), "asked": asked});
+    let mut answer = Answer::new(&quoted).unwrap();
+    let slower = backward.value() > forward.value();
+    answer.claim(Claim::new("backward-slower", slower).operand("backward", &backward)).unwrap();
+    answer.claim(Claim::all("sorted", "cases", 5, 5)).unwrap();
+    answer.table("times", times(&cases)).unwrap();
+    answer.figure("scaling", scaling(&cases)).unwrap();
+    answer.figure("bars", bars()).unwrap();
+    answer
+}
+
+fn times(cases: &[Timed]) -> Table {
+    let ms = |head, digits| Column::number(head, Style::Ms, digits);
+    let mut table = Table::new(vec![
+        Column::right("d"),
+        Column::right("N"),
+        ms("forward (ms)", 2),
+        ms("backward (ms)", 2),
+        Column::number("memory (MiB)", Style::Mib, 1),
+    ]);
+    for case in cases {
+        let [d, n] = ["d", "n"].map(|key| Cell::text(grouped(case.params[key].as_f64().unwrap(), 0)));
+        let bytes = case.row().map(|row| case.quantity(row["saved_bytes"].as_f64().unwrap(), Unit::Bytes));
+        let cell = |quantity: Option<Quantity>| quantity.map_or(case.outcome.word().into(), Cell::from);
+        table.row(vec![d, n, cell(median(case, "forward")), cell(median(case, "backward")), cell(bytes)]);
+    }
+    table
+}
+
+fn scaling(cases: &[Timed]) -> Figure {
+    let line = |pass: &str, d: i64| {
+        let of_d = cases.iter().filter(|case| case.params["d"] == d);
+        let point = |case: &Timed| (case.params["n"].as_f64().unwrap(), median(case, pass).map(|q| 1e3 * q.value()));
+        Series::over_numbers(format!("{pass}, d = {d}"), of_d.map(point))
+    };
+    let lines = vec![line("forward", 16), line("backward", 16), line("forward", 64), line("backward", 64)];
+    let mut plot = Plot::new(PlotKind::Line, "sequence length N", "time (ms)", lines);
+    (plot.log_x, plot.log_y) = (true, true);
+    Figure::plot("Log-log plot of time against sequence length; all lines rise with slope two.", plot)
+}
+
+fn bars() -> Figure {
+    let bar = |name, times: [Option<f64>; 3]| {
+        Series::over_categories(name, ["small", "medium", "large"].into_iter().zip(times))
+    };
+    let forward = bar("forward", [Some(12.5), Some(40.1), Some(110.7)]);
+    let backward = bar("backward", [Some(25.3), Some(81.9), None]);
+    let plot = Plot::new(PlotKind::Bar, "model size", "time (ms)", vec![forward, backward]);
+    let caption = "Forward and backward per size; a dash stands where nothing was measured. Made-up test data.";
+    Figure::plot("Grouped bars: the largest size has no backward bar.", plot).captioned(caption)
+}
+
+/// A table that is longer than a page, and a claim.
+fn long_answer() -> Answer {
+    let mut answer = Answer::new(&json!({"sum": 4})).unwrap();
+    answer.claim(Claim::new("sum", true).count("sum", 4)).unwrap();
+    let number = |head, digits| Column::number(head, Style::Fixed, digits);
+    let mut table = Table::new(vec![number("row", 0), number("first (ms)", 2), number("second (ms)", 1)]);
+    for i in 0..70 {
+        let i = f64::from(i);
+        table.row([i, i * 1.37 + 0.5, i * i * 0.77].map(|x| Quantity::constant(x, Unit::One).into()).to_vec());
+    }
+    answer.table("long", table).unwrap();
+    answer
 }
 
 pub fn document(problems: Vec<ProblemInput>) -> Document {
@@ -147,12 +223,19 @@ pub fn document(problems: Vec<ProblemInput>) -> Document {
     }
 }
 
+/// A problem of two parts with every feature.
+pub fn attention(name: &str) -> ProblemInput {
+    ProblemInput { answer: sample_answer(), ..problem(name, &[("a", 2.0), ("b", 3.0)], ATTENTION) }
+}
+
+/// A problem whose table is longer than a page.
+pub fn long(name: &str) -> ProblemInput {
+    ProblemInput { answer: long_answer(), ..problem(name, &[("", 4.0)], LONG) }
+}
+
 /// Every feature, followed by the handout's problems as unanswered ones.
 pub fn full() -> Document {
-    let mut problems = vec![
-        problem("sample_attention", &[("a", 2.0), ("b", 3.0)], ATTENTION),
-        problem("sample_long", &[("", 4.0)], LONG),
-    ];
+    let mut problems = vec![attention("sample_attention"), long("sample_long")];
     problems.extend(HANDOUT.iter().map(|p| {
         ProblemInput {
             name: p.name.into(),
@@ -172,17 +255,20 @@ pub fn full() -> Document {
             answers: vec![],
             template: None,
             shared: vec![],
-            facts: Value::Null,
             answer: Answer::default(),
             records: Records::default(),
-            other_records: other(),
         }
     }));
     document(problems)
 }
 
 pub fn render(template: &str) -> anyhow::Result<Rendered> {
-    report::render(&document(vec![problem("x", &[("", 4.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"))]))
+    report::render(&document(vec![whole(template)]))
+}
+
+/// A problem of one part, which `template` answers.
+pub fn whole(template: &str) -> ProblemInput {
+    problem("x", &[("", 4.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"))
 }
 
 /// The bare page on which text is set to be read back.

@@ -1,6 +1,6 @@
 //! `communication_accounting`: the memory of the XXL model, the devices it needs, and the batch that keeps them busy.
 
-use crate::harness::problem::{Check, Problem, no_facts};
+use crate::harness::problem::{Check, Problem};
 
 mod answer;
 pub mod checks;
@@ -23,7 +23,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "best_split_by_search", part: "c", run: || check_best_split(&ACCOUNTING) },
     ],
     measured: None,
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -1,7 +1,7 @@
 //! `ddp_bucketed_benchmarking`: overlap in buckets of several sizes, and a model of what the size should do.
 
 use self::measure::Bucketed;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 use crate::parallel::{overlap_bucketed, overlap_coalesced};
 
 mod answer;
@@ -13,7 +13,6 @@ pub const PROBLEM: Problem = Problem {
     answers: &["a", "b"],
     checks: &[Check { name: "fewer_calls_in_larger_buckets", part: "a", run: checks::fewer_calls_in_larger_buckets }],
     measured: Some(Measured::of::<Bucketed>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: answer::READS,
 };

@@ -4,7 +4,7 @@ mod answer;
 
 use crate::bench::ddp_step::{Compared, Steps};
 use crate::checks::ddp_step as checks;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub const PROBLEM: Problem = Problem {
     name: "ddp_overlap_individual_parameters_benchmarking",
@@ -18,7 +18,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "lanes_tell_overlap", part: "b", run: checks::lanes_tell_overlap },
     ],
     measured: Some(Measured::of::<Steps<Overlap>>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

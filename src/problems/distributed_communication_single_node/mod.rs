@@ -1,7 +1,7 @@
 //! `distributed_communication_single_node`: what an all-reduce of one tensor costs, by back end, size and number of processes.
 
 use self::measure::AllReduce;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 mod checks;
@@ -17,7 +17,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "c10d_takes_its_turns", part: "", run: checks::c10d_takes_its_turns },
     ],
     measured: Some(Measured::of::<AllReduce>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -14,7 +14,7 @@ use crate::checks::attention::differentiable;
 use crate::checks::attestation::{self, Attested};
 use crate::checks::flash_kernels::{self, TextbookFacts};
 use crate::harness::answer::{Answer, Audience, Records};
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub mod checks;
 pub mod measure;
@@ -33,7 +33,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "portable_kernels", part: "", run: || flash_kernels::portable(Passes::Both) },
     ],
     measured: Some(Measured::of::<Attestation>()),
-    facts: no_facts,
     answer,
     reads: &[],
 };

@@ -12,7 +12,7 @@ pub mod published;
 pub mod verify;
 
 use self::measure::FlashBenchmarking;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub const PROBLEM: Problem = Problem {
     name: "flash_benchmarking",
@@ -24,7 +24,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "memory_follows_the_formula", part: "a", run: checks::memory_follows_the_formula },
     ],
     measured: Some(Measured::of::<FlashBenchmarking>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -4,14 +4,13 @@ mod answer;
 
 use crate::bench::ddp_step::{Compared, Steps};
 use crate::checks::ddp_step as checks;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub const PROBLEM: Problem = Problem {
     name: "minimal_ddp_flat_benchmarking",
     answers: &[""],
     checks: &[Check { name: "one_call_a_step", part: "", run: || checks::sends_every_gradient_once("flat", |_| 1) }],
     measured: Some(Measured::of::<Steps<MinimalDdpFlat>>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

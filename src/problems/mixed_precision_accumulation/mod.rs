@@ -2,7 +2,7 @@
 
 use self::checks::{check_against_software, check_golden, check_promotion};
 use self::measure::{Accumulation, accumulate};
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 pub mod checks;
@@ -17,7 +17,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "promotion_equals_conversion", part: "", run: || check_promotion(accumulate) },
     ],
     measured: Some(Measured::of::<Accumulation>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

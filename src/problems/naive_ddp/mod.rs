@@ -2,7 +2,7 @@
 
 use self::measure::FaultTests;
 use crate::checks::data_parallel::{at_the_edges, golden_cases, official, random_networks, verdict};
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 use crate::model::toy::Blueprint;
 
 mod answer;
@@ -25,7 +25,6 @@ pub const PROBLEM: Problem = Problem {
     answers: &[""],
     checks: CHECKS,
     measured: Some(Measured::of::<FaultTests>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -4,7 +4,7 @@ mod answer;
 
 use crate::bench::ddp_step::{Compared, Steps};
 use crate::checks::ddp_step as checks;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub const PROBLEM: Problem = Problem {
     name: "naive_ddp_benchmarking",
@@ -19,7 +19,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "pytorch_takes_its_turns", part: "", run: checks::pytorch_takes_its_turns },
     ],
     measured: Some(Measured::of::<Steps<NaiveDdp>>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

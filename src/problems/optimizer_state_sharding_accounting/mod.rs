@@ -3,7 +3,7 @@
 
 use self::measure::Sharding;
 use crate::bench::ddp_step::trainer;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
@@ -27,7 +27,6 @@ pub const PROBLEM: Problem = Problem {
         },
     ],
     measured: Some(Measured::of::<Sharding>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

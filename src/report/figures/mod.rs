@@ -2,7 +2,6 @@
 
 mod area;
 mod axis;
-pub mod from_template;
 mod heatmap;
 mod plot;
 mod timeline;
