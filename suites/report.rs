@@ -171,7 +171,7 @@ fn the_usual_latex_converts_and_compiles() {
 /// The width of the first line of a formula set by itself, in points.
 fn width_of(latex: &str) -> f64 {
     let set = format!("#set page(width: auto, height: auto, margin: 0pt)\n{}", plain());
-    let formula = report::maths::typst(latex, false).unwrap();
+    let formula = report::latex::typst(latex, false).unwrap();
     let document = report::pdf::compile(&body(formula), &set).unwrap();
     document.pages()[0].frame.width().to_pt()
 }
@@ -255,7 +255,7 @@ proptest! {
 
     #[test]
     fn no_formula_panics(latex in r"(\\[a-z]{1,8}|[{}_^&()\[\]a-z0-9 +=]){0,24}") {
-        let _ = report::maths::typst(&latex, true);
+        let _ = report::latex::typst(&latex, true);
     }
 }
 

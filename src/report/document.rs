@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
-use super::front::Front;
 use super::markdown::{self, Counters};
+use super::title_page::Front;
 use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Rendered};
-use super::{figures, lint, points, runs, template};
+use super::{figures, lint, points, run_index, template};
 use crate::harness::answer::RecordSet;
 use crate::harness::answer::records::machine_name;
 use crate::harness::record::Outcome;
@@ -21,7 +21,7 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     }
     pieces.unanswered(&document.problems)?;
     pieces.claims_index()?;
-    if let Some(index) = runs::index(document) {
+    if let Some(index) = run_index::index(document) {
         pieces.appendix("Runs", &index)?;
     }
     let front = Front::new(document, &pieces.answered);
@@ -205,7 +205,8 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
         });
         let from = from.collect::<Vec<_>>().join("; ");
         let cases = cases_in_words(set);
-        let seen = runs::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.words()));
+        let seen =
+            run_index::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.words()));
         paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}{seen}", set.file.profile));
     }
     Ok(paragraphs.join("\n\n"))

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{typst as escape, typst_string};
-use super::maths;
-use super::notes::Notes;
+use super::footnotes::Footnotes;
+use super::latex;
 use super::table::Table;
 
 /// The running numbers of tables, figures and footnotes; one for the whole document.
@@ -80,7 +80,7 @@ struct Writer<'c> {
     counters: &'c mut Counters,
     stack: Vec<Frame>,
     waiting: Option<Waiting>,
-    notes: Notes,
+    notes: Footnotes,
     /// Replacements in the Markdown, by position.
     edits: Vec<(Range<usize>, String)>,
 }
@@ -88,7 +88,7 @@ struct Writer<'c> {
 impl<'c> Writer<'c> {
     fn new(counters: &'c mut Counters) -> Self {
         let root = Frame { kind: Open::Root, typst: String::new(), plain: None };
-        Self { counters, stack: vec![root], waiting: None, notes: Notes::default(), edits: Vec::new() }
+        Self { counters, stack: vec![root], waiting: None, notes: Footnotes::default(), edits: Vec::new() }
     }
 
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
@@ -100,8 +100,8 @@ impl<'c> Writer<'c> {
                 let code = code.replace('\n', " ");
                 self.inline(&format!("#raw({});", typst_string(&code)));
             }
-            Event::InlineMath(latex) => self.inline(&maths::typst(&latex, false)?),
-            Event::DisplayMath(latex) => self.inline(&maths::typst(&latex, true)?),
+            Event::InlineMath(latex) => self.inline(&latex::typst(&latex, false)?),
+            Event::DisplayMath(latex) => self.inline(&latex::typst(&latex, true)?),
             Event::SoftBreak => self.text(" ", range),
             Event::HardBreak => self.inline("#linebreak();"),
             Event::Rule => self.block("#separator"),
@@ -303,7 +303,7 @@ impl<'c> Writer<'c> {
     fn footnote_reference(&mut self, label: &str, range: Range<usize>) {
         let number = self.notes.number(label, &mut self.counters.footnotes);
         self.edits.push((range, format!("[^{number}]")));
-        self.inline(&Notes::mark(label));
+        self.inline(&Footnotes::mark(label));
     }
 
     fn finish(mut self, markdown: &str) -> Result<Converted> {

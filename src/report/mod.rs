@@ -7,17 +7,17 @@ pub mod document;
 pub mod escape;
 pub mod figures;
 pub mod filters;
-pub mod front;
+mod footnotes;
+pub mod latex;
+mod latex_symbols;
 pub mod lint;
 pub mod markdown;
-pub mod maths;
-mod notes;
 pub mod pdf;
-mod polish;
-pub mod runs;
+pub mod run_index;
 mod session;
 pub mod table;
 pub mod template;
+pub mod title_page;
 
 use std::path::Path;
 

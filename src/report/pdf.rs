@@ -15,10 +15,10 @@ use typst_kit::fonts::FontStore;
 use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 
-use super::{Rendered, maths};
+use super::{Rendered, latex};
 
 /// The elements that the generated body is written in.
-const KIT: &str = include_str!("kit.typ");
+const PAGE_STYLE: &str = include_str!("page_style.typ");
 
 /// Sets `rendered` in the layout of `writeup_typ` and gives a tagged PDF/UA-1 file.
 ///
@@ -59,9 +59,13 @@ struct Files {
 
 impl Files {
     fn new(rendered: &Rendered, writeup_typ: &str) -> Result<Self> {
-        let body = format!("#import \"kit.typ\": *\n#import \"maths.typ\": *\n\n{}", rendered.typst);
-        let sources =
-            [("writeup.typ", writeup_typ), ("kit.typ", KIT), ("maths.typ", maths::PRELUDE), ("body.typ", &body)];
+        let body = format!("#import \"page_style.typ\": *\n#import \"latex.typ\": *\n\n{}", rendered.typst);
+        let sources = [
+            ("writeup.typ", writeup_typ),
+            ("page_style.typ", PAGE_STYLE),
+            ("latex.typ", latex::PRELUDE),
+            ("body.typ", &body),
+        ];
         let sources = sources.into_iter().map(|(path, text)| Ok((id(path)?, Source::new(id(path)?, text.into()))));
         let front = std::iter::once(Ok((id("front.json")?, Bytes::from_string(rendered.front.clone()))));
         let figures = rendered.figures.iter().map(|(path, svg)| Ok((id(path)?, Bytes::new(svg.clone()))));

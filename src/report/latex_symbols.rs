@@ -1,12 +1,12 @@
 //! What the LaTeX converter writes, set as LaTeX would: current symbol names, whole numbers, bars in pairs, columns apart.
 
-/// Polishes one converted formula.
+/// Corrects one converted formula.
 ///
 /// - Symbols get the names that this typst knows; the converter writes those of typst 0.13.
 /// - Digits become numbers, and "10,000" one number instead of two with a comma between them.
 /// - Bars become opening and closing ones where they pair up.
 /// - In `aligned`, pairs of columns stand apart.
-pub fn polish(converted: &str) -> String {
+pub fn fixed(converted: &str) -> String {
     let written = Writer::write(converted, true).or_else(|| Writer::write(converted, false));
     written.unwrap_or_else(|| converted.to_string())
 }
@@ -194,41 +194,41 @@ fn current_name(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn polished(latex: &str) -> String {
-        let text = polish(&mitex::convert_math(latex, None).unwrap());
+    fn set(latex: &str) -> String {
+        let text = fixed(&mitex::convert_math(latex, None).unwrap());
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn symbols_get_their_new_names_and_text_keeps_its_words() {
-        assert_eq!(polished(r"\langle x \cap y \odot z \rangle"), "chevron.l x inter y dot.o z chevron.r");
-        assert!(polished(r"\text{a diff of sect}").contains("a diff of sect"));
+        assert_eq!(set(r"\langle x \cap y \odot z \rangle"), "chevron.l x inter y dot.o z chevron.r");
+        assert!(set(r"\text{a diff of sect}").contains("a diff of sect"));
     }
 
     #[test]
     fn digits_become_numbers_and_grouped_ones_stay_whole() {
-        assert_eq!(polished("65536"), "65536");
-        assert_eq!(polished("0.250"), "0.250");
-        assert_eq!(polished("N = 10,000"), "N = \"10,000\"");
-        assert_eq!(polished("219,848,638,464"), "\"219,848,638,464\"");
-        assert_eq!(polished("1{,}024"), "\"1,024\"");
-        assert_eq!(polished("(4, 128)"), r"\(4 \, 128 \)");
-        assert_eq!(polished("x_{0,128}"), r"x _(0 \,128 )");
-        assert_eq!(polished("10^{-4}"), "10 ^(- 4 )");
+        assert_eq!(set("65536"), "65536");
+        assert_eq!(set("0.250"), "0.250");
+        assert_eq!(set("N = 10,000"), "N = \"10,000\"");
+        assert_eq!(set("219,848,638,464"), "\"219,848,638,464\"");
+        assert_eq!(set("1{,}024"), "\"1,024\"");
+        assert_eq!(set("(4, 128)"), r"\(4 \, 128 \)");
+        assert_eq!(set("x_{0,128}"), r"x _(0 \,128 )");
+        assert_eq!(set("10^{-4}"), "10 ^(- 4 )");
     }
 
     #[test]
     fn bars_open_and_close_where_they_pair_up() {
-        assert_eq!(polished("|x|"), "lvert x rvert");
-        assert_eq!(polished(r"e^{|L|/256}"), r"e ^( lvert L rvert \/256 )");
-        assert_eq!(polished("a | b"), "a | b");
-        assert!(polished(r"\left| x \right|").starts_with("lr(| x"));
-        assert_eq!(polished(r"\| u \|"), "lVert u rVert");
+        assert_eq!(set("|x|"), "lvert x rvert");
+        assert_eq!(set(r"e^{|L|/256}"), r"e ^( lvert L rvert \/256 )");
+        assert_eq!(set("a | b"), "a | b");
+        assert!(set(r"\left| x \right|").starts_with("lr(| x"));
+        assert_eq!(set(r"\| u \|"), "lVert u rVert");
     }
 
     #[test]
     fn pairs_of_columns_stand_apart() {
-        let text = polished(r"\begin{aligned} a &= b & c &= d \\ e &= f & g &= h \end{aligned}");
+        let text = set(r"\begin{aligned} a &= b & c &= d \\ e &= f & g &= h \end{aligned}");
         assert_eq!(text, r"aligned( a &= b quad & c &= d \ e &= f quad & g &= h )");
     }
 }

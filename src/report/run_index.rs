@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{Document, escape, front};
+use super::{Document, escape, title_page};
 use crate::harness::answer::RecordSet;
 use crate::harness::answer::format::{NOTHING, grouped};
 use crate::harness::answer::records::machine_name;
@@ -149,10 +149,10 @@ impl<'a> Line<'a> {
 fn machines(document: &Document) -> String {
     let mut out = String::new();
     let mut known = BTreeSet::new();
-    for (profile, run) in front::runs(document).into_iter().rev() {
+    for (profile, run) in title_page::runs(document).into_iter().rev() {
         let name = machine_name(&run.machine, profile);
         if known.insert((profile, name.clone())) {
-            let settings = front::settings(run);
+            let settings = title_page::settings(run);
             let line = format!("{name} ({profile}): {settings}. Timings are held against {}.", roofs(&run.peaks));
             let _ = writeln!(out, "- {}", escape::markdown(&line));
         }

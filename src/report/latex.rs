@@ -1,14 +1,14 @@
-//! LaTeX formulas become typst formulas; what the converter writes is defined in `maths.typ`.
+//! LaTeX formulas become typst formulas; what the converter writes is defined in `latex.typ`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, anyhow, ensure};
 
 use super::escape::typst_string;
-use super::polish;
+use super::latex_symbols;
 
 /// Definitions that converted formulas rely on.
-pub const PRELUDE: &str = include_str!("maths.typ");
+pub const PRELUDE: &str = include_str!("latex.typ");
 
 /// One formula as a typst expression in markup; `block` sets it on a line of its own.
 pub fn typst(latex: &str, block: bool) -> Result<String> {
@@ -16,7 +16,7 @@ pub fn typst(latex: &str, block: bool) -> Result<String> {
     ensure!(!latex.is_empty(), "an empty formula");
     ensure!(is_balanced(latex), "the formula ${latex}$ does not convert: its braces do not balance");
     let converted = convert(latex).map_err(|reason| anyhow!("the formula ${latex}$ does not convert: {reason}"))?;
-    let converted = polish::polish(converted.trim());
+    let converted = latex_symbols::fixed(converted.trim());
     let alt = typst_string(&latex.split_whitespace().collect::<Vec<_>>().join(" "));
     let block = if block { "block: true, " } else { "" };
     Ok(format!("#formula({alt}, {block}$ {converted} $);"))

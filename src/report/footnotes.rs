@@ -9,7 +9,7 @@ const MARK: char = '\u{1}';
 
 /// The footnotes of one piece of Markdown, by label.
 #[derive(Default)]
-pub struct Notes(BTreeMap<String, Note>);
+pub struct Footnotes(BTreeMap<String, Note>);
 
 #[derive(Default)]
 struct Note {
@@ -18,7 +18,7 @@ struct Note {
     used: bool,
 }
 
-impl Notes {
+impl Footnotes {
     /// The note's number in the whole document; a new note counts `last` up.
     pub fn number(&mut self, label: &str, last: &mut usize) -> usize {
         let note = self.0.entry(label.to_string()).or_default();
