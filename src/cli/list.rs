@@ -30,7 +30,7 @@ pub fn is_answered(problem: &HandoutProblem, part: &str) -> bool {
 
 fn text() -> String {
     let mut out = format!("{:<8} {:<46} {:>6}  {:<10}  parts (* answered)\n", "section", "problem", "points", "status");
-    for problem in HANDOUT {
+    for problem in HANDOUT.iter() {
         let mark = |id: &str| if is_answered(problem, id) { "*" } else { "" };
         let part = |id: &str| if id.is_empty() { format!("whole{}", mark(id)) } else { format!("{id}{}", mark(id)) };
         let parts: Vec<String> = problem.parts.iter().map(|p| part(p.id)).collect();

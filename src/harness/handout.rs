@@ -3,39 +3,50 @@
 //! The questions are in our own words, complete enough that a reader of the report needs no handout. The handout gives
 //! points per problem only; where a problem has lettered parts, how its points fall to them is our own division.
 
-use serde::Serialize;
+use std::sync::LazyLock;
 
-mod distributed;
-mod single_gpu;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Read once, and never freed. An alias, since serde would borrow a field of type `&str` from the file's text.
+type Text = &'static str;
 
 /// One problem as the handout poses it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HandoutProblem {
     /// The handout's identifier, which is also the name of the module, suite, template and record.
-    pub name: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub name: Text,
     /// A heading for people.
-    pub title: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub title: Text,
     /// The handout's section number, such as "1.1.3".
-    pub section: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub section: Text,
     /// As the handout prints them; the parts sum to this.
     pub points: f64,
+    #[serde(rename = "part", deserialize_with = "list")]
     pub parts: &'static [Part],
 }
 
 /// One deliverable of a problem.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Part {
     /// The handout's letter, or "" where a problem has no letters.
-    pub id: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub id: Text,
     /// Our division of the problem's points.
     pub points: f64,
+    #[serde(deserialize_with = "list")]
     pub kinds: &'static [Kind],
     /// Markdown, in our own words.
-    pub question: &'static str,
+    #[serde(deserialize_with = "text")]
+    pub question: Text,
 }
 
 /// What a part hands in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     Code,
@@ -45,30 +56,25 @@ pub enum Kind {
     Equations,
 }
 
-/// All problems in the handout's order.
-pub const HANDOUT: &[HandoutProblem] = &[
-    single_gpu::BENCHMARKING_SCRIPT,
-    single_gpu::NSYS_PROFILE,
-    single_gpu::MIXED_PRECISION_ACCUMULATION,
-    single_gpu::BENCHMARKING_MIXED_PRECISION,
-    single_gpu::MEMORY_PROFILING,
-    single_gpu::PYTORCH_ATTENTION,
-    single_gpu::TORCH_COMPILE,
-    single_gpu::FLASH_FORWARD,
-    single_gpu::FLASH_BACKWARD,
-    single_gpu::FLASH_BENCHMARKING,
-    distributed::DISTRIBUTED_COMMUNICATION_SINGLE_NODE,
-    distributed::NAIVE_DDP,
-    distributed::NAIVE_DDP_BENCHMARKING,
-    distributed::MINIMAL_DDP_FLAT_BENCHMARKING,
-    distributed::DDP_OVERLAP_INDIVIDUAL_PARAMETERS,
-    distributed::DDP_OVERLAP_INDIVIDUAL_PARAMETERS_BENCHMARKING,
-    distributed::DDP_OVERLAP_BUCKETED,
-    distributed::DDP_BUCKETED_BENCHMARKING,
-    distributed::COMMUNICATION_ACCOUNTING,
-    distributed::OPTIMIZER_STATE_SHARDING,
-    distributed::OPTIMIZER_STATE_SHARDING_ACCOUNTING,
-];
+/// All problems in the handout's order: `handout.toml`, read once.
+pub static HANDOUT: LazyLock<&'static [HandoutProblem]> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct Handout {
+        problem: Vec<HandoutProblem>,
+    }
+    let handout: Handout = toml::from_str(include_str!("handout.toml")).expect("handout.toml is part of this program");
+    handout.problem.leak()
+});
+
+/// In one line.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Text, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(text.split_whitespace().collect::<Vec<_>>().join(" ").leak())
+}
+
+fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<&'static [T], D::Error> {
+    Ok(Vec::deserialize(deserializer)?.leak())
+}
 
 /// The problem of that name, if the handout has one.
 pub fn by_name(name: &str) -> Option<&'static HandoutProblem> {
@@ -114,7 +120,7 @@ mod tests {
 
     #[test]
     fn parts_sum_to_their_problem_and_are_lettered_in_order() {
-        for problem in HANDOUT {
+        for problem in HANDOUT.iter() {
             let sum: f64 = problem.parts.iter().map(|p| p.points).sum();
             assert_eq!(sum, problem.points, "{}", problem.name);
             let letters: Vec<&str> = problem.parts.iter().map(|p| p.id).collect();
@@ -125,7 +131,7 @@ mod tests {
 
     #[test]
     fn every_part_says_what_is_asked_and_what_is_handed_in() {
-        for problem in HANDOUT {
+        for problem in HANDOUT.iter() {
             assert!(!problem.title.is_empty(), "{}", problem.name);
             for part in problem.parts {
                 assert!(!part.kinds.is_empty() && part.points > 0.0, "{} {}", problem.name, part.id);
