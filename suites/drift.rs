@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cs336::cli::document::{Source, accepted_markdown, document};
-use cs336::harness::answer::Audience;
+use cs336::cli::document::{Source, accepted_markdown, document, problem_input, with_problems};
+use cs336::harness::answer::{Audience, RecordSet};
+use cs336::harness::handout::by_name;
 use cs336::harness::record::{CaseRecord, Outcome, RecordFile};
 use cs336::harness::stats::median;
 use cs336::harness::store::Layout;
@@ -120,6 +121,51 @@ fn the_picture_of_the_readme_is_drawn_from_the_records() {
     }
     let same = std::fs::read(&path).unwrap() == *drawn;
     assert!(same, "snapshots/readme.svg drifted; look, then `INSTA_UPDATE=always cargo test --test drift`");
+}
+
+/// Gives every case of a set the same ending.
+fn end_all(set: &mut Option<RecordSet>, outcome: &Outcome) {
+    for case in set.iter_mut().flat_map(|set| &mut set.file.cases) {
+        case.outcome = outcome.clone();
+    }
+}
+
+/// What an answer makes of other records, its template prints: a claim that only a branch states is found here. An answer may
+/// also say what it lacks.
+#[test]
+fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
+    let failed = Outcome::Failed { error: "the worker died".into() };
+    let no_memory =
+        Outcome::OutOfMemory { requested_bytes: None, predicted_bytes: None, message: "out of memory".into() };
+    let mut rendered = 0;
+    for entry in REGISTRY {
+        for (what, only_cpu, ending) in [
+            ("the CPU's records alone", true, None),
+            ("failed cases on the CPU", true, Some(&failed)),
+            ("failed cases on the GPU", false, Some(&failed)),
+            ("GPU cases that lacked memory", false, Some(&no_memory)),
+        ] {
+            let mut problem = problem_input(&layout(), by_name(entry.name).unwrap(), Source::Accepted).unwrap();
+            if only_cpu {
+                problem.records.gpu = None;
+            }
+            if let Some(ending) = ending {
+                end_all(if only_cpu { &mut problem.records.cpu } else { &mut problem.records.gpu }, ending);
+            }
+            match (entry.answer)(&problem.records, Audience::Ours) {
+                Ok(answer) => problem.answer = answer,
+                Err(error) => {
+                    let words = format!("{error:#}");
+                    assert!(ending.is_some() && words.contains("measured"), "{} of {what}: {words}", entry.name);
+                    continue;
+                }
+            }
+            cs336::report::render(&with_problems(vec![problem]))
+                .unwrap_or_else(|error| panic!("{} of {what}: {error:#}", entry.name));
+            rendered += 1;
+        }
+    }
+    assert!(rendered >= 2 * REGISTRY.len(), "{rendered} renderings");
 }
 
 /// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.

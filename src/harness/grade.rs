@@ -172,7 +172,7 @@ pub fn points(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::no_answer;
+    use super::super::answer::Answer;
     use super::*;
 
     const PARTS: &[Part] = &[
@@ -180,8 +180,14 @@ mod tests {
         Part { id: "b", points: 1.0, kinds: &[Kind::Table, Kind::Written], question: "" },
     ];
     const HANDOUT: HandoutProblem = HandoutProblem { name: "x", title: "X", section: "1", points: 3.0, parts: PARTS };
-    const ENTRY: Problem =
-        Problem { name: "x", answers: &["a", "b"], checks: &[], measured: None, answer: no_answer, reads: &[] };
+    const ENTRY: Problem = Problem {
+        name: "x",
+        answers: &["a", "b"],
+        checks: &[],
+        measured: None,
+        answer: |_, _| Ok(Answer::default()),
+        reads: &[],
+    };
 
     fn result(ending: CheckStatus) -> CheckResult {
         CheckResult { name: "c", part: "a", ending, elapsed_s: 0.0 }

@@ -132,7 +132,8 @@ mod tests {
     use serde::{Deserialize, Serialize};
     use serde_json::json;
 
-    use super::super::problem::{Measure, no_answer};
+    use super::super::answer::Answer;
+    use super::super::problem::Measure;
     use super::super::record::{Machine, Peaks, Run};
     use super::super::store::write_atomically;
     use super::*;
@@ -186,7 +187,7 @@ mod tests {
 
     fn problem<P: Serialize + DeserializeOwned, R: Serialize + DeserializeOwned>() -> Problem {
         let measured = Some(Measured::of::<Version<P, R>>());
-        Problem { name: "toy", answers: &[], checks: &[], measured, answer: no_answer, reads: &[] }
+        Problem { name: "toy", answers: &[], checks: &[], measured, answer: |_, _| Ok(Answer::default()), reads: &[] }
     }
 
     /// A tree with accepted and local records of two cases as the old version measured them, and with a suite.

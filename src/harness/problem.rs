@@ -5,8 +5,6 @@ use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
-#[cfg(test)]
-use super::answer::{Answer, Audience, Records};
 use super::record::Profile;
 
 /// One registry entry. What is true of every entry is tested over the slice in `suites/tidy.rs`.
@@ -153,10 +151,4 @@ fn fresh_process<M: Measure>(params: &Value) -> bool {
 fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
     let row = M::measure(&M::Params::deserialize(params)?, profile)?;
     Ok(serde_json::to_value(row)?)
-}
-
-/// For the problems of tests.
-#[cfg(test)]
-pub fn no_answer(_records: &Records, _audience: Audience) -> Result<Answer> {
-    Ok(Answer::default())
 }

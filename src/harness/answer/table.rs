@@ -112,9 +112,9 @@ impl Table {
         self
     }
 
-    /// Every row has a cell for each column, a number's unit fits its column, and no number stands among words.
+    /// There is a row, every row has a cell for each column, a number's unit fits its column, and no number stands among words.
     pub fn validate(&self) -> Result<()> {
-        ensure!(!self.columns.is_empty(), "the table has no columns");
+        ensure!(!self.columns.is_empty() && !self.rows.is_empty(), "the table is empty; leave it out of the answer");
         for (i, row) in self.rows.iter().enumerate() {
             let (cells, columns) = (row.len(), self.columns.len());
             ensure!(cells == columns, "row {i} has {cells} cells for {columns} columns");
@@ -187,6 +187,8 @@ mod tests {
         let mut ragged = table(Cell::Missing);
         ragged.row(vec!["small".into()]);
         assert!(ragged.validate().unwrap_err().to_string().contains("1 cells for 2 columns"));
+        ragged.rows.clear();
+        assert!(ragged.validate().unwrap_err().to_string().contains("the table is empty"));
         let bytes = table(Quantity::constant(1.0, Unit::Bytes).into());
         assert!(bytes.validate().unwrap_err().to_string().contains("does not fit"));
         assert!(table(Quantity::constant(f64::NAN, Unit::Seconds).into()).validate().is_err());

@@ -2,7 +2,7 @@
 
 use self::measure::MixedPrecision;
 use crate::bench::training_step;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 pub mod checks;
@@ -20,7 +20,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "bfloat16_option", part: "c", run: || checks::check_option(training_step::loss) },
     ],
     measured: Some(Measured::of::<MixedPrecision>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

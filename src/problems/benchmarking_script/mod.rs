@@ -1,7 +1,7 @@
 //! Timing the forward pass, the backward pass and the optimizer step of Transformers of the handout's sizes.
 
 use self::measure::BenchmarkingScript;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 pub mod checks;
@@ -34,7 +34,6 @@ pub const PROBLEM: Problem = Problem {
         },
     ],
     measured: Some(Measured::of::<BenchmarkingScript>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

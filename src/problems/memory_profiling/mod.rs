@@ -1,7 +1,7 @@
 //! Memory of one training step of the largest model: peaks by phase, what they consist of, and timelines.
 
 use self::measure::MemoryProfiling;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 pub mod components;
@@ -17,7 +17,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "components_are_what_they_are_called", part: "a", run: components::are_what_they_are_called },
     ],
     measured: Some(Measured::of::<MemoryProfiling>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -54,7 +54,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     if let Some((step, hidden)) = step {
         answer.claim(Claim::below("naive-ddp-hides-nothing", "hidden", &hidden, 0.05))?;
         answer.claim(
-            Claim::new("calls-cost-more-than-bytes", step.calls_time.value() > step.bytes_time.value())
+            Claim::new("calls-outweigh-bytes", step.calls_time.value() > step.bytes_time.value())
                 .operand("calls", &step.calls_time)
                 .operand("bytes", &step.bytes_time),
         )?;

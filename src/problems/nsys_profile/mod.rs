@@ -1,7 +1,7 @@
 //! Profiles of a forward pass and of a training step, kernel by kernel, taken in process by Kineto or imported from nsys.
 
 use self::measure::NsysProfile;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 pub mod checks;
@@ -21,7 +21,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "nsys_and_kineto_agree", part: "b", run: checks::nsys_and_kineto_agree },
     ],
     measured: Some(Measured::of::<NsysProfile>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

@@ -221,7 +221,7 @@ fn step_claims(answer: &mut Answer, steps: &StepNumbers) -> Result<()> {
     let claim = Claim::new("zero1-is-faster", zero1.value() < 0.98 * sharded.value());
     answer.claim(claim.operand("ZeRO-1", zero1).operand("sharded", sharded))?;
     let most = &ahead.high;
-    answer.claim(Claim::new("in-backward-costs-no-time", most.value() <= 1.0).operand("largest ratio", most))?;
+    answer.claim(Claim::new("free-in-backward", most.value() <= 1.0).operand("largest ratio", most))?;
     let claim = Claim::new("zero1-moves-like-ddp", of_zero1.value() < 1.01 && volume.value() > 1.4);
     answer.claim(claim.operand("ZeRO-1's volume", of_zero1).operand("the handout's", volume))
 }

@@ -1,7 +1,7 @@
 //! What attention by its definition costs: time, and the memory that its backward pass keeps waiting.
 
 use self::measure::PytorchAttention;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 mod accounting;
 mod answer;
@@ -17,7 +17,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "what_cannot_fit_is_refused", part: "a", run: checks::what_cannot_fit_is_refused },
     ],
     measured: Some(Measured::of::<PytorchAttention>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

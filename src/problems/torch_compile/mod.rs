@@ -1,7 +1,7 @@
 //! What `torch.compile` gains, measured in a Python peer in turns with our own eager and captured figures.
 
 use self::measure::TorchCompile;
-use crate::harness::problem::{Check, Measured, Problem, no_facts};
+use crate::harness::problem::{Check, Measured, Problem};
 
 pub mod adamw;
 mod answer;
@@ -22,7 +22,6 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "adamw_is_the_same_in_python", part: "b", run: checks::adamw_is_the_same_in_python },
     ],
     measured: Some(Measured::of::<TorchCompile>()),
-    facts: no_facts,
     answer: answer::answer,
     reads: &[],
 };

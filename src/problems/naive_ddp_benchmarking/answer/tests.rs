@@ -6,7 +6,7 @@ use crate::harness::answer::made_up::MadeUp;
 use crate::model::Precision;
 
 const HIDES_NOTHING: &str = "naive-ddp-hides-nothing";
-const CALLS_DOMINATE: &str = "calls-cost-more-than-bytes";
+const CALLS_DOMINATE: &str = "calls-outweigh-bytes";
 const PYTORCH_IS_FASTER: &str = "pytorch-is-faster";
 
 fn answered(naive: Times, calls: u64, pytorch: f64) -> Answer {

@@ -16,7 +16,7 @@ const CLAIMS: [&str; 8] = [
     "keeps-a-gradient-shard",
     "sharding-costs-time",
     "zero1-is-faster",
-    "in-backward-costs-no-time",
+    "free-in-backward",
     "zero1-moves-like-ddp",
 ];
 
