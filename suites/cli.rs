@@ -332,6 +332,7 @@ fn one_case_by_option_is_printed_and_not_recorded() {
     assert!(json(&output).is_object() && !tree.record_path().exists());
     assert!(tree.refused(&["measure", PROBLEM, "--set", "itterations=10"]).contains("it has"));
     assert!(tree.refused(&["measure", PROBLEM, "--set", "iterations"]).contains("key=value"));
+    assert!(tree.refused(&["nsys", "--set", "sise=xl"]).contains("it has"));
 }
 
 #[test]

@@ -72,9 +72,8 @@ enum Verb {
     },
     /// Pack dist/cs336.tar.gz: what runs on a machine with PyTorch and no Rust
     Bundle,
-    /// Profile a step with NVIDIA's nsys instead of the profiler in this process, and import what it saw
-    #[command(subcommand)]
-    Nsys(nsys::Verb),
+    /// Run one training step with NVTX ranges, for NVIDIA's nsys to profile
+    Nsys(nsys::Arguments),
     /// Serve jobs for `measure` and `grade` in a process of its own
     #[command(hide = true)]
     Worker,
@@ -158,7 +157,7 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Accept(arguments) => accept::run(&Layout::find()?, &arguments),
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
-        Verb::Nsys(verb) => nsys::run(&Layout::find()?, &verb),
+        Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),
         Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),
         Verb::Rank(task) => rank::run(&task).map(|()| Ended::Well),
         Verb::Launch(arguments) => rank::run_launch(&arguments),

@@ -110,7 +110,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 }
 
 impl Numbers {
-    /// None where the host's clock timed no case.
+    /// None where the example lists no kernel.
     fn of(profiles: &[Profiled], example: Profiled, plain: &[Profiled], gpu: bool) -> Option<Self> {
         let before = profiles.iter().filter(|profile| gpu && profile.row.profiled_before).count();
         Some(Self {

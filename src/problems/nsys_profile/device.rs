@@ -6,13 +6,13 @@ use anyhow::{Context as _, Error, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::kernels::{Class, Units};
-use super::measure::{Collector, Params, measure_on};
-use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
+use super::measure::{Params, measure_on};
+use super::step::{BACKWARD, FORWARD, ProfiledBench, step_with_nvtx};
 use super::summary::{Counted, Summary};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::torch::nvtx::range;
-use crate::torch::profiler::{profile, with_nvtx};
+use crate::torch::profiler::profile;
 use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 use crate::torch::trace::ranges::Ranges;
@@ -43,9 +43,9 @@ pub const CHECKS: &[DeviceCheck] = &[
     )
     .with_kernels(&["adamw.cu"]),
     DeviceCheck::new(
-        "nvtx_ranges_can_be_opened_without_nsys",
-        "NVTX ranges open and close where no nsys listens.",
-        nvtx_ranges_can_be_opened_without_nsys,
+        "a_step_with_nvtx_ranges_runs_without_nsys",
+        "A training step runs with NVTX ranges where no nsys listens.",
+        a_step_with_nvtx_ranges_runs_without_nsys,
     ),
 ];
 
@@ -67,9 +67,9 @@ fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() -> Result<Verdict> {
         bench.warm_up()?;
         let (_, profile) = profile(device, || bench.step())?;
         let trace = profile.trace()?;
-        let summary = Summary::of(&trace, Counted::Kernels, Collector::Kineto)?;
+        let summary = Summary::of(&trace, Counted::Kernels)?;
         ensure!(summary.launches_unseen == 0, "{optimizer}: {} launches unseen", summary.launches_unseen);
-        ensure!(summary.matmuls.operators == Some(9 * 12 + 1), "{:?}", summary.matmuls);
+        ensure!(summary.matmuls.operators == 9 * 12 + 1, "{:?}", summary.matmuls);
         // cuBLAS does some float32 products in two launches.
         ensure!(summary.matmuls.kernels > 9 * 12, "{:?}", summary.matmul_kernels);
         let on_cuda_cores = summary.matmul_kernels.iter().all(|k| k.units == Units::CudaCores);
@@ -129,8 +129,7 @@ fn a_case_is_measured_twice_in_one_process_and_the_clocks_agree() -> Result<Verd
     let mut notes = Vec::new();
     for _ in 0..2 {
         let row = measure_on(&params("fused")?, device, None)?;
-        let host = row.host.context("the host's clock timed nothing")?;
-        let work = row.passes.inference;
+        let (host, work) = (row.host, row.passes.inference);
         let fastest = host.inference.samples.iter().copied().fold(f64::INFINITY, f64::min);
         ensure!(work.busy_s <= work.span_s && work.span_s <= work.host_s, "{work:?}");
         ensure!(work.seconds < 1.2 * fastest, "{} s of kernels in a pass of {fastest} s", work.seconds);
@@ -139,9 +138,7 @@ fn a_case_is_measured_twice_in_one_process_and_the_clocks_agree() -> Result<Verd
     Verdict::passed(notes.join("; "))
 }
 
-fn nvtx_ranges_can_be_opened_without_nsys() -> Result<Verdict> {
-    cuda_device(0)?;
-    let value = with_nvtx(|| Ok(range(INFERENCE, || range(OPTIMIZER, || 7))))?;
-    ensure!(value == 7, "the ranges gave {value}, not 7");
-    Verdict::passed("")
+fn a_step_with_nvtx_ranges_runs_without_nsys() -> Result<Verdict> {
+    step_with_nvtx(&params("fused")?, cuda_device(0)?)?;
+    Verdict::passed("one step after its warm-up")
 }

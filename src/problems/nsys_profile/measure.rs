@@ -21,14 +21,12 @@ use crate::model::{Config, Precision, SizeName};
 use crate::torch::profiler::profile;
 use crate::torch::stream::synchronize;
 
-/// Whose figures these are.
+/// Whose figures these are; a record says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collector {
     /// libtorch's profiler, in this process.
     Kineto,
-    /// NVIDIA's, imported from its SQLite export.
-    Nsys,
 }
 
 /// How much is run and profiled.
@@ -118,8 +116,8 @@ impl Params {
 pub struct Row {
     pub collector: Collector,
     pub counted: Counted,
-    /// On the host's clock, the device synchronised after each pass, without a profiler; none of an nsys import.
-    pub host: Option<Passes<Samples>>,
+    /// On the host's clock, the device synchronised after each pass, without a profiler.
+    pub host: Passes<Samples>,
     /// Whether this process had been profiled before `host` was timed.
     pub profiled_before: bool,
     /// The sum of the kernels of each pass, held to the machine's roofs.
@@ -131,21 +129,21 @@ pub struct Row {
     pub matmuls: Matmuls,
     pub matmul_kernels: Vec<MatmulKernel>,
     pub outside: Tally,
-    /// Kernels whose launch the collector did not see; they are in the pass during which they ran.
+    /// Kernels whose launch the profiler did not see; they are in the pass during which they ran.
     pub launches_unseen: u64,
     /// Where the trace was written, below the report's folder.
     pub trace: Option<String>,
 }
 
 impl Row {
-    /// Without a host's clock and without a file.
-    pub fn new(params: &Params, summary: Summary) -> Result<Self> {
+    /// Without a file.
+    fn new(params: &Params, host: Passes<Samples>, profiled_before: bool, summary: Summary) -> Result<Self> {
         let sum = |work: &RangeWork, least| Samples::seconds(vec![work.seconds], least);
         Ok(Self {
-            collector: summary.collector,
+            collector: Collector::Kineto,
             counted: summary.counted,
-            host: None,
-            profiled_before: false,
+            host,
+            profiled_before,
             kernels: of_passes(params, &summary.passes, sum)?,
             passes: summary.passes,
             top_of_both: summary.top_of_both,
@@ -213,11 +211,8 @@ pub fn measure_on(params: &Params, device: Device, trace: Option<&Path>) -> Resu
         profile.save(path)?;
     }
     let counted = if device.is_cuda() { Counted::Kernels } else { Counted::Operators };
-    let summary = Summary::of(&profile.trace()?, counted, Collector::Kineto)?;
-    let mut row = Row::new(params, summary)?;
-    row.host = Some(host_times(params, &steps)?);
-    row.profiled_before = profiled_before;
-    Ok(row)
+    let summary = Summary::of(&profile.trace()?, counted)?;
+    Row::new(params, host_times(params, &steps)?, profiled_before, summary)
 }
 
 /// Whether anything was profiled in this process yet.

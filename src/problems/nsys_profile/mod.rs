@@ -1,4 +1,4 @@
-//! Profiles of a forward pass and of a training step, kernel by kernel, taken in process by Kineto or imported from nsys.
+//! Profiles of a forward pass and of a training step, kernel by kernel, taken in process by Kineto.
 
 use self::measure::NsysProfile;
 use crate::harness::problem::{Check, Measured, Problem};
@@ -8,7 +8,6 @@ pub mod checks;
 pub mod device;
 pub mod kernels;
 pub mod measure;
-pub mod nsys;
 pub mod step;
 pub mod summary;
 
@@ -18,7 +17,6 @@ pub const PROBLEM: Problem = Problem {
     checks: &[
         Check { name: "a_profiled_step_adds_up", part: "a", run: checks::a_profiled_step_adds_up },
         Check { name: "every_kernel_finds_its_range", part: "b", run: checks::every_kernel_finds_its_range },
-        Check { name: "nsys_and_kineto_agree", part: "b", run: checks::nsys_and_kineto_agree },
     ],
     measured: Some(Measured::of::<NsysProfile>()),
     answer: answer::answer,

@@ -13,6 +13,7 @@ use crate::model::{FusedAdamW, Transformer};
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::nvtx::range;
+use crate::torch::profiler::with_nvtx;
 use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 
@@ -71,6 +72,15 @@ impl<'a> ProfiledBench<'a> {
         zero_grad(self.model.parameters())?;
         Ok(Seconds { inference, training: Some([forward, backward, optimizer]) })
     }
+}
+
+/// Runs the warm-up and one step with their ranges as NVTX ranges, for nsys to record.
+pub fn step_with_nvtx(params: &Params, device: Device) -> Result<()> {
+    with_nvtx(|| {
+        let mut bench = ProfiledBench::new(params, device)?;
+        bench.warm_up()?;
+        bench.step().map(drop)
+    })
 }
 
 /// Runs `body` and waits for the device, both inside the range `name`.

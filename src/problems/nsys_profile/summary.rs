@@ -6,7 +6,6 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::kernels::{Class, Units, is_matmul_operator, short_name};
-use super::measure::Collector;
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, WARM_UP};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
 use crate::torch::trace::ranges::{Placed, Ranges, Span, covered_ns};
@@ -95,8 +94,8 @@ pub struct Attention {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Matmuls {
-    /// Operators that are one product each; none where the collector sees no operators.
-    pub operators: Option<u64>,
+    /// Operators that are one product each.
+    pub operators: u64,
     pub kernels: u64,
     /// Kernels that sum the parts of a split product.
     pub helpers: u64,
@@ -113,7 +112,6 @@ pub struct MatmulKernel {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    pub collector: Collector,
     pub counted: Counted,
     pub passes: Passes<RangeWork>,
     /// Of forward and backward pass together, what takes the most time.
@@ -134,7 +132,7 @@ const LISTED_IN_ATTENTION: usize = 5;
 
 impl Summary {
     /// Errors: a trace without the ranges of a step, with two of one, or with ranges that do not nest.
-    pub fn of(trace: &Trace, counted: Counted, collector: Collector) -> Result<Self> {
+    pub fn of(trace: &Trace, counted: Counted) -> Result<Self> {
         let ranges = Ranges::of(trace)?;
         let placed = match counted {
             Counted::Kernels => ranges.place_gpu_work(trace),
@@ -151,10 +149,9 @@ impl Summary {
         };
         let outside: Vec<&Placed> = view.placed.iter().filter(|p| !view.in_a_pass(p)).collect();
         let summary = Self {
-            collector,
             counted,
             attention: view.attention()?,
-            matmuls: view.matmuls(trace, collector),
+            matmuls: view.matmuls(trace),
             matmul_kernels: view.matmul_kernels(),
             outside: tally(&outside),
             launches_unseen: placed.iter().filter(|p| !p.launch_seen).count() as u64,
@@ -222,13 +219,12 @@ impl View<'_> {
         Ok(Attention { scores, softmax, final_matmul, products })
     }
 
-    fn matmuls(&self, trace: &Trace, collector: Collector) -> Matmuls {
+    fn matmuls(&self, trace: &Trace) -> Matmuls {
         let of_class = |class| self.within(&[INFERENCE]).iter().filter(|p| Class::of(p.event) == class).count() as u64;
         let in_pass =
             |event: &&Event| is_matmul_operator(event) && self.ranges.inside(self.ranges.at(event.start_ns), INFERENCE);
-        let operators = || trace.events.iter().filter(in_pass).count() as u64;
         Matmuls {
-            operators: (collector == Collector::Kineto).then(operators),
+            operators: trace.events.iter().filter(in_pass).count() as u64,
             kernels: of_class(Class::Matmul),
             helpers: of_class(Class::MatmulHelper),
         }
@@ -266,7 +262,7 @@ impl View<'_> {
     }
 
     fn work(&self, name: &str, spans: &[&Span], pieces: &[&Placed], listed: usize) -> Result<RangeWork> {
-        ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the collector saw nothing of it");
+        ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the profiler saw nothing of it");
         let host_s = seconds(spans.iter().map(|span| span.end_ns - span.start_ns).sum());
         let intervals = || pieces.iter().map(|p| (p.event.start_ns, p.event.end_ns()));
         let mut extents = BTreeMap::<Option<usize>, (i64, i64)>::new();

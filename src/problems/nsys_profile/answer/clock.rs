@@ -33,8 +33,8 @@ pub struct Clock {
 }
 
 /// The forward pass by the host's clock.
-fn host_s(profile: &Profiled) -> Option<f64> {
-    profile.row.host.as_ref().map(|host| stats::median(&host.inference.samples))
+fn host_s(profile: &Profiled) -> f64 {
+    stats::median(&profile.row.host.inference.samples)
 }
 
 fn timed(profile: &Profiled) -> String {
@@ -49,14 +49,11 @@ fn idle(profile: &Profiled) -> String {
 }
 
 impl Clock {
-    /// None where the host's clock timed nothing.
+    /// None of nothing.
     pub fn of(profiles: &[Profiled]) -> Option<Self> {
         let span = |profile: &Profiled| profile.inference().span_s;
-        let off = |profile: &Profiled| {
-            let ratio = span(profile) / host_s(profile)?;
-            Some(profile.number((ratio - 1.0).abs()))
-        };
-        let all: Vec<(Profiled, Quantity)> = profiles.iter().filter_map(|p| Some((*p, off(p)?))).collect();
+        let off = |profile: &Profiled| profile.number((span(profile) / host_s(profile) - 1.0).abs());
+        let all: Vec<(Profiled, Quantity)> = profiles.iter().map(|profile| (*profile, off(profile))).collect();
         let (agreeing, differing): (Vec<_>, Vec<_>) = all.iter().partition(|(_, off)| off.value() < AGREES);
         let (worst, off) = all.iter().reduce(|a, b| if b.1.value() > a.1.value() { b } else { a })?;
         let place =
@@ -109,9 +106,8 @@ pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Table {
             Some([_, backward, optimizer]) => [backward, optimizer].map(|pass| Some(profile.seconds(pass.span_s))),
             None => [None, None],
         };
-        let host = [host_s.map(|host| profile.seconds(host)), host_s.map(|host| profile.over(work.span_s, host))];
-        let [host, ratio] = host.map(Cell::from);
-        let [span, kernels] = [work.span_s, work.seconds].map(|s| Cell::from(profile.seconds(s)));
+        let ratio = profile.over(work.span_s, host_s).into();
+        let [span, host, kernels] = [work.span_s, host_s, work.seconds].map(|s| Cell::from(profile.seconds(s)));
         vec![span, host, ratio, kernels, idle.into(), backward.into(), optimizer.into()]
     });
     let setting = cases.first().map(|case| {

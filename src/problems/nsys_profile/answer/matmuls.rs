@@ -32,11 +32,8 @@ fn expected(profile: &Profiled) -> u64 {
 
 impl MatmulCounts {
     pub fn of(profiles: &[Profiled]) -> Self {
-        let call = |p: &&Profiled| p.row.matmuls.operators == Some(expected(p));
-        let run = |p: &&Profiled| {
-            let call = p.row.matmuls.operators.is_none() || call(p);
-            call && p.row.matmuls.kernels == expected(p)
-        };
+        let call = |p: &&Profiled| p.row.matmuls.operators == expected(p);
+        let run = |p: &&Profiled| call(p) && p.row.matmuls.kernels == expected(p);
         let names = |units| {
             let kernels = profiles.iter().flat_map(|profile| &profile.row.matmul_kernels);
             kernels.filter(|kernel| kernel.units == units).count()

@@ -107,7 +107,7 @@ impl Made {
         Row {
             collector: Collector::Kineto,
             counted: Counted::Kernels,
-            host: Some(times()),
+            host: times(),
             profiled_before: true,
             kernels: times(),
             passes: Passes {
@@ -125,7 +125,7 @@ impl Made {
                 final_matmul: pass([0.0; 3]),
                 products: Tally { count: 2, seconds: products },
             },
-            matmuls: Matmuls { operators: Some(self.calls), kernels: self.kernels, helpers: 0 },
+            matmuls: Matmuls { operators: self.calls, kernels: self.kernels, helpers: 0 },
             matmul_kernels: vec![MatmulKernel { name: "gemm".into(), units: self.units, count: 9 }],
             outside: Tally::default(),
             launches_unseen: 0,
