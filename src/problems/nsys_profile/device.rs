@@ -46,7 +46,8 @@ pub const CHECKS: &[DeviceCheck] = &[
         "a_step_with_nvtx_ranges_runs_without_nsys",
         "A training step runs with NVTX ranges where no nsys listens.",
         a_step_with_nvtx_ranges_runs_without_nsys,
-    ),
+    )
+    .with_kernels(&["adamw.cu"]),
 ];
 
 fn random(size: i64, device: Device) -> Result<Tensor> {
