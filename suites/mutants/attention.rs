@@ -50,8 +50,10 @@ const DIFFERENCES: &str = "flash_backward::finite_differences";
 const OFFICIAL_BACKWARD: &str = "flash_backward::official_protocol";
 const AUTOGRAD: &str = "flash_backward::backward_matches_autograd";
 
-/// The checks by name, each as it runs on the implementation with a fault, or without one.
-const CHECKS: &[(&str, fn(Option<Fault>) -> Result<Verdict>)] = &[
+/// A registered check's name, and the check of an implementation with a fault, or without one.
+type FaultyCheck = (&'static str, fn(Option<Fault>) -> Result<Verdict>);
+
+const CHECKS: &[FaultyCheck] = &[
     (FORWARD, |fault| flash_forward::forward_matches_naive(&forward_with(fault), false)),
     (CAUSAL_FORWARD, |fault| flash_forward::forward_matches_naive(&forward_with(fault), true)),
     (ADVERSARIAL, |fault| flash_forward::adversarial_inputs(&forward_with(fault), false)),

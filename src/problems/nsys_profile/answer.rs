@@ -199,7 +199,7 @@ fn example<'a>(profiles: &[Profiled<'a>]) -> Option<Profiled<'a>> {
     let contexts = || profiles.iter().map(|profile| profile.params().context_length);
     let shown = contexts().find(|context| *context == 512).or_else(|| contexts().max())?;
     let at_shown = || profiles.iter().filter(|profile| profile.params().context_length == shown);
-    at_shown().find(|profile| profile.params().size == SizeName::Xl).or(at_shown().last()).copied()
+    at_shown().find(|profile| profile.params().size == SizeName::Xl).or(at_shown().next_back()).copied()
 }
 
 fn of_class(work: &RangeWork, class: Class) -> f64 {

@@ -150,7 +150,8 @@ fn claims_follow_the_profiles() {
         assert_eq!(well.holds(id), Some(true), "{id}");
     }
     assert_eq!(well.holds("off-where-the-gpu-waits"), None, "nothing is off");
-    let ill: [(&str, fn(&mut Made)); 9] = [
+    type Spoil = fn(&mut Made);
+    let ill: [(&str, Spoil); 9] = [
         ("profile-matches-the-clock", |made| made.host = 0.5),
         ("calls-are-9L-plus-1", |made| made.calls = 108),
         ("products-are-9L-plus-1", |made| made.kernels = 120),
