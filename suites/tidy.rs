@@ -15,6 +15,8 @@ use cs336::problems::REGISTRY;
 
 #[path = "tidy/functions.rs"]
 mod functions;
+#[path = "tidy/newcomer.rs"]
+mod newcomer;
 #[path = "tidy/templates.rs"]
 mod templates;
 

@@ -74,8 +74,8 @@ fn computes(tag: &str) -> Option<char> {
 
 #[test]
 fn templates_hold_prose_and_no_program() {
-    for stem in stems("templates", "md") {
-        let name = format!("templates/{stem}.md");
+    let names = |folder: &'static str| stems(folder, "md").into_iter().map(move |stem| format!("{folder}/{stem}.md"));
+    for name in names("templates").chain(names("suites/newcomer/templates")) {
         let text = with_includes(&fs::read_to_string(root().join(&name)).unwrap());
         let tags = tags(&text);
         for word in PROGRAM {
