@@ -1,4 +1,4 @@
-//! Checks that all ranks hold the same parameters, bit by bit, as after every data-parallel step they must.
+//! Checks that all ranks hold bitwise equal parameters, as they must after every data-parallel step.
 
 use anyhow::{Context as _, Result, bail};
 use tch::{Device, Kind, Tensor};
@@ -8,7 +8,8 @@ use super::Collective;
 /// Compares every rank's parameters bit by bit, through a hash of each that is computed on its device.
 ///
 /// A collective: every rank must call it, with the same parameters in the same order. All ranks get the same answer. A
-/// change of one element always changes the hash; changes of several go unseen with a probability of about 2^-64.
+/// change of one element always changes the hash. A change of several elements is missed with a probability of about
+/// 2^-64.
 ///
 /// # Errors
 /// Names each rank that differs from rank 0 and the first parameter in which it does.
@@ -24,7 +25,7 @@ pub fn require_equal_parameters(collective: &dyn Collective, parameters: &[(Stri
     let of_ranks = of_ranks.iter().map(|hashes| Ok(Vec::<i64>::try_from(hashes.f_to_device(Device::Cpu)?)?));
     let differences = differences(&of_ranks.collect::<Result<Vec<_>>>()?, parameters);
     if !differences.is_empty() {
-        bail!("the ranks no longer agree: {}", differences.join("; "));
+        bail!("the parameters differ between ranks: {}", differences.join("; "));
     }
     Ok(())
 }
@@ -63,8 +64,8 @@ fn hash(tensor: &Tensor) -> Result<Tensor> {
     let mut sum = Tensor::f_zeros([], (Kind::Int64, tensor.device()))?;
     for start in (0..bits.size()[0]).step_by(CHUNK as usize) {
         let length = CHUNK.min(bits.size()[0] - start);
-        let places = Tensor::f_arange_start(start, start + length, (Kind::Int64, tensor.device()))?;
-        let factors = places.f_mul_scalar(2)?.f_add_scalar(1)?.f_mul_scalar(FACTOR)?;
+        let indices = Tensor::f_arange_start(start, start + length, (Kind::Int64, tensor.device()))?;
+        let factors = indices.f_mul_scalar(2)?.f_add_scalar(1)?.f_mul_scalar(FACTOR)?;
         sum =
             sum.f_add(&bits.f_narrow(0, start, length)?.f_to_kind(Kind::Int64)?.f_mul(&factors)?.f_sum(Kind::Int64)?)?;
     }
@@ -90,15 +91,15 @@ mod tests {
             assert_ne!(number(&tensor), number(&changed), "{kind:?}");
         }
         let zero = Tensor::from_slice(&[0.0f32]);
-        assert_ne!(number(&zero), number(&-zero.copy()), "the two zeros are equal, but not to the last bit");
+        assert_ne!(number(&zero), number(&-zero.copy()), "0 and -0 are equal numbers with different bits");
     }
 
     #[test]
     fn chunks_add_up_to_one_hash_and_strides_do_not_change_it() {
         let tensor = Tensor::ones([CHUNK + 3], (Kind::Uint8, Device::Cpu));
-        let places = CHUNK + 3;
+        let n = CHUNK + 3;
         // The sum of the first n odd numbers is n squared.
-        assert_eq!(number(&tensor), (places * places).wrapping_mul(FACTOR));
+        assert_eq!(number(&tensor), (n * n).wrapping_mul(FACTOR));
         let matrix = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
         assert_eq!(number(&matrix.transpose(0, 1)), number(&matrix.transpose(0, 1).contiguous()));
     }

@@ -1,4 +1,4 @@
-//! What a rank process learns from its environment, in torchrun's names or in those of srun and mpirun.
+//! Reads a rank's settings from its environment, under the names of torchrun, srun or mpirun.
 
 use std::net::{IpAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result, ensure};
 use crate::torch::gloo::{Address, Member};
 use crate::torch::store::Store;
 
-/// Who a rank is and where it meets the others.
+/// A rank's numbers, and the address of the store where it finds the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
     pub rank: usize,
     /// The rank's number on its machine, and so the number of its GPU.
     pub local_rank: usize,
     pub world_size: usize,
-    /// How many ranks this machine runs; all of them, as far as nobody says otherwise.
+    /// How many ranks this machine runs; all of them unless the launcher gives another number.
     pub local_world_size: usize,
     pub master_addr: String,
     pub master_port: u16,
@@ -32,12 +32,12 @@ pub struct Environment {
 /// c10d's own default for Gloo (`kProcessGroupDefaultTimeout`, torch 2.11: 30 minutes).
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// torchrun's own default, for launchers that know no port.
+/// torchrun's default port, for launchers that set none.
 const DEFAULT_PORT: u16 = 29500;
 
 pub(super) const LOOPBACK: &str = "127.0.0.1";
 
-/// torchrun's variable for "the launcher serves the store", which spares us guessing a port that stays free.
+/// torchrun's variable, `True` if the launcher serves the store; then no free port has to be guessed.
 pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 pub(super) const DEADLINE: &str = "CS336_DEADLINE_S";
 
@@ -52,7 +52,7 @@ struct Launcher {
 const TORCHRUN: Launcher =
     Launcher { rank: "RANK", local_rank: "LOCAL_RANK", world_size: "WORLD_SIZE", local_world_size: "LOCAL_WORLD_SIZE" };
 
-/// Asked where RANK is missing; `sbatch` sets SLURM's variables for what runs under mpirun too, so Open MPI comes first.
+/// Tried if RANK is missing. `sbatch` sets SLURM's variables under mpirun too, so Open MPI comes first.
 const OTHERS: &[Launcher] = &[
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
@@ -64,7 +64,7 @@ const OTHERS: &[Launcher] = &[
         rank: "SLURM_PROCID",
         local_rank: "SLURM_LOCALID",
         world_size: "SLURM_NTASKS",
-        // May read "4(x2)", and is then no number; see below.
+        // May be "4(x2)", which is not a number; parsed below.
         local_world_size: "SLURM_STEP_TASKS_PER_NODE",
     },
 ];
@@ -73,7 +73,7 @@ impl Environment {
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// Names the variable that is missing or makes no sense.
+    /// Names the variable that is missing or invalid.
     pub fn read() -> Result<Self> {
         Self::from(|name| std::env::var(name).ok())
     }
@@ -82,9 +82,8 @@ impl Environment {
         let of = |launcher: &&Launcher| variable(launcher.rank).is_some();
         let launcher = [&TORCHRUN].into_iter().chain(OTHERS).find(of).unwrap_or(&TORCHRUN);
         let text = |name: &str| {
-            variable(name).with_context(|| {
-                format!("{name} is not set: ranks are started by cs336 itself, or under torchrun, srun or mpirun")
-            })
+            variable(name)
+                .with_context(|| format!("{name} is not set: start ranks with cs336, torchrun, srun or mpirun"))
         };
         let number = |name: &str| parse(name, &text(name)?);
         let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
@@ -132,10 +131,10 @@ impl Environment {
         })
     }
 
-    /// Reaches the store of this run, which rank 0 serves unless its launcher does.
+    /// Connects to this run's store. Rank 0 serves it unless the launcher does.
     ///
     /// # Errors
-    /// The port is taken, or nobody serves the store within the timeout.
+    /// The port is taken, or the store cannot be reached within the timeout.
     pub fn store(&self) -> Result<Store> {
         let &Self { rank, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
         let store = match rank {
@@ -157,7 +156,7 @@ impl Environment {
     fn listen(&self) -> Result<TcpListener> {
         let (host, port) = (self.master_addr.as_str(), self.master_port);
         let mut address = self.master_ip()?;
-        // Debian's /etc/hosts gives a machine's own name the address 127.0.1.1, where no other machine reaches it.
+        // Debian's /etc/hosts gives a machine's own name the address 127.0.1.1, which other machines cannot reach.
         if address.is_loopback() && self.local_world_size < self.world_size {
             address = IpAddr::from([0, 0, 0, 0]);
         }
@@ -174,12 +173,12 @@ impl Environment {
         Ok(found.next().with_context(|| format!("MASTER_ADDR {host:?} has no address"))?.ip())
     }
 
-    /// The address of this machine on the way to rank 0's; connecting a datagram socket sends nothing.
+    /// This machine's address on the route to rank 0; connecting a datagram socket sends nothing.
     fn own_address(&self) -> Result<IpAddr> {
         let master = self.master_ip()?;
         let any: IpAddr = if master.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0u16; 8]) };
         let socket = UdpSocket::bind((any, 0)).context("looking for this machine's address")?;
-        socket.connect((master, self.master_port)).with_context(|| format!("looking for the way to {master}"))?;
+        socket.connect((master, self.master_port)).with_context(|| format!("looking for the route to {master}"))?;
         Ok(socket.local_addr()?.ip())
     }
 }
@@ -278,10 +277,13 @@ mod tests {
         let head = Environment { rank: 0, master_addr: "localhost".into(), ..base.clone() };
         assert!(head.own_address().unwrap().is_loopback());
         let store = head.store().unwrap();
-        assert!(TcpListener::bind(("127.0.0.2", port)).is_ok(), "ranks of one machine listen to that machine alone");
+        assert!(
+            TcpListener::bind(("127.0.0.2", port)).is_ok(),
+            "a store for one machine listens on its own address only"
+        );
         let error = format!("{:#}", head.store().map(drop).unwrap_err());
         assert!(error.contains(&format!("localhost:{port}")) && error.contains("in use"), "{error}");
-        base.store().unwrap().set("word", b"heard").unwrap();
-        assert_eq!(store.get("word").unwrap(), b"heard");
+        base.store().unwrap().set("key", b"value").unwrap();
+        assert_eq!(store.get("key").unwrap(), b"value");
     }
 }

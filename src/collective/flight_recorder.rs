@@ -51,7 +51,7 @@ impl FlightRecorder {
         Ok(Self { calls: AtomicU64::new(0), file: Some(file) })
     }
 
-    /// Numbers a call, from 1, and records it. `detail` is what must agree between ranks besides the operation.
+    /// Numbers a call, from 1, and records it. `detail` must agree between ranks, like the operation.
     pub fn call(&self, operation: Operation, detail: &str) -> u64 {
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         self.write(1 + sequence % CALLS, &format!("{sequence} {operation} {detail}"));
@@ -60,24 +60,24 @@ impl FlightRecorder {
 
     /// Runs `wait`, and records meanwhile that the rank waits for collective `sequence`.
     pub fn waiting<T>(&self, sequence: u64, wait: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.waits(sequence);
+        self.start_wait(sequence);
         let value = wait()?;
         // Not cleared after an error: the supervisor reports the collective in which the rank failed.
-        self.goes_on();
+        self.end_wait();
         Ok(value)
     }
 
     /// Records that the rank waits for collective `sequence`.
-    pub fn waits(&self, sequence: u64) {
+    pub fn start_wait(&self, sequence: u64) {
         self.write(0, &format!("waits {sequence}"));
     }
 
     /// Records that the rank no longer waits.
-    pub fn goes_on(&self) {
+    pub fn end_wait(&self) {
         self.write(0, "runs");
     }
 
-    /// A line that cannot be written is no error: the supervisor's report then has less detail.
+    /// A failed write is ignored: the supervisor's report then has less detail.
     fn write(&self, line: u64, text: &str) {
         let Some(file) = &self.file else { return };
         let mut bytes = [b' '; LINE];
@@ -127,7 +127,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What a rank's file says.
+/// The contents of a rank's file.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct FlightRecord {
     /// The number of the collective that the rank waits for.
@@ -151,7 +151,7 @@ impl FlightRecord {
         Self::parse(&std::fs::read(path).unwrap_or_default()).0
     }
 
-    /// What the whole lines say, and how many lines are broken.
+    /// The record of the intact lines, and the number of broken lines.
     fn parse(bytes: &[u8]) -> (Self, usize) {
         let (mut record, mut broken) = (Self::default(), 0);
         for (i, line) in bytes.chunks(LINE).enumerate() {
@@ -242,11 +242,11 @@ mod tests {
     #[test]
     fn a_half_written_line_is_ignored() {
         let (file, recorder) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 144 Float, average")]);
-        recorder.waits(1);
+        recorder.start_wait(1);
         let whole = std::fs::read(file.path()).unwrap();
         let (record, broken) = FlightRecord::parse(&whole);
         assert_eq!((record.last(), record.waits_in, broken), (2, Some(1), 0));
-        // The line of call 2 is the fourth; so much of it is the new text, and the rest as it was before.
+        // Call 2 is on the fourth line: `length` bytes of it are written, and the rest is still zero.
         for length in 1..LINE - 1 {
             let mut torn = whole.clone();
             torn[3 * LINE + length..4 * LINE].fill(0);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_line_completed_between_two_readings_is_read() {
-        let (file, _flight) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 4 Float, sum")]);
+        let (file, _recorder) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 4 Float, sum")]);
         let whole = std::fs::read(file.path()).unwrap();
         let at = (3 * LINE) as u64;
         let writer = file.reopen().unwrap();

@@ -17,13 +17,13 @@ pub struct Gloo {
     rank: usize,
     world_size: usize,
     patience: Duration,
-    flight: Arc<FlightRecorder>,
+    recorder: Arc<FlightRecorder>,
     timeline: Timeline,
     /// Locked while an operation enters the group's queue, not while it is waited for.
     group: Mutex<ProcessGroup>,
 }
 
-/// The group itself gives up a late collective first: its message names the peer that it waited for.
+/// Added to the group's own timeout, so that the group's error comes first: it names the late peer.
 const EXTRA_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gloo {
@@ -35,24 +35,24 @@ impl Gloo {
         let &Member { rank, world_size, timeout, .. } = member;
         let group = Mutex::new(ProcessGroup::connect(store, member)?);
         let patience = timeout + EXTRA_PATIENCE;
-        let flight = Arc::new(FlightRecorder::open()?);
-        Ok(Self { rank, world_size, patience, flight, timeline: Timeline::new(Device::Cpu), group })
+        let recorder = Arc::new(FlightRecorder::open()?);
+        Ok(Self { rank, world_size, patience, recorder, timeline: Timeline::new(Device::Cpu), group })
     }
 
-    /// Puts one collective over the whole of `tensors` (none for a barrier) into the group's queue.
+    /// Enqueues one collective over the whole of `tensors` (none for a barrier).
     fn start(
         &self,
         operation: Operation,
         tensors: &[Tensor],
         how: &str,
-        enter: impl FnOnce(&ProcessGroup) -> Result<gloo::Work>,
+        enqueue: impl FnOnce(&ProcessGroup) -> Result<gloo::Work>,
     ) -> Result<Pending> {
         // Locked over both lines, so that calls are numbered in the order of the queue.
         let group: MutexGuard<_> = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         let detail = detail_of(tensors, how);
-        let sequence = self.flight.call(operation, &detail);
+        let sequence = self.recorder.call(operation, &detail);
         let launched = Instant::now();
-        let work = enter(&group).with_context(|| name(operation, sequence, &detail))?;
+        let work = enqueue(&group).with_context(|| name(operation, sequence, &detail))?;
         let ended = Arc::new(OnceLock::new());
         if self.timeline.is_on() {
             let bytes = bytes_of(tensors)?;
@@ -66,8 +66,8 @@ impl Gloo {
                 })?;
             }
         }
-        let (patience, flight) = (self.patience, self.flight.clone());
-        Ok(Pending { work, operation, sequence, detail, patience, flight, ended })
+        let (patience, recorder) = (self.patience, self.recorder.clone());
+        Ok(Pending { work, operation, sequence, detail, patience, recorder, ended })
     }
 }
 
@@ -77,15 +77,15 @@ struct Pending {
     sequence: u64,
     detail: String,
     patience: Duration,
-    flight: Arc<FlightRecorder>,
+    recorder: Arc<FlightRecorder>,
     ended: Arc<OnceLock<Instant>>,
 }
 
 impl Work for Pending {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        let Self { work, operation, sequence, detail, patience, flight, ended } = &mut *self;
-        flight.waiting(*sequence, || work.wait(*patience)).with_context(|| name(*operation, *sequence, detail))?;
-        // What was seen to end earlier keeps its moment.
+        let Self { work, operation, sequence, detail, patience, recorder, ended } = &mut *self;
+        recorder.waiting(*sequence, || work.wait(*patience)).with_context(|| name(*operation, *sequence, detail))?;
+        // A time that the callback has set stays.
         let _ = ended.set(Instant::now());
         Ok(())
     }
@@ -114,31 +114,31 @@ impl Collective for Gloo {
 
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
         let tensors = detached(tensors)?;
-        let enter = |group: &ProcessGroup| group.all_reduce_async(&tensors, reduce_op(op));
-        Ok(Box::new(self.start(Operation::AllReduce, &tensors, op.detail(), enter)?))
+        let enqueue = |group: &ProcessGroup| group.all_reduce_async(&tensors, reduce_op(op));
+        Ok(Box::new(self.start(Operation::AllReduce, &tensors, op.detail(), enqueue)?))
     }
 
     fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
         let tensor = tensor.f_detach()?;
-        let enter = |group: &ProcessGroup| group.broadcast_async(&tensor, root);
+        let enqueue = |group: &ProcessGroup| group.broadcast_async(&tensor, root);
         Ok(Box::new(self.start(
             Operation::Broadcast,
             std::slice::from_ref(&tensor),
             &format!(" from rank {root}"),
-            enter,
+            enqueue,
         )?))
     }
 
     fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
         let (outputs, inputs) = (detached(outputs)?, detached(inputs)?);
-        let enter = |group: &ProcessGroup| group.all_gather_async(&outputs, &inputs);
-        Ok(Box::new(self.start(Operation::AllGather, &outputs, "", enter)?))
+        let enqueue = |group: &ProcessGroup| group.all_gather_async(&outputs, &inputs);
+        Ok(Box::new(self.start(Operation::AllGather, &outputs, "", enqueue)?))
     }
 
     fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
         let (outputs, inputs) = (detached(outputs)?, detached(inputs)?);
-        let enter = |group: &ProcessGroup| group.reduce_scatter_async(&outputs, &inputs, reduce_op(op));
-        Ok(Box::new(self.start(Operation::ReduceScatter, &inputs, op.detail(), enter)?))
+        let enqueue = |group: &ProcessGroup| group.reduce_scatter_async(&outputs, &inputs, reduce_op(op));
+        Ok(Box::new(self.start(Operation::ReduceScatter, &inputs, op.detail(), enqueue)?))
     }
 
     fn barrier(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What the ranks of one run say to each other: the [`Collective`] trait, its backends, and the launcher of rank processes.
+//! Collective communication: the [`Collective`] trait, its backends, and the launcher of rank processes.
 
 use std::fmt;
 use std::slice::from_ref;
@@ -23,7 +23,7 @@ mod watchdog;
 
 use timeline::Timeline;
 
-/// A collective that strategies, hooks and rank tasks share; a hook fires on a thread of libtorch's, hence `Arc`.
+/// A collective that strategies, hooks and rank tasks share; a hook may run on a thread of libtorch, hence `Arc`.
 pub type Shared = Arc<dyn Collective>;
 
 /// How a reduction combines the ranks' values, element by element.
@@ -57,9 +57,9 @@ pub enum Operation {
 /// The collective operations of one process group; every rank must make the same calls in the same order.
 ///
 /// Shapes and dtypes (fp32, bf16, fp16, int64) must agree on all ranks; tensors must be dense and contiguous, and on
-/// [`Collective::device`]. A tensor that requires a gradient goes in detached. An operation under way keeps its tensors
-/// alive; leave them alone until its work has been waited for. An error carries the backend's own words, and after one
-/// the group is of no further use.
+/// [`Collective::device`]. Pass a tensor that requires a gradient detached. An operation under way keeps its tensors
+/// alive; do not use them until its work has been waited for. An error contains the backend's message, and after it the
+/// group cannot be used.
 pub trait Collective: Send + Sync {
     /// The backend's name: "gloo" or "nccl".
     fn backend(&self) -> &'static str;
@@ -72,8 +72,8 @@ pub trait Collective: Send + Sync {
 
     fn world_size(&self) -> usize;
 
-    /// Starts combining each of `tensors` in place over all ranks; as of every coalesced operation, the tensors are of
-    /// one dtype, each is for itself, and all of them are one call with one wait.
+    /// Starts reducing each of `tensors` in place over all ranks. In every coalesced operation the tensors have one
+    /// dtype, each is handled on its own, and together they are one call with one wait.
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
 
     /// Starts replacing `tensor` in place by rank `root`'s values.
@@ -143,8 +143,8 @@ pub trait Collective: Send + Sync {
 
 /// An operation under way. Dropping it does not cancel anything: the tensors stay in use until the group is done.
 pub trait Work: Send {
-    /// On the CPU, returns when the tensors are settled. On CUDA, makes what this thread launches from now on wait for
-    /// that, and the host goes on.
+    /// On the CPU, returns when the tensors are ready. On CUDA, returns at once: later launches of this thread wait for
+    /// the tensors on the device.
     fn wait(self: Box<Self>) -> Result<()>;
 }
 
@@ -162,12 +162,12 @@ impl FromStr for Backend {
 
     fn from_str(name: &str) -> Result<Self> {
         let known = [Self::Gloo, Self::Nccl].into_iter().find(|backend| backend.name() == name);
-        known.with_context(|| format!("no backend {name:?}; there are: gloo, nccl"))
+        known.with_context(|| format!("there is no backend {name:?}: use gloo or nccl"))
     }
 }
 
 impl Operation {
-    /// As the call is named.
+    /// PyTorch's name of the operation.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -185,7 +185,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What must agree between ranks of one call, beside the operation: as errors name it.
+/// What must agree between the ranks of a call besides the operation, as error messages name it.
 fn detail_of(tensors: &[Tensor], how: &str) -> String {
     let elements: usize = tensors.iter().map(Tensor::numel).sum();
     match tensors {

@@ -35,13 +35,13 @@ pub const NVLS: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 /// ends the process.
 const BLOCKING: &str = "CS336_NCCL_BLOCKING";
 
-/// An NCCL communicator and what is under way in it.
+/// An NCCL communicator and its collectives under way.
 pub struct Nccl {
     rank: usize,
     world_size: usize,
     device: Device,
     timeline: Timeline,
-    flight: Arc<FlightRecorder>,
+    recorder: Arc<FlightRecorder>,
     /// Locked while a collective is launched, so that calls are numbered in the order of the stream.
     stream: Mutex<CommunicationStream>,
     communicator: Arc<Communicator>,
@@ -59,7 +59,7 @@ struct CommunicationStream {
 /// How long a barrier polls without sleeping. A sleep ends up to 70 us late on a single rank, and what follows is timed.
 const SPIN: Duration = Duration::from_millis(2);
 
-/// The version of the NCCL that is found here, as "2.28.9".
+/// The version of the NCCL library that is loaded, as "2.28.9".
 ///
 /// Errors: [`crate::error::Fault::NotAvailable`].
 pub fn version() -> Result<String> {
@@ -82,13 +82,13 @@ impl Nccl {
         let id = exchange(store, rank, || library::Api::get()?.unique_id())?;
         let is_blocking = std::env::var(BLOCKING).map_or(true, |value| value != "0");
         let communicator = Communicator::form(Membership { id, rank, world_size, device, timeout }, is_blocking)?;
-        let (communicator, flight) = (Arc::new(communicator), Arc::new(FlightRecorder::open()?));
+        let (communicator, recorder) = (Arc::new(communicator), Arc::new(FlightRecorder::open()?));
         let under_way = Arc::new(UnderWay::default());
-        let guard = Guard::start(communicator.clone(), under_way.clone(), flight.clone(), rank, timeout)?;
+        let guard = Guard::start(communicator.clone(), under_way.clone(), recorder.clone(), rank, timeout)?;
         let stream = Stream::new(device)?;
         let (ready, timeline) = (stream.event(false)?, Timeline::new(device));
         let stream = Mutex::new(CommunicationStream { ready, stream });
-        Ok(Self { rank, world_size, device, timeline, flight, stream, communicator, under_way, guard })
+        Ok(Self { rank, world_size, device, timeline, recorder, stream, communicator, under_way, guard })
     }
 
     /// Launches `requests` as one collective over the whole of `tensors`; `held` are all the tensors they touch.
@@ -105,7 +105,7 @@ impl Nccl {
         let CommunicationStream { stream, ready } = &*stream;
         self.under_way.release_done()?;
         let detail = detail_of(tensors, how);
-        let sequence = self.flight.call(operation, &detail);
+        let sequence = self.recorder.call(operation, &detail);
         let name = format!("{operation} {sequence} {detail}").trim_end().to_string();
         let launched = Instant::now();
         let launch = || -> Result<_> {
@@ -136,7 +136,7 @@ impl Nccl {
     }
 
     /// Checks that each of `wholes` has `world_size` times the elements of its counterpart in `shares`.
-    fn shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
+    fn check_shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
         ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
         ensure!(!wholes.is_empty(), "no tensors");
         for (whole, share) in wholes.iter().zip(shares) {
@@ -150,7 +150,7 @@ impl Nccl {
     }
 }
 
-/// The unique id that rank 0 makes, at every rank.
+/// Returns, at every rank, the unique id that rank 0 makes.
 fn exchange(store: &Store, rank: usize, make: impl FnOnce() -> Result<[u8; 128]>) -> Result<[u8; 128]> {
     const KEY: &str = "nccl/id";
     if rank == 0 {
@@ -162,7 +162,7 @@ fn exchange(store: &Store, rank: usize, make: impl FnOnce() -> Result<[u8; 128]>
     id.as_slice().try_into().with_context(|| format!("rank 0's NCCL id has {} bytes, not 128", id.len()))
 }
 
-fn averages(op: Op, tensor: &Tensor) -> Result<()> {
+fn check_average(op: Op, tensor: &Tensor) -> Result<()> {
     ensure!(
         op == Op::Sum || tensor.kind() != Kind::Int64,
         "average of {:?} tensors: averages need floating point",
@@ -201,7 +201,7 @@ impl Collective for Nccl {
 
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
         ensure!(!tensors.is_empty(), "all-reduce of no tensors");
-        tensors.iter().try_for_each(|tensor| averages(op, tensor))?;
+        tensors.iter().try_for_each(|tensor| check_average(op, tensor))?;
         let held = tensors.iter().map(Tensor::shallow_clone).collect();
         let requests: Vec<_> = tensors.iter().map(|tensor| Request::AllReduce { tensor, op }).collect();
         Ok(Box::new(self.start(Operation::AllReduce, tensors, op.detail(), &requests, held)?))
@@ -215,7 +215,7 @@ impl Collective for Nccl {
     }
 
     fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
-        self.shares(outputs, inputs).context("all_gather")?;
+        self.check_shares(outputs, inputs).context("all_gather")?;
         let pairs = outputs.iter().zip(inputs);
         let requests: Vec<_> = pairs.map(|(output, input)| Request::AllGather { output, input }).collect();
         let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
@@ -223,8 +223,8 @@ impl Collective for Nccl {
     }
 
     fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        self.shares(inputs, outputs).context("reduce_scatter")?;
-        inputs.iter().try_for_each(|input| averages(op, input))?;
+        self.check_shares(inputs, outputs).context("reduce_scatter")?;
+        inputs.iter().try_for_each(|input| check_average(op, input))?;
         let pairs = outputs.iter().zip(inputs);
         let requests: Vec<_> = pairs.map(|(output, input)| Request::ReduceScatter { output, input, op }).collect();
         let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
@@ -255,9 +255,9 @@ impl Drop for Nccl {
     fn drop(&mut self) {
         // The guard stays until the communicator is gone: a peer may be lost now as well, and in NCCL's default mode
         // the calls below return only when every rank has made them.
-        let quiet = torch::stream::synchronize(self.device);
+        let idle = torch::stream::synchronize(self.device);
         self.guard.expect_end();
-        if let Err(error) = quiet.and_then(|()| self.communicator.finalize()) {
+        if let Err(error) = idle.and_then(|()| self.communicator.finalize()) {
             eprintln!("cs336: rank {}: {error:#}", self.rank);
             self.communicator.abort(Duration::ZERO);
         }
@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn an_average_of_integers_is_refused_and_the_version_has_dots() {
         let whole = Tensor::from_slice(&[1i64]);
-        assert!(averages(Op::Average, &whole).unwrap_err().to_string().contains("Int64"));
-        assert!(averages(Op::Sum, &whole).is_ok());
+        assert!(check_average(Op::Average, &whole).unwrap_err().to_string().contains("Int64"));
+        assert!(check_average(Op::Sum, &whole).is_ok());
         assert!(version().unwrap().starts_with("2."), "{:?}", version());
     }
 }

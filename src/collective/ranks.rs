@@ -1,4 +1,4 @@
-//! Rank processes: one a rank, the same program re-executed under torchrun's environment contract.
+//! Rank processes: each rank runs this program again, with torchrun's environment variables.
 //!
 //! A process per rank, because libtorch's autograd engine, allocator and random generator belong to a process, and
 //! because a crash then ends one rank and not its supervisor.
@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
 use super::flight_recorder::FLIGHT_RECORD;
 use super::nccl::{self, NVLS};
-use super::supervisor::{Rank, Terms, supervise};
+use super::supervisor::{Rank, StopConditions, supervise};
 use super::{Backend, Shared};
 use crate::error::Fault;
 use crate::torch;
@@ -39,26 +39,26 @@ pub struct Launch<'a> {
     /// How long ranks may wait in a collective for one that does nothing; ranks that work have until the deadline.
     pub patience: Duration,
     pub backend: Backend,
-    /// Whether somebody wants the run ended; asked again and again while it goes on.
+    /// Whether the user has interrupted the run; polled while it runs.
     pub interrupted: fn() -> bool,
 }
 
-/// A rank that takes no processor time for so long, while others wait for it, will hardly come.
+/// A rank that uses no processor time for this long while others wait for it is considered stalled.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl<'a> Launch<'a> {
-    /// Ranks that talk over Gloo; `Launch { backend: Backend::Nccl, ..Launch::new(..) }` for others.
+    /// Ranks that communicate over Gloo; `Launch { backend: Backend::Nccl, ..Launch::new(..) }` for others.
     pub fn new(task: &'a str, world_size: usize, deadline: Duration) -> Self {
         Self { task, world_size, deadline, patience: PATIENCE, backend: Backend::Gloo, interrupted: || false }
     }
 }
 
-/// Beyond this a launch is a mistake (or a hostile case file), not a run on one machine.
+/// The most ranks of a launch; a larger number is a mistake or a hostile case file.
 pub const MAX_WORLD_SIZE: usize = 16;
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names the `cs336` program to re-execute; the first call of a process decides.
+/// Sets the `cs336` program to re-execute; only the first call of a process has an effect.
 pub fn set_program(program: PathBuf) {
     PROGRAM.get_or_init(|| program);
 }
@@ -89,7 +89,7 @@ pub fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<
     run_ranks(program, launch, input).with_context(|| format!("task {} on {world_size} ranks", launch.task))
 }
 
-/// NCCL needs a GPU a rank. Known here, it is a typed fault; from a rank only its words would come back.
+/// NCCL needs one GPU for each rank. Checked here, a missing GPU is a typed fault; a rank could return only a message.
 fn require_devices(launch: &Launch) -> Result<()> {
     if launch.backend == Backend::Gloo {
         return Ok(());
@@ -110,14 +110,14 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
     let rank = |rank: usize| -> Result<Rank> {
         let mut command = Command::new(program);
         command.arg("rank").arg("--task").arg(launch.task).arg("--backend").arg(launch.backend.name());
-        let flight = folder.path().join(format!("rank{rank}.flight"));
-        File::create(&flight).with_context(|| format!("making a file for the notes of rank {rank}"))?;
-        command.envs(environment_of(rank, launch, port)).env(FLIGHT_RECORD, &flight);
-        Ok(Rank { command, flight })
+        let flight_record = folder.path().join(format!("rank{rank}.flight"));
+        File::create(&flight_record).with_context(|| format!("creating the flight record of rank {rank}"))?;
+        command.envs(environment_of(rank, launch, port)).env(FLIGHT_RECORD, &flight_record);
+        Ok(Rank { command, flight_record })
     };
     let ranks = (0..launch.world_size).map(rank).collect::<Result<Vec<_>>>()?;
     let &Launch { deadline, patience, interrupted, .. } = launch;
-    let replies = supervise(ranks, input, Terms { deadline, patience, interrupted })?;
+    let replies = supervise(ranks, input, StopConditions { deadline, patience, interrupted })?;
     replies.into_iter().enumerate().map(|(rank, reply)| read_reply(rank, reply)).collect()
 }
 
@@ -138,7 +138,7 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         (AGENT_STORE, "True".into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
     ];
-    // As torchrun does: ranks that each start a thread a core only get in each other's way.
+    // As torchrun does: if every rank started one thread for each core, the ranks would slow each other down.
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::collective::environment::LOOPBACK;
 
-    /// More than anything here takes.
+    /// Longer than any wait in these tests.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environment {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// Both ranks' outcomes of `body`, each on a thread with a connection of its own.
-    fn two<T: Send>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; 2] {
+    fn on_two_ranks<T: Send>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; 2] {
         let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = Store::serve(listener, timeout).unwrap();
@@ -111,8 +111,9 @@ mod tests {
 
     #[test]
     fn ranks_with_different_world_sizes_are_refused() {
-        let outcomes =
-            two(PATIENCE, |rank, store| check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo));
+        let outcomes = on_two_ranks(PATIENCE, |rank, store| {
+            check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo)
+        });
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains(&format!("rank {rank} has WORLD_SIZE {}", 2 + rank)), "{error}");
@@ -124,7 +125,7 @@ mod tests {
         let timeout = Duration::from_millis(600);
         let store = || Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), timeout).unwrap();
         for rank in [0, 1] {
-            // The other rank has checked in already, so that no thread has to be in time.
+            // The other rank has checked in already, so that the test does not depend on thread timing.
             let (store, other) = (store(), 1 - rank);
             store.set(&present(other), b"WORLD_SIZE 3 and backend gloo").unwrap();
             let outcome = check_in(&environment(rank, 3, timeout), &store, Backend::Gloo);
@@ -138,8 +139,9 @@ mod tests {
 
     #[test]
     fn rank_0_gathers_every_result_in_rank_order() {
-        let results =
-            two(PATIENCE, |rank, store| gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap());
+        let results = on_two_ranks(PATIENCE, |rank, store| {
+            gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap()
+        });
         assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);
     }
 }

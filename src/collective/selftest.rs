@@ -1,7 +1,8 @@
-//! A rank task that holds every collective to its values, its order against computation and its log, and times 1 MB.
+//! A rank task that checks each collective's values, its order relative to computation and its timeline, and times an
+//! all-reduce of 1 MB.
 //!
-//! Written for NCCL on two GPUs or more (`cs336 launch --task nccl_selftest --backend nccl --world-size 2`); Gloo passes
-//! it as well, which is how a machine without a GPU knows that the task itself is right.
+//! Written for NCCL on two GPUs or more (`cs336 launch --task nccl_selftest --backend nccl --world-size 2`). Gloo
+//! passes it too, so the task itself is tested on machines without a GPU.
 
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ pub const TASK: RankTask = RankTask { name: "nccl_selftest", run };
 
 const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Int64];
 
-/// The size whose time is all latency, and how often it is timed.
+/// A size at which latency dominates, and how often it is timed.
 const LATENCY_BYTES: i64 = 1_000_000;
 const LATENCY_RUNS: usize = 50;
 
@@ -29,11 +30,11 @@ fn run(collective: &Shared, _input: Value) -> Result<Value> {
         reductions(group, kind).with_context(|| format!("{kind:?}"))?;
         movements(group, kind).with_context(|| format!("{kind:?}"))?;
     }
-    several_at_once(group)?;
-    order_against_computation(group)?;
-    memory_stays_while_it_is_used(group)?;
+    coalesced_operations(group)?;
+    order_relative_to_computation(group)?;
+    memory_is_kept_while_it_is_used(group)?;
     unequal_parameters_are_found(group)?;
-    the_log_tells_what_happened(group)?;
+    the_timeline_matches_the_calls(group)?;
     let seconds = latency(group)?;
     Ok(json!({ "backend": group.backend(), "device": format!("{:?}", group.device()), "all_reduce_1mb_s": seconds }))
 }
@@ -47,12 +48,12 @@ fn reductions(group: &dyn Collective, kind: Kind) -> Result<()> {
         let sum = (n * (n + 1) / 2) as f64 / divisor;
         let tensor = full(group, &[3, 5], rank + 1, kind)?;
         group.all_reduce(&tensor, op)?;
-        holds(&tensor, &[sum; 15]).with_context(|| format!("all_reduce, {op:?}"))?;
+        require_values(&tensor, &[sum; 15]).with_context(|| format!("all_reduce, {op:?}"))?;
         let rows: Vec<Tensor> =
             (0..n).map(|row| full(group, &[1, 2], (rank + 1) * (row + 1), kind)).collect::<Result<_>>()?;
         let share = group.reduce_scatter(&Tensor::f_cat(&rows, 0)?, op)?;
         ensure!(share.size() == [1, 2], "reduce_scatter gave the shape {:?}", share.size());
-        holds(&share, &[sum * (rank + 1) as f64; 2]).with_context(|| format!("reduce_scatter, {op:?}"))?;
+        require_values(&share, &[sum * (rank + 1) as f64; 2]).with_context(|| format!("reduce_scatter, {op:?}"))?;
     }
     Ok(())
 }
@@ -62,24 +63,24 @@ fn movements(group: &dyn Collective, kind: Kind) -> Result<()> {
     for root in 0..n {
         let tensor = full(group, &[7], rank + 1, kind)?;
         group.broadcast(&tensor, root as usize)?;
-        holds(&tensor, &[(root + 1) as f64; 7]).with_context(|| format!("broadcast from rank {root}"))?;
+        require_values(&tensor, &[(root + 1) as f64; 7]).with_context(|| format!("broadcast from rank {root}"))?;
     }
     let gathered = group.all_gather(&full(group, &[2], rank + 1, kind)?)?;
     for (of, tensor) in gathered.iter().enumerate() {
-        holds(tensor, &[of as f64 + 1.0; 2]).with_context(|| format!("all_gather of rank {of}"))?;
+        require_values(tensor, &[of as f64 + 1.0; 2]).with_context(|| format!("all_gather of rank {of}"))?;
     }
     group.barrier()
 }
 
-fn several_at_once(group: &dyn Collective) -> Result<()> {
+fn coalesced_operations(group: &dyn Collective) -> Result<()> {
     let (rank, n) = (group.rank() as i64, group.world_size() as i64);
     let tensors = (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>()?;
     group.all_reduce_coalesced_async(&tensors, Op::Sum)?.wait()?;
     for (i, tensor) in (1i64..).zip(&tensors) {
         let expected = (i * n * (n + 1) / 2) as f64;
-        holds(tensor, &vec![expected; i as usize]).context("several tensors at once")?;
+        require_values(tensor, &vec![expected; i as usize]).context("several tensors at once")?;
     }
-    // Each rank's rows hold its number from 1 on, times the tensor's; gathered, and reduced, they are n times that.
+    // Rank r's tensor i holds i * (r + 1). All ranks gather the same tensors, so that the sum is n times as large.
     let zeros = |rows: i64| full(group, &[rows], 0, Kind::Float);
     let mine = (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>()?;
     let wholes = (1..=4).map(|i| zeros(i * n)).collect::<Result<Vec<_>>>()?;
@@ -88,15 +89,15 @@ fn several_at_once(group: &dyn Collective) -> Result<()> {
     group.reduce_scatter_coalesced_async(&shares, &wholes, Op::Sum)?.wait()?;
     for (i, (whole, share)) in (1i64..).zip(wholes.iter().zip(&shares)) {
         let gathered: Vec<f64> = (1..=n).flat_map(|of| vec![(i * of) as f64; i as usize]).collect();
-        holds(whole, &gathered).context("several tensors gathered at once")?;
+        require_values(whole, &gathered).context("several tensors gathered at once")?;
         let reduced = vec![(i * (rank + 1) * n) as f64; i as usize];
-        holds(share, &reduced).context("several tensors reduced and scattered at once")?;
+        require_values(share, &reduced).context("several tensors reduced and scattered at once")?;
     }
     Ok(())
 }
 
-/// What was launched before a collective comes before it, and what is launched after its wait comes after it.
-fn order_against_computation(group: &dyn Collective) -> Result<()> {
+/// A collective runs after earlier launches, and launches after its wait run after it.
+fn order_relative_to_computation(group: &dyn Collective) -> Result<()> {
     let (n, width) = (group.world_size() as f64, if group.device() == Device::Cpu { 256 } else { 4096 });
     let ones = Tensor::f_ones([width, width], (Kind::Float, group.device()))?;
     for _ in 0..5 {
@@ -110,8 +111,8 @@ fn order_against_computation(group: &dyn Collective) -> Result<()> {
     Ok(())
 }
 
-/// Tensors that are dropped at once still belong to their collective.
-fn memory_stays_while_it_is_used(group: &dyn Collective) -> Result<()> {
+/// A collective keeps its tensors' memory although the caller drops them.
+fn memory_is_kept_while_it_is_used(group: &dyn Collective) -> Result<()> {
     let (rank, n) = (group.rank() as i64, group.world_size() as i64);
     let (rows, mut gathers) = (1 << 18, Vec::new());
     for _ in 0..8 {
@@ -126,7 +127,7 @@ fn memory_stays_while_it_is_used(group: &dyn Collective) -> Result<()> {
         let wrong = (0..n).filter(|&of| {
             output.get(of).f_ne(of + 1).and_then(|ne| ne.f_any()).is_ok_and(|any| any.int64_value(&[]) != 0)
         });
-        ensure!(wrong.count() == 0, "a collective read memory that it no longer had");
+        ensure!(wrong.count() == 0, "a collective read memory that had been freed");
     }
     Ok(())
 }
@@ -144,13 +145,13 @@ fn unequal_parameters_are_found(group: &dyn Collective) -> Result<()> {
         return Ok(());
     }
     let unequal: Result<[_; 2]> = named(if group.rank() == last { 3 } else { 2 });
-    let words =
+    let message =
         require_equal_parameters(group, &unequal?).err().context("unequal parameters passed as equal")?.to_string();
-    ensure!(words.contains(&format!("rank {last} differs from rank 0 in odd")), "{words}");
+    ensure!(message.contains(&format!("rank {last} differs from rank 0 in odd")), "{message}");
     Ok(())
 }
 
-fn the_log_tells_what_happened(group: &dyn Collective) -> Result<()> {
+fn the_timeline_matches_the_calls(group: &dyn Collective) -> Result<()> {
     let tensor = full(group, &[1 << 16], 1, Kind::Float)?;
     group.barrier()?;
     group.timeline().start()?;
@@ -197,8 +198,8 @@ fn full(group: &dyn Collective, shape: &[i64], value: i64, kind: Kind) -> Result
     Ok(Tensor::f_full(shape, value, (kind, group.device()))?)
 }
 
-fn holds(tensor: &Tensor, expected: &[f64]) -> Result<()> {
+fn require_values(tensor: &Tensor, expected: &[f64]) -> Result<()> {
     let values = Vec::<f64>::try_from(tensor.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?.f_view([-1])?)?;
-    ensure!(values == expected, "it gave {values:?}, not {expected:?}");
+    ensure!(values == expected, "the values are {values:?}, not {expected:?}");
     Ok(())
 }

@@ -11,46 +11,46 @@ use super::watchdog::Watchdog;
 use crate::process::{ChildProcess, Death, Event, after, wait_for_any};
 use crate::units::human_seconds;
 
-/// One rank's command, and the file that takes its notes.
+/// One rank's command, and the file of its flight record.
 pub struct Rank {
     pub command: Command,
-    pub flight: PathBuf,
+    pub flight_record: PathBuf,
 }
 
-/// When a run is ended though no rank has failed.
+/// When to end a run although no rank has failed.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
+pub struct StopConditions {
     /// From start to the last rank's exit.
     pub deadline: Duration,
     /// How long ranks may wait in a collective for one that does nothing.
     pub patience: Duration,
-    /// Whether somebody wants the run ended, by Ctrl-C for instance.
+    /// Whether the user has interrupted the run, for instance with Ctrl-C.
     pub interrupted: fn() -> bool,
 }
 
 /// How often the supervisor looks at ranks that neither print nor reply.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How often the ranks' notes are read: seldom enough to take nothing from a benchmark.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often the flight records are read: rarely enough not to slow a benchmark down.
+const READ_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A dying rank's connections close before its process can be waited for, so the first to be seen failing may be a
-/// victim. Whoever else fails on its own within this time is named as well.
+/// A dying rank's connections close before its exit is seen, so the first failure seen may be caused by another rank.
+/// Ranks that fail within this time are named as well.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// Starts every rank, sends it `input`, and waits until all have exited with success; gives back each rank's reply, a line
 /// of JSON, where it gave one.
 ///
 /// # Errors
-/// Names each rank that failed on its own (or still ran at the deadline), with its exit status, its last output and the
-/// collective that it was in; or the rank that stalls, or the collective that the ranks call each in its own way. Every
-/// process has been killed and reaped by then.
-pub fn supervise(ranks: Vec<Rank>, input: &Value, terms: Terms) -> Result<Vec<Option<String>>> {
+/// Names each rank that failed on its own (or still ran at the deadline), with its exit status, its last output and its
+/// collective; or the stalled rank, or the collective on which the ranks disagree. Every process has been killed and
+/// reaped by then.
+pub fn supervise(ranks: Vec<Rank>, input: &Value, conditions: StopConditions) -> Result<Vec<Option<String>>> {
     let started = Instant::now();
     let mut running = Running::start(ranks, input)?;
-    let processes = running.ranks.iter().map(|rank| (rank.process.id(), rank.flight.clone()));
-    let mut watch = Watchdog::new(processes, terms.patience);
-    let mut looked = Instant::now();
+    let processes = running.ranks.iter().map(|rank| (rank.process.id(), rank.flight_record.clone()));
+    let mut watch = Watchdog::new(processes, conditions.patience);
+    let mut last_read = Instant::now();
     loop {
         let mut failed = running.poll();
         if !failed.is_empty() {
@@ -59,29 +59,29 @@ pub fn supervise(ranks: Vec<Rank>, input: &Value, terms: Terms) -> Result<Vec<Op
                 running.wait();
                 failed.extend(running.poll());
             }
-            running.look(&mut watch);
-            // A rank that failed while it waited for another is likely to be that one's victim.
+            running.update(&mut watch);
+            // A rank that failed while it waited for another probably failed because of it, so it is named last.
             failed.sort_by_key(|&rank| watch.is_waiting(rank));
-            return Err(running.fault(&watch, vec![watch.disagreement().or(watch.holds_up())], &failed));
+            return Err(running.fault(&watch, vec![watch.disagreement().or(watch.delay())], &failed));
         }
         if running.all_done() {
-            running.look(&mut watch);
-            // NCCL may let ranks end well that called different things, with values that are nobody's.
+            running.update(&mut watch);
+            // With NCCL, ranks that called different collectives may all exit with success, but with wrong values.
             return match watch.disagreement() {
                 Some(fault) => Err(running.fault(&watch, vec![Some(fault)], &[])),
                 None => Ok(running.ranks.iter_mut().map(|rank| rank.reply.take()).collect()),
             };
         }
-        let deadline = (started.elapsed() >= terms.deadline)
-            .then(|| format!("the deadline of {} passed", human_seconds(terms.deadline.as_secs_f64())));
-        if let Some(end) = deadline.or_else(|| (terms.interrupted)().then(|| "interrupted".to_string())) {
-            running.look(&mut watch);
+        let deadline = (started.elapsed() >= conditions.deadline)
+            .then(|| format!("the deadline of {} passed", human_seconds(conditions.deadline.as_secs_f64())));
+        if let Some(end) = deadline.or_else(|| (conditions.interrupted)().then(|| "interrupted".to_string())) {
+            running.update(&mut watch);
             let late = running.unfinished();
-            return Err(running.fault(&watch, vec![Some(end), watch.disagreement().or(watch.holds_up())], &late));
+            return Err(running.fault(&watch, vec![Some(end), watch.disagreement().or(watch.delay())], &late));
         }
-        if looked.elapsed() >= LOOK {
-            looked = Instant::now();
-            running.look(&mut watch);
+        if last_read.elapsed() >= READ_INTERVAL {
+            last_read = Instant::now();
+            running.update(&mut watch);
             if let Some(fault) = watch.fault() {
                 return Err(running.fault(&watch, vec![Some(fault)], &[]));
             }
@@ -92,12 +92,12 @@ pub fn supervise(ranks: Vec<Rank>, input: &Value, terms: Terms) -> Result<Vec<Op
 
 struct Started {
     process: ChildProcess,
-    flight: PathBuf,
+    flight_record: PathBuf,
     reply: Option<String>,
     death: Option<Death>,
 }
 
-/// The started ranks; dropping it kills and reaps what still runs, so that no way out leaves a process behind.
+/// The started ranks; dropping it kills and reaps those that still run, so that no return path leaves a process behind.
 struct Running {
     ranks: Vec<Started>,
 }
@@ -105,10 +105,10 @@ struct Running {
 impl Running {
     fn start(ranks: Vec<Rank>, input: &Value) -> Result<Self> {
         let mut running = Self { ranks: Vec::new() };
-        for (rank, Rank { command, flight }) in ranks.into_iter().enumerate() {
+        for (rank, Rank { command, flight_record }) in ranks.into_iter().enumerate() {
             let mut process = ChildProcess::start(command).with_context(|| format!("starting rank {rank}"))?;
             process.send(input)?;
-            running.ranks.push(Started { process, flight, reply: None, death: None });
+            running.ranks.push(Started { process, flight_record, reply: None, death: None });
         }
         Ok(running)
     }
@@ -118,7 +118,7 @@ impl Running {
         wait_for_any(self.ranks.iter().map(|rank| &rank.process), TICK);
     }
 
-    /// Notes who has replied and who has ended; gives back the ranks that have newly failed.
+    /// Records replies and exits; gives back the ranks that have newly failed.
     fn poll(&mut self) -> Vec<usize> {
         let mut failed = Vec::new();
         for (rank, started) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.death.is_none()) {
@@ -150,11 +150,11 @@ impl Running {
         self.ranks.iter_mut().for_each(|rank| rank.process.kill());
     }
 
-    fn look(&self, watch: &mut Watchdog) {
-        watch.look(|rank| self.ranks[rank].death.is_some());
+    fn update(&self, watch: &mut Watchdog) {
+        watch.update(|rank| self.ranks[rank].death.is_some());
     }
 
-    /// Ends the run and tells why: the reasons, then the ranks `to_blame`, then what the others were doing.
+    /// Ends the run and gives the error: the reasons, then the ranks `to_blame`, then what the other ranks were doing.
     fn fault(&mut self, watch: &Watchdog, why: Vec<Option<String>>, to_blame: &[usize]) -> anyhow::Error {
         self.end();
         let others = (0..self.ranks.len()).filter(|rank| !to_blame.contains(rank));

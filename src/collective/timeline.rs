@@ -66,7 +66,7 @@ pub(super) enum Span {
     Device { started: Arc<Event>, ended: Arc<Event> },
 }
 
-/// A moment in this thread's own work, to draw computation beside communication.
+/// A moment in this thread's own work, for drawing computation along with communication.
 pub struct Mark {
     origin: Origin,
     at: Moment,

@@ -14,12 +14,12 @@ pub struct Watchdog {
 
 struct WatchedRank {
     pid: u32,
-    flight: PathBuf,
+    flight_record: PathBuf,
     record: FlightRecord,
     has_ended: bool,
-    /// Since when the rank has used almost no processor time, and what it had used by then.
+    /// Since when the rank has used almost no processor time, and its total at that moment.
     idle_since: Instant,
-    taken: Duration,
+    cpu_time: Duration,
 }
 
 /// A rank that uses less than this share of one processor is idle: its polling threads still wake up now and then.
@@ -35,25 +35,25 @@ impl Watchdog {
     /// `ranks` are process ids and the files of their flight records; `patience` is how long the others may wait for an
     /// idle rank.
     pub fn new(ranks: impl IntoIterator<Item = (u32, PathBuf)>, patience: Duration) -> Self {
-        let watched = |(pid, flight)| WatchedRank {
+        let watched = |(pid, flight_record)| WatchedRank {
             pid,
-            flight,
+            flight_record,
             record: FlightRecord::default(),
             has_ended: false,
             idle_since: Instant::now(),
-            taken: Duration::ZERO,
+            cpu_time: Duration::ZERO,
         };
         Self { ranks: ranks.into_iter().map(watched).collect(), patience }
     }
 
     /// Reads every rank's flight record and processor time.
-    pub fn look(&mut self, has_ended: impl Fn(usize) -> bool) {
+    pub fn update(&mut self, has_ended: impl Fn(usize) -> bool) {
         for (rank, watched) in self.ranks.iter_mut().enumerate() {
-            watched.look(has_ended(rank));
+            watched.update(has_ended(rank));
         }
     }
 
-    /// Why the run cannot end, if so.
+    /// Why the run cannot end; `None` while it can.
     pub fn fault(&self) -> Option<String> {
         self.disagreement().or_else(|| self.stalled())
     }
@@ -69,7 +69,7 @@ impl Watchdog {
     }
 
     /// Which rank the others wait for, and in which collective.
-    pub fn holds_up(&self) -> Option<String> {
+    pub fn delay(&self) -> Option<String> {
         let (waiting, sequence, late) = self.first_wait()?;
         let call = self.ranks[waiting].record.name(sequence);
         let late: Vec<_> = late.iter().map(|&rank| format!("rank {rank} {}", self.ranks[rank].activity())).collect();
@@ -79,7 +79,7 @@ impl Watchdog {
     /// What a rank was doing; `None` where it has no flight record.
     pub fn state(&self, rank: usize) -> Option<String> {
         let watched = &self.ranks[rank];
-        watched.flight.exists().then(|| watched.record.state())
+        watched.flight_record.exists().then(|| watched.record.state())
     }
 
     fn stalled(&self) -> Option<String> {
@@ -89,7 +89,7 @@ impl Watchdog {
             let patience = if *has_ended { PATIENCE_AFTER_EXIT.min(self.patience) } else { self.patience };
             idle_since.elapsed() >= patience
         };
-        late.iter().any(stalls).then(|| self.holds_up()).flatten()
+        late.iter().any(stalls).then(|| self.delay()).flatten()
     }
 
     /// The earliest collective that one rank waits in and others have not called: the waiting rank, the collective's
@@ -106,13 +106,13 @@ impl Watchdog {
 }
 
 impl WatchedRank {
-    fn look(&mut self, has_ended: bool) {
-        let record = FlightRecord::read(&self.flight);
+    fn update(&mut self, has_ended: bool) {
+        let record = FlightRecord::read(&self.flight_record);
         // An exited process uses no processor time; it is idle from the poll that first saw it gone.
-        let taken = if has_ended { self.taken } else { processor_time(self.pid).unwrap_or(self.taken) };
+        let cpu_time = if has_ended { self.cpu_time } else { processor_time(self.pid).unwrap_or(self.cpu_time) };
         let share = self.idle_since.elapsed().mul_f64(IDLE_SHARE) + 2 * TICK;
-        if record.last() != self.record.last() || has_ended != self.has_ended || taken > self.taken + share {
-            (self.idle_since, self.taken) = (Instant::now(), taken);
+        if record.last() != self.record.last() || has_ended != self.has_ended || cpu_time > self.cpu_time + share {
+            (self.idle_since, self.cpu_time) = (Instant::now(), cpu_time);
         }
         (self.record, self.has_ended) = (record, has_ended);
     }
@@ -145,11 +145,11 @@ mod tests {
         let call = (last, ("all_reduce".to_string(), "of 4 Float, sum".to_string()));
         WatchedRank {
             pid: u32::MAX,
-            flight: PathBuf::new(),
+            flight_record: PathBuf::new(),
             record: FlightRecord { waits_in, calls: [call].into() },
             has_ended: false,
             idle_since: Instant::now(),
-            taken: Duration::ZERO,
+            cpu_time: Duration::ZERO,
         }
     }
 
@@ -158,17 +158,17 @@ mod tests {
         // Rank 1 cannot call 6 before 5 is done, and only rank 2 has not called that.
         let ranks = vec![watched(Some(6), 6), watched(Some(5), 5), watched(None, 4)];
         let watch = Watchdog { ranks, patience: Duration::from_secs(60) };
-        let words = watch.holds_up().unwrap();
+        let message = watch.delay().unwrap();
         assert!(
-            words.starts_with("rank 1 waits in all_reduce 5 of 4 Float, sum, which rank 2 has not called"),
-            "{words}"
+            message.starts_with("rank 1 waits in all_reduce 5 of 4 Float, sum, which rank 2 has not called"),
+            "{message}"
         );
-        assert!(!words.contains("rank 1 has"), "{words}");
-        assert_eq!(watch.stalled(), None, "the patience is not over");
+        assert!(!message.contains("rank 1 has"), "{message}");
+        assert_eq!(watch.stalled(), None, "the patience has not passed");
         let watch = Watchdog { patience: Duration::ZERO, ..watch };
-        assert_eq!(watch.stalled().as_deref(), watch.holds_up().as_deref());
+        assert_eq!(watch.stalled().as_deref(), watch.delay().as_deref());
         let all_called = Watchdog { ranks: vec![watched(Some(5), 5), watched(None, 5)], patience: Duration::ZERO };
-        assert_eq!((all_called.holds_up(), all_called.stalled()), (None, None));
+        assert_eq!((all_called.delay(), all_called.stalled()), (None, None));
     }
 
     #[test]

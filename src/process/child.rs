@@ -18,12 +18,11 @@ use super::output::Output;
 
 /// How often a waiting parent looks for a child's exit and for an interrupt.
 const TICK: Duration = Duration::from_millis(50);
-/// How often one looks for what is about to happen and is announced by nothing, such as the exit of a child whose socket
-/// is closed.
+/// How often to poll for an event that no descriptor announces, such as the exit of a child whose socket is closed.
 const SHORT_TICK: Duration = Duration::from_millis(2);
 /// How long a child may take from closing its socket to its exit: Python and CUDA take seconds to shut down.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a killed process may take to be gone: the kernel first frees its memory and waits for its devices.
+/// How long a killed process may take to disappear: the kernel first frees its memory and waits for its devices.
 const REAP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A running child; dropping it kills its process group and reaps it.
@@ -33,7 +32,7 @@ pub struct ChildProcess {
     lines: Lines,
     output: Output,
     closed_since: Option<Instant>,
-    /// As of the last job, so that a kill can be told from those before.
+    /// The kernel's count at the last job, so that a later kill can be detected.
     oom_kills: Option<u64>,
     is_reaped: bool,
     death: Option<Death>,
@@ -60,7 +59,7 @@ pub enum Answer {
 }
 
 impl ChildProcess {
-    /// Starts `command` in a process group of its own; its standard streams are this module's.
+    /// Starts `command` in its own process group, with its standard streams connected to this parent.
     ///
     /// # Errors
     /// If the program cannot be started; the error names it.
@@ -69,7 +68,7 @@ impl ChildProcess {
         let (ours, theirs) = UnixStream::pair().context("making a socket for a child process")?;
         let (output, printed) = std::io::pipe().context("making a pipe for a child process")?;
         command.stdin(OwnedFd::from(theirs)).stdout(printed.try_clone()?).stderr(printed);
-        // Ctrl-C at a terminal goes to the parent's group alone, which ends its children in its own way.
+        // Ctrl-C at a terminal then signals only the parent, which ends its children itself.
         command.process_group(0).env(PARENT, std::process::id().to_string());
         let (lines, output) = (Lines::new(ours)?, Output::new(output)?);
         let child = command.spawn().with_context(|| format!("failed to start {program}"))?;
@@ -88,11 +87,11 @@ impl ChildProcess {
         self.lines.queue(message)
     }
 
-    /// Waits for a line, at most `limit`; `interrupted` is asked every 50 ms.
+    /// Waits for a line, at most `limit`; `interrupted` is called every 50 ms.
     pub fn receive(&mut self, limit: Duration, interrupted: &dyn Fn() -> bool) -> Answer {
         let started = Instant::now();
         loop {
-            // The time is taken first: what the child did before the limit is found by the poll after it.
+            // The time is read before the poll, so that the last poll sees everything the child did within the limit.
             let left = limit.saturating_sub(started.elapsed());
             match self.poll() {
                 Some(Event::Line(line)) => return Answer::Line(line),
@@ -107,17 +106,17 @@ impl ChildProcess {
         }
     }
 
-    /// Whether the child waits for a job: it runs, its socket is open, and it has sent nothing that was not asked for.
+    /// Whether the child is ready for a job: it runs, its socket is open, and it has sent nothing unrequested.
     pub fn is_idle(&mut self) -> bool {
         self.poll().is_none() && !self.lines.is_closed()
     }
 
-    /// Moves lines and output without waiting, and ends a child that can give no more replies.
+    /// Transfers lines and output without waiting, and kills a child that can send no more replies.
     pub fn poll(&mut self) -> Option<Event> {
         if let Some(death) = &self.death {
             return Some(Event::Died(death.clone()));
         }
-        // Looked for first: all that an exited child has sent is there to be read.
+        // Checked before reading: everything that an exited child has sent can then be read.
         let exited = self.has_exited();
         if exited {
             self.start_kill();
@@ -137,7 +136,7 @@ impl ChildProcess {
         Some(Event::Died(self.die(cause)))
     }
 
-    /// Sends the kill without waiting for the end, so that several children end at the same time.
+    /// Sends SIGKILL without waiting, so that several children end at the same time.
     pub fn start_kill(&mut self) {
         if !self.is_reaped {
             // Fails only where no process of the group is left.
@@ -156,8 +155,8 @@ impl ChildProcess {
         self.output.last_lines()
     }
 
-    /// Whether there is an exit status to fetch. It is left there: the number of a process that has been reaped may
-    /// become another's, whose group must not be killed.
+    /// Whether the child has exited. It is not reaped here: the process id of a reaped child may be reused, and another
+    /// process's group must not be killed.
     fn has_exited(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.is_reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
@@ -166,14 +165,14 @@ impl ChildProcess {
     fn time_out(&mut self) -> Answer {
         let closed = self.lines.is_closed();
         match self.reap() {
-            // It has exited since it was last looked at.
+            // The child exited after the last poll.
             Some(status) if status.signal() != Some(9) => Answer::Died(self.die(None)),
             _ if closed => Answer::Died(self.die(Some(Cause::ClosedSocket))),
             _ => Answer::TimedOut { last_output: self.last_output() },
         }
     }
 
-    /// Ends the child and tells why: `cause`, or its own exit.
+    /// Kills the child and returns why it died: `cause`, or its exit status.
     fn die(&mut self, cause: Option<Cause>) -> Death {
         let status = self.reap();
         let own = status.map_or(Cause::NotReaped, |status| Cause::Exited {
@@ -185,7 +184,7 @@ impl ChildProcess {
         death
     }
 
-    /// Kills the group and reaps the child; no status when the kernel does not let go of it within [`REAP_LIMIT`].
+    /// Kills the group and reaps the child; `None` if the kernel has not ended it within [`REAP_LIMIT`].
     fn reap(&mut self) -> Option<ExitStatus> {
         self.start_kill();
         let mut ended = Ok(None);
@@ -205,10 +204,10 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Waits until `is_so`, at most `limit`, and says whether it came to be.
-pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+/// Waits until `condition` holds, at most `limit`; returns whether it held.
+pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
-    while !is_so() {
+    while !condition() {
         if started.elapsed() >= limit {
             return false;
         }
@@ -228,6 +227,6 @@ pub fn wait_for_any<'a>(children: impl IntoIterator<Item = &'a ChildProcess>, at
         }
     }
     let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
-    // An error is a signal's interruption: whoever waits looks again.
+    // An error means that a signal interrupted the wait; the caller polls again.
     let _ = poll(&mut fds, Some(&timeout));
 }

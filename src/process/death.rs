@@ -1,4 +1,4 @@
-//! How a child ended, told as it was: its status or signal, lack of memory, and the last lines that it printed.
+//! How a child ended: its exit status or signal, whether memory ran out, and the last lines that it printed.
 
 use std::fmt::{self, Display};
 use std::os::unix::process::ExitStatusExt as _;
@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 
 use super::MAX_LINE_BYTES;
 
-/// The end of a child that was not asked to end.
+/// How a child ended, and its last output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Death {
     pub cause: Cause,
@@ -16,13 +16,13 @@ pub struct Death {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Cause {
-    /// By itself, by a signal, or by the kernel for want of memory.
+    /// It exited, or a signal ended it. `out_of_memory`: the kernel killed it because memory ran out.
     Exited { status: ExitStatus, out_of_memory: bool },
     /// It closed its socket, so that no reply could come, and went on running until it was killed.
     ClosedSocket,
     /// It sent more than [`MAX_LINE_BYTES`] without a line break and was killed.
     LineTooLong,
-    /// It was killed, and the kernel has not let go of it.
+    /// It was killed, but the kernel has not ended it.
     NotReaped,
 }
 
@@ -82,12 +82,12 @@ fn name(signal: i32) -> &'static str {
     }
 }
 
-/// Whether the kernel killed the process for want of memory: by SIGKILL, while its count of such kills went up.
+/// Whether the kernel killed the process because memory ran out: by SIGKILL, while its count of such kills rose.
 pub fn is_out_of_memory(status: ExitStatus, kills_before: Option<u64>, kills_now: Option<u64>) -> bool {
     status.signal() == Some(9) && matches!((kills_before, kills_now), (Some(before), Some(now)) if now > before)
 }
 
-/// How often the kernel has killed a process for want of memory since it started; `None` where it does not say.
+/// How many processes the kernel has killed since it started because memory ran out; `None` if it reports no count.
 pub fn oom_kills() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/vmstat").ok()?;
     text.lines().find_map(|l| l.strip_prefix("oom_kill "))?.trim().parse().ok()
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_kill_that_the_kernel_counted_is_for_want_of_memory() {
+    fn only_a_sigkill_that_the_kernel_counted_is_out_of_memory() {
         let (killed, crashed) = (ExitStatus::from_raw(9), ExitStatus::from_raw(11));
         assert!(is_out_of_memory(killed, Some(1), Some(2)));
         assert!(!is_out_of_memory(killed, Some(1), Some(1)) && !is_out_of_memory(killed, None, None));
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn a_death_says_its_status_signal_or_lack_of_memory_and_the_last_output() {
-        let words = |raw: i32, out_of_memory, last_output: &str| {
+    fn a_death_names_its_status_signal_or_lack_of_memory_and_the_last_output() {
+        let message = |raw: i32, out_of_memory, last_output: &str| {
             let cause = Cause::Exited { status: ExitStatus::from_raw(raw), out_of_memory };
             Death { cause, last_output: last_output.into() }.to_string()
         };
-        assert_eq!(words(3 << 8, false, ""), "exited with status 3");
-        assert_eq!(words(11, false, "a\nb"), "was ended by signal 11 (SIGSEGV); its last output:\na\nb");
-        assert!(words(9, true, "").contains("ran out of memory"));
+        assert_eq!(message(3 << 8, false, ""), "exited with status 3");
+        assert_eq!(message(11, false, "a\nb"), "was ended by signal 11 (SIGSEGV); its last output:\na\nb");
+        assert!(message(9, true, "").contains("ran out of memory"));
     }
 }

@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use super::MAX_LINE_BYTES;
 
-/// A socket in non-blocking mode, and what has not been sent or not been taken yet.
+/// A non-blocking socket, with its unsent and its unread bytes.
 pub struct Lines {
     socket: UnixStream,
     unsent: Vec<u8>,
     received: Vec<u8>,
-    /// This many received bytes are known to hold no line break.
+    /// How many received bytes were already searched for a line break.
     searched: usize,
     closed: bool,
 }
@@ -32,14 +32,15 @@ impl Lines {
         Ok(())
     }
 
-    /// Sends what the socket takes, and receives until it is empty, closed, or holds a whole line or too long a one.
+    /// Sends what the socket accepts. Receives until it is empty or closed, or holds a whole line or a line that is too
+    /// long.
     pub fn transfer(&mut self) {
         while !self.closed && !self.unsent.is_empty() {
             match self.socket.write(&self.unsent) {
                 Ok(sent) => drop(self.unsent.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // The other end takes no more; whether it is closed, reading tells.
+                // The other end accepts no more; the read below finds out whether it is closed.
                 Err(_) => self.unsent.clear(),
             }
         }
@@ -72,7 +73,7 @@ impl Lines {
         self.closed
     }
 
-    /// What to wait for; nothing once the other end is closed.
+    /// The descriptor to poll; `None` once the other end is closed.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         let flags = if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         (!self.closed).then(|| PollFd::new(&self.socket, flags))
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_one_by_one_and_half_a_line_is_none() {
+    fn lines_are_returned_one_by_one_and_only_when_whole() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut lines = Lines::new(ours).unwrap();
         theirs.write_all(b"one\n\xff two\nhal").unwrap();

@@ -1,8 +1,8 @@
-//! Child processes: lines on a socket of their own, printed text kept apart, bounded waits, and no process left behind.
+//! Child processes with a socket for jobs and replies, separate printed output, bounded waits and guaranteed clean-up.
 //!
-//! The socket is the child's standard input and carries jobs one way and replies the other. Standard output and standard
-//! error are one pipe of text, so that nothing a library prints can damage a reply. A child leads a process group of its
-//! own; however it ends, that group is killed first and the child is reaped then.
+//! The socket is the child's standard input; it carries jobs one way and replies the other. Standard output and
+//! standard error are one pipe of text, so that nothing a library prints can damage a reply. A child leads its own
+//! process group. However the child ends, that group is killed and the child is reaped.
 
 mod child;
 mod death;
@@ -17,7 +17,7 @@ pub use parent::{Parent, has_parent};
 /// The longest line that is read from a child, in bytes; a child that sends a longer one is killed.
 pub const MAX_LINE_BYTES: usize = 64 << 20;
 
-/// Names, in a child's environment, the process that started it.
+/// The variable in a child's environment that holds its parent's process id.
 pub const PARENT: &str = "CS336_PARENT";
 
 #[cfg(test)]

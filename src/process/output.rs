@@ -1,4 +1,4 @@
-//! What a child prints: its newest bytes, read without waiting, and the lines of them that explain how it ended.
+//! What a child prints: its newest bytes, read without waiting, and the last lines for error messages.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, PipeReader, Read as _};
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 /// How much of the output is kept, and how many of its lines a message repeats.
 const KEPT_BYTES: usize = 16 << 10;
 const LINES: usize = 12;
-/// At most so much is read at a time, because a child may print faster than anybody reads.
+/// The most bytes that one call reads: a child may print faster than they are read.
 const READ_BYTES: usize = 1 << 20;
 
 /// The reading end of the pipe of a child's standard output and standard error.
@@ -44,7 +44,7 @@ impl Output {
         }
     }
 
-    /// What to wait for; nothing once the pipe is closed.
+    /// The descriptor to poll; `None` once the pipe is closed.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         (!self.closed).then(|| PollFd::new(&self.pipe, PollFlags::IN))
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_replaced() {
+    fn bytes_that_are_not_utf8_are_replaced() {
         assert_eq!(last_lines(b"\n\xff\n"), "\u{fffd}");
     }
 }

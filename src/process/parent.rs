@@ -14,7 +14,7 @@ use super::PARENT;
 /// The process that started this one as a [`super::ChildProcess`].
 pub struct Parent {
     jobs: BufReader<File>,
-    /// Never closed before the process ends: the parent takes a closed socket for a fault, and an exit may take seconds.
+    /// Open until the process ends: the parent treats a closed socket as a fault, and an exit may take seconds.
     replies: ManuallyDrop<File>,
 }
 
@@ -24,10 +24,11 @@ pub fn has_parent() -> bool {
 }
 
 impl Parent {
-    /// Takes the socket from standard input, and has the kernel kill this process when its parent dies.
+    /// Takes the socket from standard input, and makes the kernel kill this process when its parent dies.
     ///
-    /// The kernel's signal belongs to the parent's *thread* that started this process (prctl(2), PR_SET_PDEATHSIG), so
-    /// that thread must live as long. The socket moves to a descriptor that no library knows and no child inherits.
+    /// The kernel sends the signal when the parent's *thread* that started this process ends (prctl(2),
+    /// PR_SET_PDEATHSIG), so that thread must live as long. The socket moves to a descriptor that libraries do not use
+    /// and children do not inherit.
     ///
     /// # Errors
     /// If no parent started this process, or it has died already.
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_was_started_by_hand_is_told_what_to_run() {
+    fn a_process_started_by_hand_is_refused_with_the_command_to_run() {
         let error = Parent::connect().err().unwrap().to_string();
         assert!(!has_parent() && error.contains("run `cs336 measure`"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Hostile children, all of them shell scripts: each ends as what it is, and nothing of it is left.
+//! Misbehaving children as shell scripts: each is reported with its cause, and no process of it remains.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60);
 /// For children that do neither.
 const SHORT_LIMIT: Duration = Duration::from_millis(100);
 
-/// A child that misbehaves in one way, how long to wait for it, and what must come of it.
+/// A child that misbehaves in one way, how long to wait for it, and the expected answer.
 struct Hostile {
     name: &'static str,
     script: &'static str,
@@ -23,7 +23,7 @@ struct Hostile {
 /// The script of the child that sends 100 MB without a line break.
 const LONG_LINE: &str = "head -c 100000000 /dev/zero >&0; sleep 60";
 
-/// Every script gets a job on descriptor 0, as its replies leave there, and has `$job` read.
+/// Every script has read its job from descriptor 0 into `$job`, and writes its replies to descriptor 0.
 const HOSTILE: &[Hostile] = &[
     answers(
         "150 lines of output before the reply",
@@ -42,7 +42,7 @@ const HOSTILE: &[Hostile] = &[
     dies("half a reply and an exit", "printf '{\"half' >&0; exit 4", |a| exited(a, 4)),
     dies("an exit with success and without a reply", "exit 0", |a| exited(a, 0)),
     dies("death by a signal", "echo why; kill -SEGV $$", |a| signalled(a, 11) && last_output(a) == "why"),
-    dies("a kill by somebody else", "kill -KILL $$", |a| signalled(a, 9)),
+    dies("a kill by another process", "kill -KILL $$", |a| signalled(a, 9)),
     dies("an exit with a living grandchild", "sleep 60 & echo $!; exit 5", |a| exited(a, 5) && grandchild_ends(a)),
     dies("death by a signal with a living grandchild", "sleep 60 & echo $!; kill -ABRT $$", |a| {
         signalled(a, 6) && grandchild_ends(a)
@@ -53,7 +53,7 @@ const HOSTILE: &[Hostile] = &[
         name: "a closed socket and no exit",
         script: "exec 0<&- 0>&- 1>&- 2>&-; exec sleep 60",
         limit: SHORT_LIMIT,
-        // Where the machine is so busy that the script has not begun by then.
+        // A timeout if the machine is so busy that the script has not started by then.
         expected: |answer| cause(answer) == Some(Cause::ClosedSocket) || times_out(answer),
     },
     hangs("no reply", "sleep 60"),
@@ -96,9 +96,9 @@ fn last_output(answer: &Answer) -> &str {
     if let Answer::Died(death) = answer { &death.last_output } else { "" }
 }
 
-/// Whether the grandchild whose number was printed is killed; the kernel may take a moment.
+/// Whether the grandchild whose process id was printed is killed; the kernel may take a moment.
 fn grandchild_ends(answer: &Answer) -> bool {
-    let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's number");
+    let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's process id");
     wait_until(LONG_LIMIT, || !runs(pid))
 }
 
@@ -114,7 +114,7 @@ fn start(script: &str) -> ChildProcess {
     ChildProcess::start(command).unwrap()
 }
 
-/// Gives one child its job and requires what is expected of it, and that its process is gone.
+/// Sends one child its job; checks the answer, and that the process is gone.
 fn require_expected_end(hostile: &Hostile) {
     let mut child = start(hostile.script);
     let pid = child.id();
@@ -125,12 +125,12 @@ fn require_expected_end(hostile: &Hostile) {
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{}: process {pid} is left", hostile.name);
 }
 
-/// `CS336_HOSTILE_CHILDREN=10000 cargo test --lib hostile_children` runs as many, over all kinds in turn; at most 100
-/// of them send 100 MB.
+/// `CS336_HOSTILE_CHILDREN=10000 cargo test --lib hostile_child` runs 10,000 children and cycles through all kinds; at
+/// most 100 of them send 100 MB.
 #[test]
-fn every_hostile_child_ends_as_what_it_is_and_leaves_no_process() {
-    let asked = std::env::var("CS336_HOSTILE_CHILDREN").ok();
-    let count = asked.map_or(HOSTILE.len(), |text| text.parse().expect("CS336_HOSTILE_CHILDREN is a number"));
+fn every_hostile_child_is_reported_with_its_cause_and_leaves_no_process() {
+    let requested = std::env::var("CS336_HOSTILE_CHILDREN").ok();
+    let count = requested.map_or(HOSTILE.len(), |text| text.parse().expect("CS336_HOSTILE_CHILDREN is a number"));
     let long_lines = HOSTILE.iter().cycle().filter(|hostile| hostile.script == LONG_LINE).take(100.min(count));
     let others = HOSTILE.iter().filter(|hostile| hostile.script != LONG_LINE).cycle();
     let long_lines = long_lines.take(count.div_ceil(HOSTILE.len()));
@@ -155,7 +155,7 @@ fn a_job_that_the_child_does_not_read_ends_at_the_limit() {
 }
 
 #[test]
-fn a_long_job_and_a_long_reply_pass_whole() {
+fn a_long_job_and_a_long_reply_are_transferred_whole() {
     let mut child = start("printf '%s%s\\n' \"$job\" \"$job\" >&0; sleep 60");
     let job = "x".repeat(1 << 20);
     child.send(&job).unwrap();

@@ -39,15 +39,15 @@ pub(super) struct Communicator {
 
 struct Raw(ncclComm_t);
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time, which the mutex around it sees to.
+// SAFETY: NCCL lets any thread use a communicator, one at a time, which the mutex ensures.
 unsafe impl Send for Raw {}
 
-/// How nccl.h marks a config and what it leaves open (NCCL_CONFIG_INITIALIZER).
+/// The magic number and the undefined value of a config in nccl.h (NCCL_CONFIG_INITIALIZER).
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
 
-/// How long the ranks may take to agree that all is done, where the communicator's calls do not block. In NCCL's default
-/// mode [`Communicator::finalize`] has no limit of its own: the guard ends a process whose peers do not come.
+/// How long [`Communicator::finalize`] may take if the communicator's calls do not block. In NCCL's default mode it has
+/// no limit: the guard ends a process whose peers do not call it.
 pub(super) const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Communicator {
@@ -85,9 +85,9 @@ impl Communicator {
         })
     }
 
-    /// Launches the requests on `stream` as one group, behind what is on it already.
+    /// Launches the requests on `stream` as one group, after the work that is already on it.
     ///
-    /// The tensors' memory must stay until the stream has done them.
+    /// The tensors' memory must stay valid until the stream has completed them.
     pub fn launch(&self, requests: &[Request], stream: &Stream) -> Result<()> {
         let raw = self.lock();
         ensure!(!raw.0.is_null(), "the communicator has been aborted");
@@ -112,8 +112,8 @@ impl Communicator {
     fn enqueue(&self, raw: &Raw, request: Request, stream: &Stream) -> Result<c_int> {
         let (api, stream) = (self.api, stream.as_ptr());
         let address = |tensor: &Tensor| -> *mut c_void { tensor.data_ptr() };
-        // SAFETY: the communicator is alive; every pointer is to as many elements of that type as are counted, dense and
-        // on the communicator's device (the caller has checked), and stays until the stream has passed (ditto).
+        // SAFETY: the communicator is alive. Each pointer is to that many contiguous elements of that type on the
+        // communicator's device, valid until the stream has completed the call; the caller has checked both.
         Ok(unsafe {
             match request {
                 Request::AllReduce { tensor, op } => {
@@ -159,7 +159,7 @@ impl Communicator {
         let code = unsafe { (self.api.comm_finalize)(raw.0) };
         let finalized = self.settle_within(&raw, code, FINALIZE_LIMIT).context("ending an NCCL communicator");
         let destroy = if finalized.is_ok() { self.api.comm_destroy } else { self.api.comm_abort };
-        // SAFETY: alive, and used by nobody after this.
+        // SAFETY: alive, and not used after this.
         let code = unsafe { destroy(std::mem::replace(&mut raw.0, std::ptr::null_mut())) };
         finalized.and(self.api.check(code, None).context("freeing an NCCL communicator"))
     }
@@ -173,7 +173,7 @@ impl Communicator {
             if let Ok(mut raw) = self.raw.try_lock() {
                 let raw = std::mem::replace(&mut raw.0, std::ptr::null_mut());
                 if !raw.is_null() {
-                    // SAFETY: alive, and used by nobody after this.
+                    // SAFETY: alive, and not used after this.
                     unsafe { (self.api.comm_abort)(raw) };
                 }
                 return true;
@@ -196,7 +196,7 @@ impl Communicator {
             if started.elapsed() > limit {
                 return Err(late(limit));
             }
-            // Launches settle within microseconds, and are what is timed.
+            // A launch completes within microseconds, and its time is measured, so this wait does not sleep.
             std::thread::yield_now();
             code = self.state(raw)?;
         }
@@ -249,17 +249,17 @@ fn config(version: c_int, is_blocking: bool) -> ncclConfig_t {
     }
 }
 
-/// NCCL's number for the elements of a tensor.
+/// NCCL's data type of a tensor's elements.
 ///
 /// # Errors
-/// Names the kind that no collective of ours carries.
+/// Names an unsupported kind.
 pub(super) fn data_type(tensor: &Tensor) -> Result<ncclDataType_t> {
     Ok(match tensor.kind() {
         Kind::Float => ncclDataType_t::ncclFloat32,
         Kind::BFloat16 => ncclDataType_t::ncclBfloat16,
         Kind::Half => ncclDataType_t::ncclFloat16,
         Kind::Int64 => ncclDataType_t::ncclInt64,
-        other => bail!("collectives carry Float, BFloat16, Half and Int64 tensors, this one is of {other:?}"),
+        other => bail!("collectives take Float, BFloat16, Half and Int64 tensors, not {other:?}"),
     })
 }
 

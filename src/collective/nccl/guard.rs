@@ -24,7 +24,7 @@ struct Item {
     name: String,
     since: Instant,
     ended: Arc<Event>,
-    /// Kept until `ended` has passed: libtorch does not know our stream and would reuse their memory.
+    /// Kept until `ended` has passed: libtorch does not track our stream and would reuse their memory.
     _tensors: Vec<Tensor>,
 }
 
@@ -101,7 +101,7 @@ impl Guard {
     pub fn start(
         communicator: Arc<Communicator>,
         under_way: Arc<UnderWay>,
-        flight: Arc<FlightRecorder>,
+        recorder: Arc<FlightRecorder>,
         rank: usize,
         timeout: Duration,
     ) -> Result<Self> {
@@ -113,12 +113,12 @@ impl Guard {
             while !stopped.load(Ordering::Acquire) {
                 if let Some(fault) = expected.fault().or_else(|| fault(&communicator, &under_way, timeout)) {
                     // The supervisor reports the collective in which this rank ended.
-                    under_way.oldest().inspect(|(sequence, ..)| flight.waits(*sequence));
+                    under_way.oldest().inspect(|(sequence, ..)| recorder.start_wait(*sequence));
                     end_process(rank, &communicator, &fault);
                 }
                 let waits = under_way.oldest().filter(|(_, _, since)| *since >= WAITS).map(|(sequence, ..)| sequence);
                 if waits != waits_in {
-                    waits.map_or_else(|| flight.goes_on(), |sequence| flight.waits(sequence));
+                    waits.map_or_else(|| recorder.end_wait(), |sequence| recorder.start_wait(sequence));
                     waits_in = waits;
                 }
                 std::thread::sleep(POLL);
@@ -128,7 +128,7 @@ impl Guard {
         Ok(Self { is_stopped, ending, thread: Some(thread.context("failed to start the guard thread of NCCL")?) })
     }
 
-    /// The main thread begins to free the communicator: from now on the process ends if that takes too long.
+    /// Starts the time limit for freeing the communicator; when it passes, the process ends.
     pub fn expect_end(&self) {
         self.ending.0.get_or_init(Instant::now);
     }
@@ -148,7 +148,7 @@ impl Drop for Guard {
     }
 }
 
-/// Why the collectives under way cannot end, if so.
+/// Why the collectives under way cannot end; `None` while they can.
 fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -> Option<String> {
     if let Err(error) = under_way.release_done() {
         return if is_end_of_process(&error) { None } else { Some(format!("{error:#}")) };
@@ -162,7 +162,7 @@ fn fault(communicator: &Communicator, under_way: &UnderWay, timeout: Duration) -
     (since > timeout).then(|| format!("{name} has not ended within {:.1} s", timeout.as_secs_f64()))
 }
 
-/// When the process exits normally, CUDA is shut down before this thread ends; that is no fault of a collective.
+/// When the process exits normally, CUDA is shut down before this thread ends; this is not a fault of a collective.
 fn is_end_of_process(error: &anyhow::Error) -> bool {
     let gone = DriverError(CUresult::CUDA_ERROR_DEINITIALIZED);
     error.chain().any(|cause| cause.downcast_ref::<DriverError>() == Some(&gone))

@@ -1,4 +1,4 @@
-//! NCCL's functions, found in the library at run time, and its words for what went wrong.
+//! NCCL's functions, loaded at run time, and its error messages.
 //!
 //! The types are cudarc's. Its own loader looks for `libnccl.so`, a link that only NVIDIA's development packages have;
 //! the wheel that PyTorch uses holds `libnccl.so.2` alone.
@@ -19,7 +19,7 @@ const LIBRARY: &str = "libnccl.so.2";
 type Stream = *mut c_void;
 type DataType = ncclDataType_t;
 
-/// The functions that we call, under their own names without the prefix.
+/// The functions that we call, under NCCL's names without the prefix.
 pub(super) struct Api {
     pub get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     pub get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> c_int,
@@ -45,7 +45,7 @@ pub(super) struct Api {
 impl Api {
     /// Finds and loads NCCL once; later calls repeat the first one's result.
     ///
-    /// Errors: [`Fault::NotAvailable`], with the dynamic loader's words for each place that was looked into.
+    /// Errors: [`Fault::NotAvailable`], with the dynamic loader's error for each path that was tried.
     pub fn get() -> Result<&'static Self, Fault> {
         static LOADED: OnceLock<Result<Api, Fault>> = OnceLock::new();
         let missing = |error: anyhow::Error| Fault::NotAvailable {
@@ -108,7 +108,7 @@ impl Api {
         Ok(version)
     }
 
-    /// What one rank makes and every rank needs to form a communicator.
+    /// The id that one rank makes and all ranks need to form a communicator.
     pub fn unique_id(&self) -> Result<[u8; 128]> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: the pointer is to an id that outlives the call.
@@ -116,13 +116,13 @@ impl Api {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// An error for every code but success, with NCCL's words for the code and for what happened last.
+    /// An error for every code except success, with NCCL's message for the code and its last error.
     pub fn check(&self, code: c_int, communicator: Option<ncclComm_t>) -> Result<()> {
         if code == ncclResult_t::ncclSuccess as c_int {
             return Ok(());
         }
         // SAFETY: NCCL gives a static C string for every code, unknown ones too.
-        let words = unsafe { CStr::from_ptr((self.get_error_string)(code)) }.to_string_lossy();
+        let message = unsafe { CStr::from_ptr((self.get_error_string)(code)) }.to_string_lossy();
         // SAFETY: a communicator or null, as the function takes; the C string is NCCL's own and lasts until its next error.
         let last = unsafe { (self.get_last_error)(communicator.unwrap_or(std::ptr::null_mut())) };
         let last = match last.is_null() {
@@ -130,12 +130,12 @@ impl Api {
             // SAFETY: not null, so a C string of NCCL's, as above.
             false => unsafe { CStr::from_ptr(last) }.to_string_lossy().trim().to_string(),
         };
-        let last = if last.is_empty() { last } else { format!("; its last words: {last}") };
-        bail!("NCCL: {words} ({code}){last}")
+        let last = if last.is_empty() { last } else { format!("; NCCL's last error: {last}") };
+        bail!("NCCL: {message} ({code}){last}")
     }
 }
 
-/// The wheel beside libtorch, then wherever the dynamic loader looks: there is the one that libtorch itself has loaded.
+/// The wheel beside libtorch, then the dynamic loader's search, which finds the library that libtorch has loaded.
 fn candidates() -> Result<Vec<PathBuf>> {
     let torch = torch::library_folder()?;
     let wheel = torch.ancestors().nth(2).map(|packages| packages.join("nvidia/nccl/lib").join(LIBRARY));

@@ -2,20 +2,20 @@
 
 use super::*;
 
-fn terms(deadline: Duration) -> Terms {
-    Terms { deadline, patience: deadline, interrupted: || false }
+fn conditions(deadline: Duration) -> StopConditions {
+    StopConditions { deadline, patience: deadline, interrupted: || false }
 }
 
 /// Runs one shell script a rank; gives back the error and the processes that the scripts left behind.
-fn drill(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
+fn run_scripts(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = scripts.iter().enumerate().map(|(rank, script)| {
         let mut command = Command::new("/bin/sh");
         let pid_file = folder.path().join(format!("{rank}.pid"));
         command.arg("-c").arg(format!("echo $$ > {}\n{script}", pid_file.display()));
-        Rank { command, flight: folder.path().join("none") }
+        Rank { command, flight_record: folder.path().join("none") }
     });
-    let outcome = supervise(ranks.collect(), &Value::Null, terms(deadline)).map(drop);
+    let outcome = supervise(ranks.collect(), &Value::Null, conditions(deadline)).map(drop);
     let pid =
         |rank: usize| std::fs::read_to_string(folder.path().join(format!("{rank}.pid"))).ok()?.trim().parse().ok();
     let alive = |pid: &i32| std::path::Path::new(&format!("/proc/{pid}")).exists();
@@ -24,23 +24,23 @@ fn drill(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
 
 #[test]
 fn ranks_that_all_succeed_are_a_success() {
-    let (outcome, left) = drill(&["exit 0", "sleep 0.05"], Duration::from_secs(10));
+    let (outcome, left) = run_scripts(&["exit 0", "sleep 0.05"], Duration::from_secs(10));
     assert!(outcome.is_ok() && left.is_empty(), "{outcome:?} {left:?}");
 }
 
 #[test]
 fn the_first_failing_rank_is_named_with_its_status_and_last_output_and_the_rest_are_ended() {
-    let (outcome, left) = drill(&["exec sleep 60", "echo the disk is full >&2; exit 3"], Duration::from_secs(30));
-    let words = outcome.unwrap_err().to_string();
-    assert!(words.starts_with("rank 1 of 2 exited with status 3; its last output:\nthe disk is full"), "{words}");
-    assert!(!words.contains("rank 0"), "only the rank that failed on its own is named: {words}");
+    let (outcome, left) = run_scripts(&["exec sleep 60", "echo the disk is full >&2; exit 3"], Duration::from_secs(30));
+    let message = outcome.unwrap_err().to_string();
+    assert!(message.starts_with("rank 1 of 2 exited with status 3; its last output:\nthe disk is full"), "{message}");
+    assert!(!message.contains("rank 0"), "only the rank that failed on its own is named: {message}");
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 fn a_rank_that_printed_nothing_is_named_with_its_status_alone() {
-    let words = drill(&["exit 1"], Duration::from_secs(30)).0.unwrap_err().to_string();
-    assert_eq!(words, "rank 0 of 1 exited with status 1");
+    let message = run_scripts(&["exit 1"], Duration::from_secs(30)).0.unwrap_err().to_string();
+    assert_eq!(message, "rank 0 of 1 exited with status 1");
 }
 
 #[test]
@@ -48,18 +48,18 @@ fn every_rank_gets_the_input_and_its_reply_comes_back_in_rank_order() {
     let echo = |number: usize| {
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(format!("read -r input; echo printed; echo \"{number} $input\" >&0"));
-        Rank { command, flight: PathBuf::from("none") }
+        Rank { command, flight_record: PathBuf::from("none") }
     };
     let input = serde_json::json!({ "steps": 3 });
-    let replies = supervise(vec![echo(0), echo(1)], &input, terms(Duration::from_secs(30))).unwrap();
+    let replies = supervise(vec![echo(0), echo(1)], &input, conditions(Duration::from_secs(30))).unwrap();
     assert_eq!(replies, [0, 1].map(|number| Some(format!("{number} {input}"))));
 }
 
 #[test]
 fn a_signal_is_named() {
-    let (outcome, left) = drill(&["kill -SEGV $$", "exec sleep 60"], Duration::from_secs(30));
-    let words = outcome.unwrap_err().to_string();
-    assert!(words.starts_with("rank 0 of 2 was ended by signal 11"), "{words}");
+    let (outcome, left) = run_scripts(&["kill -SEGV $$", "exec sleep 60"], Duration::from_secs(30));
+    let message = outcome.unwrap_err().to_string();
+    assert!(message.starts_with("rank 0 of 2 was ended by signal 11"), "{message}");
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -67,15 +67,15 @@ fn a_signal_is_named() {
 fn ranks_that_run_past_the_deadline_are_named_and_ended() {
     // Both scripts must have come to their end, or their sleep, by then: a busy machine gets a later deadline.
     for deadline in [500, 5_000, 50_000].map(Duration::from_millis) {
-        let (outcome, left) = drill(&["exit 0", "echo waiting; exec sleep 600"], deadline);
-        let words = outcome.unwrap_err().to_string();
-        assert!(words.contains(&format!("deadline of {}", human_seconds(deadline.as_secs_f64()))), "{words}");
-        assert!(words.contains("rank 1 of 2 was still running") && left.is_empty(), "{words} {left:?}");
-        if words.contains("waiting") && !words.contains("rank 0") {
+        let (outcome, left) = run_scripts(&["exit 0", "echo waiting; exec sleep 600"], deadline);
+        let message = outcome.unwrap_err().to_string();
+        assert!(message.contains(&format!("deadline of {}", human_seconds(deadline.as_secs_f64()))), "{message}");
+        assert!(message.contains("rank 1 of 2 was still running") && left.is_empty(), "{message} {left:?}");
+        if message.contains("waiting") && !message.contains("rank 0") {
             return;
         }
     }
-    panic!("rank 0 was named, or rank 1's words were not, at every deadline");
+    panic!("rank 0 was named, or rank 1's output was not, at every deadline");
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn a_rank_that_cannot_start_ends_those_that_did() {
     let mut sleeper = Command::new("/bin/sleep");
     sleeper.arg("60.0123");
     let ranks = vec![
-        Rank { command: sleeper, flight: folder.path().join("none") },
-        Rank { command: Command::new("/nowhere/cs336"), flight: folder.path().join("none") },
+        Rank { command: sleeper, flight_record: folder.path().join("none") },
+        Rank { command: Command::new("/nowhere/cs336"), flight_record: folder.path().join("none") },
     ];
-    let words = format!("{:#}", supervise(ranks, &Value::Null, terms(Duration::from_secs(30))).unwrap_err());
-    assert!(words.contains("starting rank 1: failed to start /nowhere/cs336"), "{words}");
+    let message = format!("{:#}", supervise(ranks, &Value::Null, conditions(Duration::from_secs(30))).unwrap_err());
+    assert!(message.contains("starting rank 1: failed to start /nowhere/cs336"), "{message}");
 }
