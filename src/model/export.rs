@@ -12,8 +12,8 @@ use tch::{Device, Kind, Tensor};
 /// Writes `tensors`, of any device and layout, under their names and in their order.
 ///
 /// The format is that of huggingface's safetensors: 8 bytes of length, a header of JSON padded to 8 bytes, raw values.
-/// Holds one tensor's values in host memory. Errors: another dtype than float64, float32, bfloat16 or int64; a name
-/// that stands twice; and those of the file, which is left incomplete.
+/// Holds one tensor's values in host memory. Errors: another dtype than float64, float32, bfloat16 or int64; a
+/// duplicate name; and those of the file, which is left incomplete.
 pub fn write_safetensors(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let header = header(tensors)?;
     let file = File::create(path).with_context(|| format!("failed to create {}", path.display()))?;
@@ -47,7 +47,7 @@ fn header(tensors: &[(String, Tensor)]) -> Result<Vec<u8>> {
             Kind::Float => Dtype::F32,
             Kind::BFloat16 => Dtype::BF16,
             Kind::Int64 => Dtype::I64,
-            other => bail!("{name} is {other:?}, which is not written"),
+            other => bail!("{name} is {other:?}: only float64, float32, bfloat16 and int64 can be written"),
         };
         let shape = tensor.size().into_iter().map(usize::try_from).collect::<Result<_, _>>()?;
         infos.push((name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_with_the_library() {
+    fn the_safetensors_library_reads_the_written_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let matrix = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).view([2, 3]).set_requires_grad(true);

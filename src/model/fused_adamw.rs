@@ -16,18 +16,18 @@ mod table;
 pub use table::Columns;
 use table::{Advance, Entry, Factors, Table, Update};
 
-/// How the kernel is cut; its notebook has the reasons.
+/// The kernel's launch shape; the notebook in `kernels/adamw.cu` has the reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Of a block.
+    /// Threads of a block.
     pub threads: u32,
-    /// That a multiprocessor is to hold at once, which bounds the registers.
+    /// Blocks that a multiprocessor is to hold at once, which bounds the registers.
     pub blocks: u32,
     /// 16-byte loads that a thread has in flight from each of its four arrays.
     pub vectors: u32,
     /// Elements that a block updates.
     pub chunk: u32,
-    /// Whether loads and stores ask to leave the caches first.
+    /// Whether loads and stores are streaming (`__ldcs`, `__stcs`), so that caches evict them first.
     pub streaming: bool,
 }
 
@@ -55,7 +55,7 @@ pub fn adamw_for(device: Device, options: AdamWOptions) -> Result<Box<dyn Optimi
     })
 }
 
-/// [`AdamW`] with the same meaning for every element, as one kernel over up to 600 tensors a launch.
+/// [`AdamW`]'s update of every element, as one kernel over up to 600 tensors a launch.
 ///
 /// A step reads and writes 28 bytes a parameter and allocates nothing once each parameter has been seen. It copies
 /// nothing from the host and waits for nothing, so that it can be captured in a CUDA graph after one eager step. Each
@@ -70,10 +70,10 @@ pub struct FusedAdamW {
     advance: Kernel<Advance>,
     update: Kernel<Update>,
     state: BTreeMap<String, State>,
-    /// Counters of steps, in tensors that stay where they are; the last one has room for `free` more.
+    /// Step counters, in tensors whose addresses do not change; the last tensor has room for `free` more.
     slabs: Vec<Tensor>,
     free: i64,
-    /// The last step's, which the next one most often repeats.
+    /// The last step's launches, which the next step usually repeats.
     prepared: Prepared,
 }
 
@@ -97,10 +97,10 @@ struct State {
 const SLAB: i64 = 1024;
 /// Words of a counter.
 const COUNTER_WORDS: i64 = 2;
-/// Of a block of the kernel that counts the steps.
+/// Threads of a block of the kernel that counts the steps.
 const ADVANCE_THREADS: u32 = 128;
 
-/// Bytes that the counters of so many parameters take beside the moments.
+/// Bytes of the counters of this number of parameters, in addition to the moments.
 pub fn counter_bytes(tensors: u64) -> u64 {
     8 * (COUNTER_WORDS * SLAB) as u64 * tensors.div_ceil(SLAB as u64)
 }
@@ -118,8 +118,7 @@ impl FusedAdamW {
         Self::with_shape(options, device, SHAPE)
     }
 
-    /// As [`FusedAdamW::new`], with the kernel cut in another way; on the processor, where a test wants it, in the
-    /// emulator.
+    /// As [`FusedAdamW::new`], with another launch shape; on the CPU, for tests, in the emulator.
     pub fn with_shape(options: AdamWOptions, device: Device, shape: Shape) -> Result<Self> {
         options.validate()?;
         let module = cuda::load(device, &program(shape)).context("preparing FusedAdamW")?;
@@ -217,7 +216,7 @@ impl FusedAdamW {
     }
 }
 
-/// Holds `tensor` to what the kernel reads.
+/// Checks that the kernel can read `tensor`.
 fn require_fit(what: &str, tensor: &Tensor, device: Device) -> Result<()> {
     let (is, kind) = (tensor.device(), tensor.kind());
     ensure!(
@@ -257,7 +256,8 @@ mod tests {
         let mut plain = AdamW::new(options).unwrap();
         let generator = Generator::new(Device::Cpu, 11).unwrap();
         let draw = |n: i64| generator.randn(&[n], Kind::Float).unwrap();
-        // A chunk and more, a whole number of vectors, less than one, and one that no vector reaches whole.
+        // More than a chunk, a whole number of vectors, less than one vector, and a tensor that begins at an unaligned
+        // address.
         let ours = [draw(5001), draw(128), draw(3), draw(1025).narrow(0, 1, 1023)];
         let theirs: Vec<Tensor> = ours.iter().map(Tensor::copy).collect();
         let names = ["a", "b", "c", "d"];
@@ -281,12 +281,12 @@ mod tests {
     #[test]
     fn a_tensor_that_the_kernel_cannot_read_is_named_with_a_remedy() {
         let tensor = |kind| Tensor::zeros([4, 6], (kind, Device::Cpu));
-        let words = |tensor: &Tensor, device| require_fit("its gradient", tensor, device).unwrap_err().to_string();
-        let elsewhere = words(&tensor(Kind::Float), Device::Cuda(0));
+        let message = |tensor: &Tensor, device| require_fit("its gradient", tensor, device).unwrap_err().to_string();
+        let elsewhere = message(&tensor(Kind::Float), Device::Cuda(0));
         assert!(elsewhere.contains("its gradient is on Cpu and the optimizer on Cuda(0): move"), "{elsewhere}");
-        let narrow = words(&tensor(Kind::BFloat16), Device::Cpu);
+        let narrow = message(&tensor(Kind::BFloat16), Device::Cpu);
         assert!(narrow.contains("is BFloat16") && narrow.contains("use AdamW"), "{narrow}");
-        let turned = words(&tensor(Kind::Float).tr(), Device::Cpu);
+        let turned = message(&tensor(Kind::Float).tr(), Device::Cpu);
         assert!(turned.contains("not contiguous (strides [1, 6])"), "{turned}");
         require_fit("it", &tensor(Kind::Float).narrow(0, 1, 2), Device::Cpu).unwrap();
     }

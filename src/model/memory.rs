@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::sizes::{Config, Precision};
 use crate::attention::ImplementationName;
 
-/// What one forward pass leaves for its backward, one kind of tensor a line.
+/// One kind of tensor that the forward pass saves for the backward pass.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SavedTensor {
     pub name: &'static str,
@@ -37,12 +37,12 @@ pub struct Memory {
     pub attention: ImplementationName,
 }
 
-/// How AdamW walks over the parameters, which decides what it holds beside its state.
+/// How AdamW updates the parameters, which decides its temporary memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Update {
-    /// Operator by operator ([`super::optim::AdamW`]): a denominator and an update of one parameter at a time.
+    /// Operator by operator ([`super::optim::AdamW`]): holds a denominator and an update of one parameter at a time.
     ByOperators,
-    /// In one kernel, which holds nothing.
+    /// In one kernel, without temporary tensors.
     Fused,
 }
 
@@ -136,8 +136,9 @@ impl Memory {
     /// Peak of forward, backward and the step of an AdamW that updates by operators. Gradients are released before each
     /// forward pass.
     ///
-    /// In the very first step AdamW has no state while activations exist (`with_state` false). As backward walks down,
-    /// activations are freed and gradients appear, both linearly in the layers, so the peak lies at one of its two ends.
+    /// In the very first step AdamW has no state while activations exist (`with_state` false). During backward,
+    /// activations are freed and gradients appear, both linearly in the layers, so the peak is at its start or at its
+    /// end.
     pub fn step_peak(&self, with_state: bool) -> u64 {
         self.step_peak_with(Update::ByOperators, with_state)
     }
@@ -162,7 +163,7 @@ impl Memory {
             line("residual stream", "(B, T, d)", "the square and the scaling of each RMSNorm", self.residual(), norms);
         let roots = line("inverse root mean square", "(B, T, 1)", "rsqrt", row, norms);
         let normed = line("normalised input", "(B, T, d)", "the product with the gain", self.residual(), norms);
-        // In float32 all linear layers share the output; autocast casts it anew for each of them.
+        // In float32 all linear layers share the output; autocast casts it for each of them.
         let (bytes_each, count) = match self.precision {
             Precision::Float32 => (self.residual(), norms),
             Precision::Bfloat16 => (self.residual() / 2, 5 * layers + 1),
@@ -262,7 +263,7 @@ impl Memory {
         let cast = |bytes: u64| if self.precision == Precision::Bfloat16 { bytes } else { 0 };
         // The masked scores, the argument that autocast widens, and the probabilities.
         let at_softmax = narrow + cast(scores) + scores;
-        // The masked scores, the probabilities and their copy in bfloat16, v laid out anew, and the output.
+        // The masked scores, the probabilities and their copy in bfloat16, a contiguous copy of v, and the output.
         let at_product = narrow + scores + cast(narrow) + 2 * self.narrow(self.residual());
         at_softmax.max(at_product)
     }

@@ -9,7 +9,7 @@ use crate::torch::autograd::release_grad;
 
 /// Changes parameters in place by their gradients; a parameter without a gradient is left alone.
 pub trait Optimizer: Send {
-    /// One step. Parameters are known by their names, so that a subset of a model's may be given.
+    /// One step. State is kept by parameter name, so a subset of a model's parameters may be given.
     fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()>;
     fn set_lr(&mut self, lr: f64);
 }
@@ -31,7 +31,7 @@ impl Default for AdamWOptions {
 }
 
 impl AdamWOptions {
-    /// Refuses what no schedule reaches, naming the option.
+    /// Checks the ranges; the error names the option.
     pub fn validate(&self) -> Result<()> {
         let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *self;
         ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");

@@ -28,8 +28,8 @@ impl Rope {
         Ok(Self { cos: self.cos.f_narrow(0, 0, seq)?, sin: self.sin.f_narrow(0, 0, seq)? })
     }
 
-    /// Rotates `x` (..., seq, d_head) at positions 0..seq, all that there are: the pair (x[2i], x[2i+1]) by the angle of
-    /// frequency i.
+    /// Rotates `x` (..., seq, d_head), where seq is the number of positions here: the pair (x[2i], x[2i+1]) by the
+    /// angle of frequency i.
     ///
     /// The result is in the promoted dtype of `x` and float32.
     pub fn rotate(&self, x: &Tensor) -> Result<Tensor> {

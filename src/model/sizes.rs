@@ -226,11 +226,11 @@ mod tests {
     fn an_invalid_config_is_refused_by_field() {
         let fine = handout(&TINY);
         assert!(fine.validate().is_ok());
-        let words = |config: Config| config.validate().unwrap_err().to_string();
-        assert!(words(Config { num_heads: 3, ..fine }).contains("num_heads"));
-        assert!(words(Config { d_model: 12, num_heads: 4, ..fine }).contains("rotary"));
-        assert!(words(Config { vocab_size: 0, ..fine }).contains("vocab_size"));
-        assert!(words(Config { rope_theta: f64::NAN, ..fine }).contains("rope_theta"));
+        let message = |config: Config| config.validate().unwrap_err().to_string();
+        assert!(message(Config { num_heads: 3, ..fine }).contains("num_heads"));
+        assert!(message(Config { d_model: 12, num_heads: 4, ..fine }).contains("rotary"));
+        assert!(message(Config { vocab_size: 0, ..fine }).contains("vocab_size"));
+        assert!(message(Config { rope_theta: f64::NAN, ..fine }).contains("rope_theta"));
     }
 
     #[test]

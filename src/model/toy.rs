@@ -37,7 +37,7 @@ pub struct Layer {
 pub enum Weight {
     Trained,
     Frozen,
-    /// The very weight of an earlier layer of the same shape.
+    /// Shares the weight of an earlier layer of the same shape.
     TiedTo(String),
 }
 
@@ -204,7 +204,7 @@ impl Toy {
         Ok(x)
     }
 
-    /// Forgets the gradients of the last backward pass.
+    /// Sets all gradients to zero.
     pub fn zero_grad(&self) {
         for (_, tensor) in &self.parameters {
             tensor.shallow_clone().zero_grad();

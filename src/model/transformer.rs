@@ -20,7 +20,7 @@ pub struct Transformer {
     parameters: Vec<(String, Tensor)>,
 }
 
-/// What all layers know of the positions of a sequence.
+/// The position tables that all layers share.
 struct Positions {
     rope: Rope,
     /// The causal mask (seq, seq), true where a key is hidden; the naive attention alone reads one.
@@ -48,8 +48,8 @@ impl Transformer {
     /// A freshly initialised model (assignment 1's scheme): linear weights truncated normal of standard deviation
     /// sqrt(2 / (d_in + d_out)), the embedding of standard deviation 1, both cut at three of them; gains 1.
     ///
-    /// On the generator's device. Whoever has no attention in mind passes [`ImplementationName::default_on`] that device.
-    /// Fails for shapes that no model has, and where memory runs out.
+    /// On the generator's device; [`ImplementationName::default_on`] that device is the default attention. Fails for an
+    /// invalid configuration, and where memory runs out.
     pub fn new(config: &Config, attention: ImplementationName, generator: &Generator) -> Result<Self> {
         config.validate()?;
         let device = generator.device();
@@ -86,8 +86,8 @@ impl Transformer {
 
     /// Logits (batch, seq, vocab_size) for `tokens` (batch, seq) int64, each below vocab_size.
     ///
-    /// Fails for another dtype or rank, for an empty sequence and for one longer than the context length. The values
-    /// of the tokens are left to libtorch's embedding, since looking at them would wait for the device.
+    /// Fails for another dtype or rank, for an empty sequence and for one longer than the context length. Only
+    /// libtorch's embedding checks the token values: a check here would wait for the device.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let positions = self.positions.first(self.check_tokens(tokens)?)?;
         let weight = |i: usize| &self.parameters[i].1;
@@ -123,7 +123,8 @@ impl Transformer {
         let q = positions.rope.rotate(&heads(linear(x, layer.q_proj)?)?)?;
         let k = positions.rope.rotate(&heads(linear(x, layer.k_proj)?)?)?;
         let v = heads(linear(x, layer.v_proj)?)?;
-        // Under autocast the cosines make q and k float32 beside v in bfloat16; every choice casts them down itself.
+        // Under autocast the rotation leaves q and k in float32 and v in bfloat16; every implementation casts them
+        // itself.
         let o = match &positions.mask {
             Some(mask) => naive::masked_attention(&q, &k, &v, Some(mask))?,
             None => attention::attention(self.attention, &q, &k, &v, true)?,
@@ -335,12 +336,12 @@ mod tests {
     #[test]
     fn tokens_of_another_dtype_rank_or_length_are_refused() {
         let model = model();
-        let words = |tokens: Tensor| format!("{:#}", model.forward(&tokens).unwrap_err());
-        assert!(words(Tensor::zeros([1, 4], (Kind::Float, Device::Cpu))).contains("int64"));
-        assert!(words(Tensor::zeros([4], (Kind::Int64, Device::Cpu))).contains("(batch, seq)"));
-        assert!(words(Tensor::zeros([1, 17], (Kind::Int64, Device::Cpu))).contains("context length 16"));
-        assert!(words(Tensor::zeros([1, 0], (Kind::Int64, Device::Cpu))).contains("empty"));
-        assert!(words(Tensor::full([1, 4], 50, (Kind::Int64, Device::Cpu))).contains("looking up the tokens"));
+        let message = |tokens: Tensor| format!("{:#}", model.forward(&tokens).unwrap_err());
+        assert!(message(Tensor::zeros([1, 4], (Kind::Float, Device::Cpu))).contains("int64"));
+        assert!(message(Tensor::zeros([4], (Kind::Int64, Device::Cpu))).contains("(batch, seq)"));
+        assert!(message(Tensor::zeros([1, 17], (Kind::Int64, Device::Cpu))).contains("context length 16"));
+        assert!(message(Tensor::zeros([1, 0], (Kind::Int64, Device::Cpu))).contains("empty"));
+        assert!(message(Tensor::full([1, 4], 50, (Kind::Int64, Device::Cpu))).contains("looking up the tokens"));
         let logits = model.forward(&Tensor::zeros([3, 16], (Kind::Int64, Device::Cpu))).unwrap();
         assert_eq!(logits.size(), [3, 16, 50]);
     }

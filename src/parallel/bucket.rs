@@ -1,4 +1,4 @@
-//! Buckets: flat buffers that gradients are views of, so that many of them travel as one message.
+//! Buckets: flat buffers that gradients are views of, so that one message carries many gradients.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -20,7 +20,7 @@ struct Member {
     view: Tensor,
 }
 
-/// Bytes. Kernels load 16 of them at once where the address allows it, and are slower where it does not.
+/// In bytes: kernels load 16 bytes in one instruction where the address is aligned, and are slower elsewhere.
 pub const ALIGNMENT: usize = 16;
 
 impl Bucket {
@@ -43,23 +43,24 @@ impl Bucket {
         Ok(Self { flat, members: parameters.into_iter().zip(views).map(member).collect() })
     }
 
-    /// Makes every member's gradient its view of the bucket. What backward has accumulated there already stays where it
-    /// is; what it left elsewhere, because the last step's gradients were released, is copied here in a few launches.
+    /// Makes every member's gradient its view of the bucket. A gradient that backward accumulated in the bucket stays.
+    /// One that backward allocated elsewhere, because the last step's gradients were released, is copied here; all
+    /// copies take a few launches.
     ///
     /// # Errors
     /// Names a member without a gradient.
     pub fn collect(&self) -> Result<()> {
-        let (mut strays, mut to, mut from) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut elsewhere, mut to, mut from) = (Vec::new(), Vec::new(), Vec::new());
         for member in &self.members {
             let gradient = gradient_of(&member.name, &member.parameter)?;
             if gradient.data_ptr() != member.view.data_ptr() {
-                strays.push(member);
+                elsewhere.push(member);
                 to.push(member.view.shallow_clone());
                 from.push(gradient);
             }
         }
         copy_all(&to, &from)?;
-        strays.iter().try_for_each(|member| set_grad(&member.parameter, &member.view))
+        elsewhere.iter().try_for_each(|member| set_grad(&member.parameter, &member.view))
     }
 
     /// The members, sharing their tensors.
@@ -75,7 +76,7 @@ pub fn views_of(flat: &Tensor, shapes: impl Iterator<Item = Vec<i64>>) -> Result
     shapes
         .map(|shape| {
             let numel: i64 = shape.iter().product();
-            // Detached: tch's `zero_grad` detaches in place, which autograd refuses a view that it tracks.
+            // Detached: tch's `zero_grad` detaches in place, which autograd refuses for a view that it tracks.
             let view = flat.f_narrow(0, start as i64, numel)?.f_view(shape.as_slice())?.f_detach()?;
             start += (numel as usize).next_multiple_of(alignment);
             Ok(view)
@@ -104,12 +105,12 @@ pub fn planned(parameters: &[(String, Tensor)], capacity: f64) -> Vec<Vec<(Strin
     plan.into_iter().map(|bucket| bucket.into_iter().map(member).collect()).collect()
 }
 
-/// Which parameters share a bucket: taken in reverse, for that is about the order in which their gradients get ready,
-/// a parameter joins the open bucket of its dtype and device unless that would exceed `capacity` bytes, alignment counted.
-/// One that is larger than that has a bucket to itself.
+/// Which parameters share a bucket. They are taken in reverse, which is about the order in which their gradients become
+/// ready. A parameter joins the open bucket of its dtype and device unless that would exceed `capacity` bytes, padding
+/// included. A parameter larger than that has a bucket to itself.
 ///
-/// Buckets come in the order of their last members: a bucket that spans the model, as that of a mixed model's few
-/// float32 parameters may, must not hold up all those that are complete before it.
+/// Buckets come in the order of their last members. A bucket that spans the model, such as that of a mixed model's few
+/// float32 parameters, must not delay the buckets that are complete before it.
 pub fn assign(parameters: &[&Tensor], capacity: f64) -> Vec<Vec<usize>> {
     struct Open {
         key: (Kind, Device),
@@ -209,8 +210,8 @@ mod tests {
         parameters.iter().for_each(|(_, parameter)| parameter.shallow_clone().zero_grad());
         assert_eq!(flat(), [0.0; 8]);
         release_grad(&parameters[1].1).unwrap();
-        let words = bucket.collect().unwrap_err().to_string();
-        assert!(words.contains("b has no gradient"), "{words}");
+        let message = bucket.collect().unwrap_err().to_string();
+        assert!(message.contains("b has no gradient"), "{message}");
     }
 
     #[test]
@@ -218,8 +219,8 @@ mod tests {
         let bucket = Bucket::new(vec![("a".into(), leaf(5, Kind::Float))], 3).unwrap();
         assert_eq!(Vec::<f32>::try_from(&bucket.flat).unwrap(), [0.0; 12]);
         let mixed = vec![("a".into(), leaf(5, Kind::Float)), ("b".into(), leaf(5, Kind::Half))];
-        let words = Bucket::new(mixed, 1).err().unwrap().to_string();
-        assert!(words.contains("b is (Half, Cpu)"), "{words}");
+        let message = Bucket::new(mixed, 1).err().unwrap().to_string();
+        assert!(message.contains("b is (Half, Cpu)"), "{message}");
     }
 
     proptest! {

@@ -1,5 +1,5 @@
-//! Flat data parallelism: once backward is done, all gradients as one message, so that the cost of starting a collective is
-//! paid once and not once a parameter.
+//! Flat data parallelism: after backward, one message carries all gradients, so that the cost of starting a collective
+//! is paid once instead of once for each parameter.
 
 use anyhow::{Context as _, Result};
 use tch::Tensor;

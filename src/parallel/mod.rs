@@ -31,14 +31,14 @@ pub const STRATEGIES: &[Strategy] = &[
 /// A way to keep the replicas of a model equal while each rank trains on its own rows.
 pub struct Strategy {
     pub name: &'static str,
-    /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and gradients of coming
-    /// backward passes will be averaged. `parameters` are the replica's, each tensor once.
+    /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and the gradients of later
+    /// backward passes are averaged. `parameters` are the replica's, each tensor once.
     pub construct: Construct,
 }
 
 pub type Construct = fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>;
 
-/// What a strategy may be told; each reads what concerns it.
+/// The options of all strategies; each strategy reads those that it needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
@@ -66,20 +66,20 @@ impl Options {
 /// Gradients accumulate as in a single process: over several backward passes, each followed by
 /// `finish_gradient_synchronization`, or with all but the last under [`no_sync`], which communicates once.
 ///
-/// A trained parameter that has no gradient when a step is finished is an error. To count it as zero would be wrong where
-/// no rank used it (momentum and weight decay would move what a single process leaves alone), and to find out whether
-/// another rank did would cost every step a collective that the host has to wait for. A gradient that is there takes
-/// part, even one of zeros: a parameter that only some ranks use can be given one.
+/// A trained parameter without a gradient at the end of a step is an error. Counting it as zero would be wrong if no
+/// rank used it: momentum and weight decay would change a parameter that a single process leaves alone. Asking the
+/// other ranks would cost every step a collective that the host has to wait for. A gradient of zeros is averaged like
+/// any other, so a parameter that only some ranks use can be given one.
 pub trait DataParallel: Send {
-    /// Call after backward and before the optimizer's step: afterwards every trained parameter's gradient is the mean
-    /// over the ranks, on every rank. On CUDA this thread waits for nothing; what it launches next does.
+    /// Call it after backward and before the optimizer's step: afterwards every trained parameter's gradient is the
+    /// mean over the ranks, on every rank. On CUDA this thread does not wait; its later launches do.
     ///
     /// # Errors
     /// Names the parameter; after one the ranks no longer agree and the run must end.
     fn finish_gradient_synchronization(&mut self) -> Result<()>;
 
-    /// Whether coming backward passes start to communicate; [`no_sync`] calls it. Nothing to do where only
-    /// `finish_gradient_synchronization` communicates.
+    /// Whether later backward passes communicate; [`no_sync`] calls it. The default does nothing, for strategies in
+    /// which only `finish_gradient_synchronization` communicates.
     fn set_gradient_synchronization(&mut self, _enabled: bool) {}
 }
 
@@ -99,7 +99,8 @@ pub fn by_name(name: &str) -> Result<&'static Strategy> {
     })
 }
 
-/// Gives every rank the values of rank 0, in place. Frozen parameters are values too: ranks may have drawn them apart.
+/// Gives every rank the values of rank 0, in place, of frozen parameters too: ranks may have initialised them
+/// differently.
 ///
 /// # Errors
 /// When the ranks' models differ, before anything else is exchanged.
@@ -111,8 +112,8 @@ pub fn broadcast_parameters(parameters: &[(String, Tensor)], collective: &Shared
     Ok(())
 }
 
-/// Ranks whose parameters differ would pair each other's messages wrongly: Gloo then adds what does not belong together,
-/// and NCCL hangs.
+/// Ranks with different parameters would pair each other's messages wrongly: Gloo then adds unrelated tensors, and NCCL
+/// hangs.
 fn check_same_model(parameters: &[(String, Tensor)], collective: &Shared) -> Result<()> {
     let mut hasher = DefaultHasher::new();
     for (name, parameter) in parameters {

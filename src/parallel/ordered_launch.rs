@@ -1,5 +1,5 @@
-//! Starts communication while backward still runs: a unit of parameters as soon as all its gradients are there, and units
-//! strictly in order.
+//! Starts communication while backward still runs: a unit of parameters as soon as all its gradients are ready, and
+//! units strictly in order.
 //!
 //! Collectives are paired across ranks only by their order, and gradients may become ready in another order on each rank.
 //! So a unit that is ready early waits for the units before it.
@@ -57,16 +57,16 @@ impl OrderedLaunch {
         Ok(Self { state, _hooks: hooks })
     }
 
-    /// Whether coming backward passes start communication.
+    /// Whether later backward passes start communication.
     pub fn set_enabled(&mut self, enabled: bool) {
         lock(&self.state).enabled = enabled;
     }
 
-    /// Starts what no hook has started, then waits for all units: on CUDA the stream waits and not this thread. Units
-    /// are left unstarted by passes that were not to communicate, and by parameters that the last pass did not use.
+    /// Starts the units that no hook has started, then waits for all units: on CUDA the stream waits and not this
+    /// thread. Hooks start no unit in passes under `no_sync`, and none with a parameter that the last pass did not use.
     ///
     /// # Errors
-    /// Names the unit's parameters, and what `launch` says of a gradient that is missing.
+    /// Names the unit's parameters; `launch`'s error, for instance of a missing gradient.
     pub fn finish(&mut self) -> Result<()> {
         let mut state = lock(&self.state);
         while state.next < state.units.len() {
@@ -76,7 +76,7 @@ impl OrderedLaunch {
         state.next = 0;
         for (unit, work) in state.units.iter_mut().zip(works) {
             unit.fired.fill(false);
-            work.wait().with_context(|| format!("averaging the gradients of {}", unit.words()))?;
+            work.wait().with_context(|| format!("averaging the gradients of {}", unit.description()))?;
         }
         Ok(())
     }
@@ -112,8 +112,8 @@ impl State {
     }
 
     fn launch_next(&mut self) -> Result<()> {
-        let words = || format!("starting to average the gradients of {}", self.units[self.next].words());
-        let work = (self.launch)(self.next).with_context(words)?;
+        let description = || format!("starting to average the gradients of {}", self.units[self.next].description());
+        let work = (self.launch)(self.next).with_context(description)?;
         self.works.push(work);
         self.next += 1;
         Ok(())
@@ -121,7 +121,7 @@ impl State {
 }
 
 impl Unit {
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         match self.names.as_slice() {
             [] => "no parameter".into(),
             [only] => only.clone(),
@@ -211,8 +211,8 @@ mod tests {
         for enabled in [true, false] {
             use_of(&[&parameters[0]]);
             ordered.set_enabled(enabled);
-            let words = format!("{:#}", backward(&parameters[0].1.sum(Kind::Float)).unwrap_err());
-            assert!(words.contains("the gradient of a while it was being averaged") && words.contains("no_sync"));
+            let message = format!("{:#}", backward(&parameters[0].1.sum(Kind::Float)).unwrap_err());
+            assert!(message.contains("the gradient of a while it was being averaged") && message.contains("no_sync"));
             ordered.set_enabled(true);
             ordered.finish().unwrap();
         }

@@ -1,5 +1,5 @@
-//! Overlapped data parallelism in buckets that are never copied together: the gradients of a bucket are averaged where
-//! backward left them, all in one call, while backward goes on to the buckets before it.
+//! Overlapped data parallelism in buckets without a copy: one coalesced all-reduce averages a bucket's gradients where
+//! backward left them, while backward goes on to the buckets before it.
 
 use anyhow::Result;
 use tch::Tensor;

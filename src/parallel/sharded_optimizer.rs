@@ -7,9 +7,9 @@ use tch::Tensor;
 use crate::collective::Shared;
 use crate::model::optim::Optimizer;
 
-/// Parameters that are stepped alike, and the optimizer that steps them. The optimizer must be one that makes its state
-/// when it first meets a parameter, as all of [`crate::model::optim`] do; what a parameter becomes may depend on
-/// that parameter and its gradient only.
+/// Parameters and the optimizer that steps them. The optimizer must create a parameter's state at that parameter's
+/// first step, as all of [`crate::model::optim`] do. A parameter's update may depend only on that parameter and its
+/// gradient.
 pub struct ParamGroup {
     pub parameters: Vec<(String, Tensor)>,
     pub optimizer: Box<dyn Optimizer>,
@@ -24,8 +24,8 @@ impl ParamGroup {
 
 /// An optimizer over all ranks.
 ///
-/// Gradients are not its business: on every rank those of the rank's own parameters must already be what the step is
-/// to use, which any strategy of data parallelism sees to. The ranks must start from equal parameters.
+/// It does not communicate gradients: before a step, each rank's own parameters must have the gradients that the step
+/// is to use, as every data-parallel strategy leaves them. The ranks must start from equal parameters.
 pub struct ShardedOptimizer {
     groups: Vec<Group>,
     collective: Shared,
@@ -52,8 +52,8 @@ impl ShardedOptimizer {
         Ok(sharded)
     }
 
-    /// Shares the parameters of one more group out; also during training, as when layers are unfrozen one by one.
-    /// Every rank must add the same groups in the same order. What has an owner keeps it, and its state.
+    /// Distributes the parameters of one more group, also during training, as when layers are unfrozen one by one.
+    /// Every rank must add the same groups in the same order. Earlier parameters keep their owners and their state.
     ///
     /// # Errors
     /// Names a parameter that is in a group already, under this name or another.
@@ -89,7 +89,7 @@ impl ShardedOptimizer {
         owners
     }
 
-    /// Steps this rank's parameters, then takes the others from their owners; a frozen one stays as it is.
+    /// Steps this rank's parameters, then receives the others from their owners. A frozen parameter stays unchanged.
     ///
     /// # Errors
     /// Names the parameter; after one the ranks no longer agree and the run must end.
@@ -97,11 +97,11 @@ impl ShardedOptimizer {
         for group in &mut self.groups {
             group.optimizer.step(&group.shard)?;
         }
-        // All are under way before the first is waited for: the owners send side by side.
+        // All broadcasts start before the first wait, so that the owners send at the same time.
         let mut works = Vec::new();
         for group in &self.groups {
             for ((name, parameter), &owner) in group.parameters.iter().zip(&group.owners) {
-                // Whether a gradient is there is the owner's knowledge; whether a parameter trains is everybody's.
+                // The ranks agree on which parameters train, but not always on which have a gradient.
                 if parameter.requires_grad() {
                     let work = self.collective.broadcast_async(&parameter.f_detach()?, owner);
                     works.push((name, work.with_context(|| format!("broadcasting {name} from rank {owner}"))?));
@@ -141,7 +141,7 @@ mod tests {
     use crate::collective::{Collective, Op, Work};
     use crate::model::optim::Sgd;
 
-    /// One rank of a group whose others say nothing: enough to share parameters out.
+    /// One rank whose collectives do nothing, which is enough to distribute parameters.
     struct Silent {
         rank: usize,
         world_size: usize,
@@ -193,7 +193,7 @@ mod tests {
         }
 
         fn timeline(&self) -> &Timeline {
-            unreachable!("sharing parameters out asks for no log")
+            unreachable!("distributing parameters reads no timeline")
         }
     }
 
@@ -214,9 +214,9 @@ mod tests {
         let tensor = first.parameters[0].1.shallow_clone();
         let renamed = ParamGroup::new(&[("other".into(), tensor)], Box::new(Sgd::new(0.1).unwrap()));
         let mut sharded = ShardedOptimizer::new(vec![first], &silent(0, 2)).unwrap();
-        let words = |sharded: &mut ShardedOptimizer, group| sharded.add_param_group(group).unwrap_err().to_string();
-        assert!(words(&mut sharded, again).contains("p1 is in a parameter group already"));
-        assert!(words(&mut sharded, renamed).contains("other is the tensor of p0"));
+        let message = |sharded: &mut ShardedOptimizer, group| sharded.add_param_group(group).unwrap_err().to_string();
+        assert!(message(&mut sharded, again).contains("p1 is in a parameter group already"));
+        assert!(message(&mut sharded, renamed).contains("other is the tensor of p0"));
         assert!(sharded.set_lr(1, 0.2).unwrap_err().to_string().contains("no parameter group 1 of 1"));
         sharded.set_lr(0, 0.2).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What trains a replica on a rank, by name: a strategy with an optimizer beside it, or an optimizer that is sharded.
+//! Trains a replica on a rank with a strategy and an optimizer, or with a sharded optimizer, chosen by name.
 
 use anyhow::Result;
 use tch::Tensor;
@@ -9,13 +9,13 @@ use super::{DataParallel, Options, STRATEGIES, Strategy, by_name, overlap_bucket
 use crate::collective::Shared;
 use crate::model::optim::Optimizer;
 
-/// Under the bucketed strategy, which averages the gradients that the owners step by.
+/// The sharded optimizer with the bucketed strategy, which averages the gradients.
 pub const SHARDED_OPTIMIZER: &str = "sharded_optimizer";
 pub const ZERO1: &str = "zero1";
 /// ZeRO-1 that steps each shard while backward goes on.
 pub const ZERO1_IN_BACKWARD: &str = "zero1_in_backward";
 
-/// How the ZeRO-1 of that name steps, if it is one.
+/// When the ZeRO-1 variant of that name steps; `None` for any other name.
 pub fn zero1(name: &str) -> Option<Stepping> {
     match name {
         ZERO1 => Some(Stepping::OnCall),
@@ -24,7 +24,7 @@ pub fn zero1(name: &str) -> Option<Stepping> {
     }
 }
 
-/// Every name that [`Trainer::new`] knows.
+/// Every name that [`Trainer::new`] accepts.
 pub fn names() -> impl Iterator<Item = &'static str> {
     STRATEGIES.iter().map(|strategy| strategy.name).chain([SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD])
 }

@@ -1,12 +1,13 @@
-//! ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1): optimizer state is sharded, gradients are reduce-scattered to the
-//! ranks that use them, and updated parameters are all-gathered, so that a step moves what one all-reduce moves.
+//! ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1): optimizer state is sharded, gradients are reduce-scattered to
+//! the ranks that use them, and updated parameters are all-gathered. A step sends as many bytes as one all-reduce.
 //!
-//! Parameters are taken bucket by bucket. One that can be cut into equal and aligned shards, one a rank, is cut where it
-//! lies, and so is its gradient: nothing is copied together, and a bucket is one call all the same. What is left of a
-//! bucket lives in flat buffers, which are cut wherever parameters begin and end. A bucket's reduce-scatter runs while
-//! backward goes on to the buckets before it; its all-gather runs while the optimizer steps the next. With
-//! [`Stepping::InBackward`] the step and the all-gather run in the backward pass too. A rank steps float32: where a bucket
-//! is narrower, the rank keeps a float32 copy of its shards, for a bfloat16 weight would lose updates below 1/256 of it.
+//! Parameters are taken bucket by bucket. A parameter that divides into equal and aligned shards, one for each rank, is
+//! sharded in place, and so is its gradient: nothing is copied, and a bucket is still one call. The other parameters of
+//! a bucket live in a flat buffer, whose shards may begin and end inside a parameter. A bucket's reduce-scatter runs
+//! while backward goes on to the buckets before it; its all-gather runs while the optimizer steps the next. With
+//! [`Stepping::InBackward`] the step and the all-gather run in the backward pass too. A rank steps in float32. For a
+//! narrower bucket it keeps a float32 copy of its shards, because a bfloat16 weight would lose updates below 1/256 of
+//! it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,8 +22,8 @@ use crate::model::optim::Optimizer;
 use crate::torch::autograd::{copy_all, set_grad};
 use crate::torch::stream::on_side_stream;
 
-/// Data parallelism and optimizer in one, for optimizers that treat every element alike and apart, as SGD and AdamW do:
-/// they get shards, not parameters.
+/// Data parallelism and optimizer in one, for elementwise optimizers such as SGD and AdamW: they get shards, not
+/// parameters.
 pub struct Zero1 {
     ordered: OrderedLaunch,
     sharded: Arc<Mutex<Sharded>>,
@@ -34,10 +35,10 @@ pub struct Zero1 {
 pub enum Stepping {
     /// By [`Zero1::step`].
     OnCall,
-    /// As soon as its gradient is reduced, on a stream of its own, while backward goes on to the buckets before it; the
-    /// parameters are gathered there too, and [`Zero1::step`] has nothing left to do. What must be done with all
-    /// gradients before any of them is used, as clipping, is not possible then, and gradients accumulate over passes
-    /// under [`super::no_sync`] only. On the CPU the hook waits for the reduction.
+    /// As soon as its gradient is reduced, on a side stream, while backward goes on to the buckets before it. The
+    /// parameters are gathered there too, and [`Zero1::step`] has nothing left to do. Gradient clipping is then
+    /// impossible: it needs all gradients before the first is used. Gradients accumulate over passes only under
+    /// [`super::no_sync`]. On the CPU the hook waits for the reduction.
     InBackward,
 }
 
@@ -47,18 +48,18 @@ struct Sharded {
     optimizer: Box<dyn Optimizer>,
     collective: Shared,
     /// Shards that have been stepped in a backward pass since the last call of [`Zero1::step`].
-    ahead: usize,
+    stepped_in_backward: usize,
 }
 
-/// The parameters that a rank steps as one, by where they are cut.
+/// A bucket's parameters, by how they are sharded.
 struct Members {
-    /// Where they lie.
+    /// Sharded in place.
     whole: Vec<(String, Tensor)>,
-    /// In flat buffers: those that cannot be cut into equal and aligned shards.
+    /// Sharded in a flat buffer: those that do not divide into equal and aligned shards.
     rest: Option<Bucket>,
 }
 
-/// What one bucket is on this rank. The lists have an element for each of [`Members::whole`], and one for the rest.
+/// One bucket on this rank. The lists have an element for each of [`Members::whole`], and one for the rest.
 struct Shard {
     /// (world_size * n,) each: parameters.
     wholes: Vec<Tensor>,
@@ -69,12 +70,12 @@ struct Shard {
     gradient: Tensor,
     /// What the optimizer steps: `mine` themselves, or float32 copies.
     stepped: Vec<(String, Tensor)>,
-    /// What it steps them by: `gradient`, or a float32 copy.
+    /// The gradients of `stepped`: `gradient`, or a float32 copy.
     stepped_by: Tensor,
 }
 
 impl Zero1 {
-    /// Wraps a replica: every rank takes rank 0's parameters. Those that cannot be cut where they lie move into flat
+    /// Wraps a replica: every rank takes rank 0's parameters. Those that cannot be sharded in place move into flat
     /// buffers; all stay the same tensors.
     pub fn new(
         parameters: &[(String, Tensor)],
@@ -89,7 +90,7 @@ impl Zero1 {
         let buckets: Vec<Members> = buckets.collect::<Result<_>>()?;
         let shard = |(number, members)| Shard::new(number, members, collective);
         let shards: Vec<Shard> = buckets.iter().enumerate().map(shard).collect::<Result<_>>()?;
-        let sharded = Sharded { shards, optimizer, collective: collective.clone(), ahead: 0 };
+        let sharded = Sharded { shards, optimizer, collective: collective.clone(), stepped_in_backward: 0 };
         let sharded = Arc::new(Mutex::new(sharded));
         let shared = sharded.clone();
         let launch = move |unit: usize| {
@@ -97,25 +98,25 @@ impl Zero1 {
             let gradients = members.gradients()?;
             match stepping {
                 Stepping::OnCall => lock(&shared).reduce(unit, &gradients),
-                Stepping::InBackward => lock(&shared).step_ahead(unit, &gradients),
+                Stepping::InBackward => lock(&shared).step_in_backward(unit, &gradients),
             }
         };
         Ok(Self { ordered: OrderedLaunch::new(&units, Box::new(launch))?, sharded, stepping })
     }
 
-    /// Steps this rank's shards and takes the others' from their ranks. Call it after
+    /// Steps this rank's shards and gathers those of the other ranks. Call it after
     /// [`DataParallel::finish_gradient_synchronization`].
     ///
     /// # Errors
     /// After one the ranks no longer agree and the run must end.
     pub fn step(&mut self) -> Result<()> {
         let mut sharded = lock(&self.sharded);
-        let (stepped, shards) = (std::mem::take(&mut sharded.ahead), sharded.shards.len());
+        let (stepped, shards) = (std::mem::take(&mut sharded.stepped_in_backward), sharded.shards.len());
         if self.stepping == Stepping::InBackward {
             ensure!(stepped == shards, "{stepped} of {shards} shards have been stepped: has backward run?");
             return Ok(());
         }
-        // All are under way before the first is waited for: the next shard is stepped while this one is gathered.
+        // All gathers start before the first wait: the next shard is stepped while this one is gathered.
         let gathers = (0..shards).map(|unit| sharded.step(unit)).collect::<Result<Vec<_>>>()?;
         gathers.into_iter().try_for_each(|work| work.wait().context("gathering updated parameters"))
     }
@@ -136,12 +137,12 @@ fn lock(sharded: &Mutex<Sharded>) -> MutexGuard<'_, Sharded> {
 }
 
 impl Sharded {
-    /// Starts to form the mean of this rank's part of `gradients`, a bucket's.
+    /// Starts averaging this rank's shard of a bucket's `gradients`.
     fn reduce(&self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
         self.collective.reduce_scatter_coalesced_async(&self.shards[unit].gradients, gradients, Op::Average)
     }
 
-    /// Steps one shard and starts to gather what has become of its bucket.
+    /// Steps one shard and starts gathering its bucket's updated parameters.
     fn step(&mut self, unit: usize) -> Result<Box<dyn Work>> {
         let Self { shards, optimizer, collective, .. } = self;
         let shard = &shards[unit];
@@ -150,15 +151,15 @@ impl Sharded {
         gather.context("starting to gather updated parameters")
     }
 
-    /// Reduces and steps, one behind the other, while this thread's own stream goes on. No work of this pass reads the
-    /// bucket's parameters any more: a parameter's gradient is complete when the last operation that used it has been
+    /// Reduces and then steps on the side stream, while this thread's own stream goes on. No later work of this pass
+    /// reads the bucket's parameters: a parameter's gradient is complete when the last operation that used it has been
     /// differentiated, and the reduction waits for what backward has launched until then.
-    fn step_ahead(&mut self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
+    fn step_in_backward(&mut self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
         ensure!(
-            self.ahead < self.shards.len(),
+            self.stepped_in_backward < self.shards.len(),
             "this step's gradients have been used already: run all passes but the last one under no_sync, then call step"
         );
-        self.ahead += 1;
+        self.stepped_in_backward += 1;
         let reduced = self.reduce(unit, gradients)?;
         on_side_stream(self.collective.device(), || {
             reduced.wait().context("reducing gradients")?;
@@ -167,8 +168,8 @@ impl Sharded {
     }
 }
 
-/// Here the mean is formed where it is used: on each rank, for its shards. The gradients of the parameters themselves
-/// stay the rank's own, and clipping by their norm would need another collective.
+/// Each rank averages only the gradients of its shards. The parameters' own gradients stay local, so clipping by their
+/// norm would need another collective.
 impl DataParallel for Zero1 {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
         self.ordered.finish()

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::cuda::layout::{Expected, Layout, compare};
 
-    /// Entry `i` of so many elements; its addresses tell it from the others.
+    /// Entry `i` with this number of elements, at addresses of its own.
     fn entry(i: u64, elements: u64) -> Entry {
         let base = 1 << 40 | i << 20;
         Entry { p: base, g: base + 1, m: base + 2, v: base + 3, progress: base + 4096, elements }
@@ -186,18 +186,18 @@ mod tests {
     #[test]
     fn overlapping_memory_is_refused_with_both_names() {
         let names = ["a", "b", "c"];
-        let words = |entries: &[Entry]| require_apart(entries, |i| names[i]).map_err(|error| error.to_string());
+        let message = |entries: &[Entry]| require_apart(entries, |i| names[i]).map_err(|error| error.to_string());
         let apart = [entry(0, 8), entry(1, 8), entry(2, 8)];
-        words(&apart).unwrap();
+        message(&apart).unwrap();
         let overlapping = Entry { p: apart[0].p + 28, ..apart[2] };
         assert_eq!(
-            words(&[apart[0], apart[1], overlapping]).unwrap_err(),
+            message(&[apart[0], apart[1], overlapping]).unwrap_err(),
             "a and c share memory: give a shared parameter once"
         );
         let touching = Entry { p: apart[0].p + 32, ..apart[2] };
-        words(&[apart[0], apart[1], touching]).unwrap();
+        message(&[apart[0], apart[1], touching]).unwrap();
         let same_name = Entry { progress: apart[1].progress, ..apart[2] };
-        assert!(words(&[apart[0], apart[1], same_name]).unwrap_err().starts_with("b and c"));
-        words(&[entry(0, 0), Entry { progress: 7, ..entry(0, 0) }]).unwrap();
+        assert!(message(&[apart[0], apart[1], same_name]).unwrap_err().starts_with("b and c"));
+        message(&[entry(0, 0), Entry { progress: 7, ..entry(0, 0) }]).unwrap();
     }
 }
