@@ -21,10 +21,10 @@ mod ffi {
 
 /// Counts from its construction until its drop.
 ///
-/// On the CPU, the allocations of this thread and of the backward passes that it starts, to the byte, as libtorch
-/// reports them to its profiler (whose place this takes meanwhile); a tensor that is older than the meter counts neither
-/// when it lives nor when it dies. On CUDA, what the caching allocator holds for tensors beyond what it held at the
-/// start, in its blocks of 512 bytes. Meters of one thread must be dropped in the reverse of their order.
+/// On the CPU: the allocations of this thread and of the backward passes that it starts, to the byte, as libtorch
+/// reports them to its profiler (whose observer this replaces meanwhile). A tensor that is older than the tracker is
+/// never counted. On CUDA: what the caching allocator holds for tensors beyond what it held at the start, in its blocks
+/// of 512 bytes. Trackers of one thread must be dropped in the reverse of their order.
 pub struct AllocationTracker(Source);
 
 enum Source {
@@ -43,7 +43,7 @@ impl AllocationTracker {
     /// Bytes of tensors alive now.
     pub fn in_use(&self) -> Result<u64> {
         match &self.0 {
-            Source::Cpu(meter) => Ok(u64::try_from(meter.in_use()).unwrap_or(0)),
+            Source::Cpu(tracker) => Ok(u64::try_from(tracker.in_use()).unwrap_or(0)),
             Source::Cuda { device, before } => {
                 Ok(memory::stats(*device)?.allocated_bytes.current.saturating_sub(*before))
             }
@@ -53,7 +53,7 @@ impl AllocationTracker {
     /// The most bytes alive at once since the start or the last [`AllocationTracker::reset_peak`].
     pub fn peak(&self) -> Result<u64> {
         match &self.0 {
-            Source::Cpu(meter) => Ok(u64::try_from(meter.peak()).unwrap_or(0)),
+            Source::Cpu(tracker) => Ok(u64::try_from(tracker.peak()).unwrap_or(0)),
             Source::Cuda { device, before } => Ok(memory::stats(*device)?.allocated_bytes.peak.saturating_sub(*before)),
         }
     }
@@ -61,7 +61,7 @@ impl AllocationTracker {
     /// Starts a new peak from what is in use now. On CUDA this resets the allocator's own peaks.
     pub fn reset_peak(&self) -> Result<()> {
         match &self.0 {
-            Source::Cpu(meter) => meter.reset_peak(),
+            Source::Cpu(tracker) => tracker.reset_peak(),
             Source::Cuda { device, .. } => memory::reset_peaks(*device)?,
         }
         Ok(())
@@ -81,34 +81,34 @@ mod tests {
     #[test]
     fn bytes_are_exact_and_older_tensors_are_not_counted() {
         let older = zeros(1000);
-        let meter = AllocationTracker::start(Device::Cpu).unwrap();
+        let tracker = AllocationTracker::start(Device::Cpu).unwrap();
         drop(older);
         let a = zeros(256);
         drop(zeros(512));
-        assert_eq!((meter.in_use().unwrap(), meter.peak().unwrap()), (1024, 3072));
-        meter.reset_peak().unwrap();
-        assert_eq!(meter.peak().unwrap(), 1024);
+        assert_eq!((tracker.in_use().unwrap(), tracker.peak().unwrap()), (1024, 3072));
+        tracker.reset_peak().unwrap();
+        assert_eq!(tracker.peak().unwrap(), 1024);
         drop(a);
-        assert_eq!(meter.in_use().unwrap(), 0);
+        assert_eq!(tracker.in_use().unwrap(), 0);
     }
 
     #[test]
     fn saved_tensors_and_allocations_of_backward_are_counted() {
         let x = zeros(256).set_requires_grad(true);
-        let meter = AllocationTracker::start(Device::Cpu).unwrap();
+        let tracker = AllocationTracker::start(Device::Cpu).unwrap();
         let y = x.exp();
         drop(y.shallow_clone());
-        assert_eq!(meter.in_use().unwrap(), 1024);
+        assert_eq!(tracker.in_use().unwrap(), 1024);
         crate::torch::autograd::backward_from(&y, &y.detach(), false).unwrap();
         drop(y);
-        assert_eq!(meter.in_use().unwrap(), 1024, "the gradient of x");
+        assert_eq!(tracker.in_use().unwrap(), 1024, "the gradient of x");
     }
 
     #[test]
     fn allocations_of_another_thread_are_not_counted() {
-        let meter = AllocationTracker::start(Device::Cpu).unwrap();
+        let tracker = AllocationTracker::start(Device::Cpu).unwrap();
         let elsewhere = std::thread::spawn(|| zeros(256)).join().unwrap();
-        assert_eq!(meter.in_use().unwrap(), 0);
+        assert_eq!(tracker.in_use().unwrap(), 0);
         drop(elsewhere);
     }
 }

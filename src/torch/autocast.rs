@@ -8,8 +8,8 @@ use super::library::cuda_index;
 
 /// Runs `body` with operators on `device`'s type cast as libtorch's autocast lists say, to `dtype` (bf16 or fp16).
 ///
-/// Scopes nest, of one type or several. What was set before is put back also after an error or a panic, and the casts
-/// of parameters that libtorch caches are dropped on leaving the outermost scope. Autocast belongs to the calling
+/// Scopes nest, of one device type or several. The previous setting is restored, also after an error or a panic. The
+/// casts of parameters that libtorch caches are dropped on leaving the outermost scope. Autocast belongs to the calling
 /// thread; a backward computes in the kinds that its forward chose.
 ///
 /// Errors: those of `body`; another `dtype`; [`crate::error::Fault::NotAvailable`] for a GPU that is not there.

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn an_error_in_backward_is_returned_with_its_type() {
-        let fault = Fault::OutOfMemory { requested_bytes: Some(7), message: "told so".into() };
+        let fault = Fault::OutOfMemory { requested_bytes: Some(7), message: "expected".into() };
         let thrown = fault.clone();
         let y = through(&leaf(&[2]), move |_| Err(thrown.clone().into())).unwrap();
         let error = backward(&y.sum(Kind::Double)).unwrap_err();
@@ -323,8 +323,8 @@ mod tests {
         backward(&(&parameter * 2.0).sum(Kind::Double)).unwrap();
         assert_eq!(Vec::<f64>::try_from(&gradient).unwrap(), [3.0, 3.0]);
         for other in [gradient.to_kind(Kind::Float), gradient.unsqueeze(0)] {
-            let words = format!("{:#}", set_grad(&parameter, &other).unwrap_err());
-            assert!(words.contains("setting a gradient: a gradient of"), "{words}");
+            let message = format!("{:#}", set_grad(&parameter, &other).unwrap_err());
+            assert!(message.contains("setting a gradient: a gradient of"), "{message}");
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) type TensorList = CxxVector<ffi::Tensor>;
 
 #[cxx::bridge(namespace = "cs336")]
 pub(super) mod ffi {
-    /// What autocast was before it was entered; `dtype` is libtorch's number of a kind.
+    /// The autocast setting before a scope; `dtype` is libtorch's number of a kind.
     struct AutocastState {
         enabled: bool,
         dtype: i8,
@@ -52,7 +52,7 @@ pub(super) mod ffi {
         elements: u64,
     }
 
-    /// A device's memory as its driver counts it, other programs' included.
+    /// A device's memory as its driver counts it, including that of other programs.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct MemoryInfo {
         free_bytes: u64,
@@ -62,7 +62,7 @@ pub(super) mod ffi {
     extern "Rust" {
         type Outcome;
         fn failed(self: &Outcome) -> bool;
-        fn words(self: &Outcome) -> String;
+        fn message(self: &Outcome) -> String;
         fn save_error(self: &Outcome);
         fn save_out_of_memory();
 
@@ -80,8 +80,8 @@ pub(super) mod ffi {
             grad_inputs: Pin<&mut CxxVector<Tensor>>,
         ) -> Box<Outcome>;
 
-        type Notice;
-        fn give(self: &Notice);
+        type CompletionCallback;
+        fn call(self: &CompletionCallback);
 
         type HookList;
         fn new_hook_list() -> Box<HookList>;
@@ -188,7 +188,7 @@ pub(super) mod ffi {
         type GlooWork;
         fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
         fn is_completed(self: &GlooWork) -> Result<bool>;
-        fn when_done(self: &GlooWork, notice: Box<Notice>) -> Result<()>;
+        fn when_done(self: &GlooWork, callback: Box<CompletionCallback>) -> Result<()>;
         type GlooGroup;
         fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
         fn broadcast(self: &GlooGroup, tensor: &Tensor, root: i32) -> Result<UniquePtr<GlooWork>>;
@@ -222,8 +222,8 @@ pub(super) mod ffi {
     impl CxxVector<Tensor> {}
 }
 
-// SAFETY: these hold atomically counted handles to c10d objects that c10d itself passes between threads, and being
-// no `Sync` each is used by one thread at a time.
+// SAFETY: these hold atomically counted handles to c10d objects that c10d itself passes between threads. They are not
+// `Sync`, so one thread at a time uses each.
 unsafe impl Send for ffi::GlooWork {}
 // SAFETY: as above.
 unsafe impl Send for ffi::GlooGroup {}
@@ -232,28 +232,28 @@ unsafe impl Send for ffi::KeyStore {}
 // SAFETY: as above.
 unsafe impl Sync for ffi::KeyStore {}
 
-/// Tells Rust that something of C++ has ended.
-pub(super) struct Notice(Box<dyn Fn() + Send + Sync>);
+/// A Rust callback that C++ calls when an operation ends.
+pub(super) struct CompletionCallback(Box<dyn Fn() + Send + Sync>);
 
-impl Notice {
-    pub(super) fn new(told: impl Fn() + Send + Sync + 'static) -> Box<Self> {
-        Box::new(Self(Box::new(told)))
+impl CompletionCallback {
+    pub(super) fn new(callback: impl Fn() + Send + Sync + 'static) -> Box<Self> {
+        Box::new(Self(Box::new(callback)))
     }
 
-    /// A panic may not cross into C++, where nobody would hear it.
-    fn give(&self) {
+    /// A panic must not cross into C++, so it is dropped.
+    fn call(&self) {
         let _ = catch_unwind(AssertUnwindSafe(|| (self.0)()));
     }
 }
 
-/// What a Rust callback that C++ called came to; C++ throws it on if it failed.
+/// The result of a Rust callback that C++ called; C++ throws if it is an error.
 pub(super) struct Outcome(RefCell<Option<anyhow::Error>>);
 
 impl Outcome {
     /// Runs a callback; its error or panic becomes the outcome, with `context()` before it.
     pub(super) fn of(context: impl Fn() -> String, body: impl FnOnce() -> Result<()>) -> Box<Self> {
-        // Unwind safety: whatever the body was changing is dropped or refused with the error it turns into.
-        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_words(panic.as_ref())));
+        // Unwind safety: values that the body was changing are dropped, or refused because of the error.
+        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_message(panic.as_ref())));
         Box::new(Self(RefCell::new(result.err().map(|error| error.context(context())))))
     }
 
@@ -261,7 +261,7 @@ impl Outcome {
         self.0.borrow().is_some()
     }
 
-    fn words(&self) -> String {
+    fn message(&self) -> String {
         self.0.borrow().as_ref().map(|error| format!("{error:#}")).unwrap_or_default()
     }
 
@@ -272,12 +272,12 @@ impl Outcome {
     }
 }
 
-fn panic_words(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
-    let words = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    anyhow!("panicked: {}", words.unwrap_or("a payload that is no text"))
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
+    let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    anyhow!("panicked: {}", message.unwrap_or("a payload that is no text"))
 }
 
-/// What the words of a C++ exception do not carry.
+/// What a C++ exception's message does not contain.
 enum Pending {
     Callback(anyhow::Error),
     OutOfMemory,
@@ -293,18 +293,18 @@ fn save_out_of_memory() {
     PENDING.set(Some(Pending::OutOfMemory));
 }
 
-/// Gives a shim's failure its type back: a callback's own error, or [`Fault::OutOfMemory`], or libtorch's words.
+/// Restores the type of a shim's error: a callback's own error, [`Fault::OutOfMemory`], or libtorch's message.
 pub(super) fn check<T>(result: Result<T, cxx::Exception>) -> Result<T> {
     let pending = PENDING.take();
     result.map_err(|exception| {
-        let words = exception.what().trim_end();
-        match (pending, fault_in_words(words)) {
+        let message = exception.what().trim_end();
+        match (pending, fault_in_words(message)) {
             (Some(Pending::Callback(error)), _) => error,
             (_, Some(fault)) => fault.into(),
             (Some(Pending::OutOfMemory), None) => {
-                Fault::OutOfMemory { requested_bytes: None, message: words.to_string() }.into()
+                Fault::OutOfMemory { requested_bytes: None, message: message.to_string() }.into()
             }
-            (None, None) => anyhow!("{words}"),
+            (None, None) => anyhow!("{message}"),
         }
     })
 }

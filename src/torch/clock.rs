@@ -63,7 +63,7 @@ impl Stopwatch {
     }
 }
 
-/// One stretch of a device's work, timed without waiting for it: many may be under way on a stream at once.
+/// One stretch of a device's work, timed without waiting for it: a stream may have many of them under way.
 ///
 /// Between events on the thread's current stream on CUDA, by the host's clock on the CPU.
 pub struct Interval(Ends);

@@ -1,11 +1,11 @@
-//! What a kernel outside libtorch takes of a parameter and its gradient, asked for in one call.
+//! The addresses of a parameter and its gradient for a kernel outside libtorch, in one call.
 
 use anyhow::Result;
 use tch::{Device, Tensor};
 
 use super::bridge::{borrow, check, ffi};
 
-/// A parameter and its gradient where a float32 kernel finds them.
+/// A parameter and its gradient as a float32 kernel reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// Addresses on the device.
@@ -16,8 +16,8 @@ pub struct Pair {
 
 /// The pair's addresses; `None` unless both are contiguous float32 tensors of one shape on `device`.
 ///
-/// An optimizer asks this of hundreds of tensors a step; one by one, device, dtype, strides and shape would each be a
-/// call across the boundary, and some of them an allocation.
+/// An optimizer calls this for hundreds of tensors a step. Separate calls for device, dtype, strides and shape would
+/// each cross the boundary, and some would allocate.
 pub fn float32_pair(parameter: &Tensor, gradient: &Tensor, device: Device) -> Result<Option<Pair>> {
     let cuda_index = match device {
         Device::Cpu => -1,

@@ -1,4 +1,4 @@
-//! Two of libtorch's fused attention operators, called by name: nothing is picked behind the caller's back.
+//! Two of libtorch's fused attention operators, called directly, so that libtorch does not choose another one.
 
 use anyhow::Result;
 use tch::Tensor;
@@ -8,7 +8,7 @@ use super::library::cuda_index;
 
 /// `aten::_scaled_dot_product_flash_attention`: q, k, v and o (batch, heads, n, d) on a GPU, recorded for autograd.
 ///
-/// Errors: libtorch's words where the operator does not take the inputs; [`crate::error::Fault::NotAvailable`] on the CPU.
+/// Errors: libtorch's, if the operator does not take the inputs; [`crate::error::Fault::NotAvailable`] on the CPU.
 pub fn flash(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     cuda_index(q.device())?;
     let o = check(ffi::flash_attention(borrow(q), borrow(k), borrow(v), is_causal))?;

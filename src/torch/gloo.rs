@@ -1,4 +1,4 @@
-//! Collectives between processes on CPU tensors: libtorch's Gloo process group, meeting over a TCPStore.
+//! Collectives between processes on CPU tensors: libtorch's Gloo process group, connected through a TCPStore.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use cxx::UniquePtr;
 use tch::{Device, Kind, Tensor};
 
-use super::bridge::{self, Notice, borrow, check, ffi};
+use super::bridge::{self, CompletionCallback, borrow, check, ffi};
 use super::library::require_built_version;
 use super::store::{Store, milliseconds};
 
-/// As whom to join a group, and how peers reach this rank.
+/// A rank's number in a group, and the address at which its peers reach it.
 #[derive(Debug, Clone)]
 pub struct Member {
     /// `0 <= rank < world_size`
@@ -39,8 +39,8 @@ pub enum ReduceOp {
 
 /// One rank of a group of processes; every rank calls the same collectives in the same order.
 ///
-/// Errors carry libtorch's words. After one, the group is broken: drop it (which waits for what is under way, at most
-/// the timeout, even if a peer has died).
+/// Errors contain libtorch's message. After one, the group is broken: drop it (which waits for what is under way, at
+/// most the timeout, even if a peer has died).
 pub struct ProcessGroup {
     group: UniquePtr<ffi::GlooGroup>,
     rank: usize,
@@ -48,7 +48,7 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Meets the other ranks at a store that all of them reach; returns when all are connected.
+    /// Connects to the other ranks through a store that all of them reach; returns when all are connected.
     ///
     /// Errors: a peer did not come within the timeout.
     pub fn connect(store: &Store, member: &Member) -> Result<Self> {
@@ -59,11 +59,11 @@ impl ProcessGroup {
             Address::Host(host) => ("", host.as_str()),
             Address::Interface(interface) => (interface.as_str(), ""),
         };
-        let context = || format!("rank {rank} of {world_size} meeting its peers as {address:?}");
+        let context = || format!("rank {rank} of {world_size} connecting to its peers at {address:?}");
         let (of, ranks) = (i32::try_from(rank)?, i32::try_from(world_size)?);
         let group = ffi::connect_gloo(&store.inner, interface, host, of, ranks, milliseconds(timeout));
         let group = Self { group: check(group).with_context(context)?, rank, world_size };
-        // The store lives in one rank's process: nobody leaves before everybody has read their peers' addresses.
+        // One rank serves the store, so no rank may continue before all have read their peers' addresses.
         group.barrier().with_context(context)?;
         Ok(group)
     }
@@ -186,13 +186,13 @@ pub struct Work {
 impl Work {
     /// Waits until the collective is done and its tensors are ready.
     ///
-    /// Errors: libtorch's words if it failed, or "Operation timed out!" if `timeout` passed first (it then goes on,
-    /// and may be waited for again).
+    /// Errors: libtorch's if it failed, or "Operation timed out!" if `timeout` passed first (it then goes on, and may
+    /// be waited for again).
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         self.wait_milliseconds(milliseconds(timeout))
     }
 
-    /// Waits as long as the group's own timeout lets the collective live, for Gloo's words tell more than ours.
+    /// Waits until the group's own timeout, because Gloo's error has more detail than ours.
     fn wait_done(&mut self) -> Result<()> {
         self.wait_milliseconds(0)
     }
@@ -206,14 +206,14 @@ impl Work {
         Ok(())
     }
 
-    /// Whether the collective has ended, well or badly; never blocks.
+    /// Whether the collective has ended, with or without an error; never blocks.
     pub fn is_completed(&self) -> Result<bool> {
         check(self.work.is_completed())
     }
 
-    /// Has `told` called as the collective ends, well or badly, before anybody who waits for it goes on.
-    pub fn when_done(&self, told: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        check(self.work.when_done(Notice::new(told)))
+    /// Calls `callback` when the collective ends, with or without an error, before any waiter continues.
+    pub fn when_done(&self, callback: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        check(self.work.when_done(CompletionCallback::new(callback)))
     }
 
     /// The tensors that the collective filled: for an all-reduce and a broadcast those it was given.
@@ -227,7 +227,7 @@ fn flattened(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     tensors.iter().map(|tensor| usable(tensor).and_then(|()| Ok(tensor.f_view([-1])?))).collect()
 }
 
-/// Gloo reads `numel` elements from the data pointer, so a tensor with gaps would be taken for its neighbours.
+/// Gloo reads `numel` elements from the data pointer, so from a tensor with gaps it would read other memory.
 fn usable(tensor: &Tensor) -> Result<()> {
     ensure!(tensor.device() == Device::Cpu, "gloo works on cpu tensors, this one is on {:?}", tensor.device());
     ensure!(tensor.is_contiguous(), "gloo works on contiguous tensors, this one has strides {:?}", tensor.stride());

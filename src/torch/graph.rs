@@ -1,4 +1,4 @@
-//! Work of a device captured once as a CUDA graph and launched again at the cost of a single launch.
+//! Work of a device that is captured once as a CUDA graph and then replayed at the cost of a single launch.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use super::library::{cuda_index, require_built_version};
 use super::memory::empty_cache;
 use super::stream::synchronize;
 
-/// Whatever libtorch and this thread launched in a closure, kept as a CUDA graph.
+/// The work that libtorch and this thread launched in a closure, as a CUDA graph.
 ///
 /// A replay runs the same kernels on the same addresses: new inputs are copied into the tensors that the closure read,
 /// and results appear in those that it wrote. Tensors made during the capture live in a memory pool of the graph's own
@@ -31,8 +31,8 @@ impl<T> Captured<T> {
     /// memory, draw random numbers or use other streams. Only one capture is under way in a process at a time (others
     /// wait), and meanwhile no thread may empty the allocator's cache.
     ///
-    /// Errors: those of `body`; CUDA's words for what a graph cannot hold; and
-    /// [`crate::error::Fault::NotAvailable`] on the CPU. After an error the device can be used as before.
+    /// Errors: those of `body`; CUDA's, for work that a graph cannot hold; and [`crate::error::Fault::NotAvailable`] on
+    /// the CPU. After an error the device can be used as before.
     pub fn capture(device: Device, body: impl FnOnce() -> Result<T>) -> Result<Self> {
         let index = cuda_index(device)?;
         require_built_version()?;
@@ -57,7 +57,7 @@ impl<T> Captured<T> {
         check(self.graph.replay()).context("replaying a CUDA graph")
     }
 
-    /// What the body gave; its tensors are written anew by every replay.
+    /// The body's value; every replay writes its tensors again.
     pub fn output(&self) -> &T {
         &self.output
     }
@@ -68,7 +68,7 @@ impl<T> Captured<T> {
     }
 }
 
-/// A capture under way, ended on every road out of it.
+/// A capture under way; dropping it ends the capture.
 struct Capture(UniquePtr<ffi::CudaGraph>);
 
 impl Drop for Capture {

@@ -15,7 +15,7 @@ use super::bridge::{self, Outcome, check, ffi};
 /// The hook runs on the thread that called backward. An error or panic of the hook ends the backward with that error.
 /// A hook that owns its own parameter keeps it alive until the handle is dropped.
 ///
-/// Errors: `parameter` is no leaf that requires a gradient.
+/// Errors: `parameter` is not a leaf that requires a gradient.
 pub fn post_accumulate_grad(
     parameter: &Tensor,
     hook: impl FnMut(&Tensor) -> Result<()> + Send + 'static,

@@ -9,7 +9,7 @@ use tch::{Cuda, Device};
 use super::bridge::{check, ffi};
 use crate::error::Fault;
 
-/// Loads libtorch's CUDA half where an NVIDIA driver is; call it first thing in every program.
+/// Loads libtorch's CUDA half if an NVIDIA driver is installed; every program must call it first.
 ///
 /// It is not linked: it would add about 0.13 s and its relocations to every start on machines without a GPU. It
 /// must come before any other use of libtorch, which looks for CUDA once and remembers the answer. Later calls
@@ -29,15 +29,15 @@ pub fn load_cuda() -> Result<(), Fault> {
     LOADED.get_or_init(load).clone()
 }
 
-/// Loads the shared library at `path`, and so answers whoever asks for a library of its name later on.
+/// Loads the shared library at `path`; later requests for a library of its name get this one.
 ///
-/// Errors: the dynamic loader's words.
+/// Errors: the dynamic loader's.
 pub fn load_shared_library(path: &Path) -> Result<()> {
     let name = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
     check(ffi::load_library(name))
 }
 
-/// The folder of the libtorch that is loaded (`.../torch/lib`), as the kernel's list of mapped files has it.
+/// The folder of the libtorch that is loaded (`.../torch/lib`), from the kernel's list of mapped files.
 pub fn library_folder() -> Result<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").context("failed to read /proc/self/maps")?;
     // "7f.. r-xp 00000000 fd:00 1234    /path/with spaces/libtorch_cpu.so"
@@ -55,7 +55,7 @@ pub fn cuda_device(index: usize) -> Result<Device> {
     Ok(Device::Cuda(index))
 }
 
-/// The index that the shim knows a CUDA device by.
+/// A CUDA device's index for the shim.
 pub(super) fn cuda_index(device: Device) -> Result<i8> {
     let missing = |has| Fault::NotAvailable { needs: format!("a CUDA GPU (asked for {device:?})"), has };
     let Device::Cuda(index) = device else {
@@ -69,13 +69,14 @@ pub(super) fn cuda_index(device: Device) -> Result<i8> {
     Err(missing(format!("{count} CUDA GPUs")).into())
 }
 
-/// The version of the library that is loaded, as `"2.11.0"`; a bundle may meet another than it was built with.
+/// The version of the library that is loaded, as `"2.11.0"`; it may differ from the one that this program was built
+/// with.
 pub fn version() -> String {
     let [major, minor, patch, ..] = ffi::abi_version().to_be_bytes();
     format!("{major}.{minor}.{patch}")
 }
 
-/// Holds what relies on libtorch's class layouts to the version that it was compiled against.
+/// Requires the libtorch version that this program was built with, for code that relies on its class layouts.
 pub(super) fn require_built_version() -> Result<()> {
     let (built, loaded) = (env!("CS336_TORCH_VERSION"), version());
     ensure!(loaded == built, "libtorch {loaded} is loaded, but this program was built with {built}: use that version");
@@ -101,12 +102,12 @@ pub fn cpu_capability() -> Result<String> {
     check(ffi::cpu_capability())
 }
 
-/// libtorch's own account, over several lines, of its thread pools.
+/// libtorch's description of its thread pools, in several lines.
 pub fn parallel_info() -> Result<String> {
     check(ffi::parallel_info())
 }
 
-/// libtorch's own account, over several lines, of how it was built and with which libraries.
+/// libtorch's description of its build and its libraries, in several lines.
 pub fn build_config() -> Result<String> {
     check(ffi::build_config())
 }
@@ -140,7 +141,7 @@ pub fn set_allow_tf32(allow: AllowTf32) -> Result<()> {
     check(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
 }
 
-/// Runs `body` with TF32 allowed in matrix products, and puts the switches back, also after an error or a panic.
+/// Runs `body` with TF32 allowed in matrix products, and restores the switches, also after an error or a panic.
 pub fn allowing_tf32<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     struct Restore(AllowTf32);
     impl Drop for Restore {

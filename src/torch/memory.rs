@@ -14,12 +14,12 @@ pub fn stats(device: Device) -> Result<AllocatorStats> {
     check(ffi::allocator_stats(cuda_index(device)?))
 }
 
-/// Lets every peak of [`stats`] start again from the current value.
+/// Resets every peak of [`stats`] to the current value.
 pub fn reset_peaks(device: Device) -> Result<()> {
     check(ffi::reset_peak_stats(cuda_index(device)?))
 }
 
-/// Gives cached memory that no tensor uses back to the driver, on every CUDA device.
+/// Returns cached memory that no tensor uses to the driver, on every CUDA device.
 pub fn empty_cache(device: Device) -> Result<()> {
     check(ffi::empty_cache(cuda_index(device)?))
 }

@@ -1,4 +1,4 @@
-//! What an allocator did step by step: which memory was alive when, from where it came, and the file that viewers read.
+//! An allocator's history: when each block of memory was alive, what allocated it, and the file that viewers read.
 
 mod recorder;
 pub mod viewer;
@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 
 pub use recorder::record;
 
-/// What ran when memory was asked for or given back; either part may be empty.
+/// What ran when memory was allocated or freed; either part may be empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
     /// The open ranges, outermost first, as "forward/attention".

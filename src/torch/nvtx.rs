@@ -1,4 +1,4 @@
-//! Named ranges of the program, such as "forward" or "softmax": what profiles and memory histories are attributed to.
+//! Named ranges of the program, such as "forward" or "softmax", to which profiles and memory histories attribute work.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ static OPEN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
 /// Runs `body` inside the range `name`; ranges nest. Only the thread that drives a step may open ranges.
 ///
-/// A profile that is being taken shows the range as a user annotation, or NVIDIA's own profilers as an NVTX range.
+/// A Kineto profile shows the range as a user annotation, NVIDIA's profilers show it as an NVTX range.
 pub fn range<T>(name: &'static str, body: impl FnOnce() -> T) -> T {
     if LISTENERS.load(Ordering::Relaxed) == 0 {
         return body();
@@ -31,7 +31,7 @@ pub fn current() -> String {
     open().join("/")
 }
 
-/// Ranges are kept track of for as long as one of these lives.
+/// Ranges are tracked while at least one of these exists.
 #[derive(Debug)]
 pub struct Listener(());
 

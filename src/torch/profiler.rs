@@ -1,4 +1,4 @@
-//! Profiles taken in process by Kineto, libtorch's own profiler, and marks for a profiler outside.
+//! Profiles by Kineto, libtorch's own profiler, and NVTX ranges for external profilers.
 
 use std::cell::Cell;
 use std::fs;
@@ -24,8 +24,8 @@ pub struct Profile {
 /// Runs `body` while Kineto collects the operators and ranges of this thread and of its backward passes, and on a
 /// CUDA `device` the CUDA calls, kernels and copies of the process.
 ///
-/// Wait for the device inside `body`, or work of before or after it is cut off. Kineto is the process's: another
-/// thread's profile waits for this one's end. Errors: those of `body`, and a profile inside a profile.
+/// `body` must wait for the device, or its last work is missing. A process has one Kineto: another thread's profile
+/// waits until this one ends. Errors: those of `body`, and a profile inside a profile.
 pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, Profile)> {
     static ONE: Mutex<()> = Mutex::new(());
     // libtorch does not refuse a profile inside another one of the same thread: it loses the outer one.
@@ -38,7 +38,7 @@ pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     let value = body()?;
     std::mem::forget(collecting);
     PROFILED.set(false);
-    let file = tempfile::Builder::new().suffix(".json").tempfile().context("making room for a trace")?;
+    let file = tempfile::Builder::new().suffix(".json").tempfile().context("creating a temporary file for a trace")?;
     let path = file.path().to_str().context("the folder of temporary files has no name in UTF-8")?;
     check(ffi::stop_kineto(path)).context("ending Kineto's collection")?;
     drop(listener);
@@ -56,7 +56,7 @@ struct Collecting;
 impl Drop for Collecting {
     fn drop(&mut self) {
         PROFILED.set(false);
-        // The body's own failure is what is reported.
+        // The body's error is reported instead.
         let _ = ffi::stop_kineto("");
     }
 }
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_failed_body_ends_its_collection_and_profiles_can_be_repeated() {
-        let error = profile(Device::Cpu, || -> Result<()> { bail!("told so") }).unwrap_err();
-        assert_eq!(error.to_string(), "told so");
+        let error = profile(Device::Cpu, || -> Result<()> { bail!("expected") }).unwrap_err();
+        assert_eq!(error.to_string(), "expected");
         for _ in 0..2 {
             let ((), profile) = profile(Device::Cpu, step).unwrap();
             assert!(profile.trace().unwrap().events.iter().any(|e| e.name == "backward"));

@@ -1,4 +1,4 @@
-//! Random numbers from a seeded generator that is a value: nothing draws from libtorch's process-wide generators.
+//! Random numbers from seeded generators; nothing draws from libtorch's process-wide generators.
 
 use anyhow::{Context as _, Result, bail};
 use cxx::UniquePtr;
@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn an_empty_range_and_a_missing_device_are_errors() {
         let generator = Generator::new(Device::Cpu, SEED).unwrap();
-        let words = generator.randint(3, 3, &[1], Kind::Int64).unwrap_err().to_string();
-        assert!(words.contains("from 3 to below 3"), "{words}");
+        let message = generator.randint(3, 3, &[1], Kind::Int64).unwrap_err().to_string();
+        assert!(message.contains("from 3 to below 3"), "{message}");
         assert!(generator.randn(&[2], Kind::Int64).is_err());
         assert!(Generator::new(Device::Cuda(99), SEED).is_err());
     }

@@ -9,7 +9,7 @@ use cxx::UniquePtr;
 
 use super::bridge::{check, ffi};
 
-/// A connection to a store, and the store's server itself where this process serves it: until dropped.
+/// A connection to a store, and the store's server if this process serves it; both end when it is dropped.
 pub struct Store {
     pub(super) inner: UniquePtr<ffi::KeyStore>,
 }
@@ -20,13 +20,13 @@ impl Store {
     /// `timeout` is how long [`Store::get`] waits.
     pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self> {
         let address = listener.local_addr().context("the store's listener")?;
-        // Bound to every address, it is reached by this process at the loopback one.
+        // This process reaches a listener on all addresses through the loopback address.
         let host = if address.ip().is_unspecified() { "127.0.0.1".to_string() } else { address.ip().to_string() };
         Self::open(&host, address.port(), listener.into_raw_fd(), timeout)
             .with_context(|| format!("serving a store on {address}"))
     }
 
-    /// Connects to the store that somebody serves, or will before `timeout` is over.
+    /// Connects to a store that is served now or will be within `timeout`.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         Self::open(host, port, -1, timeout).with_context(|| format!("reaching the store at {host}:{port}"))
     }
@@ -44,16 +44,16 @@ impl Store {
         check(self.inner.set(key, value)).with_context(|| format!("setting {key} in the store"))
     }
 
-    /// The value of `key`, waited for until somebody sets it.
+    /// The value of `key`; waits until it is set.
     ///
     /// # Errors
-    /// In c10d's words, once the store's timeout has passed.
+    /// c10d's, when the store's timeout has passed.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         let value = check(self.inner.get(key)).with_context(|| format!("waiting for {key} in the store"))?;
         Ok(value.iter().copied().collect())
     }
 
-    /// Whether somebody has set `key`.
+    /// Whether `key` is set.
     pub fn has(&self, key: &str) -> Result<bool> {
         check(self.inner.has(key)).with_context(|| format!("looking for {key} in the store"))
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_a_store_that_nobody_serves_fails_after_the_timeout_and_names_it() {
+    fn joining_a_store_that_is_not_served_fails_after_the_timeout_and_names_it() {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let error = Store::join("127.0.0.1", port, Duration::from_millis(300)).map(drop).unwrap_err();
         assert!(format!("{error:#}").contains(&format!("127.0.0.1:{port}")), "{error:#}");

@@ -8,7 +8,7 @@ use super::library::cuda_index;
 
 /// Waits until `device` has done everything that was launched on any of its streams; nothing to wait for on the CPU.
 ///
-/// Errors: those of kernels that failed since the last synchronisation, in CUDA's words.
+/// Errors: those of kernels that failed since the last synchronisation.
 pub fn synchronize(device: Device) -> Result<()> {
     match device {
         Device::Cpu => Ok(()),
@@ -23,11 +23,11 @@ pub fn current_stream(device: Device) -> Result<u64> {
     check(ffi::current_stream_handle(cuda_index(device)?))
 }
 
-/// Runs `body` with this thread's operators on the side stream of `device`, beside what the others go on with: neither
-/// stream waits for the other but where `body` says so. On the CPU it just runs.
+/// Runs `body` with this thread's operators on the side stream of `device`. Neither stream waits for the other unless
+/// `body` makes it wait. On the CPU `body` just runs.
 ///
-/// Tensors that `body` makes are the side stream's: libtorch gives their memory to nobody else. Of others that it uses
-/// libtorch knows nothing: they must live until this thread's own stream has waited for what `body` started.
+/// libtorch reuses the memory of tensors that `body` makes on the side stream only. It does not track which other
+/// tensors `body` uses: they must live until this thread's own stream has waited for what `body` started.
 pub fn on_side_stream<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _side_stream = match device {
         Device::Cpu => None,

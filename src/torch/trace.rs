@@ -1,4 +1,4 @@
-//! A profile as plain events, whichever collector took it, read from the Chrome trace that Kineto writes.
+//! A profile as plain events, read from the Chrome trace that Kineto writes.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 pub mod ranges;
 
-/// Every operator, range, CUDA call and piece of GPU work that a profile saw; in no promised order.
+/// Every operator, range, CUDA call and piece of GPU work in a profile, in no particular order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
     pub events: Vec<Event>,
@@ -23,7 +23,7 @@ pub struct Event {
     pub duration_ns: i64,
     /// The system's number of the host thread, or the number of the GPU's stream.
     pub thread: i64,
-    /// What GPU work and the call that launched it have in common.
+    /// The id that GPU work shares with the call that launched it.
     pub correlation: Option<i64>,
 }
 
@@ -52,7 +52,7 @@ impl Event {
     }
 }
 
-/// The parts of Kineto's `output_json.cpp` that are read; whatever else it writes is passed over.
+/// The parts of Kineto's `output_json.cpp` that are read; the rest is ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ChromeTrace {
@@ -71,14 +71,14 @@ struct ChromeEvent {
     ts: f64,
     #[serde(default)]
     dur: f64,
-    // A number, or for rows that are no threads a name.
+    // A number for a thread, a name for other rows.
     #[serde(default)]
     tid: Value,
     #[serde(default)]
     args: ChromeArguments,
 }
 
-// Values and not numbers, because Kineto writes some as text, such as a stream that it does not know.
+// Values instead of numbers, because Kineto writes some as text, such as an unknown stream.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ChromeArguments {
@@ -89,7 +89,8 @@ struct ChromeArguments {
 impl Trace {
     /// Reads what `torch.profiler` and [`crate::torch::profiler`] write; times are right to a nanosecond or two.
     pub fn from_chrome_json(json: &[u8]) -> Result<Self> {
-        let file: ChromeTrace = serde_json::from_slice(json).context("this is no Chrome trace as Kineto writes it")?;
+        let file: ChromeTrace =
+            serde_json::from_slice(json).context("this is not a Chrome trace as Kineto writes it")?;
         let events = file.trace_events.into_iter().filter(|event| event.ph == "X");
         Ok(Self { events: events.filter_map(ChromeEvent::read).collect() })
     }

@@ -26,7 +26,7 @@ fn serve(timeout: Duration) -> (Store, u16) {
 /// Runs `body` as every rank of a group, each on a thread; gives the results in order of rank.
 fn ranks<T: Send>(world_size: usize, timeout: Duration, body: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
     let (_store, port) = serve(PATIENCE);
-    // The timeout is for ranks that have come this far: when a thread starts is the machine's affair.
+    // The timeout begins when all threads run: a busy machine may start them late.
     let (body, joined) = (&body, &Barrier::new(world_size));
     thread::scope(|scope| {
         let join = move |rank| {
@@ -141,13 +141,13 @@ fn a_parameter_that_requires_a_gradient_can_be_averaged() {
 fn misuse_is_refused_before_anything_is_sent() {
     ranks(2, PATIENCE, |group| {
         let floats = Tensor::zeros([4, 4], (Kind::Float, Device::Cpu));
-        let words = |result: Result<()>| format!("{:#}", result.unwrap_err());
-        assert!(words(group.all_reduce(&[], ReduceOp::Sum)).contains("no tensors"));
-        assert!(words(group.all_reduce(&[floats.slice(1, 0, 2, 1)], ReduceOp::Sum)).contains("contiguous"));
-        assert!(words(group.all_reduce(&[floats.to_kind(Kind::Int64)], ReduceOp::Average)).contains("Int64"));
-        assert!(words(group.broadcast(&floats, 2)).contains("rank 2 of 2"));
+        let message = |result: Result<()>| format!("{:#}", result.unwrap_err());
+        assert!(message(group.all_reduce(&[], ReduceOp::Sum)).contains("no tensors"));
+        assert!(message(group.all_reduce(&[floats.slice(1, 0, 2, 1)], ReduceOp::Sum)).contains("contiguous"));
+        assert!(message(group.all_reduce(&[floats.to_kind(Kind::Int64)], ReduceOp::Average)).contains("Int64"));
+        assert!(message(group.broadcast(&floats, 2)).contains("rank 2 of 2"));
         assert!(
-            words(reduce_scatter(&group, &floats.slice(0, 0, 3, 1), ReduceOp::Sum).map(drop))
+            message(reduce_scatter(&group, &floats.slice(0, 0, 3, 1), ReduceOp::Sum).map(drop))
                 .contains("12 elements are not 2 shares of 4")
         );
         group.barrier().unwrap();
@@ -183,7 +183,7 @@ fn connecting_without_a_peer_fails_within_the_timeout() {
     for rank in [0, 1] {
         let (store, _) = serve(timeout);
         let error = format!("{:#}", ProcessGroup::connect(&store, &member(rank, 2, timeout)).err().unwrap());
-        assert!(error.starts_with(&format!("rank {rank} of 2 meeting its peers")), "{error}");
+        assert!(error.starts_with(&format!("rank {rank} of 2 connecting to its peers")), "{error}");
         assert!(error.contains("800ms"), "{error}");
     }
 }
@@ -254,7 +254,7 @@ fn a_killed_peer_process_causes_an_error_after_which_the_group_can_be_dropped() 
     peer.kill().unwrap();
     peer.wait().unwrap();
     let error = format!("{:#}", under_way.wait(PATIENCE).unwrap_err());
-    // A closed connection is known at once, and not at the timeout.
+    // A closed connection is reported immediately, not at the timeout.
     assert!(error.contains("onnection") && !error.contains("imed out"), "{error}");
     assert!(group.all_reduce(&[one.shallow_clone()], ReduceOp::Sum).is_err());
     drop(group);

@@ -61,7 +61,7 @@ mod ffi {
     }
 }
 
-/// Far more steps than one training step takes (some 15,000); beyond them the allocator forgets the oldest.
+/// Far more steps than one training step takes (some 15,000); beyond them the allocator drops the oldest.
 const MAX_EVENTS: usize = 1 << 20;
 
 /// Runs `body` and gives what the allocator of `device` did meanwhile; `before_bytes` are the tensors alive before.
@@ -101,7 +101,7 @@ struct Stop;
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // A failure leaves a recording that nobody reads and that the next one clears.
+        // After a failure the recording goes on unread, until the next one clears it.
         let _ = check(ffi::stop_cuda_history());
     }
 }
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn each_event_has_its_bytes_range_and_operators() {
-        let meter = AllocationTracker::start(Device::Cpu).unwrap();
+        let tracker = AllocationTracker::start(Device::Cpu).unwrap();
         let kept = zeros(16);
-        let (x, history) = record(Device::Cpu, meter.in_use().unwrap(), || {
+        let (x, history) = record(Device::Cpu, tracker.in_use().unwrap(), || {
             let x = range("outer", || range("inner", || zeros(256).softmax(0, None)));
             drop(kept);
             Ok(x)
@@ -166,10 +166,10 @@ mod tests {
         let operators: Vec<_> = history.events.iter().map(|e| e.source.call()).collect();
         assert_eq!(operators, ["aten::zeros", "aten::softmax", "", ""]);
         assert!(history.events.windows(2).all(|pair| pair[0].time_us <= pair[1].time_us));
-        // The meter that was listening before has missed nothing.
-        assert_eq!(meter.in_use().unwrap(), 1024);
+        // The outer tracker has counted everything too.
+        assert_eq!(tracker.in_use().unwrap(), 1024);
         drop(x);
-        assert_eq!(meter.in_use().unwrap(), 0);
+        assert_eq!(tracker.in_use().unwrap(), 0);
     }
 
     #[test]
@@ -184,8 +184,8 @@ mod tests {
 
     #[test]
     fn recording_stops_when_the_body_fails() {
-        let error = record(Device::Cpu, 0, || -> Result<()> { anyhow::bail!("told so") }).unwrap_err();
-        assert_eq!(error.to_string(), "told so");
+        let error = record(Device::Cpu, 0, || -> Result<()> { anyhow::bail!("expected") }).unwrap_err();
+        assert_eq!(error.to_string(), "expected");
         let ((), history) = record(Device::Cpu, 0, || Ok(())).unwrap();
         assert_eq!(history.events, []);
     }

@@ -1,4 +1,4 @@
-//! Histories made by hand, honest and adversarial ones.
+//! Hand-written histories, consistent and inconsistent ones.
 
 use super::*;
 
@@ -49,11 +49,11 @@ fn a_block_lives_from_its_allocation_until_its_free_completes() {
 
 #[test]
 fn a_history_that_contradicts_itself_is_refused() {
-    let words = |events: Vec<Event>| history(8, events).blocks().unwrap_err().to_string();
-    assert!(words(vec![alloc(0xa, 4, 0, ""), alloc(0xa, 4, 1, "")]).contains("0xa, which is in use"));
-    assert!(words(vec![alloc(0xa, 4, 0, ""), free(0xa, 5, 1)]).contains("5 bytes of a block of 4"));
-    assert!(words(vec![free(0xa, 6, 0), free(0xa, 6, 1)]).contains("12 bytes that are older"));
-    assert!(words(vec![free(0xa, u64::MAX, 0), free(0xb, 1, 1)]).contains("older"));
+    let message = |events: Vec<Event>| history(8, events).blocks().unwrap_err().to_string();
+    assert!(message(vec![alloc(0xa, 4, 0, ""), alloc(0xa, 4, 1, "")]).contains("0xa, which is in use"));
+    assert!(message(vec![alloc(0xa, 4, 0, ""), free(0xa, 5, 1)]).contains("5 bytes of a block of 4"));
+    assert!(message(vec![free(0xa, 6, 0), free(0xa, 6, 1)]).contains("12 bytes that are older"));
+    assert!(message(vec![free(0xa, u64::MAX, 0), free(0xb, 1, 1)]).contains("older"));
 }
 
 #[test]

@@ -210,10 +210,10 @@ print(json.dumps({"data": data, "text": text}))
             (&"active_pending_free".into(), &139_637_976_728_576_u64.into())
         );
         let text = read["text"].to_string();
-        for words in
+        for expected in
             ["total_reserved: 2.0KiB", "total_allocated: 1000.0B", "1.0TiB requested, 4.0KiB free", "range:0:forward"]
         {
-            assert!(text.contains(words), "{words} in {text}");
+            assert!(text.contains(expected), "{expected} in {text}");
         }
     }
 

@@ -9,7 +9,7 @@
 
 namespace cs336 {
 
-// What libtorch's profiler listens to, in c10/core/Allocator.h.
+// Receives libtorch's memory reports (c10/core/Allocator.h).
 class AllocationObserver final : public c10::MemoryReportingInfoBase {
 public:
   void reportMemoryUsage(void *, int64_t size, size_t, size_t, c10::Device device) override {

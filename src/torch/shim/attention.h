@@ -9,7 +9,8 @@
 
 namespace cs336 {
 
-// q, k and v are (batch, heads, n, d) on one CUDA device; gives o. libtorch's words where the operator refuses them.
+// q, k and v are (batch, heads, n, d) on one CUDA device; gives o. Throws libtorch's error if the operator refuses
+// them.
 std::unique_ptr<at::Tensor> flash_attention(const at::Tensor &q, const at::Tensor &k, const at::Tensor &v,
                                             bool is_causal);
 std::unique_ptr<at::Tensor> cudnn_attention(const at::Tensor &q, const at::Tensor &k, const at::Tensor &v,

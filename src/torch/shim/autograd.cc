@@ -24,7 +24,7 @@ struct CallbackHolder final : torch::CustomClassHolder {
 constexpr const char *kCallback = "callback";
 
 void run_forward(const Callback &callback, const variable_list &inputs, variable_list &outputs, variable_list &saved) {
-  // A node computes in the kinds of its inputs, as its backward will: autocast would round the one and not the other.
+  // A node computes in its inputs' kinds, as its backward will; autocast would round the forward only.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   check(callback.forward(inputs, outputs, saved));
 }
@@ -42,7 +42,7 @@ struct RustFunction : torch::autograd::Function<RustFunction> {
 
   static variable_list backward(AutogradContext *context, const variable_list &grad_outputs) {
     auto holder = c10::static_intrusive_pointer_cast<CallbackHolder>(context->saved_data.at(kCallback).toCapsule());
-    // The first place belongs to forward's first argument, the holder, which is no tensor.
+    // The first element is the gradient of forward's first argument, the holder, which is not a tensor.
     variable_list grad_inputs(1);
     check(holder->callback->backward(context->get_saved_variables(), grad_outputs, grad_inputs));
     return grad_inputs;
@@ -59,7 +59,7 @@ struct RustHooks final : torch::autograd::PostAccumulateGradHook {
 
 std::unique_ptr<std::vector<at::Tensor>> apply_function(rust::Box<Callback> callback,
                                                         const std::vector<at::Tensor> &inputs) {
-  // libtorch would make a node all the same, save into it and drop it.
+  // Otherwise libtorch would make a node, save tensors into it and drop it.
   if (!at::GradMode::is_enabled() || !torch::autograd::any_variable_requires_grad(inputs)) {
     const at::NoGradGuard no_graph;
     auto outputs = std::make_unique<variable_list>();
@@ -96,7 +96,7 @@ const HookList &hooks_of(const at::Tensor &parameter) {
 
 namespace {
 
-// A process drives one device, so a thread of the engine's own would only add its wake-up to every backward pass.
+// A process drives one device, so an engine thread of its own would only add a wake-up to every backward pass.
 class OnThisThread {
 public:
   OnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }

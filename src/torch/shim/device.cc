@@ -13,7 +13,7 @@ namespace {
 at::DeviceType device_type(bool is_cuda) { return is_cuda ? at::kCUDA : at::kCPU; }
 
 c10::DeviceAllocator &allocator() {
-  // The allocator knows its devices only once CUDA has been initialised.
+  // The allocator has no devices before CUDA is initialised.
   at::globalContext().lazyInitDevice(at::kCUDA);
   return *c10::getDeviceAllocator(at::kCUDA);
 }

@@ -6,7 +6,7 @@
 namespace cs336 {
 
 CallbackFailure::CallbackFailure(rust::Box<Outcome> outcome)
-    : std::runtime_error(std::string(outcome->words())),
+    : std::runtime_error(std::string(outcome->message())),
       outcome_(std::make_shared<rust::Box<Outcome>>(std::move(outcome))) {}
 
 const Outcome &CallbackFailure::outcome() const { return **outcome_; }

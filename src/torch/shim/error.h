@@ -25,7 +25,7 @@ private:
 // Throws CallbackFailure if the Rust callback failed.
 void check(rust::Box<Outcome> outcome);
 
-// The words of the exception being handled; leaves its type, if Rust knows it, in bridge.rs's pending slot.
+// The message of the exception being handled; keeps a type that Rust can restore in bridge.rs's PENDING.
 std::string describe_current_exception() noexcept;
 
 } // namespace cs336

@@ -11,7 +11,7 @@
 #include <sched.h>
 
 // The wheel has ProcessGroupGloo.hpp but not the Gloo headers it includes; gloo_headers/ stands in for them.
-// The stand-ins were checked against this version, in which everything of Gloo's own is behind a pointer.
+// The stand-ins were checked against this version, in which all of Gloo's own types are behind pointers.
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
               "check gloo_headers/ against this version of ProcessGroupGloo.hpp");
 
@@ -23,17 +23,18 @@ namespace {
 
 Pending pending(c10::intrusive_ptr<c10d::Work> work) { return std::make_unique<GlooWork>(std::move(work)); }
 
-// While it lives, this thread, and for good those that it starts, take a processor from no other thread as they wake.
+// While it exists, this thread has the batch scheduling policy, which threads that it starts keep: a thread that wakes
+// up under it does not preempt another one.
 //
-// Gloo's device thread tries a connection's lock and, while another thread holds it to send, polls until it has it
-// (gloo/transport/tcp/pair.cc, handleEvents). Woken in the sender's place, on its processor, it keeps it from sending:
-// with 2 ranks on two cores it took 1.4 ms of a processor for a sum of 1 MB (0.4 as here), which took twice as long.
-class Unhurried {
+// Gloo's device thread polls a connection's lock while another thread holds it to send (gloo/transport/tcp/pair.cc,
+// handleEvents). If it preempts the sender on its processor, the sender cannot go on. With 2 ranks on two cores, a sum
+// of 1 MB then took twice as long, and 1.4 ms of processor time instead of 0.4 ms.
+class BatchScheduling {
 public:
-  Unhurried() : changed_(sched_getscheduler(0) == SCHED_OTHER && set(SCHED_BATCH)) {}
-  Unhurried(const Unhurried &) = delete;
-  Unhurried &operator=(const Unhurried &) = delete;
-  ~Unhurried() {
+  BatchScheduling() : changed_(sched_getscheduler(0) == SCHED_OTHER && set(SCHED_BATCH)) {}
+  BatchScheduling(const BatchScheduling &) = delete;
+  BatchScheduling &operator=(const BatchScheduling &) = delete;
+  ~BatchScheduling() {
     if (changed_) {
       set(SCHED_OTHER);
     }
@@ -58,10 +59,10 @@ void GlooWork::wait(int64_t timeout_ms) const { work_->wait(milliseconds(timeout
 
 bool GlooWork::is_completed() const { return work_->isCompleted(); }
 
-void GlooWork::when_done(rust::Box<Notice> notice) const {
+void GlooWork::when_done(rust::Box<CompletionCallback> callback) const {
   // A callback must be copyable, which a box is not.
-  auto shared = std::make_shared<rust::Box<Notice>>(std::move(notice));
-  work_->getFuture()->addCallback([shared](c10::ivalue::Future &) { (*shared)->give(); });
+  auto shared = std::make_shared<rust::Box<CompletionCallback>>(std::move(callback));
+  work_->getFuture()->addCallback([shared](c10::ivalue::Future &) { (*shared)->call(); });
 }
 
 GlooGroup::GlooGroup(c10::intrusive_ptr<c10d::ProcessGroupGloo> group) : group_(std::move(group)) {}
@@ -69,7 +70,7 @@ GlooGroup::~GlooGroup() = default;
 
 Pending GlooGroup::all_reduce_sum(const std::vector<at::Tensor> &tensors) const {
   auto list = tensors;
-  // Plain allreduce takes several tensors for the shares of several devices, and sums them into each other.
+  // Plain allreduce treats several tensors as copies on several devices, and adds them together.
   return pending(list.size() == 1 ? group_->allreduce(list) : group_->allreduce_coalesced(list));
 }
 
@@ -126,11 +127,11 @@ std::unique_ptr<GlooGroup> connect_gloo(const KeyStore &store, rust::Str interfa
                                         int32_t world_size, int64_t timeout_ms) {
   using c10d::ProcessGroupGloo;
   auto options = ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
-  // One collective at a time, in the order of the calls, as on a CUDA stream: so the log knows when each one starts.
+  // One collective at a time, in the order of the calls, as on a CUDA stream: the timeline relies on it.
   options->threads = 1;
-  // Not createDefaultDevice: that looks this machine's own name up, which fails in a sandbox.
+  // Not createDefaultDevice: it resolves this machine's own host name, which fails in a sandbox.
   {
-    const Unhurried thread;
+    const BatchScheduling thread;
     options->devices.push_back(interface.empty()
                                    ? ProcessGroupGloo::createDeviceForHostname(std::string(host))
                                    : ProcessGroupGloo::createDeviceForInterface(std::string(interface)));

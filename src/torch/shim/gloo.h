@@ -18,9 +18,9 @@ class Work;
 
 namespace cs336 {
 
-struct Notice; // the Rust type of bridge.rs
+struct CompletionCallback; // the Rust type of bridge.rs
 
-// Milliseconds stand for std::chrono's, which cxx does not know; 0 waits without a limit.
+// Times are in milliseconds, because cxx cannot pass std::chrono types; 0 waits without a limit.
 
 class GlooWork {
 public:
@@ -28,8 +28,8 @@ public:
   ~GlooWork();
   void wait(int64_t timeout_ms) const;
   bool is_completed() const;
-  // Calls the notice, on whichever thread ends the work, before anybody who waits for it goes on.
-  void when_done(rust::Box<Notice> notice) const;
+  // Calls the callback on the thread that ends the work, before any waiter continues.
+  void when_done(rust::Box<CompletionCallback> callback) const;
 
 private:
   c10::intrusive_ptr<c10d::Work> work_;
@@ -57,7 +57,7 @@ public:
   explicit KeyStore(c10::intrusive_ptr<c10d::Store> store);
   ~KeyStore();
   void set(rust::Str key, rust::Slice<const uint8_t> value) const;
-  // Waits until somebody has set the key.
+  // Waits until the key is set.
   std::unique_ptr<std::vector<uint8_t>> get(rust::Str key) const;
   bool has(rust::Str key) const;
   // The same store, with `prefix` before each key.

@@ -1,4 +1,4 @@
-// Side streams, and a stretch of a stream's work kept as a CUDA graph that can be launched again.
+// Side streams, and captured work of a stream as a CUDA graph that can be launched again.
 //
 // libtorch's own at::cuda::CUDAGraph does the same, but in 2.11 a capture that fails leaves the allocator and the random
 // generator as if it were still under way. Here the order is that of CUDAGraph::capture_begin and capture_end; random
@@ -20,7 +20,7 @@ namespace cs336 {
 
 namespace {
 
-// What is called of the CUDA runtime, which comes with libtorch's CUDA half at run time and is not linked.
+// The CUDA runtime's functions in use. The runtime comes with libtorch's CUDA half at run time and is not linked.
 template <typename Function> Function *find(const char *name) {
   auto *found = dlsym(RTLD_DEFAULT, name);
   if (found == nullptr) {
@@ -54,7 +54,7 @@ void check_cuda(cudaError_t code, const char *call) {
   if (code == cudaSuccess) {
     return;
   }
-  // Taken back, or libtorch would find it after its next kernel and blame that.
+  // Cleared, or libtorch would report it as its next kernel's error.
   runtime().cudaGetLastError();
   throw std::runtime_error(std::string(call) + ": " + runtime().cudaGetErrorString(code));
 }
@@ -100,7 +100,7 @@ CudaGraph::~CudaGraph() {
       allocator().releasePool(device_.index(), pool_);
     }
   } catch (const std::exception &error) {
-    TORCH_WARN("giving a CUDA graph back: ", error.what());
+    TORCH_WARN("freeing a CUDA graph: ", error.what());
   }
 }
 
@@ -141,7 +141,7 @@ void CudaGraph::abandon() noexcept {
   }
   capturing_ = false;
   cudaGraph_t graph = nullptr;
-  // Fails for a capture that an error has invalidated, and ends it all the same.
+  // Fails if an error has invalidated the capture, but ends it.
   runtime().cudaStreamEndCapture(stream_, &graph);
   runtime().cudaGetLastError();
   if (graph != nullptr) {
@@ -156,7 +156,7 @@ void CudaGraph::abandon() noexcept {
 
 void CudaGraph::replay() const {
   if (executable_ == nullptr) {
-    throw std::logic_error("a CUDA graph is replayed that was never captured to its end");
+    throw std::logic_error("a CUDA graph whose capture did not end cannot be replayed");
   }
   check_cuda(runtime().cudaGraphLaunch(executable_, current_stream(device_)), "cudaGraphLaunch");
 }

@@ -1,4 +1,4 @@
-// Side streams, and a stretch of a stream's work kept as a CUDA graph that can be launched again.
+// Side streams, and captured work of a stream as a CUDA graph that can be launched again.
 #pragma once
 
 #include "error.h"
@@ -34,7 +34,7 @@ std::unique_ptr<SideStream> enter_side_stream(int8_t device);
 class CudaGraph {
 public:
   explicit CudaGraph(int8_t device);
-  // Waits for the device, then gives the graph and its memory back.
+  // Waits for the device, then frees the graph and its memory.
   ~CudaGraph();
   CudaGraph(const CudaGraph &) = delete;
   CudaGraph &operator=(const CudaGraph &) = delete;

@@ -1,4 +1,4 @@
-// Keeps what an allocator did, each step with the ranges and the operators that were running.
+// Records an allocator's steps, each with the ranges and the operators that were running.
 #include "cs336/src/torch/memory_history/recorder.rs.h"
 
 #include <ATen/Context.h>
@@ -79,7 +79,7 @@ public:
   bool memoryProfilingEnabled() const override { return true; }
 
   using Action = c10::CachingDeviceAllocator::TraceEntry::Action;
-  // It outlives this observer, whose guard hides its guard.
+  // The previous observer, which outlives this one.
   c10::MemoryReportingInfoBase *before = dynamic_cast<c10::MemoryReportingInfoBase *>(
       c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
   std::mutex mutex;
@@ -107,7 +107,7 @@ namespace {
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 CUDAAllocator &cuda_allocator() {
-  // The allocator knows its devices only once CUDA has been initialised.
+  // The allocator has no devices before CUDA is initialised.
   at::globalContext().lazyInitDevice(at::kCUDA);
   auto *allocator = dynamic_cast<CUDAAllocator *>(c10::GetAllocator(at::kCUDA));
   if (allocator == nullptr) {
@@ -116,7 +116,7 @@ CUDAAllocator &cuda_allocator() {
   return *allocator;
 }
 
-// What the allocator keeps with each of its steps for us.
+// The context that the allocator stores with each step.
 struct Source final : c10::GatheredContext {
   rust::String range = current_range();
   rust::String operators = running_operators();
@@ -131,7 +131,7 @@ std::shared_ptr<c10::GatheredContext> gather() {
       const c10::impl::VirtualGuardImpl guard(at::kCUDA);
       guard.synchronizeDevice(guard.getDevice().index());
     } catch (const std::exception &) {
-      // A kernel's failure: CUDA repeats it to the next call, while a free, which may be asking, must not throw.
+      // A kernel failed. CUDA reports it again at the next call; this call may be a free, which must not throw.
     }
   }
   return std::make_shared<Source>();

@@ -1,4 +1,4 @@
-// Keeps what an allocator did, each step with the ranges and the operators that were running.
+// Records an allocator's steps, each with the ranges and the operators that were running.
 #pragma once
 
 #include "error.h"
@@ -11,7 +11,7 @@ namespace cs336 {
 struct RawEvent; // plain structs of memory_history/recorder.rs
 struct RawSnapshot;
 
-// While it lives, this thread's operators (and those of the backward passes that it starts) are known by name.
+// While it lives, the names of this thread's operators (and of the backward passes that it starts) are tracked.
 class OperatorNames {
 public:
   OperatorNames();
@@ -27,7 +27,7 @@ std::unique_ptr<OperatorNames> name_operators();
 
 class LogObserver;
 
-// While it lives, libtorch reports this thread's CPU allocations here, and from here to whom it reported them before.
+// While it lives, libtorch reports this thread's CPU allocations here; each report goes on to the previous observer.
 class CpuLog {
 public:
   CpuLog();

@@ -7,7 +7,7 @@
 
 namespace cs336 {
 
-// Loads a shared library with its symbols visible to all; throws the loader's words.
+// Loads a shared library with its symbols visible to all; throws with the loader's message.
 void load_library(rust::Str name);
 
 // libtorch's packed version: one byte each of major, minor, patch, from the top.

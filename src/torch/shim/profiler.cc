@@ -1,4 +1,4 @@
-// libtorch's profiler: Kineto traces, ranges that any of its collectors sees, and NVTX marks for a profiler outside.
+// libtorch's profiler: Kineto traces, ranges for any of its collectors, and NVTX ranges for external profilers.
 #include "cs336/src/torch/bridge.rs.h"
 
 #include <ATen/record_function.h>

@@ -1,4 +1,4 @@
-// libtorch's profiler: Kineto traces, ranges that any of its collectors sees, and NVTX marks for a profiler outside.
+// libtorch's profiler: Kineto traces, ranges for any of its collectors, and NVTX ranges for external profilers.
 #pragma once
 
 #include "error.h"
@@ -8,7 +8,7 @@
 
 namespace cs336 {
 
-// While it lives, a named range of this thread is open for whichever profiler is on; a few loads if none is.
+// While it lives, a named range of this thread is open for the active profilers; without one it costs a few loads.
 class UserScope {
 public:
   explicit UserScope(std::string name);

@@ -1,4 +1,4 @@
-// Seeded generators of random numbers that are values, and what is drawn from them.
+// Seeded generators of random numbers, and draws from them.
 #include "random.h"
 
 #include <ATen/CPUGeneratorImpl.h>

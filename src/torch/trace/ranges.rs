@@ -21,7 +21,7 @@ pub struct Span {
     pub end_ns: i64,
 }
 
-/// A kernel, copy or operator in its place.
+/// A kernel, copy or operator, and the range that it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed<'a> {
     pub event: &'a Event,
@@ -29,7 +29,7 @@ pub struct Placed<'a> {
     pub own_ns: i64,
     /// The innermost range that was open at its launch, an index of [`Ranges::spans`].
     pub span: Option<usize>,
-    /// False of GPU work whose call the trace lacks.
+    /// False if the trace lacks the call that launched this GPU work.
     pub launch_seen: bool,
 }
 
@@ -74,7 +74,7 @@ impl Ranges {
         Ok(ranges)
     }
 
-    /// Leaves the spans that have ended by `now`.
+    /// Closes the spans that have ended by `now`.
     fn close(&mut self, open: &mut Vec<usize>, now: i64) {
         while let Some(&span) = open.last() {
             if self.spans[span].end_ns > now {
@@ -114,7 +114,7 @@ impl Ranges {
     /// libtorch's own threads launch a backward pass, the driving thread waits inside its range.
     ///
     /// Work whose call the trace lacks belongs to the outermost range that was open when it ran: the host waits for the
-    /// device before it leaves one, which it does not for the ranges within.
+    /// device at the end of an outermost range, but not at the end of the ranges inside it.
     pub fn place_gpu_work<'a>(&self, trace: &'a Trace) -> Vec<Placed<'a>> {
         let calls = trace.calls();
         let work = trace.events.iter().filter(|event| event.source.is_gpu());
@@ -174,7 +174,7 @@ mod tests {
         event(Source::Range, name, start_ns, end_ns, 1, None)
     }
 
-    /// A forward range with a softmax in it, and a backward one that another thread works for.
+    /// A forward range with a softmax in it, and a backward range whose kernel another thread launches.
     fn trace() -> Trace {
         let call =
             |at, thread, correlation| event(Source::Call, "cudaLaunchKernel", at, at + 2, thread, Some(correlation));
@@ -193,7 +193,7 @@ mod tests {
                 kernel("mm", 130, 180, 2),
                 kernel("mm backward", 300, 400, 3),
                 kernel("random", 400, 410, 4),
-                kernel("nobody's", 160, 165, 99),
+                kernel("call missing", 160, 165, 99),
             ],
         }
     }
