@@ -1,4 +1,4 @@
-//! A cache of loaded kernels, one entry a device, which the process keeps to its end.
+//! A cache of loaded kernels, one entry for each device, kept until the process ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use tch::Device;
 
-/// A value for each device and each key; the process keeps it to its end.
+/// A value for each device and each key.
 pub struct Cache<K, V>(Mutex<ByDevice<K, V>>);
 
 /// By the GPU's number, `None` for the CPU.

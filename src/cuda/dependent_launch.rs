@@ -20,7 +20,7 @@ use crate::torch;
 /// overlap.
 ///
 /// The emulator runs all of them in [`Self::finish`], so that the last can begin first; without it nothing is computed.
-/// Till then the parameters borrow their tensors.
+/// Until then the parameters borrow their tensors.
 #[derive(Default)]
 pub struct DependentLaunches<'a> {
     has_begun: bool,
@@ -57,7 +57,7 @@ impl<'a> DependentLaunches<'a> {
         Ok(())
     }
 
-    /// To be called when all kernels have been given. Errors: the emulator's.
+    /// Call it after the last launch. Errors: the emulator's.
     pub fn finish(self) -> Result<()> {
         emulator::run_all(&self.queued)
     }

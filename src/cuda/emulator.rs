@@ -1,5 +1,5 @@
-//! Kernels on the CPU, for tests: a C++ compiler builds a [`Program`] against `kernels/emulator`, whose README says how it
-//! works and what it can find.
+//! Kernels on the CPU, for tests: a C++ compiler builds a [`Program`] against `kernels/emulator`, whose README explains
+//! how it works and which errors it finds.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub(super) fn multiprocessors() -> u32 {
 pub struct Emulation {
     entries: BTreeMap<String, Entry>,
     emulate: Emulate,
-    /// The emulated block's state is the library's: one launch at a time.
+    /// The library has one emulated block, so one launch runs at a time.
     running: Mutex<()>,
     /// Keeps `emulate` in memory.
     _library: Library,
@@ -84,7 +84,7 @@ pub(super) struct Launch<'a> {
 
 /// The parameters of some kernel.
 pub(super) trait Params {
-    /// To each parameter; they hold while `self` is borrowed.
+    /// A pointer to each parameter, valid while `self` is borrowed.
     fn pointers(&self) -> Vec<*mut c_void>;
 }
 
@@ -105,10 +105,10 @@ struct RawLaunch {
     arguments: *mut *mut c_void,
 }
 
-/// Runs kernels of one stream to their ends. Successive kernels of one program overlap where they may: the last begins
+/// Runs kernels of one stream to completion. Successive kernels of one program overlap where they may: the last begins
 /// first.
 ///
-/// Errors: what the emulator found wrong, such as a deadlock, with where every thread stood.
+/// Errors: the emulator's, such as a deadlock, with the state of every thread.
 pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
     launches.chunk_by(|a, b| Arc::ptr_eq(&a.program, &b.program)).try_for_each(|some| some[0].program.run(some))
 }
@@ -116,11 +116,11 @@ pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
 /// `program` for the CPU, from the cache of compiled kernels if it is there; loaded once in a process.
 ///
 /// Errors: [`Fault::NotAvailable`] without a C++ compiler or CUDA's headers; a program that does not compile, with the
-/// compiler's words.
+/// compiler's output.
 pub fn load(program: &Program) -> Result<Arc<Emulation>> {
     static LOADED: Mutex<BTreeMap<PathBuf, Arc<Emulation>>> = Mutex::new(BTreeMap::new());
     let compiler = Compiler::of_this_tree()?;
-    // Held while compiling: two threads that want the same program make it once.
+    // Held while compiling, so that two threads do not compile the same program.
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let library = build(&compiler, program).with_context(|| format!("kernels/{} for the CPU", program.file))?;
     if let Some(emulation) = loaded.get(&library) {
@@ -182,7 +182,7 @@ fn compiler(kernels: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// What `command` prints. Errors: [`Fault::NotAvailable`] where it does not start; otherwise its own words.
+/// The output of `command`. Errors: [`Fault::NotAvailable`] if it does not start; its error output if it fails.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| Fault::NotAvailable {
@@ -258,9 +258,9 @@ impl Emulation {
             (self.emulate)(raw.as_ptr(), count, SETTINGS.get().seed, message.as_mut_ptr().cast(), message.len())
         };
         let Some(at) = (failed as usize).checked_sub(1) else { return Ok(()) };
-        let words = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
+        let error = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
         let Launch { kernel, config, .. } = &launches[at];
-        Err(anyhow!("the emulator stopped: {words}").context(format!("launching {kernel} as {config:?}")))
+        Err(anyhow!("the emulator stopped: {error}").context(format!("launching {kernel} as {config:?}")))
     }
 
     fn raw(&self, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<RawLaunch> {

@@ -72,7 +72,7 @@ impl Compiler {
         Ok(Self { kernels: root.join("kernels"), cache })
     }
 
-    /// The cubin of `program` for `arch`, from the cache where it is there and whole; needs no GPU.
+    /// The cubin of `program` for `arch`, from the cache if it has an intact entry; needs no GPU.
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without NVRTC; a program that does not compile, that spills registers,
     /// or that ptxas warns of, each with the compiler's log.
@@ -98,8 +98,8 @@ impl Compiler {
         Ok(Built { key, cubin, log, resources, origin })
     }
 
-    /// The program's text with every header of `kernels/lib`, which are handed to NVRTC as they were read here: what is
-    /// compiled is what the key was made of.
+    /// The program's text with every header of `kernels/lib`. NVRTC gets these texts and not the files, so that the key
+    /// covers what is compiled.
     pub(super) fn read(&self, program: &Program) -> Result<Source> {
         let headers = self.headers("lib", "cuh")?;
         let text = read(&self.kernels.join(program.file))?;
@@ -171,7 +171,7 @@ struct Header {
 }
 
 impl Entry {
-    /// `None` where there is no file, or one that is not whole: then the program is compiled again.
+    /// `None` if there is no intact file: then the program is compiled again.
     fn read(path: &Path) -> Option<Self> {
         let bytes = fs::read(path).ok()?;
         let end = bytes.iter().position(|&byte| byte == b'\n')?;
@@ -286,18 +286,18 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_file_and_show_the_compilers_words() {
+    fn errors_name_the_file_and_include_the_compilers_output() {
         let Folders { compiler, _root } = folders();
-        let words = |program: &Program| format!("{:#}", compiler.build(program, Arch::HOPPER).unwrap_err());
-        let error = words(&probe("no_such_name"));
+        let message = |program: &Program| format!("{:#}", compiler.build(program, Arch::HOPPER).unwrap_err());
+        let error = message(&probe("no_such_name"));
         assert!(
             error.contains("kernels/probe.cu for sm_90a") && error.contains("\"no_such_name\" is undefined"),
             "{error}"
         );
-        let error = words(&Program { file: "missing.cu", defines: Vec::new() });
+        let error = message(&Program { file: "missing.cu", defines: Vec::new() });
         assert!(error.contains("failed to read") && error.contains("missing.cu"), "{error}");
         fs::write(compiler.kernels.join("probe.cu"), "#include \"lib/none.cuh\"\n").unwrap();
-        assert!(words(&probe("1")).contains("lib/none.cuh"), "{}", words(&probe("1")));
+        assert!(message(&probe("1")).contains("lib/none.cuh"), "{}", message(&probe("1")));
     }
 
     #[test]

@@ -61,10 +61,10 @@ pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
 }
 
 impl Module {
-    /// The entry point whose parameters are `P`. It is brought onto the device now, because its first launch may be
+    /// The entry point whose parameters are `P`. It is loaded onto the device now, because its first launch may be
     /// inside a graph's capture.
     ///
-    /// Errors: no entry point of that name; parameters that lie elsewhere than the fields of `P`; CUDA's.
+    /// Errors: no entry point of that name; parameters at other offsets than the fields of `P`; CUDA's.
     pub fn kernel<P: DeviceStruct>(&self) -> Result<Kernel<P>> {
         let (context, module, built) = match &self.code {
             Code::Emulated(emulation) => return Kernel::emulated(P::NAME, emulation.clone()),
@@ -86,7 +86,7 @@ impl Module {
     }
 }
 
-/// That a kernel with these parameters, each (offset, bytes), takes the fields of `P`.
+/// Checks that a kernel with these parameters, each (offset, bytes), takes the fields of `P`.
 fn require_fields<P: DeviceStruct>(kernel: &str, parameters: &[(usize, usize)]) -> Result<()> {
     let fields = P::FIELDS.iter().map(|field| (field.offset, field.bytes));
     ensure!(
@@ -104,7 +104,8 @@ pub struct Kernel<P> {
     pub(super) name: &'static str,
     pub(super) device: Device,
     pub(super) target: Target,
-    /// Covariant, so that a kernel takes addresses of any lifetime, and free of what `P` says of threads.
+    /// Covariant, so that a kernel takes addresses of any lifetime; a function pointer, so that it is `Send` and
+    /// `Sync`.
     params: PhantomData<fn() -> P>,
 }
 
@@ -142,7 +143,7 @@ impl LaunchConfig {
 }
 
 impl<P: DeviceStruct> Kernel<P> {
-    /// The entry point `name` of a program that was built for the emulator, which knows the sizes of parameters alone.
+    /// The entry point `name` of a program for the emulator, which reports only the sizes of parameters.
     pub(super) fn emulated(name: &'static str, emulation: Arc<Emulation>) -> Result<Self> {
         let sizes = emulation.parameters(name)?;
         let offset = |i: usize| P::FIELDS.get(i).map_or(0, |field| field.offset);
@@ -162,8 +163,8 @@ impl<P: DeviceStruct> Kernel<P> {
     /// Launches the kernel on the stream that libtorch's operators of this thread use, and does not wait for it. The
     /// emulator runs it to its end.
     ///
-    /// What the kernel does with the memory that it is given is the kernel's business. Tensors may be dropped right
-    /// after: libtorch gives their memory to later work of the same stream only.
+    /// The kernel's use of that memory is not checked. Tensors may be dropped right after: libtorch gives their memory
+    /// to later work of the same stream only.
     ///
     /// Errors: a grid that CUDA does not allow; CUDA's, which may be those of earlier kernels; the emulator's.
     pub fn launch(&self, config: LaunchConfig, params: &P) -> Result<()> {
@@ -173,8 +174,8 @@ impl<P: DeviceStruct> Kernel<P> {
     }
 }
 
-/// (offset from the first, bytes) of each parameter. CUDA is asked until it says that there is no further one: the call
-/// for their number is younger than the driver may be.
+/// (offset from the first, bytes) of each parameter. CUDA is queried until it reports no further parameter, because the
+/// driver may be too old for the call that gives their number.
 ///
 /// CUDA counts from the start of the parameters' space, where a tensor map, which is aligned to 128 bytes, leaves a gap
 /// before the first parameter (112 bytes on an H200).

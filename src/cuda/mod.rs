@@ -1,9 +1,9 @@
 //! Our own CUDA kernels: compiled at run time by NVRTC, kept in a cache, launched on libtorch's stream.
 //!
-//! The walk of a kernel: a [`Program`] names a file of `kernels/` and its macros; [`Compiler::build`] makes a cubin of
-//! it for an [`Arch`], and needs no GPU for that; [`load`] puts the cubin into the context that libtorch uses;
-//! [`Kernel::launch`], or [`DependentLaunches`] of several that overlap, runs its entry points on the stream of libtorch's
-//! own kernels of the calling thread. On the CPU the same walk ends in the [`emulator`], so that every kernel is tested on machines
+//! The steps to a launch: a [`Program`] names a file of `kernels/` and its macros. [`Compiler::build`] compiles it to a
+//! cubin for an [`Arch`], which needs no GPU. [`load`] loads the cubin into the context that libtorch uses.
+//! [`Kernel::launch`], or [`DependentLaunches`] of several that overlap, runs its entry points on the calling thread's
+//! libtorch stream. On the CPU the [`emulator`] runs the kernel instead, so that every kernel is tested on machines
 //! without a GPU.
 //!
 //! A kernel's parameters are a struct ([`DeviceStruct`]) that borrows the tensors it points to.

@@ -7,7 +7,7 @@ use cudarc::nvrtc::sys;
 
 /// One translation unit, with the headers that it may include by name.
 pub(super) struct Source {
-    /// How the log calls it.
+    /// Its name in the log.
     pub name: String,
     pub text: String,
     /// Name as in `#include "name"`, and text.
@@ -25,7 +25,7 @@ pub(super) fn version() -> Result<(i32, i32)> {
 
 /// Compiles `source` for the real architecture that `options` name; gives the cubin and the log.
 ///
-/// The log also has what ptxas said of a program that compiled. Errors: NVRTC's words and the whole log.
+/// The log includes ptxas's report. Errors: NVRTC's, with the whole log.
 pub(super) fn compile(source: &Source, options: &[String]) -> Result<(Vec<u8>, String)> {
     let (program, log) = build(source, options)?;
     Ok((program.cubin()?, log))
@@ -41,7 +41,7 @@ pub(super) fn ptx(source: &Source, options: &[String]) -> Result<String> {
 fn build(source: &Source, options: &[String]) -> Result<(Program, String)> {
     require_library()?;
     let program = Program::create(source)?;
-    // An answer from NVRTC's own cache would lack ptxas's report.
+    // A cubin from NVRTC's own cache would lack ptxas's report.
     let no_cache = (version()? >= (12, 9)).then_some("--no-cache");
     let options = c_strings(options.iter().map(String::as_str).chain(no_cache))?;
     let pointers = pointers(&options);
@@ -108,7 +108,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program is alive and used by nobody after this.
+        // SAFETY: the program is alive and not used after this.
         unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }
@@ -125,8 +125,8 @@ fn check(result: sys::nvrtcResult) -> Result<()> {
         return Ok(());
     }
     // SAFETY: NVRTC gives a static C string for every code, unknown ones too.
-    let words = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) }.to_string_lossy();
-    anyhow::bail!("{words} ({})", result as i32)
+    let message = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) }.to_string_lossy();
+    anyhow::bail!("{message} ({})", result as i32)
 }
 
 fn c_strings(texts: impl Iterator<Item = impl AsRef<str>>) -> Result<Vec<CString>> {

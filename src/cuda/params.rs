@@ -16,7 +16,7 @@ pub unsafe trait DeviceStruct: Copy {
     const NAME: &'static str;
     const FIELDS: &'static [Field];
 
-    /// Where each field is; the pointers hold while `self` is borrowed.
+    /// A pointer to each field, valid while `self` is borrowed.
     fn pointers(&self) -> Vec<*mut c_void> {
         let start = std::ptr::from_ref(self).cast::<u8>();
         Self::FIELDS.iter().map(|field| start.wrapping_add(field.offset).cast_mut().cast()).collect()

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// What one kernel takes of a multiprocessor.
+/// The resources of a multiprocessor that one kernel uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resources {
     /// The entry point's name.
@@ -15,7 +15,7 @@ pub struct Resources {
     pub shared_bytes: u32,
     /// Local memory a thread: arrays that are indexed at run time, and what calls push.
     pub stack_bytes: u32,
-    /// Registers that did not fit, in stores and loads; [`accept`] lets none pass.
+    /// Bytes of register spills, stores and loads; [`accept`] refuses any.
     pub spill_bytes: u32,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for Resources {
 
 /// The resources of every kernel in the log of a compilation with `--ptxas-options=-v`.
 ///
-/// Errors: a spill, a performance warning of ptxas, or a log that does not tell; each with the log.
+/// Errors: a spill, a performance warning of ptxas, or a log without the numbers; each with the log.
 pub(super) fn accept(log: &str) -> Result<Vec<Resources>> {
     let check = || {
         let kernels = parse(log)?;
@@ -59,7 +59,7 @@ fn parse(log: &str) -> Result<Vec<Resources>> {
             kernels.push(Resources { kernel, ..Resources::default() });
         }
         let Some(kernel) = kernels.last_mut() else { continue };
-        // A function that was not inlined reports for itself, after the kernel that calls it: hence the sums.
+        // A function that was not inlined has its own report, after the kernel that calls it; the reports are added up.
         kernel.stack_bytes += amount(line, " bytes stack frame").unwrap_or(0);
         kernel.spill_bytes += amount(line, " bytes spill stores").unwrap_or(0);
         kernel.spill_bytes += amount(line, " bytes spill loads").unwrap_or(0);
@@ -69,8 +69,8 @@ fn parse(log: &str) -> Result<Vec<Resources>> {
         }
     }
     ensure!(!kernels.is_empty(), "it names no kernel: a file needs an extern \"C\" __global__ function");
-    let untold = kernels.iter().find(|kernel| kernel.registers == 0);
-    ensure!(untold.is_none(), "it does not tell the registers of {}", untold.map_or("", |k| &k.kernel));
+    let missing = kernels.iter().find(|kernel| kernel.registers == 0);
+    ensure!(missing.is_none(), "it does not give the registers of {}", missing.map_or("", |k| &k.kernel));
     Ok(kernels)
 }
 
@@ -117,15 +117,15 @@ ptxas info    : Used 30 registers, used 0 barriers
             "{LOG}ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n"
         );
         let silent = "ptxas info    : 0 bytes gmem\n".to_string();
-        let untold = LOG.replace("Used 30 registers", "Used them");
-        for (log, words) in [
+        let missing = LOG.replace("Used 30 registers", "Used them");
+        for (log, expected) in [
             (spilled, "update: 40 registers, 1024 B shared, 16 B stack, 8 B spilled"),
             (serialised, "lost performance: ptxas info    : (C7510)"),
             (silent, "names no kernel"),
-            (untold, "does not tell the registers of advance"),
+            (missing, "does not give the registers of advance"),
         ] {
             let error = format!("{:#}", accept(&log).unwrap_err());
-            assert!(error.contains(words) && error.contains("0 bytes gmem"), "{error}");
+            assert!(error.contains(expected) && error.contains("0 bytes gmem"), "{error}");
         }
     }
 

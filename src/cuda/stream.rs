@@ -94,7 +94,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by us and used by nobody after this; CUDA lets what was launched on it end.
+        // SAFETY: made by us and not used after this; CUDA completes the work on it first.
         let destroy = || unsafe { sys::cuStreamDestroy_v2(self.raw) }.result();
         // Fails only where the device is lost, and then there is nothing left to give back.
         let _ = in_context(&self.context, destroy);
@@ -175,7 +175,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by us and used by nobody after this; CUDA keeps it until what waits for it has gone on.
+        // SAFETY: made by us and not used after this; CUDA keeps it until no work waits for it.
         let destroy = || unsafe { result::event::destroy(self.raw) };
         // Fails only where the device is lost, and then there is nothing left to give back.
         let _ = in_context(&self.context, destroy);

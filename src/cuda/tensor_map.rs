@@ -18,10 +18,10 @@ impl FieldType for TensorMap {
 }
 
 impl TensorMap {
-    /// Of a (batch, heads, rows, columns) tensor of 16-bit elements, for boxes of `box_rows` rows and
-    /// `box_columns` columns whose rows the engine exchanges over as many bytes as a box's row has: 32, 64 or 128.
+    /// Of a (batch, heads, rows, columns) tensor of 16-bit elements, for boxes of `box_rows` rows and `box_columns`
+    /// columns, swizzled over the bytes of a box's row: 32, 64 or 128.
     ///
-    /// Rows must be contiguous; what [`Self::fits`] asks for must hold. Errors: the driver's.
+    /// [`Self::fits`] must accept the tensor. Errors: the driver's.
     pub fn of(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<Self> {
         let (sizes, strides) = layout(tensor).map_err(anyhow::Error::msg)?;
         ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
@@ -66,13 +66,13 @@ impl TensorMap {
         Ok(Self(map.opaque))
     }
 
-    /// Whether TMA can read `tensor` as it lies; the error says why not.
+    /// Whether TMA can read `tensor` in its layout; the error says why not.
     pub fn fits(tensor: &Tensor) -> Result<(), String> {
         layout(tensor).map(drop)
     }
 }
 
-/// Sizes and strides, in elements, of a tensor that TMA can read as it lies; the error says why it cannot.
+/// Sizes and strides, in elements, of a tensor whose layout TMA can read; the error says why it cannot.
 fn layout(tensor: &Tensor) -> Result<([u64; 4], [u64; 4]), String> {
     let (sizes, strides) = (tensor.size(), tensor.stride());
     if sizes.len() != 4 || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16) {
@@ -107,13 +107,13 @@ mod tests {
         let tensor = zeros(&[2, 3, 5, 16], Kind::BFloat16);
         assert_eq!(TensorMap::fits(&tensor), Ok(()));
         assert_eq!(TensorMap::fits(&tensor.transpose(1, 2)), Ok(()));
-        let words = |tensor: &Tensor| TensorMap::fits(tensor).unwrap_err();
-        assert!(words(&zeros(&[5, 16], Kind::Half)).contains("four dimensions"));
-        assert!(words(&tensor.to_kind(Kind::Float)).contains("Float"));
-        assert!(words(&tensor.transpose(2, 3)).contains("rows must be contiguous"));
-        assert!(words(&zeros(&[1, 1, 5, 12], Kind::Half)).contains("stride of dimension 2 is 12"));
-        assert!(words(&zeros(&[1, 1, 1, 16], Kind::Half).expand([1, 1, 5, 16], false)).contains("dimension 2 is 0"));
-        assert!(words(&tensor.narrow(3, 1, 8)).contains("multiple of 16 bytes"));
+        let message = |tensor: &Tensor| TensorMap::fits(tensor).unwrap_err();
+        assert!(message(&zeros(&[5, 16], Kind::Half)).contains("four dimensions"));
+        assert!(message(&tensor.to_kind(Kind::Float)).contains("Float"));
+        assert!(message(&tensor.transpose(2, 3)).contains("rows must be contiguous"));
+        assert!(message(&zeros(&[1, 1, 5, 12], Kind::Half)).contains("stride of dimension 2 is 12"));
+        assert!(message(&zeros(&[1, 1, 1, 16], Kind::Half).expand([1, 1, 5, 16], false)).contains("dimension 2 is 0"));
+        assert!(message(&tensor.narrow(3, 1, 8)).contains("multiple of 16 bytes"));
         // The stride of one row is not used.
         assert_eq!(TensorMap::fits(&zeros(&[1, 1, 1, 12], Kind::Half)), Ok(()));
     }

@@ -11,14 +11,14 @@ use super::nvrtc;
 use crate::error::Fault;
 use crate::torch;
 
-/// The release that the driver of a CUDA 13 machine takes cubins of, and that PyTorch 2.11's wheels bring.
+/// The release in PyTorch 2.11's wheels, whose cubins the driver of a CUDA 13 machine loads.
 const LIBRARY: &str = "libnvrtc.so.13";
 const BUILTINS: &str = "libnvrtc-builtins.so.13";
 
 /// A loaded NVRTC.
 #[derive(Debug, Clone)]
 pub(super) struct Toolchain {
-    /// What tells this compiler from another: its version, its library's size, and the headers that it finds.
+    /// Identifies the compiler: its version, its library's size, and the headers that it finds.
     pub identity: String,
     /// Folders for `#include <cuda_bf16.h>`; CUDA 13 keeps libcu++ in a folder of its own.
     pub include: Vec<PathBuf>,
@@ -27,7 +27,7 @@ pub(super) struct Toolchain {
 impl Toolchain {
     /// Finds and loads NVRTC once; later calls repeat the first one's result.
     ///
-    /// Errors: [`Fault::NotAvailable`], naming the folders that were looked into.
+    /// Errors: [`Fault::NotAvailable`], naming the folders that were searched.
     pub fn get() -> Result<&'static Self, Fault> {
         static LOADED: OnceLock<Result<Toolchain, Fault>> = OnceLock::new();
         let load = || {
@@ -48,7 +48,7 @@ impl Toolchain {
             let shown: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
             format!("it is in none of {}; run `make setup`, or set CUDA_HOME to a CUDA 13 toolkit", shown.join(", "))
         })?;
-        // NVRTC looks for its builtins by name alone, in LD_LIBRARY_PATH: here they already are.
+        // NVRTC looks for its builtins by name in LD_LIBRARY_PATH. Loaded first, they are found.
         let builtins = builtins_beside(&library)?;
         torch::load_shared_library(&builtins)?;
         torch::load_shared_library(&library)?;
@@ -81,7 +81,7 @@ fn list(folder: &Path, prefix: &str, files: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // The link that a toolkit's folder may hold is a file here, as it may lead in a circle.
+        // A symbolic link counts as a file, because it may form a cycle.
         match entry.file_type()?.is_dir() {
             true => list(&entry.path(), &format!("{name}/"), files)?,
             false => files.push(format!("{name} {}", entry.metadata()?.len())),
@@ -98,7 +98,7 @@ fn host_headers(homes: &[PathBuf]) -> Option<PathBuf> {
 
 /// The version of NVRTC and a digest of the CUDA headers.
 ///
-/// Errors: [`Fault::NotAvailable`], naming the folders that were looked into.
+/// Errors: [`Fault::NotAvailable`], naming the folders that were searched.
 pub fn compiler_version() -> Result<String> {
     Ok(Toolchain::get()?.identity.clone())
 }
@@ -149,10 +149,10 @@ mod tests {
             |folders: &[&tempfile::TempDir]| listing(&folders.iter().map(|f| f.path()).collect::<Vec<_>>()).unwrap();
         assert_eq!(of(&[&one]), of(&[&other]));
         let alone = of(&[&one]);
-        assert_ne!(of(&[&one, &extra]), alone, "a toolkit's folder counts");
+        assert_ne!(of(&[&one, &extra]), alone, "another folder counts");
         fs::write(other.path().join("crt/host_defines.h"), "ab").unwrap();
-        assert_ne!(of(&[&other]), alone, "and so does what lies deeper");
-        assert_ne!(of(&[&one, &other]), of(&[&other, &one]), "the first folder's headers are taken");
+        assert_ne!(of(&[&other]), alone, "files in subfolders count");
+        assert_ne!(of(&[&one, &other]), of(&[&other, &one]), "the order of the folders counts");
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn folders(kernel: &str) -> Folders {
 
 const PROBE: Program = Program { file: "probe.cu", defines: Vec::new() };
 
-/// Runs `body` as a kernel of 128 threads over 128 floats; gives what it left there, or the emulator's words.
+/// Runs `body` as a kernel of 128 threads over 128 floats; gives the floats, or the emulator's error.
 fn run(body: &str) -> Result<Vec<f32>> {
     let text = format!(
         "#include \"lib/hopper.cuh\"\nextern \"C\" __global__ void __launch_bounds__(128, 1) probe(float *x) {{\n\
@@ -72,15 +72,15 @@ fn a_missing_barrier_shows_as_a_wrong_result() {
 
 #[test]
 fn a_deadlock_is_reported_with_where_each_thread_waits() {
-    let words = fault("if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();");
-    assert!(words.contains("no thread of block (0, 0, 0) can go on"), "{words}");
-    assert!(words.contains("thread 0 to 63 waits for barrier 3 of 128 threads"), "{words}");
-    assert!(words.contains("thread 96 to 127 has ended"), "{words}");
+    let message = fault("if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();");
+    assert!(message.contains("no thread of block (0, 0, 0) can go on"), "{message}");
+    assert!(message.contains("thread 0 to 63 waits for barrier 3 of 128 threads"), "{message}");
+    assert!(message.contains("thread 96 to 127 has ended"), "{message}");
 }
 
 #[test]
 fn undefined_behaviour_is_reported() {
-    for (body, words) in [
+    for (body, expected) in [
         ("barrier_wait(base, 0);", "no barrier was initialised"),
         (
             "if (t == 0) { barrier_init(base, 1); barrier_expect(base, 8); barrier_expect(base, 8); }",
@@ -90,13 +90,13 @@ fn undefined_behaviour_is_reported() {
         ("if (t < 16) __shfl_sync(0xFFFFFFFF, t, 0);", "no thread of block"),
         ("if (t % 32 < 16) __syncwarp(); else __shfl_sync(0xFFFFFFFF, t, 0);", "another lane of its warp calls"),
     ] {
-        let told = fault(body);
-        assert!(told.contains(words), "{body}: {told}");
+        let error = fault(body);
+        assert!(error.contains(expected), "{body}: {error}");
     }
 }
 
 #[test]
-fn errors_name_the_program_and_show_the_compilers_words() {
+fn compile_errors_include_the_compilers_output() {
     let Folders { compiler, _root } =
         folders("#include \"lib/base.cuh\"\nextern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
     let error = format!("{:#}", build(&compiler, &PROBE).unwrap_err());
@@ -137,7 +137,7 @@ const OVERLAPPING: &str = r#"
 
 KERNEL(first) { AT; allow_next_kernel(); x[at] += 1.0f; }
 
-// What a block has in registers, shared memory and barriers is there behind the wait.
+// Registers, shared memory and barriers keep their state over the wait.
 KERNEL(waits) {
   AT;
   extern __shared__ unsigned char memory[];
@@ -188,17 +188,17 @@ fn a_kernel_that_waits_sees_the_results_of_the_one_before() {
 #[test]
 fn a_read_or_write_before_the_wait_shows_in_the_results() {
     assert_eq!(overlap(&["reads_early"]).unwrap(), [0.0; 96], "the sums were not there yet");
-    assert_eq!(overlap(&["writes_early"]).unwrap(), [8.0; 96], "what is added to was overwritten");
-    // Nor is there anything of a kernel before the one before.
+    assert_eq!(overlap(&["writes_early"]).unwrap(), [8.0; 96], "`first` added to the overwritten values");
+    // The results of earlier kernels are not there either.
     assert_eq!(overlap(&["waits_in_one_thread", "reads_early"]).unwrap(), [0.0; 96]);
 }
 
 #[test]
 fn a_block_that_does_not_wait_for_the_kernel_before_it_is_named() {
-    let words = |kernel| format!("{:#}", overlap(&["waits_in_one_thread", kernel]).unwrap_err());
-    let told = words("waits_in_some_blocks");
-    assert!(told.contains("launching waits_in_some_blocks as"), "{told}");
-    assert!(told.contains("block (1, 0, 0): no thread called await_last_kernel"), "{told}");
-    let told = words("waits_for_ever");
-    assert!(told.contains("no thread of block (0, 0, 0) can go on: thread 0 waits for barrier 0"), "{told}");
+    let message = |kernel| format!("{:#}", overlap(&["waits_in_one_thread", kernel]).unwrap_err());
+    let error = message("waits_in_some_blocks");
+    assert!(error.contains("launching waits_in_some_blocks as"), "{error}");
+    assert!(error.contains("block (1, 0, 0): no thread called await_last_kernel"), "{error}");
+    let error = message("waits_for_ever");
+    assert!(error.contains("no thread of block (0, 0, 0) can go on: thread 0 waits for barrier 0"), "{error}");
 }

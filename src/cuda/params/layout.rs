@@ -9,7 +9,7 @@ use crate::cuda::jit::{Compiler, Program};
 use crate::cuda::nvrtc;
 use crate::cuda::toolchain::Toolchain;
 
-/// What is compared of a [`DeviceStruct`].
+/// The layout of a [`DeviceStruct`], for the comparison.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     pub name: &'static str,
@@ -23,7 +23,7 @@ impl Layout {
     }
 }
 
-/// What makes a field's type out of its name.
+/// Templates that test a field's type.
 const HELPERS: &str = "
 template <class A, class B> constexpr bool is_type = false;
 template <class A> constexpr bool is_type<A, A> = true;
@@ -67,8 +67,8 @@ fn compare_in(compiler: &Compiler, program: &Program, expected: &Expected) -> Re
     expected.kernels.iter().try_for_each(|kernel| compare_parameters(kernel, &ptx).context(kernel.name))
 }
 
-/// C++ that compiles where the struct of that name has these fields and no others. `__INTADDR__` is what the front end of
-/// NVRTC makes `offsetof` of, which NVRTC itself lacks.
+/// C++ that compiles only if the struct of that name has these fields and no others. `__INTADDR__` is how the front end
+/// of NVRTC implements `offsetof`, which NVRTC itself lacks.
 fn assertions(layout: &Layout) -> String {
     let Layout { name, fields, bytes } = layout;
     let mut text = format!("static_assert(sizeof({name}) == {bytes}, \"bytes of {name}\");\n");
@@ -85,7 +85,7 @@ fn assertions(layout: &Layout) -> String {
             "static_assert(__INTADDR__(&static_cast<{name} *>(nullptr)->{field}) == {offset}, \"offset of {name}::{field}\");\n"
         );
     }
-    // Binds every member: does not compile where there are more of them, or fewer.
+    // Binds every member: it does not compile with another number of members.
     let names: Vec<String> = (0..fields.len()).map(|i| format!("member{i}")).collect();
     text + &format!("__device__ inline void count({name} value) {{ auto &[{}] = value; }}\n", names.join(", "))
 }
@@ -149,12 +149,13 @@ mod tests {
     }
 
     kernel_params! {
-        /// As the text has it.
+        /// As in the kernel's text.
         struct Twin<'a> as "Twin" { n: i32, scale: f32, x: Address<'a>, table: [u32; 3] }
         struct Probe<'a> as "probe" { twin: Twin<'a>, n: i32 }
     }
 
-    /// What `compare_in` says of a text of these two members and of these parameters of the kernel.
+    /// The error of `compare_in` for a struct with these members and a kernel with these parameters; empty if there is
+    /// none.
     fn difference(members: &str, parameters: &str) -> String {
         let folder = tempfile::tempdir().unwrap();
         let text = format!("struct Twin {{ {members} }};\nextern \"C\" __global__ void probe({parameters}) {{}}\n");
@@ -170,7 +171,7 @@ mod tests {
     fn a_field_or_parameter_that_differs_from_its_twin_is_named() {
         let (members, parameters) = ("int n; float scale; float *x; unsigned table[3];", "Twin twin, int n");
         assert_eq!(difference(members, parameters), "");
-        for (members, parameters, words) in [
+        for (members, parameters, expected) in [
             ("float n; float scale; float *x; unsigned table[3];", parameters, "type of Twin::n"),
             ("int n; float scale; float *x; unsigned table[4];", parameters, "type of Twin::table"),
             ("float scale; int n; float *x; unsigned table[3];", parameters, "offset of Twin::scale"),
@@ -183,7 +184,7 @@ mod tests {
             (members, "Twin twin, int n, float *x", "(40, 8)]"),
         ] {
             let error = difference(members, parameters);
-            assert!(error.contains(words), "{words}: {error}");
+            assert!(error.contains(expected), "{expected}: {error}");
         }
     }
 }
