@@ -1,4 +1,4 @@
-//! PyTorch's fused attention operators, among which scaled_dot_product_attention chooses, each called directly.
+//! PyTorch's fused attention operators, each called directly; scaled_dot_product_attention chooses one of them.
 
 use anyhow::{Result, bail};
 use tch::{Device, Kind, Tensor};
@@ -66,12 +66,12 @@ impl Backend {
 mod tests {
     use super::super::{Attention as _, naive::Naive};
     use super::*;
-    use crate::attention::inputs::Generator;
+    use crate::attention::inputs::ReferenceGenerator;
     use crate::torch::autograd::backward_from;
 
     #[test]
     fn the_operator_of_the_cpu_is_recorded_and_agrees_with_the_definition() {
-        let mut random = Generator::new(3);
+        let mut random = ReferenceGenerator::new(3);
         let mut draw = |shape: &[i64]| random.randn(shape, Kind::Float, Device::Cpu).unwrap();
         for shape in [&[2, 3, 40, 16][..], &[3, 40, 16]] {
             let (q, k, v, d_o) = (draw(shape), draw(shape), draw(shape), draw(shape));

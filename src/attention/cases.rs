@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunne
 use tch::{Device, Kind, Tensor};
 
 use super::error_bounds::LargestErrors;
-use super::inputs::Generator;
+use super::inputs::ReferenceGenerator;
 use super::tiled::Tile;
 
 /// One case; everything that it needs is drawn from `seed`.
@@ -75,7 +75,7 @@ impl Case {
     }
 
     pub fn inputs(&self) -> Result<Inputs> {
-        let mut random = Generator::new(self.seed);
+        let mut random = ReferenceGenerator::new(self.seed);
         let mut draw = |n: i64, scale: f64| -> Result<Tensor> {
             let shape = [self.leading.as_slice(), &[n, self.d]].concat();
             let reversed: Vec<i64> = shape.iter().rev().copied().collect();
@@ -103,7 +103,7 @@ impl Case {
     }
 }
 
-/// Random cases: ragged shapes, free leading dimensions, tiles from one row to more than everything.
+/// Random cases: ragged shapes, free leading dimensions, tiles from one row to more than all rows.
 pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Case> {
     let leading = select(vec![vec![], vec![2], vec![3], vec![1, 3], vec![2, 2]]);
     let tile = || select(vec![1_i64, 2, 3, 5, 8, 16, 17, 32, 64]);
@@ -119,7 +119,7 @@ pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Ca
     )
 }
 
-/// What checks of several cases add up to.
+/// The combined result of several checks.
 pub trait Tally: Default {
     fn merge(&mut self, other: &Self);
 }

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::cases::Inputs;
 use super::{Attention as _, Shape, accumulation_kind, naive};
 
-/// What a case must give, in float64, with the bound that each element's error may reach.
+/// The exact results of a case in float64, with the bound that each element's error may reach.
 pub struct Expected {
     pub o: Bounded,
     pub lse: Bounded,
@@ -74,7 +74,7 @@ pub fn expected(inputs: &Inputs, is_causal: bool) -> Result<Expected> {
     })
 }
 
-/// What the bounds are made of.
+/// The quantities in the bounds.
 struct Magnitudes {
     n_queries: f64,
     n_keys: f64,
@@ -114,7 +114,7 @@ fn largest(t: &Tensor) -> Result<f64> {
     Ok(t.f_abs()?.f_max()?.f_double_value(&[])?)
 }
 
-/// The largest errors met so far, kind by kind.
+/// The largest errors so far, kind by kind.
 #[derive(Debug, Clone, Default)]
 pub struct LargestErrors {
     pub cases: usize,

@@ -18,7 +18,7 @@ mod tile_sizes;
 /// Head dimensions that kernels are compiled for.
 pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
 
-/// That kernels which take no other rows are compiled for `head_dim`.
+/// Checks that kernels are compiled for exactly this `head_dim`.
 fn require_dimension(head_dim: i64) -> Result<(), String> {
     if DIMENSIONS.contains(&head_dim) {
         return Ok(());
@@ -31,7 +31,7 @@ pub struct Flash {
     is_deterministic: bool,
 }
 
-/// The files of `kernels/` that [`Flash`] runs, on one GPU or another.
+/// The files of `kernels/` that [`Flash`] runs, over all GPUs.
 pub const FLASH_KERNELS: &[&str] =
     &["flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
 
@@ -46,7 +46,7 @@ impl Flash {
     /// [`Hopper`] for both passes where it takes the inputs. A backward pass of few scores uses [`Portable`], which launches
     /// fewer kernels.
     pub const FASTEST: Self = Self { is_deterministic: false };
-    /// Every result repeats in every bit. The backward pass is always [`Portable`]'s, which computes scores twice;
+    /// Every result is bitwise reproducible. The backward pass is always [`Portable`]'s, which computes scores twice;
     /// [`Hopper`] adds to `dq` in any order.
     pub const DETERMINISTIC: Self = Self { is_deterministic: true };
 
@@ -67,8 +67,8 @@ impl Flash {
     fn backward_by(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<&'static dyn Attention> {
         let shape = Shape::of(q, k, v)?;
         let is_taken = || Portable.supports(q.kind(), q.device(), shape.d).is_ok();
-        let is_portables = self.is_deterministic || (prefers_portable(&shape) && is_taken());
-        if is_portables { Ok(&Portable) } else { Self::forward_by(q) }
+        let uses_portable = self.is_deterministic || (prefers_portable(&shape) && is_taken());
+        if uses_portable { Ok(&Portable) } else { Self::forward_by(q) }
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gpu_it_says_what_both_need() {
+    fn without_a_gpu_the_error_says_what_both_kernel_sets_need() {
         let q = Tensor::zeros([2, 5, 64], (Kind::BFloat16, Device::Cpu));
         let flash = Flash::FASTEST;
         let forward = format!("{:#}", flash.forward(&q, &q, &q, true).unwrap_err());

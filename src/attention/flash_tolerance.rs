@@ -29,7 +29,7 @@ pub enum Passes {
     Both,
 }
 
-/// The largest error of each result as a share of what it may be.
+/// The largest error of each result as a fraction of its tolerance.
 #[derive(Debug, Clone, Default)]
 pub struct ErrorShares {
     pub cases: u32,
@@ -78,7 +78,7 @@ impl Case {
         is_causal: bool,
         scale: f64,
     ) -> Result<Self> {
-        let mut random = super::inputs::Generator::new((n_queries * 31 + n_keys * 7 + d) as u32);
+        let mut random = super::inputs::ReferenceGenerator::new((n_queries * 31 + n_keys * 7 + d) as u32);
         let mut draw = |n: i64| -> Result<Tensor> {
             let values = random.randn(&[leading, &[n, d]].concat(), Kind::Float, Device::Cpu)?;
             Ok(values.f_mul_scalar(scale)?.f_to_kind(kind)?.f_to_device(device)?)
@@ -128,15 +128,16 @@ impl Case {
         self.check_against(self, implementations, passes)
     }
 
-    /// As [`Self::check_each`] of both passes, with what the plain operations give on the processor, so that no kernels run
-    /// but those of `implementations` and copies: cuBLAS's for long bfloat16 rows fail under racecheck, looked at or not.
+    /// As [`Self::check_each`] of both passes, with the plain operations on the processor, so that on the GPU only
+    /// copies and the kernels of `implementations` run: cuBLAS's kernels for long bfloat16 rows fail under racecheck
+    /// even if they are excluded from it.
     pub fn check_against_processor(&self, implementations: &[&dyn Attention]) -> Result<ErrorShares> {
         let [q, k, v, d_o] = [&self.q, &self.k, &self.v, &self.d_o].map(|t| t.f_to_device(Device::Cpu));
         let there = Self { name: self.name.clone(), q: q?, k: k?, v: v?, d_o: d_o?, is_causal: self.is_causal };
         self.check_against(&there, implementations, Passes::Both)
     }
 
-    /// With what the plain operations make of `reference`, the same case on one device or another.
+    /// Compares with the plain operations on `reference`: the same case, possibly on another device.
     fn check_against(
         &self,
         reference: &Self,
@@ -145,12 +146,12 @@ impl Case {
     ) -> Result<ErrorShares> {
         let answers = || -> Result<_> { Ok((reference.run(&naive::Naive, Kind::Double)?, reference.plain()?)) };
         let (exact, [o, dq, dk, dv]) = answers().with_context(|| format!("the plain operations on {}", self.name))?;
-        // The definition's lse, in float32 from these inputs, would be exact for this purpose.
+        // The definition's lse in float32 is close enough to the exact one to stand for it.
         let plain = [o, exact[1].shallow_clone(), dq, dk, dv];
         let mut shares = ErrorShares::default();
         for implementation in implementations {
-            let held = || self.compare(&self.results(*implementation, self.q.kind(), passes)?, &exact, &plain);
-            shares.merge(&held().with_context(|| format!("{} on {}", implementation.name(), self.name))?);
+            let compared = || self.compare(&self.results(*implementation, self.q.kind(), passes)?, &exact, &plain);
+            shares.merge(&compared().with_context(|| format!("{} on {}", implementation.name(), self.name))?);
         }
         Ok(shares)
     }
@@ -167,7 +168,7 @@ impl Case {
             let magnitude = largest(&exact[i])?;
             let rounding = if i == 1 { 1e-4 * (1.0 + magnitude) } else { 2.0 * unit(self.q.kind()) * magnitude };
             let bound = (2.0 * allowed + rounding).max(CANCELLED);
-            // An error that is not a number is within nothing.
+            // A NaN fails this comparison.
             ensure!(
                 error <= bound,
                 "{what} is off by {error:.2e}, the plain operations by {allowed:.2e}; {bound:.2e} are allowed"
@@ -178,8 +179,8 @@ impl Case {
     }
 }
 
-/// What sums of some hundred float32 products may leave where they cancel exactly: the gradients of a softmax over one
-/// key are zero.
+/// The error that sums of some hundred float32 products may leave where they cancel exactly: the gradients of a softmax
+/// over one key are zero.
 const CANCELLED: f64 = 2e-5;
 
 /// Half the distance between 1 and the next number.
@@ -233,7 +234,7 @@ pub fn adversarial(device: Device, d: i64, kind: Kind) -> Result<Vec<Case>> {
 mod tests {
     use super::*;
 
-    /// The definition with one thing wrong.
+    /// The definition with one injected fault.
     struct Broken(fn([Tensor; 5]) -> [Tensor; 5]);
 
     impl Attention for Broken {

@@ -13,7 +13,7 @@ use super::flash::{FLASH_KERNELS, Flash};
 use super::tiled::Tiled;
 use super::{Attention, hidden, naive, recomputing, sdpa};
 
-/// One way to compute attention. It serializes as what a table says about it.
+/// One way to compute attention. Its serialized form is what tables show.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Implementation {
     /// In suites, model options, records and templates.
@@ -57,11 +57,11 @@ pub enum Run {
     Sdpa,
     /// A forward and a backward pass of ours as one autograd node.
     Own(&'static dyn Attention),
-    /// One fused operator of PyTorch, which gives `o` and keeps its logsumexp to itself.
+    /// One fused operator of PyTorch, which gives `o` and does not return its logsumexp.
     Operator(Backend),
 }
 
-/// Where speeds are compared with it as a column of its own.
+/// Which comparisons of speed have a column for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timed {
     Everywhere,
@@ -115,7 +115,7 @@ pub fn by_name(name: &str) -> Result<&'static Implementation> {
 pub type Prepared = Box<dyn Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>>;
 
 impl Implementation {
-    /// Its two passes where it gives the logsumexp; `None` of a single operator.
+    /// Its two passes, if it returns the logsumexp; `None` for a single operator.
     pub fn as_attention(&self) -> Option<&'static dyn Attention> {
         match self.run {
             Run::Definition => Some(&naive::Naive),
@@ -145,7 +145,7 @@ impl Implementation {
         }
     }
 
-    /// Makes what no timed pass should pay for: the mask of the definition, for sequences of `seq`.
+    /// Prepares what must not be timed: the definition's mask, for sequences of `seq`.
     pub fn prepare_causal(&self, seq: i64, device: Device) -> Result<Prepared> {
         if let Run::Definition = self.run {
             let mask = hidden(0..seq, 0..seq, device)?;
@@ -184,13 +184,13 @@ pub enum ImplementationName {
     Sdpa,
     /// FlashAttention-2 as our own CUDA kernels: Hopper's or the portable ones, whichever suit the inputs.
     Flash,
-    /// Those of our kernels whose results all repeat in every bit.
+    /// Our kernels whose results are all bitwise reproducible.
     FlashDeterministic,
 }
 
 impl ImplementationName {
-    /// What a model on `device` uses where nobody says otherwise: our own kernels on a GPU, and the handout's operations
-    /// on the processor, for which there are no kernels.
+    /// The default of a model on `device`: our own kernels on a GPU, and the handout's operations on the processor, for
+    /// which there are no kernels.
     pub fn default_on(device: Device) -> Self {
         if device.is_cuda() { Self::Flash } else { Self::Naive }
     }

@@ -1,7 +1,7 @@
 //! Seeded normal inputs that equal `torch.manual_seed(seed)` followed by `torch.randn` on the CPU.
 //!
-//! libtorch's own generator is global to the process, so checks that run on several threads would draw from each
-//! other's sequence. This one is a value: the same MT19937 and the same blocks of sixteen (ATen's `normal_fill`).
+//! The same MT19937 and the same blocks of sixteen (ATen's `normal_fill`) in Rust: checks on several threads do not
+//! share a sequence, as they would with libtorch's process-wide generator.
 
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
@@ -11,13 +11,13 @@ const MIDDLE: usize = 397;
 /// `normal_fill` turns sixteen uniform numbers at a time into sixteen normal ones.
 const BLOCK: usize = 16;
 
-/// MT19937 (Matsumoto and Nishimura, 1998), as `at::mt19937`.
-pub struct Generator {
+/// MT19937 (Matsumoto and Nishimura, 1998), as `at::mt19937`; see [`crate::torch::Generator`] for libtorch's own.
+pub struct ReferenceGenerator {
     state: [u32; STATE],
     next: usize,
 }
 
-impl Generator {
+impl ReferenceGenerator {
     pub fn new(seed: u32) -> Self {
         let mut state = [seed; STATE];
         for i in 1..STATE {
@@ -70,7 +70,7 @@ impl Generator {
     }
 }
 
-/// Sixteen uniform numbers to sixteen normal ones, the first eight giving radii and the last eight angles.
+/// Turns sixteen uniform numbers into sixteen normal ones: the first eight give radii and the last eight angles.
 fn box_muller(block: &mut [f32]) {
     let (radii, angles) = block.split_at_mut(BLOCK / 2);
     for (r, a) in radii.iter_mut().zip(angles) {
@@ -87,7 +87,7 @@ mod tests {
     /// The expected values were printed by torch 2.11.0: manual_seed(0), then randn(4, 128, 64) twice.
     #[test]
     fn the_official_inputs_are_those_of_pytorch() {
-        let mut random = Generator::new(0);
+        let mut random = ReferenceGenerator::new(0);
         let q = random.randn(&[4, 128, 64], Kind::Float, Device::Cpu).unwrap();
         let k = random.randn(&[4, 128, 64], Kind::Float, Device::Cpu).unwrap();
         let near = |t: &Tensor, at: [i64; 3], expected: f64| (t.double_value(&at) - expected).abs() < 1e-5;
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_shape_below_one_block_and_one_with_a_tail_are_filled() {
         for count in [1, 15, 16, 17, 40] {
-            let x = Generator::new(1).randn(&[count], Kind::Double, Device::Cpu).unwrap();
+            let x = ReferenceGenerator::new(1).randn(&[count], Kind::Double, Device::Cpu).unwrap();
             assert_eq!((x.size(), x.isfinite().all().int64_value(&[])), (vec![count], 1));
         }
     }

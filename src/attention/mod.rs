@@ -1,7 +1,8 @@
-//! Scaled dot-product attention, several ways behind one trait, and the exact answers and error bounds that they are compared with.
+//! Scaled dot-product attention: several implementations of one trait, and the exact results and error bounds for
+//! checking them.
 //!
 //! Shapes everywhere: `q` and `o` (..., n_queries, d), `k` and `v` (..., n_keys, d), `lse` (..., n_queries); the
-//! leading dimensions are free but equal. The causal mask lets query i see key j where i >= j, both counted from
+//! leading dimensions are arbitrary but equal. The causal mask lets query i see key j where i >= j, both counted from
 //! the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
 use anyhow::{Context as _, Result, ensure};
@@ -59,7 +60,7 @@ pub fn attention(name: ImplementationName, q: &Tensor, k: &Tensor, v: &Tensor, i
     name.implementation()?.differentiable(q, k, v, is_causal)
 }
 
-/// Inputs of different kinds (autocast leaves rotated queries in float32 beside bfloat16 values), all cast to the
+/// Casts inputs of different kinds (autocast leaves rotated queries in float32 and values in bfloat16) to the
 /// narrowest, as autocast itself does for PyTorch's scaled_dot_product_attention.
 fn in_narrowest(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[Tensor; 3]> {
     let bytes = |t: &Tensor| t.kind().elt_size_in_bytes();
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_implementation_agrees_on_a_ragged_causal_case_and_its_gradient() {
-        let mut random = inputs::Generator::new(5);
+        let mut random = inputs::ReferenceGenerator::new(5);
         let mut draw = |n: i64| random.randn(&[2, 3, n, 8], Kind::Float, Device::Cpu).unwrap();
         let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
         let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_take_no_such_inputs_both_say_why() {
+    fn unsupported_inputs_are_refused_with_the_reasons_of_both_kernel_sets() {
         let q = Tensor::zeros([2, 5, 80], (Kind::Float, Device::Cpu));
         let error = format!("{:#}", attention(ImplementationName::Flash, &q, &q, &q, true).unwrap_err());
         assert!(error.contains("not Float") && error.contains("not 80"), "{error}");
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn under_autocast_the_tiled_node_keeps_its_scores_in_float32() {
-        let mut random = inputs::Generator::new(8);
+        let mut random = inputs::ReferenceGenerator::new(8);
         let mut draw = |kind| random.randn(&[2, 40, 16], kind, Device::Cpu).unwrap();
         // As a model leaves them: rotated queries and keys in float32, values in bfloat16.
         let (q, k, v) = (draw(Kind::Float), draw(Kind::Float), draw(Kind::BFloat16));
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn every_implementation_is_differentiable_and_gives_the_same_gradient() {
-        let mut random = inputs::Generator::new(6);
+        let mut random = inputs::ReferenceGenerator::new(6);
         let mut draw = || random.randn(&[2, 19, 8], Kind::Float, Device::Cpu).unwrap();
         let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
         let gradients = ImplementationName::ON_CPU.map(|choice| {

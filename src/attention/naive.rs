@@ -34,7 +34,7 @@ pub(super) fn scores(q: &Tensor, k: &Tensor, is_causal: bool) -> Result<Tensor> 
 
 fn masked_scores(q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let d = q.size().last().copied().unwrap_or(1) as f64;
-    // Numbers go in as tensors without dimensions: given as such they would panic in tch when memory runs out.
+    // Scalars are passed as tensors without dimensions: with plain numbers tch panics when memory runs out.
     let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_div(&Tensor::from(d.sqrt()))?;
     Ok(match mask {
         Some(mask) => scores.f_masked_fill_tensor(mask, &Tensor::from(f64::NEG_INFINITY))?,
@@ -69,7 +69,7 @@ impl Attention for Naive {
         Ok((o.f_to_kind(q.kind())?, lse))
     }
 
-    /// Eq. 7-11; the probabilities come from q and k again, so `o` and `lse` go unread.
+    /// Eq. 7-11; the probabilities come from q and k again, so `o` and `lse` are not used.
     fn backward(
         &self,
         q: &Tensor,

@@ -1,4 +1,4 @@
-//! PyTorch's own scaled_dot_product_attention, as a peer to be compared with and a choice for the model.
+//! PyTorch's own scaled_dot_product_attention, for comparison and as an option of the model.
 
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
@@ -8,7 +8,8 @@ use super::{Attention, Shape, accumulation_kind, supports_floating_point};
 
 /// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
 ///
-/// The fused back ends take (batch, heads, n, d) only; anything else would silently get the one that keeps P.
+/// The fused back ends take (batch, heads, n, d) only; for another shape libtorch would silently choose the one that
+/// stores P.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
     let o = Tensor::f_scaled_dot_product_attention(&q4, &k4, &v4, None::<&Tensor>, 0.0, is_causal, None, false)?;
@@ -17,9 +18,9 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<
 
 /// libtorch's back end that returns the logsumexp: flash attention on the CPU, memory-efficient attention on CUDA.
 ///
-/// On the CPU bfloat16 and float16 are widened to float32 and the results rounded, since the backward pass there sums
-/// dk and dv over the blocks of queries in the narrow kind, which is no peer to hold others to. [`attention`], which
-/// models and timings use, is libtorch's own in the kind it is given.
+/// On the CPU bfloat16 and float16 are widened to float32 and the results rounded: the backward pass there sums dk and
+/// dv over the blocks of queries in the narrow kind, which is too inaccurate for comparisons. [`attention`], which
+/// models and timings use, is libtorch's own in the kind of its inputs.
 pub struct Sdpa;
 
 impl Attention for Sdpa {
@@ -76,7 +77,7 @@ impl Attention for Sdpa {
         Ok((o.f_reshape(q.size())?.f_to_kind(q.kind())?, lse))
     }
 
-    /// libtorch's autograd over [`attention`]; `o` and `lse` go unread.
+    /// libtorch's autograd over [`attention`]; `o` and `lse` are not used.
     fn backward(
         &self,
         q: &Tensor,

@@ -20,7 +20,7 @@ pub struct Tiled {
 }
 
 impl Tiled {
-    /// Tiles of the size that GPU kernels like; on a CPU they keep a tile's scores within its second-level cache.
+    /// A tile size that is common in GPU kernels; on a CPU a tile's scores then fit its second-level cache.
     pub const DEFAULT: Self = Self { tile: Tile { queries: 128, keys: 128 } };
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{Case, Fill, Layout};
-use crate::attention::inputs::Generator;
+use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::tiled::Tile;
 use crate::attention::{ImplementationName, attention};
 
@@ -44,7 +44,7 @@ pub fn adversarial_cases() -> Vec<(&'static str, Case)> {
 
 /// The official q, k, v and do: `manual_seed(0)`, then four times `randn(4, 128, 64)`.
 pub fn official_inputs() -> Result<[Tensor; 4]> {
-    let mut random = Generator::new(0);
+    let mut random = ReferenceGenerator::new(0);
     let mut draw = || random.randn(&[4, 128, 64], Kind::Float, Device::Cpu);
     Ok([draw()?, draw()?, draw()?, draw()?])
 }

@@ -17,10 +17,10 @@ use tile_config::{TileSize, Variant};
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
 ///
 /// The kernels are compiled for d of 16, 32, 64 and 128. Rows of another d run in the next of these: the TMA unit fills
-/// tiles up with zeros, and writes no more than there is.
+/// tiles up with zeros, and does not write beyond the tensor.
 ///
-/// `o`, `lse`, `dk` and `dv` repeat in every bit. `dq` is summed with atomic additions in any order, so that its last
-/// bits vary.
+/// `o`, `lse`, `dk` and `dv` are bitwise reproducible. `dq` is summed with atomic additions in any order, so that its
+/// last bits vary.
 pub struct Hopper {
     /// Of the forward pass's tiles; `None` for the faster one of each shape.
     tile_size: Option<TileSize>,

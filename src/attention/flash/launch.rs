@@ -19,7 +19,7 @@ pub trait KernelSet: Sync {
     /// Whether the kernels run on `device`; the error says what they need.
     fn runs_on(&self, device: Device) -> Result<(), String>;
 
-    /// Whether the kernels can read `t` (batch, heads, n, d) as it lies; they get a contiguous copy otherwise.
+    /// Whether the kernels can read `t` (batch, heads, n, d) in its layout; they get a contiguous copy otherwise.
     fn reads(&self, t: &Tensor) -> bool;
 
     /// Launches the kernels that write `o` (batch, heads, n_queries, d) and `lse` (batch, heads, n_queries).
@@ -38,7 +38,7 @@ pub struct Inputs {
     pub is_causal: bool,
 }
 
-/// What the backward pass reads beside them: `o` and `d_o` as q, `lse` (batch, heads, n_queries) in float32.
+/// The other inputs of the backward pass: `o` and `d_o` as q, `lse` (batch, heads, n_queries) in float32.
 pub struct Saved {
     pub o: Tensor,
     pub lse: Tensor,
@@ -109,7 +109,7 @@ fn launching(set: &impl KernelSet, q: &Tensor, k: &Tensor) -> String {
     format!("{} attention of q {:?} and k {:?}", set.name(), q.size(), k.size())
 }
 
-/// That `o`, `lse` and `d_o` are as the forward pass of `q` gives them. Errors: the tensor that is not.
+/// Checks that `o`, `lse` and `d_o` fit the forward pass of `q`; the error names the tensor that does not.
 fn require_saved(q: &Tensor, o: &Tensor, lse: &Tensor, d_o: &Tensor) -> Result<()> {
     let (kind, device) = (q.kind(), q.device());
     for (name, t) in [("o", o), ("do", d_o)] {
@@ -137,7 +137,7 @@ impl Inputs {
     fn of(set: &impl KernelSet, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
         let shape = Shape::of(q, k, v)?;
         set.takes(q.kind(), shape.d).map_err(anyhow::Error::msg)?;
-        // On the CPU they run in the emulator, which `supports` does not offer: it is for tests.
+        // On the CPU the kernels run in the emulator. It is for tests, so `supports` does not report it.
         if q.device() != Device::Cpu {
             set.runs_on(q.device()).map_err(anyhow::Error::msg)?;
         }
@@ -174,7 +174,7 @@ impl Sizes {
         })
     }
 
-    /// (batch, heads, n, d) of a tensor of q's, k's or v's shape, as it lies if the kernels read it so.
+    /// A tensor of q's, k's or v's shape as (batch, heads, n, d); copied only if the kernels cannot read its layout.
     fn readable(&self, set: &impl KernelSet, t: &Tensor) -> Result<Tensor> {
         let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
         let four = in_shape(t.shallow_clone(), &[self.batch.into(), self.heads.into(), n, d])?;
@@ -228,7 +228,7 @@ pub fn int(n: u32) -> Result<i32> {
     i32::try_from(n).with_context(|| format!("{n} is more than the 2^31 - 1 that the kernels count"))
 }
 
-/// That `device` is a GPU whose compute capability `fits`, which errors call `wanted`.
+/// Checks that `device` is a GPU whose compute capability `fits`; errors describe it as `wanted`.
 pub fn require_gpu(device: Device, wanted: &str, fits: fn((i32, i32)) -> bool) -> Result<(), String> {
     let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
     match cuda::compute_capability(index) {

@@ -19,7 +19,7 @@ use tile_config::{Element, Variant};
 
 /// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
 ///
-/// Every result repeats in every bit.
+/// Every result is bitwise reproducible.
 pub struct Portable;
 
 impl KernelSet for Portable {
@@ -54,7 +54,7 @@ impl KernelSet for Portable {
 /// K and V of a section of heads, or Q and dO, are to stay in an L2 cache, of which an A100 has 40 MB.
 const SECTION_BYTES: u64 = 24 << 20;
 
-/// In sections of how many heads the tiles of all heads are worked on.
+/// How many heads are worked on at a time, before the tiles of the next heads.
 fn heads_at_a_time(sizes: &Sizes, variant: Variant) -> Result<i32> {
     let n = u64::from(sizes.n_queries.max(sizes.n_keys));
     let head_bytes = 2 * n * u64::from(variant.d * variant.element.bytes());

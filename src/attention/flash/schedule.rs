@@ -1,9 +1,9 @@
-//! The time that a list of work items takes on a GPU that hands each free CTA the next one.
+//! The time that a list of work items takes on a GPU where each free CTA takes the next item.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// When the last of `ctas` ends, if whichever is free takes the next of `items`, each given by its time.
+/// When the last of `ctas` ends if each free CTA takes the next item; `items` are their times.
 pub(super) fn makespan(items: impl IntoIterator<Item = u64>, ctas: u32) -> u64 {
     let mut free_at: BinaryHeap<Reverse<u64>> = (0..ctas).map(|_| Reverse(0)).collect();
     for item in items {

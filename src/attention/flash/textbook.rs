@@ -1,4 +1,4 @@
-//! The handout's plain algorithms as CUDA kernels to be read: Algorithm 1 (`kernels/textbook_forward.cu`) and its
+//! The handout's plain algorithms as readable CUDA kernels: Algorithm 1 (`kernels/textbook_forward.cu`) and its
 //! backward pass, which goes through the scores twice (`kernels/textbook_backward.cu`).
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::{DIMENSIONS, require_dimension, tile_sizes};
 use crate::cuda::{self, Address, Cache, Kernel, LaunchConfig, Program};
 
 /// Attention by the readable kernels: float32, bfloat16 and float16 from compute capability 8.0 on, d = 16, 32, 64 or
-/// 128. Every result repeats in every bit.
+/// 128. Every result is bitwise reproducible.
 pub struct Textbook;
 
 impl KernelSet for Textbook {
@@ -96,12 +96,12 @@ fn grid(inputs: &Inputs, tiles: u32, shared_bytes: u32) -> LaunchConfig {
 /// Groups of threads in a block, and threads in a group, as in `kernels/lib/textbook.cuh`.
 pub const GROUPS: u32 = 16;
 const LANES: u32 = 8;
-/// Of a block of every kernel.
+/// Threads of a block of every kernel.
 pub const THREADS: u32 = GROUPS * LANES;
-/// What a block may have of shared memory on every GPU from compute capability 8.0 on, in bytes.
+/// The shared memory that a block may have on every GPU from compute capability 8.0 on, in bytes.
 pub const SHARED_LIMIT: u32 = 99 * 1024;
 
-/// What the kernels are compiled anew for.
+/// What the kernels are compiled for, each variant on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     pub d: u32,
@@ -164,8 +164,8 @@ impl TileConfig {
         Program { file, defines }
     }
 
-    /// Q, K, V and P; backwards also dO, and one tile for P and dS or their transposes. Rows are four floats longer
-    /// than they need to be.
+    /// Q, K, V and P; in the backward pass also dO, and one tile for P and dS or their transposes. Rows are padded by
+    /// four floats.
     pub fn shared_bytes(&self) -> u32 {
         let Self { queries, keys, .. } = *self;
         let tile = |rows, columns| 4 * rows * (columns + 4);

@@ -123,7 +123,7 @@ mod tests {
 
     /// A right case with a gradient, made by the definition.
     fn case() -> CaseFile {
-        let mut random = crate::attention::inputs::Generator::new(3);
+        let mut random = crate::attention::inputs::ReferenceGenerator::new(3);
         let mut draw = |n: i64| random.randn(&[2, n, 4], Kind::Float, Device::Cpu).unwrap();
         let (q, k, v, d_o) = (draw(6), draw(5), draw(5), draw(6));
         let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();

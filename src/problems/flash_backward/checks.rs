@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{self, Case};
 use crate::attention::error_bounds::{self, LargestErrors};
-use crate::attention::inputs::Generator;
+use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Attention as _, accumulation_kind, naive};
 use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
@@ -77,7 +77,7 @@ fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
 pub fn finite_differences(backward: Backward) -> Result<Verdict> {
     let mut largest = 0.0_f64;
     for is_causal in [false, true] {
-        let mut random = Generator::new(17);
+        let mut random = ReferenceGenerator::new(17);
         let mut draw = |n: i64| random.randn(&[2, n, 3], Kind::Double, Device::Cpu);
         let (q, k, v, d_o) = (draw(5)?, draw(4)?, draw(4)?, draw(5)?);
         let loss = |x: &[Tensor; 3]| -> Result<f64> {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::measure::{Params, PytorchAttention, accounting_of, pass};
-use crate::attention::inputs::Generator;
+use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::{ImplementationName, attention};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
@@ -24,7 +24,7 @@ pub fn naive_matches_pytorch() -> Result<Verdict> {
     let mut largest = 0.0_f64;
     for (seed, (shape, is_causal)) in [([3, 40, 16], false), ([3, 40, 16], true), ([1, 1, 1], false)].iter().enumerate()
     {
-        let mut random = Generator::new(seed as u32);
+        let mut random = ReferenceGenerator::new(seed as u32);
         let mut draw = || random.randn(shape, Kind::Double, Device::Cpu);
         let (q, k, v, d_o) = (draw()?, draw()?, draw()?, draw()?);
         let run = |choice| -> Result<Vec<Tensor>> {

@@ -1,4 +1,4 @@
-//! Split tiles: where a pass has too few tiles to fill the GPU, several CTAs share the inner loop of one tile. Of the
+//! Split tiles: where a pass has too few tiles to fill the GPU, several CTAs share the inner loop of one tile. In the
 //! forward pass this is split-KV, as in Flash-Decoding.
 
 use std::cmp::Reverse;
@@ -39,17 +39,17 @@ pub(super) fn cached<C: Ord + Copy>(
     cache.get(inputs.device(), key, || Ok(TileSplits::of(steps, heads, resident_ctas)))
 }
 
-/// What a tile or a split costs a CTA beside its steps of the loop, in steps.
+/// The cost of a tile or a split in addition to its steps of the loop, in steps.
 const STEPS_A_TILE: u64 = 1;
-/// What the launch that adds splits up costs, in steps of a forward pass of few rows.
+/// The cost of the launch that adds splits up, in steps of a forward pass of few rows.
 const STEPS_TO_COMBINE: u64 = 2;
 /// Splits whose results all CTAs together write and read again in the time of a step.
 const SPLITS_A_STEP: u64 = 48;
 
 impl TileSplits {
-    /// The best splits of tiles of so many `steps` each, the same for each of `heads`, on a device that holds
-    /// `resident_ctas` at a time; `None` where whole tiles are better. Of the ways to split the longest tile evenly, it is
-    /// the one whose last CTA ends first, the adding up included.
+    /// The best splits of tiles with these `steps`, the same for each of `heads`, on a device that holds
+    /// `resident_ctas` at a time; `None` if whole tiles are better. Of the ways to split the longest tile evenly, it is
+    /// the one whose last CTA ends first, including the addition of the splits.
     pub fn of(steps: &[u32], heads: u32, resident_ctas: u32) -> Option<Self> {
         let longest = steps.iter().copied().max()?;
         let tiles = steps.len() as u64 * u64::from(heads);

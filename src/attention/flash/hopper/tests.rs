@@ -15,7 +15,7 @@ fn every_tile_config_computes_attention_and_its_gradient() {
         (128, Kind::BFloat16, true),
         (128, Kind::Half, false),
     ] {
-        // One tile, ragged tiles of both, a single row, and more keys than queries: what the loops begin and end with.
+        // One tile, ragged tiles of both, a single row, and more keys than queries.
         for (n_queries, n_keys) in [(64, 128), (113, 203), (239, 1), (1, 200), (300, 140)] {
             let case = Case::draw(Device::Cpu, &[2], [n_queries, n_keys, d], kind, is_causal, 1.0).unwrap();
             case.check_each(&Hopper::SIZES, flash_tolerance::Passes::Both).unwrap();
@@ -107,7 +107,7 @@ fn a_tile_is_the_same_whichever_cta_takes_it() {
 }
 
 #[test]
-fn sections_of_heads_have_every_tile_once() {
+fn every_tile_is_computed_once_if_heads_are_in_sections() {
     // So many keys that the heads are worked on by four and three, though the mask hides all but the first 700.
     let (heads, n_queries, n_keys, d) = (7, 700, 131_072, 16);
     assert_eq!(tile_config::heads_at_a_time(heads, 4 * n_keys * 16), 4);
@@ -141,10 +141,10 @@ fn results_do_not_depend_on_the_order_of_threads_and_copies() {
 
 #[test]
 fn without_a_hopper_gpu_it_says_what_it_needs() {
-    let words = |kind, device, d| Hopper::DEFAULT.supports(kind, device, d).unwrap_err();
-    assert!(words(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
+    let message = |kind, device, d| Hopper::DEFAULT.supports(kind, device, d).unwrap_err();
+    assert!(message(Kind::Float, Device::Cuda(0), 64).contains("bfloat16 and float16"));
     for d in [12, 136] {
-        assert!(words(Kind::Half, Device::Cuda(0), d).contains(&format!("multiples of 8 up to 128, not {d}")));
+        assert!(message(Kind::Half, Device::Cuda(0), d).contains(&format!("multiples of 8 up to 128, not {d}")));
     }
-    assert!(words(Kind::Half, Device::Cpu, 64).contains("need a GPU"));
+    assert!(message(Kind::Half, Device::Cpu, 64).contains("need a GPU"));
 }

@@ -58,8 +58,8 @@ impl Variant {
 /// K and V of a section of heads, which with Q and O are to stay in an L2 cache of 50 MB.
 const SECTION_BYTES: u64 = 32 << 20;
 
-/// How many of `heads`, whose K and V take `head_bytes` each, are worked on together: as many as `SECTION_BYTES` hold, or
-/// down to half as many if the last section is then fuller. A small last section has too few tiles for all CTAs.
+/// How many of `heads`, whose K and V take `head_bytes` each, are worked on together: as many as fit `SECTION_BYTES`,
+/// or down to half as many if the last section is fuller then. A small last section has too few tiles for all CTAs.
 pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
     let most = (SECTION_BYTES / head_bytes).clamp(1, u64::from(heads)) as u32;
     let missing = |section: &u32| heads.next_multiple_of(*section) - heads;
@@ -83,7 +83,7 @@ pub enum TileSize {
 impl TileSize {
     pub const ALL: [Self; 2] = [Self::Small, Self::Large];
 
-    /// The faster size for so many scores, masked ones included. Measured on an H200: entry 7 of the notebook in
+    /// The faster size for this number of scores, masked ones included. Measured on an H200: entry 7 of the notebook in
     /// `kernels/flash_forward.cu`.
     pub fn fastest(d: u32, n_queries: u32, n_keys: u32, heads: u32) -> Self {
         let scores = (u64::from(n_queries) * u64::from(n_keys)).saturating_mul(heads.into());

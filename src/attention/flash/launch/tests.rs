@@ -1,4 +1,4 @@
-//! What every set of kernels is given, and what is refused.
+//! The inputs that every set of kernels gets, and those that are refused.
 
 use super::*;
 use crate::attention::flash::hopper::Hopper;
@@ -67,13 +67,13 @@ fn a_grid_that_cuda_does_not_allow_is_an_error_with_its_sizes() {
     let largest = Sizes { batch: 1, heads: 1, ..SIZES };
     assert_eq!(largest.for_all_heads(i32::MAX as u64).unwrap(), i32::MAX as u32);
     let shape = |leading: &[i64], n: i64| Shape { leading: leading.into(), n_queries: n, n_keys: n, d: 16 };
-    for (leading, n, words) in [
+    for (leading, n, expected) in [
         (&[65_536, 1][..], 5, "65536 batches are more than the 65535"),
         (&[2, 65_536], 5, "65536 heads are more than the 65535"),
         (&[2], (1 << 30) + 1, "1073741825 queries are more than the 1073741824"),
     ] {
         let error = Sizes::of(&shape(leading, n)).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 

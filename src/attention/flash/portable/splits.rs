@@ -28,7 +28,7 @@ impl Split {
 }
 
 impl ForwardConfig {
-    /// How the keys of a tile are split, if `heads` (of all batches) have so many queries and keys.
+    /// How the keys of a tile are split; `heads` counts those of all batches.
     pub fn split(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> Split {
         let tiles = n_queries.div_ceil(self.rows());
         let seen = if self.variant.is_causal { n_keys.min(tiles.saturating_mul(self.rows())) } else { n_keys };
@@ -46,16 +46,16 @@ impl ForwardConfig {
 }
 
 impl BackwardConfig {
-    /// How the tiles of keys and those of queries are split, if `heads` (of all batches) have so many. Tiles stay whole, or
-    /// have splits of a half, a third, a quarter or a sixth of a CTA's share of all products. Of these ways it is the one
-    /// whose last CTA ends first.
+    /// How the tiles of keys and those of queries are split; `heads` counts those of all batches. Tiles stay whole, or
+    /// have splits of a half, a third, a quarter or a sixth of a CTA's share of all products. Of these ways it is the
+    /// one whose last CTA ends first.
     pub fn splits(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> [Split; 2] {
         let size = Size { n_queries, n_keys, heads };
         let whole = self.splits_of(size, u128::MAX);
         let tiles = n_keys.div_ceil(self.rows(self.keys)) + n_queries.div_ceil(self.rows(self.queries));
         let resident_ctas = multiprocessors * self.blocks;
         let share = self.products(size) / u128::from(resident_ctas);
-        // Of so many tiles the last ones take little of the time, unless one kind has few and long tiles.
+        // With many tiles, the last ones take little of the time, unless one kind has few and long tiles.
         let is_many = u64::from(tiles) * u64::from(heads) > u64::from(Split::MANY * resident_ctas);
         if is_many && self.splits_of(size, share) == whole {
             return whole;

@@ -30,7 +30,7 @@ fn adversarial_inputs_are_within_the_tolerance() {
 }
 
 #[test]
-fn one_head_is_split_and_repeats_in_every_bit() {
+fn one_head_is_split_and_is_bitwise_reproducible() {
     let case = Case::draw(Device::Cpu, &[], [300, 900, 64], Kind::Float, true, 1.0).unwrap();
     let run = |seed| {
         let settings = |settings: &mut emulator::Settings| (settings.seed, settings.multiprocessors) = (seed, 132);
@@ -54,7 +54,7 @@ fn splits_add_up_to_the_same_gradient() {
         (64, Kind::Half, false, 1, 530),
         (64, Kind::BFloat16, true, 420, 330),
         (128, Kind::Float, true, 140, 110),
-        // The last tile's rows that are not there would see another part.
+        // The missing rows of the last tile would see another split.
         (128, Kind::Float, true, 70, 200),
         (128, Kind::Float, false, 1, 100),
         (128, Kind::Float, false, 100, 1),
@@ -71,8 +71,8 @@ fn splits_add_up_to_the_same_gradient() {
 
 #[test]
 fn without_a_gpu_it_says_what_it_needs() {
-    let words = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
-    assert!(words(Kind::Double, Device::Cuda(0), 64).contains("bfloat16, float16 and float32"));
-    assert!(words(Kind::Float, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
-    assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
+    let message = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
+    assert!(message(Kind::Double, Device::Cuda(0), 64).contains("bfloat16, float16 and float32"));
+    assert!(message(Kind::Float, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    assert!(message(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
 }

@@ -1,5 +1,5 @@
-//! The tile configurations as a table, and results that depend on no order of threads; `checks::device::attention` holds the
-//! kernels to the error bounds.
+//! The tile configurations as a table, and results that do not depend on the order of threads;
+//! `checks::device::attention` checks the kernels against the error bounds.
 
 use super::*;
 use crate::attention::Attention as _;
@@ -34,10 +34,10 @@ fn tile_configs_are_as_the_kernels_lay_them_out() {
 
 #[test]
 fn without_a_gpu_it_says_what_it_needs() {
-    let words = |kind, device, d| Textbook.supports(kind, device, d).unwrap_err();
-    assert!(words(Kind::Double, Device::Cuda(0), 64).contains("float32, bfloat16 and float16"));
-    assert!(words(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
-    assert!(words(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
+    let message = |kind, device, d| Textbook.supports(kind, device, d).unwrap_err();
+    assert!(message(Kind::Double, Device::Cuda(0), 64).contains("float32, bfloat16 and float16"));
+    assert!(message(Kind::Half, Device::Cuda(0), 80).contains("16, 32, 64 and 128"));
+    assert!(message(Kind::Float, Device::Cpu, 64).contains("need a GPU"));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn the_split_is_the_one_whose_last_cta_ends_first() {
         (TileSize::Large, 64, 384, 1, None),
         (TileSize::Large, 64, 512, 1, Some(1)),
         (TileSize::Large, 64, 1024, 1, Some(1)),
-        // TileSplits of one step would be done a step earlier, and are more to add up.
+        // Splits of one step would end a step earlier, but there are more to add up.
         (TileSize::Large, 64, 2048, 1, Some(2)),
         (TileSize::Large, 64, 4096, 1, Some(3)),
         // Four would do for the share; with five, no block has two splits.
@@ -51,7 +51,7 @@ fn the_split_is_the_one_whose_last_cta_ends_first() {
         (TileSize::Small, 64, 256, 1, None),
         (TileSize::Small, 64, 1024, 1, Some(1)),
         (TileSize::Small, 64, 2048, 1, Some(2)),
-        // In splits of four they would be 288 for 264 resident_ctas, of five they are 238.
+        // Splits of four would be 288 items for 264 resident CTAs; splits of five are 238.
         (TileSize::Small, 64, 4096, 1, Some(5)),
         (TileSize::Small, 64, 8192, 1, Some(16)),
         (TileSize::Small, 64, 2048, 16, None),

@@ -1,4 +1,4 @@
-//! How each shape is cut.
+//! The tile configuration of each shape.
 
 use super::*;
 
@@ -52,8 +52,8 @@ fn rows_are_taken_by_the_kernels_of_the_next_dimension() {
         assert_eq!(kernel_dimension(head_dim), Ok(expected), "rows of {head_dim}");
     }
     for head_dim in [-8, 0, 4, 12, 100, 136, 256] {
-        let words = kernel_dimension(head_dim).unwrap_err();
-        assert!(words.contains(&format!("multiples of 8 up to 128, not {head_dim}")), "{words}");
+        let message = kernel_dimension(head_dim).unwrap_err();
+        assert!(message.contains(&format!("multiples of 8 up to 128, not {head_dim}")), "{message}");
     }
 }
 
@@ -74,19 +74,19 @@ fn tiles_are_small_where_there_are_few_scores() {
     ] {
         assert_eq!(TileSize::fastest(d, n, n, heads), expected, "d {d}, {heads} heads of {n}");
     }
-    // A single query of long context is cut into parts of whatever size.
+    // A single query of long context is split, whatever the tile size.
     assert_eq!(TileSize::fastest(128, 1, 65_536, 1), TileSize::Large);
 }
 
 #[test]
-fn sections_have_as_many_heads_as_leave_the_last_one_full() {
+fn the_last_section_of_heads_is_as_full_as_possible() {
     let mebibytes = 1 << 20;
     for (heads, head_bytes, expected) in [
         (16, 8 * mebibytes, 4),
         (16, 4 * mebibytes, 8),
-        // Of ten a time, six would be left.
+        // With ten at a time, six would be left.
         (16, 3 * mebibytes, 8),
-        // Of three a time, one would be left.
+        // With three at a time, one would be left.
         (16, 10 * mebibytes, 2),
         (13, 10 * mebibytes, 2),
         (15, 10 * mebibytes, 3),

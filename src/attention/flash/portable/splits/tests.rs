@@ -42,11 +42,11 @@ fn the_backward_pass_is_split_so_that_its_last_cta_ends_first() {
     assert_eq!(of(128, true).splits(128, 128, 1, 132), [parts(4); 2]);
     assert_eq!(of(64, true).splits(128, 128, 1, 132), [parts(2); 2]);
     assert_eq!(of(64, true).splits(64, 64, 1, 132), [one(2); 2]);
-    // What many heads or many rows have is left whole.
+    // With many heads or many rows, tiles stay whole.
     assert_eq!(of(64, true).splits(4096, 4096, 16, 132), [one(128); 2]);
     assert_eq!(of(128, true).splits(65_536, 65_536, 1, 132), [one(4096); 2]);
     assert_eq!(of(128, true).splits(1 << 30, 1 << 30, 1, 132), [one(1 << 26); 2]);
-    // Of many tiles of keys and few of queries, each of which has fourteen resident CTAs' share, the few are cut.
+    // With many tiles of keys and few of queries, each as long as the share of fourteen CTAs, only the few are split.
     let [keys, queries] = of(64, false).splits(64, 65_536, 16, 132);
     assert!(keys.count == 1 && queries.count > 14, "{keys:?} {queries:?}");
     // No tile is made for keys that no query sees.

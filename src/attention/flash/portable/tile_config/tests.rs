@@ -1,4 +1,4 @@
-//! What the tile configurations come to in shared memory.
+//! The shared memory and the shapes of the tile configurations.
 
 use super::*;
 
