@@ -1,4 +1,4 @@
-//! `cargo test`: one test a registered check, named `problem::check`; a skip carries its reason; no test at all is a failure.
+//! One test for each registered check, named `problem::check`. A skip has its reason. If every check is skipped, the run fails.
 
 use std::process::ExitCode;
 

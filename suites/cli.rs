@@ -1,4 +1,4 @@
-//! The program from outside: its answers, and what it says and keeps when its input is bad.
+//! Tests of the command line: its output, its messages about bad input, and that errors lose no data.
 
 #[path = "cli/messages.rs"]
 mod messages;
@@ -18,7 +18,7 @@ use serde_json::Value;
 /// The quickest problem that measures: four scalar loops, exact values.
 const PROBLEM: &str = "mixed_precision_accumulation";
 
-/// A tree of its own with this checkout's suites, templates and kernels.
+/// A temporary tree with this checkout's suites, templates and kernels.
 struct Tree {
     folder: tempfile::TempDir,
 }
@@ -47,7 +47,7 @@ impl Tree {
         tree
     }
 
-    /// With the committed records as well, so that every answer renders.
+    /// A tree that also has the committed records, so that every answer renders.
     fn with_records() -> Self {
         let tree = Self::new();
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/cpu");
@@ -77,10 +77,10 @@ impl Tree {
         self.command(arguments).output().unwrap()
     }
 
-    /// Runs what must fail with exit code 1, and gives what it said.
+    /// Runs a command that must fail with exit code 1, and returns its output.
     fn refused(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let said = words(&output);
+        let said = output_text(&output);
         assert_eq!(output.status.code(), Some(1), "{arguments:?} did not fail cleanly: {said}");
         assert!(!said.contains("panicked at"), "{arguments:?} panicked: {said}");
         said
@@ -95,12 +95,12 @@ impl Tree {
     }
 }
 
-fn words(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", words(output)))
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output_text(output)))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn list_shows_21_problems_and_107_points() {
         );
         assert!(["answered", "partial", "unanswered"].contains(&problem["status"].as_str().unwrap()));
     }
-    let text = words(&tree.run(&["list"]));
+    let text = output_text(&tree.run(&["list"]));
     assert!(text.contains("21 problems, 107 points"), "{text}");
 }
 
@@ -126,7 +126,7 @@ fn every_problem_of_the_handout_can_be_explained() {
     let tree = Tree::new();
     for problem in json(&tree.run(&["list", "--json"])).as_array().unwrap() {
         let output = tree.run(&["explain", problem["name"].as_str().unwrap()]);
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     }
 }
 
@@ -146,7 +146,7 @@ fn a_wrong_command_line_exits_with_2() {
 fn outside_a_tree_the_remedy_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let output = Tree::new().command(&["doctor"]).env("CS336_ROOT", folder.path()).output().unwrap();
-    assert!(words(&output).contains("CS336_ROOT"), "{}", words(&output));
+    assert!(output_text(&output).contains("CS336_ROOT"), "{}", output_text(&output));
 }
 
 #[rstest]
@@ -217,7 +217,7 @@ fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] exp
 fn measuring_writes_a_record_that_resumes_to_nothing_and_is_not_accepted_from_no_commit() {
     let tree = Tree::new();
     let output = tree.run(&["measure", PROBLEM, "--profile", "cpu"]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let text = fs::read_to_string(tree.record_path()).unwrap();
     let record = RecordFile::parse(&text, "the record").unwrap();
     assert!(!record.cases.is_empty() && record.runs.len() == 1);
@@ -245,7 +245,7 @@ fn a_changed_exact_value_shows_in_diff() {
 #[test]
 fn a_folder_that_cannot_be_written_is_named_and_nothing_is_lost() {
     let tree = Tree::new();
-    // A file where the folder should be stops root as well, whom permissions would not.
+    // A file in place of the folder also stops root, unlike permissions.
     fs::write(tree.path("report/records"), "in the way").unwrap();
     let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
     assert!(said.contains("report/records") && said.contains("writable"), "{said}");
@@ -280,7 +280,7 @@ fn start_slow_measuring(tree: &Tree) -> Child {
     child
 }
 
-/// How many cases the record holds; it must be whole whenever it is there.
+/// The number of recorded cases. If the record exists, it must be complete.
 fn recorded_cases(tree: &Tree) -> usize {
     let text = fs::read_to_string(tree.record_path());
     text.map_or(0, |text| RecordFile::parse(&text, "the record").unwrap().cases.len())
@@ -304,7 +304,7 @@ fn kill_9_in_the_middle_loses_at_most_the_running_case() {
     child.wait().unwrap();
     assert!(recorded_cases(&tree) >= 2);
     wait_for_orphans(&tree);
-    let dry = words(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
+    let dry = output_text(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
     let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
     let total = suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
     assert_eq!(pending + recorded_cases(&tree), total, "{dry}");
@@ -328,7 +328,7 @@ fn problem() -> &'static cs336::harness::problem::Problem {
 fn one_case_by_option_is_printed_and_not_recorded() {
     let tree = Tree::new();
     let output = tree.run(&["measure", PROBLEM, "--profile", "cpu", "--set", "iterations=10"]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     assert!(json(&output).is_object() && !tree.record_path().exists());
     assert!(tree.refused(&["measure", PROBLEM, "--set", "itterations=10"]).contains("it has"));
     assert!(tree.refused(&["measure", PROBLEM, "--set", "iterations"]).contains("key=value"));
@@ -348,15 +348,15 @@ fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
     assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));
 }
 
-/// Where there is a GPU the visit measures it, and its record counts; the other half of the rule shows without one.
+/// With a GPU the visit measures it, and the new record counts. Without a GPU the accepted record must stay in use.
 #[test]
-fn a_visit_that_could_run_no_case_hides_no_answer() {
+fn records_without_a_measured_case_do_not_replace_accepted_ones() {
     let tree = Tree::with_records();
     assert!(tree.run(&["measure", PROBLEM, "--profile", "gpu"]).status.success());
     let visit = tree.layout().read_local(Profile::Gpu, problem()).unwrap().unwrap();
     let ran = visit.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
     let output = tree.run(&["writeup", "--no-measure"]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
     assert_eq!(report.contains(&visit.runs[0].id), ran, "{}", visit.runs[0].id);
 }
@@ -365,7 +365,7 @@ fn a_visit_that_could_run_no_case_hides_no_answer() {
 fn the_write_up_is_built_and_a_changed_answer_makes_it_stale() {
     let tree = Tree::with_records();
     let output = tree.run(&["writeup", "--no-measure"]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     assert!(fs::read(tree.path("report/writeup.pdf")).unwrap().starts_with(b"%PDF-1."));
     assert!(fs::read_to_string(tree.path("report/writeup.md")).unwrap().contains("points"));
     assert!(tree.run(&["writeup", "--fresh"]).status.success());
@@ -379,7 +379,7 @@ fn the_write_up_is_built_and_a_changed_answer_makes_it_stale() {
 fn grading_gives_points_with_reasons_and_files_for_graders() {
     let tree = Tree::new();
     let output = tree.run(&["grade", PROBLEM, "naive_ddp", "--junit", "j.xml", "--gradescope", "g.json"]);
-    let said = words(&output);
+    let said = output_text(&output);
     assert!(
         output.status.success() && said.contains("run `cs336 measure mixed_precision_accumulation --resume`"),
         "{said}"
@@ -395,7 +395,7 @@ fn without_a_gpu_every_device_check_is_skipped_with_a_reason_and_nothing_is_reco
     let tree = Tree::new();
     let without_gpu = |arguments: &[&str]| tree.command(arguments).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let output = without_gpu(&["grade", "--device"]);
-    let said = words(&output);
+    let said = output_text(&output);
     let skipped = said.lines().filter(|line| line.starts_with("skipped ") && line.contains(": needs ")).count();
     assert!(output.status.success() && skipped > 30, "{said}");
     assert!(said.contains(&format!("{skipped} device checks: 0 passed, 0 failed, {skipped} skipped")), "{said}");
@@ -443,7 +443,7 @@ fn no_cases_at_all_is_a_failure() {
 fn the_committed_cases_all_pass() {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases");
     let output = Tree::new().run(&["grade", "--cases", cases.to_str().unwrap()]);
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
 }
 
 #[rstest]
@@ -462,6 +462,6 @@ fn setup_names_a_missing_tool_and_how_to_install_it(#[case] tool: &str, #[case] 
     }
     let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join(".cargo/setup.sh");
     let output = Command::new("/bin/sh").arg(setup).env("PATH", tools.path()).output().unwrap();
-    let said = words(&output);
+    let said = output_text(&output);
     assert!(!output.status.success() && said.contains(tool) && said.contains(remedy), "{said}");
 }

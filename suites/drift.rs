@@ -1,12 +1,12 @@
-//! The drift gate: every answer, rendered from the committed records alone, is what `snapshots/rendered` holds, and the README
-//! says what they say.
+//! The drift gate: every answer, rendered from the committed records only, equals `snapshots/rendered`, and the README's
+//! figures are those of the records.
 //!
-//! After a wanted change: `INSTA_UPDATE=always cargo test --test drift`, look at the diff, commit.
+//! After an intended change: run `INSTA_UPDATE=always cargo test --test drift`, check the diff, commit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use cs336::cli::document::{Source, accepted_markdown, document, problem_input, with_problems};
+use cs336::cli::document::{RecordSource, accepted_markdown, document, problem_input, with_problems};
 use cs336::harness::answer::{Audience, RecordSet};
 use cs336::harness::handout::by_name;
 use cs336::harness::record::{CaseRecord, Outcome, RecordFile};
@@ -32,8 +32,8 @@ fn every_answer_renders_from_the_committed_records_as_accepted() {
     });
 }
 
-/// An answer without its snapshot fails above. That a text is accepted is for above too: a pending one lies beside it as
-/// `.snap.new` while that test writes, and stays where it has failed.
+/// The test above fails for an answer without its snapshot. Pending `.snap.new` files are ignored here: that test writes
+/// them while it runs, and leaves them if it fails.
 #[test]
 fn no_rendered_snapshot_is_without_its_answer() {
     let folder = layout().root.join("snapshots").join("rendered");
@@ -44,7 +44,7 @@ fn no_rendered_snapshot_is_without_its_answer() {
     assert!(orphans.is_empty(), "snapshots/rendered holds what no registered problem answers: {orphans:?}");
 }
 
-/// One run and one case a line, times rounded: a record that another layout or a hand has written makes unreadable diffs.
+/// One run and one case a line, times rounded. Records in another format make unreadable diffs.
 #[test]
 fn every_accepted_record_is_written_as_cs336_writes_it() {
     let mut files = 0;
@@ -68,7 +68,7 @@ fn every_accepted_record_is_written_as_cs336_writes_it() {
     assert!(files > 0, "snapshots/cpu and snapshots/gpu hold no record");
 }
 
-/// Of an accepted record of a GPU, the row of the first case whose parameters are these.
+/// The row of the first case with these parameters in an accepted GPU record.
 fn row(problem: &str, params: &Value) -> Value {
     let path = layout().root.join("snapshots").join("gpu").join(format!("{problem}.json"));
     let record: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -82,7 +82,7 @@ fn seconds(timing: &Value) -> f64 {
 }
 
 #[test]
-fn the_figures_of_the_readme_are_those_of_the_records() {
+fn the_figures_of_the_readme_match_the_records() {
     let step = |attention: &str| {
         let params = json!({"size": "xl", "context_length": 1024, "dtype": "bfloat16", "pass": "training_step",
             "attention": attention, "execution": "eager"});
@@ -109,10 +109,10 @@ fn the_figures_of_the_readme_are_those_of_the_records() {
     }
 }
 
-/// `INSTA_UPDATE=always` writes it anew, as it does the rendered answers.
+/// `INSTA_UPDATE=always` updates it, like the rendered answers.
 #[test]
 fn the_picture_of_the_readme_is_drawn_from_the_records() {
-    let rendered = cs336::report::render(&document(&layout(), Source::Accepted).unwrap()).unwrap();
+    let rendered = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
     let drawn = rendered.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-rate-bfloat16-64.svg");
     let (_, drawn) = drawn.expect("the rate of attention in bfloat16 at width 64");
     let path = layout().root.join("snapshots").join("readme.svg");
@@ -120,18 +120,18 @@ fn the_picture_of_the_readme_is_drawn_from_the_records() {
         std::fs::write(&path, drawn).unwrap();
     }
     let same = std::fs::read(&path).unwrap() == *drawn;
-    assert!(same, "snapshots/readme.svg drifted; look, then `INSTA_UPDATE=always cargo test --test drift`");
+    assert!(same, "snapshots/readme.svg drifted; check it, then run `INSTA_UPDATE=always cargo test --test drift`");
 }
 
-/// Gives every case of a set the same ending.
+/// Gives every case of a set the same outcome.
 fn end_all(set: &mut Option<RecordSet>, outcome: &Outcome) {
     for case in set.iter_mut().flat_map(|set| &mut set.file.cases) {
         case.outcome = outcome.clone();
     }
 }
 
-/// What an answer makes of other records, its template prints: a claim that only a branch states is found here. An answer may
-/// also say what it lacks.
+/// Renders every template from other records, so that every branch is tried. An answer may also fail with an error that
+/// names the missing measurement.
 #[test]
 fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
     let failed = Outcome::Failed { error: "the worker died".into() };
@@ -145,7 +145,7 @@ fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
             ("failed cases on the GPU", false, Some(&failed)),
             ("GPU cases that lacked memory", false, Some(&no_memory)),
         ] {
-            let mut problem = problem_input(&layout(), by_name(entry.name).unwrap(), Source::Accepted).unwrap();
+            let mut problem = problem_input(&layout(), by_name(entry.name).unwrap(), RecordSource::Accepted).unwrap();
             if only_cpu {
                 problem.records.gpu = None;
             }
@@ -168,9 +168,9 @@ fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
     assert!(rendered >= 2 * REGISTRY.len(), "{rendered} renderings");
 }
 
-/// The answer to `flash_backward` where the GPU's records are of `trials` alone, each with how it ended and why it is stale.
+/// The answer to `flash_backward` from GPU records of `trials` only, each with its outcome and why it is stale.
 fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
-    let mut document = document(&layout(), Source::Accepted).unwrap();
+    let mut document = document(&layout(), RecordSource::Accepted).unwrap();
     document.problems.retain(|problem| problem.name == "flash_backward");
     let problem = &mut document.problems[0];
     let gpu = problem.records.gpu.as_mut().expect("accepted records");
@@ -223,7 +223,7 @@ fn an_attestation_that_is_stale_failed_or_missing_is_named_as_such() {
 fn the_whole_write_up_gives_the_same_bytes_twice() {
     let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
     let pdf = || {
-        let rendered = cs336::report::render(&document(&layout(), Source::Accepted).unwrap()).unwrap();
+        let rendered = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
         cs336::report::pdf(&rendered, &frame).unwrap()
     };
     let (first, second) = (pdf(), pdf());

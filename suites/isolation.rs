@@ -1,7 +1,7 @@
-//! One case's crash, panic, hang, kill or impossible figure is that case's outcome, and the others go on; one rank's is
-//! its whole run's, by name.
+//! A crash, panic, hang, kill or impossible figure is the outcome of that case only. A failure of one rank ends its whole
+//! run, with an error that names the rank.
 //!
-//! The test program is its own worker: started with the argument `worker`, it serves the broken problems below.
+//! The test program is its own worker: with the argument `worker` it serves the failing problems below.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use cs336::harness::pool::Pool;
 use cs336::harness::problem::{Check, Problem, Verdict};
 use cs336::harness::provenance::Facts;
 use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
-use cs336::harness::run::{Progress, Tally, Visit};
-use cs336::harness::schedule::Table;
+use cs336::harness::run::{MeasureSummary, Progress, Tally};
+use cs336::harness::schedule::PendingTable;
 use cs336::harness::store::Layout;
 use cs336::harness::worker::{Abilities, serve};
 use libtest_mimic::{Arguments, Trial};
@@ -32,7 +32,7 @@ mod visits;
 
 use actions::{TEST_DEVICE_CHECKS, TEST_REGISTRY, clean_up};
 
-/// Keeps what was begun, in order, and why a problem was refused.
+/// Records the started cases in order, and why a problem was refused.
 #[derive(Default)]
 struct Notes {
     cases: Vec<String>,
@@ -40,7 +40,7 @@ struct Notes {
 }
 
 impl Progress for Notes {
-    fn table_started(&mut self, _: &Problem, _: &Table) {}
+    fn table_started(&mut self, _: &Problem, _: &PendingTable) {}
     fn checks_started(&mut self, _: &Problem) {}
     fn case_started(&mut self, case: &Pending) {
         self.cases.push(case.params["action"].as_str().unwrap_or_default().into());
@@ -81,8 +81,8 @@ fn runner(layout: &Layout) -> Result<Runner<'_>> {
     Runner::here(layout, &|| false)
 }
 
-/// Tries `body` with a limit that processes which do start and work must keep; one that a busy machine finds too short is
-/// followed by longer ones. What is wrong is so at every limit.
+/// Tries `body` with a time limit, then with longer ones, because a busy machine can make the first too short. A real
+/// failure fails with every limit.
 fn in_time(body: impl Fn(Duration) -> Result<()>) -> Result<()> {
     let mut outcome = Ok(());
     for seconds in [5, 20, 80] {
@@ -94,7 +94,7 @@ fn in_time(body: impl Fn(Duration) -> Result<()>) -> Result<()> {
     outcome
 }
 
-fn visit(runner: &Runner, problem: &'static Problem, scope: Scope, notes: &mut Notes) -> Result<Visit> {
+fn visit(runner: &Runner, problem: &'static Problem, scope: Scope, notes: &mut Notes) -> Result<MeasureSummary> {
     let Some(plan) = plan(runner.layout, problem, Profile::Cpu, scope)? else { bail!("nothing is planned") };
     Ok(runner.measure(vec![plan], &facts(), notes))
 }
@@ -110,7 +110,7 @@ fn record(layout: &Layout) -> Result<RecordFile> {
     layout.read_local(Profile::Cpu, &TEST_REGISTRY[0])?.ok_or_else(|| anyhow::anyhow!("no record"))
 }
 
-/// Measures one action before one that works, and gives its outcome.
+/// Measures one action, followed by one that works, and returns its outcome.
 fn outcome_of(action: &str) -> Result<Outcome> {
     let (_folder, layout) = tree("actions", &format!("\"{action}\", \"works\""))?;
     outcome_by(&runner(&layout)?)
@@ -163,7 +163,7 @@ fn a_hang_ends_at_the_limit() -> Result<()> {
     })
 }
 
-fn one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure() -> Result<()> {
+fn one_worker_serves_all_cases_and_is_replaced_after_a_failure() -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\", \"chatters\", \"fails\", \"starts_fresh\"")?;
     let tally = measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     ensure!((tally.measured, tally.failed) == (3, 1), "{tally:?}");
@@ -200,7 +200,7 @@ fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result
     );
     let after = record(&layout)?;
     ensure!(before.cases[0] == after.cases[0] && after.runs.len() == 2, "the sound case or its run was lost");
-    // A case that leaves the suite leaves the record with the next measuring; a new one is missing until then.
+    // The next measuring drops a case that is no longer in the suite, and measures a new one.
     std::fs::write(layout.root.join("suites/actions.toml"), "[cpu.all]\naction = [\"chatters\", \"works\"]\n")?;
     ensure!(measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)?.measured == 1, "the new case was not measured alone");
     let record = record(&layout)?;
@@ -220,7 +220,7 @@ fn another_revision_is_stale() -> Result<()> {
     Ok(())
 }
 
-fn what_fails_its_checks_is_not_timed() -> Result<()> {
+fn a_problem_that_fails_its_checks_is_not_timed() -> Result<()> {
     let (_folder, layout) = tree("unsound", "\"works\"")?;
     let error = match measure(&layout, &TEST_REGISTRY[1], Scope::All) {
         Ok(tally) => bail!("it was timed: {tally:?}"),
@@ -252,14 +252,14 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
     }
 }
 
-/// What crashes, panics or lacks something is that device check's ending alone, and each has a process of its own.
+/// A crash, a panic or a missing device affects only that device check. Each check has its own process.
 fn device_checks_end_each_for_itself() -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\"")?;
     let runner = runner(&layout)?;
     let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
     let mut end = |check| runner.device_check(&mut pool, check);
     let [aborts, panics, lacks, works] = TEST_DEVICE_CHECKS else { bail!("four device checks") };
-    for (check, words) in [(aborts, "signal 6"), (panics, "panicked: told so")] {
+    for (check, words) in [(aborts, "signal 6"), (panics, "panicked: a deliberate error")] {
         let ending = end(check)?;
         ensure!(
             matches!(&ending, CheckEnding::Failed { error } if error.contains(words)),
@@ -295,23 +295,20 @@ fn main() -> ExitCode {
     };
     let mut trials = vec![
         test("an_error_is_a_failure_with_its_reason", || fails_with("fails", "the reason of the failure")),
-        test("a_panic_is_a_failure_with_its_words", || fails_with("panics", "panicked: the words of the panic")),
+        test("a_panic_is_a_failure_with_its_message", || fails_with("panics", "panicked: the message of the panic")),
         test("a_crash_is_a_failure_with_its_signal", || fails_with("aborts", "signal 6")),
         test("a_kill_is_a_failure_with_the_last_output", || fails_with("kills_itself", "the last output")),
         test("an_impossible_time_is_a_failure", || fails_with("beats_physics", "faster than this machine can be")),
         test("faults_become_outcomes", faults_become_outcomes),
         test("a_hang_ends_at_the_limit", a_hang_ends_at_the_limit),
-        test(
-            "one_worker_serves_while_all_is_well",
-            one_worker_serves_while_all_is_well_and_is_replaced_after_a_failure,
-        ),
+        test("one_worker_serves_while_all_is_well", one_worker_serves_all_cases_and_is_replaced_after_a_failure),
         test("a_case_that_starts_fresh_has_a_process_of_its_own", a_case_that_starts_fresh_has_a_process_of_its_own),
         test(
             "resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest",
             resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest,
         ),
         test("another_revision_is_stale", another_revision_is_stale),
-        test("what_fails_its_checks_is_not_timed", what_fails_its_checks_is_not_timed),
+        test("a_problem_that_fails_its_checks_is_not_timed", a_problem_that_fails_its_checks_is_not_timed),
         test("an_interrupt_keeps_what_was_measured", an_interrupt_keeps_what_was_measured),
         test("an_unknown_check_is_a_failure_with_its_name", an_unknown_check_is_a_failure_with_its_name),
         test("device_checks_end_each_for_itself", device_checks_end_each_for_itself),

@@ -1,6 +1,6 @@
-//! Every kernel compiles for its targets on any machine, without a spill, in the registers that its launch counts on.
+//! Every kernel compiles for its targets on any machine, without spills, and with the registers that its launch assumes.
 //!
-//! After a wanted change: `INSTA_UPDATE=always cargo test --test kernels`, look at the difference, commit.
+//! After an intended change: run `INSTA_UPDATE=always cargo test --test kernels`, check the diff, commit.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ use rstest::rstest;
 struct Build {
     program: Program,
     targets: &'static [Arch],
-    /// The most registers of a thread, with which as many blocks as the launch counts on fit a multiprocessor.
+    /// The most registers per thread with which the assumed number of blocks fits a multiprocessor.
     registers: u32,
 }
 
-/// One entry a way; every file of `kernels/` has one.
+/// All builds. Every file of `kernels/` has at least one.
 fn builds() -> Vec<Build> {
     let adamw = Build {
         program: fused_adamw::program(fused_adamw::SHAPE),
         targets: &[Arch::AMPERE, Arch::HOPPER],
         registers: registers_for(fused_adamw::SHAPE.threads * fused_adamw::SHAPE.blocks),
     };
-    // What ptxas tells of a kernel that trades registers between warpgroups is what each has on entry.
+    // For a kernel that moves registers between warpgroups, ptxas reports the registers on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
     let split = || Variant::all().flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
     let sizes = split().flat_map(|(variant, is_split)| TileSize::ALL.map(|size| (variant, size, is_split)));
@@ -38,9 +38,9 @@ fn builds() -> Vec<Build> {
     let cuts = textbook::Variant::all()
         .flat_map(|variant| [textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant)]);
     let textbook = cuts.map(|cut| {
-        // As many blocks as the shared memory of Hopper holds for most cuts.
+        // The number of blocks that fit Hopper's shared memory for most tile sizes.
         let registers = registers_for(3 * textbook::THREADS);
-        // They use nothing that one of our targets has and another has not.
+        // They use only features that all our targets have.
         Build { program: cut.program(), targets: &[Arch::AMPERE], registers }
     });
     [adamw].into_iter().chain(forward).chain(backward).chain(textbook).chain(portable_builds()).collect()
@@ -55,7 +55,7 @@ fn portable_builds() -> impl Iterator<Item = Build> {
     forward.chain(backward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks)))
 }
 
-/// What each of so many threads can have of a multiprocessor's 65,536 registers, which are given out in eights.
+/// Registers per thread if `threads` threads share a multiprocessor's 65,536 registers, allocated in units of eight.
 fn registers_for(threads: u32) -> u32 {
     65_536 / threads / 8 * 8
 }
@@ -64,7 +64,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
 }
 
-/// One test a file: they compile side by side.
+/// One test for each file, so that files compile in parallel.
 #[rstest]
 #[case("adamw.cu")]
 #[case("flash_forward.cu")]
@@ -74,7 +74,7 @@ fn root() -> PathBuf {
 #[case("textbook_forward.cu")]
 #[case("textbook_backward.cu")]
 fn every_kernel_compiles_for_its_targets_in_its_registers(#[case] file: &str) {
-    // It keeps what the compiler said beside each kernel; the key covers the kernel's text and the compiler.
+    // The cache keeps the compiler's output with each kernel. The key covers the kernel's text and the compiler.
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let compiler = Compiler { kernels: root().join("kernels"), cache };
     let mut report = String::new();
@@ -94,7 +94,7 @@ fn every_kernel_compiles_for_its_targets_in_its_registers(#[case] file: &str) {
     settings.set_snapshot_path(root().join("snapshots").join("kernels"));
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    // No snapshot is of nothing: a file that is not in the list above fails the next test.
+    // A file that is not in the list above fails the next test.
     settings.bind(|| insta::assert_snapshot!(file.trim_end_matches(".cu"), report));
 }
 

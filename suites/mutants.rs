@@ -1,5 +1,5 @@
-//! The grader graded: deliberately broken implementations, each with the check that must catch it and the words in which,
-//! beside sound controls.
+//! Tests of the checks: deliberately broken implementations, each with the check that must catch it and the expected
+//! message, and correct implementations as controls.
 
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// A test that this check, and no other, refuses the mutant in these words: with other words it caught another mistake, or
+/// A test that this check refuses the mutant with this message. Another message means that it caught another mistake, or
 /// did not run at all.
 ///
 /// `check` is `problem::check` of a registered one, or of the first problem that registers a check of several problems;
@@ -61,7 +61,7 @@ fn requires(said: &str, check: &str, words: &str) -> Result<(), Failed> {
     }
 }
 
-/// A test that the implementation passes without its mistake: a check that refuses everything would catch every mutant.
+/// A test that the implementation passes without its mistake. A check that refuses everything would catch every mutant.
 fn control<T>(family: &str, name: &str, run: impl FnOnce() -> Result<T> + Send + 'static) -> Trial {
     let run = move || run().map(drop).map_err(|error| Failed::from(format!("{error:#}")));
     Trial::test(format!("mutants::{family}::{name}_passes"), run)

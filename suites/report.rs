@@ -1,4 +1,4 @@
-//! The whole way from made-up records to a PDF: what comes out, what is refused, and that it is the same twice.
+//! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
 use cs336::harness::answer::Claim;
 use cs336::report;
@@ -93,7 +93,7 @@ fn errors_name_the_template_its_line_and_the_remedy() {
         ("{{ part(\"z\") }}", "no part \"z\" to answer"),
         ("{{ figure(\"f\") }}", "the answer has no figure \"f\""),
         ("{{ table(\"t\") }}", "the answer has no table \"t\""),
-        ("{{ must(\"c\") }}", "the answer makes no claim \"c\""),
+        ("{{ must(\"c\") }}", "the answer has no claim \"c\""),
         ("![](figures/x.svg)\n\nFigure: c", "no alternative text"),
         ("![alt](figures/absent.svg)\n\nFigure: c", "figures/absent.svg"),
         ("![alt](figures/x.svg)\n\nNo caption.", "followed by a paragraph \"Figure: ...\""),
@@ -104,7 +104,7 @@ fn errors_name_the_template_its_line_and_the_remedy() {
         ("# Title", "begin at ###"),
         ("a <b>c</b>", "HTML"),
         ("    indented", "fence code"),
-        ("[here](../suites)", "leads nowhere"),
+        ("[here](../suites)", "does not work in a PDF"),
         ("a TODO", "leftover text \"TODO\""),
         ("[2 tools called]", "leftover text"),
         ("text[^a]\n\n[^a]: note\n\n[^b]: never used", "\"b\" is never referred to"),
@@ -147,7 +147,7 @@ fn a_claim_that_must_hold_and_one_that_is_stated_nowhere_are_errors() {
     assert!(claimed(true, "So it is.{{ must(\"c\") }}").is_ok());
     for (template, expected) in [
         ("So it is.{{ must(\"c\") }}", "claim \"c\" does not hold on these records"),
-        ("Nothing.", "the answer's claim \"c\" is stated nowhere"),
+        ("Nothing.", "the template does not use the answer's claim \"c\""),
     ] {
         let error = format!("{:#}", claimed(false, template).err().expect("an error"));
         assert!(error.contains(expected) && error.contains("templates/x.md"), "{error}");

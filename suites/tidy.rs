@@ -1,4 +1,4 @@
-//! House rules that a program can hold: the registry agrees with the files, dependencies point down, files stay small.
+//! Rules of the repository: the registry matches the files, dependencies point down, files stay small.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use cs336::harness::device::DEVICE;
 use cs336::harness::grade::points;
-use cs336::harness::handout::{HANDOUT, HandoutProblem, Kind, by_name};
+use cs336::harness::handout::{DeliverableKind, HANDOUT, HandoutProblem, by_name};
 use cs336::harness::record::Profile;
 use cs336::harness::store::Layout;
 use cs336::harness::suite;
@@ -27,7 +27,7 @@ const LONG: &[(&str, &str)] = &[
 ];
 const MAX_LINES: usize = 350;
 
-/// Each room of the crate and the rooms right below it, from the bottom; it may use all that lie below those too.
+/// Each module folder and the folders directly below it, from the bottom. It may use all folders below those too.
 const ROOMS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("root", &[]),
@@ -52,7 +52,7 @@ fn root() -> PathBuf {
 }
 
 fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
-    // git keeps no empty folder, so a missing one holds nothing.
+    // git does not keep empty folders, so a missing folder counts as empty.
     let entries = fs::read_dir(root().join(folder)).into_iter().flatten().map(|e| e.unwrap().path());
     let wanted = entries.filter(|p| p.extension().is_some_and(|e| e == extension));
     wanted.map(|p| p.file_stem().unwrap().to_string_lossy().into_owned()).collect()
@@ -83,7 +83,7 @@ fn the_registry_follows_the_handout() {
             let part = handout.part(part).unwrap_or_else(|| panic!("{} has no part {part:?}", problem.name));
             let checked = problem.checks.iter().any(|c| c.part == part.id);
             assert!(
-                checked || !part.kinds.contains(&Kind::Code),
+                checked || !part.kinds.contains(&DeliverableKind::Code),
                 "{} ({}) hands in code that no check covers",
                 problem.name,
                 part.id
@@ -114,7 +114,7 @@ fn every_problem_has_its_files_and_no_file_is_an_orphan() {
     for profile in Profile::ALL {
         let mut records = stems(&format!("snapshots/{profile}"), "json");
         records.retain(|name| (profile, name.as_str()) != (Profile::Gpu, DEVICE));
-        assert!(records.is_subset(&measured), "snapshots/{profile} holds records of no problem: {records:?}");
+        assert!(records.is_subset(&measured), "snapshots/{profile} has records without a problem: {records:?}");
     }
 }
 
@@ -136,7 +136,7 @@ fn the_readme_counts_the_points_that_are_answered() {
         let parts = problems().flat_map(|p| p.parts.iter().filter(|part| answers(p).contains(&part.id)));
         let answered: f64 = parts.map(|part| part.points).sum();
         let cell = format!("| {} of {} |", points(answered), points(problems().map(|p| p.points).sum()));
-        assert!(readme.contains(&cell), "README.md does not say {cell:?} of sections {chapter:?}");
+        assert!(readme.contains(&cell), "README.md lacks {cell:?} for sections {chapter:?}");
     }
 }
 
@@ -150,7 +150,7 @@ fn tests_ask_no_shared_dependency_for_other_features() {
     };
     let (product, tests) = (packages("normal,build"), packages("normal,build,dev"));
     let twice: Vec<_> = product.difference(&tests).collect();
-    assert!(twice.is_empty(), "`cargo run` and `cargo test` would each build these, and all above them: {twice:?}");
+    assert!(twice.is_empty(), "`cargo run` and `cargo test` would each build these and their dependents: {twice:?}");
 }
 
 /// All rooms below `room`.
@@ -222,7 +222,7 @@ fn no_problem_imports_another_problem() {
         let text = fs::read_to_string(&file).unwrap();
         let named = ["problems::", "super::"].into_iter().flat_map(|prefix| named_after(&text, prefix));
         let other: Vec<_> = named.filter(|name| *name != own && problems.contains(name)).collect();
-        assert!(other.is_empty(), "src/problems/{} imports {other:?}: move what both need down", inside.display());
+        assert!(other.is_empty(), "src/problems/{} imports {other:?}: move the shared code down", inside.display());
     }
 }
 
@@ -233,7 +233,7 @@ fn files_are_short_open_with_a_sentence_and_keep_unsafe_in_its_rooms() {
         let text = fs::read_to_string(&file).unwrap();
         let long = LONG.iter().any(|(path, _)| *path == name);
         assert!(long || text.lines().count() <= MAX_LINES, "{name} has {} lines", text.lines().count());
-        assert!(text.starts_with("//! ") && text.len() > 5, "{name} does not open with what it is");
+        assert!(text.starts_with("//! ") && text.len() > 5, "{name} does not begin with a module comment");
         let unsafe_room = ["src/torch/", "src/cuda/", "src/collective/nccl"].iter().any(|room| name.starts_with(room));
         let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
         let is_unsafe =
@@ -243,7 +243,7 @@ fn files_are_short_open_with_a_sentence_and_keep_unsafe_in_its_rooms() {
 }
 
 #[test]
-fn every_unsafe_block_and_function_says_why_it_is_sound() {
+fn every_unsafe_block_and_function_has_a_safety_comment() {
     for file in rust_files(&root().join("src")) {
         let text = fs::read_to_string(&file).unwrap();
         let lines: Vec<&str> = text.lines().collect();
@@ -256,7 +256,7 @@ fn every_unsafe_block_and_function_says_why_it_is_sound() {
     }
 }
 
-/// Blocks, and what has a contract for its callers or implementers; not the types of foreign functions.
+/// Unsafe blocks, functions, traits and implementations, but not types of foreign functions.
 fn needs_a_safety_sentence(line: &str) -> bool {
     let code = line.trim_start();
     let starts = ["unsafe fn", "unsafe extern \"C\" fn", "unsafe trait", "unsafe impl"];
@@ -267,7 +267,7 @@ fn needs_a_safety_sentence(line: &str) -> bool {
 }
 
 #[test]
-fn what_needs_a_safety_sentence_is_recognised() {
+fn lines_that_need_a_safety_comment_are_recognised() {
     for code in
         ["    let x = unsafe { y };", "pub(super) unsafe fn f() {", "unsafe impl Send for X {}", "pub unsafe trait X {"]
     {
@@ -280,7 +280,7 @@ fn what_needs_a_safety_sentence_is_recognised() {
     }
 }
 
-/// What needs a GPU is a device check, which `cs336 grade --device` runs and records; nobody runs an ignored test.
+/// A test that needs a GPU must be a device check, which `cs336 grade --device` runs and records. Ignored tests never run.
 #[test]
 fn no_test_is_ignored() {
     for file in ["src", "suites"].iter().flat_map(|folder| rust_files(&root().join(folder))) {

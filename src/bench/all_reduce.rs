@@ -1,4 +1,4 @@
-//! Timed all-reduces of known values, every sum checked, and what their times mean for the ranks' connection.
+//! Timed all-reduces of known values. Every sum is checked.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,20 +9,20 @@ use crate::harness::samples::{Samples, Work};
 use crate::torch::clock::Stopwatch;
 use crate::torch::stream::synchronize;
 
-/// What `suites/peers/all_reduce.py` sums too: float32 holds the sums of such small integers exactly.
+/// `suites/peers/all_reduce.py` uses the same values. Float32 represents the sums of such small integers exactly.
 const PERIOD: i64 = 251;
 const RANK_STEP: i64 = 7;
 
-/// Seconds of the same sums on every rank, each from all ranks being there until the rank has its sum.
+/// Seconds of the same operations on every rank. An operation starts when all ranks have arrived.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Timing {
-    /// Of each sum, that of the rank that had it last: only then is the sum done.
+pub struct RankTimes {
+    /// For each operation the longest time of any rank: the operation ends with the last rank.
     pub last_rank: Samples,
     pub by_rank: Vec<Samples>,
 }
 
-impl Timing {
+impl RankTimes {
     pub fn of<'a>(ranks: impl Iterator<Item = &'a Vec<f64>>, work: &Work) -> Result<Self> {
         let ranks: Vec<&Vec<f64>> = ranks.collect();
         let count = ranks.first().map_or(0, |rank| rank.len());
@@ -33,14 +33,14 @@ impl Timing {
     }
 }
 
-/// Bus bandwidth over algorithm bandwidth of an all-reduce: each of n ranks must send, and receive, (n - 1)/n of the tensor
-/// to have it summed and as much again to have the sums spread (nccl-tests, doc/PERFORMANCE.md).
+/// Bus bandwidth over algorithm bandwidth of an all-reduce. Each of n ranks must send and receive (n - 1)/n of the tensor
+/// for the reduce-scatter, and the same amount for the all-gather (nccl-tests, doc/PERFORMANCE.md).
 pub fn bus_factor(world_size: usize) -> f64 {
     let n = world_size as f64;
     2.0 * (n - 1.0) / n
 }
 
-/// Sums over all ranks of a tensor that each fills anew before every sum.
+/// Timed all-reduces of a tensor that every rank refills before each sum.
 pub struct Sums<'a> {
     collective: &'a Shared,
     stopwatch: Stopwatch,
@@ -55,7 +55,7 @@ impl<'a> Sums<'a> {
         Ok(Self { collective, stopwatch: Stopwatch::new(device)?, values: base.f_empty_like()?, base })
     }
 
-    /// Seconds of each timed sum, from all ranks being there until this one has it.
+    /// Seconds of each timed sum, from the barrier until this rank has the sum.
     pub fn turn(&self, warmup: usize, iterations: usize) -> Result<Vec<f64>> {
         let (rank, device) = (self.collective.rank() as i64, self.collective.device());
         let mut seconds = Vec::new();
@@ -71,17 +71,17 @@ impl<'a> Sums<'a> {
     }
 }
 
-/// Holds `values` to the sum over ranks r of `base` + 7 r + k, which float32 represents; destroys them.
+/// Fails unless `values` is the sum over ranks r of `base` + 7 r + k, which float32 represents. Overwrites `values`.
 pub fn require_sum(values: &Tensor, base: &Tensor, world_size: i64, k: i64) -> Result<()> {
     let constant = RANK_STEP * world_size * (world_size - 1) / 2 + world_size * k;
     let off = values.shallow_clone().f_sub_(&base.f_mul_scalar(world_size)?)?.f_sub_scalar_(constant)?;
-    // Not a number is no zero either.
+    // NaN counts as nonzero.
     let wrong = off.f_count_nonzero(None)?.f_int64_value(&[])?;
     ensure!(wrong == 0, "{wrong} of {} sums over {world_size} ranks are wrong", base.numel());
     Ok(())
 }
 
-/// Makes `values` what `rank` brings to the k-th sum.
+/// Fills `values` with `rank`'s input of the k-th sum.
 pub fn fill(values: &Tensor, base: &Tensor, rank: i64, k: i64) -> Result<()> {
     let mut values = values.shallow_clone();
     values.f_copy_(base)?;
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_is_done_when_the_last_rank_has_it() {
+    fn the_time_of_a_sum_is_that_of_the_last_rank() {
         let work = Work { flops: 0.0, bytes: 8.0, precision: "float32".into() };
         let ranks = [vec![1.0, 5.0, 2.0], vec![3.0, 4.0, 2.5]];
-        let timing = Timing::of(ranks.iter(), &work).unwrap();
+        let timing = RankTimes::of(ranks.iter(), &work).unwrap();
         assert_eq!(timing.last_rank.samples, [3.0, 5.0, 2.5]);
         assert_eq!(timing.by_rank.len(), 2);
-        assert!(Timing::of([vec![1.0], vec![1.0, 2.0]].iter(), &work).is_err());
-        assert!(Timing::of([vec![], vec![]].iter(), &work).is_err());
+        assert!(RankTimes::of([vec![1.0], vec![1.0, 2.0]].iter(), &work).is_err());
+        assert!(RankTimes::of([vec![], vec![]].iter(), &work).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The device that a profile measures on, and what models use there where a suite names nothing.
+//! The device of a profile, and the defaults of models there.
 
 use anyhow::{Result, ensure};
 use tch::Device;
@@ -18,7 +18,7 @@ pub fn update_for(profile: Profile) -> Update {
     }
 }
 
-/// The attention of models that a profile measures, where a suite names none.
+/// The default attention of models under a profile.
 pub fn attention_for(profile: Profile) -> ImplementationName {
     ImplementationName::default_on(match profile {
         Profile::Cpu => Device::Cpu,
@@ -28,8 +28,8 @@ pub fn attention_for(profile: Profile) -> ImplementationName {
 
 /// The device that a profile measures on.
 ///
-/// Errors: [`crate::error::Fault::NotAvailable`] without it; a switch outside of this program that lets float32 products be
-/// rounded to TF32, whose figures would pass for float32's.
+/// Errors: [`crate::error::Fault::NotAvailable`] without the device; an environment variable that enables TF32, whose
+/// figures would be labelled float32.
 pub fn device_for(profile: Profile) -> Result<Device> {
     let device = match profile {
         Profile::Cpu => return Ok(Device::Cpu),
@@ -42,7 +42,7 @@ pub fn device_for(profile: Profile) -> Result<Device> {
     Ok(device)
 }
 
-/// Whether this machine has a device for each of `world_size` ranks: a GPU under NCCL, nothing special under Gloo.
+/// Requires a GPU for each of `world_size` ranks under NCCL. Gloo needs none.
 ///
 /// Errors: [`Fault::NotAvailable`] with both numbers.
 pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
@@ -59,7 +59,7 @@ pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
     Err(Fault::NotAvailable { needs: format!("{world_size} GPUs, one a process"), has: format!("{gpus}") }.into())
 }
 
-/// Gives memory that no tensor uses back to the driver, for another process; nothing to do on the CPU.
+/// Frees the allocator's cached memory for other processes. Does nothing on the CPU.
 pub fn empty_cache(device: Device) -> Result<()> {
     match device {
         Device::Cpu => Ok(()),

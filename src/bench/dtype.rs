@@ -1,9 +1,9 @@
-//! Floating-point formats and their rounding in software: an oracle that owes nothing to any tensor library.
+//! Floating-point formats and their rounding in software, independent of any tensor library.
 
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
-/// The data types that the low-precision problems speak of.
+/// The data types of the low-precision problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -12,10 +12,10 @@ pub enum Dtype {
     Bfloat16,
 }
 
-/// A binary format of IEEE 754's shape: normal numbers, subnormal numbers, and infinity beyond the largest.
+/// A binary format as in IEEE 754: normal and subnormal numbers, and infinity beyond the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Format {
-    /// Binary digits of the significand, the leading one included.
+    /// Binary digits of the significand, including the leading one.
     pub significand_bits: i32,
     /// The exponent of the smallest normal number.
     pub min_exponent: i32,
@@ -73,9 +73,9 @@ impl Format {
         if rounded.abs() > self.largest { f64::INFINITY.copysign(x) } else { rounded }
     }
 
-    /// The first power of two at which adding `x` over and over stops changing the sum: half an ulp is no longer below x.
+    /// The first power of two at which adding `x` repeatedly stops changing the sum: half an ulp is at least x.
     ///
-    /// A power of two has an even significand, so a tie goes back to it.
+    /// A power of two has an even significand, so a tie rounds back to it.
     pub fn stagnates_at(&self, x: f64) -> f64 {
         let mut sum = 2.0_f64.powi(exponent(x));
         while self.round(sum + x) != sum {

@@ -1,4 +1,4 @@
-//! How far results are from what was expected, relative to the norm.
+//! Errors of results relative to the norm of the expected values.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ impl AttentionErrors {
     }
 }
 
-/// The norm of the difference over the norm of what was expected, in float64.
+/// The norm of the difference over the norm of `expected`, in float64.
 pub fn relative_error(ours: &Tensor, expected: &Tensor) -> Result<f64> {
     let wide = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Double);
     let norm = |t: Tensor| t.f_norm()?.f_double_value(&[]);
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_relative_error_is_that_of_the_norms_and_must_be_a_number() {
+    fn the_relative_error_is_a_ratio_of_norms_and_must_be_finite() {
         let t = |values: &[f32]| Tensor::from_slice(values);
         assert_eq!(relative_error(&t(&[3.0, 4.0]), &t(&[3.0, 4.0])).unwrap(), 0.0);
         assert_eq!(relative_error(&t(&[3.0, 9.0]), &t(&[3.0, 4.0])).unwrap(), 1.0);

@@ -1,36 +1,36 @@
-//! What the ranks' connection costs, measured beside the steps: a time per call and a bandwidth, and what they predict.
+//! The cost of communication between ranks: a time per call and a bandwidth, and the overhead that they predict.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::all_reduce::{Sums, Timing, bus_factor};
+use super::all_reduce::{RankTimes, Sums, bus_factor};
 use crate::collective::Operation;
 use crate::collective::Shared;
 use crate::collective::timeline::TimelineEntry;
 use crate::harness::samples::Work;
 use crate::harness::stats::median;
 
-/// All-reduces of several sizes before the steps, and the line through them.
+/// All-reduces of several sizes before the steps, and a linear fit of their times.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interconnect {
-    pub points: Vec<Point>,
-    /// o: what a call costs however little it moves, by the fit t = o + S / w.
+    pub points: Vec<ProbePoint>,
+    /// o: the fixed cost of a call in the fit t = o + S / w.
     pub overhead_s: f64,
-    /// w: the algorithm bandwidth that the fit tends to.
+    /// w: the algorithm bandwidth of the fit.
     pub bytes_per_s: f64,
-    /// The largest bus bandwidth of any sum of any rank, before the steps or after, which no step's communication can beat.
+    /// The largest bus bandwidth of any probe on any rank, before or after the steps. A step's communication cannot exceed it.
     pub fastest_bus_bytes_per_s: f64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Point {
+pub struct ProbePoint {
     pub bytes: u64,
-    pub time: Timing,
+    pub time: RankTimes,
 }
 
-/// Seconds of sums of one size on one rank.
+/// Seconds of all-reduces of one size on one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
@@ -38,18 +38,18 @@ pub struct Probe {
     pub seconds: Vec<f64>,
 }
 
-/// The handout's sizes end at 1 GB, and so do these.
+/// The handout's largest size is 1 GB.
 const LARGEST: u64 = 1_000_000_000;
 const SMALLEST: u64 = 1 << 16;
-/// Sums of one size that follow each other, of which the first is not timed.
+/// Consecutive sums of one size. The first is not timed.
 const WARMUP: usize = 1;
 const SUMS: usize = 3;
-/// How often every size has its turn, so that a moment in which the machine is busy meets all sizes alike.
+/// Rounds over all sizes, so that a busy moment of the machine affects all sizes alike.
 const PASSES: usize = 3;
-/// Of one size, timed.
+/// Timed sums of one size.
 pub const SAMPLES: usize = PASSES * SUMS;
 
-/// Times sums from 64 KiB upwards, each eight times as large as the one before, up to `bytes` or 1 GB.
+/// Times sums of 64 KiB and of eight times the previous size each, up to `bytes` or 1 GB.
 pub fn probe(collective: &Shared, bytes: u64) -> Result<Vec<Probe>> {
     let mut probes: Vec<Probe> = sizes(bytes).map(|bytes| Probe { bytes, seconds: Vec::new() }).collect();
     for _ in 0..PASSES {
@@ -68,14 +68,14 @@ pub fn sizes(bytes: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Interconnect {
-    /// From what every rank found before the steps and after them, in rank order; the line is that of the sums before.
+    /// From every rank's probes before and after the steps, in rank order. The fit uses the probes before the steps.
     pub fn of(before: &[&[Probe]], after: &[&[Probe]]) -> Result<Self> {
         let first = before.first().context("no rank probed the link")?;
         let factor = bus_factor(before.len());
         let mut points = Vec::new();
         for (i, &Probe { bytes, .. }) in first.iter().enumerate() {
             let work = Work { flops: 0.0, bytes: 2.0 * bytes as f64, precision: "float32".into() };
-            points.push(Point { bytes, time: Timing::of(before.iter().map(|rank| &rank[i].seconds), &work)? });
+            points.push(ProbePoint { bytes, time: RankTimes::of(before.iter().map(|rank| &rank[i].seconds), &work)? });
         }
         let all = before.iter().chain(after).flat_map(|rank| rank.iter());
         let fastest =
@@ -86,22 +86,22 @@ impl Interconnect {
         Ok(Self { points, overhead_s, bytes_per_s, fastest_bus_bytes_per_s })
     }
 
-    /// The least time that `bus_bytes` can take on the lane, by the fastest sum that was seen.
+    /// The least time in which `bus_bytes` can be communicated, by the fastest probe.
     ///
-    /// The margin is for sums of a step that meet a faster moment than any of the probes on both sides of it did.
+    /// The margin allows for a step that is faster than all probes before and after it.
     pub fn least_seconds(&self, bus_bytes: f64) -> f64 {
         const MARGIN: f64 = 1.25;
         bus_bytes / (MARGIN * self.fastest_bus_bytes_per_s)
     }
 
-    /// The handout's model of what is left after the backward pass when `bytes` go in `calls` equal buckets, each computed
-    /// while the one before is communicated: the last bucket, and the calls' fixed costs, s / (n w) + n o.
+    /// The handout's model of the communication left after the backward pass, for `bytes` in `calls` equal buckets, each
+    /// computed while the previous one is communicated: the last bucket and the fixed costs, s / (n w) + n o.
     pub fn overhead(&self, bytes: u64, calls: u64) -> f64 {
         bytes as f64 / (calls as f64 * self.bytes_per_s) + calls as f64 * self.overhead_s
     }
 
-    /// Where the model is least: n = sqrt(s / (w o)) buckets of sqrt(s w o) bytes. None where a call costs nothing, since more
-    /// buckets are then always better.
+    /// The minimum of the model: n = sqrt(s / (w o)) buckets of sqrt(s w o) bytes. `None` if a call costs nothing: then more
+    /// buckets are always better.
     pub fn best(&self, bytes: u64) -> Option<Best> {
         let (s, w, o) = (bytes as f64, self.bytes_per_s, self.overhead_s);
         (o > 0.0).then(|| Best {
@@ -121,11 +121,11 @@ pub struct Best {
     pub overhead_s: f64,
 }
 
-/// o and w of t = o + S / w, by least squares of the relative errors, so that small sums count as much as large ones; o is
+/// o and w of t = o + S / w by least squares of the relative errors, so that small and large sums have equal weight. o is
 /// at least zero.
 fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
     ensure!(points.len() >= 2, "a line takes two sizes, {} were measured", points.len());
-    // With a = 1 / t and b = S / t: the least of the sum of (o a + b / w - 1)^2.
+    // With a = 1 / t and b = S / t, minimise the sum of (o a + b / w - 1)^2.
     let sum = |of: fn(f64, f64) -> f64| points.iter().map(|(s, t)| of(1.0 / t, s / t)).sum::<f64>();
     let (aa, ab, bb) = (sum(|a, _| a * a), sum(|a, b| a * b), sum(|_, b| b * b));
     let (a1, b1) = (sum(|a, _| a), sum(|_, b| b));
@@ -138,7 +138,7 @@ fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
     Ok((o, 1.0 / u))
 }
 
-/// What each link carries in each direction for these collectives (nccl-tests, doc/PERFORMANCE.md).
+/// Bytes that each link carries in each direction for these collectives (nccl-tests, doc/PERFORMANCE.md).
 pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a TimelineEntry>, world_size: usize) -> f64 {
     let n = world_size as f64;
     let factor = |operation| match operation {
@@ -150,7 +150,7 @@ pub fn bus_bytes<'a>(entries: impl IntoIterator<Item = &'a TimelineEntry>, world
     entries.into_iter().map(|entry| factor(entry.operation) * entry.bytes as f64).sum()
 }
 
-/// Whether a collective adds, as the all-reduces do that the link was probed with; one that only copies may be faster.
+/// Whether a collective adds values, like the probes. One that only copies may be faster.
 pub fn adds(entry: &TimelineEntry) -> bool {
     matches!(entry.operation, Operation::AllReduce | Operation::ReduceScatter)
 }
@@ -164,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn the_fit_finds_the_line_that_the_times_lie_on() {
+    fn the_fit_recovers_the_line_of_exact_times() {
         let on_line = |o: f64, w: f64| [1e5, 1e6, 1e7, 1e9].map(|s: f64| (s, o + s / w));
         let (o, w) = fit(&on_line(3e-5, 3e11)).unwrap();
         assert!((o / 3e-5 - 1.0).abs() < 1e-6 && (w / 3e11 - 1.0).abs() < 1e-6, "{o} {w}");
-        // Times that would want a negative cost per call get none.
+        // A fit with a negative cost per call gets zero instead.
         let (o, w) = fit(&[(1e6, 0.9e-3), (1e7, 1.1e-2)]).unwrap();
         assert!(o == 0.0 && (w / 1e9 - 1.0).abs() < 0.15, "{o} {w}");
         assert!(fit(&[(1e6, 1e-3)]).is_err() && fit(&[(1e6, 1e-2), (1e9, 1e-3)]).is_err());
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_carries_its_share() {
+    fn each_operation_has_its_bus_factor() {
         let entry = |operation| TimelineEntry {
             sequence: 1,
             operation,

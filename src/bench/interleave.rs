@@ -1,4 +1,4 @@
-//! Variants of one computation, timed in interleaved turns, and how each of them ended.
+//! Variants of one computation, timed in interleaved turns, and the outcome of each.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,10 +11,10 @@ use crate::error::{Fault, fault_of};
 use crate::harness::samples::{Samples, Work};
 use crate::torch::stream::synchronize;
 
-/// How one column of a case ended; another column of the same case may end otherwise.
+/// How one column of a case ended. Other columns of the case may end differently.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Column<T> {
+pub enum ColumnOutcome<T> {
     Measured {
         row: T,
     },
@@ -25,7 +25,7 @@ pub enum Column<T> {
     NotRun {
         reason: String,
     },
-    /// It runs and must not be timed: what it computes is wrong, or what it needs cannot be made.
+    /// It must not be timed: its results are wrong, or its inputs cannot be made.
     Failed {
         error: String,
     },
@@ -34,12 +34,12 @@ pub enum Column<T> {
 /// Seconds of each timed pass, by its name.
 pub type Laps = BTreeMap<String, Vec<f64>>;
 
-/// How many rounds there are, and what each column does in its turn of a round.
+/// The number of rounds, and the passes of each column's turn in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Turns {
     pub rounds: usize,
-    /// Untimed passes at the start of every turn: they bring back the memory and the clocks that the turn before took.
+    /// Untimed passes at the start of every turn. They restore memory and clocks after the previous turn.
     pub warmup: usize,
     /// Timed passes of every turn.
     pub iterations: usize,
@@ -55,64 +55,64 @@ impl Turns {
     }
 }
 
-/// One column while it is measured: what a turn of it does, and what came of the turns so far.
+/// One column while it is measured: its turn function, and its laps so far.
 pub struct Variant<'a> {
     turn: Box<dyn FnMut() -> Result<Laps> + 'a>,
-    ended: Column<Laps>,
+    ended: ColumnOutcome<Laps>,
 }
 
 impl<'a> Variant<'a> {
     pub fn new(turn: impl FnMut() -> Result<Laps> + 'a) -> Self {
-        Self { turn: Box::new(turn), ended: Column::Measured { row: Laps::new() } }
+        Self { turn: Box::new(turn), ended: ColumnOutcome::Measured { row: Laps::new() } }
     }
 
-    /// One that takes part unless its preparation has ended it already.
-    pub fn prepared<T>(preparation: &'a Column<T>, mut turn: impl FnMut(&T) -> Result<Laps> + 'a) -> Self {
+    /// A variant whose preparation may have failed; then it takes no turns.
+    pub fn prepared<T>(preparation: &'a ColumnOutcome<T>, mut turn: impl FnMut(&T) -> Result<Laps> + 'a) -> Self {
         match preparation {
-            Column::Measured { row } => Self::new(move || turn(row)),
-            Column::OutOfMemory { requested_bytes, message } => {
-                Self::out(Column::OutOfMemory { requested_bytes: *requested_bytes, message: message.clone() })
+            ColumnOutcome::Measured { row } => Self::new(move || turn(row)),
+            ColumnOutcome::OutOfMemory { requested_bytes, message } => {
+                Self::out(ColumnOutcome::OutOfMemory { requested_bytes: *requested_bytes, message: message.clone() })
             }
-            Column::NotRun { reason } => Self::out(Column::NotRun { reason: reason.clone() }),
-            Column::Failed { error } => Self::out(Column::Failed { error: error.clone() }),
+            ColumnOutcome::NotRun { reason } => Self::out(ColumnOutcome::NotRun { reason: reason.clone() }),
+            ColumnOutcome::Failed { error } => Self::out(ColumnOutcome::Failed { error: error.clone() }),
         }
     }
 
-    /// One that has ended before its first turn.
-    pub fn out(ended: Column<Laps>) -> Self {
+    /// A variant that ended before its first turn.
+    pub fn out(ended: ColumnOutcome<Laps>) -> Self {
         Self { ended, ..Self::new(|| Ok(Laps::new())) }
     }
 
     fn take_turn(&mut self) -> Result<()> {
-        let Column::Measured { row: laps } = &mut self.ended else { return Ok(()) };
-        match Column::of((self.turn)())? {
-            Column::Measured { row } => {
+        let ColumnOutcome::Measured { row: laps } = &mut self.ended else { return Ok(()) };
+        match ColumnOutcome::of((self.turn)())? {
+            ColumnOutcome::Measured { row } => {
                 row.into_iter().for_each(|(pass, seconds)| laps.entry(pass).or_default().extend(seconds));
             }
-            Column::OutOfMemory { requested_bytes, message } => {
-                self.ended = Column::OutOfMemory { requested_bytes, message };
+            ColumnOutcome::OutOfMemory { requested_bytes, message } => {
+                self.ended = ColumnOutcome::OutOfMemory { requested_bytes, message };
             }
-            ended @ (Column::NotRun { .. } | Column::Failed { .. }) => self.ended = ended,
+            ended @ (ColumnOutcome::NotRun { .. } | ColumnOutcome::Failed { .. }) => self.ended = ended,
         }
         Ok(())
     }
 
-    /// What came of all its turns.
-    pub fn ended(self) -> Column<Laps> {
+    /// The outcome of all turns.
+    pub fn ended(self) -> ColumnOutcome<Laps> {
         self.ended
     }
 }
 
-/// Gives every variant its turn in every round, so that a drift of the machine meets all of them alike; every second
-/// round goes the other way, so that none always follows the same one.
+/// Gives every variant a turn in every round, so that drift of the machine affects all alike. Every second round is
+/// reversed, so that no variant always follows the same one.
 ///
-/// One that runs out of memory is out for the rest, with the reason; any other error ends the case.
-pub fn interleave<const N: usize>(turns: Turns, mut variants: [Variant; N]) -> Result<[Column<Laps>; N]> {
+/// A variant that runs out of memory takes no more turns. Any other error ends the case.
+pub fn interleave<const N: usize>(turns: Turns, mut variants: [Variant; N]) -> Result<[ColumnOutcome<Laps>; N]> {
     take_turns(turns.rounds, &mut variants)?;
     Ok(variants.map(Variant::ended))
 }
 
-/// As [`interleave`], for a list whose length is data.
+/// As [`interleave`], for a slice.
 pub fn take_turns(rounds: usize, variants: &mut [Variant]) -> Result<()> {
     for round in 0..rounds {
         let mut variants: Vec<_> = variants.iter_mut().collect();
@@ -124,8 +124,8 @@ pub fn take_turns(rounds: usize, variants: &mut [Variant]) -> Result<()> {
     Ok(())
 }
 
-impl Column<Laps> {
-    /// Takes the laps of other passes in, or their ending if it was another.
+impl ColumnOutcome<Laps> {
+    /// Adds the laps of other passes, or takes over their outcome if they failed.
     pub fn extend(&mut self, more: Self) {
         match (self, more) {
             (Self::Measured { row }, Self::Measured { row: more }) => row.extend(more),
@@ -135,8 +135,8 @@ impl Column<Laps> {
     }
 }
 
-impl<T> Column<T> {
-    /// A fault becomes the column's ending, any other error stays one.
+impl<T> ColumnOutcome<T> {
+    /// A fault becomes the column's outcome. Any other error stays an error.
     pub fn of(result: Result<T>) -> Result<Self> {
         match result {
             Ok(row) => Ok(Self::Measured { row }),
@@ -152,13 +152,13 @@ impl<T> Column<T> {
         }
     }
 
-    /// The same ending with another row.
-    pub fn try_map<U>(self, change: impl FnOnce(T) -> Result<U>) -> Result<Column<U>> {
+    /// The same outcome with another row.
+    pub fn try_map<U>(self, change: impl FnOnce(T) -> Result<U>) -> Result<ColumnOutcome<U>> {
         Ok(match self {
-            Self::Measured { row } => Column::Measured { row: change(row)? },
-            Self::OutOfMemory { requested_bytes, message } => Column::OutOfMemory { requested_bytes, message },
-            Self::NotRun { reason } => Column::NotRun { reason },
-            Self::Failed { error } => Column::Failed { error },
+            Self::Measured { row } => ColumnOutcome::Measured { row: change(row)? },
+            Self::OutOfMemory { requested_bytes, message } => ColumnOutcome::OutOfMemory { requested_bytes, message },
+            Self::NotRun { reason } => ColumnOutcome::NotRun { reason },
+            Self::Failed { error } => ColumnOutcome::Failed { error },
         })
     }
 
@@ -169,8 +169,8 @@ impl<T> Column<T> {
         }
     }
 
-    /// What a table shows of a column that was not measured, in the words of [`crate::harness::answer::CaseOutcome::word`].
-    pub fn word(&self) -> &'static str {
+    /// The outcome in a table, as in [`crate::harness::answer::CaseOutcome::label`].
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Measured { .. } => "measured",
             Self::OutOfMemory { .. } => "OOM",
@@ -180,8 +180,8 @@ impl<T> Column<T> {
     }
 }
 
-/// What `body` gives, and the seconds until `device` has done all of it: a monotonic clock between two synchronisations,
-/// as the peer times.
+/// Runs `body` and returns its value and the seconds until `device` has finished: a monotonic clock between two
+/// synchronisations, as in the peer.
 pub fn lap<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     synchronize(device)?;
     let start = Instant::now();
@@ -224,31 +224,31 @@ mod tests {
     }
 
     #[test]
-    fn out_of_memory_ends_a_column_and_no_other() {
+    fn out_of_memory_ends_only_its_own_column() {
         let mut count = 0;
         let runs_out = || {
             count += 1;
             if count == 2 { bail!("CUDA out of memory. Tried to allocate 1.00 KiB. GPU 0") } else { Ok(laps(1.0)) }
         };
         let [a, b] = interleave(TURNS, [Variant::new(runs_out), Variant::new(|| Ok(laps(2.0)))]).unwrap();
-        assert!(matches!(a, Column::OutOfMemory { requested_bytes: Some(1024), .. }), "{a:?}");
+        assert!(matches!(a, ColumnOutcome::OutOfMemory { requested_bytes: Some(1024), .. }), "{a:?}");
         assert_eq!((count, b.measured().unwrap()["forward"].len()), (2, 3));
-        let missing = Column::<()>::NotRun { reason: "no compiler".into() };
+        let missing = ColumnOutcome::<()>::NotRun { reason: "no compiler".into() };
         let [c] = interleave(TURNS, [Variant::prepared(&missing, |()| bail!("not asked"))]).unwrap();
-        assert_eq!(c, Column::NotRun { reason: "no compiler".into() });
+        assert_eq!(c, ColumnOutcome::NotRun { reason: "no compiler".into() });
         assert!(interleave(TURNS, [Variant::new(|| bail!("a bug"))]).is_err());
     }
 
     #[test]
     fn a_column_reads_back_with_its_kind() {
         for column in [
-            Column::Measured { row: 3 },
-            Column::OutOfMemory { requested_bytes: None, message: "full".into() },
-            Column::NotRun { reason: "no".into() },
-            Column::Failed { error: "wrong".into() },
+            ColumnOutcome::Measured { row: 3 },
+            ColumnOutcome::OutOfMemory { requested_bytes: None, message: "full".into() },
+            ColumnOutcome::NotRun { reason: "no".into() },
+            ColumnOutcome::Failed { error: "wrong".into() },
         ] {
             let json = serde_json::to_value(&column).unwrap();
-            assert_eq!(serde_json::from_value::<Column<i32>>(json).unwrap(), column);
+            assert_eq!(serde_json::from_value::<ColumnOutcome<i32>>(json).unwrap(), column);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine is and how fast it can possibly go: the facts that every run carries.
+//! The facts of this machine for every run: hardware, software, settings and peak speeds.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -18,9 +18,9 @@ use crate::torch::Generator;
 use crate::torch::random::SEED;
 use crate::units::MIB;
 
-/// Software, settings and roofs for a run under `profile`.
+/// Software, settings and peak speeds for a run under `profile`.
 ///
-/// Without the profile's device the roofs are empty, so that its cases can still be recorded as not run.
+/// Without the profile's device the peaks are empty, so that its cases can still be recorded as not run.
 pub fn facts(profile: Profile) -> Result<Facts> {
     static MEASURED: OnceLock<Peaks> = OnceLock::new();
     let gpus = if profile == Profile::Gpu { gpus()? } else { Vec::new() };
@@ -44,7 +44,7 @@ pub fn facts(profile: Profile) -> Result<Facts> {
     Ok(Facts { gpus, software: software(), settings: settings(profile)?, peaks })
 }
 
-/// The condition of the profile's device now; `None` for a CPU, and for a GPU that tells nothing.
+/// The present condition of the profile's device; `None` for a CPU, and for a GPU without readings.
 pub fn reading(profile: Profile) -> Option<Reading> {
     match profile {
         Profile::Cpu => None,
@@ -52,7 +52,7 @@ pub fn reading(profile: Profile) -> Option<Reading> {
     }
 }
 
-/// Gives cached GPU memory back and lets peaks start anew; nothing to do in a process that has not used a GPU.
+/// Frees cached GPU memory and resets peak statistics. Does nothing in a process that has not used a GPU.
 pub fn clean_up() -> Result<()> {
     if torch::memory::is_used() {
         torch::memory::empty_cache(Device::Cuda(0))?;
@@ -61,7 +61,7 @@ pub fn clean_up() -> Result<()> {
     Ok(())
 }
 
-/// Versions of what the numbers depend on.
+/// Versions of the software that the numbers depend on.
 pub fn software() -> BTreeMap<String, String> {
     let versions = [
         ("cs336", Some(env!("CARGO_PKG_VERSION").to_string())),
@@ -73,7 +73,7 @@ pub fn software() -> BTreeMap<String, String> {
     versions.into_iter().filter_map(|(name, version)| Some((name.to_string(), version?))).collect()
 }
 
-/// The NVIDIA kernel driver's version, as its module tells it; `None` without one.
+/// The NVIDIA kernel driver's version from its module; `None` without the driver.
 fn driver_version() -> Option<String> {
     let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     Some(text.trim().to_string())
@@ -108,7 +108,7 @@ pub fn gpus() -> Result<Vec<Gpu>> {
 
 /// Dense peaks of NVIDIA's data sheets (H100 and H200 SXM, without sparsity), in FLOP/s and B/s.
 ///
-/// TF32 off means that fp32 runs on the CUDA cores. Traffic that fits the 50 MB L2 is not held to the DRAM roof.
+/// With TF32 off, fp32 runs on the CUDA cores. Traffic that fits the 50 MB L2 is not compared with the DRAM peak.
 fn gpu_peaks(gpu: &str) -> Option<Peaks> {
     let bytes_per_s = match gpu {
         name if name.contains("H200") => 4.8e12,
@@ -125,10 +125,10 @@ fn gpu_peaks(gpu: &str) -> Option<Peaks> {
     })
 }
 
-/// No core of a server or desktop sustains more with its widest vectors.
+/// No server or desktop core sustains a higher clock with its widest vectors.
 const CPU_HZ: f64 = 5e9;
 
-/// What the instruction set allows: a measured roof would be too low whenever a neighbour was busy while it was measured.
+/// Peaks from the instruction set. A measured peak would be too low if other users were busy meanwhile.
 ///
 /// FLOP a cycle and core: two fused multiply-add units of the widest vectors (Fog, Instruction tables); AMX multiplies
 /// tiles of 16 x 32 by 32 x 16 in 16 cycles. Bytes: two loads and one store of a vector a cycle, out of the first cache.
@@ -160,8 +160,8 @@ fn cpu_peaks() -> Result<Peaks> {
     })
 }
 
-/// For a GPU whose data sheet is not known here: the best of many matrix products and copies, with a margin because
-/// a measured roof may have met a low clock.
+/// For a GPU without a known data sheet: the best of many matrix products and copies, with a margin because the clock
+/// may have been low.
 fn measured_peaks(device: Device) -> Result<Peaks> {
     const MARGIN: f64 = 1.25;
     let float32 = best_matmul(device, Kind::Float)?;
@@ -207,11 +207,10 @@ fn best_copy(device: Device) -> Result<f64> {
     Ok(best)
 }
 
-/// How fast `device` copies its own memory: seconds of one sample each, and in `work.bytes` what a sample reads and writes.
+/// The time in which `device` copies its own memory. `work.bytes` counts what a sample reads and writes.
 ///
-/// A sample is eight copies of 1 GiB in a row (of 32 MiB on the CPU), so that neither the caches nor the 10 us of a
-/// launch and a synchronisation show. It is what a kernel that only moves memory can be compared with: no such kernel
-/// is expected to be faster, and a good one comes near.
+/// A sample is eight copies of 1 GiB in a row (of 32 MiB on the CPU), so that caches and the 10 us of a launch and a
+/// synchronisation do not matter. It is the reference for kernels that only move memory: a good one comes close.
 pub fn copy_bandwidth(device: Device) -> Result<Samples> {
     const COPIES: usize = 8;
     const SAMPLES: usize = 25;
@@ -219,7 +218,7 @@ pub fn copy_bandwidth(device: Device) -> Result<Samples> {
     let from = Tensor::f_ones([elements], (Kind::Float, device))?;
     let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
     let mut sample = || timed(device, || (0..COPIES).try_for_each(|_| to.f_copy_(&from).map(drop)));
-    // The first ones find a low clock.
+    // The clock is still low during the first copies.
     let warm_up = (0..5).map(|_| sample()).collect::<Result<Vec<_>>>();
     warm_up.context("warming up the copy")?;
     let seconds = (0..SAMPLES).map(|_| sample()).collect::<Result<Vec<_>>>()?;
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_h200_is_known_and_a_stranger_is_not() {
+    fn an_h200_has_data_sheet_peaks_and_an_unknown_gpu_has_none() {
         assert_eq!(gpu_peaks("NVIDIA H200").unwrap().bytes_per_s, 4.8e12);
         assert!(gpu_peaks("GeForce 256").is_none());
     }

@@ -1,4 +1,4 @@
-//! What several problems measure with: data types, timing protocols, interleaved turns, errors, machines, peers, work.
+//! Measuring code that several problems share.
 
 /// All-reduces of known values, timed.
 pub mod all_reduce;
@@ -22,7 +22,7 @@ pub mod nvml;
 pub mod peer;
 /// Triton's `do_bench`.
 pub mod timing;
-/// How far what is timed may be from what was expected.
+/// Error bounds of timed results.
 pub mod tolerance;
 /// Training steps of one device, timed.
 pub mod training_step;

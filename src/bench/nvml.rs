@@ -1,4 +1,4 @@
-//! What NVIDIA's management library says of the first GPU: its condition now, and the limits that it is held to.
+//! Readings of NVIDIA's management library (NVML) for the first GPU: its present condition and its limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -24,12 +24,12 @@ const REASONS: [(ThrottleReasons, Throttle); 9] = [
     (ThrottleReasons::DISPLAY_CLOCK_SETTING, Throttle::DisplayClockSetting),
 ];
 
-/// The GPU's condition; `None` where the library, or one of its figures, is missing.
+/// The GPU's condition; `None` if the library or one of the figures is missing.
 pub fn reading() -> Option<Reading> {
     read(device().as_ref().ok()?).ok()
 }
 
-/// The power limit and the highest clocks, for a run's settings; empty where the library is missing.
+/// The power limit and the highest clocks, for a run's settings; empty without the library.
 pub fn limits() -> BTreeMap<String, String> {
     let Ok(device) = device() else { return BTreeMap::new() };
     let limits = [
@@ -40,7 +40,7 @@ pub fn limits() -> BTreeMap<String, String> {
     limits.into_iter().filter_map(|(name, value)| Some((name.to_string(), value.ok()?))).collect()
 }
 
-/// The library's version and whether it can be read from, for `cs336 doctor`.
+/// The library's version, and whether it gives readings, for `cs336 doctor`.
 pub fn describe() -> Result<String> {
     let device = device().as_ref().map_err(|error| anyhow!("{error:#}"))?;
     let Reading { sm_clock_hz, power_w, temperature_c, .. } = read(device)?;
@@ -50,7 +50,7 @@ pub fn describe() -> Result<String> {
 
 fn read(device: &Device) -> Result<Reading> {
     let clock = |clock| device.clock_info(clock).map(|mhz| f64::from(mhz) * 1e6);
-    // A card too old to give reasons still has a clock.
+    // An old GPU may report a clock but no throttle reasons.
     let reasons = device.current_throttle_reasons().unwrap_or(ThrottleReasons::empty());
     Ok(Reading {
         sm_clock_hz: clock(Clock::SM).context("no SM clock")?,
@@ -74,16 +74,16 @@ fn library() -> Result<&'static Nvml> {
 fn device() -> &'static Result<Device<'static>> {
     static DEVICE: OnceLock<Result<Device<'static>>> = OnceLock::new();
     DEVICE.get_or_init(|| {
-        // The library counts every card of the host in bus order; CUDA may see fewer, in an order of its own.
+        // NVML lists all GPUs of the host in bus order. CUDA may see fewer, in another order.
         let uuid = uuid().context("the CUDA driver names no first GPU")?;
         let id = format!("GPU-{uuid}");
         library()?.device_by_uuid(id.as_str()).with_context(|| format!("the management library has no {id}"))
     })
 }
 
-/// The first CUDA device's; asks the driver alone and makes no context.
+/// The UUID of the first CUDA device, from the driver and without creating a context.
 fn uuid() -> Result<String> {
-    // Without the driver's library cudarc panics instead of failing.
+    // Without the driver's library cudarc panics instead of returning an error.
     torch::cuda_device(0)?;
     driver::init()?;
     Ok(hyphenated(driver::device::get_uuid(driver::device::get(0)?)?.bytes.map(|byte| byte as u8)))
@@ -100,13 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_named_as_the_library_names_it() {
+    fn a_uuid_is_written_as_nvml_writes_it() {
         let bytes: [u8; 16] = std::array::from_fn(|i| i as u8 + 1);
         assert_eq!(hyphenated(bytes), "01020304-0506-0708-090a-0b0c0d0e0f10");
     }
 
     #[test]
-    fn every_reason_of_the_library_has_a_name_here() {
+    fn every_throttle_reason_of_nvml_has_a_name() {
         assert_eq!(throttle(ThrottleReasons::all()).len(), REASONS.len());
         let known = REASONS.iter().fold(ThrottleReasons::empty(), |all, (flag, _)| all | *flag);
         assert_eq!(known, ThrottleReasons::all());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_gpu_there_is_no_reading_and_the_reason_is_said() {
+    fn without_a_gpu_there_is_no_reading_and_describe_says_why() {
         if torch::cuda_device(0).is_err() {
             assert!(reading().is_none() && limits().is_empty());
             assert!(format!("{:#}", describe().unwrap_err()).contains("GPU"));

@@ -20,12 +20,12 @@ use crate::torch;
 
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
-/// Importing PyTorch from a cold disk.
+/// PyTorch may be imported from a cold disk.
 const STARTING: Duration = Duration::from_secs(300);
-/// Compiling the largest model and reading its weights take minutes; beyond this something hangs.
+/// Compiling the largest model and reading its weights take minutes. A longer job hangs.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// What the peer's figures depend on, in its own words.
+/// The peer's versions and settings, as it reports them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Software {
@@ -38,36 +38,36 @@ pub struct Software {
     pub tf32: bool,
 }
 
-/// What was compiled for one case.
+/// The compilations of one case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compile {
-    /// Functions given to torch.compile; each must have become one graph.
+    /// Functions passed to torch.compile. Each must become one graph.
     pub functions: u64,
     pub graphs: u64,
     pub graph_breaks: u64,
-    /// Graphs that came out of a cache, which was empty at the start.
+    /// Graphs loaded from a cache. The cache is empty at the start, so this must be 0.
     pub cache_hits: u64,
-    /// The first call of each pass, which compiles it and runs it once.
+    /// Seconds of each pass's first call, which compiles it and runs it once.
     pub first_call: BTreeMap<String, Samples>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Closed {
-    counts: Option<Counts>,
+    counts: Option<CompileCounts>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Counts {
+struct CompileCounts {
     functions: u64,
     graphs: u64,
     graph_breaks: u64,
     cache_hits: u64,
 }
 
-/// What verifying a column gives: its errors, and the seconds of its first calls where they are told.
+/// The result of verifying a column: its errors, and the seconds of its first calls if the peer reports them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Verified<E> {
@@ -96,17 +96,17 @@ impl TorchPeer {
         let before = std::env::var_os("PYTHONPATH").unwrap_or_default();
         let folders = std::iter::once(suites.clone()).chain(std::env::split_paths(&before));
         let mut command = Command::new(python::interpreter());
-        // -B: the tree that is measured stays as it is.
+        // -B: write no .pyc files into the measured tree.
         command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", std::env::join_paths(folders)?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
         ensure!(
             software.torch.split('+').next() == ours.split('+').next(),
-            "the peer's PyTorch is {}, this program's libtorch {ours}: they must be one version",
+            "the peer's PyTorch is {}, this program's libtorch is {ours}: the versions must be equal",
             software.torch
         );
-        ensure!(!software.tf32, "the peer's float32 products are rounded to TF32: unset what switches that on");
+        ensure!(!software.tf32, "the peer uses TF32 in float32 products: unset the variable that enables it");
         Ok(Self { peer, device, software })
     }
 
@@ -115,7 +115,7 @@ impl TorchPeer {
         self.peer.call::<Value>("open", settings, DEADLINE).map(drop)
     }
 
-    /// Has the peer compute `column` from the inputs in `file`, and compare with what is expected there.
+    /// Asks the peer to compute `column` from the inputs in `file` and to compare with the expected values there.
     pub fn verify<E: DeserializeOwned>(&mut self, column: &str, file: &Path) -> Result<Verified<E>> {
         self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE)
     }
@@ -125,12 +125,12 @@ impl TorchPeer {
         self.peer.call("turn", settings, DEADLINE)
     }
 
-    /// Ends the open case. Where `first_call_s` was compiled, every function must have been compiled once, whole, and
-    /// not from a cache: a fallback to eager must not pass for a compiled column.
+    /// Ends the open case. If `first_call_s` is given, every function must have been compiled once, as one graph, and not
+    /// from a cache: a fallback to eager must not count as a compiled column.
     pub fn close(&mut self, first_call_s: Option<&BTreeMap<String, f64>>) -> Result<Option<Compile>> {
         let Closed { counts } = self.peer.call("close", json!({}), DEADLINE)?;
         let (Some(counts), Some(first_call_s)) = (counts, first_call_s) else { return Ok(None) };
-        let Counts { functions, graphs, graph_breaks, cache_hits } = counts;
+        let CompileCounts { functions, graphs, graph_breaks, cache_hits } = counts;
         ensure!(
             graphs == functions && graph_breaks == 0 && cache_hits == 0,
             "{functions} functions became {graphs} graphs with {graph_breaks} breaks and {cache_hits} cache hits: each \
@@ -141,17 +141,17 @@ impl TorchPeer {
         Ok(Some(Compile { functions, graphs, graph_breaks, cache_hits, first_call }))
     }
 
-    /// Whether the job of an unknown name is refused, and the peer still there afterwards.
+    /// Whether the peer refuses a job with an unknown name and can still be used afterwards.
     pub fn refuses_unknown_jobs(&mut self) -> Result<bool> {
         let refused = self.peer.call::<Value>("dance", json!({}), DEADLINE);
         Ok(refused.is_err_and(|error| format!("{error:#}").contains("dance")) && self.peer.is_usable())
     }
 }
 
-/// One peer for many small cases, because starting one takes seconds.
+/// One peer kept for many small cases, because starting one takes seconds.
 static KEPT: Mutex<Option<TorchPeer>> = Mutex::new(None);
 
-/// Runs `body` with the kept peer of `device`, or a new one; one whose case failed is not kept.
+/// Runs `body` with the kept peer of `device`, or with a new one. A peer whose case failed is not kept.
 pub fn with_kept<T>(device: Device, body: impl FnOnce(&mut TorchPeer) -> Result<T>) -> Result<T> {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut peer = match kept.take().filter(|peer| peer.device == device && peer.peer.is_usable()) {
@@ -163,7 +163,7 @@ pub fn with_kept<T>(device: Device, body: impl FnOnce(&mut TorchPeer) -> Result<
     Ok(value)
 }
 
-/// Ends the kept peer and gives its memory back.
+/// Ends the kept peer, which frees its memory.
 pub fn drop_kept() {
     *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }

@@ -1,4 +1,4 @@
-//! How a pass is timed: Triton's `do_bench`, in turns.
+//! Timing of a pass by the protocol of Triton's `do_bench`, in turns.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -7,34 +7,34 @@ use tch::{Device, Kind, Tensor};
 use crate::torch::clock::Interval;
 use crate::torch::stream::synchronize;
 
-/// What is cleared before every timed call, as by Triton 3.6's `get_empty_cache_for_benchmark`.
+/// The size of the buffer cleared before every timed call, as in Triton 3.6's `get_empty_cache_for_benchmark`.
 pub const FLUSHED_BYTES: i64 = 256 << 20;
 
-/// Calls whose mean gives the estimate, each after a flush.
+/// Calls whose mean is the estimate, each after a flush.
 const ESTIMATES: usize = 5;
 
-/// Where the inputs are when a timed call starts.
+/// Whether the inputs are in the cache when a timed call starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// Out of the last-level cache: a buffer larger than it is cleared before every call.
+    /// Not in the last-level cache: a buffer larger than the cache is cleared before every call.
     Cold,
-    /// Wherever the call before has left them.
+    /// As the previous call left them.
     Warm,
 }
 
-/// How long each pass of each entrant is warmed up and repeated in each of its turns.
+/// Warm-up and repetition time of each pass in each turn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Protocol {
     pub cache: Cache,
     pub warmup_ms: f64,
     pub rep_ms: f64,
-    /// The most calls that a turn keeps, so that the record of a short pass stays readable; 0 sets no limit.
+    /// The most calls in a turn, so that the record of a short pass stays small; 0 means no limit.
     pub most_repeats: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
+pub struct CallCounts {
     pub warmup: usize,
     pub repeats: usize,
 }
@@ -47,15 +47,15 @@ impl Protocol {
         Ok(())
     }
 
-    /// As many calls as the times hold by the estimate, rounded down and at least one; `estimate_s` is above 0.
-    pub fn counts(&self, estimate_s: f64) -> Counts {
+    /// The number of calls that fit into the times by the estimate, rounded down, at least one. `estimate_s` is above 0.
+    pub fn counts(&self, estimate_s: f64) -> CallCounts {
         let calls = |ms: f64| ((ms / (1e3 * estimate_s)) as usize).max(1);
         let most = if self.most_repeats == 0 { usize::MAX } else { self.most_repeats };
-        Counts { warmup: calls(self.warmup_ms), repeats: calls(self.rep_ms).min(most) }
+        CallCounts { warmup: calls(self.warmup_ms), repeats: calls(self.rep_ms).min(most) }
     }
 }
 
-/// One device with its flushing buffer, under one protocol.
+/// A device, its flush buffer and a protocol.
 pub struct TimingBench {
     device: Device,
     protocol: Protocol,
@@ -71,8 +71,8 @@ impl TimingBench {
         Ok(Self { device, protocol, flushed })
     }
 
-    /// Seconds of each timed call of `call` in one turn, which is one `do_bench`: a first call, five that give an
-    /// estimate, warm-up, timed calls. `clear` comes before each of them, outside the clock.
+    /// Seconds of each timed call in one turn, which follows `do_bench`: a first call, five calls for the estimate,
+    /// warm-up, timed calls. `clear` runs before each call and is not timed.
     pub fn turn(&self, clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>> {
         clear()?;
         call()?;
@@ -83,7 +83,7 @@ impl TimingBench {
 
     fn timed(
         &self,
-        counts: Counts,
+        counts: CallCounts,
         clear: &dyn Fn() -> Result<()>,
         call: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<f64>> {
@@ -126,7 +126,7 @@ impl TimingBench {
     }
 }
 
-/// Neither clock is finer, and the digits below would double the size of a record.
+/// Neither clock is finer than a nanosecond, and more digits would double the size of a record.
 fn to_the_nanosecond(seconds: f64) -> f64 {
     ((seconds * 1e9).round() / 1e9).max(1e-9)
 }
@@ -140,19 +140,19 @@ mod tests {
     const PROTOCOL: Protocol = Protocol { cache: Cache::Warm, warmup_ms: 25.0, rep_ms: 100.0, most_repeats: 0 };
 
     #[test]
-    fn calls_fill_the_time_are_rounded_down_and_never_none() {
+    fn the_number_of_calls_is_rounded_down_and_at_least_one() {
         let counts = |estimate_s| PROTOCOL.counts(estimate_s);
-        assert_eq!(counts(1e-3), Counts { warmup: 25, repeats: 100 });
-        assert_eq!(counts(0.7e-3), Counts { warmup: 35, repeats: 142 });
-        assert_eq!(counts(0.03), Counts { warmup: 1, repeats: 3 });
-        assert_eq!(counts(2.0), Counts { warmup: 1, repeats: 1 });
+        assert_eq!(counts(1e-3), CallCounts { warmup: 25, repeats: 100 });
+        assert_eq!(counts(0.7e-3), CallCounts { warmup: 35, repeats: 142 });
+        assert_eq!(counts(0.03), CallCounts { warmup: 1, repeats: 3 });
+        assert_eq!(counts(2.0), CallCounts { warmup: 1, repeats: 1 });
         let limited = Protocol { most_repeats: 10, ..PROTOCOL };
-        assert_eq!(limited.counts(1e-3), Counts { warmup: 25, repeats: 10 });
-        assert_eq!(limited.counts(0.03), Counts { warmup: 1, repeats: 3 });
+        assert_eq!(limited.counts(1e-3), CallCounts { warmup: 25, repeats: 10 });
+        assert_eq!(limited.counts(0.03), CallCounts { warmup: 1, repeats: 3 });
     }
 
     #[test]
-    fn a_turn_calls_and_clears_as_do_bench_does() {
+    fn a_turn_calls_and_clears_like_do_bench() {
         let bench = TimingBench::new(Device::Cpu, Protocol { warmup_ms: 4.0, rep_ms: 30.0, ..PROTOCOL }).unwrap();
         let order = RefCell::new(String::new());
         let clear = || {
@@ -164,12 +164,12 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
             Ok(())
         };
-        let counts = Counts { warmup: 2, repeats: 3 };
+        let counts = CallCounts { warmup: 2, repeats: 3 };
         let seconds = bench.timed(counts, &clear, &mut call).unwrap();
         assert!(seconds.len() == 3 && seconds.iter().all(|s| *s >= 5e-3), "{seconds:?}");
         assert_eq!(order.borrow().as_str(), "-x".repeat(2 + 3), "gradients are cleared before each call");
         order.borrow_mut().clear();
-        // A call takes 5 ms or more, so that the times hold at most one of warm-up and six.
+        // A call takes 5 ms or more, so at most one warm-up call and six timed calls fit.
         let seconds = bench.turn(&clear, &mut call).unwrap();
         assert!((1..=6).contains(&seconds.len()), "{seconds:?}");
         assert_eq!(order.borrow().as_str(), "-x".repeat(1 + ESTIMATES + 1 + seconds.len()));
@@ -181,19 +181,19 @@ mod tests {
         let bench = TimingBench::new(Device::Cpu, protocol).unwrap();
         let buffer = bench.flushed.as_ref().unwrap();
         assert_eq!(buffer.numel() as i64 * 4, FLUSHED_BYTES);
-        // Each call dirties the buffer, and must find it clean where it is timed: all but the first and the warm-up.
+        // Each call dirties the buffer. Timed calls must find it clean; the first call and the warm-up need not.
         let clean = Cell::new(0);
         let mut call = || {
             clean.set(clean.get() + usize::from(buffer.get(0).int64_value(&[]) == 0));
             let _ = buffer.get(0).fill_(1);
             Ok(())
         };
-        let seconds = bench.timed(Counts { warmup: 1, repeats: 2 }, &|| Ok(()), &mut call).unwrap();
+        let seconds = bench.timed(CallCounts { warmup: 1, repeats: 2 }, &|| Ok(()), &mut call).unwrap();
         assert_eq!((seconds.len(), clean.get()), (2, 1 + 2), "the very first call finds zeros too");
     }
 
     #[test]
-    fn a_protocol_that_means_nothing_is_refused_by_name() {
+    fn an_invalid_protocol_is_refused_by_key() {
         let wrong = Protocol { rep_ms: 0.0, ..PROTOCOL };
         assert!(wrong.validate().unwrap_err().to_string().contains("rep_ms"));
         let wrong = Protocol { warmup_ms: f64::NAN, ..PROTOCOL };

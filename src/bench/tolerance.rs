@@ -1,17 +1,17 @@
-//! How far what is timed may be from what was expected, for each operation and type, with where each bound comes from.
+//! Error bounds of timed results for each operation and type, with their derivation.
 //!
-//! Errors are shares of the norm ([`super::errors::relative_error`]). Element by element the checks of attention use
-//! `attention::error_bounds` and `attention::flash_tolerance` instead.
+//! Errors are relative to the norm ([`super::errors::relative_error`]). The checks of attention use element-wise bounds:
+//! `attention::error_bounds` and `attention::flash_tolerance`.
 
 use super::dtype::Dtype;
 use crate::model::Precision;
 
-/// Of attention's o, dq, dk and dv.
+/// Bound for attention's o, dq, dk and dv.
 ///
 /// In float32 a sum of n products errs by about sqrt(n) 2^-24, 1.5e-5 at 65,536 keys. TF32 rounds both factors of every
 /// product to 11 bits, which alone gives 2e-4 to 3e-4: the bound lies between, so that a TF32 column is refused.
-/// bfloat16 rounds by 2^-9 at most, and a pass through the definition rounds scores, probabilities, their gradients and
-/// each result: together about a hundredth. float16 has three more bits; near zero it loses some of them.
+/// bfloat16 rounds by 2^-9 at most. Plain attention rounds scores, probabilities, their gradients and each result:
+/// together about 0.01. float16 has three more bits, some of which it loses near zero.
 pub fn attention(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float32 => 1e-4,
@@ -20,10 +20,10 @@ pub fn attention(dtype: Dtype) -> f64 {
     }
 }
 
-/// Of the loss of a replayed CUDA graph from that of the same operations launched one by one.
+/// Bound for the difference between the losses of a replayed CUDA graph and of the same operations launched eagerly.
 ///
-/// The kernels are the same, and so are the bits unless a library sums in another order; a loss is a mean over thousands
-/// of tokens, which evens out such roundings.
+/// The kernels are the same, so the bits are equal unless a library sums in another order. A loss is a mean over
+/// thousands of tokens, which averages such roundings.
 pub fn replayed_loss(dtype: Precision) -> f64 {
     match dtype {
         Precision::Float32 => 1e-5,

@@ -1,28 +1,28 @@
-//! The least operations and bytes of a pass of attention: the convention by which its TFLOP/s are counted everywhere.
+//! The least operations and bytes of an attention pass. All TFLOP/s of attention use this convention.
 
 use serde::{Deserialize, Serialize};
 
 use super::dtype::Dtype;
 use crate::harness::samples::Work;
 
-/// What is timed of attention.
+/// The timed passes of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionPass {
-    /// From q, k and v to o, recording the graph.
+    /// From q, k and v to o, recording the autograd graph.
     Forward,
-    /// From the upstream gradient to dq, dk and dv, on a graph that is kept.
+    /// From the upstream gradient to dq, dk and dv, on a retained graph.
     Backward,
-    /// One after the other.
+    /// Forward, then backward.
     Both,
     /// The leaderboard's function: forward, the sum of o, and backward from it, into gradients that accumulate.
     Summed,
 }
 
-/// The backward pass has five products of matrices (S, dP, dV, dK, dQ) to the forward pass's two.
+/// The backward pass has five matrix products (S, dP, dV, dK, dQ), the forward pass two.
 pub const BACKWARD_OVER_FORWARD: f64 = 2.5;
 
-/// Two products of 2 s^2 d operations a head, of which the mask leaves half: 4 s^2 d / 2.
+/// Two products of 2 s^2 d operations a head. The mask leaves half: 4 s^2 d / 2.
 pub fn forward_flops(shape: [i64; 4]) -> f64 {
     let [batch, heads, seq, d] = shape.map(|n| n as f64);
     0.5 * 4.0 * batch * heads * seq * seq * d
@@ -37,8 +37,8 @@ pub fn flops(shape: [i64; 4], pass: AttentionPass) -> f64 {
         }
 }
 
-/// How many tensors of the inputs' size must be read or written: q, k, v, o forward; q, k, v, dO, dQ, dK, dV backward;
-/// q, k, v, o, dO and the three gradients in both, where the sum's dO is a number.
+/// Number of tensors of the inputs' size that must be read or written: q, k, v, o forward; q, k, v, dO, dQ, dK, dV
+/// backward; q, k, v, o, dO and the three gradients for both passes. The summed pass has no dO tensor: it is a scalar.
 fn rows(pass: AttentionPass) -> f64 {
     match pass {
         AttentionPass::Forward => 4.0,

@@ -1,4 +1,4 @@
-//! The inputs, the expected answers and the tolerance that the checks of both passes of attention share.
+//! Inputs, expected results and the tolerance for the checks of both attention passes.
 
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -8,15 +8,15 @@ use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::tiled::Tile;
 use crate::attention::{ImplementationName, attention};
 
-/// `(q, k, v, is_causal) -> o`, recorded for autograd: what the official test calls.
+/// `(q, k, v, is_causal) -> o` with an autograd graph, as the official test calls it.
 pub type Differentiable<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool) -> Result<Tensor>;
 
-/// The tiled implementation as the official test sees it.
+/// The tiled implementation with the official test's signature.
 pub fn differentiable(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
     attention(ImplementationName::Tiled, q, k, v, is_causal)
 }
 
-/// Shapes and values that break a careless implementation, by what is adversarial about them.
+/// Adversarial shapes and values, each with a description.
 pub fn adversarial_cases() -> Vec<(&'static str, Case)> {
     let plain = Case::plain;
     let tile = |queries, keys| Tile { queries, keys };
@@ -59,7 +59,7 @@ pub fn official_answer(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> R
     Ok((scores.f_softmax(-1, None)?.f_matmul(v)?, scores.f_logsumexp([-1_i64], false)?))
 }
 
-/// `torch.testing.assert_close(rtol=1e-2, atol=1e-2)`: kind, shape and values; gives back the largest error.
+/// `torch.testing.assert_close(rtol=1e-2, atol=1e-2)` of kind, shape and values. Returns the largest error.
 pub fn assert_close(name: &str, actual: &Tensor, expected: &Tensor) -> Result<f64> {
     ensure!(actual.kind() == expected.kind(), "{name} is {:?}, must be {:?}", actual.kind(), expected.kind());
     ensure!(actual.size() == expected.size(), "{name} has shape {:?}, must have {:?}", actual.size(), expected.size());

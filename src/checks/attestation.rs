@@ -1,5 +1,5 @@
-//! What a GPU attests to of the attention kernels: the trials, how each ended, and whether all stand for the kernels as they
-//! are now. `problems/flash_backward/measure.rs` runs the trials.
+//! Trials of the attention kernels on a GPU: their outcomes, and whether they passed with the present kernels.
+//! `problems/flash_backward/measure.rs` runs the trials.
 
 use std::collections::BTreeMap;
 
@@ -29,17 +29,17 @@ pub enum Implementation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trial {
-    /// Lengths around those of tiles, for every d of the implementation, type and mask.
+    /// Lengths around tile sizes, for every d of the implementation, type and mask.
     Ragged,
     /// Large scores, equal rows, heads that lie inside rows, and a `do` of strides 0, for every d and type.
     Adversarial,
-    /// One case again and again, for every d: what must repeat in every bit does.
+    /// Repeats of one case, for every d: deterministic results must be bitwise equal.
     Repeats,
     /// The adversarial trial under compute-sanitizer's checker of memory accesses.
     Memcheck,
-    /// And under its checker of races in shared memory.
+    /// The adversarial trial under its checker of races in shared memory.
     Racecheck,
-    /// Shapes whose blocks fill every buffer in shared memory several times, by the rule.
+    /// Shapes whose blocks fill every shared-memory buffer several times, with errors by FlashAttention's rule.
     Refills,
     /// Repeats of such a shape.
     RefillsRepeat,
@@ -50,13 +50,13 @@ pub enum Trial {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Of a head's columns, those that were tried.
+    /// The head dimensions that were tried.
     pub dimensions: Vec<i64>,
-    /// Cases held to the rule, in each size of tiles, or runs of one case in each size for each d.
+    /// Number of cases checked by the rule for each tile size, or of runs of one case for each tile size and d.
     pub cases: u32,
-    /// The largest error of any result, as a share of what the rule allows.
+    /// The largest error of any result, relative to the rule's bound.
     pub worst_share: Option<f64>,
-    /// What a checker reports.
+    /// The report of a checker.
     pub findings: Option<Findings>,
 }
 
@@ -65,7 +65,7 @@ pub struct Row {
 #[serde(deny_unknown_fields)]
 pub struct Findings {
     pub errors: u64,
-    /// What the first of them are of, each kind once.
+    /// The kinds of the first errors, each once.
     pub kinds: Vec<String>,
 }
 
@@ -79,8 +79,8 @@ impl Implementation {
 }
 
 impl Trial {
-    /// As tables and sentences call it.
-    pub fn words(self) -> &'static str {
+    /// The name in tables and sentences.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Ragged => "ragged lengths",
             Self::Adversarial => "adversarial inputs",
@@ -95,17 +95,16 @@ impl Trial {
     }
 }
 
-/// How the trials that the suite declares for a GPU have ended, in words; a trial counts where it has passed with the
-/// kernels as they are now.
+/// A summary of the suite's GPU trials. A trial counts if it passed with the present kernels.
 #[derive(Debug, Default, Serialize)]
 pub struct Attested {
     pub trials: usize,
-    /// How many count, and which: "none", "5", "hopper: ragged lengths, repeats; portable: memory checker".
+    /// The trials that count: "none", "5", "hopper: ragged lengths, repeats; portable: memory checker".
     pub passed: String,
     pub passed_trials: String,
-    /// "attests" or "attest".
+    /// The verb form: "attests" or "attest".
     pub verb: &'static str,
-    /// Whether a checker of memory or races is among those that passed.
+    /// Whether a memory or race checker passed.
     pub checkers: bool,
     /// "Failed: ..", "Stale: ..", "Not measured: ..".
     pub rest: Vec<String>,
@@ -122,7 +121,7 @@ impl Attested {
         let [mut passed, mut failed, mut stale, mut missing] = [const { Vec::new() }; 4];
         let mut checkers = false;
         for params in &planned {
-            let words = params.trial.words();
+            let words = params.trial.label();
             let with = |why: &str| (params.implementation, format!("{words} ({why})"));
             let Some(case) = cases.iter().find(|case| case.params == *params) else {
                 missing.push((params.implementation, words.to_string()));
@@ -173,20 +172,20 @@ fn listed(trials: &[(Implementation, String)]) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// Every trial of a machine, a line each.
+/// A table with one line for each trial of a machine.
 pub fn table(set: &RecordSet) -> Result<Table> {
     let mut table = Table::new(vec![
-        Column::words("kernels"),
-        Column::words("trial"),
-        Column::words("$d$"),
+        Column::text("kernels"),
+        Column::text("trial"),
+        Column::text("$d$"),
         Column::number("cases", Style::Grouped, 0),
         Column::number("largest error (of what is allowed)", Style::Percent, 0),
-        Column::words("reported by the checker"),
+        Column::text("reported by the checker"),
     ]);
     for case in set.cases_as::<Params, Row>()? {
         let stale = if case.stale.is_some() { " (stale)" } else { "" };
         let name: Cell = case.params.implementation.name().into();
-        let trial = format!("{}{stale}", case.params.trial.words()).into();
+        let trial = format!("{}{stale}", case.params.trial.label()).into();
         let Some(row) = case.row() else {
             let dashes = [const { Cell::Missing }; 3];
             table.row([vec![name, trial], dashes.to_vec(), vec![ending(&case.outcome).into()]].concat());
@@ -214,10 +213,10 @@ pub fn table(set: &RecordSet) -> Result<Table> {
 
 fn ending(outcome: &CaseOutcome<Row>) -> String {
     match outcome {
-        CaseOutcome::NotRun { needs, .. } => format!("{}: it needs {}", outcome.word(), markdown(needs)),
+        CaseOutcome::NotRun { needs, .. } => format!("{}: it needs {}", outcome.label(), markdown(needs)),
         CaseOutcome::OutOfMemory { message: why, .. } | CaseOutcome::Failed { error: why } => {
-            format!("{}: {}", outcome.word(), markdown(why))
+            format!("{}: {}", outcome.label(), markdown(why))
         }
-        CaseOutcome::Measured(_) => outcome.word().into(),
+        CaseOutcome::Measured(_) => outcome.label().into(),
     }
 }

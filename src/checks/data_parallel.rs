@@ -1,4 +1,4 @@
-//! The checks that every trainer of data parallelism must pass, for the problems that register them.
+//! Checks that every data-parallel trainer must pass. Several problems register them.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::edge_cases;
 use super::golden::{CaseFile, data_parallel, require};
 use super::mutants::{FAULTS, MUTANTS};
-use super::protocol::{self, Case, Passes, Report, Zeroing};
+use super::protocol::{self, Passes, Report, TrainingCase, Zeroing};
 use crate::harness::problem::{Check, Verdict};
 use crate::model::toy::{Bias, Blueprint, Layer, Weight};
 use crate::parallel::Options;
@@ -21,14 +21,14 @@ use crate::parallel::trainer::zero1;
 use crate::parallel::zero1::Stepping;
 
 pub const WORLD_SIZE: usize = 2;
-/// "Run the tests about 5 times", the handout advises, to meet a race if there is one.
+/// The handout advises to run the tests about five times, to detect races.
 pub const REPEATS: i64 = 5;
 /// The official bucketed test's.
 pub const BUCKET_SIZES_MB: [f64; 3] = [0.0016, 0.0001, 0.01];
 pub const RANDOM_WORLD_SIZES: [usize; 3] = [2, 3, 4];
 /// All of them train in one launch, because starting ranks takes far longer than training such networks.
 pub const RANDOM_CASES: usize = 5;
-/// Odd, so that nothing divides evenly by chance.
+/// Odd, so that sizes do not divide evenly by chance.
 pub const EDGES_WORLD_SIZE: usize = 3;
 /// Made by `suites/cases/make_data_parallel.py`.
 const GOLDEN_CASES: [(&str, &[u8]); 2] = [
@@ -36,11 +36,11 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
     ("data_parallel_tied", include_bytes!("../../suites/cases/data_parallel_tied.safetensors")),
 ];
 
-/// The official test of one of its two models in each bucket size, several times over with other rows and other models.
+/// The official test of one of its two models with each bucket size, repeated with other rows and other initial models.
 pub fn official(trainer: &str, blueprint: &Blueprint, bucket_sizes_mb: &[f64]) -> Result<Report> {
-    let case = |(bucket_size_mb, repeat): (f64, i64)| Case {
+    let case = |(bucket_size_mb, repeat): (f64, i64)| TrainingCase {
         model_seed: 100 * repeat,
-        ..Case::official(blueprint.clone(), Options { bucket_size_mb }, repeat)
+        ..TrainingCase::official(blueprint.clone(), Options { bucket_size_mb }, repeat)
     };
     let cases = bucket_sizes_mb.iter().flat_map(|&size| (0..REPEATS).map(move |repeat| (size, repeat)));
     protocol::run(trainer, WORLD_SIZE, &cases.map(case).collect::<Vec<_>>())
@@ -53,7 +53,7 @@ pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
         .iter()
         .flat_map(|model| bucket_sizes_mb.iter().map(move |size| (model, size)))
     {
-        let case = Case::official(blueprint.clone(), Options { bucket_size_mb }, 0);
+        let case = TrainingCase::official(blueprint.clone(), Options { bucket_size_mb }, 0);
         for (passes, zeroing) in [
             (Passes::Once, Zeroing::Release),
             (Passes::NoSync, Zeroing::InPlace),
@@ -61,18 +61,18 @@ pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
             (Passes::FinishEach, Zeroing::InPlace),
             (Passes::FinishEach, Zeroing::Release),
         ] {
-            cases.push(allowed(trainer, Case { passes, zeroing, ..case.clone() }));
+            cases.push(allowed(trainer, TrainingCase { passes, zeroing, ..case.clone() }));
         }
     }
     protocol::run(trainer, WORLD_SIZE, &cases)
 }
 
-/// Several dtypes in one model, exactly; and misuse, which must be refused in words.
+/// Exact results with several dtypes in one model, and error messages on misuse.
 pub fn at_the_edges(trainer: &str) -> Result<Report> {
     edge_cases::run(trainer, EDGES_WORLD_SIZE)
 }
 
-/// A report without findings, as a verdict; the first findings otherwise.
+/// Passes if the report has no findings; else an error with the first findings.
 pub fn verdict(report: Report) -> Result<Verdict> {
     const SHOWN: usize = 6;
     let found = report.findings.len();
@@ -89,18 +89,20 @@ pub fn verdict(report: Report) -> Result<Verdict> {
 /// The official protocol on random chains of layers: widths, depth, ties, frozen sets, biases, rows, seeds, bucket sizes,
 /// passes, world size.
 pub fn random_networks(trainer: &str) -> Result<Verdict> {
-    over_world_sizes(any_case(), |world_size, cases: Vec<Case>| {
+    over_world_sizes(any_case(), |world_size, cases: Vec<TrainingCase>| {
         let repeated = (0..REPEATS).flat_map(|_| cases.clone()).map(|case| allowed(trainer, case));
         protocol::run(trainer, world_size, &repeated.collect::<Vec<_>>())
     })
 }
 
-/// The case as `trainer` takes it: what steps in the backward pass must refuse a second finished pass, as [`edge_cases`] holds
-/// it to, and has its first pass under `no_sync`.
-fn allowed(trainer: &str, case: Case) -> Case {
+/// Adapts a case to `trainer`. A trainer that steps in the backward pass refuses a second finished pass ([`edge_cases`]
+/// checks that), so its first pass runs under `no_sync`.
+fn allowed(trainer: &str, case: TrainingCase) -> TrainingCase {
     let name = trainer.rsplit('@').next().unwrap_or(trainer);
     match case.passes {
-        Passes::FinishEach if zero1(name) == Some(Stepping::InBackward) => Case { passes: Passes::NoSync, ..case },
+        Passes::FinishEach if zero1(name) == Some(Stepping::InBackward) => {
+            TrainingCase { passes: Passes::NoSync, ..case }
+        }
         _ => case,
     }
 }
@@ -133,11 +135,11 @@ pub fn over_world_sizes<C: Clone + Debug>(
     verdict(whole.into_inner())
 }
 
-fn any_case() -> impl Strategy<Value = Case> {
+fn any_case() -> impl Strategy<Value = TrainingCase> {
     let passes = prop_oneof![Just(Passes::Once), Just(Passes::NoSync), Just(Passes::FinishEach)];
     let zeroing = prop_oneof![Just(Zeroing::InPlace), Just(Zeroing::Release)];
     (any_blueprint(), any_options(), passes, zeroing, 2..=12i64, 0..1000i64, 0..1000i64).prop_map(
-        |(blueprint, options, passes, zeroing, rows_per_rank, data_seed, model_seed)| Case {
+        |(blueprint, options, passes, zeroing, rows_per_rank, data_seed, model_seed)| TrainingCase {
             blueprint,
             options,
             passes,
@@ -149,7 +151,7 @@ fn any_case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// From less than the smallest parameter to more than the whole of these networks.
+/// From less than the smallest parameter to more than the whole network.
 pub fn any_options() -> impl Strategy<Value = Options> {
     prop_oneof![Just(1e-6), 1e-4..5e-3, Just(1.0)].prop_map(|bucket_size_mb| Options { bucket_size_mb })
 }
@@ -180,7 +182,7 @@ pub fn any_blueprint() -> impl Strategy<Value = Blueprint> {
     )
 }
 
-/// What PyTorch itself computed in one process, held against this trainer's ranks.
+/// Compares this trainer's ranks with PyTorch's results in one process.
 pub fn golden_cases(trainer: &str) -> Result<Verdict> {
     let (mut compared, mut largest) = (0, 0f64);
     for (name, bytes) in GOLDEN_CASES {
@@ -192,7 +194,7 @@ pub fn golden_cases(trainer: &str) -> Result<Verdict> {
     Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
 }
 
-/// What the answers tell of the official protocol and of how it is repeated.
+/// The official protocol's settings, and how often it is repeated, for answers.
 #[derive(Debug, Serialize)]
 pub struct ProtocolFacts {
     /// How many checks a problem has.

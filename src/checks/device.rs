@@ -1,4 +1,4 @@
-//! Checks that need a GPU, of what several problems share; `problems::DEVICE_CHECKS` lists them beside the problems' own.
+//! GPU checks of code that several problems share. `problems::DEVICE_CHECKS` lists them and the problems' own checks.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ pub mod libtorch;
 /// Ranks on two GPUs.
 pub mod nccl_ranks;
 
-/// The libraries that results depend on; one that is not here is left out.
+/// The versions of libraries that results depend on. Missing libraries are left out.
 pub fn versions() -> BTreeMap<&'static str, String> {
     let versions = [("torch", Some(torch::version())), ("nccl", nccl::version().ok())];
     versions.into_iter().filter_map(|(name, version)| Some((name, version?))).collect()
 }
 
-/// The error of what must fail.
+/// The error of a call that must fail.
 pub fn error_of<T>(outcome: Result<T>) -> Result<Error> {
     outcome.err().context("it succeeded and must fail")
 }

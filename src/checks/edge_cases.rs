@@ -1,5 +1,4 @@
-//! What trainers do at the edges: several dtypes in one model, a gradient that is missing, a pass too many, ranks whose
-//! models differ.
+//! Edge cases of trainers: several dtypes in one model, a missing gradient, an additional pass, ranks whose models differ.
 
 use std::time::Duration;
 
@@ -49,7 +48,7 @@ struct Input {
     trainer: String,
 }
 
-/// Puts `trainer` through all of it on `world_size` ranks.
+/// Runs all edge cases of `trainer` on `world_size` ranks.
 pub fn run(trainer: &str, world_size: usize) -> Result<Report> {
     let input = serde_json::to_value(Input { trainer: trainer.into() })?;
     let mut whole = Report::default();
@@ -77,7 +76,7 @@ struct Edges<'a> {
 }
 
 impl Edges<'_> {
-    /// Values and gradients are small integers, whose sums and means are exact in every dtype: so must be the outcome.
+    /// Values and gradients are small integers, whose sums and means are exact in every dtype. The results must be exact too.
     fn several_dtypes(&mut self) -> Result<()> {
         const STEPS: i64 = 2;
         let parameters = self.drawn(&MIXED, self.collective.rank())?;
@@ -99,10 +98,10 @@ impl Edges<'_> {
         let used = [0, 2].map(|i: usize| (parameters[i].0.clone(), parameters[i].1.shallow_clone()));
         backward(&self.loss(&used, 0)?)?;
         let outcome = trainer.parallel().finish_gradient_synchronization();
-        self.expect_words("a parameter without a gradient", outcome, "b has no gradient")
+        self.expect_error("a parameter without a gradient", outcome, "b has no gradient")
     }
 
-    /// Two passes of one step, the first finished or not: either both count, or the second is refused.
+    /// Two passes of one step, with the first finished or not. Either both count, or the second is refused.
     fn two_passes(&mut self, finish_first: bool) -> Result<()> {
         let parameters = self.drawn(&PLAIN, self.collective.rank())?;
         let mut expected = self.drawn(&PLAIN, 0)?;
@@ -111,14 +110,14 @@ impl Edges<'_> {
         if finish_first {
             trainer.parallel().finish_gradient_synchronization()?;
         }
-        // Where the first pass was finished, its mean is the same on every rank and stays so when it is averaged again;
-        // only a trainer that has used it already must refuse another.
+        // A finished first pass has the same mean on every rank, and averaging it again does not change it. Only a trainer
+        // that has already used it must refuse a second pass.
         let has_stepped = finish_first && zero1(&self.trainer) == Some(Stepping::InBackward);
         match backward(&self.loss(&parameters, 1)?) {
             Err(error) if has_stepped || !finish_first => {
-                return self.expect_words("a second pass", Err(error), "run all passes but the last one under no_sync");
+                return self.expect_error("a second pass", Err(error), "run all passes but the last one under no_sync");
             }
-            outcome if has_stepped => return self.expect_words("a second pass", outcome, "under no_sync"),
+            outcome if has_stepped => return self.expect_error("a second pass", outcome, "under no_sync"),
             outcome => outcome?,
         }
         trainer.parallel().finish_gradient_synchronization()?;
@@ -131,7 +130,7 @@ impl Edges<'_> {
         let mut specs = PLAIN;
         specs[1].3 = self.collective.rank() > 0;
         let outcome = self.wrap(&self.drawn(&specs, 0)?).map(drop);
-        self.expect_words("rank 0 alone freezes a parameter", outcome, "what is frozen must agree")
+        self.expect_error("rank 0 alone freezes a parameter", outcome, "what is frozen must agree")
     }
 
     fn wrap(&self, parameters: &[(String, Tensor)]) -> Result<Trainer> {
@@ -149,7 +148,7 @@ impl Edges<'_> {
         specs.iter().map(draw).collect()
     }
 
-    /// The gradients that rank `rank` finds in `step`: multiples of the world size, so that means are integers.
+    /// The gradients of rank `rank` in `step`: multiples of the world size, so that means are integers.
     fn gradients(&self, parameters: &[(String, Tensor)], step: i64, rank: usize) -> Result<Vec<Tensor>> {
         let generator = Generator::new(Device::Cpu, 1000 * (step + 1) + rank as i64)?;
         let world_size = self.collective.world_size() as i64;
@@ -188,17 +187,19 @@ impl Edges<'_> {
             self.report.comparisons += 1;
             if !parameter.f_equal(expected)? {
                 let kind = parameter.kind();
-                self.find(format!("{what}: {name} ({kind:?}) is not exactly what the mean gradient makes it"));
+                self.find(format!(
+                    "{what}: {name} ({kind:?}) is not exactly the value after a step with the mean gradient"
+                ));
             }
         }
         Ok(())
     }
 
-    fn expect_words(&mut self, what: &str, outcome: Result<()>, words: &str) -> Result<()> {
+    fn expect_error(&mut self, what: &str, outcome: Result<()>, message: &str) -> Result<()> {
         self.report.comparisons += 1;
         match outcome.err().map(|error| format!("{error:#}")) {
-            Some(said) if said.contains(words) => {}
-            Some(said) => self.find(format!("{what}: {words:?} is not in the error: {said}")),
+            Some(said) if said.contains(message) => {}
+            Some(said) => self.find(format!("{what}: {message:?} is not in the error: {said}")),
             None => self.find(format!("{what}: no error")),
         }
         self.collective.barrier().context("after an error that every rank should have had")

@@ -19,47 +19,47 @@ pub const TASK: RankTask = RankTask { name: "fault_test", run };
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultTest {
-    pub fault: Fault,
-    /// Where every rank notes its process id, as `<rank>.pid`, before anything goes wrong; and the last rank again, as
-    /// `<rank>.fault`, when it is about to go wrong.
+    pub fault: RankFault,
+    /// Every rank writes its process id here as `<rank>.pid` at the start. The last rank writes `<rank>.fault` immediately
+    /// before its fault.
     pub folder: PathBuf,
 }
 
-/// What the last rank does between barrier 1 and all_reduce 2, in which the others wait for it.
+/// What the last rank does between barrier 1 and all_reduce 2. The other ranks wait for it in all_reduce 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fault {
+pub enum RankFault {
     None,
     Exit,
-    /// Ends as if all were well.
+    /// Exits with status 0.
     Leave,
     Fail,
     Panic,
     PanicInBackward,
     Stall,
-    /// Computes on and on, so that the others wait for a rank that is busy.
+    /// Computes forever, so that the others wait for a busy rank.
     Work,
-    /// Waits for a gradient that no backward brings, as a bucket does that one parameter never reaches.
+    /// Waits for a gradient that no backward pass computes, like a bucket with an unused parameter.
     NeverReady,
     WrongCount,
     WrongOrder,
-    /// Supervises two ranks of its own that stall, and so waits for somebody to kill it.
+    /// Supervises two ranks of its own that stall, so that it waits until a test kills it.
     SuperviseStalled,
 }
 
-/// Gives back the sum over ranks of (rank + 1), unless the fault prevents it.
+/// Returns the sum over ranks of (rank + 1), unless the fault prevents it.
 fn run(collective: &Shared, input: Value) -> Result<Value> {
     let FaultTest { fault, folder } = serde_json::from_value(input)?;
     let (rank, last) = (collective.rank(), collective.world_size() - 1);
-    if fault == Fault::SuperviseStalled {
-        let input = serde_json::to_value(FaultTest { fault: Fault::Stall, folder })?;
+    if fault == RankFault::SuperviseStalled {
+        let input = serde_json::to_value(FaultTest { fault: RankFault::Stall, folder })?;
         launch(&Launch::new(TASK.name, 2, Duration::from_secs(600)), &input)?;
         return Ok(Value::Null);
     }
     note(&folder, rank, "pid")?;
     collective.barrier()?;
     let sum = Tensor::f_full(&[4i64][..], rank as f64 + 1.0, (Kind::Float, collective.device()))?;
-    if rank == last && fault != Fault::None {
+    if rank == last && fault != RankFault::None {
         until_others_wait(collective, 2);
         note(&folder, rank, "fault")?;
         misbehave(fault, collective, &sum)?;
@@ -68,14 +68,14 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     Ok(sum.f_double_value(&[0])?.into())
 }
 
-/// Renamed into place, so that whoever looks finds the whole number.
+/// Written by rename, so that a reader never sees half a number.
 fn note(folder: &Path, rank: usize, what: &str) -> Result<()> {
     let draft = folder.join(format!("{rank}.draft"));
     std::fs::write(&draft, std::process::id().to_string())?;
     Ok(std::fs::rename(draft, folder.join(format!("{rank}.{what}")))?)
 }
 
-/// The processes that noted themselves in `folder`.
+/// The process ids in `folder`.
 pub fn pids(folder: &Path) -> Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -87,15 +87,15 @@ pub fn pids(folder: &Path) -> Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Whether the process exists and is no zombie (whose parent is not ours to reap for).
+/// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
 }
 
-/// Returns once every other rank has noted for its supervisor that it waits in collective `sequence`: however busy the
-/// machine is, what goes wrong next goes wrong then. Without a supervisor nobody notes that, and under NCCL it is noted a
-/// second late; the run's deadline bounds the wait.
+/// Returns when every other rank has recorded that it waits in collective `sequence`, so that the fault comes after that
+/// even on a busy machine. Without a supervisor no rank records it, and under NCCL it is recorded a second late; the
+/// run's deadline bounds the wait.
 fn until_others_wait(collective: &Shared, sequence: u64) {
     let Some(mine) = std::env::var_os(FLIGHT_RECORD).filter(|_| collective.backend() == "gloo") else { return };
     let of = |other: usize| Path::new(&mine).with_file_name(format!("rank{other}.flight"));
@@ -105,19 +105,19 @@ fn until_others_wait(collective: &Shared, sequence: u64) {
     }
 }
 
-fn misbehave(fault: Fault, collective: &Shared, sum: &Tensor) -> Result<()> {
+fn misbehave(fault: RankFault, collective: &Shared, sum: &Tensor) -> Result<()> {
     match fault {
-        Fault::None | Fault::SuperviseStalled => {}
-        Fault::Exit => std::process::exit(7),
-        Fault::Leave => std::process::exit(0),
-        Fault::Fail => bail!("this rank gives up"),
-        Fault::Panic => panic!("this rank panics"),
-        Fault::PanicInBackward => backward(|| panic!("this hook panics"))?,
-        Fault::Stall => std::thread::sleep(Duration::from_secs(3600)),
-        Fault::Work => loop {
+        RankFault::None | RankFault::SuperviseStalled => {}
+        RankFault::Exit => std::process::exit(7),
+        RankFault::Leave => std::process::exit(0),
+        RankFault::Fail => bail!("this rank gives up"),
+        RankFault::Panic => panic!("this rank panics"),
+        RankFault::PanicInBackward => backward(|| panic!("this hook panics"))?,
+        RankFault::Stall => std::thread::sleep(Duration::from_secs(3600)),
+        RankFault::Work => loop {
             drop(std::hint::black_box(sum.f_sin()?));
         },
-        Fault::NeverReady => {
+        RankFault::NeverReady => {
             let (ready, wait) = std::sync::mpsc::channel();
             let kept = ready.clone();
             backward(move || Ok(ready.send(())?))?;
@@ -126,13 +126,13 @@ fn misbehave(fault: Fault, collective: &Shared, sum: &Tensor) -> Result<()> {
             wait.recv()?;
             drop(kept);
         }
-        Fault::WrongCount => collective.all_reduce(&Tensor::f_cat(&[sum, sum], 0)?, Op::Sum)?,
-        Fault::WrongOrder => collective.broadcast(sum, 0)?,
+        RankFault::WrongCount => collective.all_reduce(&Tensor::f_cat(&[sum, sum], 0)?, Op::Sum)?,
+        RankFault::WrongOrder => collective.broadcast(sum, 0)?,
     }
     Ok(())
 }
 
-/// Calls `hook` once a gradient is ready.
+/// Calls `hook` when a gradient is ready.
 fn backward(mut hook: impl FnMut() -> Result<()> + Send + 'static) -> Result<()> {
     let parameter = Tensor::f_ones(&[2i64][..], (Kind::Float, tch::Device::Cpu))?.f_set_requires_grad(true)?;
     let _hook = post_accumulate_grad(&parameter, move |_| hook())?;

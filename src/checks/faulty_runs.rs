@@ -1,4 +1,4 @@
-//! Runs of [`fault_test`] over either backend, what they must say, and what must be left of them: nothing.
+//! Runs of [`fault_test`] over either backend: their error messages, and that no process is left.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,42 +7,42 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::fault_test::{self, Fault, FaultTest, is_alive, pids};
+use super::fault_test::{self, FaultTest, RankFault, is_alive, pids};
 use crate::collective::ranks::{Launch, launch, program};
 use crate::collective::{Backend, selftest};
 use crate::process::{PARENT, wait_until};
 
-/// Within this a faulty run must have ended; the machine may be busy with other tests.
+/// A faulty run must end within this time. The machine may be busy with other tests.
 pub const LIMIT: Duration = Duration::from_secs(40);
 
-/// A process of the product and the file that takes its words.
+/// A process of this program, and the file with its standard error.
 pub struct Process {
     pub child: Child,
-    pub words: PathBuf,
+    pub output: PathBuf,
 }
 
 impl Process {
-    pub fn start(command: &mut Command, words: PathBuf) -> Result<Self> {
-        let child = command.stdout(Stdio::null()).stderr(std::fs::File::create(&words)?).spawn()?;
-        Ok(Self { child, words })
+    pub fn start(command: &mut Command, output: PathBuf) -> Result<Self> {
+        let child = command.stdout(Stdio::null()).stderr(std::fs::File::create(&output)?).spawn()?;
+        Ok(Self { child, output })
     }
 
-    /// Waits for its end, which it must find by itself.
+    /// Waits until the process ends by itself, and returns its status and output.
     pub fn ended(mut self) -> Result<(ExitStatus, String)> {
         let ended = wait_until(LIMIT, || !matches!(self.child.try_wait(), Ok(None)));
         if !ended {
             self.child.kill()?;
         }
-        let (status, words) = (self.child.wait()?, std::fs::read_to_string(&self.words)?);
-        ensure!(ended, "it goes on and on: {words}");
-        Ok((status, words))
+        let (status, message) = (self.child.wait()?, std::fs::read_to_string(&self.output)?);
+        ensure!(ended, "the process did not end: {message}");
+        Ok((status, message))
     }
 }
 
-/// One of two ranks under torchrun's variables and no supervisor.
+/// Starts one of two ranks with torchrun's variables and without a supervisor.
 pub fn by_hand(
     backend: Backend,
-    fault: Fault,
+    fault: RankFault,
     folder: &Path,
     rank: usize,
     port: u16,
@@ -56,51 +56,51 @@ pub fn by_hand(
         .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
     command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]).envs(more.iter().copied());
     // This process may have a parent of its own, which is not the rank's.
-    Process::start(command.env_remove(PARENT), folder.join(format!("{rank}.words")))
+    Process::start(command.env_remove(PARENT), folder.join(format!("{rank}.output")))
 }
 
-/// What the ranks of a run get.
-pub fn input(fault: Fault, folder: &Path) -> Result<Value> {
+/// The input of the ranks of a run.
+pub fn input(fault: RankFault, folder: &Path) -> Result<Value> {
     Ok(serde_json::to_value(FaultTest { fault, folder: folder.into() })?)
 }
 
 /// [`input`] in a file.
-pub fn write_input(fault: Fault, folder: &Path) -> Result<PathBuf> {
+pub fn write_input(fault: RankFault, folder: &Path) -> Result<PathBuf> {
     let file = folder.join("input.json");
     std::fs::write(&file, serde_json::to_vec(&input(fault, folder)?)?)?;
     Ok(file)
 }
 
-/// That both ranks of the run are gone, at the latest after `patience`.
+/// Fails unless both ranks of the run have ended after at most `patience`.
 pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {
     let pids = pids(folder)?;
-    ensure!(pids.len() == 2, "{} ranks noted themselves, not 2", pids.len());
+    ensure!(pids.len() == 2, "{} ranks wrote their process id, not 2", pids.len());
     let all_ended = wait_until(patience, || !pids.iter().any(|&pid| is_alive(pid)));
     ensure!(all_ended, "of the ranks {pids:?} some are still alive");
     Ok(())
 }
 
-/// That a fault of the last of two ranks ends the run by `deadline`, that the error says `words`, and that the next run
+/// Fails unless a fault of the last of two ranks ends the run by `deadline` with the `expected` message, and the next run
 /// works.
-pub fn fault_ends_by(deadline: Duration, backend: Backend, fault: Fault, words: &[&str]) -> Result<()> {
+pub fn fault_ends_by(deadline: Duration, backend: Backend, fault: RankFault, expected: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
     let outcome = launch(&plan, &input(fault, folder.path())?);
-    says(&format!("{:#}", outcome.err().context("the run succeeded")?), words)?;
+    says(&format!("{:#}", outcome.err().context("the run succeeded")?), expected)?;
     none_left(folder.path(), Duration::ZERO)?;
     the_next_run_works()
 }
 
-/// That a run without a fault works, over Gloo.
+/// Fails unless a run without a fault works, over Gloo.
 pub fn the_next_run_works() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
-    let sums = launch(&plan, &input(Fault::None, folder.path())?);
+    let sums = launch(&plan, &input(RankFault::None, folder.path())?);
     ensure!(sums.context("the run after the fault")? == [json!(3.0), json!(3.0)], "1 + 2 on two ranks is not 3");
     none_left(folder.path(), Duration::ZERO)
 }
 
-/// Every collective and dtype against its values, in order with computation, in the log. Gives rank 0's seconds for 1 MB.
+/// Checks every collective and dtype: values, order with computation, and records. Returns rank 0's seconds for 1 MB.
 pub fn selftest(backend: Backend, world_size: usize) -> Result<Vec<f64>> {
     let plan = Launch { backend, ..Launch::new(selftest::TASK.name, world_size, Duration::from_secs(120)) };
     let results = launch(&plan, &Value::Null)?;
@@ -110,12 +110,12 @@ pub fn selftest(backend: Backend, world_size: usize) -> Result<Vec<f64>> {
     Ok(serde_json::from_value(results[0]["all_reduce_1mb_s"].clone())?)
 }
 
-/// That `text` holds `words` in their order.
-pub fn says(text: &str, words: &[&str]) -> Result<()> {
+/// Fails unless `text` contains the `expected` parts in this order.
+pub fn says(text: &str, expected: &[&str]) -> Result<()> {
     let mut rest = text;
-    for words in words {
-        let at = rest.find(words).with_context(|| format!("{words:?} is not (or not there) in: {text}"))?;
-        rest = &rest[at + words.len()..];
+    for part in expected {
+        let at = rest.find(part).with_context(|| format!("{part:?} is missing or out of order in: {text}"))?;
+        rest = &rest[at + part.len()..];
     }
     Ok(())
 }

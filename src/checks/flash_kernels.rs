@@ -1,4 +1,4 @@
-//! The CUDA kernels of attention as `flash_forward` and `flash_backward` grade them: in the emulator, on any machine.
+//! Checks of the attention kernels for `flash_forward` and `flash_backward`, in the emulator, on any machine.
 
 use anyhow::Result;
 use proptest::strategy::Strategy as _;
@@ -13,10 +13,10 @@ use crate::attention::flash_tolerance::{Case, Passes};
 use crate::attention::{Attention, flash_tolerance};
 use crate::harness::problem::Verdict;
 
-/// Of each variant; a case takes the emulator some tenths of a second.
+/// Cases of each variant. The emulator needs some tenths of a second for a case.
 pub const RANDOM_CASES: u32 = 12;
 
-/// d, kind and mask; every variant is compiled for itself, which takes seconds.
+/// d, kind and mask. Every variant is compiled separately, which takes seconds.
 type Variant = (i64, Kind, bool);
 
 /// Algorithm 1 with the handout's grid.
@@ -53,7 +53,7 @@ fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant
     Verdict::passed(shares.to_string())
 }
 
-/// The readable kernels' threads a block, and their tiles for each d, in words.
+/// The readable kernels' threads per block, and their tiles for each d, as text.
 #[derive(Debug, Serialize)]
 pub struct TextbookFacts {
     pub threads: u32,

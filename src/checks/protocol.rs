@@ -1,5 +1,5 @@
-//! The official data-parallel tests' protocol, over any trainer, network and world size: each rank trains a replica on its
-//! own rows beside a single process's model on all rows, and the two are compared after every step.
+//! The official data-parallel tests' protocol, for any trainer, network and world size. Each rank trains a replica on its
+//! own rows, and a single-process model on all rows. The two are compared after every step.
 //!
 //! Source: `tests/test_ddp_individual_parameters.py` and `tests/common.py` of the assignment (Spring 2025).
 
@@ -24,67 +24,67 @@ pub const TASK: RankTask = RankTask { name: "data_parallel_protocol", run: on_ra
 
 pub const STEPS: i64 = 5;
 pub const LEARNING_RATE: f64 = 0.1;
-/// The tests shuffle the rows after step i with this seed + i.
+/// The tests shuffle the rows after step i with this seed plus i.
 pub const SHUFFLE_SEED: i64 = 42;
-/// `torch.allclose`'s defaults, which the tests use. A sum over ranks adds the rows in another order than a single
-/// process does, so gradients differ by float32 rounding (about 1e-7 of their size); this leaves room for no more.
+/// `torch.allclose`'s defaults, which the tests use. Ranks and a single process sum the rows in different orders, so
+/// gradients differ by float32 rounding (about 1e-7 relative). These tolerances allow little more.
 pub const RTOL: f64 = 1e-5;
 pub const ATOL: f64 = 1e-8;
 
 /// Starting a rank takes about a second; a launch that is not done by now hangs.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// One network to train, how, and the seeds of everything random.
+/// One network, how it is trained, and all random seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Case {
+pub struct TrainingCase {
     pub blueprint: Blueprint,
     pub options: Options,
     pub passes: Passes,
     pub zeroing: Zeroing,
-    /// At least two where there are two passes.
+    /// At least two if there are two passes.
     pub rows_per_rank: i64,
     pub data_seed: i64,
-    /// Rank r draws its model from this seed + r, so that the ranks start apart.
+    /// Rank r draws its model from this seed plus r, so that the ranks start with different models.
     pub model_seed: i64,
 }
 
-/// How a step's rows go through the replica.
+/// How the replica processes a step's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Passes {
     Once,
-    /// In two parts, the gradients of the first kept on the rank until the second's are there.
+    /// In two passes. The gradients of the first are not averaged until the second.
     NoSync,
-    /// In two parts, the gradients synchronised after each.
+    /// In two passes, with gradients synchronised after each.
     FinishEach,
 }
 
-/// How a step's gradients are forgotten before the next.
+/// How gradients are reset between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Zeroing {
-    /// Overwritten by zeros where they are.
+    /// Set to zero in place.
     InPlace,
-    /// Dropped; backward makes new ones.
+    /// Released; the backward pass allocates new ones.
     Release,
 }
 
-impl Case {
-    /// The official test's case: ten rows a rank, rank r's model from seed r. (Its rows come from a file; any will do.)
+impl TrainingCase {
+    /// The official test's case: ten rows a rank, rank r's model from seed r. Our rows are random; the test's are in a file.
     pub fn official(blueprint: Blueprint, options: Options, data_seed: i64) -> Self {
         let (passes, zeroing) = (Passes::Once, Zeroing::InPlace);
         Self { blueprint, options, passes, zeroing, rows_per_rank: 10, data_seed, model_seed: 0 }
     }
 }
 
-/// What the ranks saw.
+/// The result of a check on all ranks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
-    /// What must hold and did not, in words.
+    /// Descriptions of all mismatches.
     pub findings: Vec<String>,
-    /// Tensors that were compared.
+    /// The number of compared tensors.
     pub comparisons: u64,
     /// The largest absolute difference between a replica and the single process's model after a step.
     pub largest_error: f64,
@@ -94,12 +94,12 @@ pub struct Report {
 #[serde(deny_unknown_fields)]
 struct Input {
     trainer: String,
-    cases: Vec<Case>,
+    cases: Vec<TrainingCase>,
 }
 
-/// Runs all `cases` in one launch of `world_size` Gloo ranks. A trainer that trains wrongly gives findings; an error is a
-/// rank that crashed or hung.
-pub fn run(trainer: &str, world_size: usize, cases: &[Case]) -> Result<Report> {
+/// Runs all `cases` in one launch of `world_size` Gloo ranks. Wrong training gives findings; an `Err` means that a rank
+/// crashed or hung.
+pub fn run(trainer: &str, world_size: usize, cases: &[TrainingCase]) -> Result<Report> {
     let input = Input { trainer: trainer.into(), cases: cases.to_vec() };
     let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
     let mut whole = Report::default();
@@ -128,16 +128,16 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
         let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
         let trainer = mutants::trainer(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
         let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-        Trial { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
+        TrialOnRank { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
     }
     Ok(serde_json::to_value(report)?)
 }
 
-/// One case on one rank. A mismatch is noted and the trial goes on, so that all ranks make the same collective calls.
-struct Trial<'a> {
-    case: &'a Case,
+/// One case on one rank. After a mismatch it continues, so that all ranks make the same collective calls.
+struct TrialOnRank<'a> {
+    case: &'a TrainingCase,
     collective: &'a Shared,
-    /// Trains on all rows, as if there were no other rank.
+    /// The single-process model, trained on all rows.
     single: Toy,
     replica: Toy,
     trainer: Trainer,
@@ -145,7 +145,7 @@ struct Trial<'a> {
     place: String,
 }
 
-impl Trial<'_> {
+impl TrialOnRank<'_> {
     fn run(mut self) -> Result<()> {
         self.check_start()?;
         self.check_replicas_equal("after construction")?;
@@ -158,11 +158,11 @@ impl Trial<'_> {
             let order = Generator::new(Device::Cpu, SHUFFLE_SEED + step)?.randperm(rows)?;
             (x, y) = (x.f_index_select(0, &order)?, y.f_index_select(0, &order)?);
         }
-        // Beyond the official test, which looks at rank 0 only from here on.
+        // The official test compares only rank 0 from here on.
         self.check_replicas_equal("after the last step")
     }
 
-    /// Rank 0 must still hold its own values; every other rank must hold other values than it drew.
+    /// Rank 0 must keep its values; every other rank's values must have changed.
     fn check_start(&mut self) -> Result<()> {
         let rank = self.collective.rank();
         for ((name, replica), (_, drawn)) in self.replica.named_parameters().iter().zip(self.single.named_parameters())
@@ -170,7 +170,7 @@ impl Trial<'_> {
             self.report.comparisons += 1;
             let keeps = rank == 0 || name == NO_GRAD_FIXED_PARAM;
             if keeps != close(replica, drawn)? {
-                let finding = if keeps { "construction changed" } else { "construction left unbroadcast" };
+                let finding = if keeps { "construction changed" } else { "construction did not broadcast" };
                 self.report.findings.push(format!("{}: {finding} {name}", self.place));
             }
         }
@@ -234,7 +234,7 @@ impl Trial<'_> {
         self.trainer.step()
     }
 
-    /// On rank 0, between the two steps: what trains has moved, what is frozen has not.
+    /// On rank 0, between the two steps: trained parameters have changed, frozen ones have not.
     fn check_single_moved_alone(&mut self, step: i64) -> Result<()> {
         if self.collective.rank() != 0 {
             return Ok(());
@@ -250,7 +250,7 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// On rank 0: the replica is where the single process is. (Other ranks' single models started elsewhere.)
+    /// On rank 0: the replica equals the single-process model. Other ranks' single-process models had other initial values.
     fn check_replica_followed(&mut self, step: i64) -> Result<()> {
         if self.collective.rank() != 0 {
             return Ok(());
@@ -259,7 +259,7 @@ impl Trial<'_> {
         {
             let error = (single.f_detach()? - replica.f_detach()?).abs().f_max()?.f_double_value(&[])?;
             self.report.comparisons += 1;
-            // NaN and infinity are findings below; JSON has no word for them.
+            // NaN and infinity become findings below; JSON cannot represent them.
             if error.is_finite() {
                 self.report.largest_error = self.report.largest_error.max(error);
             }
@@ -279,7 +279,7 @@ pub fn pass(network: &Toy, x: &Tensor, y: &Tensor, weight: f64) -> Result<()> {
     backward(&network.forward(x)?.f_mse_loss(y, Reduction::Mean)?.f_mul_scalar(weight)?)
 }
 
-/// `torch.allclose(actual, expected)`; NaN is close to nothing.
+/// `torch.allclose(actual, expected)`. NaN is never close.
 fn close(actual: &Tensor, expected: &Tensor) -> Result<bool> {
     Ok(actual.f_detach()?.f_allclose(&expected.f_detach()?, RTOL, ATOL, false)?)
 }

@@ -1,5 +1,5 @@
-//! The official sharded-optimizer test's protocol, over any network and world size: every rank trains the same model on the
-//! same rows, once with AdamW itself and once with it sharded, and the two must agree to the last bit or so.
+//! The official sharded-optimizer test's protocol, for any network and world size. Every rank trains the same model on the
+//! same rows with AdamW and with a sharded optimizer. The two must agree almost bitwise.
 //!
 //! Source: `tests/test_sharded_optimizer.py` of the assignment (Spring 2025).
 
@@ -32,75 +32,75 @@ pub const ROWS: i64 = 32;
 /// Both models' seed, on every rank.
 pub const SEED: i64 = 42;
 pub const ADAMW: AdamWOptions = AdamWOptions { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
-/// `numpy.testing.assert_allclose`'s defaults, which the test uses: the owner must do the very arithmetic of the unsharded
-/// optimizer, and the others must copy what it got.
+/// `numpy.testing.assert_allclose`'s defaults, which the test uses. The owner must compute exactly as the unsharded
+/// optimizer does, and the other ranks must copy its result.
 pub const RTOL: f64 = 1e-7;
 pub const ATOL: f64 = 0.0;
 
-/// Steps every parameter on every rank: right values, and nothing saved.
+/// Steps every parameter on every rank: correct values, but no memory saved.
 pub const UNSHARDED: &str = "mutant_unsharded";
-/// Shares a later group out, but its owners keep what they make of it to themselves.
+/// Shards a parameter group that is added later, but does not broadcast its new values.
 pub const ADDED_GROUP_APART: &str = "mutant_added_group_apart";
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Case {
+pub struct ShardedCase {
     pub blueprint: Blueprint,
     pub seed: i64,
-    /// Parameters from this one on, if there are so many, are a group of their own: half the learning rate, no weight decay.
+    /// Parameters from this index on form a second group with half the learning rate and no weight decay.
     pub second_group_from: Option<usize>,
-    /// When the second group joins; until then it is frozen.
+    /// The step at which the second group is added; until then it is frozen.
     pub joins_at_step: i64,
     /// Read by ZeRO-1.
     pub options: Options,
 }
 
-impl Case {
+impl ShardedCase {
     pub fn official(blueprint: Blueprint, options: Options) -> Self {
         Self { blueprint, seed: SEED, second_group_from: None, joins_at_step: 0, options }
     }
 }
 
-/// What [`TASK`] gets.
+/// The input of [`TASK`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     pub optimizer: String,
-    pub cases: Vec<Case>,
+    pub cases: Vec<ShardedCase>,
 }
 
-/// What [`TASK`] gives: what one rank saw.
+/// The result of [`TASK`] on one rank.
 #[derive(Serialize, Deserialize)]
 pub struct Seen {
     pub report: Report,
-    /// Per case, the values that this rank's optimizer was given to step.
+    /// For each case, the number of values that this rank's optimizer stepped.
     stepped_numel: Vec<usize>,
-    /// Per case, the values that train, and the largest parameter's.
+    /// For each case, the number of trained values, in total and in the largest parameter.
     trained_numel: Vec<(usize, usize)>,
 }
 
-/// Runs all `cases` in one launch. Beyond the official test, the values are compared after every step, and each value must be
-/// stepped by one rank, all ranks owning about the same number.
-pub fn run(optimizer: &str, world_size: usize, cases: &[Case]) -> Result<Report> {
+/// Runs all `cases` in one launch. Stricter than the official test: values are compared after every step, each value must
+/// be stepped by one rank only, and ranks must own about equally many.
+pub fn run(optimizer: &str, world_size: usize, cases: &[ShardedCase]) -> Result<Report> {
     let input = Input { optimizer: optimizer.into(), cases: cases.to_vec() };
     let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
     let ranks: Vec<Seen> = ranks.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
     let mut whole = Report::default();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
-        // What lies in flat buffers is padded: a parameter and a shard to the alignment, in as many buckets as parameters at most.
+        // Flat buffers pad parameters and shards to the alignment. There are at most as many buckets as parameters.
         let padding = match optimizer.rsplit('@').next().and_then(trainer::zero1) {
             Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
             None => 0,
         };
         let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
         if sum < trained || sum > trained + padding || most > trained / world_size + largest + padding {
-            let words = format!(
+            let finding = format!(
                 "case {number}: the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"
             );
-            whole.findings.push(words);
+            whole.findings.push(finding);
         }
     }
     ranks.into_iter().for_each(|seen| whole.add(seen.report));
@@ -122,7 +122,7 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     Ok(serde_json::to_value(seen)?)
 }
 
-fn train(optimizer: &str, case: &Case, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
+fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
     collective.barrier()?;
     let generator = Generator::new(Device::Cpu, case.seed)?;
     let device = collective.device();
@@ -188,7 +188,7 @@ fn compare(single: &Toy, replica: &Toy, place: &str, report: &mut Report) -> Res
         let (single, replica) = (single.f_detach()?, replica.f_detach()?);
         let error = single.f_sub(&replica)?.f_abs()?.f_max()?.f_double_value(&[])?;
         report.comparisons += 1;
-        // NaN and infinity are findings below; JSON has no word for them.
+        // NaN and infinity become findings below; JSON cannot represent them.
         if error.is_finite() {
             report.largest_error = report.largest_error.max(error);
         }
@@ -199,7 +199,7 @@ fn compare(single: &Toy, replica: &Toy, place: &str, report: &mut Report) -> Res
     Ok(())
 }
 
-/// An optimizer that notes what it is given to step, for that is what it keeps state of.
+/// An optimizer that counts the values that it steps, since it keeps state for them.
 struct Recorded {
     inner: Box<dyn Optimizer>,
     stepped: Arc<Mutex<BTreeMap<String, usize>>>,
@@ -219,7 +219,7 @@ impl Optimizer for Recorded {
     }
 }
 
-/// A sharded optimizer by its name, mutants among them.
+/// Makes a sharded optimizer by name, including mutants.
 pub enum Subject {
     Sharded(ShardedOptimizer),
     Zero1(Zero1),
@@ -273,7 +273,7 @@ impl Subject {
     }
 }
 
-/// Whether ZeRO-1 on `collective` keeps updates that bfloat16 itself would round away: 64 steps of 2^-10 from 1.
+/// Fails unless ZeRO-1 keeps updates that bfloat16 would round away: 64 steps of 2^-10 from 1.
 fn narrow_weights_keep_small_updates(collective: &Shared, stepping: Stepping) -> Result<()> {
     const UPDATES: i64 = 64;
     let lr = 2f64.powi(-10);

@@ -1,4 +1,4 @@
-//! `cs336 accept`: promote this machine's records, and the results of device checks, after showing what changes.
+//! `cs336 accept`: shows what changes, then promotes this machine's records and device check results.
 
 use anyhow::{Result, bail};
 
@@ -70,7 +70,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     println!("{accepted} {verb}, {refused} refused");
     if accepted > 0 && !arguments.dry_run {
         println!(
-            "the rendered report changes with them: `INSTA_UPDATE=always cargo test --test drift`, look, and commit both"
+            "the rendered report changes too: run `INSTA_UPDATE=always cargo test --test drift`, check the diff, and commit both"
         );
     }
     Ok(if refused > 0 { Ended::WithFindings } else { Ended::Well })

@@ -1,4 +1,4 @@
-//! `cs336 bundle`: what one carries to a machine that has PyTorch and no Rust.
+//! `cs336 bundle`: packs the program for a machine that has PyTorch and no Rust.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::harness::provenance::{BUNDLE_FILE, Commit};
 use crate::harness::store::Layout;
 use crate::units::{MIB, human_bytes};
 
-/// What the program reads at run time.
+/// Folders that the program reads at run time.
 const DATA: &[&str] = &["kernels", "suites", "templates", "snapshots", "report/writeup.typ"];
-/// A bundle above this does not fit the ways one carries it.
+/// A larger bundle is impractical to copy to another machine.
 const LIMIT_BYTES: f64 = 60.0 * MIB;
 
 const LAUNCHER: &str = r#"#!/bin/sh
@@ -65,7 +65,7 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
-/// Copies what git tracks under `data`, so that nothing local slips in.
+/// Copies the files under `data` that git tracks, and no local ones.
 fn copy_tracked(layout: &Layout, data: &str, to: &Path) -> Result<()> {
     let output = Command::new("git").arg("-C").arg(&layout.root).args(["ls-files", "-z", "--", data]).output();
     let output = output.context("failed to run git, which lists the files of a bundle")?;

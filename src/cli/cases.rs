@@ -13,17 +13,17 @@ use crate::harness::pool::Pool;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Ending, Job, Reply};
 
-/// A case that takes longer is ended; it is one failed case.
+/// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a worker says of one file.
+/// A worker's result for one file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Compared {
     passed: bool,
-    /// The comparisons as a person reads them.
+    /// The comparisons as text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     lines: Vec<String>,
-    /// And as data; an error that is no number (shapes that differ) is null.
+    /// The comparisons as data. An error that is not a number (different shapes) is null.
     comparisons: Value,
 }
 
@@ -67,7 +67,7 @@ pub fn run_one(path: &Path) -> Result<Value> {
     })?)
 }
 
-/// The folder's case files by name; none at all is an error, since nothing would have been graded.
+/// The folder's case files, sorted by name. An empty folder is an error, since nothing would be graded.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| {
         format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", folder.display())
@@ -81,14 +81,14 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     ensure!(
         !files.is_empty(),
-        "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md says how one is written",
+        "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md describes the format",
         folder.display()
     );
     files.sort();
     Ok(files)
 }
 
-/// Grades one file in a worker, so that a crash or a hang is this file's failure; `None` when interrupted.
+/// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
 fn grade(pool: &mut Pool, path: &Path) -> Result<Option<CaseResult>> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let path = path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?;

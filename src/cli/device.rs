@@ -1,4 +1,4 @@
-//! `cs336 grade --device`: what only a GPU can show, one process a check; `cs336 accept device` promotes the results.
+//! `cs336 grade --device`: checks that need a GPU, one process each. `cs336 accept device` promotes the results.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ struct DeviceResult {
     elapsed_s: f64,
 }
 
-/// This machine's record, rewritten after each result.
+/// This machine's record of device checks, written after each result.
 struct Recording<'a> {
     layout: &'a Layout,
     group: &'a DeviceGroup,
@@ -36,8 +36,8 @@ struct Recording<'a> {
     _lock: Lock,
 }
 
-/// Runs the named checks, or all, and records how they ended. A check that this machine cannot run is a skip, and keeps
-/// the result that it has; without a GPU nothing is recorded.
+/// Runs the named checks, or all, and records the results. A check that this machine cannot run is skipped and keeps its
+/// earlier result. Without a GPU nothing is recorded.
 pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
     watch_for_interrupt();
     let group = group(layout)?;
@@ -76,14 +76,14 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
             ),
             None => println!("without a GPU nothing is recorded"),
         }
-        if let Some(words) = group.unproven(layout)? {
-            println!("device: {words}");
+        if let Some(message) = group.unproven(layout)? {
+            println!("device: {message}");
         }
     }
     Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well })
 }
 
-/// Promotes this machine's results; `None` where there are none, `false` when they are refused.
+/// Promotes this machine's results; `None` if there are none, `false` if they are refused.
 pub fn accept(layout: &Layout, dry_run: bool) -> Result<Option<bool>> {
     let local = layout.local(Profile::Gpu, DEVICE);
     let Some(local) = layout.read_file(&local, DEVICE, Profile::Gpu)? else { return Ok(None) };
@@ -99,7 +99,7 @@ pub fn accept(layout: &Layout, dry_run: bool) -> Result<Option<bool>> {
     Ok(Some(true))
 }
 
-/// What the accepted results leave open; `None` when a GPU has shown all.
+/// Which checks have no valid accepted result; `None` if all have one.
 pub fn unproven(layout: &Layout) -> Result<Option<String>> {
     group(layout)?.unproven(layout)
 }

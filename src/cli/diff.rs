@@ -38,14 +38,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     Ok(if contradicted { Ended::WithFindings } else { Ended::Well })
 }
 
-/// The drift of one problem, where both sides have records.
+/// The drift of one problem; `None` unless both sides have records.
 fn between(layout: &Layout, problem: &Problem, profile: Profile) -> Result<Option<Drift>> {
     let local = layout.read_local(profile, problem)?;
     let accepted = layout.read_accepted(profile, problem)?;
     local.zip(accepted).map(|(local, accepted)| drift(&local, &accepted)).transpose()
 }
 
-/// Prints what differs; what is the same is counted.
+/// Prints the differences, and the number of unchanged timings.
 pub fn print(drift: &Drift) {
     let findings = || drift.cases.iter().flat_map(|c| &c.changes);
     let timings = findings().filter(|f| matches!(f, Finding::Timing { .. })).count();
@@ -60,12 +60,12 @@ pub fn print(drift: &Drift) {
     }
     for case in &drift.cases {
         for finding in case.changes.iter().filter(|f| f.is_difference()) {
-            println!("  {}: {}", short(&case.params), words(finding));
+            println!("  {}: {}", short(&case.params), describe(finding));
         }
     }
 }
 
-/// A value as a line can hold it: a list may be of a thousand spans.
+/// A value shortened to one line: a list may hold a thousand spans.
 fn summary(value: &impl std::fmt::Display) -> String {
     const MOST: usize = 120;
     let text = value.to_string();
@@ -76,7 +76,7 @@ fn summary(value: &impl std::fmt::Display) -> String {
     kept
 }
 
-fn words(finding: &Finding) -> String {
+fn describe(finding: &Finding) -> String {
     match finding {
         Finding::OnlyLocal => "new, not accepted yet".into(),
         Finding::OnlyAccepted => "accepted, not measured here".into(),
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_value_is_told_summary() {
+    fn a_long_value_is_shortened() {
         assert_eq!(summary(&serde_json::json!([1, 2])), "[1,2]");
         let long = summary(&serde_json::json!(vec![0; 1000]));
         assert!(long.len() == 124 && long.starts_with("[0,0,") && long.ends_with(" ..."), "{long}");

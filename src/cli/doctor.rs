@@ -1,4 +1,4 @@
-//! `cs336 doctor`: what this machine has, what that allows, and what is missing for the rest.
+//! `cs336 doctor`: what this machine has, what it can run, and what is missing.
 
 use std::process::Command;
 
@@ -13,11 +13,11 @@ use crate::harness::python;
 use crate::harness::store::Layout;
 use crate::units::human_bytes;
 
-/// One finding: whether it is well, and what it means if it is not.
-struct Finding {
+/// One requirement: whether it is met, and what does not work without it.
+struct Requirement {
     name: &'static str,
     well: bool,
-    /// Whether the product cannot do its main job without it.
+    /// Whether the program cannot work at all without it.
     required: bool,
     detail: String,
 }
@@ -44,10 +44,10 @@ pub fn run(as_json: bool) -> Result<Ended> {
     Ok(if broken { Ended::WithFindings } else { Ended::Well })
 }
 
-fn examine() -> Result<Vec<Finding>> {
+fn examine() -> Result<Vec<Requirement>> {
     let gpus = machine::gpus()?;
     let here = machine(&gpus)?;
-    let finding = |name, well, required, detail| Finding { name, well, required, detail };
+    let finding = |name, well, required, detail| Requirement { name, well, required, detail };
     let torch = crate::torch::version();
     let tree = Layout::find();
     let names: Vec<String> = gpus
@@ -70,9 +70,13 @@ fn examine() -> Result<Vec<Finding>> {
             format!("{torch} (2.11.0 is needed; `make setup` installs it)"),
         ),
         finding("gpu", !gpus.is_empty(), false, gpu_detail),
-        part("nvml", nvml::describe(), "clocks, power and throttling are then not recorded"),
-        part("nvrtc", cuda::compiler_version(), "kernels are then not compiled, and what needs them is not run"),
-        part("peers", peers(), "what is compared with Python's PyTorch is then not run"),
+        part("nvml", nvml::describe(), "without it, clocks, power and throttling are not recorded"),
+        part(
+            "nvrtc",
+            cuda::compiler_version(),
+            "without it, kernels are not compiled, and cases that need them are not run",
+        ),
+        part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
         tool("git", "git", "names the commit in every record; without it records count as dirty and are not accepted"),
         match tree {
             Ok(layout) => finding("tree", true, true, layout.root.display().to_string()),
@@ -81,14 +85,14 @@ fn examine() -> Result<Vec<Finding>> {
     ])
 }
 
-/// What is there describes itself; what is not says why, and what is lost without it.
-fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Finding {
+/// Shows the description of a working part, or why it does not work and what is lost without it.
+fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Requirement {
     let well = described.is_ok();
     let detail = described.unwrap_or_else(|error| format!("{error:#}; {otherwise}"));
-    Finding { name, well, required: false, detail }
+    Requirement { name, well, required: false, detail }
 }
 
-/// The interpreter that runs `suites/peers`, and what it has of PyTorch; asks for versions and imports nothing large.
+/// The interpreter that runs `suites/peers`, with its versions of PyTorch and Triton. Imports no large module.
 fn peers() -> Result<String> {
     const ASK: &str = "import platform, importlib.metadata as m\n\
         print('Python', platform.python_version(), 'with torch', m.version('torch'))\n\
@@ -103,11 +107,11 @@ fn peers() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>().join(" "))
 }
 
-fn tool(name: &'static str, program: &str, purpose: &str) -> Finding {
+fn tool(name: &'static str, program: &str, purpose: &str) -> Requirement {
     let version = Command::new(program).arg("--version").output().ok().filter(|o| o.status.success());
     let detail = match &version {
         Some(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
         None => format!("{program} is not on the path; it {purpose}"),
     };
-    Finding { name, well: version.is_some(), required: false, detail }
+    Requirement { name, well: version.is_some(), required: false, detail }
 }

@@ -1,4 +1,4 @@
-//! The ingredients of the write-up: the handout's questions, templates, records and answers, read from a checkout.
+//! The inputs of the write-up: the handout's questions, templates, records and answers, read from a checkout.
 
 use anyhow::{Context as _, Result};
 
@@ -12,17 +12,17 @@ use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
 use crate::report::{self, Document, PartInput, ProblemInput};
 
-/// Which records a document is made from.
+/// The records that a document is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The accepted ones alone: what every clone has.
+pub enum RecordSource {
+    /// Only the accepted records, which every clone has.
     Accepted,
-    /// This machine's own where they cover the suite, the accepted ones elsewhere.
+    /// This machine's own records where they cover the suite, else the accepted ones.
     Here,
 }
 
-/// The whole write-up's ingredients.
-pub fn document(layout: &Layout, source: Source) -> Result<Document> {
+/// The inputs of the whole write-up.
+pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
     let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
     Ok(with_problems(problems))
 }
@@ -35,7 +35,7 @@ pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
     }
 }
 
-pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) -> Result<ProblemInput> {
+pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSource) -> Result<ProblemInput> {
     let entry = REGISTRY.iter().find(|entry| entry.name == problem.name);
     let template = match entry {
         Some(_) => {
@@ -70,34 +70,34 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: Source) 
     })
 }
 
-/// What a problem's answer reads: its own records and those of the problems that it names.
-pub fn answer_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+/// The records that a problem's answer reads: its own, and those of the problems in `reads`.
+pub fn answer_records(layout: &Layout, problem: &Problem, source: RecordSource) -> Result<Records> {
     let other = |name: &&str| Ok((name.to_string(), own_records(layout, super::registered(name)?, source)?));
     let others = problem.reads.iter().map(other).collect::<Result<_>>()?;
     Ok(Records { others, ..own_records(layout, problem, source)? })
 }
 
-fn own_records(layout: &Layout, problem: &Problem, source: Source) -> Result<Records> {
+fn own_records(layout: &Layout, problem: &Problem, source: RecordSource) -> Result<Records> {
     let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(Records::default()) };
     let of = |profile| records(layout, problem, &suite, profile, source);
     let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
     Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
 }
 
-/// The records to print: one file, so that figures of two machines never share a column.
+/// The records to print, from one file, so that a column never mixes two machines.
 fn records(
     layout: &Layout,
     problem: &Problem,
     suite: &Suite,
     profile: Profile,
-    source: Source,
+    source: RecordSource,
 ) -> Result<Option<RecordSet>> {
-    // A machine that can run none of the cases has nothing to say against the accepted ones.
+    // If this machine could run none of the cases, its records must not replace the accepted ones.
     let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
     let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
-        Source::Here => layout.read_local(profile, problem)?.filter(covers),
-        Source::Accepted => None,
+        RecordSource::Here => layout.read_local(profile, problem)?.filter(covers),
+        RecordSource::Accepted => None,
     };
     let file = match local {
         Some(file) => Some(file),
@@ -109,22 +109,22 @@ fn records(
     Ok(Some(RecordSet { file, stale }))
 }
 
-/// The Markdown of each registered problem as the accepted records give it: what the drift gate compares.
+/// Each registered problem's Markdown, rendered from the accepted records. The drift gate compares it.
 pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
     let render = |entry: &'static Problem| {
         let handout = super::handout_problem(entry.name)?;
-        let input = problem_input(layout, handout, Source::Accepted)?;
+        let input = problem_input(layout, handout, RecordSource::Accepted)?;
         let rendered = report::render(&with_problems(vec![input]))?;
         Ok((entry.name, rendered.markdown))
     };
     REGISTRY.iter().map(render).collect()
 }
 
-/// What templates may include, by name: "shared/x.md" is `templates/shared/x.md`.
+/// The texts that templates may include, by name: "shared/x.md" is `templates/shared/x.md`.
 fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
     let folder = layout.root.join("templates").join("shared");
     let mut texts = Vec::new();
-    // A tree without shared texts is as good.
+    // The folder may be missing.
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let name = format!("shared/{}", entry?.file_name().to_string_lossy());
         let text = std::fs::read_to_string(layout.root.join("templates").join(&name));

@@ -1,4 +1,4 @@
-//! `cs336 explain`: everything about one problem that a person needs before touching it.
+//! `cs336 explain`: one problem's questions, checks, grids, records and files.
 
 use anyhow::Result;
 

@@ -55,8 +55,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let graded = grade(problem, entry, &checks, &evidence);
         if !arguments.json {
             print(&graded);
-            if let Some(words) = entry.map(|entry| writeup::unattested(layout, entry)).transpose()?.flatten() {
-                println!("             {words}");
+            if let Some(message) = entry.map(|entry| writeup::unattested(layout, entry)).transpose()?.flatten() {
+                println!("             {message}");
             }
         }
         grades.push(graded);

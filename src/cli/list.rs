@@ -1,4 +1,4 @@
-//! `cs336 list`: what the handout asks for and what is answered.
+//! `cs336 list`: the handout's problems, and which parts are answered.
 
 use anyhow::Result;
 use serde_json::json;

@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result, bail};
 use super::progress::{Bars, short};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
 use crate::bench::machine;
-use crate::harness::case::{Bench, CaseEnding, Measurement, Runner};
+use crate::harness::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::pool::Pool;
 use crate::harness::problem::Problem;
 use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile};
-use crate::harness::run::{Left, Tally, Visit};
+use crate::harness::run::{MeasureSummary, Tally, UnmeasuredTable};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, parse_duration};
 use crate::harness::store::{Layout, Lock};
@@ -25,16 +25,16 @@ use crate::units::human_seconds;
 pub struct Arguments {
     #[command(flatten)]
     chosen: Chosen,
-    /// Go on where an earlier measuring stopped: only what is missing, stale, failed or was not run
+    /// Continue an earlier measurement: measure only missing, stale, failed and not-run cases
     #[arg(long)]
     resume: bool,
-    /// Stop after this time, as in 90s, 8m or 1h; tables that fit are finished first, one after another
+    /// Stop after this time, as in 90s, 8m or 1h; tables that fit are measured first
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_duration(text).map_err(|e| format!("{e:#}")))]
     budget: Option<Duration>,
-    /// Print what would be measured, and an estimate, and stop
+    /// Only print what would be measured, with an estimate of the time
     #[arg(long)]
     dry_run: bool,
-    /// Measure and print one case that is in no suite: the grid's first case with this key
+    /// Measure and print one case without recording it: the grid's first case with this key
     /// replaced, as in attention=flash (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
@@ -49,12 +49,12 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let problems = selected(names)?;
     if let Some(problem) = problems.iter().find(|problem| !names.is_empty() && problem.measured.is_none()) {
         let name = problem.name;
-        bail!("{name} measures nothing: it has checks alone, which `cs336 grade {name}` runs");
+        bail!("{name} measures nothing: it has only checks, which `cs336 grade {name}` runs");
     }
     if !arguments.settings.is_empty() {
         let ([_], [problem]) = (names.as_slice(), problems.as_slice()) else {
             bail!(
-                "--set changes a case of one problem, and {} are named: `cs336 measure P --set key=value`",
+                "--set changes a case of one problem, but {} are named: use `cs336 measure P --set key=value`",
                 names.len()
             );
         };
@@ -74,7 +74,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     })
 }
 
-/// How long one case, and all of them, may take.
+/// Time limits of one case and of all cases.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub case: Duration,
@@ -88,15 +88,15 @@ pub fn measure(
     profile: Profile,
     scope: Scope,
     limits: Limits,
-) -> Result<Visit> {
+) -> Result<MeasureSummary> {
     let plans = || -> Result<Vec<Plan>> {
         problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect()
     };
     if plans()?.iter().all(|p| p.pending.is_empty()) {
-        return Ok(Visit::default());
+        return Ok(MeasureSummary::default());
     }
     let _lock = Lock::acquire(layout)?;
-    // Whoever held the lock may have measured meanwhile: what is to do is read under it.
+    // Plan again: the process that held the lock may have measured some of these cases.
     let plans = plans()?;
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
@@ -112,11 +112,11 @@ pub fn measure(
     Ok(visit)
 }
 
-/// What the budget left out, and the command that goes on with it.
-fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<()> {
-    let Some(Left { profile, .. }) = left.first() else { return Ok(()) };
+/// Prints the cases that the budget left out, and the command that continues with them.
+fn print_left(layout: &Layout, left: &[UnmeasuredTable], arguments: &Arguments) -> Result<()> {
+    let Some(UnmeasuredTable { profile, .. }) = left.first() else { return Ok(()) };
     eprintln!("the budget left out:");
-    for Left { problem, profile, table } in left {
+    for UnmeasuredTable { problem, profile, table } in left {
         let record = layout.read_local(*profile, super::registered(problem)?)?;
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
         let earlier = match table.pending.iter().filter(kept).count() {
@@ -132,7 +132,7 @@ fn print_left(layout: &Layout, left: &[Left], arguments: &Arguments) -> Result<(
         Some(seconds) => format!(" --budget {seconds}s"),
         None => String::new(),
     };
-    eprintln!("go on with: cs336 measure{names} --profile {profile}{budget} --resume");
+    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget} --resume");
     Ok(())
 }
 
@@ -144,11 +144,11 @@ fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, sco
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
         }
     }
-    println!("estimate: {}", ahead.words());
+    println!("estimate: {}", ahead.describe());
     Ok(Ended::Well)
 }
 
-/// What is still to be measured, and about how long it will take.
+/// The cases still to be measured, with an estimate of the time.
 pub struct Ahead {
     plans: Vec<Plan<'static>>,
 }
@@ -163,24 +163,24 @@ impl Ahead {
         self.plans.iter().map(|plan| plan.pending.len()).sum()
     }
 
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let estimates = self.plans.iter().map(Plan::estimate);
         let (seconds, unknown) = estimates.fold((0.0, 0), |(s, n), (seconds, unknown)| (s + seconds, n + unknown));
         estimate(seconds, self.cases() - unknown, unknown)
     }
 }
 
-/// "12.0 min for the 40 cases measured before; 2 were never measured": a time only of cases that have one.
+/// "12.0 min for the 40 cases measured before; 2 were never measured". Only cases with a known time are counted in it.
 fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
     match (known, unknown) {
         (0, 0) => "nothing to measure".into(),
-        (0, n) => format!("{n} cases, of which no time is known"),
+        (0, n) => format!("{n} cases; no earlier time is known"),
         (n, 0) => format!("{} for {n} cases, all measured before", human_seconds(seconds)),
         (n, m) => format!("{} for the {n} cases measured before; {m} were never measured", human_seconds(seconds)),
     }
 }
 
-/// Measures one case and prints it; a record would be stale at once, since no suite declares the case.
+/// Measures one case and prints it. It is not recorded: no suite declares it, so its record would be stale.
 fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, arguments: &Arguments) -> Result<Ended> {
     let suite = suite::load(&layout.root, problem)?.with_context(|| format!("{} measures nothing", problem.name))?;
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
@@ -191,9 +191,9 @@ fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, argume
     let limit = Duration::from_secs(arguments.case_limit);
     let runner = Runner { limit, sensor: &sensor, ..Runner::here(layout, &interrupted)? };
     let pool = Pool::new(runner.program.clone(), layout.root.clone());
-    let mut bench = Bench { problem, measured, profile, pool, run };
+    let mut context = MeasurementContext { problem, measured, profile, pool, run };
     eprintln!("{}: {}", problem.name, short(&params));
-    match runner.measure_case(&mut bench, &params, &Clock::start(None))? {
+    match runner.measure_case(&mut context, &params, &Clock::start(None))? {
         CaseEnding::Interrupted | CaseEnding::OutOfTime => Ok(Ended::Interrupted),
         CaseEnding::Ended(measurement) => print_case(&measurement),
     }
@@ -202,9 +202,9 @@ fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, argume
 /// The statistics on standard error, the whole row on standard output.
 fn print_case(measurement: &Measurement) -> Result<Ended> {
     if let Some(conditions) = &measurement.conditions {
-        let words =
+        let describe =
             |r: &Reading| format!("{:.0} MHz, {:.0} W, {:.0} °C", r.sm_clock_hz / 1e6, r.power_w, r.temperature_c);
-        eprintln!("  before: {}; after: {}", words(&conditions.before), words(&conditions.after));
+        eprintln!("  before: {}; after: {}", describe(&conditions.before), describe(&conditions.after));
         if let Some(during) = &conditions.during {
             let (clock, power) = (during.sm_clock_hz, during.power_w);
             let reasons = if during.throttle.is_empty() { "nothing".into() } else { in_words(&during.throttle) };
@@ -242,9 +242,9 @@ mod tests {
     use super::estimate;
 
     #[test]
-    fn an_estimate_is_of_cases_that_have_a_time() {
+    fn an_estimate_counts_only_cases_with_a_known_time() {
         assert_eq!(estimate(0.0, 0, 0), "nothing to measure");
-        assert_eq!(estimate(0.0, 0, 4), "4 cases, of which no time is known");
+        assert_eq!(estimate(0.0, 0, 4), "4 cases; no earlier time is known");
         assert_eq!(estimate(3.0, 2, 0), "3.0 s for 2 cases, all measured before");
         assert_eq!(estimate(720.0, 40, 2), "12.0 min for the 40 cases measured before; 2 were never measured");
     }

@@ -1,6 +1,6 @@
-//! The command line: a match on verbs, one file a verb.
+//! The command line: one file for each verb.
 //!
-//! Exit codes: 0 all is well; 1 a check or a case failed, a record drifted, or an error was printed; 2 the command line is wrong; 130 interrupted.
+//! Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ pub mod writeup;
     about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
 )]
 #[command(
-    after_help = "Exit codes: 0 all is well; 1 a check or a case failed, a record drifted, or an error was printed; 2 the command line is wrong; 130 interrupted."
+    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -52,33 +52,33 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List the handout's problems: points, parts, and what is answered
+    /// List the handout's problems: points, parts, and which are answered
     List {
         #[arg(long)]
         json: bool,
     },
-    /// Explain one problem: questions, checks, grids, records and where its files lie
+    /// Explain one problem: questions, checks, grids, records and files
     Explain { problem: String },
-    /// Run the checks and print the points earned, with the reason for each point lost
+    /// Run the checks; print the points earned and why points are lost
     Grade(grade::Arguments),
-    /// Measure problems into report/records, checks first; the gpu grids by default where there is a GPU
+    /// Run the checks, then measure into report/records; uses the gpu grids if there is a GPU
     Measure(measure::Arguments),
-    /// Build report/writeup.pdf and writeup.md; measure what is missing or stale; build them again
+    /// Build report/writeup.pdf and writeup.md, measure missing and stale cases, and build again
     Writeup(writeup::Arguments),
     /// Compare this machine's records with the accepted ones
     Diff(diff::Arguments),
     /// Promote this machine's records to snapshots/, after showing the difference
     Accept(accept::Arguments),
-    /// Say what this machine has and what that allows
+    /// Show what this machine has and what it can run
     Doctor {
         #[arg(long)]
         json: bool,
     },
-    /// Pack dist/cs336.tar.gz: what runs on a machine with PyTorch and no Rust
+    /// Pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
     Bundle,
     /// Run one training step with NVTX ranges, for NVIDIA's nsys to profile
     Nsys(nsys::Arguments),
-    /// Serve jobs for `measure` and `grade` in a process of its own
+    /// Serve jobs for `measure` and `grade` in a separate process
     #[command(hide = true)]
     Worker,
     /// Run one rank of a distributed task, as torchrun's variables name it
@@ -89,44 +89,42 @@ enum Verb {
     Launch(rank::LaunchArguments),
 }
 
-/// Which problems a verb takes, of which grids.
+/// The problems and grids that a verb applies to.
 #[derive(clap::Args)]
 struct Chosen {
-    /// Problems to take; all by default
+    /// Problems; all by default
     problems: Vec<String>,
-    /// Take the grids of this profile alone
+    /// Only the grids of this profile
     #[arg(long, value_enum)]
     profile: Option<Profile>,
 }
 
 impl Chosen {
-    /// Both, where none is named.
+    /// Both profiles, unless one is named.
     fn profiles(&self) -> Vec<Profile> {
         self.profile.map_or(Profile::ALL.to_vec(), |profile| vec![profile])
     }
 }
 
-/// How a verb ended when it did not break.
+/// How a verb ended without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Well,
-    /// A check or a case failed, or a record drifted, and it was reported.
+    /// A check or a case failed, or a record drifted; it has been reported.
     WithFindings,
     Interrupted,
 }
 
-/// Parses the command line, runs the verb, and says how it went.
+/// Parses the command line, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
-    end_quietly_when_nobody_reads();
-    // Must precede any other use of libtorch; a machine without a GPU is no error here.
+    exit_quietly_on_closed_stdout();
+    // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
         Ok(Ended::Interrupted) => {
-            eprintln!(
-                "cs336: interrupted; records that were written are kept, and `measure --resume` goes on from there"
-            );
+            eprintln!("cs336: interrupted; written records are kept, and `measure --resume` continues from them");
             ExitCode::from(130)
         }
         Err(error) => {
@@ -137,7 +135,7 @@ pub fn main() -> ExitCode {
 }
 
 /// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic.
-fn end_quietly_when_nobody_reads() {
+fn exit_quietly_on_closed_stdout() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = crate::harness::worker::panic_message(panic.payload());
@@ -184,7 +182,7 @@ fn shared_words(a: &str, b: &str) -> usize {
     a.split('_').filter(|word| word.len() > 3 && b.split('_').any(|other| other == *word)).count()
 }
 
-/// The registry entry of a problem, or what it means that there is none.
+/// The registry entry of a problem; the error says that it is not answered yet.
 fn registered(name: &str) -> Result<&'static Problem> {
     let problem = handout_problem(name)?;
     REGISTRY
@@ -201,17 +199,17 @@ fn selected(names: &[String]) -> Result<Vec<&'static Problem>> {
     once_each(names).map(registered).collect()
 }
 
-/// The names without repetitions: a problem named twice is still one problem.
+/// The names without repetitions.
 fn once_each(names: &[String]) -> impl Iterator<Item = &str> {
     names.iter().enumerate().filter(|(i, name)| !names[..*i].contains(name)).map(|(_, name)| name.as_str())
 }
 
-/// The profile to measure: the one asked for, else `gpu` where there is one.
+/// The profile to measure: the requested one, else `gpu` if there is a GPU.
 fn profile_or_default(asked: Option<Profile>) -> Profile {
     asked.unwrap_or(if crate::torch::cuda_device(0).is_ok() { Profile::Gpu } else { Profile::Cpu })
 }
 
-/// What this program's workers can do.
+/// What this program's workers serve.
 const ABILITIES: Abilities = Abilities {
     registry: REGISTRY,
     device_checks: DEVICE_CHECKS,
@@ -223,7 +221,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Turns Ctrl-C into a flag that long work polls; safe to call more than once.
 fn watch_for_interrupt() {
-    // An error means that a handler is already there.
+    // An error means that a handler is already installed.
     let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst));
 }
 

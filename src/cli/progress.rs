@@ -1,4 +1,4 @@
-//! How measuring shows itself: a bar a table on a terminal, a line elsewhere.
+//! Progress of measuring: a bar for each table on a terminal, a line elsewhere.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::harness::plan::Pending;
 use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
 use crate::harness::run::Progress;
-use crate::harness::schedule::Table;
+use crate::harness::schedule::PendingTable;
 use crate::units::human_seconds;
 
 /// Progress of one table after another on standard error.
 #[derive(Default)]
 pub struct Bars(Option<Bar>);
 
-/// One table's.
+/// The progress of one table.
 struct Bar {
     name: String,
     bar: ProgressBar,
 }
 
 impl Bar {
-    fn new(problem: &Problem, table: &Table) -> Self {
+    fn new(problem: &Problem, table: &PendingTable) -> Self {
         let name = format!("{}.{}", problem.name, table.grid);
         let cases = table.pending.len();
         let terminal = std::io::stderr().is_terminal();
@@ -44,7 +44,7 @@ impl Bar {
 }
 
 impl Progress for Bars {
-    fn table_started(&mut self, problem: &Problem, table: &Table) {
+    fn table_started(&mut self, problem: &Problem, table: &PendingTable) {
         self.0 = Some(Bar::new(problem, table));
     }
 
@@ -79,9 +79,9 @@ impl Progress for Bars {
 /// A case in one line: `size=small context_length=128`.
 pub fn short(params: &Value) -> String {
     let Some(fields) = params.as_object() else { return params.to_string() };
-    let words = fields.iter().map(|(key, value)| match value {
+    let parts = fields.iter().map(|(key, value)| match value {
         Value::String(text) => format!("{key}={text}"),
         other => format!("{key}={other}"),
     });
-    words.collect::<Vec<_>>().join(" ")
+    parts.collect::<Vec<_>>().join(" ")
 }

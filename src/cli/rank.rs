@@ -19,10 +19,10 @@ use crate::collective::rendezvous::{gather_results, init_process_group};
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
 
-/// A task and what it gets and gives, the same for one rank and for a launch.
+/// A task with its input and output, for one rank or for a launch.
 #[derive(clap::Args)]
 pub struct Task {
-    /// The task's name; an unknown one has the known ones listed
+    /// The task's name; an unknown name lists all tasks
     #[arg(long)]
     task: String,
     #[arg(long, default_value = "gloo")]
@@ -30,7 +30,7 @@ pub struct Task {
     /// A JSON file that every rank reads; null without one
     #[arg(long)]
     input: Option<PathBuf>,
-    /// Takes the ranks' results, a JSON list in rank order
+    /// The output file: a JSON list of the ranks' results in rank order
     #[arg(long)]
     output: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub struct LaunchArguments {
 }
 
 impl Task {
-    /// What a rank of this task runs.
+    /// The code that a rank of this task runs.
     fn code(&self) -> Result<&'static RankTask> {
         let known = || RANK_TASKS.iter().map(|task| task.name).collect::<Vec<_>>().join(", ");
         RANK_TASKS
@@ -76,11 +76,11 @@ impl Task {
 
 /// Runs `task` as the rank that the environment names.
 ///
-/// Under a supervisor of ours every rank receives its input and sends its own result; under another launcher rank 0 writes
-/// all of them.
+/// Under our supervisor every rank receives its input and sends its own result. Under another launcher rank 0 writes all
+/// results.
 ///
 /// # Errors
-/// An unknown task, a broken environment, and whatever the task or the process group fails with.
+/// An unknown task, invalid environment variables, or an error of the task or the process group.
 pub fn run(task: &Task) -> Result<()> {
     keep_multicast_off(task.backend)?;
     let mut parent = has_parent().then(Parent::connect).transpose()?;
@@ -92,8 +92,8 @@ pub fn run(task: &Task) -> Result<()> {
     let environment = Environment::read()?;
     let store = environment.store()?;
     let collective = init_process_group(&environment, &store, task.backend)?;
-    // Leaked unless all goes well: connections that close while this rank is still failing make its peers fail before
-    // it has exited, and the supervisor would read their words instead of ours.
+    // Leaked on failure: if connections closed while this rank is still failing, its peers would fail before it has
+    // exited, and the supervisor would report their errors instead of this rank's.
     let held = ManuallyDrop::new((collective.clone(), store));
     let result = (code.run)(&collective, input)?;
     collective.barrier().context("waiting for the other ranks to be done")?;
@@ -110,8 +110,8 @@ pub fn run(task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// Starts this process anew, as the same process, with NVLink multicast off where neither launcher nor user has decided;
-/// NCCL reads its environment as it is loaded, and a program cannot change its own while threads run.
+/// Replaces this process by itself (`exec`) with NVLink multicast off, unless the launcher or the user has set it. NCCL
+/// reads its environment when it is loaded, and a program cannot safely change its environment while threads run.
 fn keep_multicast_off(backend: Backend) -> Result<()> {
     let (name, value) = NVLS;
     if backend != Backend::Nccl || std::env::var_os(name).is_some() {
@@ -119,13 +119,13 @@ fn keep_multicast_off(backend: Backend) -> Result<()> {
     }
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     let error = Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
-    Err(error).with_context(|| format!("starting anew with {name}={value}"))
+    Err(error).with_context(|| format!("restarting with {name}={value}"))
 }
 
 /// Runs a task on ranks of this machine, and writes their results.
 ///
 /// # Errors
-/// As [`launch`]: names the rank, the collective and its number.
+/// As [`launch`]: the error names the rank, the collective and its number.
 pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     let &LaunchArguments { ref task, world_size, deadline } = arguments;
     watch_for_interrupt();

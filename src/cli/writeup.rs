@@ -1,11 +1,11 @@
-//! `cs336 writeup`: measure what is missing, render every answer, build the PDF; and the drift gate over committed records.
+//! `cs336 writeup`: measures missing cases, renders every answer, builds the PDF, and checks committed records for drift.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::document::{Source, accepted_markdown, answer_records, document, problem_input, with_problems};
+use super::document::{RecordSource, accepted_markdown, answer_records, document, problem_input, with_problems};
 use super::measure::Ahead;
 use super::{Ended, device, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
@@ -20,16 +20,16 @@ use crate::report;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Render from snapshots/ alone and compare with snapshots/rendered; measures and writes nothing
+    /// Render from snapshots/ only and compare with snapshots/rendered; measures and writes nothing
     #[arg(long, conflicts_with_all = ["fresh", "no_measure"])]
     check: bool,
-    /// Fail unless report/writeup.pdf is exactly what the records give now; measures and writes nothing
+    /// Fail unless report/writeup.pdf is up to date with the records; measures and writes nothing
     #[arg(long, conflicts_with = "no_measure")]
     fresh: bool,
-    /// Render what is recorded and measure nothing
+    /// Render the existing records and measure nothing
     #[arg(long)]
     no_measure: bool,
-    /// Which grids to measure; gpu by default where there is one
+    /// Which grids to measure; gpu by default if there is a GPU
     #[arg(long, value_enum)]
     profile: Option<Profile>,
 }
@@ -46,8 +46,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let profile = profile_or_default(arguments.profile);
         let ahead = Ahead::of(layout, &problems, profile, Scope::Outdated)?;
         if ahead.cases() > 0 {
-            println!("{}, from the records that there are", build(layout)?);
-            println!("measuring this machine now: {}; Ctrl-C keeps that report and what was measured", ahead.words());
+            println!("{}, from the existing records", build(layout)?);
+            println!(
+                "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
+                ahead.describe()
+            );
             let limits = measure::Limits { case: Duration::from_secs(600), budget: None };
             if measure::measure(layout, &problems, profile, Scope::Outdated, limits)?.tally.interrupted {
                 return Ok(Ended::Interrupted);
@@ -58,9 +61,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
-/// Renders the records that there are and writes the report's files; gives the sentence that says so.
+/// Renders the existing records, writes the report's files, and returns a sentence about the result.
 fn build(layout: &Layout) -> Result<String> {
-    let rendered = report::render(&document(layout, Source::Here)?)?;
+    let rendered = report::render(&document(layout, RecordSource::Here)?)?;
     let pdf = report::pdf(&rendered, &frame(layout)?)?;
     report::write(&layout.report(), &rendered, Some(&pdf))?;
     let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
@@ -71,17 +74,17 @@ fn build(layout: &Layout) -> Result<String> {
     ))
 }
 
-/// Fails unless the PDF is what the records give now.
+/// Fails unless the PDF is up to date with the records.
 fn fresh(layout: &Layout) -> Result<Ended> {
-    let document = document(layout, Source::Here)?;
+    let document = document(layout, RecordSource::Here)?;
     let pdf = report::pdf(&report::render(&document)?, &frame(layout)?)?;
     let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (&p.name, r.stale.len())));
     let stale = records.find(|(_, stale)| *stale > 0);
     if let Some((name, count)) = stale {
-        bail!("{count} cases of {name} are stale: run `make writeup`, look at it, and try again");
+        bail!("{count} cases of {name} are stale: run `make writeup`, check the report, and try again");
     }
     let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
-    ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, look at it, and try again");
+    ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, check the report, and try again");
     Ok(Ended::Well)
 }
 
@@ -91,18 +94,17 @@ fn frame(layout: &Layout) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
-/// What a problem's written answer rests on, for grading. An answer that fails is a finding, not an error.
+/// Whether the records and the template behind a problem's written answer are in order. A failing answer is not an `Err`.
 pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> {
     let handout = super::handout_problem(problem.name)?;
-    let records = answer_records(layout, problem, Source::Here)?;
+    let records = answer_records(layout, problem, RecordSource::Here)?;
     let records_missing = records.suite.as_ref().and_then(|suite| missing(suite, &records, problem.name));
-    let render = || report::render(&with_problems(vec![problem_input(layout, handout, Source::Here)?])).map(drop);
+    let render = || report::render(&with_problems(vec![problem_input(layout, handout, RecordSource::Here)?])).map(drop);
     let answer_broken = render().err().map(|e| format!("its answer does not render: {e:#}"));
     Ok(Evidence { records_missing, answer_broken })
 }
 
-/// What the accepted records of a GPU do not vouch for as things stand, where the suite wants any: nobody has run it, or
-/// what ran has changed since.
+/// How many of the suite's GPU cases have no fresh accepted record, with the first reason; `None` if all have one.
 pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<String>> {
     let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(None) };
     let wanted = suite.cases(Profile::Gpu).count();
@@ -110,7 +112,7 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
         return Ok(None);
     }
     let Some(file) = layout.read_accepted(Profile::Gpu, problem)? else {
-        return Ok(Some(format!("unattested: no GPU's records of its {wanted} cases are accepted")));
+        return Ok(Some(format!("unattested: there are no accepted GPU records of its {wanted} cases")));
     };
     let why_stale = staleness(layout, problem, &suite, Profile::Gpu)?;
     let (mut fresh, mut reason) = (0, None);
@@ -121,9 +123,9 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
             None => reason = reason.or(Some("it was not measured".into())),
         }
     }
-    let words =
+    let message =
         |reason| format!("unattested: {} of {wanted} cases of a GPU's accepted records; {reason}", wanted - fresh);
-    Ok(reason.map(words))
+    Ok(reason.map(message))
 }
 
 fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
@@ -136,18 +138,18 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 
-/// Where a problem's rendered text is kept.
+/// The snapshot file of a problem's rendered text.
 pub fn rendered_path(layout: &Layout, name: &str) -> PathBuf {
     layout.root.join("snapshots").join("rendered").join(format!("{name}.snap"))
 }
 
 fn check(layout: &Layout) -> Result<Ended> {
-    if let Some(words) = device::unproven(layout)? {
-        println!("device: {words}");
+    if let Some(message) = device::unproven(layout)? {
+        println!("device: {message}");
     }
     for problem in REGISTRY {
-        if let Some(words) = unattested(layout, problem)? {
-            println!("{}: {words}", problem.name);
+        if let Some(message) = unattested(layout, problem)? {
+            println!("{}: {message}", problem.name);
         }
     }
     let mut drifted = 0;
@@ -163,7 +165,7 @@ fn check(layout: &Layout) -> Result<Ended> {
     }
     if drifted > 0 {
         bail!(
-            "{drifted} of {} answers drifted; look, then `INSTA_UPDATE=always cargo test --test drift`",
+            "{drifted} of {} answers drifted; check the changes, then run `INSTA_UPDATE=always cargo test --test drift`",
             REGISTRY.len()
         );
     }

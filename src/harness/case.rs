@@ -1,4 +1,4 @@
-//! One check or one case, run in a worker: within its limit, under the eye of the device's sensor, to a typed ending.
+//! Runs one check or one case in a worker, with a time limit and readings of the device's sensor.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::conditions::{Conditions, Sensor, Watch};
+use super::conditions::{Conditions, ConditionsMonitor, Sensor};
 use super::device::DeviceCheck;
 use super::floor;
 use super::pool::Pool;
@@ -16,21 +16,21 @@ use super::schedule::Clock;
 use super::store::Layout;
 use super::worker::{Ending, Job, Reply};
 
-/// How cases are run: by which program, how long each may take, how long all may take, and when to stop.
+/// How cases run: the worker program, the time limits, the interrupt flag and the device's sensor.
 pub struct Runner<'a> {
     pub layout: &'a Layout,
     pub program: PathBuf,
-    /// Of one case.
+    /// Time limit of one case.
     pub limit: Duration,
-    /// Of everything; what does not fit is left out.
+    /// Time limit of all cases together. Cases that do not fit are left out.
     pub budget: Option<Duration>,
     pub interrupted: &'a dyn Fn() -> bool,
-    /// Looks at the device while a case runs.
+    /// Reads the device's condition while a case runs.
     pub sensor: Sensor<'a>,
 }
 
-/// Where the cases of one problem are measured: its worker, and the run that they belong to.
-pub struct Bench<'a> {
+/// What the cases of one problem share while they are measured: the worker and the run.
+pub struct MeasurementContext<'a> {
     pub problem: &'a Problem,
     pub measured: &'a Measured,
     pub profile: Profile,
@@ -46,11 +46,11 @@ pub struct Measurement {
     pub elapsed: Duration,
 }
 
-/// What came of a case.
+/// How an attempt to measure a case ended.
 #[derive(Debug)]
 pub enum CaseEnding {
     Ended(Box<Measurement>),
-    /// The budget ended before it; nothing is known of it.
+    /// The budget ended before the case did, so there is no outcome.
     OutOfTime,
     Interrupted,
 }
@@ -65,7 +65,7 @@ pub enum CheckEnding {
 }
 
 impl<'a> Runner<'a> {
-    /// By this very program, ten minutes a case, without a budget or a sensor.
+    /// Workers run this program. Ten minutes a case, no budget, no sensor.
     pub fn here(layout: &'a Layout, interrupted: &'a dyn Fn() -> bool) -> Result<Self> {
         let program = std::env::current_exe().context("failed to find this program's own file")?;
         let limit = Duration::from_secs(600);
@@ -74,9 +74,9 @@ impl<'a> Runner<'a> {
 
     /// Measures one case in a worker, and once more when the device was throttled meanwhile.
     ///
-    /// A device that stays throttled is a finding: the second measurement stands, with its reasons and the first's.
-    pub fn measure_case(&self, bench: &mut Bench, params: &Value, clock: &Clock) -> Result<CaseEnding> {
-        let first = match self.attempt(bench, params, clock)? {
+    /// If the device is still throttled, the second measurement is kept, with the throttle reasons of both.
+    pub fn measure_case(&self, context: &mut MeasurementContext, params: &Value, clock: &Clock) -> Result<CaseEnding> {
+        let first = match self.attempt(context, params, clock)? {
             CaseEnding::Ended(first) => first,
             other => return Ok(other),
         };
@@ -84,10 +84,10 @@ impl<'a> Runner<'a> {
         if spoiled.is_empty() || !matches!(first.outcome, Outcome::Measured { .. }) {
             return Ok(CaseEnding::Ended(first));
         }
-        bench.pool.clean_up(self.interrupted);
-        let mut second = match self.attempt(bench, params, clock)? {
+        context.pool.clean_up(self.interrupted);
+        let mut second = match self.attempt(context, params, clock)? {
             CaseEnding::Ended(second) if matches!(second.outcome, Outcome::Measured { .. }) => second,
-            // A throttled figure, which says that it is one, is better than none.
+            // A figure marked as throttled is better than none.
             _ => return Ok(CaseEnding::Ended(first)),
         };
         if let Some(conditions) = &mut second.conditions {
@@ -96,23 +96,24 @@ impl<'a> Runner<'a> {
         Ok(CaseEnding::Ended(second))
     }
 
-    fn attempt(&self, bench: &mut Bench, params: &Value, clock: &Clock) -> Result<CaseEnding> {
-        let job = Job::Measure { problem: bench.problem.name.into(), profile: bench.profile, params: params.clone() };
-        if (bench.measured.fresh_process)(params) {
-            bench.pool.restart();
+    fn attempt(&self, context: &mut MeasurementContext, params: &Value, clock: &Clock) -> Result<CaseEnding> {
+        let job =
+            Job::Measure { problem: context.problem.name.into(), profile: context.profile, params: params.clone() };
+        if (context.measured.fresh_process)(params) {
+            context.pool.restart();
         }
-        let watch = Watch::start(self.sensor);
+        let watch = ConditionsMonitor::start(self.sensor);
         let started = Instant::now();
         let interrupted = || {
             watch.poll();
             (self.interrupted)()
         };
-        let ending = bench.pool.run(&job, self.limit_within(clock), &interrupted)?;
+        let ending = context.pool.run(&job, self.limit_within(clock), &interrupted)?;
         let elapsed = started.elapsed();
         let outcome = match ending {
             Ending::Interrupted => return Ok(CaseEnding::Interrupted),
             Ending::TimedOut { .. } if clock.is_over() => return Ok(CaseEnding::OutOfTime),
-            ending => bench.outcome(params, ending)?,
+            ending => context.outcome(params, ending)?,
         };
         Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), elapsed })))
     }
@@ -160,8 +161,8 @@ impl<'a> Runner<'a> {
     }
 }
 
-impl Bench<'_> {
-    /// A worker's ending as an outcome. A timing below the physical floor is a failure.
+impl MeasurementContext<'_> {
+    /// Turns a worker's ending into an outcome. A timing below the physical floor is a failure.
     fn outcome(&self, params: &Value, ending: Ending) -> Result<Outcome> {
         let failed = |error: String| Outcome::Failed { error };
         let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);

@@ -1,4 +1,4 @@
-//! Checks that need a GPU: what one is, how its result is recorded, and which recorded results still count.
+//! Checks that need a GPU: what a check is, how its result is recorded, and which recorded results still count.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,21 @@ use super::store::Layout;
 /// The record's name: `report/records/gpu/device.json` on the machine, `snapshots/gpu/device.json` once accepted.
 pub const DEVICE: &str = "device";
 
-/// Bumped when checks prove something else under their old names; earlier results are stale then.
+/// Bump it when a check changes what it proves but keeps its name. Earlier results are then stale.
 const REVISION: u32 = 1;
 
-/// What only a GPU can show.
+/// A check that needs a GPU.
 #[derive(Serialize)]
 pub struct DeviceCheck {
     /// Unique among all device checks; a result belongs to its name.
     pub name: &'static str,
-    /// The same as a sentence.
+    /// What the check proves, as a sentence.
     pub proves: &'static str,
-    /// How many it needs.
+    /// The number of GPUs that the check needs.
     pub gpus: usize,
-    /// File names under `kernels/` that it runs. A result counts while their code stays the same.
+    /// File names under `kernels/` that the check runs. A change of their code makes its result stale.
     pub kernels: &'static [&'static str],
-    /// Runs in a process of its own. An error that holds [`crate::error::Fault::NotAvailable`] is a skip.
+    /// Runs in its own process. An error that holds [`crate::error::Fault::NotAvailable`] is a skip.
     #[serde(skip)]
     pub run: fn() -> Result<Verdict>,
 }
@@ -46,7 +46,7 @@ impl DeviceCheck {
         Self { kernels, ..self }
     }
 
-    /// Why a machine with so many GPUs cannot run it; `None` where it can.
+    /// Why a machine with `gpus` GPUs cannot run the check; `None` if it can.
     pub fn lacks(&self, gpus: usize) -> Option<String> {
         let needs = if self.gpus == 1 { "a GPU".to_string() } else { format!("{} GPUs", self.gpus) };
         let has = if gpus == 0 { "none".to_string() } else { gpus.to_string() };
@@ -58,12 +58,12 @@ impl DeviceCheck {
     }
 }
 
-/// All device checks, with what their results depend on as it is here.
+/// All device checks, with the present kernel hashes and library versions.
 pub struct DeviceGroup {
     pub checks: Vec<&'static DeviceCheck>,
     /// The hash of each kernel's code, by its file name.
     kernels: BTreeMap<&'static str, String>,
-    /// Versions of libraries by name; one that is not here is not compared.
+    /// Versions of libraries by name. A library that is missing here is not compared.
     versions: BTreeMap<&'static str, String>,
 }
 
@@ -79,7 +79,7 @@ impl DeviceGroup {
         Ok(Self { checks, kernels, versions })
     }
 
-    /// The record's entry of one result. `Err` is a failure with its reason.
+    /// The record entry of one result. `Err` holds the reason of a failure.
     pub fn entry(&self, check: &DeviceCheck, run: &Run, elapsed_s: f64, ended: Result<&str, &str>) -> CaseRecord {
         let kernels = check.kernels.iter().map(|file| (file.to_string(), self.kernels[file].clone())).collect();
         let outcome = match ended {
@@ -104,8 +104,8 @@ impl DeviceGroup {
         file.sort_like(params.iter());
     }
 
-    /// The results that still count: the accepted ones, and over them this machine's own. A check that cannot run here
-    /// keeps its accepted result this way.
+    /// The results that still count. This machine's results replace accepted ones; a check that cannot run here keeps its
+    /// accepted result.
     pub fn recorded(&self, layout: &Layout) -> Result<RecordFile> {
         let mut recorded = RecordFile::new(DEVICE, Profile::Gpu);
         let files = [layout.accepted(Profile::Gpu, DEVICE), layout.local(Profile::Gpu, DEVICE)];
@@ -119,13 +119,13 @@ impl DeviceGroup {
         Ok(recorded)
     }
 
-    /// Why a result says nothing of the present kernels and libraries; `None` where it still counts.
+    /// Why a result does not count for the present kernels and libraries; `None` if it counts.
     fn why_stale(&self, file: &RecordFile, case: &CaseRecord) -> Option<String> {
         let Some(check) = self.checks.iter().find(|check| check.params() == case.params) else {
-            return Some("there is no such check any more".into());
+            return Some("this check no longer exists".into());
         };
         if case.revision != REVISION {
-            return Some(format!("it is of revision {}, the checks are at {REVISION}", case.revision));
+            return Some(format!("it has revision {}, the checks have revision {REVISION}", case.revision));
         }
         if let Some(name) = check.kernels.iter().find(|name| case.kernels.get(**name) != self.kernels.get(*name)) {
             return Some(format!("kernels/{name} has changed since"));
@@ -134,16 +134,16 @@ impl DeviceGroup {
         let ran_with = |name: &str| software.and_then(|software| software.get(name));
         let (name, here) = self.versions.iter().find(|(name, here)| ran_with(name) != Some(*here))?;
         let then = ran_with(name).map_or("another", String::as_str);
-        Some(format!("it ran with {name} {then}, here is {here}"))
+        Some(format!("it ran with {name} {then}, this machine has {here}"))
     }
 
-    /// What the accepted results leave open, in words; `None` when every check has passed with what is here.
+    /// Which checks have no valid accepted result, and why; `None` if every check has one.
     pub fn unproven(&self, layout: &Layout) -> Result<Option<String>> {
         let path = layout.accepted(Profile::Gpu, DEVICE);
         let (shown, total) = (layout.display(&path), self.checks.len());
         let Some(file) = layout.read_file(&path, DEVICE, Profile::Gpu)? else {
             return Ok(Some(format!(
-                "unattested: {shown} does not exist, so no GPU has shown any of {total} checks; on one, run `cs336 grade --device`"
+                "unattested: {shown} does not exist, so none of {total} checks has passed; on a GPU, run `cs336 grade --device`"
             )));
         };
         let mut open: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -161,15 +161,15 @@ impl DeviceGroup {
         }
         let count: usize = open.values().map(Vec::len).sum();
         let reasons = open.iter().map(|(reason, names)| format!("{} ({reason})", names.join(", ")));
-        let words =
+        let message =
             || format!("unattested: {count} of {total} checks by {shown}: {}", reasons.collect::<Vec<_>>().join("; "));
-        Ok((count > 0).then(words))
+        Ok((count > 0).then(message))
     }
 
     /// Whether this machine's results may be promoted; the error says why not and what to do.
     pub fn acceptable(&self, local: &RecordFile) -> Result<()> {
         if let Some(run) = local.runs.iter().find(|run| run.dirty) {
-            bail!("run {} is of a tree with uncommitted changes; commit, then `cs336 grade --device`", run.id);
+            bail!("run {} has uncommitted changes; commit, then run `cs336 grade --device`", run.id);
         }
         for case in &local.cases {
             let name = case.params["check"].as_str().unwrap_or_default();

@@ -16,7 +16,7 @@ use super::suite::Suite;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Drift {
     pub problem: String,
-    /// Why the timings cannot be compared, if they cannot; then none is compared.
+    /// Why the timings were not compared; `None` if they were.
     pub other_machine: Option<String>,
     pub cases: Vec<CaseDrift>,
 }
@@ -27,18 +27,18 @@ pub struct CaseDrift {
     pub changes: Vec<Finding>,
 }
 
-/// One thing about one case.
+/// One difference, or one compared timing, of one case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Finding {
     OnlyLocal,
     OnlyAccepted,
-    /// The two ended differently (measured and out of memory, say).
+    /// The outcomes differ, for example measured and out of memory.
     Outcome {
         accepted: String,
         local: String,
     },
-    /// A value that must repeat exactly does not.
+    /// A value that must repeat exactly has changed.
     Value {
         path: String,
         accepted: Value,
@@ -52,7 +52,7 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Whether this is a difference (an indistinct or unchanged timing is not).
+    /// Whether this is a difference. An indistinct or unchanged timing is none.
     pub fn is_difference(&self) -> bool {
         !matches!(self, Self::Timing { comparison, .. } if matches!(comparison.change, Change::Same | Change::Indistinct))
     }
@@ -89,7 +89,7 @@ fn different_machine(local: &RecordFile, accepted: &RecordFile) -> Option<String
     let here: Vec<String> = local.runs.iter().map(|r| describe(&r.machine)).collect();
     let there: Vec<String> = accepted.runs.iter().map(|r| describe(&r.machine)).collect();
     let odd = here.iter().find_map(|h| there.iter().find(|t| *t != h).map(|t| (h, t)))?;
-    Some(format!("the accepted figures are of {}, these are of {}", odd.1, odd.0))
+    Some(format!("the accepted figures come from {}, these from {}", odd.1, odd.0))
 }
 
 fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Result<Vec<Finding>> {
@@ -103,7 +103,7 @@ fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Res
         let old_samples = samples_of(old)?;
         for (path, new) in samples_of(new)? {
             let Some((_, old)) = old_samples.iter().find(|(p, _)| *p == path) else { continue };
-            // Bytes may be zero on both sides, which no ratio describes.
+            // Bytes may be zero on both sides, which has no ratio.
             if old.samples != new.samples || new.unit == Unit::Seconds {
                 findings.push(Finding::Timing { comparison: compare(&old.samples, &new.samples)?, path });
             }
@@ -130,7 +130,7 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
     Ok(found)
 }
 
-/// The row with each `Samples` reduced to its unit and work: what must repeat exactly.
+/// The row with each `Samples` reduced to its unit and work, which must repeat exactly.
 fn without_samples(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -159,7 +159,7 @@ fn compare_values(path: &str, accepted: &Value, local: &Value, findings: &mut Ve
 
 /// Whether a local record may be promoted; the error says why not and what to do.
 ///
-/// `accepted` is what it would replace: a case that was measured is not given up for one that could not run.
+/// `accepted` is the record that it would replace. A measured case must not become one that could not run.
 pub fn acceptable(
     layout: &Layout,
     problem: &Problem,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_exact_value_is_a_contradiction_and_a_timing_is_judged_by_rank() {
+    fn a_changed_exact_value_is_a_contradiction_and_timings_are_compared_by_rank() {
         let found = findings(measured(2, 1.5), measured(1, 1.0));
         assert!(matches!(&found[0], Finding::Value { path, .. } if path == "value") && found[0].is_contradiction());
         assert!(
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_keeps_the_exact_values_and_drops_the_timings() {
+    fn on_another_machine_only_exact_values_are_compared() {
         let drift = drift(&file("a", measured(2, 9.0)), &file("b", measured(1, 1.0))).unwrap();
         assert!(drift.other_machine.is_some() && drift.cases[0].changes.len() == 1, "{drift:?}");
     }

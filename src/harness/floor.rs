@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::record::Peaks;
 use super::samples::{Samples, Unit, each_samples};
 
-/// How far a sample may pass a roof before it is called impossible: a measured roof is itself a sample.
+/// How far a sample may exceed a peak before it is an error. A measured peak has noise too.
 const TOLERANCE: f64 = 1.10;
 
-/// Holds every timing in `row` against `peaks`; the error names the value's path and both figures.
+/// Compares every timing in `row` with `peaks`. The error names the value's path and both figures.
 pub fn check(row: &Value, peaks: &Peaks) -> Result<()> {
     each_samples(row, &mut |at, samples| {
         check_samples(samples, peaks).with_context(|| format!("{at} is faster than this machine can be"))
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_roof_says_nothing_of_what_fits_the_cache() {
+    fn traffic_that_fits_the_cache_is_not_compared_with_the_memory_roof() {
         check(&row(1e-9, 0.0, 1e3), &peaks()).unwrap();
     }
 

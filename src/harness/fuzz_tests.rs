@@ -1,4 +1,4 @@
-//! Damaged suites and records: the parsers may refuse them, and may neither panic nor accept nonsense.
+//! Damaged suites and records: a parser must refuse them or read valid data, and must not panic.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::answer::made_up::{MadeUp, seconds};
 use super::record::RecordFile;
 use super::suite;
 
-/// What TOML and JSON are made of, and values at the edges of types.
+/// Tokens of TOML and JSON, and limit values of types.
 const PIECES: [&str; 24] = [
     "[",
     "]",
@@ -42,12 +42,12 @@ const PIECES: [&str; 24] = [
     "\"samples\": []",
 ];
 
-/// A change at a place of a text, both in characters.
+/// A change of a text; positions and lengths are in characters.
 #[derive(Debug, Clone)]
 enum Edit {
     Remove(Index, usize),
     Insert(Index, &'static str),
-    /// Some characters from the first place once more at the second.
+    /// Copies characters from the first position to the second.
     Repeat(Index, usize, Index),
 }
 
@@ -99,7 +99,7 @@ fn damaged() -> impl Strategy<Value = String> {
     prop_oneof![8 => edited, 1 => of_pieces, 1 => any_with::<String>(".{0,200}".into()), 1 => Just(String::new())]
 }
 
-/// Whether each of the two parsers takes the text; what it takes must mean something.
+/// Whether each of the two parsers accepts the text. Accepted text must be valid data.
 fn parse(text: &str) -> (bool, bool) {
     let suite = suite::parse(text, "fuzz.toml", &|case, _| Ok(case.clone()));
     for grid in suite.iter().flat_map(|suite| &suite.grids) {
@@ -116,7 +116,7 @@ fn parse(text: &str) -> (bool, bool) {
 
 /// `CS336_FUZZ_CASES=1000000 cargo test --lib harness::fuzz` tries as many texts.
 #[test]
-fn damaged_suites_and_records_are_refused_or_mean_something() {
+fn damaged_suites_and_records_are_refused_or_read_as_valid_data() {
     let asked = std::env::var("CS336_FUZZ_CASES").ok();
     let cases = asked.map_or(2000, |text| text.parse().expect("CS336_FUZZ_CASES is a number"));
     let config = Config { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(336), ..Config::default() };
@@ -128,7 +128,7 @@ fn damaged_suites_and_records_are_refused_or_mean_something() {
 }
 
 #[test]
-fn the_sound_texts_are_taken_by_one_parser_each() {
+fn each_undamaged_text_is_accepted_by_one_parser() {
     let taken: Vec<_> = sound_texts().iter().map(|text| parse(text)).collect();
     let (last, suites) = taken.split_last().unwrap();
     assert!(suites.len() > 10 && suites.iter().all(|taken| *taken == (true, false)), "{suites:?}");

@@ -1,14 +1,14 @@
-//! Points: what each part of each problem earned, and the reason for every point lost.
+//! Points: what each part of each problem earned, and why points are lost.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::case::CheckEnding;
-use super::handout::{HandoutProblem, Kind, Part};
+use super::handout::{DeliverableKind, HandoutProblem, Part};
 use super::problem::Problem;
 
-/// What one problem earned.
+/// The points of one problem.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProblemGrade {
     pub name: &'static str,
@@ -30,7 +30,7 @@ pub struct PartGrade {
     pub checks: Vec<CheckResult>,
 }
 
-/// One check as it ran.
+/// The result of one check.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckResult {
     pub name: &'static str,
@@ -66,12 +66,12 @@ impl CheckStatus {
     }
 }
 
-/// What the written half of a problem rests on.
+/// Whether the records and the template behind a problem's written answer are in order.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// Why its records do not cover its suite; `None` when they do or it measures nothing.
+    /// Why the records do not cover the suite; `None` if they do, or if the problem measures nothing.
     pub records_missing: Option<String>,
-    /// Why its template does not render with every claim true; `None` when it does.
+    /// Why the template does not render with every claim true; `None` if it does.
     pub answer_broken: Option<String>,
 }
 
@@ -106,17 +106,17 @@ fn grade_part(part: &Part, entry: Option<&Problem>, checks: &[CheckResult], evid
         checks,
     };
     if !entry.is_some_and(|e| e.answers.contains(&part.id)) {
-        return graded(0.0, vec!["not answered yet: its code comes with a later issue".into()], checks);
+        return graded(0.0, vec!["not answered yet: there is no code for it".into()], checks);
     }
     let mut lost: Vec<String> = checks.iter().filter_map(reason).collect();
     let passed = checks.len() - lost.len();
     let mut share = if checks.is_empty() { 1.0 } else { passed as f64 / checks.len() as f64 };
-    let is_code = part.kinds.contains(&Kind::Code);
+    let is_code = part.kinds.contains(&DeliverableKind::Code);
     if is_code && checks.is_empty() {
-        lost.push("it hands in code and no check of it ran".into());
+        lost.push("the part hands in code, but none of its checks ran".into());
         share = 0.0;
     }
-    if part.kinds.iter().any(|k| *k != Kind::Code) {
+    if part.kinds.iter().any(|k| *k != DeliverableKind::Code) {
         let reasons = [&evidence.records_missing, &evidence.answer_broken];
         for reason in reasons.into_iter().flatten() {
             lost.push(reason.clone());
@@ -163,7 +163,7 @@ impl Status {
     }
 }
 
-/// Points as people write them: "2", "1.5", "0.33".
+/// Points without trailing zeros: "2", "1.5", "0.33".
 pub fn points(value: f64) -> String {
     // The sum of no points is minus zero.
     let text = format!("{:.2}", value + 0.0);
@@ -176,8 +176,8 @@ mod tests {
     use super::*;
 
     const PARTS: &[Part] = &[
-        Part { id: "a", points: 2.0, kinds: &[Kind::Code], question: "" },
-        Part { id: "b", points: 1.0, kinds: &[Kind::Table, Kind::Written], question: "" },
+        Part { id: "a", points: 2.0, kinds: &[DeliverableKind::Code], question: "" },
+        Part { id: "b", points: 1.0, kinds: &[DeliverableKind::Table, DeliverableKind::Written], question: "" },
     ];
     const HANDOUT: HandoutProblem = HandoutProblem { name: "x", title: "X", section: "1", points: 3.0, parts: PARTS };
     const ENTRY: Problem = Problem {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_order_earns_everything() {
+    fn a_complete_answer_earns_all_points() {
         let grade = grade(&HANDOUT, Some(&ENTRY), &[passed()], &Evidence::default());
         assert_eq!((grade.earned, grade.parts.iter().all(|p| p.lost.is_empty())), (3.0, true));
     }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn points_read_like_points() {
+    fn points_have_no_trailing_zeros() {
         assert_eq!([points(2.0), points(1.5), points(1.0 / 3.0), points(0.0)], ["2", "1.5", "0.33", "0"]);
         assert_eq!(points([0.0; 0].iter().sum()), "0");
     }

@@ -1,13 +1,13 @@
-//! What the handout (Spring 2025, version 1.0.4) asks for: 21 problems, 107 points, every part and what must be handed in.
+//! The handout (Spring 2025, version 1.0.4): 21 problems, 107 points, and what each part must hand in.
 //!
-//! The questions are in our own words, complete enough that a reader of the report needs no handout. The handout gives
-//! points per problem only; where a problem has lettered parts, how its points fall to them is our own division.
+//! The questions are our paraphrase, complete enough that a reader of the report needs no handout. The handout gives
+//! points per problem only; their division among lettered parts is ours.
 
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Read once, and never freed. An alias, since serde would borrow a field of type `&str` from the file's text.
+/// Read once and never freed. An alias, because serde would borrow a field of type `&str` from the file's text.
 type Text = &'static str;
 
 /// One problem as the handout poses it.
@@ -23,7 +23,7 @@ pub struct HandoutProblem {
     /// The handout's section number, such as "1.1.3".
     #[serde(deserialize_with = "text")]
     pub section: Text,
-    /// As the handout prints them; the parts sum to this.
+    /// The problem's points in the handout: the sum over its parts.
     pub points: f64,
     #[serde(rename = "part", deserialize_with = "list")]
     pub parts: &'static [Part],
@@ -36,11 +36,11 @@ pub struct Part {
     /// The handout's letter, or "" where a problem has no letters.
     #[serde(deserialize_with = "text")]
     pub id: Text,
-    /// Our division of the problem's points.
+    /// The part's share of the problem's points, by our division.
     pub points: f64,
     #[serde(deserialize_with = "list")]
-    pub kinds: &'static [Kind],
-    /// Markdown, in our own words.
+    pub kinds: &'static [DeliverableKind],
+    /// Our paraphrase, in Markdown.
     #[serde(deserialize_with = "text")]
     pub question: Text,
 }
@@ -48,7 +48,7 @@ pub struct Part {
 /// What a part hands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum DeliverableKind {
     Code,
     Table,
     Written,
@@ -93,7 +93,7 @@ impl HandoutProblem {
     }
 }
 
-impl Kind {
+impl DeliverableKind {
     /// One lowercase word for tables and `cs336 list`.
     pub fn name(self) -> &'static str {
         match self {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_find_what_is_there_and_nothing_else() {
+    fn lookups_find_existing_problems_and_parts_only() {
         assert_eq!(by_name("flash_forward").and_then(|p| p.part("b")).map(|p| p.points), Some(8.0));
         assert!(by_name("flash_forward").and_then(|p| p.part("")).is_none());
         assert!(by_name("leaderboard").is_none());

@@ -1,6 +1,6 @@
-//! Declared cases become records: what a problem is, how its grid runs, what came out, and whether it changed.
+//! Measures declared cases into records: problems, their grids, the outcomes, and changes between records.
 //!
-//! Nothing here names a tensor, a device library or a problem; the registry hands those in as function pointers.
+//! This code names no tensor, device library or problem. The registry passes those in as function pointers.
 
 pub mod answer;
 pub mod case;

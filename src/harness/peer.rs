@@ -1,8 +1,8 @@
-//! A peer: a process in another language that serves jobs as lines of JSON, measured beside us in one run.
+//! A peer: a process in another language that serves jobs as lines of JSON and is measured in the same run.
 //!
-//! It greets with one line, `{"protocol": 1, ..}`. A job is `{"id": .., "job": .., "settings": {..}}`, its reply
-//! `{"id": .., "result": ..}` or `{"id": .., "error": {"kind": .., "message": ..}}`. Both travel on the socket that is the
-//! peer's standard input ([`crate::process`]); an error carries the last lines of what the peer prints.
+//! It first sends one line, the greeting `{"protocol": 1, ..}`. A job is `{"id": .., "job": .., "settings": {..}}`; its
+//! reply is `{"id": .., "result": ..}` or `{"id": .., "error": {"kind": .., "message": ..}}`. Both use the socket that is
+//! the peer's standard input ([`crate::process`]). An error includes the last lines that the peer printed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -40,13 +40,13 @@ struct Reply {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Refusal {
-    kind: Kind,
+    kind: RefusalKind,
     message: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+enum RefusalKind {
     OutOfMemory,
     /// The peer's machine lacks a tool that the job needs.
     NotAvailable,
@@ -63,25 +63,25 @@ impl Peer {
         let spoken = &peer.greeting["protocol"];
         ensure!(
             spoken.as_u64() == Some(version),
-            "the peer {program} speaks protocol {spoken}, this program {version}: use the peer of this version"
+            "the peer {program} has protocol {spoken}, this program {version}: use the peer of this version"
         );
         Ok(peer)
     }
 
-    /// What the peer says of itself.
+    /// The peer's first message.
     pub fn greeting(&self) -> &Value {
         &self.greeting
     }
 
-    /// Whether another job can be given: false once the peer has died, hung or answered what is no reply.
+    /// Whether the peer can take another job: false once it has died, hung or sent an invalid reply.
     pub fn is_usable(&self) -> bool {
         self.usable
     }
 
-    /// Has `job` done, at most within `deadline`.
+    /// Sends `job` and waits for its result, at most `deadline`.
     ///
-    /// Errors: [`Fault::OutOfMemory`] and [`Fault::NotAvailable`] as the peer names them, after which it can be used
-    /// again, as after a job that failed; and the peer's own end, with its last output, after which it cannot.
+    /// Errors: [`Fault::OutOfMemory`], [`Fault::NotAvailable`] or a failed job, after which the peer can be used again; or
+    /// the peer's death, with its last output, after which it cannot.
     pub fn call<R: DeserializeOwned>(&mut self, job: &str, settings: impl Serialize, deadline: Duration) -> Result<R> {
         ensure!(self.usable, "the peer has ended; start another one");
         self.next_id += 1;
@@ -95,20 +95,20 @@ impl Peer {
         let Reply { id, result, error } = Reply::deserialize(&reply).inspect_err(|_| self.usable = false)?;
         if id != self.next_id {
             self.usable = false;
-            bail!("the peer answered job {id}, asked was job {}", self.next_id);
+            bail!("the peer answered job {id}, expected was job {}", self.next_id);
         }
         match (result, error) {
             (Some(result), None) => Ok(result),
             (None, Some(refusal)) => Err(refusal.into_error()),
             _ => {
                 self.usable = false;
-                bail!("a reply holds a result or an error, this one {reply}")
+                bail!("a reply must hold a result or an error, this one is {reply}")
             }
         }
     }
 
     fn receive(&mut self, deadline: Duration) -> Result<Value> {
-        // Nobody interrupts: Ctrl-C ends the worker that waits here, and with it the peer.
+        // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
         let error = match self.process.receive(deadline, &|| false) {
             Answer::Line(line) => match serde_json::from_str(&line) {
                 Ok(reply) => return Ok(reply),
@@ -133,13 +133,13 @@ impl Refusal {
     fn into_error(self) -> anyhow::Error {
         let message = self.message;
         match self.kind {
-            Kind::OutOfMemory => {
+            RefusalKind::OutOfMemory => {
                 fault_in_words(&message).unwrap_or(Fault::OutOfMemory { requested_bytes: None, message }).into()
             }
-            Kind::NotAvailable => {
+            RefusalKind::NotAvailable => {
                 Fault::NotAvailable { needs: "a tool that the peer lacks".into(), has: message }.into()
             }
-            Kind::Failed => anyhow!(message),
+            RefusalKind::Failed => anyhow!(message),
         }
     }
 }

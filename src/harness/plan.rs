@@ -1,4 +1,4 @@
-//! What is still to be measured of a problem: what is missing, stale, failed or not run, and what it took last time.
+//! Which cases of a problem are still to be measured, and how long each took last time.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ use super::suite::{Suite, load};
 /// Which cases of a grid to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Every case anew.
+    /// Every case.
     All,
-    /// What is missing, stale, failed or not run: `measure --resume`. A case that needs what this machine still lacks
-    /// ends at once, as before.
+    /// Missing, stale, failed and not-run cases: `measure --resume`. A case that this machine still cannot run ends at
+    /// once.
     Unfinished,
-    /// What is missing or stale: `writeup`.
+    /// Missing and stale cases: `writeup`.
     Outdated,
 }
 
-/// What is to be measured of one problem under one profile.
+/// The cases to measure of one problem under one profile.
 pub struct Plan<'a> {
     pub problem: &'a Problem,
     pub measured: &'a Measured,
     pub profile: Profile,
     pub suite: Suite,
-    /// The record as it stands, without the cases that have left the suite.
+    /// The present record, without the cases that are no longer in the suite.
     pub record: RecordFile,
     pub pending: Vec<Pending>,
 }
 
-/// One case to measure, and what it took last time (here, or else where the accepted record was made), if that is known.
+/// One case to measure, and how long it took last time, here or else in the accepted record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pending {
     pub grid: String,
@@ -42,7 +42,7 @@ pub struct Pending {
 }
 
 impl Plan<'_> {
-    /// Seconds that the pending cases took last time, and how many of them have no such figure.
+    /// Seconds that the pending cases took last time, and how many cases have no known time.
     pub fn estimate(&self) -> (f64, usize) {
         let known = self.pending.iter().filter_map(|p| p.last_elapsed_s);
         // The sum of no numbers is minus zero.
@@ -50,7 +50,7 @@ impl Plan<'_> {
     }
 }
 
-/// Works out what `scope` asks for; `None` for a problem that measures nothing under this profile.
+/// Selects the cases of `scope`; `None` if the problem measures nothing under this profile.
 pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: Scope) -> Result<Option<Plan<'a>>> {
     let (Some(measured), Some(suite)) = (&problem.measured, load(&layout.root, problem)?) else { return Ok(None) };
     if suite.cases(profile).next().is_none() {
@@ -59,7 +59,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let kernels = kernel_hashes(layout, measured, profile)?;
     let old = layout.read_local(profile, problem)?;
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
-    // It only gives an estimate. A command that needs the figures reports an unreadable accepted record.
+    // Only used for an estimate. Commands that need the figures report an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
     let mut pending = Vec::new();
@@ -82,8 +82,8 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     Ok(Some(Plan { problem, measured, profile, suite, record, pending }))
 }
 
-/// Gives a function that says why a recorded case is stale (today's problem would measure another case, or measure it
-/// differently), or `None` where it is fresh. Kernel files are read once, not for each case.
+/// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are
+/// read once, not for each case.
 pub fn staleness<'a>(
     layout: &Layout,
     problem: &'a Problem,
@@ -115,7 +115,7 @@ fn staleness_of_case(case: &CaseRecord, measured: &Measured, kernels: &BTreeMap<
     }
 }
 
-/// The kernels that a problem's figures depend on, with the hash of each file's present code; a CPU runs none of them.
+/// The kernels that a problem's figures depend on, each with its present hash. A CPU runs no kernels.
 pub fn kernel_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
     if profile == Profile::Cpu {
         return Ok(BTreeMap::new());
@@ -138,7 +138,7 @@ mod tests {
     use super::super::store::write_atomically;
     use super::*;
 
-    /// The parameters and rows of one made-up problem, as its author changes them.
+    /// One version of a made-up problem's parameters and rows.
     struct Version<Params, Row>(PhantomData<(Params, Row)>);
 
     impl<P: Serialize + DeserializeOwned, R: Serialize + DeserializeOwned> Measure for Version<P, R> {
@@ -190,7 +190,7 @@ mod tests {
         Problem { name: "toy", answers: &[], checks: &[], measured, answer: |_, _| Ok(Answer::default()), reads: &[] }
     }
 
-    /// A tree with accepted and local records of two cases as the old version measured them, and with a suite.
+    /// A tree with a suite, and with accepted and local records of two cases by the old version.
     fn tree(suite: &str) -> (tempfile::TempDir, Layout) {
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout { root: folder.path().into() };
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn another_value_of_a_new_parameter_and_a_new_required_field_of_a_row_are_measured() {
+    fn another_value_of_a_new_parameter_and_a_new_required_field_make_a_case_stale() {
         let (reasons, pending) = stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = 2\nfused = [false, true]\n");
         assert_eq!((reasons, pending), (vec![Some("its parameters have left the suite".into()), None], 1));
         let (reasons, pending) = stale(&problem::<OldParams, RowWithRequiredField>(), "[cpu.all]\nn = [1, 2]\n");

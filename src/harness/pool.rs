@@ -1,4 +1,4 @@
-//! One worker kept alive over many jobs, and replaced after one that did not end well.
+//! One worker kept alive over many jobs, and replaced after a job that failed.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use anyhow::Result;
 use super::record::Outcome;
 use super::worker::{Ending, Job, Reply, Worker};
 
-/// Giving cached memory back takes milliseconds; a worker that needs longer hangs.
+/// A clean-up takes milliseconds. A worker that needs longer hangs.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Keeps one worker alive over many jobs and starts another after a death.
+/// Keeps one worker alive over many jobs, and starts another if it dies.
 pub struct Pool {
     program: PathBuf,
     root: PathBuf,
@@ -28,9 +28,9 @@ impl Pool {
         self.worker = None;
     }
 
-    /// Runs one job. A worker whose job did not end well is replaced, so that the next one starts clean.
+    /// Runs one job. If the job fails, the next job gets a new worker.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
-        // One that died after its last reply must not become this job's failure.
+        // A worker that died after its last reply must not fail this job.
         let mut worker = match self.worker.take().and_then(|mut worker| worker.is_idle().then_some(worker)) {
             Some(worker) => worker,
             None => Worker::start(&self.program, &self.root)?,
@@ -51,10 +51,10 @@ impl Pool {
         Ok(ending)
     }
 
-    /// Has the worker give back what the last job left behind; one that cannot is replaced by the next job.
+    /// Asks the worker to free what the last job left behind. If that fails, the next job gets a new worker.
     pub fn clean_up(&mut self, interrupted: &dyn Fn() -> bool) {
         if self.worker.is_some() {
-            // Whatever goes wrong, `run` keeps no worker that did not end well.
+            // `run` drops a worker whose clean-up failed.
             let _ = self.run(&Job::CleanUp, CLEAN_UP_LIMIT, interrupted);
         }
     }

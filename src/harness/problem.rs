@@ -1,4 +1,4 @@
-//! What a problem is to the harness: a name, checks, a measuring routine and an answer, all as plain data.
+//! A problem as the harness sees it: a name, checks, a measuring routine and an answer, all as plain data.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::answer::AnswerFn;
 use super::record::Profile;
 
-/// One registry entry. What is true of every entry is tested over the slice in `suites/tidy.rs`.
+/// One registry entry. `suites/tidy.rs` tests the rules for all entries.
 pub struct Problem {
     /// The handout's name; also the name of the module, suite, template and record.
     pub name: &'static str,
-    /// The parts that the template answers, as the handout letters them ("a", "b"; "" where it has no letters).
+    /// The parts that the template answers: the handout's letters "a", "b", or "" for a problem without letters.
     pub answers: &'static [&'static str],
     /// Correctness checks; run under `cargo test`, under `cs336 grade`, and before `cs336 measure`.
     pub checks: &'static [Check],
@@ -30,12 +30,12 @@ pub struct Check {
     pub run: fn() -> Result<Verdict>,
 }
 
-/// How a check ended when it did not fail; a failure is an `Err`.
+/// How a check ended without a failure. A failure is an `Err`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// `note` records what was reached, such as the largest error against its tolerance.
+    /// `note` holds a result, such as the largest error and its tolerance.
     Passed { note: String },
-    /// The check could not run here, and why.
+    /// The check could not run here; the reason says why.
     Skipped { reason: String },
 }
 
@@ -55,22 +55,22 @@ pub trait Measure {
     type Params: Serialize + DeserializeOwned;
     /// What one case gives: `Samples` for what is noisy, plain values for what must repeat exactly.
     type Row: Serialize + DeserializeOwned;
-    /// Bumped when the meaning of a measured value changes; records of an older revision are stale.
+    /// Bump it when the meaning of a measured value changes. Records of an older revision are stale.
     const REVISION: u32;
     /// File names under `kernels/` whose change makes a record stale.
     const KERNELS: &'static [&'static str] = &[];
 
-    /// Of [`Self::KERNELS`], those that a case runs.
+    /// The kernels of [`Self::KERNELS`] that a case runs.
     fn kernels(_params: &Self::Params) -> &'static [&'static str] {
         Self::KERNELS
     }
 
-    /// What a case that leaves a key out means, where that depends on the device; what does not is serde's to fill in.
+    /// Default values that depend on the device. serde fills in the other defaults.
     fn defaults(_profile: Profile) -> Vec<(&'static str, Value)> {
         Vec::new()
     }
 
-    /// Rejects parameter combinations that parse but mean nothing; the message names the key.
+    /// Rejects invalid combinations of parameters. The message names the key.
     fn validate(_params: &Self::Params) -> Result<()> {
         Ok(())
     }
@@ -80,7 +80,7 @@ pub trait Measure {
         None
     }
 
-    /// Whether the case must be the first of its process, because it measures what a start costs. The others share one.
+    /// Whether the case must be the first in its process because it measures start-up costs. Other cases share a process.
     fn fresh_process(_params: &Self::Params) -> bool {
         false
     }
@@ -95,7 +95,7 @@ pub struct Measured {
     pub revision: u32,
     pub kernels: &'static [&'static str],
     pub kernels_of: fn(&Value) -> Vec<&'static str>,
-    /// Parses and validates one case of a profile, giving back its canonical form (every default filled in).
+    /// Parses and validates one case of a profile, and returns its canonical form with every default filled in.
     pub parse: fn(&Value, Profile) -> Result<Value>,
     /// Checks that a stored row still has the shape that the template expects.
     pub check_row: fn(&Value) -> Result<()>,
@@ -119,7 +119,7 @@ impl Measured {
     }
 }
 
-/// Of a case that cannot be read, all: it is stale whichever changes.
+/// For a case that cannot be parsed, all kernels: a change of any makes it stale.
 fn kernels_of<M: Measure>(params: &Value) -> Vec<&'static str> {
     M::Params::deserialize(params).map_or(M::KERNELS, |params| M::kernels(&params)).to_vec()
 }
@@ -137,7 +137,7 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
 }
 
 fn check_row<M: Measure>(row: &Value) -> Result<()> {
-    M::Row::deserialize(row).map(drop).context("the row has not the shape of this problem's Row type")
+    M::Row::deserialize(row).map(drop).context("the row does not have the fields of this problem's Row type")
 }
 
 fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{Gpu, Machine, Run};
 
-/// What the harness cannot know by itself because it names no device library; the problems' side fills it in.
+/// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub gpus: Vec<Gpu>,
@@ -17,7 +17,7 @@ pub struct Facts {
     pub peaks: super::record::Peaks,
 }
 
-/// The commit of a tree, and whether its tracked files differ from it.
+/// The commit of a tree, and whether tracked files have uncommitted changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Commit {
@@ -25,11 +25,11 @@ pub struct Commit {
     pub dirty: bool,
 }
 
-/// The file in which a bundle says which commit it was made of.
+/// The file in which a bundle stores its commit.
 pub const BUNDLE_FILE: &str = "bundle.json";
 
 impl Commit {
-    /// Of the checkout at `root`, or of the bundle unpacked there; "unknown" and dirty where neither is known.
+    /// The commit of the checkout or unpacked bundle at `root`; "unknown" and dirty for other folders.
     pub fn of(root: &Path) -> Self {
         let from_bundle = || serde_json::from_slice(&std::fs::read(root.join(BUNDLE_FILE)).ok()?).ok();
         from_bundle().or_else(|| from_git(root)).unwrap_or(Self { commit: "unknown".into(), dirty: true })
@@ -42,7 +42,7 @@ fn from_git(root: &Path) -> Option<Commit> {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
     };
     let commit = git(&["rev-parse", "HEAD"])?;
-    // Records, rendered text and templates feed no measurement: accepting one problem must not dirty the next.
+    // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
     let changed =
         git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!snapshots", ":!templates", ":!report"])?;
     Some(Commit { commit, dirty: !changed.is_empty() })
@@ -72,7 +72,7 @@ fn run_id(now: jiff::Timestamp) -> Result<String> {
     Ok(format!("{}-{:02x}{:02x}", now.strftime("%Y%m%dT%H%M%SZ"), tail[0], tail[1]))
 }
 
-/// What `/proc` says of this machine.
+/// This machine's processor, cores and memory from `/proc`, with its GPUs.
 pub fn machine(gpus: &[Gpu]) -> Result<Machine> {
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("failed to read {path}"));
     let cpu_info = read("/proc/cpuinfo")?;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_says_its_commit() {
+    fn a_bundle_has_its_commit() {
         let folder = tempfile::tempdir().unwrap();
         let commit = Commit { commit: "abc".into(), dirty: false };
         std::fs::write(folder.path().join(BUNDLE_FILE), serde_json::to_vec(&commit).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The Python interpreter that has PyTorch: what runs the peers of `suites/peers`.
+//! The Python interpreter that runs the peers of `suites/peers`; it must have PyTorch.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use super::store::Layout;
 use crate::error::Fault;
 use crate::process::{Answer, Cause, ChildProcess};
 
-/// The variable by which a bundle's launcher names the interpreter whose PyTorch it found.
+/// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
 
-/// Looking for a module takes a fraction of a second, on a file server seconds.
+/// Finding a module takes a fraction of a second locally, and seconds on a file server.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// `$CS336_PYTHON`, else the checkout's own `.venv/bin/python`, else the `python3` of the path.
@@ -21,7 +21,7 @@ pub fn interpreter() -> PathBuf {
     choose(std::env::var_os(VARIABLE), root.as_deref())
 }
 
-/// Whether the interpreter runs and has `module`; it is looked for and not imported.
+/// Checks that the interpreter runs and has `module`, without importing it.
 ///
 /// Errors: [`Fault::NotAvailable`], with the remedy.
 pub fn require(module: &str) -> Result<(), Fault> {
@@ -56,17 +56,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_interpreter_lacks_is_a_fault_with_the_remedy() {
+    fn a_missing_module_is_a_fault_with_the_remedy() {
         let python = interpreter();
         assert_eq!(require_of(&python, "json").map_err(|fault| fault.to_string()), Ok(()));
         for (python, module) in [(python.as_path(), "no_such_module"), (Path::new("/nowhere/python"), "json")] {
-            let words = require_of(python, module).unwrap_err().to_string();
-            assert!(words.contains(module) && words.contains("make setup"), "{words}");
+            let message = require_of(python, module).unwrap_err().to_string();
+            assert!(message.contains(module) && message.contains("make setup"), "{message}");
         }
     }
 
     #[test]
-    fn the_named_one_comes_before_the_checkouts_and_that_before_the_paths() {
+    fn the_variable_precedes_the_checkout_and_the_checkout_precedes_the_path() {
         let tree = tempfile::tempdir().unwrap();
         assert_eq!(choose(None, Some(tree.path())), Path::new("python3"));
         assert_eq!(choose(Some("".into()), None), Path::new("python3"));

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use super::conditions::Conditions;
 use super::samples::{round_times, round_to_clock};
 
-/// The version of a record file's JSON structure; a file of another version is refused. A new parameter with a default and
-/// a new optional field of a row do not change it.
+/// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
+/// and a new optional field of a row do not change it.
 pub const SCHEMA: u32 = 1;
 
-/// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's own.
+/// Which of a suite's grids ran: `cpu` takes minutes on two cores, `gpu` is the handout's grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
@@ -58,7 +58,7 @@ pub struct CaseRecord {
     /// The grid's name within its profile, such as "warmup".
     pub grid: String,
     pub params: Value,
-    /// The id of the [`Run`] that made this.
+    /// The id of the [`Run`] that measured this case.
     pub run: String,
     pub revision: u32,
     /// File name under `kernels/` to the hash of its content, for the kernels that the case used.
@@ -66,13 +66,13 @@ pub struct CaseRecord {
     pub kernels: BTreeMap<String, String>,
     /// Wall time of the whole case, warm-up included.
     pub elapsed_s: f64,
-    /// Where the device has a sensor.
+    /// `None` if the device has no sensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
     pub outcome: Outcome,
 }
 
-/// How a case ended. An expected failure is an outcome, never a sentinel.
+/// How a case ended. An expected failure is a variant, never a sentinel value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Outcome {
@@ -82,7 +82,7 @@ pub enum Outcome {
     Failed { error: String },
 }
 
-/// One measuring by one build on one machine; every printed number leads to one.
+/// One measurement session of one build on one machine. Every printed number belongs to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
@@ -98,13 +98,13 @@ pub struct Run {
     pub suite_hash: String,
     pub machine: Machine,
     pub software: BTreeMap<String, String>,
-    /// What changes numbers and is constant during a run: threads, tf32; on a GPU its power limit and highest clocks.
+    /// Settings that affect timings and are constant during a run: threads, tf32, a GPU's power limit and maximum clocks.
     pub settings: BTreeMap<String, String>,
-    /// The limits that this run's timings were checked against.
+    /// The peaks that this run's timings were checked against.
     pub peaks: Peaks,
 }
 
-/// What the numbers were measured on. No host name: a record is published.
+/// The machine that was measured. It has no host name because records are published.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -112,7 +112,7 @@ pub struct Machine {
     pub cores: usize,
     pub memory_bytes: u64,
     pub os: String,
-    /// Empty where there is none.
+    /// Empty without a GPU.
     pub gpus: Vec<Gpu>,
 }
 
@@ -124,14 +124,14 @@ pub struct Gpu {
     pub compute_capability: String,
 }
 
-/// The fastest this machine can go, measured or known, and where that is known from.
+/// The machine's peak speeds, and their source: a data sheet or a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peaks {
     /// Floating-point operations per second, by precision.
     pub flops_per_s: BTreeMap<String, f64>,
     pub bytes_per_s: f64,
-    /// Traffic below this may come from a cache that is faster than `bytes_per_s`, so the memory roof says nothing of it.
+    /// Traffic below this size may come from a cache, so it is not compared with `bytes_per_s`.
     pub cache_bytes: f64,
     pub source: String,
 }
@@ -153,7 +153,7 @@ impl RecordFile {
         Ok(file)
     }
 
-    /// Every case names a run of the file, no two cases have the same parameters, every sample is a measurement.
+    /// Errors: a case without its run, two cases with the same parameters, or an invalid sample.
     pub fn validate(&self) -> Result<()> {
         for (i, case) in self.cases.iter().enumerate() {
             ensure!(
@@ -170,10 +170,10 @@ impl RecordFile {
         self.refuse_equal_cases()
     }
 
-    /// Replaces the parameters of each case by their canonical form, in which a key that was unknown when the case was
-    /// measured has its default. Parameters that `canonical` cannot read stay as they are: no suite can hold them.
+    /// Replaces each case's parameters by their canonical form, which fills in keys added since the case was measured.
+    /// Parameters that `canonical` cannot read are kept; no suite can contain them.
     ///
-    /// Errors: two cases have the same parameters then.
+    /// Errors: two cases then have the same parameters.
     pub fn with_canonical_params(mut self, canonical: impl Fn(&Value) -> Option<Value>) -> Result<Self> {
         for case in &mut self.cases {
             case.params = canonical(&case.params).unwrap_or_else(|| std::mem::take(&mut case.params));
@@ -199,7 +199,7 @@ impl RecordFile {
         self.cases.iter().find(|c| &c.params == params)
     }
 
-    /// Puts `case` in place of the one with the same parameters, or at the end; drops runs that nothing refers to.
+    /// Replaces the case with the same parameters, or appends `case`. Drops runs that have no cases.
     pub fn put(&mut self, case: CaseRecord, run: &Run) {
         if !self.runs.iter().any(|r| r.id == run.id) {
             self.runs.push(run.clone());
@@ -211,7 +211,7 @@ impl RecordFile {
         self.drop_unused_runs();
     }
 
-    /// Keeps the cases that `wanted` accepts, and the runs that they name.
+    /// Keeps the cases that `wanted` accepts, and their runs.
     pub fn retain(&mut self, wanted: impl Fn(&CaseRecord) -> bool) {
         self.cases.retain(wanted);
         self.drop_unused_runs();

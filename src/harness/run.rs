@@ -1,47 +1,47 @@
-//! Measuring: checks first, then one case after another into the record, table by table, within a budget if there is one.
+//! Measuring: runs the checks, then measures case by case and table by table, optionally within a time budget.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::case::{Bench, CaseEnding, CheckEnding, Measurement, Runner};
+use super::case::{CaseEnding, CheckEnding, Measurement, MeasurementContext, Runner};
 use super::plan::{Pending, Plan, kernel_hashes};
 use super::pool::Pool;
 use super::problem::Problem;
 use super::provenance::{Facts, open_run};
 use super::record::{CaseRecord, Outcome, Profile};
-use super::schedule::{Clock, Table, tables};
+use super::schedule::{Clock, PendingTable, tables};
 use super::store::write_atomically;
 
-/// What happens while measuring, told to whoever shows it.
+/// Receives the events of measuring, to display them.
 pub trait Progress {
-    fn table_started(&mut self, problem: &Problem, table: &Table);
+    fn table_started(&mut self, problem: &Problem, table: &PendingTable);
     fn checks_started(&mut self, problem: &Problem);
     fn case_started(&mut self, case: &Pending);
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration);
     fn table_ended(&mut self);
-    /// The problem is not measured (any further): a check failed, or its record cannot be written.
+    /// The problem's measuring stops: a check failed, or its record cannot be written.
     fn refused(&mut self, problem: &Problem, error: &anyhow::Error);
 }
 
 /// How measuring ended.
 #[derive(Debug, Default)]
-pub struct Visit {
+pub struct MeasureSummary {
     pub tally: Tally,
-    /// What the budget left no time for.
-    pub left: Vec<Left>,
+    /// The tables that the budget had no time for.
+    pub left: Vec<UnmeasuredTable>,
 }
 
-/// The cases of one table that were not begun, or were cut off.
+/// The cases of one table that were not started or not finished.
 #[derive(Debug)]
-pub struct Left {
+pub struct UnmeasuredTable {
     pub problem: &'static str,
     pub profile: Profile,
-    pub table: Table,
+    pub table: PendingTable,
 }
 
-/// How many cases ended how.
+/// The number of cases by outcome.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
     pub measured: usize,
@@ -51,95 +51,95 @@ pub struct Tally {
     pub interrupted: bool,
 }
 
-/// A plan on its way, and its bench from its first table on.
+/// One plan being measured. `context` is set once its checks have passed.
 struct Session<'a> {
     plan: Plan<'a>,
     kernels: BTreeMap<String, String>,
-    bench: Option<Bench<'a>>,
+    context: Option<MeasurementContext<'a>>,
     refused: bool,
 }
 
 impl Runner<'_> {
     /// Measures the pending cases of `plans`, writing the record after each one.
     ///
-    /// Checks come first, in the same kind of process: what fails its checks is not timed. A problem that is refused
-    /// costs the others nothing; its cases count as failed.
-    pub fn measure(&self, plans: Vec<Plan<'_>>, facts: &Facts, progress: &mut dyn Progress) -> Visit {
+    /// Checks run first, in the same kind of process. A problem whose check fails is not timed: its cases count as
+    /// failed, and the other problems continue.
+    pub fn measure(&self, plans: Vec<Plan<'_>>, facts: &Facts, progress: &mut dyn Progress) -> MeasureSummary {
         let mut clock = Clock::start(self.budget);
         let tables = tables(&plans, self.budget);
         let mut sessions: Vec<Session> = plans.into_iter().map(Session::new).collect();
-        let mut visit = Visit::default();
+        let mut summary = MeasureSummary::default();
         for table in tables {
-            // The device belongs to one problem at a time.
+            // Only one problem at a time may hold device memory.
             let others = sessions.iter_mut().enumerate().filter(|(i, _)| *i != table.plan);
-            others.flat_map(|(_, session)| &mut session.bench).for_each(|bench| bench.pool.restart());
+            others.flat_map(|(_, session)| &mut session.context).for_each(|context| context.pool.restart());
             let session = &mut sessions[table.plan];
             if session.refused {
-                visit.tally.failed += table.pending.len();
+                summary.tally.failed += table.pending.len();
                 continue;
             }
             if !table.pending.iter().any(|case| clock.fits(&table, case)) {
-                visit.left.push(session.left(table));
+                summary.left.push(session.left(table));
                 continue;
             }
-            let before = visit.tally;
+            let before = summary.tally;
             progress.table_started(session.plan.problem, &table);
-            let ended = self.table(session, &table, facts, &mut clock, progress, &mut visit);
+            let ended = self.table(session, &table, facts, &mut clock, progress, &mut summary);
             progress.table_ended();
             if let Err(error) = ended {
                 progress.refused(session.plan.problem, &error);
                 session.refused = true;
-                visit.tally = Tally { failed: before.failed + table.pending.len(), ..before };
+                summary.tally = Tally { failed: before.failed + table.pending.len(), ..before };
             }
-            if visit.tally.interrupted {
+            if summary.tally.interrupted {
                 break;
             }
         }
-        visit
+        summary
     }
 
     fn table(
         &self,
         session: &mut Session,
-        table: &Table,
+        table: &PendingTable,
         facts: &Facts,
         clock: &mut Clock,
         progress: &mut dyn Progress,
-        visit: &mut Visit,
+        summary: &mut MeasureSummary,
     ) -> Result<()> {
         let mut left = Vec::new();
         for pending in &table.pending {
             let in_time = clock.fits(table, pending) && self.opened(session, facts, clock, progress)?;
-            let Some(bench) = session.bench.as_mut().filter(|_| in_time) else {
-                visit.tally.interrupted |= (self.interrupted)();
+            let Some(context) = session.context.as_mut().filter(|_| in_time) else {
+                summary.tally.interrupted |= (self.interrupted)();
                 left.push(pending.clone());
                 continue;
             };
             progress.case_started(pending);
-            match self.measure_case(bench, &pending.params, clock)? {
-                CaseEnding::Interrupted => visit.tally.interrupted = true,
+            match self.measure_case(context, &pending.params, clock)? {
+                CaseEnding::Interrupted => summary.tally.interrupted = true,
                 CaseEnding::OutOfTime => left.push(pending.clone()),
                 CaseEnding::Ended(measurement) => {
                     clock.took(table, measurement.elapsed);
-                    visit.tally.count(&measurement.outcome);
+                    summary.tally.count(&measurement.outcome);
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
                     self.keep(session, pending, *measurement)?;
-                    session.bench.iter_mut().for_each(|bench| bench.pool.clean_up(self.interrupted));
+                    session.context.iter_mut().for_each(|context| context.pool.clean_up(self.interrupted));
                 }
             }
-            if visit.tally.interrupted {
+            if summary.tally.interrupted {
                 return Ok(());
             }
         }
         if !left.is_empty() {
-            visit.left.push(session.left(Table { pending: left, ..table.clone() }));
+            summary.left.push(session.left(PendingTable { pending: left, ..table.clone() }));
         }
         Ok(())
     }
 
-    /// Runs the checks before a problem's first case; false when there was no time for them.
+    /// Runs the checks before a problem's first case; false if there was no time for them.
     fn opened(&self, session: &mut Session, facts: &Facts, clock: &Clock, progress: &mut dyn Progress) -> Result<bool> {
-        if session.bench.is_some() {
+        if session.context.is_some() {
             return Ok(true);
         }
         let Plan { problem, measured, profile, suite, .. } = &session.plan;
@@ -158,14 +158,16 @@ impl Runner<'_> {
         }
         session.kernels = kernel_hashes(self.layout, measured, *profile)?;
         let run = open_run(&self.layout.root, &suite.hash, facts)?;
-        // What the checks warmed must not serve the cases.
-        session.bench = Some(Bench { problem, measured, profile: *profile, pool: new_pool(), run });
+        // Cases must not use caches that the checks have warmed.
+        session.context = Some(MeasurementContext { problem, measured, profile: *profile, pool: new_pool(), run });
         Ok(true)
     }
 
-    /// Puts one measured case into the record, and the record on the disk.
+    /// Adds one measured case to the record and writes the record.
     fn keep(&self, session: &mut Session, pending: &Pending, measurement: Measurement) -> Result<()> {
-        let Some(Bench { run, .. }) = &session.bench else { bail!("a case was measured on no bench") };
+        let Some(MeasurementContext { run, .. }) = &session.context else {
+            bail!("a case was measured before its run was opened")
+        };
         let plan = &mut session.plan;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = session.kernels.clone();
@@ -189,11 +191,11 @@ impl Runner<'_> {
 
 impl<'a> Session<'a> {
     fn new(plan: Plan<'a>) -> Self {
-        Self { plan, kernels: BTreeMap::new(), bench: None, refused: false }
+        Self { plan, kernels: BTreeMap::new(), context: None, refused: false }
     }
 
-    fn left(&self, table: Table) -> Left {
-        Left { problem: self.plan.problem.name, profile: self.plan.profile, table }
+    fn left(&self, table: PendingTable) -> UnmeasuredTable {
+        UnmeasuredTable { problem: self.plan.problem.name, profile: self.plan.profile, table }
     }
 }
 

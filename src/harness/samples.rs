@@ -1,10 +1,10 @@
-//! Raw samples of one noisy quantity, in base units, with the work that each sample did.
+//! Raw samples of one noisy quantity, in base units, with the work of each sample.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Base units; a table's milliseconds or mebibytes are made on the way out.
+/// Base units. Tables convert to milliseconds or mebibytes when they print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     #[serde(rename = "s")]
@@ -13,13 +13,13 @@ pub enum Unit {
     Bytes,
 }
 
-/// Every value that was observed, in order. Statistics are derived when a record is read.
+/// All observed values in order. Statistics are computed when a record is read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Samples {
     pub unit: Unit,
     pub samples: Vec<f64>,
-    /// What one sample had to do at the least; required of every timing that a roof can be held against.
+    /// The least work of one sample. Every timing that can be compared with a peak needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
 }
@@ -31,22 +31,22 @@ pub struct Work {
     pub flops: f64,
     /// Compulsory traffic: each input read once, each output written once.
     pub bytes: f64,
-    /// The arithmetic whose peak bounds the time: "float32", "tf32", "bfloat16", "float16".
+    /// The precision whose peak bounds the time: "float32", "tf32", "bfloat16", "float16".
     pub precision: String,
 }
 
 impl Samples {
-    /// Seconds, each finite and above zero, for a call that does `work`.
+    /// Seconds of calls that do `work`. Each must be finite and above zero.
     pub fn seconds(samples: Vec<f64>, work: Work) -> Result<Self> {
         Self::new(Unit::Seconds, samples, Some(work))
     }
 
-    /// Seconds of something that no roof bounds (a process start, a compilation).
+    /// Seconds of something that no peak bounds, such as a process start or a compilation.
     pub fn seconds_unbounded(samples: Vec<f64>) -> Result<Self> {
         Self::new(Unit::Seconds, samples, None)
     }
 
-    /// Bytes that vary from run to run (an observed peak of the process, not a tensor's size).
+    /// Bytes that vary from run to run, such as an observed peak of the process.
     pub fn bytes(samples: Vec<f64>) -> Result<Self> {
         Self::new(Unit::Bytes, samples, None)
     }
@@ -57,12 +57,12 @@ impl Samples {
         Ok(samples)
     }
 
-    /// At least one sample, every one finite and not negative; work finite too.
+    /// Errors: no samples, a sample that is negative or not finite, or work that is not finite.
     pub fn validate(&self) -> Result<()> {
         ensure!(!self.samples.is_empty(), "no samples");
         for (i, x) in self.samples.iter().enumerate() {
             let fine = x.is_finite() && if self.unit == Unit::Seconds { *x > 0.0 } else { *x >= 0.0 };
-            ensure!(fine, "sample {i} is {x}, which is no measurement");
+            ensure!(fine, "sample {i} is {x}: it must be finite and not negative");
         }
         if let Some(work) = &self.work {
             ensure!(work.flops.is_finite() && work.bytes.is_finite(), "the work of a sample is not finite: {work:?}");
@@ -100,8 +100,8 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
     }
 }
 
-/// The clock steps of a second: the host's monotonic clock and the profiler count nanoseconds. CUDA's events are coarser
-/// (CUDA documents about 0.5 us; an H200 counts steps of 32 ns).
+/// Clock ticks in a second: the host's monotonic clock and the profiler count nanoseconds. CUDA events are coarser
+/// (documented as about 0.5 us; an H200 has steps of 32 ns).
 const STEPS_PER_S: f64 = 1e9;
 
 /// The nearest multiple of a nanosecond; a time that is not 0 does not become 0.
@@ -110,7 +110,7 @@ pub fn round_to_clock(seconds: f64) -> f64 {
     if steps == 0.0 {
         return seconds;
     }
-    // The quotient of two integers is the number nearest to the decimal one, so few digits are written.
+    // The quotient of two integers is the float64 nearest to the decimal number, so few digits are written.
     (steps.round().max(1.0) / STEPS_PER_S).copysign(seconds)
 }
 
@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn rounding_moves_a_time_by_at_most_half_a_nanosecond_and_only_once(seconds in 1e-9..1e4f64) {
+        fn rounding_is_idempotent_and_moves_a_time_by_at_most_half_a_nanosecond(seconds in 1e-9..1e4f64) {
             let rounded = round_to_clock(seconds);
             prop_assert!((rounded - seconds).abs() <= 0.500_01e-9 + f64::EPSILON * seconds, "{seconds} became {rounded}");
             prop_assert_eq!(round_to_clock(rounded), rounded);

@@ -1,6 +1,6 @@
-//! The order in which tables are measured, and what still fits into a budget of time.
+//! The order in which tables are measured, and which cases still fit into a time budget.
 //!
-//! A table is one grid of one problem: a report can print a whole one, and can do little with half of two.
+//! A table is one grid of one problem. One complete table is more useful in a report than two halves.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use super::plan::{Pending, Plan};
 
 /// The pending cases of one grid of one plan.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Table {
+pub struct PendingTable {
     /// The index of the plan.
     pub plan: usize,
     pub grid: String,
     pub pending: Vec<Pending>,
 }
 
-impl Table {
-    /// Seconds that the table should take; `None` when nothing is known of it.
+impl PendingTable {
+    /// Expected seconds for the table; `None` if no case has a known time.
     ///
-    /// A case that was never measured counts as the slowest known one.
+    /// A case that was never measured counts like the slowest known case.
     pub fn estimate_s(&self) -> Option<f64> {
         let known = || self.pending.iter().filter_map(|case| case.last_elapsed_s);
         let slowest = known().reduce(f64::max)?;
@@ -29,17 +29,17 @@ impl Table {
     }
 }
 
-/// The tables of `plans`, in the order of the report; under a budget the quick ones come first.
+/// The tables of `plans` in the order of the report; with a budget, the quick ones first.
 ///
-/// Then the order is: those that are known to fit into it one by one, the shortest first, so that a cut-off leaves
-/// whole tables; those of which nothing is known; and those known to be too long, which a later visit goes on with.
-pub fn tables(plans: &[Plan], budget: Option<Duration>) -> Vec<Table> {
-    let mut tables: Vec<Table> = Vec::new();
+/// With a budget the order is: tables that fit into it, the shortest first, so that whole tables are complete when it
+/// ends; tables of unknown time; tables that are too long, which `--resume` can continue.
+pub fn tables(plans: &[Plan], budget: Option<Duration>) -> Vec<PendingTable> {
+    let mut tables: Vec<PendingTable> = Vec::new();
     for (plan, planned) in plans.iter().enumerate() {
         for case in &planned.pending {
             match tables.iter_mut().find(|t| t.plan == plan && t.grid == case.grid) {
                 Some(table) => table.pending.push(case.clone()),
-                None => tables.push(Table { plan, grid: case.grid.clone(), pending: vec![case.clone()] }),
+                None => tables.push(PendingTable { plan, grid: case.grid.clone(), pending: vec![case.clone()] }),
             }
         }
     }
@@ -49,7 +49,7 @@ pub fn tables(plans: &[Plan], budget: Option<Duration>) -> Vec<Table> {
     tables
 }
 
-fn rank(table: &Table, budget: Duration) -> (u8, f64) {
+fn rank(table: &PendingTable, budget: Duration) -> (u8, f64) {
     match table.estimate_s() {
         Some(seconds) if seconds <= budget.as_secs_f64() => (0, seconds),
         None => (1, 0.0),
@@ -57,10 +57,10 @@ fn rank(table: &Table, budget: Duration) -> (u8, f64) {
     }
 }
 
-/// What is left of a budget, and what cases take as far as one has seen.
+/// The remaining budget, and the slowest case of each table so far.
 pub struct Clock {
     deadline: Option<Instant>,
-    /// Seconds of the slowest case of each table in this visit, by plan and grid.
+    /// Seconds of the slowest case that was measured so far, by plan and grid.
     slowest: BTreeMap<(usize, String), f64>,
 }
 
@@ -70,7 +70,7 @@ impl Clock {
         Self { deadline: budget.map(|budget| Instant::now() + budget), slowest: BTreeMap::new() }
     }
 
-    /// What is left; `None` without a budget.
+    /// The remaining time; `None` without a budget.
     pub fn left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
@@ -79,16 +79,16 @@ impl Clock {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Whether `case` can be begun: it should take what it took last time, else what the slowest of its table took;
-    /// one of which nothing is known is tried while there is time at all.
-    pub fn fits(&self, table: &Table, case: &Pending) -> bool {
+    /// Whether the remaining time suffices for `case`. The estimate is its last time, else that of the slowest case of its
+    /// table. A case without an estimate is tried while any time remains.
+    pub fn fits(&self, table: &PendingTable, case: &Pending) -> bool {
         let seen = || self.slowest.get(&(table.plan, table.grid.clone())).copied();
         let estimate_s = case.last_elapsed_s.or_else(seen).unwrap_or(0.0);
         self.left().is_none_or(|left| !left.is_zero() && left.as_secs_f64() >= estimate_s)
     }
 
-    /// Notes what a case of `table` took.
-    pub fn took(&mut self, table: &Table, elapsed: Duration) {
+    /// Records the time of one case of `table`.
+    pub fn took(&mut self, table: &PendingTable, elapsed: Duration) {
         let slowest = self.slowest.entry((table.plan, table.grid.clone())).or_default();
         *slowest = slowest.max(elapsed.as_secs_f64());
     }
@@ -98,18 +98,20 @@ impl Clock {
 pub fn parse_duration(text: &str) -> Result<Duration> {
     let example = "as in 90s, 8m or 1h";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 =
-        digits.parse().ok().with_context(|| format!("{text:?} is no time: a whole number and a unit, {example}"))?;
+    let number: u64 = digits
+        .parse()
+        .ok()
+        .with_context(|| format!("{text:?} is not a time: write a whole number and a unit, {example}"))?;
     let unit = match &text[digits.len()..] {
         "s" => 1,
         "m" => 60,
         "h" => 3600,
         "" => bail!("{text:?} has no unit: write one, {example}"),
-        unit => bail!("{unit:?} is no unit of time here: use s, m or h, {example}"),
+        unit => bail!("{unit:?} is not a unit of time: use s, m or h, {example}"),
     };
     let seconds = number.checked_mul(unit).filter(|seconds| *seconds <= 365 * 24 * 3600);
     let seconds = seconds.with_context(|| format!("{text:?} is longer than a year"))?;
-    ensure!(seconds > 0, "{text:?} is no time at all");
+    ensure!(seconds > 0, "{text:?} must be above zero");
     Ok(Duration::from_secs(seconds))
 }
 
@@ -119,13 +121,13 @@ mod tests {
 
     use super::*;
 
-    fn table(grid: &str, seconds: &[Option<f64>]) -> Table {
+    fn table(grid: &str, seconds: &[Option<f64>]) -> PendingTable {
         let case = |(i, last_elapsed_s): (usize, &Option<f64>)| Pending {
             grid: grid.into(),
             params: json!({ "n": i }),
             last_elapsed_s: *last_elapsed_s,
         };
-        Table { plan: 0, grid: grid.into(), pending: seconds.iter().enumerate().map(case).collect() }
+        PendingTable { plan: 0, grid: grid.into(), pending: seconds.iter().enumerate().map(case).collect() }
     }
 
     #[test]
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_short_comes_before_unknown_and_that_before_too_long() {
+    fn short_tables_come_first_then_unknown_ones_then_those_that_are_too_long() {
         let budget = Duration::from_secs(10);
         let mut ranks: Vec<_> = [
             table("long", &[Some(11.0)]),
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_fits_by_its_last_time_or_the_slowest_of_its_table_or_while_time_is_left() {
+    fn a_case_is_estimated_by_its_last_time_or_by_the_slowest_of_its_table() {
         let known = table("known", &[Some(1.0), Some(3600.0)]);
         let new = table("new", &[None]);
         let mut clock = Clock::start(Some(Duration::from_secs(60)));
@@ -161,7 +163,7 @@ mod tests {
         clock.took(&new, Duration::from_secs(90));
         clock.took(&new, Duration::from_secs(2));
         assert!(!clock.fits(&new, &new.pending[0]), "the slowest of its table does not fit");
-        assert!(clock.fits(&known, &known.pending[0]), "another table's time was taken for this one's");
+        assert!(clock.fits(&known, &known.pending[0]), "another table's time was used for this one");
         let over = Clock::start(Some(Duration::ZERO));
         assert!(over.is_over() && !over.fits(&new, &new.pending[0]));
         let without = Clock::start(None);

@@ -1,4 +1,4 @@
-//! Statistics of repeated measurements: summaries, a rank test, and the verdict on whether a timing has changed.
+//! Statistics of repeated measurements: summaries, a rank test, and whether a timing has changed.
 //!
 //! Timings are skewed and have outliers, so comparisons rest on ranks and medians, never on means with a t-test.
 
@@ -8,19 +8,19 @@ use serde::Serialize;
 /// Chance of calling two samples of one distribution different; also one minus the confidence of an interval.
 pub const ALPHA: f64 = 0.05;
 
-/// A relative difference below this is of no practical interest.
+/// A relative difference below this has no practical importance.
 ///
 /// A rank test sees only the spread *within* a run. Between two runs of one build on one machine, clocks, memory
-/// placement and neighbours move a median by a few percent that no sample inside either run shows; a test without
-/// such a bound would call nearly every pair of runs changed once the samples are many enough.
+/// placement and other users move a median by a few percent. Without this bound, a test with many samples would call
+/// nearly every pair of runs changed.
 pub const PRACTICAL_BOUND: f64 = 0.05;
 
-/// What the report prints of one noisy quantity, in the unit of the samples.
+/// Statistics of one noisy quantity for the report, in the unit of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     pub n: usize,
     pub mean: f64,
-    /// With n - 1; none for a single sample, which has no spread.
+    /// With n - 1; `None` for a single sample.
     pub std: Option<f64>,
     pub median: f64,
     pub min: f64,
@@ -41,11 +41,11 @@ impl Summary {
     }
 }
 
-/// How a newer sample stands to an older one.
+/// How newer samples differ from older ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// The whole confidence interval lies within the practical bound: shown to be the same.
+    /// The whole confidence interval lies within the practical bound: equivalence is shown.
     Same,
     /// The rank test rejects equality, and the ratio is below one by more than the bound.
     Faster,
@@ -67,15 +67,15 @@ pub struct Comparison {
     pub interval: Option<(f64, f64)>,
 }
 
-/// Judges `newer` against `older` at [`ALPHA`] and [`PRACTICAL_BOUND`].
+/// Compares `newer` with `older` at [`ALPHA`] and [`PRACTICAL_BOUND`].
 pub fn compare(older: &[f64], newer: &[f64]) -> Result<Comparison> {
     compare_with(older, newer, ALPHA, PRACTICAL_BOUND)
 }
 
-/// Judges `newer` against `older`; every sample must be finite and above zero.
+/// Compares `newer` with `older`; every sample must be finite and above zero.
 ///
-/// Being the same is a claim that needs evidence too: it takes an interval inside the bound (two one-sided tests,
-/// Schuirmann 1987), so three noisy samples are `Indistinct` and never `Same`.
+/// `Same` needs evidence too: the interval must lie inside the bound (two one-sided tests, Schuirmann 1987). Three noisy
+/// samples are therefore `Indistinct`.
 pub fn compare_with(older: &[f64], newer: &[f64], alpha: f64, bound: f64) -> Result<Comparison> {
     ensure!(!older.is_empty() && !newer.is_empty(), "nothing to compare: one of the two samples is empty");
     let fine = |x: &f64| x.is_finite() && *x > 0.0;
@@ -168,8 +168,8 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> MannWhitney {
 
 /// The Hodges-Lehmann estimate of `newer / older` and its confidence interval by inverting the rank test.
 ///
-/// Deterministic, and free of the assumption that either sample is normal; it assumes that a change scales the
-/// distribution. The interval runs between the order statistics of the pairwise ratios that the test would not reject.
+/// Deterministic, and without the assumption of a normal distribution; it assumes that a change scales the distribution.
+/// The interval runs between the order statistics of the pairwise ratios that the test would not reject.
 pub fn ratio_interval(older: &[f64], newer: &[f64], alpha: f64) -> (f64, Option<(f64, f64)>) {
     let ratios = sorted(&newer.iter().flat_map(|n| older.iter().map(move |o| n / o)).collect::<Vec<_>>());
     let pairs = ratios.len();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_samples_are_said_so() {
+    fn statistics_of_too_few_samples_are_none_or_nan() {
         assert_eq!(Summary::of(&[]), None);
         assert_eq!(Summary::of(&[3.0]).unwrap().std, None);
         assert!(mean(&[]).is_nan() && median(&[]).is_nan() && min(&[]).is_nan() && std(&[1.0]).is_nan());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exact_p_value_is_that_of_complete_separation() {
+    fn the_exact_p_value_of_complete_separation_is_right() {
         let test = mann_whitney(&[1.0, 2.0, 3.0, 4.0, 5.0], &[6.0, 7.0, 8.0, 9.0, 10.0]);
         assert_eq!(test.u, 0.0);
         close(test.p, 2.0 / 252.0, 1e-12);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_and_approximate_p_values_meet() {
+    fn exact_and_approximate_p_values_agree() {
         let a: Vec<f64> = (0..50).map(|i| i as f64 * 2.0).collect();
         let b: Vec<f64> = (0..50).map(|i| i as f64 * 2.0 + 13.0).collect();
         let exact = mann_whitney(&a, &b).p;
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_name_what_is_shown_and_nothing_more() {
+    fn a_change_is_claimed_only_with_evidence() {
         let verdict = |a: &[f64], b: &[f64]| compare(a, b).unwrap().change;
         assert_eq!(verdict(&timings(1.0, 15), &timings(1.0004, 15)), Change::Same);
         assert_eq!(verdict(&timings(1.0, 15), &timings(1.03, 15)), Change::Same); // shown to differ, but by too little
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn comparing_is_antisymmetric_and_refuses_what_is_no_measurement() {
+    fn comparing_is_antisymmetric_and_refuses_invalid_samples() {
         let (a, b) = (timings(1.0, 10), timings(1.4, 12));
         let (there, back) = (compare(&a, &b).unwrap(), compare(&b, &a).unwrap());
         assert_eq!((there.change, back.change), (Change::Slower, Change::Faster));

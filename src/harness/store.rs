@@ -1,4 +1,4 @@
-//! The paths of record files, reading them, and writing a file whole or not at all.
+//! The paths of record files, reading them, and atomic writes.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -37,12 +37,12 @@ impl Layout {
         self.root.join("snapshots").join(profile.name()).join(format!("{problem}.json"))
     }
 
-    /// The path as messages show it: relative to the root.
+    /// The path relative to the root, for messages.
     pub fn display(&self, path: &Path) -> String {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
 
-    /// Reads a record file of `problem`; `None` where there is none. The parameters are in the
+    /// Reads a record file of `problem`; `None` if it does not exist. The parameters are in the
     /// problem's canonical form.
     pub fn read_records(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
         let Some(file) = self.read_file(path, problem.name, profile)? else { return Ok(None) };
@@ -51,11 +51,11 @@ impl Layout {
         canonical.with_context(|| self.display(path)).map(Some)
     }
 
-    /// Reads the record file called `name`, with its parameters as they stand; `None` where there is none.
+    /// Reads the record file called `name` without changing its parameters; `None` if it does not exist.
     pub fn read_file(&self, path: &Path, name: &str, profile: Profile) -> Result<Option<RecordFile>> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            // A file in the folder's place holds no record either; writing one there reports it.
+            // A file where the folder should be holds no record either; writing a record reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),
         };
@@ -79,8 +79,8 @@ impl Layout {
         self.read_records(&self.accepted(profile, problem.name), problem, profile)
     }
 
-    /// SHA-256 of the code in `kernels/<name>` and, behind it, in every file of `kernels/lib` that it includes, also through
-    /// another. Comments are no code: a notebook may say what has been measured of the very kernel that it stands in.
+    /// SHA-256 of the code in `kernels/<name>`, followed by every file of `kernels/lib` that it includes directly or
+    /// indirectly. Comments do not count, so a kernel's notebook may quote measurements of that kernel.
     pub fn kernel_hash(&self, name: &str) -> Result<String> {
         let mut text = String::new();
         let mut files = vec![name.to_string()];
@@ -99,8 +99,7 @@ impl Layout {
     }
 }
 
-/// The lines of `source` without what stands behind `//` outside of a string, without spaces at their ends, and without
-/// those that are empty then.
+/// The lines of `source` without `//` comments, trailing spaces and empty lines.
 fn code_of(source: &str) -> String {
     let code = |line: &str| {
         let (mut in_string, mut escaped) = (false, false);
@@ -115,14 +114,14 @@ fn code_of(source: &str) -> String {
     source.lines().map(code).filter(|line| !line.is_empty()).fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// Writes the whole file or nothing: a temporary file beside it, synced, then renamed over it.
+/// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let folder = path.parent().context("a file needs a folder")?;
     let attempt = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(content)?;
-        // A temporary file is its owner's alone; a record is for whoever may enter the folder.
+        // Only the owner can read a temporary file. A record must be readable by all who can enter the folder.
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|e| e.error)?;
@@ -132,7 +131,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         .with_context(|| format!("failed to write {}: is the folder writable and the disk not full?", path.display()))
 }
 
-/// Held while a command writes records; a second one is refused, not queued.
+/// Held while a command writes records. A second command is refused, not queued.
 #[must_use = "the lock is released when this is dropped"]
 pub struct Lock {
     _file: File,
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_atomic_write_replaces_the_file_and_leaves_nothing_beside_it() {
+    fn an_atomic_write_replaces_the_file_and_leaves_no_temporary_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/er/file.json");
         write_atomically(&path, b"one").unwrap();
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernels_hash_covers_the_headers_that_it_reaches_and_no_others() {
+    fn a_kernels_hash_covers_exactly_the_headers_that_it_includes() {
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout { root: folder.path().to_path_buf() };
         let write =
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_no_code_and_strings_are() {
+    fn comments_are_dropped_and_strings_are_kept() {
         let source = "// Notebook\n//   1. slow\n\nint a; // one\nasm(\"// \\\" //\"); // two\n  // three\n  b / c;\n";
         assert_eq!(code_of(source), "int a;\nasm(\"// \\\" //\");\n  b / c;\n");
         assert_ne!(code_of("a / b;"), code_of("a // b;"));

@@ -1,4 +1,4 @@
-//! Suites: a person declares axes in TOML, and every case that comes out has passed the problem's own types.
+//! Suites: axes declared in TOML, expanded to cases. The problem's own types validate each case.
 //!
 //! ```toml
 //! [cpu.sweep]                      # profile, then the grid's name
@@ -16,7 +16,7 @@ use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
 
-/// A grid larger than this is a mistake in the file, not a plan.
+/// A larger grid is probably a mistake in the file.
 pub const MAX_CASES: usize = 10_000;
 /// A suite file larger than this is not read.
 const MAX_FILE_BYTES: usize = 1 << 20;
@@ -53,7 +53,7 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let origin = format!("suites/{}.toml", problem.name);
     let text = std::fs::read_to_string(&path).with_context(|| {
         let name = problem.name;
-        format!("{origin} cannot be read, which declares what {name} measures; restore it: `git checkout {origin}`")
+        format!("{origin} cannot be read: it declares what {name} measures; restore it: `git checkout {origin}`")
     })?;
     parse(&text, &origin, &measured.parse).map(Some)
 }
@@ -84,7 +84,7 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
             let place = format!("{origin} [{profile_name}.{grid_name}]");
             let toml::Value::Table(axes) = axes else {
                 bail!(
-                    "{origin}: {profile_name}.{grid_name} is no table; write the key under a grid, as in [{profile_name}.sweep]"
+                    "{origin}: {profile_name}.{grid_name} is not a table; write the key under a grid, as in [{profile_name}.sweep]"
                 )
             };
             let cases = expand(axes, &place, &|case| parse_case(case, profile))?;
@@ -128,7 +128,7 @@ fn axis_values(value: &toml::Value) -> Result<Vec<Value>> {
     ensure!(!items.is_empty(), "an axis needs at least one value, this one is empty");
     let values: Vec<Value> = items.iter().map(scalar).collect::<Result<_>>()?;
     for (i, value) in values.iter().enumerate() {
-        ensure!(!values[..i].contains(value), "the value {value} stands twice on this axis");
+        ensure!(!values[..i].contains(value), "the value {value} occurs twice on this axis");
     }
     Ok(values)
 }
@@ -139,7 +139,7 @@ fn scalar(value: &toml::Value) -> Result<Value> {
         toml::Value::Integer(i) => Value::from(*i),
         toml::Value::Boolean(b) => Value::from(*b),
         toml::Value::Float(x) => {
-            ensure!(x.is_finite(), "{x} is no parameter; use a finite number");
+            ensure!(x.is_finite(), "{x} is not a parameter; use a finite number");
             Value::from(*x)
         }
         other => {
@@ -161,7 +161,7 @@ fn refuse_duplicates(grids: &[Grid], origin: &str) -> Result<()> {
     Ok(())
 }
 
-/// One case for `measure --set key=value`: the suite's first case of the profile with some keys replaced.
+/// One case for `measure --set key=value`: the suite's first case of the profile, with these keys replaced.
 pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], problem: &Problem) -> Result<Value> {
     let first = suite.cases(profile).next().map(|(_, case)| case.clone());
     let mut case =
@@ -178,7 +178,7 @@ pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], probl
     }
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
     (measured.parse)(&case, profile)
-        .with_context(|| format!("{} cannot measure the case {case}; change what --set gives", problem.name))
+        .with_context(|| format!("{} cannot measure the case {case}; change the --set options", problem.name))
 }
 
 #[cfg(test)]
@@ -209,9 +209,9 @@ mod tests {
             ("", "declares no grid"),
             ("[tpu.a]\nn = 1", "unknown profile \"tpu\""),
             ("cpu = 3", "must hold grids"),
-            ("[cpu]\nn = 1", "cpu.n is no table"),
+            ("[cpu]\nn = 1", "cpu.n is not a table"),
             ("[cpu.a]\nn = []", "key \"n\": an axis needs at least one value"),
-            ("[cpu.a]\nn = [1, 1]", "stands twice on this axis"),
+            ("[cpu.a]\nn = [1, 1]", "occurs twice on this axis"),
             ("[cpu.a]\nn = nan", "use a finite number"),
             ("[cpu.a]\nn = [[1]]", "array cannot be a parameter"),
             ("[cpu.a]\nn = 2020-01-01", "datetime cannot be a parameter"),

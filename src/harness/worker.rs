@@ -1,4 +1,4 @@
-//! Work in a process of its own, so that a crash, a panic, an out-of-memory kill or a hang ends one job and nothing else.
+//! Runs jobs in a separate process, so that a crash, a panic, an out-of-memory kill or a hang ends only one job.
 //!
 //! The parent re-executes this program as `cs336 worker`, sends one job a line, and receives one reply a line
 //! ([`crate::process`]).
@@ -18,7 +18,7 @@ use super::record::{Outcome, Profile};
 use crate::error::{Fault, fault_in_words, fault_of};
 use crate::process::{Answer, ChildProcess, Parent};
 
-/// What a worker can be asked.
+/// A job for a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Job {
@@ -38,7 +38,7 @@ pub enum Job {
     Case {
         path: PathBuf,
     },
-    /// Give back what the last job left behind, so that the next one starts like the first.
+    /// Free what the last job left behind, so that the next one starts like the first.
     CleanUp,
 }
 
@@ -55,7 +55,7 @@ pub enum Reply {
     Ended {
         outcome: Outcome,
     },
-    /// What running a case file gave, as its runner wrote it.
+    /// The result of a case file, as its runner serialised it.
     Compared {
         result: Value,
     },
@@ -73,12 +73,12 @@ impl From<Verdict> for Reply {
     }
 }
 
-/// How a job ended as the parent sees it.
+/// How a job ended, seen from the parent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
     Reply(Reply),
-    /// The worker died, or sent what is no reply, with its last output; `out_of_memory` when the kernel killed it for want
-    /// of memory.
+    /// The worker died or sent an invalid reply. `how` has its last output; `out_of_memory` means that the operating
+    /// system killed it because memory ran out.
     Died {
         how: String,
         out_of_memory: bool,
@@ -102,14 +102,14 @@ impl Worker {
         Ok(Self { process: ChildProcess::start(command).context("starting a worker")? })
     }
 
-    /// Whether it waits for a job; one that has died since its last reply, or sent more, does not.
+    /// Whether the worker is waiting for a job: it is alive and has sent nothing since its last reply.
     pub fn is_idle(&mut self) -> bool {
         self.process.is_idle()
     }
 
-    /// Gives the worker a job and waits for its end, at most `limit`; `interrupted` is polled meanwhile.
+    /// Sends a job and waits for its end, at most `limit`. Polls `interrupted` meanwhile.
     ///
-    /// After anything but a [`Reply`] the worker is dead or of no more use and must be replaced.
+    /// After any ending but a [`Reply`] the worker is dead or unusable and must be replaced.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
         self.process.send(job)?;
         Ok(match self.process.receive(limit, interrupted) {
@@ -132,23 +132,23 @@ impl Worker {
     }
 }
 
-/// What a worker can do: the problems and device checks it knows, and how it runs a case file.
+/// The problems, device checks and case runner that a worker serves.
 #[derive(Clone, Copy)]
 pub struct Abilities {
     pub registry: &'static [Problem],
     pub device_checks: &'static [&'static [DeviceCheck]],
     pub run_case: fn(&Path) -> Result<Value>,
-    /// Runs between two cases of one process: what it leaves behind of the first, the second would measure.
+    /// Runs between two cases of one process. What it does not free would affect the second measurement.
     pub clean_up: fn() -> Result<()>,
 }
 
 /// The worker's side: serves jobs until its parent sends no more.
 pub fn serve(abilities: Abilities) -> Result<()> {
     let mut parent = Parent::connect()?;
-    // Be the first to go when memory runs out.
+    // The operating system must kill this process first when memory runs out.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     while let Some(line) = parent.receive()? {
-        let job: Job = serde_json::from_str(&line).with_context(|| format!("not a job: {line:?}"))?;
+        let job: Job = serde_json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
         parent.send(&perform(abilities, &job))?;
     }
     Ok(())

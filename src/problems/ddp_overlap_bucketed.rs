@@ -68,8 +68,8 @@ fn answer(_records: &Records, _audience: Audience) -> Result<Answer> {
 fn bucket_table() -> Result<Table> {
     let mut table = Table::new(vec![
         Column::right("`bucket_size_mb`"),
-        Column::words("Buckets of the toy model"),
-        Column::words("Buckets of the tied model"),
+        Column::text("Buckets of the toy model"),
+        Column::text("Buckets of the tied model"),
     ]);
     for bucket_size_mb in BUCKET_SIZES_MB {
         let buckets = |blueprint| Ok::<_, anyhow::Error>(Cell::text(buckets_of(&blueprint, bucket_size_mb)?));

@@ -13,7 +13,7 @@ use crate::checks::data_parallel::{
 };
 use crate::checks::golden::{CaseFile, require, sharded_optimizer};
 use crate::checks::protocol::Report;
-use crate::checks::sharded_protocol::{self, ADAMW, Case};
+use crate::checks::sharded_protocol::{self, ADAMW, ShardedCase};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
 use crate::model::toy::Blueprint;
@@ -65,23 +65,23 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
 /// The official test of one of its two models; ZeRO-1 in each of the official bucket sizes. Repeated, as a race would not
 /// show every time.
 pub fn official(optimizer: &str, blueprint: &Blueprint) -> Result<Report> {
-    let case = |&bucket_size_mb: &f64| Case::official(blueprint.clone(), Options { bucket_size_mb });
-    let cases: Vec<Case> = (0..REPEATS).flat_map(|_| BUCKET_SIZES_MB.iter().map(case)).collect();
+    let case = |&bucket_size_mb: &f64| ShardedCase::official(blueprint.clone(), Options { bucket_size_mb });
+    let cases: Vec<ShardedCase> = (0..REPEATS).flat_map(|_| BUCKET_SIZES_MB.iter().map(case)).collect();
     sharded_protocol::run(optimizer, WORLD_SIZE, &cases)
 }
 
 /// The official protocol on random networks, some of whose parameters are a second group that may join in the midst of
 /// training.
 pub fn random_groups(optimizer: &str) -> Result<Verdict> {
-    over_world_sizes(any_case(), |world_size, cases: Vec<Case>| {
-        let repeated: Vec<Case> = (0..REPEATS).flat_map(|_| cases.clone()).collect();
+    over_world_sizes(any_case(), |world_size, cases: Vec<ShardedCase>| {
+        let repeated: Vec<ShardedCase> = (0..REPEATS).flat_map(|_| cases.clone()).collect();
         sharded_protocol::run(optimizer, world_size, &repeated)
     })
 }
 
-fn any_case() -> impl Strategy<Value = Case> {
+fn any_case() -> impl Strategy<Value = ShardedCase> {
     (any_blueprint(), any_options(), 0..1000i64, any::<bool>(), 0..3usize, 0..6i64).prop_map(
-        |(blueprint, options, seed, grouped, split, joins_at_step)| Case {
+        |(blueprint, options, seed, grouped, split, joins_at_step)| ShardedCase {
             // The first layer's weight trains, so that there is always something to train in the first group.
             second_group_from: grouped.then_some(1 + usize::from(blueprint.fixed_parameter) + split),
             blueprint,

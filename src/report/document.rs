@@ -70,10 +70,10 @@ impl Pieces {
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
         for id in &problem.answers {
             let known = problem.parts.iter().any(|p| p.id == *id);
-            ensure!(known, "problem {} claims to answer part {id:?}, which the handout lacks", problem.name);
+            ensure!(known, "problem {} claims to answer part {id:?}, which the handout does not have", problem.name);
         }
         let answers = problem.answers.is_empty() || problem.template.is_some();
-        ensure!(answers, "problem {} answers parts and has no templates/{0}.md", problem.name);
+        ensure!(answers, "problem {} answers parts but has no template: add templates/{0}.md", problem.name);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Grey and small in the PDF, a quotation-free paragraph in Markdown.
+    /// Small grey text in the PDF, a plain paragraph in Markdown.
     fn small_print(&mut self, markdown: &str) -> Result<()> {
         let converted = markdown::convert("the small print", markdown, &mut self.counters)?;
         let _ = write!(self.markdown, "{}\n\n", converted.markdown);
@@ -182,7 +182,7 @@ fn open_parts(parts: &[&PartInput]) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// Which runs made a problem's numbers, on what, from which commit, and how the cases ended.
+/// The runs behind a problem's numbers, with machine, commit and the outcomes of the cases.
 fn provenance(problem: &ProblemInput) -> Result<String> {
     let sets: Vec<&RecordSet> = problem.records.sets().collect();
     if sets.is_empty() {
@@ -206,7 +206,7 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
         let from = from.collect::<Vec<_>>().join("; ");
         let cases = cases_in_words(set);
         let seen =
-            run_index::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.words()));
+            run_index::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.describe()));
         paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}{seen}", set.file.profile));
     }
     Ok(paragraphs.join("\n\n"))
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_are_words() {
+    fn points_have_their_unit() {
         assert_eq!(points_in_words(1.0), "1 point");
         assert_eq!(points_in_words(2.5), "2.5 points");
     }

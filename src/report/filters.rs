@@ -1,4 +1,4 @@
-//! The filters that turn base units into what a sentence or a table shows; a missing number is an en dash.
+//! Template filters that format base units for sentences and tables. A missing number is an en dash.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
@@ -11,7 +11,7 @@ use crate::units::GIB;
 pub fn register(env: &mut Environment<'_>) {
     for (name, style) in Style::ALL {
         env.add_filter(name, move |value: Value, digits: Option<usize>| {
-            // A count needs no digits after the point; elsewhere they are said.
+            // A count has no decimals by default. Other styles require the number of decimals.
             let digits = digits.or((style == Style::Grouped).then_some(0));
             print(&value, style, digits.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?)
         });
@@ -52,7 +52,7 @@ fn named(style: &str) -> Result<Style, Error> {
     Style::named(style).ok_or_else(|| invalid(format!("unknown unit {style:?}")))
 }
 
-/// A quantity of an answer is printed in a style of its own unit.
+/// Errors: a quantity whose unit does not fit the style.
 fn fits(value: &Value, style: Style) -> Result<(), Error> {
     let unit = match value.kind() {
         ValueKind::Map => value.get_attr("unit")?,
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantity_is_printed_in_its_own_unit_alone() {
+    fn a_quantity_prints_only_in_styles_of_its_unit() {
         let seconds = Value::from(Serde(Quantity::constant(0.0125, Unit::Seconds)));
         assert_eq!(print(&seconds, Style::Ms, 1).unwrap(), "12.5");
         assert!(print(&seconds, Style::Gib, 1).unwrap_err().to_string().contains("cannot be printed as Gib"));

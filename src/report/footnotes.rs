@@ -1,10 +1,10 @@
-//! Footnotes: in Markdown the text stands anywhere, in typst where the note is first referred to.
+//! Footnotes: in Markdown the text may be anywhere; typst needs it at the first reference.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Stands around a label in typst markup until the note's text is known; escaped text never holds it.
+/// Encloses a label in typst markup until the note's text is known. Escaped text never contains it.
 const MARK: char = '\u{1}';
 
 /// The footnotes of one piece of Markdown, by label.
@@ -33,12 +33,12 @@ impl Footnotes {
         self.0.entry(label).or_default().text = Some(typst);
     }
 
-    /// What a reference writes for [`Self::place`] to replace.
+    /// The placeholder of a reference, which [`Self::place`] replaces.
     pub fn mark(label: &str) -> String {
         format!("{MARK}{label}{MARK}")
     }
 
-    /// Puts every note's text where it is first referred to; a note without reference is an error.
+    /// Inserts every note's text at its first reference. A note without a reference is an error.
     pub fn place(&mut self, marked: &str) -> Result<String> {
         let mut typst = String::new();
         for (i, piece) in marked.split(MARK).enumerate() {

@@ -1,4 +1,4 @@
-//! LaTeX formulas become typst formulas; what the converter writes is defined in `latex.typ`.
+//! Converts LaTeX formulas to typst formulas. `latex.typ` defines the functions that the converter uses.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,7 +22,7 @@ pub fn typst(latex: &str, block: bool) -> Result<String> {
     Ok(format!("#formula({alt}, {block}$ {converted} $);"))
 }
 
-/// The converter closes what a formula leaves open; a reader of the Markdown would see it broken.
+/// The converter closes open braces, but the formula in the Markdown would stay broken.
 fn is_balanced(latex: &str) -> bool {
     let (mut depth, mut escaped) = (0i32, false);
     for c in latex.chars() {
@@ -39,11 +39,11 @@ fn is_balanced(latex: &str) -> bool {
     depth == 0
 }
 
-/// The converter meets malformed input with an `expect` here and there, and a template's formula is input.
+/// The converter can panic on malformed input, so the panic is caught.
 fn convert(latex: &str) -> Result<String, String> {
     match catch_unwind(AssertUnwindSafe(|| mitex::convert_math(latex, None))) {
         Ok(converted) => converted,
-        Err(_) => Err("the converter gave up on it".into()),
+        Err(_) => Err("the converter panicked on it".into()),
     }
 }
 

@@ -1,8 +1,8 @@
-//! What the LaTeX converter writes, set as LaTeX would: current symbol names, whole numbers, bars in pairs, columns apart.
+//! Corrects the LaTeX converter's output: current symbol names, whole numbers, paired bars, and gaps between columns.
 
 /// Corrects one converted formula.
 ///
-/// - Symbols get the names that this typst knows; the converter writes those of typst 0.13.
+/// - Symbols get the names of the typst version in use; the converter writes those of typst 0.13.
 /// - Digits become numbers, and "10,000" one number instead of two with a comma between them.
 /// - Bars become opening and closing ones where they pair up.
 /// - In `aligned`, pairs of columns stand apart.
@@ -18,7 +18,7 @@ struct Writer {
     pair_bars: bool,
 }
 
-/// What is open between parentheses that the converter wrote; those of the formula are escaped.
+/// An open parenthesis that the converter wrote. Those of the formula are escaped.
 #[derive(Default)]
 struct Frame {
     kind: Kind,
@@ -32,13 +32,13 @@ struct Frame {
 enum Kind {
     #[default]
     Other,
-    /// Its bars grow with what they enclose and must stay as they are.
+    /// Its bars grow with their content and must not change.
     Delimited,
     Aligned,
 }
 
 impl Writer {
-    /// None where bars do not pair up or parentheses do not match.
+    /// `None` if bars do not pair up or parentheses do not match.
     fn write(converted: &str, pair_bars: bool) -> Option<String> {
         let mut writer = Self { pair_bars, frames: vec![Frame::default()], ..Self::default() };
         let mut rest = converted;
@@ -129,7 +129,7 @@ impl Writer {
     }
 }
 
-/// A number whose digits the converter has spread out, and how much of `rest` it takes.
+/// A number whose digits the converter separated by spaces, and its length in `rest`.
 fn read_number(rest: &str) -> (String, usize) {
     let (mut number, mut after) = take_digits(rest);
     let groupable = number.len() <= 3 && number != "0";
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_columns_stand_apart() {
+    fn pairs_of_columns_are_separated_by_a_gap() {
         let text = set(r"\begin{aligned} a &= b & c &= d \\ e &= f & g &= h \end{aligned}");
         assert_eq!(text, r"aligned( a &= b quad & c &= d \ e &= f quad & g &= h )");
     }

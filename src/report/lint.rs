@@ -1,11 +1,11 @@
-//! Text that was left over from writing must not reach a reader.
+//! Refuses placeholder text in the report.
 
 use anyhow::{Result, bail};
 
-/// Words that stand for work not done; found whole, in this case or in capitals.
+/// Placeholder words, matched as whole words, as written or in capitals.
 const WORDS: [&str; 7] = ["TODO", "TBD", "XXX", "FIXME", "TKTK", "lorem", "PLACEHOLDER"];
 
-/// Refuses leftovers of writing in `text`; `origin` is what the message calls it.
+/// Refuses placeholder text in `text`; messages call it `origin`.
 pub fn leftovers(origin: &str, text: &str) -> Result<()> {
     for (i, line) in text.lines().enumerate() {
         if let Some(found) = leftover(line) {
@@ -25,7 +25,7 @@ fn is_lorem(word: &str) -> bool {
     word.eq_ignore_ascii_case("lorem") || word.eq_ignore_ascii_case("ipsum")
 }
 
-/// "[1 tool called]", as chat programs leave it behind.
+/// "[1 tool called]", copied from a chat program.
 fn tool_call(line: &str) -> Option<&str> {
     line.match_indices('[').find_map(|(start, _)| {
         let inside = &line[start + 1..line[start..].find(']')? + start];

@@ -1,4 +1,4 @@
-//! Markdown becomes typst markup; what has no typst counterpart here is an error that names it.
+//! Converts Markdown to typst markup. An unsupported element is an error that names it.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 use super::escape::{typst as escape, typst_string};
 use super::footnotes::Footnotes;
 use super::latex;
-use super::table::Table;
+use super::table::TypstTable;
 
 /// The running numbers of tables, figures and footnotes; one for the whole document.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Converted {
     pub typst: String,
-    /// The Markdown that went in, with numbers in its captions and footnote labels of its own.
+    /// The input Markdown with numbered captions and unique footnote labels.
     pub markdown: String,
 }
 
@@ -45,11 +45,11 @@ pub fn convert(origin: &str, markdown: &str, counters: &mut Counters) -> Result<
     writer.finish(markdown).with_context(|| origin.to_string())
 }
 
-/// What is open around the current event, with what it holds so far.
+/// An open element, with its content so far.
 struct Frame {
     kind: Open,
     typst: String,
-    /// The text without markup, while there is no markup.
+    /// The text, as long as it has no markup.
     plain: Option<String>,
 }
 
@@ -62,7 +62,7 @@ enum Open {
     List { start: Option<u64>, items: Vec<String> },
     Item,
     Footnote(String),
-    Table(Table),
+    Table(TypstTable),
     Cell,
     Emphasis,
     Strong,
@@ -70,9 +70,9 @@ enum Open {
     Image(String),
 }
 
-/// What waits for the paragraph with its caption.
+/// A table or picture that waits for its caption paragraph.
 enum Waiting {
-    Table(Table),
+    Table(TypstTable),
     Picture { path: String, alt: String },
 }
 
@@ -106,8 +106,8 @@ impl<'c> Writer<'c> {
             Event::HardBreak => self.inline("#linebreak();"),
             Event::Rule => self.block("#separator"),
             Event::FootnoteReference(label) => self.footnote_reference(&label, range),
-            Event::Html(html) | Event::InlineHtml(html) => bail!("HTML ({:?}) has no place in the document", &*html),
-            Event::TaskListMarker(_) => bail!("a task list has no place in the document"),
+            Event::Html(html) | Event::InlineHtml(html) => bail!("HTML ({:?}) is not supported; use Markdown", &*html),
+            Event::TaskListMarker(_) => bail!("a task list is not supported"),
         }
         Ok(())
     }
@@ -138,8 +138,8 @@ impl<'c> Writer<'c> {
                 Open::Footnote(label.to_string())
             }
             Tag::Table(alignments) => {
-                ensure!(is_root, "a table inside a list or a quotation has no place in the document");
-                Open::Table(Table::new(alignments))
+                ensure!(is_root, "a table inside a list or a quotation is not supported");
+                Open::Table(TypstTable::new(alignments))
             }
             Tag::TableHead | Tag::TableRow => {
                 if let Open::Table(table) = &mut self.top().kind {
@@ -152,11 +152,11 @@ impl<'c> Writer<'c> {
             Tag::Strong => Open::Strong,
             Tag::Link { dest_url, .. } => {
                 let known = ["https://", "http://", "mailto:"].iter().any(|scheme| dest_url.starts_with(scheme));
-                ensure!(known, "the link to {:?} leads nowhere from a PDF; use an https address", &*dest_url);
+                ensure!(known, "the link to {:?} does not work in a PDF; use an https address", &*dest_url);
                 Open::Link(dest_url.to_string())
             }
             Tag::Image { dest_url, .. } => Open::Image(dest_url.to_string()),
-            other => bail!("{other:?} has no place in the document"),
+            other => bail!("{other:?} is not supported"),
         };
         self.stack.push(Frame { kind, typst: String::new(), plain: Some(String::new()) });
         Ok(())

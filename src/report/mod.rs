@@ -1,7 +1,7 @@
-//! Records and templates become one document: minijinja to Markdown, Markdown to typst, typst to a tagged PDF.
+//! Makes one document from records and templates: minijinja to Markdown, Markdown to typst, typst to a tagged PDF.
 //!
-//! Nothing here names a tensor, a device or a problem: the caller hands in plain data, and the same data gives the same
-//! bytes. Read in the order of the walk: `template`, `markdown`, `document`, `pdf`.
+//! This code names no tensor, device or problem: the caller passes in plain data, and the same data gives the same bytes.
+//! The order of the steps is `template`, `markdown`, `document`, `pdf`.
 
 pub mod document;
 pub mod escape;
@@ -29,7 +29,7 @@ use crate::harness::store::write_atomically;
 pub use crate::harness::grade::points;
 pub use pdf::pdf;
 
-/// Everything the write-up is made from.
+/// The inputs of the write-up.
 pub struct Document {
     pub title: String,
     /// The assignment and its version, for the title page.
@@ -38,7 +38,7 @@ pub struct Document {
     pub problems: Vec<ProblemInput>,
 }
 
-/// One problem: the handout's words for it, and our answer's ingredients.
+/// One problem: its questions, and the inputs of our answer.
 pub struct ProblemInput {
     pub name: String,
     pub title: String,
@@ -48,11 +48,11 @@ pub struct ProblemInput {
     pub parts: Vec<PartInput>,
     /// The ids of the parts that the template must answer, each exactly once.
     pub answers: Vec<String>,
-    /// The text of `templates/<name>.md`; without one the problem is listed as unanswered.
+    /// The text of `templates/<name>.md`; `None` lists the problem as unanswered.
     pub template: Option<String>,
-    /// What several templates include: the names, such as "shared/x.md", and texts of `templates/shared`.
+    /// Texts that templates can include: name, such as "shared/x.md", and text.
     pub shared: Vec<(String, String)>,
-    /// What the problem concludes from its records.
+    /// The problem's answer from its records.
     pub answer: Answer,
     pub records: Records,
 }
@@ -62,13 +62,13 @@ pub struct ProblemInput {
 pub struct PartInput {
     pub id: String,
     pub points: f64,
-    /// What is to be handed in, such as "table" or "1-2 sentences".
+    /// What the part must hand in, such as "table" or "1-2 sentences".
     pub kinds: Vec<String>,
-    /// The question in our own words, as Markdown.
+    /// Our paraphrase of the question, in Markdown.
     pub question: String,
 }
 
-/// A finished write-up: what is written beside `writeup.typ`, and what the grader wants to know.
+/// A finished write-up: the generated files, and the claims and answered parts for grading.
 pub struct Rendered {
     /// `writeup.md`; its pictures are the `figures`.
     pub markdown: String,
@@ -82,13 +82,13 @@ pub struct Rendered {
     pub answered: Vec<AnsweredPart>,
 }
 
-/// One statement of a template that was held against the records.
+/// One claim of a template, checked against the records.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
     pub problem: String,
     pub id: String,
     pub held: bool,
-    /// What decided it.
+    /// The values that decided it.
     pub operands: Vec<Operand>,
 }
 
@@ -102,8 +102,8 @@ pub struct AnsweredPart {
 
 /// Renders every template and assembles the document.
 ///
-/// Errors name the template and, where there is one, the line: an undefined variable, a claim that does not hold, a
-/// part answered twice or not at all, a formula that does not convert, leftover text.
+/// Errors name the template, and the line if there is one: an undefined variable, a claim that does not hold, a part
+/// answered twice or not at all, a formula that does not convert, placeholder text.
 pub fn render(document: &Document) -> Result<Rendered> {
     document::assemble(document)
 }

@@ -1,4 +1,4 @@
-//! The typst compiler as a library: a world of our own files, embedded fonts, no clock, no network.
+//! The typst compiler as a library, with our own files and embedded fonts; no clock, no network.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -17,32 +17,32 @@ use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 
 use super::{Rendered, latex};
 
-/// The elements that the generated body is written in.
+/// The functions that the generated body uses.
 const PAGE_STYLE: &str = include_str!("page_style.typ");
 
-/// Sets `rendered` in the layout of `writeup_typ` and gives a tagged PDF/UA-1 file.
+/// Compiles `rendered` in the layout of `writeup_typ` to a tagged PDF/UA-1 file.
 ///
-/// Errors carry typst's words and the line of the file they are about.
+/// Errors have typst's message and the line of the file.
 pub fn pdf(rendered: &Rendered, writeup_typ: &str) -> Result<Vec<u8>> {
     let document = compile(rendered, writeup_typ)?;
     let standards = PdfStandards::new(&[PdfStandard::Ua_1]).map_err(|e| anyhow!("{}", e.message()))?;
     let world = Files::new(rendered, writeup_typ)?;
     typst_pdf::pdf(&document, &PdfOptions { standards, ..PdfOptions::default() })
-        .map_err(|errors| anyhow!("exporting the PDF: {}", world.words(&errors)))
+        .map_err(|errors| anyhow!("exporting the PDF: {}", world.describe(&errors)))
 }
 
 /// The pages, for `pdf` and for tests that read them.
 pub fn compile(rendered: &Rendered, writeup_typ: &str) -> Result<PagedDocument> {
     let world = Files::new(rendered, writeup_typ)?;
     let compiled = typst::compile::<PagedDocument>(&world);
-    let document = compiled.output.map_err(|errors| anyhow!("setting the write-up: {}", world.words(&errors)))?;
+    let document = compiled.output.map_err(|errors| anyhow!("setting the write-up: {}", world.describe(&errors)))?;
     if !compiled.warnings.is_empty() {
-        bail!("setting the write-up gave warnings: {}", world.words(&compiled.warnings));
+        bail!("setting the write-up gave warnings: {}", world.describe(&compiled.warnings));
     }
     Ok(document)
 }
 
-/// Shared by every compilation of this process; parsing fonts takes a while.
+/// Shared by all compilations of this process, because parsing fonts is slow.
 static FONTS: LazyLock<FontStore> = LazyLock::new(|| {
     let mut fonts = FontStore::new();
     fonts.extend(typst_kit::fonts::embedded());
@@ -77,7 +77,7 @@ impl Files {
     }
 
     /// Every diagnostic with its file, its line and the line's text.
-    fn words(&self, diagnostics: &[SourceDiagnostic]) -> String {
+    fn describe(&self, diagnostics: &[SourceDiagnostic]) -> String {
         let mut out = String::new();
         for diagnostic in diagnostics {
             let _ = write!(out, "\n  {}", diagnostic.message);
@@ -99,14 +99,14 @@ impl Files {
     }
 }
 
-/// The template whose comment stands last before a place in the body.
+/// The template of the last `// from` comment before a position in the body.
 fn origin(before: &str) -> &str {
     let line = before.rfind("// from ").map(|at| before[at + 8..].lines().next().unwrap_or_default());
     line.unwrap_or_default()
 }
 
 fn id(path: &str) -> Result<FileId> {
-    let vpath = VirtualPath::new(path).map_err(|e| anyhow!("{path} is no path for typst: {e:?}"))?;
+    let vpath = VirtualPath::new(path).map_err(|e| anyhow!("{path} is not a valid path for typst: {e:?}"))?;
     Ok(RootedPath::new(VirtualRoot::Project, vpath).intern())
 }
 

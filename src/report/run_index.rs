@@ -1,4 +1,4 @@
-//! The index of runs at the end of the report: what each run measured, in what conditions, under which roofs.
+//! The index of runs at the end of the report: their cases, conditions and peak speeds.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,25 +13,25 @@ use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
 
-/// What the sensor saw of several cases.
+/// The sensor's readings over several cases.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Seen {
-    /// How many cases ran long enough to be looked at.
+    /// The number of cases that ran long enough for a reading.
     pub cases: usize,
     /// The median over the cases of each one's median.
     pub sm_clock_hz: f64,
     pub power_w: f64,
     pub max_temperature_c: f64,
-    /// Everything that held the clocks down in one of them.
+    /// All throttle reasons of these cases.
     pub throttle: BTreeSet<Throttle>,
-    /// How many cases were measured again because a slowdown had spoiled them.
+    /// The number of cases measured again because of a slowdown.
     pub remeasured: usize,
-    /// How many were slowed down the second time as well.
+    /// The number of cases slowed down the second time as well.
     pub spoiled: usize,
 }
 
 impl Seen {
-    /// None where no case was looked at.
+    /// `None` if no case has a reading.
     pub fn of<'a>(cases: impl Iterator<Item = &'a CaseRecord>) -> Option<Self> {
         let all: Vec<_> = cases.filter_map(|case| case.conditions.as_ref()).collect();
         let during: Vec<_> = all.iter().filter_map(|conditions| conditions.during.as_ref()).collect();
@@ -49,7 +49,7 @@ impl Seen {
     }
 
     /// "SM clock 1,980 MHz, 450 W, at most 61 °C".
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let spoiled = match self.spoiled {
             0 => String::new(),
             n => format!(", {n} of {} cases slowed down by {}", self.cases, in_words(self.reasons())),
@@ -58,7 +58,7 @@ impl Seen {
         format!("SM clock {clock} MHz, {:.0} W, at most {:.0} °C{spoiled}", self.power_w, self.max_temperature_c)
     }
 
-    /// What held the clocks down while something ran.
+    /// The throttle reasons while cases ran.
     fn reasons(&self) -> impl Iterator<Item = &Throttle> {
         self.throttle.iter().filter(|reason| **reason != Throttle::GpuIdle)
     }
@@ -145,7 +145,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Each machine once, by its newest run: settings and roofs.
+/// Each machine once, by its newest run: settings and peak speeds.
 fn machines(document: &Document) -> String {
     let mut out = String::new();
     let mut known = BTreeSet::new();
@@ -174,11 +174,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::harness::conditions::{Conditions, During, Range, Reading};
+    use crate::harness::conditions::{Conditions, During, Reading, ReadingRange};
     use crate::harness::record::Outcome;
 
     fn case(clock: f64, power: f64, throttle: &[Throttle], again: bool) -> CaseRecord {
-        let range = |median: f64| Range { min: median, median, max: median };
+        let range = |median: f64| ReadingRange { min: median, median, max: median };
         let reading = Reading {
             sm_clock_hz: clock,
             memory_clock_hz: 3e9,
@@ -212,21 +212,21 @@ mod tests {
     }
 
     #[test]
-    fn cases_are_summed_up_and_a_slowdown_is_said() {
+    fn cases_are_summarised_and_a_slowdown_is_named() {
         let idle = [Throttle::GpuIdle];
         let cases = [case(1.98e9, 400.0, &idle, false), case(1.5e9, 690.0, &[Throttle::SwPowerCap], true)];
         let seen = Seen::of(cases.iter()).unwrap();
         assert_eq!((seen.cases, seen.remeasured, seen.spoiled), (2, 1, 0));
-        assert_eq!(seen.words(), "SM clock 1,740 MHz, 545 W, at most 69 °C");
+        assert_eq!(seen.describe(), "SM clock 1,740 MHz, 545 W, at most 69 °C");
         assert_eq!(in_words(seen.reasons()), "power cap");
         let slow = [case(1.0e9, 200.0, &[Throttle::HwSlowdown], true)];
-        let words = Seen::of(slow.iter()).unwrap().words();
+        let words = Seen::of(slow.iter()).unwrap().describe();
         assert!(words.ends_with("1 of 1 cases slowed down by hardware slowdown"), "{words}");
         assert_eq!(Seen::of([].iter()), None);
     }
 
     #[test]
-    fn roofs_are_words() {
+    fn peaks_are_printed_with_their_units() {
         let peaks = Peaks {
             flops_per_s: [("float32".to_string(), 66.9e12)].into(),
             bytes_per_s: 4.8e12,

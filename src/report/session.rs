@@ -1,4 +1,4 @@
-//! One rendering of a template: what it states, prints and answers, and whether that is all that its answer has.
+//! One rendering of a template: the claims, tables, figures and parts that it uses, checked against the answer.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::figures::PlacedFigure;
 use super::{AnsweredPart, Claim, PartInput, ProblemInput, escape, points};
 use crate::harness::answer::Answer;
 
-/// What one rendering collects; the template's functions share it.
+/// The state of one rendering, shared by the template's functions.
 pub(super) struct Session {
     problem: String,
     parts: Vec<PartInput>,
@@ -60,11 +60,11 @@ impl Session {
         Ok(out + "\n")
     }
 
-    /// Whether a claim of the answer holds; it is listed from then on.
+    /// Whether a claim of the answer holds. Adds the claim to the list.
     pub fn claim(&mut self, id: &str) -> Result<bool, Error> {
         let known = || self.answer.claims().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let claim = self.answer.claims().get(id);
-        let claim = claim.ok_or_else(|| invalid(format!("the answer makes no claim {id:?}; it makes {}", known())))?;
+        let claim = claim.ok_or_else(|| invalid(format!("the answer has no claim {id:?}; it has {}", known())))?;
         let (held, operands) = (claim.held, claim.operands.clone());
         if !self.claims.iter().any(|c| c.id == id) {
             self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands });
@@ -84,8 +84,8 @@ impl Session {
         Ok(format!("\n\n{markdown}\n"))
     }
 
-    /// A figure of the answer, with its caption; where it has none, the template's next paragraph is it and begins with
-    /// "Figure: ".
+    /// A figure of the answer with its caption. Without a caption, the template's next paragraph must be the caption and begin
+    /// with "Figure: ".
     pub fn figure(&mut self, id: &str) -> Result<String, Error> {
         let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
         let figure = self.answer.figures().get(id);
@@ -100,17 +100,20 @@ impl Session {
         Ok(format!("\n\n![{}]({path})\n\n{caption}", escape::markdown(&figure.alt)))
     }
 
-    /// What an answer concludes is in the report: no claim, table or figure of it is left out by its template.
+    /// Errors: a claim, table or figure of the answer that the template does not use.
     pub fn all_used(&self) -> Result<()> {
         for id in self.answer.claims().keys() {
-            ensure!(self.claims.iter().any(|c| c.id == *id), "the answer's claim {id:?} is stated nowhere");
+            ensure!(self.claims.iter().any(|c| c.id == *id), "the template does not use the answer's claim {id:?}");
         }
         for id in self.answer.tables().keys() {
-            ensure!(self.tables.contains(id), "the answer's table {id:?} is printed nowhere");
+            ensure!(self.tables.contains(id), "the template does not print the answer's table {id:?}");
         }
         for id in self.answer.figures().keys() {
             let path = format!("figures/{}-{id}.svg", self.problem);
-            ensure!(self.figures.iter().any(|f| f.path == path), "the answer's figure {id:?} is printed nowhere");
+            ensure!(
+                self.figures.iter().any(|f| f.path == path),
+                "the template does not print the answer's figure {id:?}"
+            );
         }
         Ok(())
     }
@@ -118,7 +121,7 @@ impl Session {
     pub fn all_answered(&self, answers: &[String]) -> Result<()> {
         for id in answers {
             if !self.answered.iter().any(|a| a.part == *id) {
-                bail!("part {id:?} is registered as answered, and no {{{{ part({id:?}) }}}} is in the template");
+                bail!("part {id:?} is registered as answered, but the template has no {{{{ part({id:?}) }}}}");
             }
         }
         Ok(())

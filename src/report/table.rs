@@ -1,23 +1,23 @@
-//! A Markdown table becomes a three-line table whose decimal points stand in line.
+//! Converts a Markdown table to a three-line table with aligned decimal points.
 
 use anyhow::{Result, ensure};
 use pulldown_cmark::Alignment;
 
 /// A table under construction; the first row is the header.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct TypstTable {
     alignments: Vec<Alignment>,
-    rows: Vec<Vec<Cell>>,
+    rows: Vec<Vec<TypstCell>>,
 }
 
 #[derive(Debug, Default)]
-struct Cell {
+struct TypstCell {
     typst: String,
-    /// The cell's text without markup, where it is text alone.
+    /// The cell's text if it has no markup.
     plain: Option<String>,
 }
 
-impl Table {
+impl TypstTable {
     pub fn new(alignments: Vec<Alignment>) -> Self {
         Self { alignments, rows: Vec::new() }
     }
@@ -29,7 +29,7 @@ impl Table {
     /// Adds a cell to the current row; `plain` is its text if it has no markup.
     pub fn cell(&mut self, typst: String, plain: Option<String>) {
         if let Some(row) = self.rows.last_mut() {
-            row.push(Cell { typst, plain });
+            row.push(TypstCell { typst, plain });
         }
     }
 
@@ -81,7 +81,7 @@ impl Table {
         lines.iter().map(|line| super::escape::typst(line)).collect::<Vec<_>>().join(" #linebreak();")
     }
 
-    /// The longest part after a point among the numbers of a right-aligned column; none if there are none.
+    /// The largest number of decimals in a right-aligned column; `None` without numbers.
     fn most_decimals(&self, column: usize) -> Option<usize> {
         if self.alignments[column] != Alignment::Right {
             return None;
@@ -91,7 +91,7 @@ impl Table {
     }
 }
 
-impl Cell {
+impl TypstCell {
     /// The cell's text if it is one number, with a true minus sign.
     fn number(&self) -> Option<String> {
         let text = self.plain.as_ref()?.trim();
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn table(cells: &[&str]) -> String {
-        let mut table = Table::new(vec![Alignment::Right]);
+        let mut table = TypstTable::new(vec![Alignment::Right]);
         for text in cells {
             table.begin_row();
             table.cell((*text).to_string(), Some((*text).to_string()));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_with_fewer_decimals_get_room_and_words_do_not() {
+    fn numbers_with_fewer_decimals_are_padded_and_words_are_not() {
         let typst = table(&["time", "1.25", "12.5", "7", "OOM", "-0.50", "-3%"]);
         assert!(typst.contains("[12\\.5#room(1);]"), "{typst}");
         assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_table_without_rows_is_an_error() {
-        let mut table = Table::new(vec![Alignment::None]);
+        let mut table = TypstTable::new(vec![Alignment::None]);
         table.begin_row();
         table.cell("a".into(), None);
         assert!(table.typst("").is_err());

@@ -1,4 +1,4 @@
-//! One problem's template becomes Markdown, with its claims, figures and answered parts.
+//! Renders one problem's template to Markdown, and collects its claims, figures and answered parts.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::figures::PlacedFigure;
 use super::session::Session;
 use super::{AnsweredPart, Claim, ProblemInput, filters};
 
-/// What a template gave.
+/// A rendered template.
 pub struct Filled {
     pub markdown: String,
     pub claims: Vec<Claim>,
@@ -52,7 +52,7 @@ pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
     }))
 }
 
-/// What messages call a problem's template.
+/// The name of a problem's template in messages.
 pub fn origin(problem: &ProblemInput) -> String {
     format!("templates/{}.md", problem.name)
 }
@@ -93,7 +93,7 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
     });
 }
 
-/// Blank lines inside a table go, and of several in a row one stays: loops leave them behind.
+/// Removes blank lines inside tables, and repeated blank lines, which loops leave behind.
 fn tidy(markdown: &str) -> String {
     let mut out: Vec<&str> = Vec::new();
     for line in markdown.lines() {

@@ -10,7 +10,7 @@ use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
 use crate::harness::record::{Profile, Run};
 use crate::units::human_bytes;
 
-/// What the title page says; everything comes from the records, nothing from the clock.
+/// The contents of the title page. They depend on the records only, not on the clock.
 #[derive(Serialize)]
 pub struct Front {
     title: String,
@@ -31,7 +31,7 @@ struct MachineLine {
     software: String,
     /// The conditions of the newest run, such as threads.
     settings: String,
-    /// Every commit that a record was made at, newest first.
+    /// The commits of all records, newest first.
     commits: Vec<CommitRuns>,
 }
 
@@ -148,12 +148,12 @@ fn machine(profile: Profile, name: String, run: &Run) -> MachineLine {
     }
 }
 
-/// What changes numbers and stays as it is for a run, in one line.
+/// The settings of a run that affect its numbers, in one line.
 pub fn settings(run: &Run) -> String {
     run.settings.iter().rev().map(|(k, v)| setting(k, v)).collect::<Vec<_>>().join(", ")
 }
 
-/// A setting as a reader says it: "2 threads", "TF32 off", "AVX512 kernels".
+/// A setting as text: "2 threads", "TF32 off", "AVX512 kernels".
 fn setting(key: &str, value: &str) -> String {
     match key {
         "threads" => format!("{value} thread{}", if value == "1" { "" } else { "s" }),

@@ -59,8 +59,8 @@ if __name__ == "__main__":
     make("float32_heads", (2, 3), 10, 12, 8, True, torch.float32, seed=5)
     make("float64_causal", (1,), 19, 19, 5, True, torch.float64, seed=6)
     make("bfloat16_causal", (2,), 40, 40, 16, True, torch.bfloat16, seed=7)
-    # dv sums over every query: whoever sums it in bfloat16, as libtorch's backward on the CPU does, is off by more than
-    # the one rounding to bfloat16 that these tolerances allow.
+    # dv sums over every query. A sum in bfloat16, as in libtorch's backward on the CPU, has a larger error than the single
+    # rounding to bfloat16 that these tolerances allow.
     one_key = {"seed": 11, "tolerances": ("1e-2", "1e-2")}
     make("bfloat16_one_key", (1,), 300, 1, 16, True, torch.bfloat16, **one_key)
     make("float16", (2,), 33, 47, 16, False, torch.float16, seed=8)

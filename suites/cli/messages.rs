@@ -1,10 +1,10 @@
-//! What the program says of bad input: each message names what is wrong, what was expected, and what to do.
+//! Messages about bad input: each says what is wrong, what was expected, and what to do.
 
 use std::fs;
 
-use super::{PROBLEM, Tree, words};
+use super::{PROBLEM, Tree, output_text};
 
-/// One bad input: how the tree is spoilt, the command, and words of the message in their order.
+/// One bad input: how the tree is damaged, the command, and the expected parts of the message.
 struct BadInput {
     what: &'static str,
     spoil: fn(&Tree),
@@ -26,7 +26,7 @@ const fn spoilt(what: &'static str, spoil: fn(&Tree), message: [&'static str; 3]
     BadInput { what, spoil, arguments: &["measure", PROBLEM, "--profile", "cpu"], wrong, expected, remedy }
 }
 
-/// Where one clause says both what was expected and what to do, its words stand twice.
+/// If one clause says both what was expected and what to do, it is listed for both.
 #[rustfmt::skip]
 const TABLE: &[BadInput] = &[
     bad("a misspelt problem", &["explain", "flash_bench"],
@@ -34,13 +34,13 @@ const TABLE: &[BadInput] = &[
     bad("a misspelt verb", &["gradd"], ["unrecognized subcommand 'gradd'", "similar subcommand", "'grade'"]),
     bad("an unknown profile", &["measure", "--profile", "tpu"], ["invalid value 'tpu'", "possible values: cpu, gpu", "--help"]),
     bad("a time without a unit", &["measure", "--budget", "soon"],
-        ["\"soon\" is no time", "a whole number and a unit", "as in 90s, 8m or 1h"]),
+        ["\"soon\" is not a time", "write a whole number and a unit", "as in 90s, 8m or 1h"]),
     bad("a setting without a value", &["measure", PROBLEM, "--set", "addend"],
         ["\"addend\" lacks a value", "key=value", "as in attention=flash"]),
     bad("a setting of an unknown parameter", &["measure", PROBLEM, "--set", "adend=float32"],
         ["no parameter \"adend\"", "it has accumulator, addend", "addend"]),
     bad("a setting with an unknown value", &["measure", PROBLEM, "--set", "addend=float33"],
-        ["cannot measure the case", "change what --set gives", "expected one of `float32`, `float16`, `bfloat16`"]),
+        ["cannot measure the case", "change the --set options", "expected one of `float32`, `float16`, `bfloat16`"]),
     bad("a setting of no problem", &["measure", "--set", "addend=float32"],
         ["0 are named", "cs336 measure P", "--set key=value"]),
     bad("measuring what has only checks", &["measure", "flash_forward"],
@@ -56,13 +56,13 @@ const TABLE: &[BadInput] = &[
         ["world_size is 0", "between 1 and 16", "between 1 and 16"]),
     bad("a worker started by hand", &["worker"], ["only cs336 itself starts this process", "run", "`cs336 measure`"]),
     bad("a write-up that was never built", &["writeup", "--fresh"],
-        ["there are no records", "`cs336 measure`", "makes them"]),
+        ["there are no records", "run", "`cs336 measure`"]),
     spoilt("a suite that is missing", |tree| fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap(),
         ["cannot be read", "declares what mixed_precision_accumulation measures", "git checkout suites/"]),
     spoilt("a suite with an unknown profile", |tree| tree.suite("[tpu.a]\naddend = \"float32\"\n"),
         ["unknown profile \"tpu\"", "a suite holds", "[cpu.<grid>] and [gpu.<grid>]"]),
     spoilt("a suite with a key outside a grid", |tree| tree.suite("[cpu]\naddend = \"float32\"\n"),
-        ["cpu.addend is no table", "write the key under a grid", "as in [cpu.sweep]"]),
+        ["cpu.addend is not a table", "write the key under a grid", "as in [cpu.sweep]"]),
 ];
 
 #[test]
@@ -71,11 +71,14 @@ fn every_message_names_the_fault_what_was_expected_and_what_to_do() {
         let tree = Tree::new();
         spoil(&tree);
         let output = tree.run(arguments);
-        let said = words(&output);
+        let said = output_text(&output);
         assert!(matches!(output.status.code(), Some(1 | 2)), "{what}: ended with {}: {said}", output.status);
         assert!(!said.contains("panicked at"), "{what}: {said}");
-        for (part, words) in [("the fault", wrong), ("what was expected", expected), ("what to do", remedy)] {
-            assert!(said.contains(words), "{what}: the message does not name {part} by {words:?}:\n{said}");
+        for (part, expected_text) in [("the fault", wrong), ("what was expected", expected), ("what to do", remedy)] {
+            assert!(
+                said.contains(expected_text),
+                "{what}: the message does not name {part} by {expected_text:?}:\n{said}"
+            );
         }
         assert!(!tree.record_path().exists(), "{what}: a record was written");
     }

@@ -1,4 +1,4 @@
-//! Problems whose cases misbehave, each in a way of its own; the test program serves them as its own worker.
+//! Problems whose cases fail in different ways. The test program serves them as its own worker.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -25,16 +25,16 @@ enum Action {
     PanicsInLibtorchsWords,
     Aborts,
     KillsItself,
-    /// Never ends, and notes that it was begun in the file `hanging`.
+    /// Never ends. Writes to the file `hanging` at the start.
     Hangs,
     LacksMemory,
     LacksGpu,
     BeatsPhysics,
     Chatters,
     StartsFresh,
-    /// Works, and leaves a worker behind that cannot be cleaned up.
+    /// Works, but makes the worker's clean-up fail.
     Litters,
-    /// Works, for 300 ms or until a sensor has looked, and notes its beginning and its end in the file `attempts`.
+    /// Works for 300 ms or until a sensor reading, and writes its start and end to the file `attempts`.
     Dawdles,
 }
 
@@ -48,11 +48,11 @@ struct Params {
 struct Row {
     time: Samples,
     process: u32,
-    /// Whether a clean-up came between the case before, if there was one, and this one.
+    /// Whether a clean-up ran between the previous case, if any, and this one.
     clean: bool,
 }
 
-/// What a case leaves behind in its process.
+/// State that a case leaves behind in its process.
 static LITTER: AtomicBool = AtomicBool::new(false);
 static DIRTY: AtomicBool = AtomicBool::new(false);
 
@@ -63,13 +63,13 @@ pub fn clean_up() -> Result<()> {
     Ok(())
 }
 
-/// Adds to a file of the tree that this worker serves.
+/// Appends to a file of the worker's tree.
 fn add_to(file: &str, text: &str) -> Result<()> {
     let path = Path::new(&std::env::var("CS336_ROOT")?).join(file);
     Ok(std::fs::File::options().create(true).append(true).open(path)?.write_all(text.as_bytes())?)
 }
 
-/// How often a sensor has looked, by the file in which it notes that.
+/// The number of sensor readings, from the sensor's file.
 fn looks() -> Result<u64> {
     Ok(std::fs::metadata(Path::new(&std::env::var("CS336_ROOT")?).join("looks")).map_or(0, |file| file.len()))
 }
@@ -105,7 +105,7 @@ impl Measure for Actions {
                 add_to("attempts", ".")?;
                 let seen = looks()?;
                 std::thread::sleep(Duration::from_millis(300));
-                // Where one looks at all, it has looked before the case began.
+                // A sensor has taken a reading before the case began.
                 while seen > 0 && looks()? == seen {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -113,7 +113,7 @@ impl Measure for Actions {
                 row(1.0)
             }
             Action::Fails => bail!("the reason of the failure"),
-            Action::Panics => panic!("the words of the panic"),
+            Action::Panics => panic!("the message of the panic"),
             Action::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
             Action::Aborts => std::process::abort(),
             Action::KillsItself => {
@@ -164,10 +164,10 @@ const UNSOUND: Problem = Problem {
 
 pub const TEST_REGISTRY: &[Problem] = &[ACTIONS, UNSOUND];
 
-/// One that crashes, one that panics, one that lacks something, and one that gives its process.
+/// Device checks that crash, panic, need a missing device, and return their process id.
 pub const TEST_DEVICE_CHECKS: &[DeviceCheck] = &[
     DeviceCheck::new("aborts", "Nothing.", || std::process::abort()),
-    DeviceCheck::new("panics", "Nothing.", || panic!("told so")),
+    DeviceCheck::new("panics", "Nothing.", || panic!("a deliberate error")),
     DeviceCheck::new("lacks", "Nothing.", || {
         Err(Fault::NotAvailable { needs: "a second GPU".into(), has: "one".into() }.into())
     }),

@@ -1,4 +1,4 @@
-//! Fault tests: a rank that fails, in whatever way, ends its whole run in time, by name, and leaves nothing behind.
+//! Fault tests: a rank that fails ends its whole run in time, the error names it, and no process is left.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cs336::checks::fault_test::{self, Fault, is_alive, pids};
+use cs336::checks::fault_test::{self, RankFault, is_alive, pids};
 use cs336::checks::faulty_runs::{by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works};
 use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
@@ -19,41 +19,53 @@ use crate::processes::{PROGRAM, supervised_stall};
 
 /// A fault of the last of two ranks, and what the error must say, in order of appearance. `checks::device::nccl_ranks` has
 /// the same of two GPUs.
-const FAULTS: &[(Fault, &[&str])] = &[
+const FAULTS: &[(RankFault, &[&str])] = &[
     (
-        Fault::Exit,
+        RankFault::Exit,
         &[
             "which rank 1 has ended without calling",
             "rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1",
         ],
     ),
-    (Fault::Leave, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"]),
-    (Fault::Fail, &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"]),
-    (Fault::Panic, &["rank 1 of 2 exited with status 101; it was in no", "barrier 1", "panicked at", "rank panics"]),
-    (Fault::PanicInBackward, &["rank 1 of 2 exited with status 1; it was in no", "barrier 1", "this hook panics"]),
-    (Fault::Stall, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"]),
+    (RankFault::Leave, &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"]),
     (
-        Fault::Work,
+        RankFault::Fail,
+        &["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"],
+    ),
+    (
+        RankFault::Panic,
+        &["rank 1 of 2 exited with status 101; it was in no", "barrier 1", "panicked at", "rank panics"],
+    ),
+    (RankFault::PanicInBackward, &["rank 1 of 2 exited with status 1; it was in no", "barrier 1", "this hook panics"]),
+    (
+        RankFault::Stall,
+        &["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"],
+    ),
+    (
+        RankFault::Work,
         &[
             "the deadline of ",
             "rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it works",
             "rank 1 of 2 was still running",
         ],
     ),
-    (Fault::NeverReady, &["rank 0 waits in all_reduce 2", "rank 1 has not called: it stalls", "last was barrier 1"]),
     (
-        Fault::WrongCount,
+        RankFault::NeverReady,
+        &["rank 0 waits in all_reduce 2", "rank 1 has not called: it stalls", "last was barrier 1"],
+    ),
+    (
+        RankFault::WrongCount,
         &["the ranks disagree on collective 2: rank 0 calls all_reduce of 4 Float, sum, rank 1 calls all_reduce of 8"],
     ),
     (
-        Fault::WrongOrder,
+        RankFault::WrongOrder,
         &["the ranks disagree on collective 2: rank 0 calls all_reduce of 4 Float, sum, rank 1 calls broadcast of 4"],
     ),
 ];
 
 type Body = fn() -> Result<()>;
 
-fn name(fault: Fault) -> String {
+fn name(fault: RankFault) -> String {
     format!("{fault:?}").chars().fold(String::new(), |name, letter| match letter.is_uppercase() && !name.is_empty() {
         true => format!("{name}_{}", letter.to_ascii_lowercase()),
         false => format!("{name}{}", letter.to_ascii_lowercase()),
@@ -64,8 +76,8 @@ pub fn trials() -> Vec<Trial> {
     let trial = |name: String, run: Box<dyn Fn() -> Result<()> + Send>| {
         Trial::test(format!("ranks::{name}"), move || run().map_err(|error| format!("{error:#}").into()))
     };
-    let fault = |&(fault, words): &'static (Fault, &'static [&str])| {
-        trial(name(fault), Box::new(move || fault_ends_the_run(fault, words)))
+    let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
+        trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
     let others: [(&str, Body); 10] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
@@ -83,102 +95,102 @@ pub fn trials() -> Vec<Trial> {
     FAULTS.iter().map(fault).chain(others).collect()
 }
 
-fn fault_ends_the_run(fault: Fault, words: &[&str]) -> Result<()> {
+fn fault_ends_the_run(fault: RankFault, expected: &[&str]) -> Result<()> {
     match fault {
-        Fault::Work => in_time(|deadline| fault_ends_by(deadline, Backend::Gloo, fault, words)),
-        _ => fault_ends_by(Duration::from_secs(60), Backend::Gloo, fault, words),
+        RankFault::Work => in_time(|deadline| fault_ends_by(deadline, Backend::Gloo, fault, expected)),
+        _ => fault_ends_by(Duration::from_secs(60), Backend::Gloo, fault, expected),
     }
 }
 
 fn exit_before_the_ranks_meet() -> Result<()> {
-    let words = wrapped("[ \"$RANK\" = 1 ] && exit 5")?;
-    says(&words, &["rank 1 of 2 exited with status 5", "rank 0: it had called no collective"])
+    let message = wrapped("[ \"$RANK\" = 1 ] && exit 5")?;
+    says(&message, &["rank 1 of 2 exited with status 5", "rank 0: it had called no collective"])
 }
 
 fn wrong_world_size() -> Result<()> {
-    let words = wrapped("[ \"$RANK\" = 1 ] && export WORLD_SIZE=3")?;
-    // Whichever rank comes second finds it, and its end may be the other's before that has found it too.
-    let told = [
+    let message = wrapped("[ \"$RANK\" = 1 ] && export WORLD_SIZE=3")?;
+    // The second rank to arrive detects it. Its exit may end the other rank before that detects it too.
+    let expected = [
         "rank 0 has WORLD_SIZE 2 and backend gloo, but rank 1 has WORLD_SIZE 3 and backend gloo",
         "rank 1 has WORLD_SIZE 3 and backend gloo, but rank 0 has WORLD_SIZE 2 and backend gloo",
     ];
     ensure!(
-        told.iter().any(|told| words.contains(told)),
-        "neither rank says that they were told different things: {words}"
+        expected.iter().any(|expected| message.contains(expected)),
+        "neither rank reports the different world sizes: {message}"
     );
     Ok(())
 }
 
-/// Runs ranks through a shell script that begins with `line`, and gives back the words of their failure.
+/// Runs ranks through a shell script that begins with `line`, and returns their error message.
 fn wrapped(line: &str) -> Result<String> {
     let folder = tempfile::tempdir()?;
     let script = folder.path().join("cs336");
     std::fs::write(&script, format!("#!/bin/sh\n{line}\nexec '{PROGRAM}' \"$@\"\n"))?;
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
     let plan = Launch::new(fault_test::TASK.name, 2, Duration::from_secs(60));
-    let outcome = launch_program(&script, &plan, &input(Fault::None, folder.path())?);
-    let words = format!("{:#}", outcome.err().context("the run succeeded")?);
+    let outcome = launch_program(&script, &plan, &input(RankFault::None, folder.path())?);
+    let message = format!("{:#}", outcome.err().context("the run succeeded")?);
     ensure!(pids(folder.path())?.into_iter().all(|pid| !is_alive(pid)), "a rank is left");
     the_next_run_works()?;
-    Ok(words)
+    Ok(message)
 }
 
-/// As under torchrun, where rank 0 serves the store at a port that it is given.
+/// As under torchrun, where rank 0 serves the store at a given port.
 fn port_taken() -> Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
     let folder = tempfile::tempdir()?;
-    let (status, words) = by_hand(Backend::Gloo, Fault::None, folder.path(), 0, port, &[])?.ended()?;
-    ensure!(status.code() == Some(1), "{status}: {words}");
-    says(&words, &["rank 0 listening on 127.0.0.1", &format!(":{port}"), "set MASTER_PORT to a port that is free"])?;
+    let (status, message) = by_hand(Backend::Gloo, RankFault::None, folder.path(), 0, port, &[])?.ended()?;
+    ensure!(status.code() == Some(1), "{status}: {message}");
+    says(&message, &["rank 0 listening on 127.0.0.1", &format!(":{port}"), "set MASTER_PORT to a port that is free"])?;
     drop(listener);
-    // The same ranks, started by hand at the same port: nothing of the failed attempt is in their way.
+    // The same ranks started by hand at the same port: the failed attempt left nothing behind.
     for rank in [
-        by_hand(Backend::Gloo, Fault::None, folder.path(), 0, port, &[])?,
-        by_hand(Backend::Gloo, Fault::None, folder.path(), 1, port, &[])?,
+        by_hand(Backend::Gloo, RankFault::None, folder.path(), 0, port, &[])?,
+        by_hand(Backend::Gloo, RankFault::None, folder.path(), 1, port, &[])?,
     ] {
-        let (status, words) = rank.ended()?;
-        ensure!(status.success(), "{status}: {words}");
+        let (status, message) = rank.ended()?;
+        ensure!(status.success(), "{status}: {message}");
     }
     let results: Value = serde_json::from_slice(&std::fs::read(folder.path().join("0.json"))?)?;
     ensure!(results == json!([3.0, 3.0]), "rank 0 wrote {results}, not the results of both");
-    ensure!(!folder.path().join("1.json").exists(), "rank 1 wrote what is rank 0's to write");
+    ensure!(!folder.path().join("1.json").exists(), "rank 1 wrote results that only rank 0 must write");
     Ok(())
 }
 
 fn a_missing_rank_is_named() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-    let (status, words) =
-        by_hand(Backend::Gloo, Fault::None, folder.path(), 0, port, &[("CS336_DEADLINE_S", "2")])?.ended()?;
-    ensure!(status.code() == Some(1), "{status}: {words}");
-    says(&words, &["rank 1 of 2 has not arrived within 2.0 s"])
+    let (status, message) =
+        by_hand(Backend::Gloo, RankFault::None, folder.path(), 0, port, &[("CS336_DEADLINE_S", "2")])?.ended()?;
+    ensure!(status.code() == Some(1), "{status}: {message}");
+    says(&message, &["rank 1 of 2 has not arrived within 2.0 s"])
 }
 
 fn an_unknown_task_is_named() -> Result<()> {
     let plan = Launch::new("no_such_task", 1, Duration::from_secs(60));
     let outcome = launch_program(Path::new(PROGRAM), &plan, &Value::Null);
-    let words = format!("{:#}", outcome.err().context("the run succeeded")?);
+    let message = format!("{:#}", outcome.err().context("the run succeeded")?);
     says(
-        &words,
+        &message,
         &["rank 0 of 1 exited with status 1", "no rank task is called \"no_such_task\"", fault_test::TASK.name],
     )
 }
 
-/// Ctrl-C and SIGTERM: the supervisor says what the ranks were doing, ends them, and exits with 130.
+/// On Ctrl-C and SIGTERM the supervisor reports the ranks' state, ends them, and exits with 130.
 fn signal_ends_a_launch(signal: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let supervisor = supervised_stall(folder.path())?;
     let sent = Command::new("/bin/sh").arg("-c").arg(format!("kill -{signal} {}", supervisor.child.id())).status()?;
     ensure!(sent.success(), "kill failed");
-    let (status, words) = supervisor.ended()?;
-    ensure!(status.code() == Some(130), "{status}: {words}");
-    says(&words, &["interrupted", "rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called"])?;
+    let (status, message) = supervisor.ended()?;
+    ensure!(status.code() == Some(130), "{status}: {message}");
+    says(&message, &["interrupted", "rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called"])?;
     none_left(folder.path(), Duration::ZERO)?;
     the_next_run_works()
 }
 
-/// A supervisor that is killed cannot reap: the kernel must end its ranks.
+/// A killed supervisor cannot end its ranks: the operating system must do it.
 fn a_killed_supervisor_takes_its_ranks_along() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut supervisor = supervised_stall(folder.path())?;

@@ -1,4 +1,4 @@
-//! A visit to a machine: what a budget leaves out, what a throttled card is measured again for, what a case leaves behind.
+//! Measuring under a budget, repeated measurements of a throttled GPU, and clean-up between cases.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use cs336::harness::case::Runner;
 use cs336::harness::conditions::{Conditions, Reading, Throttle};
 use cs336::harness::plan::{Scope, plan};
 use cs336::harness::record::{Outcome, Profile};
-use cs336::harness::run::Visit;
+use cs336::harness::run::MeasureSummary;
 use cs336::harness::store::Layout;
 
 use super::{Notes, TEST_REGISTRY, in_time, measure, record, runner, tree, tree_of, visit};
@@ -19,8 +19,11 @@ type Test = (&'static str, fn() -> Result<()>);
 
 pub const TESTS: &[Test] = &[
     ("a_throttled_case_is_measured_once_more", a_throttled_case_is_measured_once_more),
-    ("a_card_that_stays_throttled_is_recorded_so", a_card_that_stays_throttled_is_recorded_so),
-    ("a_sound_card_and_no_card_are_measured_once", a_sound_card_and_no_card_are_measured_once),
+    ("a_gpu_that_stays_throttled_is_recorded_as_throttled", a_gpu_that_stays_throttled_is_recorded_as_throttled),
+    (
+        "without_throttling_or_without_a_gpu_a_case_is_measured_once",
+        without_throttling_or_without_a_gpu_a_case_is_measured_once,
+    ),
     ("a_budget_measures_quick_tables_first", a_budget_measures_quick_tables_first),
     ("a_budget_bounds_the_running_case", a_budget_bounds_the_running_case),
     ("a_case_too_long_for_the_budget_is_not_begun", a_case_too_long_for_the_budget_is_not_begun),
@@ -29,7 +32,7 @@ pub const TESTS: &[Test] = &[
     ("a_worker_that_cannot_be_cleaned_up_is_replaced", a_worker_that_cannot_be_cleaned_up_is_replaced),
 ];
 
-/// What the case `dawdles` has noted: a dot where it was begun, a comma where it ended.
+/// The log of the case `dawdles`: a dot for each start, a comma for each end.
 fn attempts(layout: &Layout) -> String {
     fs::read_to_string(layout.root.join("attempts")).unwrap_or_default()
 }
@@ -39,12 +42,12 @@ fn reading(throttle: Option<Throttle>) -> Reading {
     Reading { sm_clock_hz: 1.98e9, memory_clock_hz: 3.2e9, power_w: 500.0, temperature_c: 60.0, throttle }
 }
 
-/// Measures `dawdles` under a sensor that is told what the case has noted; gives back how often it was begun.
+/// Measures `dawdles` with a sensor that receives the case's log. Returns how often the case was started.
 fn watched(sensor: fn(&str) -> Option<Reading>) -> Result<(usize, Option<Conditions>)> {
     let (_folder, layout) = tree("actions", "\"dawdles\"")?;
     let look = || {
         let reading = sensor(&attempts(&layout))?;
-        // The case ends once it has been looked at, however long that takes.
+        // The case ends after a reading.
         let looks = fs::File::options().create(true).append(true).open(layout.root.join("looks"));
         looks.and_then(|mut looks| looks.write_all(b".")).expect("the tree can be written");
         Some(reading)
@@ -64,7 +67,7 @@ fn a_throttled_case_is_measured_once_more() -> Result<()> {
     Ok(())
 }
 
-fn a_card_that_stays_throttled_is_recorded_so() -> Result<()> {
+fn a_gpu_that_stays_throttled_is_recorded_as_throttled() -> Result<()> {
     let (attempts, conditions) = watched(|_| Some(reading(Some(Throttle::HwPowerBrakeSlowdown))))?;
     let Some(conditions) = conditions else { bail!("no conditions were recorded") };
     ensure!(attempts == 2, "it was measured {attempts} times");
@@ -73,7 +76,7 @@ fn a_card_that_stays_throttled_is_recorded_so() -> Result<()> {
     Ok(())
 }
 
-fn a_sound_card_and_no_card_are_measured_once() -> Result<()> {
+fn without_throttling_or_without_a_gpu_a_case_is_measured_once() -> Result<()> {
     let (attempts, conditions) = watched(|_| Some(reading(Some(Throttle::SwPowerCap))))?;
     let Some(conditions) = conditions else { bail!("no conditions were recorded") };
     ensure!(attempts == 1 && conditions.remeasured_after.is_empty(), "a power cap was measured {attempts} times");
@@ -83,7 +86,7 @@ fn a_sound_card_and_no_card_are_measured_once() -> Result<()> {
     Ok(())
 }
 
-fn within(layout: &Layout, budget: Duration, scope: Scope, notes: &mut Notes) -> Result<Visit> {
+fn within(layout: &Layout, budget: Duration, scope: Scope, notes: &mut Notes) -> Result<MeasureSummary> {
     let runner = Runner { budget: Some(budget), limit: Duration::from_secs(600), ..runner(layout)? };
     visit(&runner, &TEST_REGISTRY[0], scope, notes)
 }
@@ -160,8 +163,8 @@ fn rows(actions: &str) -> Result<[serde_json::Value; 2]> {
 
 fn a_worker_is_cleaned_up_between_cases() -> Result<()> {
     let [one, two] = rows("\"works\", \"chatters\"")?;
-    ensure!(one["process"] == two["process"], "two workers served two sound cases");
-    ensure!(two["clean"] == true, "the second case met what the first had left behind");
+    ensure!(one["process"] == two["process"], "two workers served two working cases");
+    ensure!(two["clean"] == true, "the state of the first case was not cleaned up before the second");
     Ok(())
 }
 

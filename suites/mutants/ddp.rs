@@ -1,4 +1,4 @@
-//! The grader graded, data parallelism: every broken strategy, and every strategy on a broken network, must be caught.
+//! Tests of the data-parallel checks: every broken strategy, and every strategy with a broken collective, must be caught.
 
 use anyhow::{Result, ensure};
 use cs336::checks::data_parallel::{self, verdict};
@@ -13,7 +13,7 @@ use libtest_mimic::Trial;
 
 use super::{caught, control};
 
-/// A check of data parallelism by the name under which the first of its problems registers it, as it runs on any trainer.
+/// A data-parallel check: its name in the first problem that registers it, and its function for any trainer.
 type Check = (&'static str, fn(&str) -> Result<Verdict>);
 
 /// Two buckets of the toy model, one of them with two gradients; and one bucket.
@@ -40,7 +40,7 @@ const AWAY: &str = "away from single-process training";
 const SHARDED_AWAY: &str = "away from the unsharded optimizer's";
 const NOT_BROADCAST: &str = "fc1.weight is not that of rank 1 after construction";
 
-/// A mutant's name, the check that must catch it, and its words.
+/// A mutant's name, the check that must catch it, and a part of the message.
 type Case = (&'static str, Check, &'static str);
 
 const CAUGHT: &[Case] = &[
@@ -59,7 +59,7 @@ const CAUGHT: &[Case] = &[
     ("mutant_forgets_passes", ACCUMULATION, AWAY),
 ];
 
-/// The same of sound trainers on a network with a fault, as `fault@trainer`.
+/// Correct trainers with a faulty collective, as `fault@trainer`.
 const FAULTS_CAUGHT: &[Case] = &[
     ("summed@flat", TOY, AWAY),
     ("summed@overlap_individual_parameters", TOY, AWAY),
@@ -94,12 +94,12 @@ const CAUGHT_AGAIN: &[Case] = &[
     ("mutant_summed", GOLDEN, "comparisons failed"),
     ("mutant_stale", RANDOM, AWAY),
     ("mutant_bucket_early", RANDOM, AWAY),
-    ("local@flat", EDGES, "is not exactly what the mean gradient makes it"),
+    ("local@flat", EDGES, "is not exactly the value after a step with the mean gradient"),
     (ADDED_GROUP_APART, SHARDED_RANDOM, SHARDED_AWAY),
     ("no_broadcast@sharded_optimizer", SHARDED_GOLDEN, "comparisons failed"),
 ];
 
-/// One test a mutant and a check. The trainers without a fault pass the same checks, as the registered problems show.
+/// One test for each mutant and check. Trainers without a fault pass the same checks as registered problems.
 pub fn trials() -> Vec<Trial> {
     set_program(env!("CARGO_BIN_EXE_cs336").into());
     let is_caught = |&(mutant, (check, run), words): &Case| {

@@ -1,4 +1,4 @@
-//! Mutants of the CUDA kernels: a copy of `kernels/` with one line changed, which a check in the emulator must catch.
+//! Mutants of the CUDA kernels: copies of `kernels/` with one changed line. A check in the emulator must catch each.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cs336::problems::REGISTRY;
 use libtest_mimic::Trial;
 
-/// A program that was compiled stays in its process: every mutant has one of its own, which finds its tree by this.
+/// A process keeps the programs that it has compiled, so every mutant runs in its own process. This variable names its tree.
 const ROOT: &str = "CS336_ROOT";
-/// Its key covers the kernel's text: mutants share what they have not changed, and a second run compiles nothing.
+/// The cache's key covers the kernel's text: mutants share unchanged kernels, and a second run compiles nothing.
 const CACHE: &str = env!("CARGO_TARGET_TMPDIR");
-/// The first argument of such a process; the check follows.
+/// The first argument of a mutant's process, followed by the check.
 const WORKER: &str = "kernel-worker";
-/// What it prints before the check's own words.
+/// The process prints this before the check's message.
 const PASSED: &str = "passed: ";
 const REFUSED: &str = "refused: ";
 
 struct Mutant {
     name: &'static str,
     file: &'static str,
-    /// What stands there once, and what takes its place.
+    /// The line, which must occur once, and its replacement.
     line: &'static str,
     changed: &'static str,
     /// As `problem::check`.
     check: &'static str,
-    words: &'static str,
+    message: &'static str,
 }
 
 const FORWARD: &str = "flash_forward::hopper_kernel";
@@ -42,7 +42,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    wgmma_wait<1>();\n    hold(s);\n    release(bar.k_free(now));\n",
         changed: "    hold(s);\n    release(bar.k_free(now));\n",
         check: FORWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "outputs_are_not_rescaled",
@@ -50,7 +50,7 @@ const MUTANTS: &[Mutant] = &[
         line: "o[i] *= factor[i / 2 % 2];",
         changed: "o[i] *= 1.0f;",
         check: FORWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "the_diagonal_is_one_further",
@@ -58,7 +58,7 @@ const MUTANTS: &[Mutant] = &[
         line: "min(problem.n_keys - 1, row + 8 * r)",
         changed: "min(problem.n_keys - 1, row + 8 * r + 1)",
         check: FORWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "outputs_leave_before_the_fence",
@@ -66,7 +66,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    fence_to_async();\n",
         changed: "",
         check: FORWARD,
-        words: "without a fence behind it",
+        message: "without a fence behind it",
     },
     Mutant {
         name: "q_is_given_back_by_too_few",
@@ -74,7 +74,7 @@ const MUTANTS: &[Mutant] = &[
         line: "barrier_init(bar.q_free(), 4 * groups);",
         changed: "barrier_init(bar.q_free(), 4 * groups + 1);",
         check: FORWARD,
-        words: "can go on",
+        message: "can go on",
     },
     Mutant {
         name: "a_tiles_number_is_overwritten_before_it_is_read",
@@ -82,7 +82,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    index = schedule.take(turn + 1);\n",
         changed: "    index = schedule.take(turn + 1);\n    store_word(base + number_at, index);\n",
         check: FORWARD,
-        words: "can go on",
+        message: "can go on",
     },
     Mutant {
         name: "a_tiles_number_is_read_before_it_is_there",
@@ -90,7 +90,7 @@ const MUTANTS: &[Mutant] = &[
         line: "      barrier_wait(bar.q_full(), ++turn % 2);\n",
         changed: "      ++turn;\n",
         check: FORWARD,
-        words: "can go on",
+        message: "can go on",
     },
     Mutant {
         name: "fewer_bytes_are_expected_than_come",
@@ -98,7 +98,7 @@ const MUTANTS: &[Mutant] = &[
         line: "barrier_expect(bar.q_full(stage), q_bytes + row_stats);",
         changed: "barrier_expect(bar.q_full(stage), q_bytes);",
         check: BACKWARD,
-        words: "the emulator stopped",
+        message: "the emulator stopped",
     },
     Mutant {
         name: "d_is_not_subtracted",
@@ -106,7 +106,7 @@ const MUTANTS: &[Mutant] = &[
         line: "s[at] * (dp[at] - shift.x)",
         changed: "s[at] * dp[at]",
         check: BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "ds_is_multiplied_before_both_have_written_it",
@@ -114,7 +114,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    named_sync(both_barrier, 256);\n    float dq[dq_sums_a_thread];\n",
         changed: "    float dq[dq_sums_a_thread];\n",
         check: BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "q_is_given_back_before_dk_is_multiplied",
@@ -122,7 +122,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    wgmma_wait<0>();\n    hold(dk);\n    hold(ds_pairs);\n    release(q_free_barrier + stage, block);\n",
         changed: "    release(q_free_barrier + stage, block);\n    wgmma_wait<0>();\n    hold(dk);\n    hold(ds_pairs);\n",
         check: BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "only_the_last_statistics_are_waited_for",
@@ -130,7 +130,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    if (count == 0) await_last_kernel();\n",
         changed: "    if (block + 1 == work.blocks) await_last_kernel();\n",
         check: BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "keys_that_no_query_sees_do_not_wait",
@@ -138,7 +138,7 @@ const MUTANTS: &[Mutant] = &[
         line: "  if (work.first >= work.blocks && starts) await_last_kernel();\n",
         changed: "",
         check: BACKWARD,
-        words: NOT_AWAITED,
+        message: NOT_AWAITED,
     },
     Mutant {
         name: "half_of_dq_is_read_before_it_is_there",
@@ -146,7 +146,7 @@ const MUTANTS: &[Mutant] = &[
         line: "Problem problem, element *dq) {\n  await_last_kernel();\n",
         changed: "Problem problem, element *dq) {\n  if (threadIdx.x < 128) await_last_kernel();\n",
         check: BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "a_tile_is_overwritten_while_it_is_read",
@@ -154,7 +154,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    // No thread reads the tiles before any more.\n    __syncthreads();\n",
         changed: "",
         check: "flash_forward::textbook_kernel",
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "a_tile_is_read_before_it_has_come",
@@ -162,7 +162,7 @@ const MUTANTS: &[Mutant] = &[
         line: "    copies_wait<stages - 2>();\n",
         changed: "    copies_wait<stages - 1>();\n",
         check: "flash_forward::portable_kernel",
-        words: "copies are under way though every thread has ended",
+        message: "copies are under way though every thread has ended",
     },
     Mutant {
         name: "a_part_without_columns_does_not_wait",
@@ -170,7 +170,7 @@ const MUTANTS: &[Mutant] = &[
         line: "      await_last_kernel();\n      return false;\n",
         changed: "      return false;\n",
         check: PORTABLE_BACKWARD,
-        words: NOT_AWAITED,
+        message: NOT_AWAITED,
     },
     Mutant {
         name: "a_warp_reads_statistics_before_they_are_there",
@@ -178,7 +178,7 @@ const MUTANTS: &[Mutant] = &[
         line: "`portable_backward_prepare`.\n    await_last_kernel();\n",
         changed: "`portable_backward_prepare`.\n    if (threadIdx.x >= 32) await_last_kernel();\n",
         check: PORTABLE_BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
     Mutant {
         name: "the_last_part_is_not_added",
@@ -186,19 +186,19 @@ const MUTANTS: &[Mutant] = &[
         line: "part < count; ++part",
         changed: "part < count - 1; ++part",
         check: PORTABLE_BACKWARD,
-        words: WRONG,
+        message: WRONG,
     },
 ];
 
-/// One test a mutant; that the kernels as they are pass the same checks is the checks' own test.
+/// One test for each mutant. `suites/checks.rs` tests that the unchanged kernels pass.
 pub fn trials() -> Vec<Trial> {
     let trial = |mutant: &'static Mutant| {
-        super::caught("kernels", mutant.name, mutant.check, mutant.words, || check_in_a_process(mutant))
+        super::caught("kernels", mutant.name, mutant.check, mutant.message, || check_in_a_process(mutant))
     };
     MUTANTS.iter().map(trial).collect()
 }
 
-/// Where this process is a mutant's: runs its check, and says on standard output how it ended.
+/// In a mutant's process: runs its check and prints the result.
 pub fn worker() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [first, name] = arguments.as_slice() else { return None };
@@ -215,7 +215,7 @@ pub fn worker() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// What the mutant's check says, in a process whose kernels are a copy with the line changed.
+/// The message of the mutant's check, in a process with a changed copy of the kernels.
 fn check_in_a_process(mutant: &Mutant) -> Result<String> {
     let tree = tempfile::tempdir()?;
     for folder in ["suites", "templates"] {
@@ -226,7 +226,7 @@ fn check_in_a_process(mutant: &Mutant) -> Result<String> {
     let path = kernels.join(mutant.file);
     let text = fs::read_to_string(&path)?;
     let found = text.matches(mutant.line).count();
-    ensure!(found == 1, "{} holds the line {found} times: mend the mutant", mutant.file);
+    ensure!(found == 1, "{} holds the line {found} times: correct the mutant", mutant.file);
     fs::write(&path, text.replace(mutant.line, mutant.changed))?;
     let mut worker = Command::new(std::env::current_exe()?);
     worker.args([WORKER, mutant.check]).env(ROOT, tree.path()).env("XDG_CACHE_HOME", CACHE);

@@ -1,4 +1,4 @@
-//! The grader graded, model and optimizer: every broken norm, rotation, transformer and AdamW must fail its golden case.
+//! Tests of the golden cases: every broken norm, rotation, transformer and AdamW must fail its case.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -71,7 +71,7 @@ const LOGITS: &str = "FAILED mutant: logits: ";
 /// The logits before it pass.
 const LOSS: &str = "comparisons failed:\nFAILED mutant: loss: ";
 
-/// What the golden case must say of each defective model.
+/// The message of the golden case for each defective model.
 const DEFECTS: [(Defect, &str); 17] = [
     (Defect::Norm(Norm::WithoutEps), LOGITS),
     (Defect::Norm(Norm::EpsOutsideTheRoot), LOGITS),
@@ -92,7 +92,7 @@ const DEFECTS: [(Defect, &str); 17] = [
     (Defect::TiedHead, LOGITS),
 ];
 
-/// One test a mutant, and one a sound control: the same code without its defect must pass.
+/// One test for each mutant and control. A control is the same code without a defect and must pass.
 pub fn trials() -> Vec<Trial> {
     let norms = [Norm::WithoutEps, Norm::EpsOutsideTheRoot, Norm::MeanSubtracted, Norm::WithoutGain];
     let rotations =
@@ -193,7 +193,7 @@ fn rotated(rotation: Rotation, theta: f64, x: &Tensor) -> Tensor {
     Tensor::stack(&[&a * &cos - &b * &sin, &a * &sin + &b * &cos], -1).flatten(-2, -1)
 }
 
-/// The whole model once more, compactly, with one defect.
+/// A compact second implementation of the model, with one defect.
 fn model(defect: Defect, inputs: &Inputs) -> Result<Outputs> {
     let config = &inputs.config;
     let leaves: BTreeMap<String, Tensor> =
@@ -258,7 +258,7 @@ fn attention(defect: Defect, num_heads: i64, theta: f64, x: &Tensor, projections
     o.transpose(1, 2).reshape([batch, seq, d_model]).linear(projections[3], None::<&Tensor>)
 }
 
-/// AdamW as the formulas stand in the paper and in `torch.optim.AdamW`'s documentation, with one defect.
+/// AdamW by the formulas of the paper and of `torch.optim.AdamW`'s documentation, with one defect.
 fn stepped(defect: Step, options: AdamWOptions, param: &Tensor, grads: &Tensor) -> Tensor {
     let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = options;
     let (beta1, beta2) = if defect == Step::BetasSwapped { (beta2, beta1) } else { (beta1, beta2) };

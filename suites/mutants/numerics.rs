@@ -1,4 +1,4 @@
-//! Mutants of the accounting and of the low-precision arithmetic: each is one plausible mistake.
+//! Mutants of the accounting and of the low-precision arithmetic, each with one plausible mistake.
 
 use anyhow::{Result, ensure};
 use cs336::bench::dtype::Dtype;
@@ -16,7 +16,7 @@ use cs336::units::{GB, GIB};
 use libtest_mimic::Trial;
 use tch::{Device, Kind, Tensor};
 
-/// One test a mutant, and the sound implementation beside each family as its control.
+/// One test for each mutant, and the correct implementation of each family as a control.
 pub fn trials() -> Vec<Trial> {
     let mut trials = accounting_trials();
     trials.extend(accumulation_trials());
@@ -57,7 +57,7 @@ const BATCH: &str = "communication_accounting::batch_golden_values";
 const BALANCE: &str = "communication_accounting::times_balance_at_the_threshold";
 const SPLIT: &str = "communication_accounting::best_split_by_search";
 
-/// A mutant: its name, the formulas, the check that must catch it, and its words.
+/// A mutant: its name, the formulas, the check that must catch it, and a part of the message.
 type WrongAccounting = (&'static str, Accounting, &'static str, &'static str);
 
 fn accounting_trials() -> Vec<Trial> {
@@ -70,7 +70,7 @@ fn accounting_trials() -> Vec<Trial> {
     controls.into_iter().chain(mutants).collect()
 }
 
-/// What a model, its training and a token take.
+/// Mutants of the bytes of a model, its training state and a token.
 fn wrong_bytes() -> Vec<WrongAccounting> {
     let per_token = |activation_bytes_per_token| Accounting { activation_bytes_per_token, ..ACCOUNTING };
     let fixed = |static_bytes| Accounting { static_bytes, ..ACCOUNTING };
@@ -89,7 +89,7 @@ fn wrong_bytes() -> Vec<WrongAccounting> {
     ]
 }
 
-/// How many devices hold it.
+/// Mutants of the number of devices.
 fn wrong_devices() -> Vec<WrongAccounting> {
     let devices = |devices| Accounting { devices, ..ACCOUNTING };
     let smallest = |smallest_fsdp| Accounting { smallest_fsdp, ..ACCOUNTING };
@@ -123,7 +123,7 @@ fn wrong_devices() -> Vec<WrongAccounting> {
     ]
 }
 
-/// How long computing and communicating take, and where they balance.
+/// Mutants of the times of computation and communication, and of their balance.
 fn wrong_times() -> Vec<WrongAccounting> {
     let threshold = |threshold| Accounting { threshold, ..ACCOUNTING };
     let times = Accounting { times: |m, c, x, b| half_math((ACCOUNTING.times)(m, c, x, b)), ..ACCOUNTING };

@@ -11,14 +11,14 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 class Cold:
-    """A compiler that remembers nothing of earlier shapes, in memory or on disk.
+    """A compiler without caches of earlier shapes, in memory or on disk.
 
     One shape is compiled per instance: after eight shapes of one function the compiler would stop compiling, and from
     the second on it would make general kernels for every length.
     """
 
     def __init__(self, workers: bool = True) -> None:
-        """Without workers everything is compiled in this process: quick for a few kernels, and nobody is left beside it."""
+        """Without workers everything is compiled in this process: quick for a few kernels, and no process is left over."""
         import torch._dynamo
         import torch._inductor.config
         from torch._dynamo.utils import counters
@@ -41,7 +41,7 @@ class Cold:
         shutdown_compile_workers()
 
     def compile(self, function: Callable) -> Callable:
-        """`function` as one whole graph for the shapes of its first call; two functions must have code of their own."""
+        """Compiles `function` as one graph for the shapes of its first call; two functions must have separate code objects."""
         self.functions += 1
         return torch.compile(function, fullgraph=True, dynamic=False)
 

@@ -93,7 +93,7 @@ class Ddp:
         return {column: seconds[warmup:]}
 
     def _require_equal(self) -> None:
-        """Every rank must hold the same parameters after a turn, or it trained by itself."""
+        """Every rank must hold the same parameters after a turn; otherwise it trained without communication."""
         sums = torch.stack([parameter.detach().double().sum() for parameter in self.model.parameters()])
         least, most = sums.clone(), sums.clone()
         torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)

@@ -7,16 +7,16 @@ from .protocol import free_memory
 
 
 class Group:
-    """Joins its peers at a file that all of them see; one group a process."""
+    """Joins its peers through a file store; one group in each process."""
 
     def __init__(self, device: torch.device, backend: str, rank: int, world_size: int, store: str) -> None:
         self.device = device
         self.rank = rank
         self.world_size = world_size
-        # A file, because no port has to be guessed and kept free for it.
+        # A file store needs no free port.
         bound = {}
         if device.type == "cuda":
-            # Or each rank would open a context on the first GPU as well.
+            # Without this, each rank would also open a context on the first GPU.
             torch.cuda.set_device(device)
             bound["device_id"] = device
         dist.init_process_group(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 VERSION = 1
-# Of a traceback only the end names the cause; messages must fit a table's note.
+# Only the end of a traceback names the cause, and messages must fit a table's note.
 LAST_LINES = 6
 
 
@@ -64,13 +64,13 @@ def perform(table: dict[str, Callable[..., dict]], job: dict) -> dict:
     except Exception as error:  # noqa: BLE001 - every failure is a reply
         reply = {"error": {"kind": kind_of(error), "message": words_of(error)}}
         traceback.print_exc()
-    # The frames of the traceback held the tensors that were too many.
+    # The frames of the traceback keep tensors alive, so release them.
     free_memory()
     return reply
 
 
 def hello(device: torch.device) -> dict:
-    """What the figures depend on, asked of the libraries themselves."""
+    """The versions and settings that the figures depend on, from the libraries."""
     return {
         "protocol": VERSION,
         "python": platform.python_version(),
@@ -90,7 +90,7 @@ def version_of(package: str) -> str | None:
 
 
 def free_memory() -> None:
-    """Gives everything that no tensor uses back to the device, for the other process."""
+    """Frees cached device memory for the other process."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

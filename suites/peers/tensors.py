@@ -14,7 +14,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "I
 def read(path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors on the CPU, in the order of the file; a tensor's pages are read when it is used."""
     with Path(path).open("rb") as file:
-        # A private map, because torch.frombuffer wants memory that could be written.
+        # A private map, because torch.frombuffer requires writable memory.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

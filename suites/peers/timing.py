@@ -17,7 +17,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def lap(device: torch.device, body: Callable[[], T]) -> tuple[T, float]:
-    """What `body` gives, and the seconds until the device has done all of it."""
+    """Runs `body`; returns its value and the seconds until the device has finished."""
     synchronize(device)
     start = time.perf_counter()
     value = body()
@@ -27,7 +27,7 @@ def lap(device: torch.device, body: Callable[[], T]) -> tuple[T, float]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the collector of cycles, whose pauses are no part of what is measured (as `timeit` does)."""
+    """Disables the garbage collector, whose pauses must not be measured (as `timeit` does)."""
     gc.collect()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from .model import Model, cross_entropy
 from .protocol import free_memory
 from .tensors import read, relative_error, sample
 
-# How many elements of each gradient are compared one by one; of the rest, the norm is.
+# The number of elements of each gradient that are compared individually. For the rest, only the norm is compared.
 SAMPLED = 1 << 16
 
 
@@ -110,7 +110,7 @@ class Transformer:
             with timing.undisturbed():
                 for _ in range(warmup + iterations):
                     batch = self._batch()
-                    # The loss, and all that it was recorded from, ends with the expression.
+                    # The loss and its graph are freed at the end of the expression.
                     seconds["forward"].append(timing.lap(self.device, lambda: self._forward(function, *batch))[1])
                 for _ in range(warmup + iterations):
                     batch = self._batch()
@@ -125,7 +125,7 @@ class Transformer:
         return tokens, targets
 
     def _rest(self) -> None:
-        """Leaves to the other process all memory but that of parameters and optimizer state."""
+        """Frees all memory except parameters and optimizer state, for the other process."""
         self.optimizer.zero_grad()
         free_memory()
 

@@ -1,4 +1,4 @@
-//! Made-up records, the documents of them that the tests of the report render, and what is read back of a rendering.
+//! Made-up records and documents for the tests of the report, and helpers that read a rendering back.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use cs336::harness::answer::format::grouped;
 use cs336::harness::answer::{
     Answer, Case, CaseOutcome, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
 };
-use cs336::harness::conditions::{Conditions, During, Range, Reading, Throttle};
+use cs336::harness::conditions::{Conditions, During, Reading, ReadingRange, Throttle};
 use cs336::harness::handout::HANDOUT;
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
 use cs336::report::{self, Document, PartInput, ProblemInput, Rendered};
@@ -41,7 +41,7 @@ pub fn run(id: &str, started: &str) -> Run {
     }
 }
 
-/// A card at its power cap.
+/// A GPU at its power cap.
 fn conditions() -> Conditions {
     let reading = Reading {
         sm_clock_hz: 1.98e9,
@@ -52,8 +52,8 @@ fn conditions() -> Conditions {
     };
     let during = During {
         readings: 12,
-        sm_clock_hz: Range { min: 1.2e9, median: 1.755e9, max: 1.98e9 },
-        power_w: Range { min: 300.0, median: 694.0, max: 701.0 },
+        sm_clock_hz: ReadingRange { min: 1.2e9, median: 1.755e9, max: 1.98e9 },
+        power_w: ReadingRange { min: 300.0, median: 694.0, max: 701.0 },
         max_temperature_c: 62.0,
         throttle: [Throttle::SwPowerCap].into(),
     };
@@ -124,7 +124,7 @@ pub fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInpu
     }
 }
 
-/// A text as several templates include it.
+/// A shared text that templates include.
 fn shared() -> Vec<(String, String)> {
     vec![("shared/sums.md".into(), "Twice two is {{ answer.sum }}.".into())]
 }
@@ -140,7 +140,7 @@ fn median(case: &Timed, pass: &str) -> Option<Quantity> {
     Some(case.median(&serde_json::from_value(case.row()?[pass].clone()).unwrap()))
 }
 
-/// What the sample's template quotes, claims, tabulates and draws.
+/// The sample's quoted values, claims, tables and figures.
 fn sample_answer() -> Answer {
     let set = records();
     let cases: Vec<Timed> = set.cases_as().unwrap();
@@ -172,7 +172,7 @@ fn times(cases: &[Timed]) -> Table {
     for case in cases {
         let [d, n] = ["d", "n"].map(|key| Cell::text(grouped(case.params[key].as_f64().unwrap(), 0)));
         let bytes = case.row().map(|row| case.quantity(row["saved_bytes"].as_f64().unwrap(), Unit::Bytes));
-        let cell = |quantity: Option<Quantity>| quantity.map_or(case.outcome.word().into(), Cell::from);
+        let cell = |quantity: Option<Quantity>| quantity.map_or(case.outcome.label().into(), Cell::from);
         table.row(vec![d, n, cell(median(case, "forward")), cell(median(case, "backward")), cell(bytes)]);
     }
     table
@@ -271,7 +271,7 @@ pub fn whole(template: &str) -> ProblemInput {
     problem("x", &[("", 4.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"))
 }
 
-/// The bare page on which text is set to be read back.
+/// A plain page, so that its text can be read back.
 const PLAIN: &str = "#set document(title: front.title)\n#set text(font: \"Libertinus Serif\", hyphenate: false)\n#include \"body.typ\"\n";
 
 pub fn plain() -> String {

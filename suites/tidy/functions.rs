@@ -8,18 +8,18 @@ use super::{root, rust_files};
 const MAX_FUNCTION_LINES: usize = 60;
 
 const ASSERTIONS: [&str; 4] = ["assert!(", "assert_eq!(", "assert_ne!(", "ensure!("];
-/// What reads a clock, as words of an assertion.
+/// Identifiers that read a clock.
 const CLOCKS: [&str; 3] = ["elapsed", "Instant", "SystemTime"];
 
-/// A function as rustfmt leaves it.
+/// A function in rustfmt's layout.
 struct Function<'a> {
     name: &'a str,
-    /// Where it begins, from 1.
+    /// The number of its first line, from 1.
     line: usize,
     lines: &'a [&'a str],
 }
 
-/// Every file that we wrote: its path from the root, and its text.
+/// Every Rust file: its path from the root, and its text.
 fn files() -> Vec<(String, String)> {
     let folders = ["src", "suites"].iter().flat_map(|folder| rust_files(&root().join(folder)));
     let name = |file: &std::path::Path| file.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
@@ -39,7 +39,7 @@ fn function_name(line: &str) -> Option<&str> {
     before.split_whitespace().all(is_qualifier).then(|| words(name).next()).flatten()
 }
 
-/// Of the function that begins at `first`: a closing brace as far indented, or the end of a line where it has no more.
+/// The last line of the function that begins at `first`: a closing brace with the same indentation, or the same line.
 fn last_line(lines: &[&str], first: usize) -> usize {
     let closing = format!("{}}}", indentation(lines[first]));
     let mut has_body = false;
@@ -117,8 +117,8 @@ fn functions_are_short() {
     );
 }
 
-/// A busy machine makes such a test fail. What takes long enough to matter leaves another trace: an event, a count, a
-/// message. A wait for it has a limit, and its end is the assertion: `process::wait_until`.
+/// A busy machine would make such a test fail. Wait for an event, a count or a message with a limit instead:
+/// `process::wait_until`.
 #[test]
 fn no_test_asserts_how_long_something_took() {
     let mut timed = Vec::new();

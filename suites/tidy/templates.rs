@@ -1,4 +1,4 @@
-//! Templates hold prose: look-ups and choices between wordings, no program.
+//! Templates hold prose, with look-ups and choices between wordings, but no computations.
 
 use std::fs;
 
@@ -6,10 +6,10 @@ use cs336::problems::REGISTRY;
 
 use super::{root, stems};
 
-/// Of a template's characters, this share at most stands inside `{{ }}`, `{% %}` and `{# #}`.
+/// The largest share of a template's characters inside `{{ }}`, `{% %}` and `{# #}`.
 const MOST_JINJA: f64 = 0.30;
 
-/// What would compute in a template; conclusions belong in `problems/<name>/answer.rs`, where tests reach them.
+/// Filters and tags that compute. Conclusions belong in `problems/<name>/answer.rs`, where tests reach them.
 const PROGRAM: &[&str] = &[
     "{% for",
     "{%- for",
@@ -31,7 +31,7 @@ const PROGRAM: &[&str] = &[
     "gpu.",
 ];
 
-/// The tags of a template: where each begins, and its text.
+/// The tags of a template.
 fn tags(text: &str) -> Vec<&str> {
     let mut tags = Vec::new();
     let mut at = 0;

@@ -1,5 +1,5 @@
-//! The measuring core of the data-parallel problems: training steps of one model under several strategies, in turns on one
-//! set of ranks, with what was communicated, when, and how much of it the backward pass hid.
+//! Measures data-parallel training steps of one model under several strategies, in turns on one set of ranks: the time,
+//! the communicated bytes, and how much communication overlaps with the backward pass.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use self::on_rank::{Input, Output, StepOutput};
-use super::all_reduce::Timing;
+use super::all_reduce::RankTimes;
 use super::device::require_devices;
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
@@ -33,12 +33,12 @@ pub mod variant;
 
 pub use timeline::Timeline;
 
-/// A problem that times its strategies beside PyTorch's DDP, none of them with buckets.
+/// A problem that times strategies without buckets against PyTorch's DDP.
 pub trait Compared {
     const STRATEGIES: &'static [&'static str];
 }
 
-/// How such a problem is measured.
+/// The measuring routine of a [`Compared`] problem.
 pub struct Steps<C>(PhantomData<C>);
 
 impl<C: Compared> Measure for Steps<C> {
@@ -56,10 +56,10 @@ impl<C: Compared> Measure for Steps<C> {
     }
 }
 
-/// What a step runs of ours on a GPU.
+/// The kernels that a step runs on a GPU.
 pub const KERNELS: &[&str] = &["adamw.cu"];
 
-/// One setting; what is left out is the handout's.
+/// One setting. Defaults are the handout's.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
@@ -67,14 +67,14 @@ pub struct Params {
     pub world_size: usize,
     pub size: SizeName,
     pub context_length: i64,
-    /// Sequences of each rank.
+    /// Sequences on each rank.
     pub batch_size: i64,
     #[serde(default = "handout::vocab_size")]
     pub vocab_size: i64,
-    /// Parameters and gradients are float32 under both.
+    /// Parameters and gradients are float32 in both cases.
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
-    /// The most that a bucket holds, in units of 10^6 bytes, ours and PyTorch's alike; without it PyTorch's own default.
+    /// The bucket size in units of 10^6 bytes, for our buckets and PyTorch's; `None` for PyTorch's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_size_mb: Option<f64>,
     pub rounds: usize,
@@ -85,7 +85,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// The smallest named model on two Gloo ranks, a step in each turn: for checks.
+    /// For checks: the smallest named model on two Gloo ranks, one step in each turn.
     pub fn smallest(bucket_size_mb: Option<f64>) -> Self {
         Self {
             backend: Backend::Gloo,
@@ -126,12 +126,12 @@ impl Params {
     pub fn validate_without_buckets(&self) -> Result<()> {
         ensure!(
             self.bucket_size_mb.is_none(),
-            "bucket_size_mb means nothing here: no strategy of this problem has buckets"
+            "bucket_size_mb must be left out: no strategy of this problem has buckets"
         );
         self.validate()
     }
 
-    /// Of all parameters, float32.
+    /// Bytes of all gradients in float32.
     pub fn gradient_bytes(&self) -> u64 {
         4 * self.config().num_parameters()
     }
@@ -154,8 +154,8 @@ impl Params {
     }
 }
 
-/// Every column of one setting. A step is forward, backward, synchronisation and AdamW on fresh tokens; the release of the
-/// gradients is outside its clock.
+/// Every column of one setting. A step is forward, backward, synchronisation and AdamW on fresh tokens. Releasing the
+/// gradients is not timed.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
@@ -163,68 +163,68 @@ pub struct Row {
     /// Of all parameters, float32.
     pub gradient_bytes: u64,
     pub link: Interconnect,
-    /// The same step on every rank at the same time, without a word between them.
-    pub single: Timing,
+    /// The same step on every rank at the same time, without communication.
+    pub single: RankTimes,
     /// By the strategy's name.
-    pub strategies: BTreeMap<String, Column>,
+    pub strategies: BTreeMap<String, StrategyColumn>,
     /// PyTorch's DistributedDataParallel, between one Python process a rank, in turns with ours.
-    pub pytorch_ddp: Option<Timing>,
+    pub pytorch_ddp: Option<RankTimes>,
     pub software: Option<Software>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Column {
-    pub step: Timing,
-    /// The time that the communication lane was busy in a step, waiting for a late rank included.
+pub struct StrategyColumn {
+    pub step: RankTimes,
+    /// Time of the step in which communication was active, including waits for a late rank.
     pub communication: OverRanks,
-    /// From the end of the backward pass's own work until every gradient is ready, and what the optimizer communicates.
+    /// From the end of the backward pass until every gradient is ready, plus the optimizer's communication.
     pub tail: OverRanks,
-    /// One minus tail over communication of all timed steps: the share of communication that the backward pass hid.
+    /// One minus tail over communication of all timed steps: the share of communication hidden by the backward pass.
     pub overlap: f64,
-    /// Handed to collectives by each rank in a step, counted.
+    /// Bytes that each rank passes to collectives in a step, counted.
     pub bytes: u64,
     pub calls: u64,
-    /// What each link carries of it in each direction, by the bus factors of nccl-tests.
+    /// Bytes that each link carries in each direction, by the bus factors of nccl-tests.
     pub bus_bytes: f64,
     /// The last step of rank 0.
     pub timeline: Timeline,
 }
 
-/// Seconds of something that each rank has of its own.
+/// Seconds of a quantity that differs between ranks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverRanks {
-    /// Over the ranks, for each step.
+    /// For each step, the mean over the ranks.
     pub mean: Samples,
     pub by_rank: Vec<Samples>,
 }
 
-/// Which strategies to measure, and beside what.
+/// The strategies to measure, and their comparisons.
 pub struct Columns<'a> {
     pub strategies: &'a [&'a str],
     pub pytorch_ddp: bool,
 }
 
-/// Beyond this a launch hangs: the handout's largest model takes a minute to be made and a second a step.
+/// A longer launch hangs: the handout's largest model takes a minute to build and a second for each step.
 const DEADLINE: Duration = Duration::from_secs(540);
 
-/// Strategies that communicate after the backward pass, and so hide nothing.
+/// Strategies that communicate after the backward pass, without overlap.
 pub const WITHOUT_OVERLAP: [&str; 2] = ["naive", "flat"];
-/// A clock's jitter may put a first call before the mark that ends the backward pass.
+/// Clock jitter can place a first call before the end of the backward pass.
 const MOST_OVERLAP_WITHOUT: f64 = 0.05;
 
 /// Launches the ranks and measures all columns in turns.
 ///
-/// Errors: those of [`run`], communication that beats the link, and overlap where there can be none.
+/// Errors: those of [`run`], communication faster than the link, and overlap under a strategy that has none.
 pub fn measure(params: &Params, columns: &Columns) -> Result<Row> {
     row(params, columns, run(params, columns)?)
 }
 
-/// Launches the ranks and gives back what each of them counted and timed, in rank order.
+/// Launches the ranks and returns what each counted and timed, in rank order.
 ///
-/// Errors: ranks whose parameters differ after a turn; [`crate::error::Fault::NotAvailable`] where the machine has fewer
-/// GPUs than ranks.
+/// Errors: the ranks' parameters differ after a turn; [`crate::error::Fault::NotAvailable`] if the machine has fewer GPUs
+/// than ranks.
 pub fn run(params: &Params, columns: &Columns) -> Result<Vec<Output>> {
     run_task(&on_rank::TASK, params, columns)
 }
@@ -249,20 +249,20 @@ fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> 
     let link = Interconnect::of(&probes(|rank| &rank.probes), &probes(|rank| &rank.later_probes))?;
     let mut strategies = BTreeMap::new();
     for name in columns.strategies {
-        let column = Column::of(name, params, &outputs)?;
+        let column = StrategyColumn::of(name, params, &outputs)?;
         column.require_sound(name, &link, &steps_of(name, &outputs)?)?;
         strategies.insert(name.to_string(), column);
     }
     let first = outputs.first().context("no rank gave a result")?;
     let pytorch_ddp = match columns.pytorch_ddp {
-        true => Some(Timing::of(outputs.iter().map(|rank| &rank.pytorch_ddp), &work).context("PyTorch's DDP")?),
+        true => Some(RankTimes::of(outputs.iter().map(|rank| &rank.pytorch_ddp), &work).context("PyTorch's DDP")?),
         false => None,
     };
     Ok(Row {
         parameters: params.config().num_parameters(),
         gradient_bytes: params.gradient_bytes(),
         link,
-        single: Timing::of(outputs.iter().map(|rank| &rank.single), &work)?,
+        single: RankTimes::of(outputs.iter().map(|rank| &rank.single), &work)?,
         strategies,
         pytorch_ddp,
         software: first.software.clone(),
@@ -274,8 +274,8 @@ fn steps_of<'a>(name: &str, outputs: &'a [Output]) -> Result<Vec<&'a StepOutput>
     outputs.iter().map(|rank| rank.strategies.get(name).with_context(missing)).collect()
 }
 
-impl Column {
-    /// What the ranks counted and timed under the strategy `name`, as it is: whether it can be is the row's to ask.
+impl StrategyColumn {
+    /// The measurements under the strategy `name`. [`Self::require_sound`] checks whether they are possible.
     pub fn of(name: &str, params: &Params, outputs: &[Output]) -> Result<Self> {
         Self::over(&steps_of(name, outputs)?, &params.work()).with_context(|| format!("the strategy {name}"))
     }
@@ -283,14 +283,14 @@ impl Column {
     fn over(ranks: &[&StepOutput], work: &Work) -> Result<Self> {
         let first = ranks.first().context("no rank measured it")?;
         let other = ranks.iter().position(|rank| (rank.bytes, rank.calls) != (first.bytes, first.calls));
-        ensure!(other.is_none(), "the bytes or calls of rank {} are not those of rank 0", other.unwrap_or(0));
+        ensure!(other.is_none(), "the bytes or calls of rank {} differ from those of rank 0", other.unwrap_or(0));
         let of = |seconds: fn(&StepOutput) -> &Vec<f64>| {
             OverRanks::of(&ranks.iter().map(|rank| seconds(rank)).collect::<Vec<_>>(), first.bytes)
         };
         let (communication, tail) = (of(|rank| &rank.communication)?, of(|rank| &rank.tail)?);
         let sum = |lane: &OverRanks| lane.mean.samples.iter().sum::<f64>();
         Ok(Self {
-            step: Timing::of(ranks.iter().map(|rank| &rank.step), work)?,
+            step: RankTimes::of(ranks.iter().map(|rank| &rank.step), work)?,
             overlap: overlap(sum(&tail), sum(&communication)),
             communication,
             tail,
@@ -301,7 +301,7 @@ impl Column {
         })
     }
 
-    /// No lane is faster than its link, and what is sent after the backward pass is not hidden by it.
+    /// Errors: communication faster than the link, or hidden communication under a strategy without overlap.
     fn require_sound(&self, name: &str, link: &Interconnect, ranks: &[&StepOutput]) -> Result<()> {
         for (rank, steps) in ranks.iter().enumerate() {
             let fastest = steps.communication.iter().copied().fold(f64::INFINITY, f64::min);
@@ -322,7 +322,7 @@ impl Column {
     }
 }
 
-/// The share of `communication` that is not in the `tail`. A tail also has gaps in which nothing is sent, and may be longer.
+/// The share of `communication` that is not in the `tail`. A tail can be longer than the communication: it has gaps.
 fn overlap(tail: f64, communication: f64) -> f64 {
     if communication > 0.0 { (1.0 - tail / communication).max(0.0) } else { 0.0 }
 }
@@ -332,7 +332,7 @@ impl OverRanks {
         let count = ranks.first().map_or(0, |rank| rank.len());
         ensure!(ranks.iter().all(|rank| rank.len() == count), "the ranks timed different numbers of steps");
         let mean = (0..count).map(|k| ranks.iter().map(|rank| rank[k]).sum::<f64>() / ranks.len() as f64).collect();
-        // The tail may be shorter than the bytes' own passage, so no roof is held against either here: `require_sound` does.
+        // The tail may be shorter than the transfer of these bytes, so no peak is checked here; `require_sound` does that.
         let samples = |seconds| Samples::seconds_unbounded(seconds).with_context(|| format!("{bytes} bytes"));
         Ok(Self {
             mean: samples(mean)?,

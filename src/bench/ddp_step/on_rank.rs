@@ -1,4 +1,4 @@
-//! The rank task of the data-parallel benchmarks: every column's turns, round by round, between two looks at the link.
+//! The rank task of the data-parallel benchmarks: all columns in turns, round by round, between two probes of the link.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,15 +24,15 @@ pub const TASK: RankTask =
 pub struct Input {
     pub params: Params,
     pub strategies: Vec<String>,
-    /// A file that is not there yet, at which the peers of PyTorch's DDP meet; without it there are none.
+    /// The store file of the process group of PyTorch's DDP, which does not exist yet. `None`: DDP is not measured.
     pub store: Option<PathBuf>,
 }
 
-/// What one rank measured.
+/// The measurements of one rank.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// Before the first turn, and after the last.
+    /// Probes of the link before the first turn and after the last.
     pub probes: Vec<Probe>,
     pub later_probes: Vec<Probe>,
     pub single: Vec<f64>,
@@ -41,7 +41,7 @@ pub struct Output {
     pub software: Option<Software>,
 }
 
-/// The timed steps of one strategy on one rank, in seconds; what is no list is of the last step.
+/// The timed steps of one strategy on one rank, in seconds. Fields that are not lists describe the last step.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepOutput {
@@ -50,13 +50,13 @@ pub struct StepOutput {
     pub tail: Vec<f64>,
     pub bytes: u64,
     pub calls: u64,
-    /// What each link carries of all this in each direction, and of the sums alone.
+    /// Bytes that each link carries in each direction: all collectives, and all-reduces only.
     pub bus_bytes: f64,
     pub summed_bus_bytes: f64,
     pub timeline: Timeline,
 }
 
-/// Measures [`Input`] on this rank and gives [`Output`]; `make_trainer` finds a strategy by its name.
+/// Measures [`Input`] on this rank and returns [`Output`]. `make_trainer` makes a strategy's trainer by name.
 pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> Result<Value> {
     let Input { params, strategies, store } = serde_json::from_value(input)?;
     let look = || probe(collective, params.gradient_bytes());
@@ -78,7 +78,7 @@ pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> 
     if let Some(peer) = &mut peer {
         peer.close(None)?;
     }
-    // The largest sums would not fit beside a model that fills its device.
+    // The largest sums need the memory that the model occupies.
     drop(bench);
     output.later_probes = look()?;
     Ok(serde_json::to_value(output)?)

@@ -1,10 +1,10 @@
-//! What the answers on data parallelism show of training steps: each case's columns, and all strategies side by side.
+//! Tables of data-parallel training steps: each case's columns, and all strategies side by side.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Column as Strategy, Params, Row};
+use super::{Params, Row, StrategyColumn};
 use crate::collective::Backend;
 use crate::harness::answer::{
     Case, CaseOutcome, Cell, Column, Quantity, RecordSet, Records, SameMachine, Style, Table, Unit,
@@ -13,7 +13,7 @@ use crate::harness::record::Profile;
 use crate::harness::stats;
 use crate::model::Precision;
 
-/// The strategies in the order of tables, each with what tables call it.
+/// The strategies in the order of tables, each with its name there.
 pub const TITLES: [(&str, &str); 8] = [
     ("naive", "naive: a call a parameter"),
     ("flat", "flat: one call"),
@@ -25,7 +25,7 @@ pub const TITLES: [(&str, &str); 8] = [
     ("zero1_in_backward", "ZeRO-1, stepping in backward"),
 ];
 
-/// A row that holds the columns of a step.
+/// A row with the columns of a step.
 pub trait HasSteps {
     fn steps(&self) -> &Row;
 }
@@ -52,19 +52,19 @@ impl HasSteps for AnyRow {
     }
 }
 
-/// What sentences say of the setting of a record's cases.
+/// The setting of a record's cases, as sentences describe it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Setting {
+pub struct StepSetting {
     pub size: String,
     pub backend: &'static str,
-    /// Of one rank in a step: "1 sequence", "2 sequences".
+    /// Sequences of one rank in a step: "1 sequence", "2 sequences".
     pub sequences: String,
-    /// Tokens of a sequence.
+    /// Tokens in a sequence.
     pub context: i64,
     pub world_size: usize,
 }
 
-impl Setting {
+impl StepSetting {
     pub fn of(params: &Params) -> Self {
         Self {
             size: params.size.size().name.into(),
@@ -79,7 +79,7 @@ impl Setting {
     }
 
     /// "the xl model on 2 ranks over NCCL (GPU), 2 sequences of 512 tokens a rank".
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
         let device = if *backend == "Gloo" { "CPU" } else { "GPU" };
         format!(
@@ -89,7 +89,7 @@ impl Setting {
     }
 }
 
-/// Numbers of one column of one case, each with its source.
+/// The quantities of one column of one case.
 pub struct StrategyNumbers {
     pub step: Quantity,
     pub communication: Quantity,
@@ -101,7 +101,7 @@ pub struct StrategyNumbers {
 }
 
 impl StrategyNumbers {
-    pub fn of<R>(case: &Case<Params, R>, column: &Strategy) -> Self {
+    pub fn of<R>(case: &Case<Params, R>, column: &StrategyColumn) -> Self {
         Self {
             step: case.median(&column.step.last_rank),
             communication: case.median(&column.communication.mean),
@@ -114,7 +114,7 @@ impl StrategyNumbers {
     }
 }
 
-/// Every column of every case, which `label` names.
+/// Every column of every case. `label` names a case.
 pub fn steps_table<R: HasSteps>(
     set: &RecordSet,
     head: &str,
@@ -123,8 +123,8 @@ pub fn steps_table<R: HasSteps>(
 ) -> Table {
     let ms = |head: &str| Column::number(head, Style::Ms, 1);
     let mut table = Table::new(vec![
-        Column::words(head),
-        Column::words("column"),
+        Column::text(head),
+        Column::text("column"),
         ms("step (ms)"),
         ms("p99 (ms)"),
         ms("beyond single (ms)"),
@@ -184,8 +184,8 @@ fn dashes(n: usize) -> Vec<Cell> {
 /// "not run: needs 6 GPUs, has 2".
 pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
     match outcome {
-        CaseOutcome::NotRun { needs, has, .. } => format!("{}: needs {needs}, has {has}", outcome.word()),
-        _ => outcome.word().into(),
+        CaseOutcome::NotRun { needs, has, .. } => format!("{}: needs {needs}, has {has}", outcome.label()),
+        _ => outcome.label().into(),
     }
 }
 
@@ -195,19 +195,19 @@ fn caption<R>(set: &RecordSet, cases: &[&Case<Params, R>]) -> String {
     format!(
         "Training steps of {}: medians of {} steps a column, taken in {rounds} rounds of turns, each after {warmup} \
          untimed. {}.",
-        Setting::of(&first.params).words(),
+        StepSetting::of(&first.params).describe(),
         rounds * steps,
         set.source()
     )
 }
 
-/// A strategy and the problem whose records it is in.
-pub struct Entry<'a> {
+/// A strategy and the records that contain it.
+pub struct StrategyRecords<'a> {
     pub strategy: &'static str,
     pub records: &'a Records,
 }
 
-impl<'a> Entry<'a> {
+impl<'a> StrategyRecords<'a> {
     fn set(&self, profile: Profile) -> Option<&'a RecordSet> {
         match profile {
             Profile::Gpu => self.records.gpu(),
@@ -216,9 +216,9 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Every strategy at the precisions that its problem plans, a table a machine; of several cases at one precision the one
-/// with the shortest step is shown.
-pub fn side_by_side(entries: &[Entry], profile: Profile) -> Result<Vec<Table>> {
+/// Every strategy at its problem's planned precisions, one table for each machine. Of several cases at one precision, the
+/// case with the shortest step is shown.
+pub fn side_by_side(entries: &[StrategyRecords], profile: Profile) -> Result<Vec<Table>> {
     let mut machines: Vec<String> = Vec::new();
     for entry in entries {
         let machine = entry.set(profile).map(RecordSet::machine).transpose()?;
@@ -251,8 +251,8 @@ impl<'a> SideBySide<'a> {
     fn new(machine: &'a str) -> Self {
         let ms = |head: &str| Column::number(head, Style::Ms, 1);
         let table = Table::new(vec![
-            Column::words("strategy"),
-            Column::words("arithmetic"),
+            Column::text("strategy"),
+            Column::text("arithmetic"),
             ms("step (ms)"),
             ms("single (ms)"),
             Column::number("over single", Style::Fixed, 3),
@@ -264,10 +264,10 @@ impl<'a> SideBySide<'a> {
         Self { machine, table, settings: Vec::new(), runs: Vec::new(), spreads: Vec::new() }
     }
 
-    /// Adds the line of one strategy at one precision, and gives back the step without communication beside it.
+    /// Adds the line of one strategy at one precision, and returns the step without communication of the same case.
     fn strategy(
         &mut self,
-        entry: &Entry,
+        entry: &StrategyRecords,
         set: Option<&RecordSet>,
         profile: Profile,
         dtype: Precision,
@@ -286,7 +286,7 @@ impl<'a> SideBySide<'a> {
         let Some((case, steps, numbers)) = measured.into_iter().next() else {
             let planned = |params: &Value| params["dtype"] == dtype.name();
             if !of_dtype.is_empty() || entry.records.planned(profile).any(|(_, params)| planned(params)) {
-                let ended = of_dtype.iter().map(|case| case.outcome.word()).find(|word| *word != "measured");
+                let ended = of_dtype.iter().map(|case| case.outcome.label()).find(|word| *word != "measured");
                 let ended = ended.unwrap_or("not measured");
                 self.table.row([vec![title.into(), dtype.name().into(), ended.into()], dashes(6)].concat());
             }
@@ -307,12 +307,12 @@ impl<'a> SideBySide<'a> {
             numbers.hidden.into(),
             steps.pytorch_ddp.as_ref().map(|theirs| case.median(&theirs.last_rank)).into(),
         ]);
-        add(&mut self.settings, Setting::of(&case.params).words());
+        add(&mut self.settings, StepSetting::of(&case.params).describe());
         add(&mut self.runs, case.id.run.to_string());
         Ok(Some(single))
     }
 
-    /// How far the step without communication differs between the runs, where they are of one machine.
+    /// How far the step without communication differs between runs of one machine.
     fn spread(&mut self, single: &[Quantity], dtype: Precision) {
         let (Some(least), Some(most)) = (Quantity::smallest(single), Quantity::largest(single)) else { return };
         let Some(pair) = SameMachine::of(most, least).ok().filter(|_| single.len() > 1) else { return };

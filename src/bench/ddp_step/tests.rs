@@ -1,4 +1,4 @@
-//! The core's own rules, over made-up ranks: what is refused, and how overlap is counted.
+//! Rules for made-up ranks: which measurements are refused, and how overlap is computed.
 
 use super::*;
 use crate::harness::stats::median;
@@ -43,37 +43,37 @@ fn overlap_is_the_share_of_communication_that_leaves_no_tail() {
     assert!((column.overlap - 0.75).abs() < 1e-9);
     assert!((median(&column.communication.mean.samples) - 0.3).abs() < 1e-12);
     assert_eq!((column.communication.by_rank.len(), column.calls, row.gradient_bytes), (2, 3, 4 * row.parameters));
-    // A tail with gaps may be longer than what it holds.
+    // A tail with gaps may be longer than its communication.
     assert_eq!(overlap(0.3, 0.2), 0.0);
     assert_eq!(overlap(0.0, 0.0), 0.0);
 }
 
 #[test]
-fn a_lane_that_beats_its_link_is_refused() {
+fn communication_faster_than_the_link_is_refused() {
     // 1 GB at 10 GB/s takes 0.1 s, less a quarter for a faster moment.
     row_of("overlapping", [steps(0.082, 0.01), steps(0.1, 0.01)]).unwrap();
-    let words = refused("overlapping", [steps(0.1, 0.01), steps(0.07, 0.01)]);
-    assert!(words.contains("overlapping, rank 1: 1000.0 MB in 7.00e-2 s"), "{words}");
+    let message = refused("overlapping", [steps(0.1, 0.01), steps(0.07, 0.01)]);
+    assert!(message.contains("overlapping, rank 1: 1000.0 MB in 7.00e-2 s"), "{message}");
 }
 
 #[test]
-fn what_is_sent_after_the_backward_pass_hides_nothing() {
+fn overlap_without_communication_in_the_backward_pass_is_refused() {
     row_of("naive", [steps(0.2, 0.2), steps(0.2, 0.196)]).unwrap();
-    let words = refused("naive", [steps(0.2, 0.1), steps(0.2, 0.1)]);
-    assert!(words.contains("yet 50.0% of it was hidden"), "{words}");
+    let message = refused("naive", [steps(0.2, 0.1), steps(0.2, 0.1)]);
+    assert!(message.contains("yet 50.0% of it was hidden"), "{message}");
 }
 
 #[test]
-fn a_faster_link_after_the_steps_counts_as_well() {
+fn a_faster_probe_after_the_steps_counts_as_well() {
     let communication = 0.07;
     let mut outputs = [(); 2].map(|()| output("overlapping", steps(communication, 0.01)));
     let columns = Columns { strategies: &["overlapping"], pytorch_ddp: false };
     row(&Params::smallest(None), &columns, outputs.to_vec()).unwrap_err();
-    // The link was twice as fast once the steps were done, on one rank.
+    // The link was twice as fast after the steps, on one rank.
     outputs[1].later_probes = vec![Probe { bytes: 1 << 30, seconds: vec![0.2, (1u64 << 30) as f64 / 2e10] }];
     let row = row(&Params::smallest(None), &columns, outputs.to_vec()).unwrap();
     assert!((row.link.fastest_bus_bytes_per_s / 2e10 - 1.0).abs() < 1e-9);
-    assert_eq!(row.link.points.len(), 3, "the line is that of the sums before the steps");
+    assert_eq!(row.link.points.len(), 3, "the fit uses only the probes before the steps");
     let too_fast = [(); 2].map(|()| Output {
         later_probes: outputs[1].later_probes.clone(),
         ..output("overlapping", steps(communication / 2.0, 0.01))

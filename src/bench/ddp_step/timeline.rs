@@ -1,11 +1,11 @@
-//! One step as two lanes: what the rank computed, and what it communicated meanwhile.
+//! One step as two lanes: computation and communication of the rank.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::timeline::{Mark, TimelineEntry};
 
-/// Seconds since the forward pass began, on the device's clock where it has one.
+/// Seconds since the forward pass began, on the device's clock if it has one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
@@ -22,11 +22,11 @@ pub struct Span {
     pub end_s: f64,
 }
 
-/// The phases of a step; a mark stands before the first and after each.
+/// The phases of a step. There is a mark before the first phase and after each.
 pub const PHASES: [&str; 4] = ["forward", "backward", "synchronisation", "optimizer"];
 
 impl Timeline {
-    /// From the marks around [`PHASES`] and the log of the same step.
+    /// From the marks around [`PHASES`] and the recorded collectives of the same step.
     pub fn of(marks: &[Mark; PHASES.len() + 1], entries: &[TimelineEntry]) -> Result<Self> {
         let at = marks.iter().map(Mark::seconds).collect::<Result<Vec<f64>>>()?;
         Ok(Self::between(&at, entries))
@@ -41,8 +41,8 @@ impl Timeline {
         }
     }
 
-    /// What the backward pass did not hide: how long the optimizer waited for gradients, and what was communicated after it
-    /// had them, as an optimizer that shares its work does.
+    /// Communication that the backward pass does not hide: how long the optimizer waited for gradients, and the collectives
+    /// of a sharded optimizer itself.
     pub fn tail_s(&self) -> f64 {
         let waited = self.compute.iter().filter(|span| span.name == PHASES[2]);
         let ready = waited.clone().map(|span| span.end_s).fold(0.0, f64::max);
@@ -74,7 +74,7 @@ mod tests {
         );
         assert_eq!((timeline.communication[0].start_s, timeline.communication[0].end_s), (2.0, 5.5));
         assert_eq!(timeline.tail_s(), 2.0);
-        // The optimizer's own: a quarter of a second across the moment when gradients were ready, and half of one after.
+        // The optimizer's collectives: a quarter of a second across the moment when gradients were ready, and half a second after.
         let sharing = Timeline::between(&[1.0, 2.0, 5.0, 7.0, 8.0], &[entry(6.5, 7.25), entry(7.25, 7.75)]);
         assert_eq!(sharing.tail_s(), 2.75);
     }

@@ -1,4 +1,4 @@
-//! The trainer that a data-parallel step is measured with: AdamW as the device updates it, under a strategy by its name.
+//! The trainers of the data-parallel benchmarks: a strategy by its name, with the device's AdamW.
 
 use anyhow::Result;
 use tch::Tensor;
@@ -9,16 +9,16 @@ use crate::model::optim::AdamWOptions;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, Trainer};
 use crate::parallel::{Options, Strategy, overlap_individual_parameters};
 
-/// `(name, parameters, collective, bucket_size_mb)` to a trainer; afterwards every rank holds rank 0's parameters.
+/// `(name, parameters, collective, bucket_size_mb)` to a trainer. Construction broadcasts rank 0's parameters.
 pub type MakeTrainer = fn(&str, &[(String, Tensor)], &Shared, Option<f64>) -> Result<Trainer>;
 
-/// Averages the gradients where only the optimizer's state is sharded: it keeps no buffer of its own.
+/// The strategy that averages gradients for the sharded optimizer. It keeps no buffers.
 pub const BESIDE_SHARDED: Strategy = overlap_individual_parameters::STRATEGY;
 
-/// PyTorch's default of 25 MiB, for strategies that have no buckets and are asked for none.
+/// PyTorch's default of 25 MiB, used if no bucket size is given.
 const DEFAULT_BUCKET_MB: f64 = 26.2144;
 
-/// A [`MakeTrainer`] of every name that [`Trainer::new`] knows.
+/// A [`MakeTrainer`] for every name that [`Trainer::new`] accepts.
 pub fn make_trainer(
     name: &str,
     parameters: &[(String, Tensor)],

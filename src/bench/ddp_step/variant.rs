@@ -1,4 +1,4 @@
-//! One rank's model, and turns of training steps on it: alone, or under a strategy, with the communication logged.
+//! One rank's model, and turns of training steps on it: alone, or under a strategy with its communication recorded.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -23,7 +23,7 @@ use crate::torch::autograd::backward;
 use crate::torch::clock::Stopwatch;
 use crate::torch::stream::synchronize;
 
-/// A rank's model and the tokens that it draws.
+/// A rank's model and its random tokens.
 pub struct ReplicaBench<'a> {
     params: &'a Params,
     collective: &'a Shared,
@@ -35,7 +35,7 @@ pub struct ReplicaBench<'a> {
 }
 
 impl<'a> ReplicaBench<'a> {
-    /// Every rank draws another model and other tokens, so that a strategy that forgot to broadcast would be seen.
+    /// Every rank draws a different model and different tokens, so that a missing broadcast would be detected.
     pub fn new(params: &'a Params, collective: &'a Shared) -> Result<Self> {
         ensure!(!allow_tf32()?.matmul, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
         let (device, seed) = (collective.device(), collective.rank() as i64);
@@ -44,7 +44,7 @@ impl<'a> ReplicaBench<'a> {
         Ok(Self { params, collective, device, model, generator, stopwatch: Stopwatch::new(device)? })
     }
 
-    /// A turn without communication: the seconds of its timed steps. Afterwards the ranks' models differ.
+    /// Seconds of the timed steps of one turn without communication. Afterwards the ranks' models differ.
     pub fn single(&self) -> Result<Vec<f64>> {
         let mut optimizer = adamw_for(self.device, AdamWOptions::default())?;
         let mut seconds = Vec::new();
@@ -63,9 +63,9 @@ impl<'a> ReplicaBench<'a> {
         Ok(seconds.split_off(self.params.warmup))
     }
 
-    /// A turn under the trainer that `make_trainer` gives for `strategy`, from a new state of the optimizer and rank 0's parameters; adds to `output`.
+    /// One turn under `strategy`, with new optimizer state and rank 0's parameters. Adds its measurements to `output`.
     ///
-    /// Errors: the ranks' parameters are not the same bit by bit afterwards.
+    /// Errors: the ranks' parameters are not bitwise equal afterwards.
     pub fn under(&self, strategy: &str, make_trainer: MakeTrainer, output: &mut StepOutput) -> Result<()> {
         let Params { bucket_size_mb, warmup, steps, .. } = *self.params;
         let mut trainer = make_trainer(strategy, self.model.parameters(), self.collective, bucket_size_mb)?;
@@ -113,12 +113,12 @@ impl<'a> ReplicaBench<'a> {
         Ok((random()?, random()?))
     }
 
-    /// All ranks begin a step together, with nothing left on their devices.
+    /// Synchronises the device and waits for all ranks before a step.
     fn start_together(&self) -> Result<()> {
         synchronize(self.device)?;
         self.collective.barrier()
     }
 }
 
-/// No duration is zero, though two readings of a clock may be equal.
+/// Replaces a duration of zero, because two clock readings may be equal.
 const TICK: f64 = 1e-9;

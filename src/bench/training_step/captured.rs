@@ -42,9 +42,9 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
     })
 }
 
-/// A training step that is replayed on the tokens that lie in its batch.
+/// A captured training step. A replay trains on the tokens that its batch tensors hold.
 pub struct CapturedStep<'a> {
-    // Declared, and so dropped, before what its kernels read and write.
+    // Declared first, so that it is dropped before the tensors that its kernels use.
     graph: Captured<Tensor>,
     batch: Batch,
     bench: StepBench<'a>,
@@ -52,7 +52,7 @@ pub struct CapturedStep<'a> {
 }
 
 impl<'a> CapturedStep<'a> {
-    /// Captures the step of a bench that has already run it on the side stream. The capture itself trains nothing.
+    /// Captures the step of a bench that has already run on the side stream. The capture itself does not train.
     pub fn new(mut bench: StepBench<'a>) -> Result<Self> {
         let batch = bench.draw()?;
         let start = Instant::now();
@@ -72,7 +72,7 @@ impl<'a> CapturedStep<'a> {
         &self.bench.model
     }
 
-    /// One step on `batch`, waited for; gives the loss before it.
+    /// Runs one step on `batch` and waits for it. Returns the loss before the step.
     pub fn replay_on(&self, batch: &Batch) -> Result<f64> {
         self.load(batch)?;
         self.graph.replay()?;
@@ -80,16 +80,16 @@ impl<'a> CapturedStep<'a> {
         Ok(self.graph.output().f_double_value(&[])?)
     }
 
-    /// One step on fresh random tokens, which are drawn outside the clock.
+    /// Times one step on fresh random tokens. Drawing them is not timed.
     pub fn timed_replay(&self) -> Result<Lap> {
         self.load(&self.bench.draw()?)?;
         Ok(self.bench.stopwatch.lap(|| self.graph.replay())?.1)
     }
 
-    /// Replays twice on one batch, and holds both losses to those of eager forward passes in the same state: the first
-    /// would differ if the graph computed something else, the second if it trained other parameters than the model's.
+    /// Replays twice on one batch and compares both losses with eager forward passes in the same state. The first differs
+    /// if the graph computes something else, the second if it trains other parameters than the model's.
     ///
-    /// Gives the largest relative difference.
+    /// Returns the largest relative difference.
     pub fn prove(&mut self) -> Result<f64> {
         let tolerance = tolerance::replayed_loss(self.bench.params.dtype);
         let batch = self.bench.draw()?;

@@ -1,4 +1,4 @@
-//! One training step on random tokens, each of its parts timed by the host's clock and by the device's.
+//! One training step on random tokens, with each part timed by the host's clock and by the device's.
 
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
@@ -39,8 +39,8 @@ pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Resul
     })
 }
 
-/// The host's and the device's seconds of one part of the steps; `None` for a part that was not run, or a clock that
-/// is not there.
+/// The host's and the device's seconds of one part of the steps; `None` if the part was not run, or without a device
+/// clock.
 pub fn samples(laps: impl Iterator<Item = Option<Lap>>, work: Work) -> Result<(Option<Samples>, Option<Samples>)> {
     let laps: Vec<Lap> = laps.flatten().collect();
     let samples =
@@ -51,13 +51,13 @@ pub fn samples(laps: impl Iterator<Item = Option<Lap>>, work: Work) -> Result<(O
     ))
 }
 
-/// What one step trains on; both (batch, seq) int64.
+/// Tokens and targets of one step, both (batch, seq) int64.
 pub struct Batch {
     pub tokens: Tensor,
     pub targets: Tensor,
 }
 
-/// Times of the parts that were run.
+/// Times of the parts of one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     pub forward: Lap,
@@ -76,7 +76,7 @@ impl Step {
     }
 }
 
-/// A model, its optimizer, and what they are to do.
+/// A model, its optimizer, and the parameters of the case.
 pub struct StepBench<'a> {
     pub(super) params: &'a Params,
     pub(super) device: Device,
@@ -120,12 +120,12 @@ impl<'a> StepBench<'a> {
             }
             _ => None,
         };
-        // Outside the timing; it frees memory and computes nothing.
+        // Not timed: it frees memory and computes nothing.
         zero_grad(parameters)?;
         Ok(Step { forward, backward, optimizer })
     }
 
-    /// One whole training step without a clock; gives the loss before it.
+    /// One whole training step, not timed. Returns the loss before it.
     pub fn train(&mut self, batch: &Batch) -> Result<Tensor> {
         let loss = self.forward(batch, false)?;
         backward(&loss).context("in the backward pass")?;

@@ -20,29 +20,29 @@ use crate::torch::{allow_tf32, allowing_tf32};
 pub mod captured;
 pub mod eager;
 
-/// How much of a training step is run.
+/// The part of a training step that is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepPass {
     /// Logits and loss, under `no_grad`.
     Forward,
-    /// Logits and loss, recorded for autograd, and the backward pass.
+    /// Logits and loss with an autograd graph, and the backward pass.
     ForwardBackward,
-    /// The same, and a step of AdamW.
+    /// Forward and backward passes and a step of AdamW.
     TrainingStep,
 }
 
-/// How a step reaches the device.
+/// How the operations of a step are launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Execution {
-    /// Operation by operation, each launched by the host.
+    /// The host launches each operation.
     Eager,
-    /// A whole training step captured once as a CUDA graph and replayed; its parts cannot be timed one by one.
+    /// A whole training step, captured once as a CUDA graph and replayed. Its parts cannot be timed separately.
     Captured,
 }
 
-/// One configuration; what is left out is the handout's setting, but for the attention.
+/// One configuration. Defaults are the handout's settings, except for the attention.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Params {
@@ -56,7 +56,7 @@ pub struct Params {
     pub pass: StepPass,
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
-    /// Left out, [`super::device::attention_for`] the profile.
+    /// Default: [`super::device::attention_for`] the profile.
     pub attention: ImplementationName,
     #[serde(default = "handout::execution")]
     pub execution: Execution,
@@ -101,13 +101,13 @@ impl Params {
         Config::of_size(self.size.size(), self.vocab_size, self.context_length)
     }
 
-    /// Fewer warm-up steps than the handout's five are the study of what warm-up is for; a captured step's prepare its
-    /// capture.
+    /// Cases with fewer warm-up steps than the handout's five study the effect of warm-up, so they need a fresh process. A
+    /// captured step does not.
     pub fn needs_fresh_process(&self) -> bool {
         self.warmup < 5 && self.execution == Execution::Eager
     }
 
-    /// Errors: the first value that cannot be measured, with what it must be.
+    /// Errors: names the first invalid value and what it must be.
     pub fn validate(&self) -> Result<()> {
         self.config().validate()?;
         ensure!((1..=1 << 20).contains(&self.batch_size), "batch_size is {}: it must lie in 1..2^20", self.batch_size);
@@ -124,7 +124,7 @@ impl Params {
         Ok(())
     }
 
-    /// At the peak of the pass, by [`Memory`].
+    /// Peak bytes of the pass by [`Memory`].
     pub fn predicted_bytes(&self, profile: Profile) -> u64 {
         let Params { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
         let memory = Memory { config: self.config(), batch, seq, precision, attention };
@@ -140,47 +140,47 @@ impl Params {
 #[serde(deny_unknown_fields)]
 pub struct Row {
     pub parameters: u64,
-    /// Whether no case was measured in this process before: without warm-up steps, only then is the start a cold one.
+    /// Whether this was the first case in its process. Without warm-up steps, only the first case has a cold start.
     pub first_in_process: bool,
-    /// The whole of each warm-up step, in order; kept to be looked at, and in no statistic.
+    /// Times of the whole warm-up steps, in order. No statistic includes them.
     pub warmup: Option<Samples>,
-    /// Logits and loss, by the host's clock; none for a captured step, which is one launch. So for the other parts.
+    /// Logits and loss by the host's clock; `None` for a captured step. The other parts likewise.
     pub forward: Option<Samples>,
-    /// The same between CUDA events; none on the CPU. So for the other parts.
+    /// Logits and loss between CUDA events; `None` on the CPU. The other parts likewise.
     pub forward_device: Option<Samples>,
     pub backward: Option<Samples>,
     pub backward_device: Option<Samples>,
     pub optimizer: Option<Samples>,
     pub optimizer_device: Option<Samples>,
-    /// The sum of the parts that are run, or one replay of a captured step.
+    /// The sum of the parts, or one replay of a captured step.
     pub total: Samples,
     pub total_device: Option<Samples>,
     pub capture: Option<Capture>,
 }
 
-/// What was captured, and whether it computes the same.
+/// The captured graph, and its error against eager steps.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
-    /// Kernels, copies and fills of one step.
+    /// Number of kernels, copies and fills in one step.
     pub nodes: u64,
-    /// From the first operation to the graph that can be launched.
+    /// From the first operation until the graph can be launched.
     pub time: Samples,
-    /// The largest relative difference between the losses of replays and of eager forward passes on the same state.
+    /// The largest relative difference between the losses of replays and of eager forward passes in the same state.
     pub loss_error: f64,
 }
 
 /// Measures one configuration on the device of `profile`.
 pub fn measure(params: &Params, profile: Profile) -> Result<Row> {
     static USED: AtomicBool = AtomicBool::new(false);
-    // Asked only of the cases that must be: for the others it depends on what was measured before.
+    // Recorded only for cases that need a fresh process. For others it depends on the cases measured before.
     let first_in_process = !USED.swap(true, Ordering::Relaxed) && params.needs_fresh_process();
     measure_on(params, device_for(profile)?, first_in_process)
 }
 
 /// Runs the warm-up and the timed steps of one configuration on `device`.
 ///
-/// Errors: [`Fault::NotAvailable`] for TF32 or a captured step without a GPU, beside those of the steps themselves.
+/// Errors: [`Fault::NotAvailable`] for TF32 or a captured step without a GPU, and the errors of the steps.
 pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
     if params.allow_tf32 && device == Device::Cpu {
         let (needs, has) = ("a CUDA GPU (for TF32)".to_string(), format!("{device:?}"));
@@ -190,7 +190,7 @@ pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Re
         let allowed = allow_tf32()?.matmul;
         ensure!(
             allowed == params.allow_tf32,
-            "TF32 is {} in matrix products and the case asks otherwise: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?",
+            "TF32 is {} in matrix products, unlike the case: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
             if allowed { "on" } else { "off" }
         );
         match params.execution {
@@ -210,13 +210,14 @@ pub fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor, dtype: Preci
     }
 }
 
-/// The least work of forward, backward and optimizer: the operations of the matrix products, and the traffic of the
-/// parameters that every step must touch (read; read and gradients written; gradients and state read, all written).
+/// The least work of forward, backward and optimizer: the operations of the matrix products, and the memory traffic of
+/// the parameters. Forward reads them. Backward reads them and writes gradients. The optimizer reads parameters,
+/// gradients and state, and writes all but the gradients.
 fn work_of(params: &Params) -> [Work; 3] {
     let config = params.config();
     let flops = match params.attention {
         ImplementationName::Naive => config.forward_flops(params.batch_size, params.context_length),
-        // These may skip what the causal mask hides.
+        // These may skip masked scores.
         _ => config.causal_forward_flops(params.batch_size, params.context_length),
     };
     let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
@@ -229,7 +230,7 @@ fn work_of(params: &Params) -> [Work; 3] {
     ]
 }
 
-/// The work of all parts that are run.
+/// The work of all parts of the pass.
 pub fn total_work(params: &Params) -> Work {
     let [forward, backward, optimizer] = work_of(params);
     match params.pass {
@@ -239,7 +240,7 @@ pub fn total_work(params: &Params) -> Work {
     }
 }
 
-/// The work of parts that follow one another, held to the peak of the first.
+/// The sum of the work of several parts, with the precision of the first.
 fn sum(parts: &[&Work]) -> Work {
     Work {
         flops: parts.iter().map(|w| w.flops).sum(),

@@ -1,4 +1,4 @@
-//! What only a GPU shows of the fused AdamW; its numbers are checked by `benchmarking_script`.
+//! GPU checks of the fused AdamW. `benchmarking_script` checks its numbers.
 
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -18,7 +18,7 @@ const KERNELS: &[&str] = &["adamw.cu"];
 pub const CHECKS: &[DeviceCheck] = &[
     DeviceCheck::new(
         "backward_through_a_parameter_saved_before_a_step_is_refused",
-        "Autograd notices that the fused step changed a parameter that a graph had saved.",
+        "Autograd detects that the fused step changed a parameter that a graph had saved.",
         backward_through_a_parameter_saved_before_a_step_is_refused,
     )
     .with_kernels(KERNELS),

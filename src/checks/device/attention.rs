@@ -1,4 +1,4 @@
-//! What only a GPU shows of attention by our kernels: gradients through autograd, and the readable kernels' errors and bits.
+//! GPU checks of our attention kernels: gradients through autograd, and errors and determinism of the readable kernels.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -94,7 +94,7 @@ fn within_bounds(case: &Case, device: Device) -> Result<LargestErrors> {
     };
     let most = rounding * inputs.v.to_kind(Kind::Double).abs().max().double_value(&[]);
     let o_bound = Bounded { value: expected.o.value.copy(), bound: &expected.o.bound + 1.01 * most };
-    // The backward pass from the exact o and lse, so that its errors are its own.
+    // The backward pass gets the exact o and lse, so that errors of the forward pass do not count.
     let (o_exact, lse_exact) = (expected.o.value.to_kind(case.kind), expected.lse.value.to_kind(Kind::Float));
     let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &there(&o_exact), &there(&lse_exact), &d_o, case.is_causal)?;
     let mut worst = LargestErrors::default();

@@ -1,4 +1,4 @@
-//! What only a GPU shows of CUDA itself: streams that wait for each other, and the card's clock, power and temperature.
+//! GPU checks of CUDA: streams that wait for each other, and readings of clock, power and temperature.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};

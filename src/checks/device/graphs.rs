@@ -1,4 +1,4 @@
-//! What only a GPU shows of CUDA graphs: what a replay reads and writes, and what a failed capture leaves behind.
+//! GPU checks of CUDA graphs: what a replay reads and writes, and the state after a failed capture.
 
 use anyhow::{Result, bail, ensure};
 use tch::{Device, Kind, Tensor};
@@ -90,7 +90,7 @@ fn the_device_is_usable_after_a_failed_capture() -> Result<Verdict> {
     let reads_on_the_host = || Ok(product()?.f_double_value(&[0, 0]).map(drop)?);
     let generator = Generator::new(device, SEED)?;
     let draws = || generator.rand(&[8, 8], Kind::Float).map(drop);
-    let refuses = || bail!("told so");
+    let refuses = || bail!("a deliberate error");
     let attempts: [&dyn Fn() -> Result<()>; 3] = [&reads_on_the_host, &draws, &refuses];
     for attempt in attempts {
         let error = format!("{:#}", error_of(Captured::capture(device, attempt).map(drop))?);

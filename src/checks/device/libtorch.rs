@@ -1,4 +1,4 @@
-//! What only a GPU shows of libtorch: callbacks during a backward pass, CUDA's out-of-memory, memory, autocast and clocks.
+//! GPU checks of libtorch: callbacks during a backward pass, CUDA's out-of-memory, memory, autocast and clocks.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -98,10 +98,10 @@ fn callbacks_run_on_the_calling_thread_and_their_failures_are_returned() -> Resu
     let threads: Vec<_> = receiver.try_iter().collect();
     ensure!(threads.len() == 2 && threads.iter().all(|&id| id == thread::current().id()), "{threads:?}");
 
-    let error = format!("{:#}", error_of(backward(&loss(&x, || bail!("told so"))?))?);
-    ensure!(error.ends_with("told so"), "{error}");
-    let error = format!("{:#}", error_of(backward(&loss(&x, || panic!("told so"))?))?);
-    ensure!(error.ends_with("panicked: told so"), "{error}");
+    let error = format!("{:#}", error_of(backward(&loss(&x, || bail!("a deliberate error"))?))?);
+    ensure!(error.ends_with("a deliberate error"), "{error}");
+    let error = format!("{:#}", error_of(backward(&loss(&x, || panic!("a deliberate error"))?))?);
+    ensure!(error.ends_with("panicked: a deliberate error"), "{error}");
     let fault = Fault::NotAvailable { needs: "two".into(), has: "one".into() };
     let thrown = fault.clone();
     let error = error_of(backward(&loss(&x, move || Err(thrown.clone().into()))?))?;
@@ -195,7 +195,7 @@ fn device_time_and_host_time_agree_for_long_work() -> Result<Verdict> {
 
 fn a_history_names_ranges_operators_and_nodes() -> Result<Verdict> {
     let device = cuda_device(0)?;
-    // A size of its own tells these allocations from others.
+    // No other allocation has this size.
     const FLOATS: i64 = (12 << 20) + 4096;
     let x = random(&[1, FLOATS], device)?.view([FLOATS]).set_requires_grad(true);
     let before = memory::stats(device)?.requested_bytes.current;

@@ -1,4 +1,4 @@
-//! What only two GPUs show: collectives over NCCL, sharded optimizers on streams that must wait, and ranks that fail.
+//! Checks that need two GPUs: collectives over NCCL, sharded optimizers on several streams, and ranks that fail.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use crate::bench::device::require_devices;
-use crate::checks::fault_test::Fault;
+use crate::checks::fault_test::RankFault;
 use crate::checks::faulty_runs::{self, by_hand, says};
-use crate::checks::sharded_protocol::{self, Case, Seen};
+use crate::checks::sharded_protocol::{self, Seen, ShardedCase};
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch};
 use crate::harness::device::DeviceCheck;
@@ -20,7 +20,7 @@ use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 pub const CHECKS: &[DeviceCheck] = &[
     DeviceCheck::new(
         "nccl_collectives_give_their_values_in_order",
-        "Every collective and type over NCCL gives its values, in order with computation, and its log tells what happened.",
+        "Every collective and type over NCCL gives the right values, in order with computation, and is recorded.",
         nccl_collectives_give_their_values_in_order,
     )
     .on_two_gpus(),
@@ -34,28 +34,30 @@ pub const CHECKS: &[DeviceCheck] = &[
     sharded("zero1_over_nccl_is_adamw", || is_adamw(ZERO1)),
     sharded("zero1_in_backward_over_nccl_is_adamw", || is_adamw(ZERO1_IN_BACKWARD)),
     fault("a_rank_that_exits_ends_the_nccl_run", || {
-        let words = ["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"];
-        ends_the_run(Fault::Exit, &words)
+        let expected = ["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"];
+        ends_the_run(RankFault::Exit, &expected)
     }),
     fault("a_rank_that_leaves_ends_the_nccl_run", || {
-        let words = ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"];
-        ends_the_run(Fault::Leave, &words)
+        let expected = ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has ended without calling"];
+        ends_the_run(RankFault::Leave, &expected)
     }),
     fault("a_rank_that_fails_ends_the_nccl_run", || {
-        let words = ["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"];
-        ends_the_run(Fault::Fail, &words)
+        let expected =
+            ["rank 1 of 2 exited with status 1; it was in no collective; its last was barrier 1", "gives up"];
+        ends_the_run(RankFault::Fail, &expected)
     }),
     fault("a_rank_that_stalls_ends_the_nccl_run", || {
-        let words = ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"];
-        ends_the_run(Fault::Stall, &words)
+        let expected =
+            ["rank 0 waits in all_reduce 2 of 4 Float, sum, which rank 1 has not called: it stalls, idle for"];
+        ends_the_run(RankFault::Stall, &expected)
     }),
     fault("a_wrong_count_ends_the_nccl_run", || {
-        let words = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"];
-        ends_the_run(Fault::WrongCount, &words)
+        let expected = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "all_reduce of 8"];
+        ends_the_run(RankFault::WrongCount, &expected)
     }),
     fault("a_wrong_order_ends_the_nccl_run", || {
-        let words = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"];
-        ends_the_run(Fault::WrongOrder, &words)
+        let expected = ["the ranks disagree on collective 2", "all_reduce of 4 Float, sum", "broadcast of 4"];
+        ends_the_run(RankFault::WrongOrder, &expected)
     }),
 ];
 
@@ -76,8 +78,8 @@ fn nccl_collectives_give_their_values_in_order() -> Result<Verdict> {
     Verdict::passed(format!("1 MB in {:.1} us", 1e6 * seconds[seconds.len() / 2]))
 }
 
-/// The official protocol, which asks for the very values of AdamW, with layers so wide that each stream has work while the
-/// others go on: a stream that does not wait for another works with old values.
+/// The official protocol, which requires AdamW's values. The layers are so wide that all streams are busy at the same
+/// time: a stream that does not wait for another uses old values.
 fn is_adamw(optimizer: &str) -> Result<Verdict> {
     require_devices(Backend::Nccl, 2)?;
     let layer = |i: usize, d_out| Layer { bias: Bias::Trained, ..Layer::trained(format!("layer{i}"), 2048, d_out) };
@@ -85,7 +87,7 @@ fn is_adamw(optimizer: &str) -> Result<Verdict> {
     let layers =
         [2048, 2048, 2048, 2048, 2048, 2047].into_iter().enumerate().map(|(i, d_out)| layer(i, d_out)).collect();
     let blueprint = Blueprint { name: "wide".into(), fixed_parameter: false, layers };
-    let cases = vec![Case::official(blueprint, Options { bucket_size_mb: 40.0 })];
+    let cases = vec![ShardedCase::official(blueprint, Options { bucket_size_mb: 40.0 })];
     let input = serde_json::to_value(sharded_protocol::Input { optimizer: optimizer.into(), cases })?;
     let deadline = Duration::from_secs(120);
     let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
@@ -103,20 +105,21 @@ fn a_late_nccl_peer_ends_in_an_abort() -> Result<Verdict> {
     require_devices(Backend::Nccl, 2)?;
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-    let start = |rank| by_hand(Backend::Nccl, Fault::Stall, folder.path(), rank, port, &[("CS336_DEADLINE_S", "15")]);
+    let start =
+        |rank| by_hand(Backend::Nccl, RankFault::Stall, folder.path(), rank, port, &[("CS336_DEADLINE_S", "15")]);
     let (waits, mut stalls) = (start(0)?, start(1)?);
     let outcome = waits.ended();
     stalls.child.kill()?;
     stalls.child.wait()?;
-    let (status, words) = outcome?;
-    ensure!(status.code() == Some(75), "{status}: {words}");
-    says(&words, &["rank 0: all_reduce 2 of 4 Float, sum has not ended within 15.0 s; the communicator is aborted"])?;
+    let (status, message) = outcome?;
+    ensure!(status.code() == Some(75), "{status}: {message}");
+    says(&message, &["rank 0: all_reduce 2 of 4 Float, sum has not ended within 15.0 s; the communicator is aborted"])?;
     Verdict::passed("after 15 s")
 }
 
-/// What a rank waits in is known a second later over NCCL, so less is said of the quick ends than over Gloo.
-fn ends_the_run(fault: Fault, words: &[&str]) -> Result<Verdict> {
+/// Over NCCL a wait is recorded a second late, so messages of quick failures say less than over Gloo.
+fn ends_the_run(fault: RankFault, expected: &[&str]) -> Result<Verdict> {
     require_devices(Backend::Nccl, 2)?;
-    faulty_runs::fault_ends_by(Duration::from_secs(60), Backend::Nccl, fault, words)?;
+    faulty_runs::fault_ends_by(Duration::from_secs(60), Backend::Nccl, fault, expected)?;
     Verdict::passed("")
 }

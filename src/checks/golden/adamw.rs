@@ -20,7 +20,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     })
 }
 
-/// Runs `case` on any implementation; the mutants come in here.
+/// Runs `case` on any implementation, including mutants.
 pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Vec<Comparison>> {
     case.only(&["param", "grads", "param_after"])?;
     let (rtol, atol) = case.tolerances()?;
@@ -38,7 +38,7 @@ pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Ve
         grads.size(),
         param.size()
     );
-    // After no step at all any optimizer would be right.
+    // Without a step, any optimizer would pass.
     ensure!(grads.numel() > 0, "grads has shape {:?}: a case needs at least one step and one element", grads.size());
     ensure!(
         param.is_floating_point() && grads.kind() == param.kind(),

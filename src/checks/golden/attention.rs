@@ -1,4 +1,4 @@
-//! Cases of kind `attention`: q, k, v and perhaps do, run through every implementation that takes their kind.
+//! Cases of kind `attention`: q, k, v and optionally do, run through every implementation that supports their kind.
 
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -8,9 +8,9 @@ use crate::attention::{Attention, IMPLEMENTATIONS, Shape};
 
 /// Runs every registered implementation on every device of this machine that it supports.
 ///
-/// Expects `o` and `lse`, and with `do` also `dq`, `dk` and `dv`; shapes as in [`crate::attention`]. An
-/// implementation that cannot take the case (no kernel for the kind or head dimension) is passed over; one that takes
-/// it and fails is a failed comparison.
+/// Expects `o` and `lse`, and with `do` also `dq`, `dk` and `dv`; shapes as in [`crate::attention`]. An implementation
+/// that does not support the case (no kernel for the kind or head dimension) is skipped. One that supports it and fails
+/// is a failed comparison.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let inputs = Inputs::of(case)?;
     let tolerances = case.tolerances()?;
@@ -29,7 +29,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// What the file holds, checked against itself.
+/// The file's tensors, with consistent shapes and kinds.
 struct Inputs<'a> {
     q: &'a Tensor,
     k: &'a Tensor,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_implementation_is_held_to_all_five_outputs() {
+    fn every_implementation_is_compared_in_all_five_outputs() {
         let comparisons = run(&case()).unwrap();
         require(&comparisons).unwrap();
         let by_implementation = comparisons.iter().fold(BTreeMap::new(), |mut counts, c| {

@@ -1,7 +1,7 @@
-//! Cases of kind `data_parallel`: what training ends at, held against every trainer on every rank.
+//! Cases of kind `data_parallel`: final parameters of training, compared for every trainer on every rank.
 //!
-//! What [`super::training`] says, and metadata `lr`, `bucket_size_mb`. Each step every rank takes its contiguous slice of that
-//! step's rows: mean squared error, plain gradient descent.
+//! The format of [`super::training`], with metadata `lr` and `bucket_size_mb`. In each step every rank takes its contiguous
+//! slice of the step's rows: mean squared error, plain gradient descent.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -37,7 +37,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Trains as the case says by one trainer and compares each rank's parameters with the expected ones.
+/// Trains the case with one trainer and compares each rank's parameters with the expected ones.
 ///
 /// # Errors
 /// A case that contradicts itself, naming the entry; a rank that crashed or hung.
@@ -52,7 +52,7 @@ pub fn compare_trainer(case: &CaseFile, trainer: &str) -> Result<Vec<Comparison>
     training.compare(trainer, TASK.name, How { trainer: trainer.into(), options, lr })
 }
 
-/// Only rank 0 starts from the case's values: the others must get them from the trainer.
+/// Only rank 0 starts from the case's values. The trainer must broadcast them.
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     let rank = OnRank::<How>::new(collective, input)?;
     if collective.rank() == 0 {
@@ -114,7 +114,7 @@ mod tests {
             (Box::new(tensor("y", zeros(&[5, 11, 5]))), "y has shape [5, 11, 5]"),
             (Box::new(tensor("x", zeros(&[5, 12, 10]).to_kind(Kind::Double))), "x is Double, not float32"),
             (Box::new(tensor("init.fc1.weight", zeros(&[10, 11]))), "init.fc1.weight has shape [10, 11]"),
-            (Box::new(tensor("init.fc9.weight", zeros(&[1]))), "init.fc9.weight is none of the toy model's"),
+            (Box::new(tensor("init.fc9.weight", zeros(&[1]))), "init.fc9.weight is not a parameter of the toy model"),
         ];
         assert!(Training::of(&golden()).is_ok());
         for (change, words) in cases {

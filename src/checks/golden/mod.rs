@@ -1,4 +1,4 @@
-//! Cases from outside: safetensors files of inputs and expected outputs, run against what is registered here.
+//! Golden cases: safetensors files of inputs and expected outputs, run on the registered implementations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ pub mod sharded_optimizer;
 mod training;
 pub mod transformer;
 
-/// One kind of case, as the metadata key `kind` names it.
-pub struct Kind {
+/// One kind of case: its name in the metadata key `kind`, and its function.
+pub struct CaseKind {
     pub name: &'static str,
-    /// A failed comparison is part of the result; an `Err` is a file that cannot be run.
+    /// A failed comparison is part of the result. An `Err` means that the file cannot be run.
     pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
 }
 
-/// The most positions that a case may ask a table of rotations for; more tests the memory, not the rotation.
+/// The most positions in a case. A longer RoPE table would only use more memory.
 const MAX_POSITIONS: i64 = 1 << 20;
 
-/// Every kind of case that the format knows.
-pub const KINDS: &[Kind] = &[
-    Kind { name: "attention", run: attention::run },
-    Kind { name: "transformer", run: transformer::run },
-    Kind { name: "rmsnorm", run: rmsnorm::run },
-    Kind { name: "rope", run: rope::run },
-    Kind { name: "adamw", run: adamw::run },
-    Kind { name: "data_parallel", run: data_parallel::run },
-    Kind { name: "sharded_optimizer", run: sharded_optimizer::run },
+/// Every kind of case.
+pub const KINDS: &[CaseKind] = &[
+    CaseKind { name: "attention", run: attention::run },
+    CaseKind { name: "transformer", run: transformer::run },
+    CaseKind { name: "rmsnorm", run: rmsnorm::run },
+    CaseKind { name: "rope", run: rope::run },
+    CaseKind { name: "adamw", run: adamw::run },
+    CaseKind { name: "data_parallel", run: data_parallel::run },
+    CaseKind { name: "sharded_optimizer", run: sharded_optimizer::run },
 ];
 
-/// Runs `case` by its kind. Fails for a kind that is unknown or not implemented, and for a file that lacks something.
+/// Runs `case` by its kind. Fails for an unknown kind and for an incomplete file.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let name = case.meta("kind")?;
     let kind = KINDS.iter().find(|kind| kind.name == name).with_context(|| {
@@ -45,7 +45,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
         format!("no kind of case is called {name:?} (known: {})", known.join(", "))
     })?;
     let comparisons = (kind.run)(case)?;
-    ensure!(!comparisons.is_empty(), "the case compared nothing: a passed case needs at least one expected tensor");
+    ensure!(!comparisons.is_empty(), "the case compared nothing: add at least one expected tensor");
     Ok(comparisons)
 }
 
@@ -59,10 +59,10 @@ pub struct CaseFile {
 impl CaseFile {
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        Self::parse(&bytes, path).with_context(|| format!("{} is no case file", path.display()))
+        Self::parse(&bytes, path).with_context(|| format!("{} is not a valid case file", path.display()))
     }
 
-    /// Parses the bytes of a safetensors file; `path` is only what the case is called.
+    /// Parses the bytes of a safetensors file. `path` is only used as the case's name.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
         let (_, header) = SafeTensors::read_metadata(bytes).context("not in the safetensors format (truncated?)")?;
         let metadata = header.metadata().clone().context("it has no metadata: kind, rtol and atol are needed")?;
@@ -89,12 +89,12 @@ impl CaseFile {
         text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}, which is no {kind}"))
     }
 
-    /// Refuses a tensor of another name: an expected tensor that no one compares would pass, whatever it holds.
+    /// Refuses tensors with other names: an expected tensor that is never compared would always pass.
     pub fn only(&self, names: &[&str]) -> Result<()> {
         let other: Vec<_> = self.tensors.keys().filter(|name| !names.contains(&name.as_str())).collect();
         ensure!(
             other.is_empty(),
-            "tensors {other:?} are none of this kind's ({}): correct or remove them",
+            "tensors {other:?} do not belong to this kind ({}): correct or remove them",
             names.join(", ")
         );
         Ok(())
@@ -131,26 +131,26 @@ fn tensor_of(view: &safetensors::tensor::TensorView<'_>) -> Result<Tensor> {
         Dtype::I8 => DType::Int8,
         Dtype::U8 => DType::Uint8,
         Dtype::BOOL => DType::Bool,
-        other => bail!("its dtype {other:?} is not one that cases use"),
+        other => bail!("its dtype {other:?} is not supported"),
     };
     let size: Vec<i64> = view.shape().iter().map(|&n| n as i64).collect();
     ensure!(!size.contains(&0), "it has shape {size:?} and therefore no elements; a case needs some in every tensor");
     Ok(Tensor::f_from_data_size(view.data(), &size, dtype)?)
 }
 
-/// How one output of one implementation compares with what was expected.
+/// The comparison of one output of one implementation with the expected tensor.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Comparison {
     pub implementation: String,
     pub tensor: String,
-    /// The largest |actual - expected|, and the largest of it over |expected| where that is not zero; NaN where the
-    /// two cannot be compared.
+    /// The largest |actual - expected|, and the largest |actual - expected| / |expected| over nonzero expected values; NaN if
+    /// the two cannot be compared.
     pub max_abs_error: f64,
     pub max_rel_error: f64,
     pub rtol: f64,
     pub atol: f64,
     pub passed: bool,
-    /// Why it failed beyond the errors, or empty.
+    /// Another reason for a failure, or empty.
     pub note: String,
 }
 
@@ -167,8 +167,8 @@ impl std::fmt::Display for Comparison {
     }
 }
 
-/// Holds |actual - expected| <= atol + rtol |expected| everywhere, in float64. Another shape or a NaN on either side
-/// fails; equal infinities are equal.
+/// Checks |actual - expected| <= atol + rtol |expected| everywhere, in float64. Different shapes or a NaN fail; equal
+/// infinities are equal.
 pub fn compare(
     implementation: &str,
     tensor: &str,
@@ -202,7 +202,7 @@ fn errors(actual: &Tensor, expected: &Tensor, rtol: f64, atol: f64) -> Result<(f
     let equal = actual.f_eq_tensor(&expected)?;
     let error = actual.f_sub(&expected)?.f_abs()?.f_masked_fill(&equal, 0.0)?;
     let magnitude = expected.f_abs()?;
-    // With an infinite magnitude the bound would let anything finite through, and a NaN anywhere makes `le` false.
+    // With an infinite expected value the bound would accept any finite value. A NaN makes `le` false.
     let bound = magnitude.f_mul_scalar(rtol)?.f_add_scalar(atol)?;
     let within = error.f_le_tensor(&bound)?.f_logical_and(&magnitude.f_isfinite()?)?.f_logical_or(&equal)?;
     let outside = actual.numel() as i64 - within.f_sum(DType::Int64)?.f_int64_value(&[])?;

@@ -13,7 +13,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     run_with(case, "rms_norm", &rms_norm)
 }
 
-/// Runs `case` on any implementation; the mutants come in here.
+/// Runs `case` on any implementation, including mutants.
 pub fn run_with(case: &CaseFile, name: &str, rms_norm: RmsNorm) -> Result<Vec<Comparison>> {
     case.only(&["x", "weight", "y"])?;
     let (rtol, atol) = case.tolerances()?;

@@ -19,7 +19,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     })
 }
 
-/// Runs `case` on any implementation; the mutants come in here.
+/// Runs `case` on any implementation, including mutants.
 pub fn run_with(case: &CaseFile, name: &str, rotate: Rotation) -> Result<Vec<Comparison>> {
     case.only(&["x", "y"])?;
     let (rtol, atol) = case.tolerances()?;

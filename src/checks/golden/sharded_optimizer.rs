@@ -1,7 +1,7 @@
-//! Cases of kind `sharded_optimizer`: what AdamW ends at, held against every sharded optimizer on every rank.
+//! Cases of kind `sharded_optimizer`: AdamW's final parameters, compared for every sharded optimizer on every rank.
 //!
-//! What [`super::training`] says, and metadata `lr beta1 beta2 eps weight_decay`. Every rank starts from the case's values and
-//! trains on all rows: the sum of squared errors, no gradients exchanged.
+//! The format of [`super::training`], with metadata `lr beta1 beta2 eps weight_decay`. Every rank starts from the case's
+//! values and trains on all rows: the sum of squared errors, without averaging gradients.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 pub const TASK: RankTask = RankTask { name: "sharded_optimizer_case", run: on_rank };
 
-/// ZeRO-1's, small enough to cut the models into several buckets.
+/// ZeRO-1's bucket size, small enough for several buckets.
 const OPTIONS: Options = Options { bucket_size_mb: 0.0016 };
 
 #[derive(Serialize, Deserialize)]
@@ -49,7 +49,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Trains as the case says by one sharded optimizer and compares each rank's parameters with the expected ones.
+/// Trains the case with one sharded optimizer and compares each rank's parameters with the expected ones.
 ///
 /// # Errors
 /// A case that contradicts itself, naming the entry; a rank that crashed or hung.

@@ -47,13 +47,13 @@ fn every_golden_case_of_attention_passes() {
     }
 }
 
-/// A right case of that name in this folder, to be spoilt.
+/// A valid golden case, to be damaged by a test.
 fn golden(name: &str) -> CaseFile {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases");
     CaseFile::read(&folder.join(format!("{name}.safetensors"))).unwrap()
 }
 
-/// Writes `case` as another program would, by the safetensors crate, and grades what was written.
+/// Writes `case` with the safetensors crate, as another program would, and grades the file.
 fn run_written(case: &CaseFile) -> Result<Vec<Comparison>> {
     let raw = |tensor: &Tensor| {
         let tensor = tensor.contiguous();
@@ -81,21 +81,21 @@ fn run_written(case: &CaseFile) -> Result<Vec<Comparison>> {
     run(&CaseFile::read(&path)?)
 }
 
-/// What a table's row does to a right case.
-enum Spoilt {
+/// A change that damages a valid case.
+enum Damage {
     Meta(&'static str, &'static str),
     Without(&'static str),
-    /// Under that name, this tensor.
+    /// Inserts this tensor under the name.
     With(&'static str, Tensor),
-    /// The tensor of the first name under the second.
+    /// Renames the first tensor to the second name.
     Renamed(&'static str, &'static str),
-    /// Both tensors without a single row.
+    /// Removes all rows of both tensors.
     Emptied(&'static [&'static str]),
 }
 
-use Spoilt::{Emptied, Meta, Renamed, With, Without};
+use Damage::{Emptied, Meta, Renamed, With, Without};
 
-impl Spoilt {
+impl Damage {
     fn apply(self, case: &mut CaseFile) {
         match self {
             Meta(key, value) => drop(case.metadata.insert(key.into(), value.into())),
@@ -136,7 +136,7 @@ fn filled(shape: &[i64], value: i64) -> Tensor {
 #[case::no_input("rmsnorm", Without("weight"), "\"weight\" is missing")]
 #[case::no_upstream_gradient("attention_float32", Without("do"), "dq is expected, but do is missing")]
 #[case::no_gradient("attention_float32", Without("dk"), "\"dk\" is missing")]
-#[case::misspelt("attention_float32", Renamed("do", "dO"), "[\"dO\"] are none of this kind's")]
+#[case::misspelt("attention_float32", Renamed("do", "dO"), "[\"dO\"] do not belong to this kind")]
 #[case::extra_attention("attention_float32", With("p", zeros(&[2])), "[\"p\"]")]
 #[case::extra_adamw("adamw", With("exp_avg", zeros(&[7, 5])), "[\"exp_avg\"]")]
 #[case::extra_rmsnorm("rmsnorm", With("bias", zeros(&[48])), "[\"bias\"]")]
@@ -159,9 +159,9 @@ fn filled(shape: &[i64], value: i64) -> Tensor {
     With("ln_final.weight", zeros(&[32]).to_kind(DType::Double)),
     "1 of 21 parameters are float64"
 )]
-fn a_malformed_file_says_what_is_wrong(#[case] name: &str, #[case] spoilt: Spoilt, #[case] words: &str) {
+fn a_malformed_file_says_what_is_wrong(#[case] name: &str, #[case] damage: Damage, #[case] words: &str) {
     let mut case = golden(name);
-    spoilt.apply(&mut case);
+    damage.apply(&mut case);
     let error = format!("{:#}", run_written(&case).expect_err("it was graded"));
     assert!(error.contains(words), "{words:?} is not in: {error}");
 }
@@ -173,7 +173,7 @@ fn a_malformed_file_says_what_is_wrong(#[case] name: &str, #[case] spoilt: Spoil
 #[case::shape("rope", "y", &[40, 16], 0.0, "expected [40, 16]")]
 #[case::rank("attention_float32", "lse", &[2, 32, 1], 0.0, "expected [2, 32, 1]")]
 #[case::losses("transformer", "loss", &[2], 0.0, "expected [2]")]
-fn an_expectation_that_nothing_can_meet_fails(
+fn an_expectation_that_no_implementation_can_meet_fails(
     #[case] name: &str,
     #[case] tensor: &'static str,
     #[case] shape: &[i64],
@@ -228,7 +228,7 @@ fn nan_infinity_and_another_shape_never_pass() {
 }
 
 #[test]
-fn a_file_that_cannot_be_run_says_what_it_lacks() {
+fn an_incomplete_file_is_refused_with_the_missing_key() {
     let fine = [("kind", "rmsnorm"), ("rtol", "1e-4"), ("atol", "1e-5"), ("eps", "1e-5")];
     let words = |metadata: &[(&str, &str)]| format!("{:#}", run_bytes(&file_of(metadata, vec![2])).unwrap_err());
     assert!(words(&fine).contains("\"weight\" is missing"));

@@ -1,4 +1,4 @@
-//! What the cases that train one of the official toy models on several ranks have in common.
+//! The common format of cases that train one of the official toy models on several ranks.
 //!
 //! Metadata `model` ("toy" or "tied"), `world_size`, `rtol`, `atol`; float32 tensors `init.<parameter>`, `x`
 //! (steps, rows, 10), `y` (steps, rows, 5), expected `final.<parameter>`.
@@ -20,7 +20,7 @@ use crate::model::toy::{Blueprint, Toy};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
-/// Generous for the few steps of a case; a launch that takes longer hangs.
+/// A case has few steps. A launch that takes longer hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 const TRAINING: &str = "training.safetensors";
@@ -74,7 +74,7 @@ impl<'a> Training<'a> {
                 |prefix: &str| tensor.strip_prefix(prefix).is_some_and(|n| self.parameters.iter().any(|p| p == n));
             ensure!(
                 tensor == "x" || tensor == "y" || known("init.") || known("final."),
-                "tensor {tensor} is none of the {} model's: its parameters are {}",
+                "tensor {tensor} is not a parameter of the {} model; its parameters are {}",
                 self.blueprint.name,
                 self.parameters.join(", ")
             );
@@ -82,7 +82,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Trains by `task`, which learns `how`, and compares each rank's parameters with the expected ones.
+    /// Trains with `task`, which receives `how`, and compares each rank's parameters with the expected ones.
     ///
     /// # Errors
     /// A rank that crashed or hung.
@@ -120,13 +120,13 @@ impl<'a> Training<'a> {
 #[serde(deny_unknown_fields)]
 struct Input {
     blueprint: Blueprint,
-    /// What the task itself needs to know.
+    /// The task's own settings.
     how: Value,
-    /// Holds [`TRAINING`], and takes each rank's final parameters.
+    /// Contains [`TRAINING`] and, afterwards, each rank's final parameters.
     folder: PathBuf,
 }
 
-/// A case as one rank of its run has it.
+/// A case on one rank.
 pub struct OnRank<How> {
     pub network: Toy,
     pub how: How,
@@ -135,7 +135,7 @@ pub struct OnRank<How> {
 }
 
 impl<How: DeserializeOwned> OnRank<How> {
-    /// The network's values are the rank's own draw until [`OnRank::load`].
+    /// The network has random values until [`OnRank::load`].
     pub fn new(collective: &Shared, input: Value) -> Result<Self> {
         let Input { blueprint, how, folder } = serde_json::from_value(input)?;
         let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, collective.rank() as i64)?)?;
@@ -144,7 +144,7 @@ impl<How: DeserializeOwned> OnRank<How> {
         Ok(Self { network, how, given, final_file: final_file(&folder, collective.rank()) })
     }
 
-    /// Takes over the values that the case starts from.
+    /// Loads the case's initial values.
     pub fn load(&self) -> Result<()> {
         let initial = self.given.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("init.")?, tensor)));
         self.network.load(&initial.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect())
@@ -156,7 +156,7 @@ impl<How: DeserializeOwned> OnRank<How> {
         (0..x.size()[0]).map(|step| Ok((x.f_select(0, step)?, y.f_select(0, step)?))).collect()
     }
 
-    /// Leaves the network's parameters for comparison.
+    /// Writes the network's parameters for the comparison.
     pub fn finish(&self) -> Result<Value> {
         Tensor::write_safetensors(self.network.named_parameters(), &self.final_file)?;
         Ok(Value::Null)

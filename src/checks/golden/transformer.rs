@@ -21,7 +21,7 @@ pub struct Inputs<'a> {
     pub targets: &'a Tensor,
 }
 
-/// What a model makes of the inputs; `gradients` are of the loss, by parameter name.
+/// A model's results. `gradients` are those of the loss, by parameter name.
 pub struct Outputs {
     pub logits: Tensor,
     pub loss: Tensor,
@@ -40,12 +40,12 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// Runs `case` on any implementation; the mutants come in here.
+/// Runs `case` on any implementation, including mutants.
 pub fn run_with(case: &CaseFile, name: &str, model: Model) -> Result<Vec<Comparison>> {
     let (rtol, atol) = case.tolerances()?;
     let inputs = inputs(case)?;
     let expected_loss = case.tensor("loss")?;
-    // A writer may keep a scalar as one element of any rank.
+    // A file may store a scalar as a tensor of one element with any number of dimensions.
     let expected_loss = match expected_loss.numel() {
         1 => expected_loss.f_reshape([0_i64; 0])?,
         _ => expected_loss.shallow_clone(),
@@ -131,8 +131,8 @@ fn outputs(inputs: &Inputs, attention: ImplementationName) -> Result<Outputs> {
     Ok(Outputs { gradients: gradients.collect::<Result<_>>()?, logits, loss })
 }
 
-/// Makes every parameter float64, as PyTorch's `Module.double` does. The table of rotations stays float32, as the
-/// reference's is, so that the logits are right to about 1e-7 and no better.
+/// Makes every parameter float64, like PyTorch's `Module.double`. The RoPE tables stay float32 as in the reference, so
+/// the logits are accurate only to about 1e-7.
 fn widen(model: &Transformer) -> Result<()> {
     let _no_grad = tch::no_grad_guard();
     for (name, parameter) in model.parameters() {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn float64_parameters_are_computed_with_in_float64() {
+    fn a_model_with_float64_parameters_computes_in_float64() {
         let bytes = include_bytes!("../../../suites/cases/transformer.safetensors");
         let mut case = CaseFile::parse(bytes, Path::new("transformer")).unwrap();
         for choice in ImplementationName::ON_CPU {

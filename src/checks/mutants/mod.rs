@@ -1,7 +1,7 @@
-//! Deliberately broken strategies and networks: the checks of data parallelism must catch every one of them.
+//! Deliberately broken strategies and collectives. The checks of data parallelism must detect each of them.
 //!
-//! They are compiled into the program because a check trains in rank processes, which find their trainer by name with
-//! [`trainer`]. No code outside of the checks knows one.
+//! They are compiled into the program because a check trains in rank processes, which make their trainer by name with
+//! [`trainer`]. Only checks use them.
 
 use anyhow::{Context as _, Result};
 use tch::Tensor;
@@ -15,7 +15,7 @@ use crate::parallel::{Options, Strategy};
 mod overlapped;
 mod replicated;
 
-/// Strategies that are broken in themselves.
+/// Broken strategies.
 pub const MUTANTS: &[Strategy] = &[
     replicated::SUMMED,
     replicated::ONLY_FIRST,
@@ -32,33 +32,33 @@ pub const MUTANTS: &[Strategy] = &[
     overlapped::FORGETS_PASSES,
 ];
 
-/// What is wrong with a network; to a check it is as if the trainer had made the call wrongly, or not at all.
+/// A fault of the collectives. A check cannot distinguish it from a trainer that makes the call wrongly or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// The mean's division is forgotten.
+pub enum CollectiveFault {
+    /// The mean is a sum: the division is missing.
     Summed,
-    /// Reductions leave this rank's own values.
+    /// Reductions return this rank's own values.
     Local,
-    /// Nothing is broadcast.
+    /// Broadcasts do nothing.
     NoBroadcast,
-    /// The rank after the owner is taken for it.
+    /// Broadcasts use the rank after the owner as the root.
     WrongRoot,
-    /// Only this rank's part is there after an all-gather.
+    /// An all-gather fills in only this rank's part.
     NoGather,
-    /// Each rank gets the shard of the next.
+    /// A reduce-scatter gives each rank the next rank's shard.
     WrongShard,
 }
 
-pub const FAULTS: &[(&str, Fault)] = &[
-    ("summed", Fault::Summed),
-    ("local", Fault::Local),
-    ("no_broadcast", Fault::NoBroadcast),
-    ("wrong_root", Fault::WrongRoot),
-    ("no_gather", Fault::NoGather),
-    ("wrong_shard", Fault::WrongShard),
+pub const FAULTS: &[(&str, CollectiveFault)] = &[
+    ("summed", CollectiveFault::Summed),
+    ("local", CollectiveFault::Local),
+    ("no_broadcast", CollectiveFault::NoBroadcast),
+    ("wrong_root", CollectiveFault::WrongRoot),
+    ("no_gather", CollectiveFault::NoGather),
+    ("wrong_shard", CollectiveFault::WrongShard),
 ];
 
-/// As [`Trainer::new`], for the names of [`MUTANTS`] too, and on a network with a fault where the name is `fault@trainer`.
+/// Like [`Trainer::new`], also for the names of [`MUTANTS`], and with a faulty collective for names like `fault@trainer`.
 pub fn trainer(
     name: &str,
     parameters: &[(String, Tensor)],
@@ -73,18 +73,17 @@ pub fn trainer(
     }
 }
 
-/// Takes `fault@trainer` apart into the trainer's name and the collective with that fault; any other name stays with
-/// its sound collective.
+/// Splits `fault@trainer` into the trainer's name and the collective with that fault. Other names keep the collective.
 pub fn faulty<'a>(name: &'a str, collective: &Shared) -> Result<(&'a str, Shared)> {
     let Some((fault, trainer)) = name.split_once('@') else { return Ok((name, collective.clone())) };
     let (_, fault) = FAULTS.iter().find(|(known, _)| *known == fault).with_context(|| format!("no fault {fault:?}"))?;
     Ok((trainer, std::sync::Arc::new(Faulty { sound: collective.clone(), fault: *fault })))
 }
 
-/// A collective with one fault, in floating point only: other tensors carry what ranks tell each other about the model.
+/// A collective with one fault, for floating-point tensors only. Other tensors carry metadata of the model.
 struct Faulty {
     sound: Shared,
-    fault: Fault,
+    fault: CollectiveFault,
 }
 
 struct Nothing;
@@ -96,15 +95,15 @@ impl Work for Nothing {
 }
 
 impl Faulty {
-    fn has(&self, fault: Fault, tensors: &[Tensor]) -> bool {
+    fn has(&self, fault: CollectiveFault, tensors: &[Tensor]) -> bool {
         self.fault == fault && tensors.iter().all(Tensor::is_floating_point)
     }
 
     fn op(&self, op: Op) -> Op {
-        if self.fault == Fault::Summed { Op::Sum } else { op }
+        if self.fault == CollectiveFault::Summed { Op::Sum } else { op }
     }
 
-    /// The part of `whole` that belongs to the rank `offset` places on.
+    /// The part of `whole` that belongs to rank (rank + `offset`) mod world size.
     fn shard(&self, whole: &Tensor, offset: usize) -> Result<Tensor> {
         let shards = whole.f_chunk(self.world_size() as i64, 0)?;
         Ok(shards[(self.rank() + offset) % self.world_size()].shallow_clone())
@@ -129,7 +128,7 @@ impl Collective for Faulty {
     }
 
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        if self.has(Fault::Local, tensors) {
+        if self.has(CollectiveFault::Local, tensors) {
             return Ok(Box::new(Nothing));
         }
         self.sound.all_reduce_coalesced_async(tensors, self.op(op))
@@ -137,14 +136,14 @@ impl Collective for Faulty {
 
     fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
         match self.fault {
-            Fault::NoBroadcast => Ok(Box::new(Nothing)),
-            Fault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
+            CollectiveFault::NoBroadcast => Ok(Box::new(Nothing)),
+            CollectiveFault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
             _ => self.sound.broadcast_async(tensor, root),
         }
     }
 
     fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
-        if self.has(Fault::NoGather, inputs) {
+        if self.has(CollectiveFault::NoGather, inputs) {
             for (output, input) in outputs.iter().zip(inputs) {
                 self.shard(output, 0)?.f_copy_(input)?;
             }
@@ -154,11 +153,11 @@ impl Collective for Faulty {
     }
 
     fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        if !matches!(self.fault, Fault::Local | Fault::WrongShard) {
+        if !matches!(self.fault, CollectiveFault::Local | CollectiveFault::WrongShard) {
             return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op));
         }
         for (output, input) in outputs.iter().zip(inputs) {
-            let mine = if self.fault == Fault::Local {
+            let mine = if self.fault == CollectiveFault::Local {
                 self.shard(input, 0)?
             } else {
                 let whole = input.copy();

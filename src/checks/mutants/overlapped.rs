@@ -1,7 +1,7 @@
 //! Broken strategies that communicate while backward runs.
 //!
-//! A race would show only at times, so each of these has lost its race by construction: what is started early is also
-//! waited for early.
+//! A race would fail only sometimes. Each mutant therefore waits immediately for what it starts too early, so that it
+//! always loses the race.
 
 use anyhow::Result;
 use tch::Tensor;
@@ -16,11 +16,11 @@ use crate::torch::autograd::{release_grad, set_grad};
 pub const EARLY: Strategy = Strategy { name: "mutant_bucket_early", construct: early };
 /// Each bucket is started by the hooks of the one before it.
 pub const WRONG_HOOK: Strategy = Strategy { name: "mutant_wrong_hook", construct: wrong_hook };
-/// Gradients are made views of their buckets once, at construction, and not found again when they have been released.
+/// Gradients become views of their buckets once, at construction, and not again after they are released.
 pub const STALE_VIEW: Strategy = Strategy { name: "mutant_stale_view", construct: stale_view };
 /// The buckets' readiness is never reset.
 pub const FIRST_STEP_ONLY: Strategy = Strategy { name: "mutant_first_step_only", construct: first_step_only };
-/// What was accumulated under `no_sync` is lost when communication begins again.
+/// Gradients accumulated under `no_sync` are lost when synchronisation is enabled again.
 pub const FORGETS_PASSES: Strategy = Strategy { name: "mutant_forgets_passes", construct: forgets_passes };
 
 type Parameters = [(String, Tensor)];
@@ -35,7 +35,7 @@ impl Work for Done {
     }
 }
 
-/// The sound buckets, their views installed as gradients, averaged as they are when `units_of`'s hooks have fired.
+/// Correct buckets with gradient views, averaged when the hooks of `units_of` have fired.
 fn with_units(
     parameters: &Parameters,
     collective: &Shared,

@@ -1,4 +1,4 @@
-//! Broken strategies that communicate once backward is done.
+//! Broken strategies that communicate after the backward pass.
 
 use anyhow::Result;
 use tch::Tensor;
@@ -23,7 +23,7 @@ pub const FROZEN_APART: Strategy =
 pub const LAST_RANK_LEADS: Strategy =
     Strategy { name: "mutant_last_rank_leads", construct: |p, c, _| broken(p, c, Start::LastRank, Gradients::Right) };
 
-/// What every rank starts from.
+/// How the initial parameters are distributed.
 #[derive(Clone, Copy, PartialEq)]
 enum Start {
     Right,
@@ -35,7 +35,7 @@ enum Start {
     LastRank,
 }
 
-/// What a step's gradients become.
+/// How a step's gradients are averaged.
 #[derive(Clone, Copy, PartialEq)]
 enum Gradients {
     Right,
@@ -43,9 +43,9 @@ enum Gradients {
     Summed,
     /// Only the first trained parameter's gradient is averaged.
     OnlyFirst,
-    /// A weight that two layers use is handled once a use: summed once, divided twice.
+    /// A weight that two layers share is handled once per use: summed once, divided twice.
     TiedTwice,
-    /// Communicated before backward has accumulated: what the ranks average is the previous step's.
+    /// Communicated before the backward pass has accumulated: the ranks average the previous step's gradients.
     Stale,
     /// Never communicated.
     Local,
@@ -90,7 +90,7 @@ impl DataParallel for Broken {
                 Gradients::Right | Gradients::OnlyFirst => self.collective.all_reduce(&gradient, Op::Average)?,
                 Gradients::TiedTwice => {
                     self.collective.all_reduce(&gradient, Op::Average)?;
-                    // The official tied model's shared weight goes by this name, and no other model's does.
+                    // Only the official tied model has a parameter with this name: the shared weight.
                     if name == "fc2.weight" {
                         let _ = gradient.f_div_scalar_(world_size)?;
                     }

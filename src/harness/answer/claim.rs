@@ -12,7 +12,7 @@ pub struct Claim {
     pub operands: Vec<Operand>,
 }
 
-/// One value that decided a claim: what it is, and the value in words.
+/// One value that decided a claim: its name, and its formatted value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operand {
     pub name: String,
@@ -20,7 +20,7 @@ pub struct Operand {
 }
 
 impl Claim {
-    /// A claim that holds or not; add what decided it with [`Self::operand`] and [`Self::count`].
+    /// A claim. Add the values that decided it with [`Self::operand`] and [`Self::count`].
     pub fn new(id: impl Into<String>, held: bool) -> Self {
         Self { id: id.into(), held, operands: Vec::new() }
     }

@@ -9,9 +9,9 @@ use super::records::CaseId;
 #[derive(Debug, Clone, Copy)]
 pub struct SameRun<'a>(&'a Quantity, &'a Quantity);
 
-/// Two quantities of one kind of machine, perhaps of two runs.
+/// Two quantities measured on the same kind of machine, possibly in two runs.
 ///
-/// Records name no host, so that two machines with the same processors, memory and GPUs count as one.
+/// Records hold no host name. Two machines with the same processors, memory and GPUs therefore count as one.
 #[derive(Debug, Clone, Copy)]
 pub struct SameMachine<'a>(&'a Quantity, &'a Quantity);
 
@@ -63,7 +63,7 @@ fn same_unit(first: &Quantity, second: &Quantity) -> Result<()> {
     Ok(())
 }
 
-/// Every source of both has the same key, and there is one.
+/// Both quantities have sources, and all sources have the same key.
 fn same<K: PartialEq>(first: &Quantity, second: &Quantity, key: impl Fn(&CaseId) -> K) -> Result<()> {
     for (quantity, other) in [(first, second), (second, first)] {
         let source = quantity.sources().first();

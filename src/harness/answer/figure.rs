@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-/// As many series or names of spans as colours can tell apart.
+/// The palette has this many distinguishable colours, for series or for span names.
 pub const MAX_SERIES: usize = 7;
 
 /// One figure of an answer.
@@ -11,7 +11,7 @@ pub struct Figure {
     /// What the figure shows, for readers who cannot see it.
     pub alt: String,
     pub drawing: Drawing,
-    /// Markdown; none where the template writes the caption.
+    /// Markdown. `None` if the template writes the caption.
     pub caption: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub enum PlotKind {
     Line,
     /// Groups of bars from zero, one group for each category; marks without bars where y is logarithmic.
     Bar,
-    /// Series stacked from the first one up, over one x of all; each value holds until the next x.
+    /// Series stacked from the first one up. All share one x axis, and each value holds until the next x.
     Area,
 }
 
@@ -66,11 +66,11 @@ pub struct Phase {
     pub to: f64,
 }
 
-/// Lanes from top to bottom, all over one axis from zero: what ran beside what.
+/// Lanes from top to bottom over one time axis from zero: they show which spans overlap.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
     pub x_label: String,
-    /// End of the axis in seconds; figures that are to be compared are given one end.
+    /// End of the axis in seconds. Use the same end for figures that readers compare.
     pub end_s: f64,
     pub lanes: Vec<Lane>,
 }
@@ -125,9 +125,9 @@ impl Figure {
         self
     }
 
-    /// There is something to draw, and it can be drawn; the message says what cannot.
+    /// Errors: there is nothing to draw, or a value that the figure cannot show.
     pub fn validate(&self) -> Result<()> {
-        ensure!(!self.alt.trim().is_empty(), "it lacks a text for readers who cannot see it");
+        ensure!(!self.alt.trim().is_empty(), "the alternative text is empty: describe what the figure shows");
         match &self.drawing {
             Drawing::Plot(plot) => plot.validate(),
             Drawing::Timeline(timeline) => timeline.validate(),
@@ -172,7 +172,7 @@ impl Plot {
 
     pub fn validate(&self) -> Result<()> {
         let n = self.series.len();
-        ensure!((1..=MAX_SERIES).contains(&n), "{n} series; a figure tells 1 to {MAX_SERIES} apart");
+        ensure!((1..=MAX_SERIES).contains(&n), "{n} series: a figure can hold 1 to {MAX_SERIES}");
         let values = || self.series.iter().flat_map(|s| &s.points).filter_map(|(_, y)| *y);
         ensure!(values().next().is_some(), "no value to plot: every y is none");
         ensure!(values().all(f64::is_finite), "a y is not finite");
@@ -209,7 +209,7 @@ impl Plot {
 }
 
 impl Timeline {
-    /// Of the spans, each once, as they first appear.
+    /// The distinct span names, in order of first appearance.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for span in self.lanes.iter().flat_map(|lane| &lane.spans) {
@@ -233,7 +233,7 @@ impl Timeline {
             self.end_s
         );
         let names = self.names().len();
-        ensure!(names <= MAX_SERIES, "spans of {names} names; colours tell {MAX_SERIES} apart");
+        ensure!(names <= MAX_SERIES, "spans have {names} names: a timeline can hold at most {MAX_SERIES}");
         Ok(())
     }
 }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn points_stand_in_order_of_x_and_a_gap_is_no_value() {
+    fn points_are_sorted_by_x_and_a_figure_without_values_is_refused() {
         let plot = line(&[(2.0, None), (1.0, Some(3.0))]);
         assert_eq!(plot.series[0].points, [(X::Number(1.0), Some(3.0)), (X::Number(2.0), None)]);
         assert!(plot.validate().is_ok());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_axis_cannot_show_is_refused() {
+    fn values_that_an_axis_cannot_show_are_refused() {
         let mut log = line(&[(0.0, Some(1.0))]);
         log.log_x = true;
         assert!(refused(Drawing::Plot(log)).contains("logarithmic"));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeline_holds_its_spans_and_a_heatmap_its_rows() {
+    fn a_timeline_that_ends_early_and_a_heatmap_of_wrong_size_are_refused() {
         let span = Span { name: "forward".into(), start_s: 0.0, end_s: 2.0 };
         let lanes = vec![Lane { name: "computing".into(), spans: vec![span] }];
         let timeline = Timeline { x_label: "time (ms)".into(), end_s: 1.0, lanes };

@@ -3,13 +3,13 @@
 use super::quantity::Unit;
 use crate::units::{GB, GIB, MB, MIB};
 
-/// What prints in the place of a number that does not exist, such as the deviation of one sample.
+/// Printed where there is no number, such as the standard deviation of one sample.
 pub const NOTHING: &str = "–";
 
 /// The minus sign of every number outside a formula.
 const MINUS: &str = "−";
 
-/// In which unit and notation a number is printed; templates use the same names as filters.
+/// The unit and notation in which a number is printed. Templates use the same names as filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     Ms,
@@ -68,7 +68,7 @@ impl Style {
         }
     }
 
-    /// Whether a quantity of this unit can be printed so.
+    /// Whether a quantity of this unit can be printed in this style.
     pub fn fits(self, unit: Unit) -> bool {
         match self {
             Self::Ms | Self::Us | Self::Sec => unit == Unit::Seconds,
@@ -130,7 +130,7 @@ pub fn grouped(x: f64, digits: usize) -> String {
     out + &part
 }
 
-/// Sign, digits before the point, the point and what follows; never "-0.00", since zero has no sign.
+/// Sign, digits before the point, and the point with its decimals. Zero has no sign: never "-0.00".
 fn parts(x: f64, digits: usize) -> (&'static str, String, String) {
     let text = format!("{:.digits$}", x.abs());
     let zero = text.chars().all(|c| matches!(c, '0' | '.'));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_about_three_digits_and_lists_one_and() {
+    fn times_have_about_three_digits_and_lists_have_one_and() {
         for (seconds, expected) in [(9.9e-5, "0.0990"), (2.5e-3, "2.500"), (2.5e-2, "25.00"), (0.25, "250.0")] {
             assert_eq!(time(seconds), expected);
         }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_style_fits_its_unit_alone() {
+    fn a_style_fits_only_its_own_unit() {
         assert!(Style::Ms.fits(Unit::Seconds) && !Style::Ms.fits(Unit::Bytes) && !Style::Ms.fits(Unit::One));
         assert!(Style::Gib.fits(Unit::Bytes) && !Style::Gib.fits(Unit::Seconds));
         assert!(Style::Percent.fits(Unit::One) && !Style::Percent.fits(Unit::Seconds));

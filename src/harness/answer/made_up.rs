@@ -27,7 +27,7 @@ impl MadeUp {
         Self { file: RecordFile::new(problem, Profile::Gpu), run: run("20260101T000000Z-gpu0", machine) }
     }
 
-    /// The cases that follow are of another run, on a machine with this GPU (none: two cores).
+    /// Starts another run for the cases that follow, on a machine with this GPU (`None`: two cores).
     pub fn run(mut self, id: &str, gpu: Option<&str>) -> Self {
         self.run = run(id, machine(gpu));
         self
@@ -75,7 +75,7 @@ impl MadeUp {
         RecordSet { file: self.file, stale: BTreeMap::new() }
     }
 
-    /// As the only records of their problem.
+    /// The problem's records, with no others.
     pub fn records(self) -> Records {
         match self.file.profile {
             Profile::Cpu => Records { cpu: Some(self.set()), ..Records::default() },

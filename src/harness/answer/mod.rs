@@ -1,4 +1,4 @@
-//! Answers: what a problem concludes from records, as plain data that every edition of the report prints.
+//! Answers: what a problem concludes from records, as plain data that the report prints.
 //!
 //! An answer holds four things: values that sentences quote, claims that sentences make, tables and figures. It is a pure
 //! function of the records; `templates/<problem>.md` puts it into words.
@@ -27,10 +27,10 @@ pub use quantity::{Quantity, Range, Unit};
 pub use records::{Case, CaseId, CaseOutcome, RecordSet, Records};
 pub use table::{Cell, Column, Table};
 
-/// Whose implementation the report is about.
+/// The readers for whom the report is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
-    /// The one in this repository.
+    /// Readers of this repository's own implementation.
     Ours,
 }
 
@@ -60,17 +60,17 @@ impl Answer {
     /// Adds a claim; the template asks for it by its id.
     pub fn claim(&mut self, claim: Claim) -> Result<()> {
         let id = claim.id.clone();
-        ensure!(self.claims.insert(id.clone(), claim).is_none(), "claim {id:?} is made twice; give each its own id");
+        ensure!(self.claims.insert(id.clone(), claim).is_none(), "there are two claims {id:?}; give each its own id");
         Ok(())
     }
 
-    /// Adds a table; the template prints it with `table("<id>")`, or all that begin alike with `tables("<prefix>")`.
+    /// Adds a table. The template prints it with `table("<id>")`, or all with a common prefix with `tables("<prefix>")`.
     ///
     /// Errors: another table of this id; a row with more or fewer cells than there are columns.
     pub fn table(&mut self, id: impl Into<String>, table: Table) -> Result<()> {
         let id = id.into();
         table.validate().with_context(|| format!("table {id:?}"))?;
-        ensure!(self.tables.insert(id.clone(), table).is_none(), "table {id:?} is made twice; give each its own id");
+        ensure!(self.tables.insert(id.clone(), table).is_none(), "there are two tables {id:?}; give each its own id");
         self.table_order.push(id);
         Ok(())
     }
@@ -82,9 +82,12 @@ impl Answer {
     pub fn figure(&mut self, id: impl Into<String>, figure: Figure) -> Result<()> {
         let id = id.into();
         let fine = !id.is_empty() && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-        ensure!(fine, "figure id {id:?} is no file name: use letters, digits, - and _");
+        ensure!(fine, "figure id {id:?} is not a file name: use letters, digits, - and _");
         figure.validate().with_context(|| format!("figure {id:?}"))?;
-        ensure!(self.figures.insert(id.clone(), figure).is_none(), "figure {id:?} is made twice; give each its own id");
+        ensure!(
+            self.figures.insert(id.clone(), figure).is_none(),
+            "there are two figures {id:?}; give each its own id"
+        );
         self.figure_order.push(id);
         Ok(())
     }
@@ -116,7 +119,7 @@ impl Answer {
         &self.figures
     }
 
-    /// Whether the claim of this id holds; none where it is not made.
+    /// Whether the claim with this id holds; `None` if there is no such claim.
     pub fn holds(&self, id: &str) -> Option<bool> {
         self.claims.get(id).map(|claim| claim.held)
     }

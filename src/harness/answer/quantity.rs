@@ -26,7 +26,7 @@ impl Unit {
     pub const ALL: [Self; 7] =
         [Self::Seconds, Self::Bytes, Self::BytesPerSecond, Self::FlopsPerSecond, Self::Hertz, Self::Watts, Self::One];
 
-    /// As it is serialised: "s", "B", .., "1" for a number without a unit.
+    /// The serialised form: "s", "B", .., "1" for a number without a unit.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::Seconds => "s",
@@ -104,7 +104,7 @@ impl Quantity {
         &self.sources
     }
 
-    /// For the list of claims: "0.986 ms", "1.54".
+    /// The short form in the list of claims: "0.986 ms", "1.54".
     pub fn short(&self) -> String {
         let magnitude = self.value.abs();
         let style = match self.unit {
@@ -137,12 +137,12 @@ impl Quantity {
         }
     }
 
-    /// The smallest of several quantities of one unit, with its own sources; none of nothing.
+    /// The smallest of several quantities of one unit, with its own sources; `None` for an empty slice.
     pub fn smallest(of: &[Self]) -> Option<&Self> {
         of.iter().min_by(|a, b| a.value.total_cmp(&b.value))
     }
 
-    /// The largest of several quantities of one unit, with its own sources; none of nothing.
+    /// The largest of several quantities of one unit, with its own sources; `None` for an empty slice.
     pub fn largest(of: &[Self]) -> Option<&Self> {
         of.iter().max_by(|a, b| a.value.total_cmp(&b.value))
     }
@@ -151,7 +151,7 @@ impl Quantity {
     ///
     /// Errors: no ratio, one that is not above zero, a quantity with a unit.
     pub fn geometric_mean(of: &[Self]) -> Result<Self> {
-        ensure!(!of.is_empty(), "a geometric mean of no ratio");
+        ensure!(!of.is_empty(), "the geometric mean of no ratios");
         for ratio in of {
             ensure!(ratio.unit == Unit::One && ratio.value > 0.0, "a geometric mean of {}", ratio.short());
         }
@@ -169,7 +169,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// None of nothing.
+    /// `None` for an empty slice.
     pub fn of(quantities: &[Quantity]) -> Option<Self> {
         let (low, high) = (Quantity::smallest(quantities)?, Quantity::largest(quantities)?);
         Some(Self { low: low.clone(), high: high.clone() })
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_keeps_the_ends_of_which_ties_are_one() {
+    fn a_range_holds_the_smallest_and_the_largest_quantity() {
         let ratio = |x| Quantity::constant(x, Unit::One);
         let range = Range::of(&[ratio(2.0), ratio(1.0), ratio(2.0)]).unwrap();
         assert_eq!((range.low.value(), range.high.value()), (1.0, 2.0));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_form_has_a_unit_and_no_idle_digits() {
+    fn a_short_form_has_a_unit_and_no_trailing_zeros() {
         for (value, unit, expected) in [
             (0.000_986_4, Unit::Seconds, "0.986 ms"),
             (0.5, Unit::Seconds, "500 ms"),

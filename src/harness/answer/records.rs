@@ -19,7 +19,7 @@ use crate::harness::suite::Suite;
 /// What one problem has measured, and what it plans to.
 #[derive(Default)]
 pub struct Records {
-    /// Of a problem that measures.
+    /// The problem's suite; `None` if the problem measures nothing.
     pub suite: Option<Suite>,
     pub cpu: Option<RecordSet>,
     pub gpu: Option<RecordSet>,
@@ -30,7 +30,7 @@ pub struct Records {
 /// The records of one problem under one profile.
 pub struct RecordSet {
     pub file: RecordFile,
-    /// The stale cases, by their place in the file, each with why.
+    /// The stale cases: index in the file to the reason.
     pub stale: BTreeMap<usize, String>,
 }
 
@@ -41,9 +41,9 @@ pub struct Case<P, R> {
     pub grid: String,
     pub params: P,
     pub outcome: CaseOutcome<R>,
-    /// Why it no longer counts, where it does not.
+    /// Why the case is stale; `None` if it is fresh.
     pub stale: Option<String>,
-    /// What the device's sensor saw, where there is one.
+    /// Readings of the device's sensor; `None` without a sensor.
     pub conditions: Option<Conditions>,
     /// Wall time of the whole case, in seconds.
     pub elapsed_s: f64,
@@ -63,7 +63,7 @@ pub enum CaseOutcome<R> {
 pub struct CaseId {
     pub problem: Arc<str>,
     pub profile: Profile,
-    /// The case's place in its record.
+    /// The index of the case in its record.
     pub case: usize,
     pub run: Arc<str>,
     machine: Arc<Machine>,
@@ -85,24 +85,24 @@ impl CaseId {
 }
 
 impl Records {
-    /// The records that the report prints: the GPU's where there are any, else the CPU's.
+    /// The records that the report prints: the GPU's if there are any, else the CPU's.
     ///
     /// Errors: neither exists.
     pub fn main(&self) -> Result<&RecordSet> {
-        self.gpu().or_else(|| self.cpu()).context("there are no records; `cs336 measure` makes them")
+        self.gpu().or_else(|| self.cpu()).context("there are no records: run `cs336 measure`")
     }
 
-    /// None where no case is recorded.
+    /// `None` if no case is recorded.
     pub fn cpu(&self) -> Option<&RecordSet> {
         self.cpu.as_ref().filter(|set| !set.file.cases.is_empty())
     }
 
-    /// None where no case is recorded.
+    /// `None` if no case is recorded.
     pub fn gpu(&self) -> Option<&RecordSet> {
         self.gpu.as_ref().filter(|set| !set.file.cases.is_empty())
     }
 
-    /// Those that there are, the GPU's first, as its figures answer the handout.
+    /// All existing sets, the GPU's first because its figures answer the handout.
     pub fn sets(&self) -> impl Iterator<Item = &RecordSet> {
         [self.gpu(), self.cpu()].into_iter().flatten()
     }
@@ -115,7 +115,7 @@ impl Records {
     /// Another problem's records, which the registry entry lists in `reads`.
     pub fn other(&self, problem: &str) -> Result<&Records> {
         self.others.get(problem).with_context(|| {
-            format!("the records of {problem:?} are not among those that the registry lets this answer read")
+            format!("this answer may not read the records of {problem:?}: add it to `reads` in the registry")
         })
     }
 }
@@ -129,7 +129,7 @@ impl RecordSet {
         self.profile() == Profile::Gpu
     }
 
-    /// Oldest first; ties by id, so that the order never depends on the file's.
+    /// Oldest first, ties by id: the order does not depend on the file.
     pub fn runs(&self) -> Vec<&Run> {
         runs_by_age(&self.file.runs)
     }
@@ -161,7 +161,7 @@ impl RecordSet {
         self.cases_as()
     }
 
-    /// [`Self::cases`] with types of the reader's choice, for what several problems' rows have in common.
+    /// [`Self::cases`] with other types, for fields that the rows of several problems share.
     pub fn cases_as<P: DeserializeOwned, R: DeserializeOwned>(&self) -> Result<Vec<Case<P, R>>> {
         let machines: BTreeMap<&str, Arc<Machine>> =
             self.file.runs.iter().map(|run| (run.id.as_str(), Arc::new(run.machine.clone()))).collect();
@@ -197,7 +197,7 @@ impl<R: DeserializeOwned> CaseOutcome<R> {
 
 impl<R> CaseOutcome<R> {
     /// What a table shows of a case that was not measured: "OOM", "not run" or "failed".
-    pub fn word(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Measured(_) => "measured",
             Self::OutOfMemory { .. } => "OOM",
@@ -232,14 +232,14 @@ impl<P, R> Case<P, R> {
     }
 }
 
-/// Oldest first; ties by id, so that the order never depends on the file's.
+/// Oldest first, ties by id: the order does not depend on the file.
 pub fn runs_by_age(runs: &[Run]) -> Vec<&Run> {
     let mut runs: Vec<&Run> = runs.iter().collect();
     runs.sort_by(|a, b| (&a.started, &a.id).cmp(&(&b.started, &b.id)));
     runs
 }
 
-/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without the maker's marks.
+/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without trademark symbols.
 pub fn machine_name(machine: &Machine, profile: Profile) -> String {
     match (profile, &machine.gpus[..]) {
         (Profile::Gpu, [gpu]) => plain(&gpu.name),
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn makers_marks_are_left_out_of_a_machine_name() {
+    fn a_machine_name_has_no_trademark_symbols() {
         let machine = Machine {
             cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
             cores: 2,

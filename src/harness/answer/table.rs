@@ -10,7 +10,7 @@ use super::quantity::Quantity;
 pub struct Table {
     pub columns: Vec<Column>,
     pub rows: Vec<Vec<Cell>>,
-    /// Markdown; none where the template writes the caption.
+    /// Markdown. `None` if the template writes the caption.
     pub caption: Option<String>,
 }
 
@@ -21,16 +21,16 @@ pub struct Column {
     pub format: Format,
 }
 
-/// How the cells of a column show.
+/// How a column prints its cells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Format {
-    /// Words, to the left.
+    /// Text, aligned left.
     Words,
-    /// Words or numbers that come as text, to the right.
+    /// Text, or numbers formatted as text, aligned right.
     Right,
-    /// Numbers in one style with the same digits after the point, to the right.
+    /// Numbers in one style with a fixed number of decimals, aligned right.
     Number(Style, usize),
-    /// Milliseconds with about three significant digits, to the right.
+    /// Milliseconds with about three significant digits, aligned right.
     Time,
 }
 
@@ -44,7 +44,7 @@ pub enum Cell {
 }
 
 impl Column {
-    pub fn words(head: impl Into<String>) -> Self {
+    pub fn text(head: impl Into<String>) -> Self {
         Self { head: head.into(), format: Format::Words }
     }
 
@@ -112,7 +112,7 @@ impl Table {
         self
     }
 
-    /// There is a row, every row has a cell for each column, a number's unit fits its column, and no number stands among words.
+    /// Errors: no rows, a row with too few or too many cells, or a number that does not fit its column's format.
     pub fn validate(&self) -> Result<()> {
         ensure!(!self.columns.is_empty() && !self.rows.is_empty(), "the table is empty; leave it out of the answer");
         for (i, row) in self.rows.iter().enumerate() {
@@ -132,7 +132,7 @@ impl Table {
         Ok(())
     }
 
-    /// A pipe table, and its caption where it has one.
+    /// A pipe table, followed by the caption if there is one.
     pub fn markdown(&self) -> String {
         let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
         let mut out = line(self.columns.iter().map(|column| column.head.as_str()).collect());
@@ -169,13 +169,13 @@ mod tests {
     use super::*;
 
     fn table(cell: Cell) -> Table {
-        let mut table = Table::new(vec![Column::words("size"), Column::number("step (ms)", Style::Ms, 1)]);
+        let mut table = Table::new(vec![Column::text("size"), Column::number("step (ms)", Style::Ms, 1)]);
         table.row(vec!["xl".into(), cell]);
         table
     }
 
     #[test]
-    fn a_cell_is_printed_by_its_column_and_what_is_missing_is_a_dash() {
+    fn a_cell_prints_in_its_columns_format_and_a_missing_value_as_a_dash() {
         let measured = table(Quantity::constant(0.0125, Unit::Seconds).into());
         assert_eq!(measured.markdown(), "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n");
         assert!(table(Cell::Missing).markdown().ends_with("| xl | – |\n"));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_another_width_and_a_number_of_another_unit_are_refused() {
+    fn a_row_of_the_wrong_width_and_a_number_of_the_wrong_unit_are_refused() {
         let mut ragged = table(Cell::Missing);
         ragged.row(vec!["small".into()]);
         assert!(ragged.validate().unwrap_err().to_string().contains("1 cells for 2 columns"));

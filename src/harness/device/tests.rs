@@ -1,4 +1,4 @@
-//! Which results count: those of the present kernels and libraries, each check's own, and none that failed.
+//! Which results count: those that passed with the present kernels and libraries.
 
 use super::super::record::{Machine, Peaks};
 use super::super::store::write_atomically;
@@ -51,34 +51,32 @@ fn write(path: std::path::PathBuf, file: &RecordFile) {
 }
 
 #[test]
-fn a_machine_with_too_few_gpus_is_told_what_a_check_needs() {
+fn a_check_that_needs_more_gpus_says_how_many() {
     assert_eq!(ONE.lacks(0).unwrap(), "needs a GPU, this machine has none");
     assert_eq!(TWO.lacks(1).unwrap(), "needs 2 GPUs, this machine has 1");
     assert_eq!((ONE.lacks(1), TWO.lacks(2)), (None, None));
 }
 
 #[test]
-fn what_no_gpu_has_shown_and_what_is_stale_is_said_with_its_reason() {
+fn missing_and_stale_results_are_named_with_their_reason() {
     let (_folder, layout) = tree();
     let group_here = |torch| group(&layout, torch);
-    let words = |torch| group_here(torch).unproven(&layout).unwrap();
-    assert!(words("2.11.0").unwrap().contains("snapshots/gpu/device.json does not exist"));
+    let unproven = |torch| group_here(torch).unproven(&layout).unwrap();
+    assert!(unproven("2.11.0").unwrap().contains("snapshots/gpu/device.json does not exist"));
     let accepted = layout.accepted(Profile::Gpu, DEVICE);
     write(accepted.clone(), &results(&group_here("2.11.0"), &run("r", false), &[(&ONE, Ok("")), (&TWO, Ok(""))]));
-    assert_eq!(words("2.11.0"), None);
+    assert_eq!(unproven("2.11.0"), None);
     kernel(&layout, "b.cu", "int y;\n");
     kernel(&layout, "a.cu", "// A comment.\nint x;\n");
-    assert_eq!(words("2.11.0"), None, "neither runs the code that has changed");
-    assert!(
-        words("2.12.0").unwrap().ends_with(
-            "2 of 2 checks by snapshots/gpu/device.json: one, two (it ran with torch 2.11.0, here is 2.12.0)"
-        )
-    );
+    assert_eq!(unproven("2.11.0"), None, "neither check runs the changed code");
+    assert!(unproven("2.12.0").unwrap().ends_with(
+        "2 of 2 checks by snapshots/gpu/device.json: one, two (it ran with torch 2.11.0, this machine has 2.12.0)"
+    ));
     kernel(&layout, "a.cu", "int y;\n");
-    let stale = words("2.11.0").unwrap();
+    let stale = unproven("2.11.0").unwrap();
     assert!(stale.contains("1 of 2 checks") && stale.ends_with("one (kernels/a.cu has changed since)"), "{stale}");
     write(accepted, &results(&group_here("2.11.0"), &run("r", false), &[(&ONE, Err("wrong"))]));
-    assert!(words("2.11.0").unwrap().ends_with("one (failed); two (not run)"));
+    assert!(unproven("2.11.0").unwrap().ends_with("one (failed); two (not run)"));
 }
 
 #[test]
@@ -91,7 +89,7 @@ fn a_skipped_check_keeps_its_accepted_result_while_that_still_counts() {
     let names = |file: &RecordFile| -> Vec<String> {
         file.cases.iter().map(|case| format!("{} {}", case.params["check"].as_str().unwrap(), case.run)).collect()
     };
-    assert_eq!(names(&group.recorded(&layout).unwrap()), ["two old"], "the other is of another kernel");
+    assert_eq!(names(&group.recorded(&layout).unwrap()), ["two old"], "the other check's kernel has changed");
     write(layout.local(Profile::Gpu, DEVICE), &results(&group, &run("new", false), &[(&ONE, Ok("new"))]));
     let recorded = group.recorded(&layout).unwrap();
     assert_eq!(names(&recorded), ["one new", "two old"]);
@@ -99,7 +97,7 @@ fn a_skipped_check_keeps_its_accepted_result_while_that_still_counts() {
 }
 
 #[test]
-fn a_result_that_failed_is_stale_or_of_uncommitted_changes_is_not_accepted() {
+fn a_failed_stale_or_uncommitted_result_is_not_accepted() {
     let (_folder, layout) = tree();
     let before = group(&layout, "2.11.0");
     let refusal = |group: &DeviceGroup, file: &RecordFile| group.acceptable(file).unwrap_err().to_string();

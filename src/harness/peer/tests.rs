@@ -1,4 +1,4 @@
-//! Peers that work, die, hang, send what is no reply, or speak another version; all of them are shell scripts.
+//! Peers that work, die, hang, send an invalid reply or have another protocol version. All are shell scripts.
 
 use std::process::Command;
 use std::time::Duration;
@@ -62,7 +62,7 @@ fn refusals_keep_their_kind_and_leave_the_peer_usable() {
 }
 
 #[test]
-fn a_death_is_told_with_status_and_last_output() {
+fn the_error_of_a_dead_peer_has_its_status_and_last_output() {
     let mut peer = answering("echo 'the disk is full'; exit 3");
     let error = format!("{:#}", call(&mut peer).unwrap_err());
     assert!(error.contains("exited with status 3") && error.contains("the disk is full"), "{error}");
@@ -83,7 +83,7 @@ fn a_peer_that_hangs_is_killed_with_its_helpers() {
 }
 
 #[test]
-fn what_is_no_reply_ends_the_conversation() {
+fn an_invalid_reply_makes_the_peer_unusable() {
     for (answer, expected) in [
         ("echo 'Hello there'", "not JSON"),
         (r#"echo '{"id": 2, "result": 1}'"#, "answered job 2"),

@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn a_truncated_record_is_refused_by_name_wherever_it_ends(share in 0.0..1.0f64) {
+    fn a_record_truncated_anywhere_is_refused_by_name(share in 0.0..1.0f64) {
         let text = file(vec![case(json!({"n": 1}), "r1", measured(&[0.25, 0.5]))]).to_json().unwrap();
         let mut end = (share * (text.trim_end().len() - 1) as f64) as usize;
         while !text.is_char_boundary(end) {
@@ -99,7 +99,7 @@ fn a_file_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn a_case_replaces_its_predecessor_and_a_run_without_cases_goes() {
+fn a_case_replaces_its_predecessor_and_a_run_without_cases_is_dropped() {
     let mut file =
         file(vec![case(json!({"n": 1}), "r1", measured(&[0.25])), case(json!({"n": 2}), "r1", measured(&[0.5]))]);
     file.put(case(json!({"n": 1}), "r2", measured(&[0.125])), &run("r2"));

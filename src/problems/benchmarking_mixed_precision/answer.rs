@@ -137,7 +137,7 @@ fn as_documented([half, brain]: [&Observed; 2]) -> Claim {
 
 fn dtypes_table([half, brain]: [&Observed; 2]) -> Table {
     let heads = ["Step", "float16 autocast", "bfloat16 autocast"];
-    let mut table = Table::new(heads.map(Column::words).into());
+    let mut table = Table::new(heads.map(Column::text).into());
     for ((step, half), (_, brain)) in steps(half).into_iter().zip(steps(brain)) {
         table.row([step, half, brain].map(Cell::from).into());
     }
@@ -172,9 +172,9 @@ impl LayerNorm {
 fn layer_norm_table(examples: &[Example]) -> Table {
     let number = |head: &str, digits| Column::number(head, Style::Fixed, digits);
     let mut table = Table::new(vec![
-        Column::words("Input"),
-        Column::words("Format"),
-        Column::words("Inside"),
+        Column::text("Input"),
+        Column::text("Format"),
+        Column::text("Inside"),
         number("Mean", 3),
         number("Exact mean", 3),
         number("Variance", 3),

@@ -9,7 +9,7 @@ use crate::model::optim::zero_grad;
 use crate::model::{Config, Precision, Transformer};
 use crate::torch::Generator;
 
-/// What the benchmark runs; a parameter of the check, so that tests can hand it a wrong one.
+/// The benchmarked loss. A parameter of the check, so that tests can pass a wrong one.
 pub type Loss = fn(&Transformer, &Tensor, &Tensor, Precision) -> Result<Tensor>;
 
 /// The option must change the arithmetic, but only as much as 8 binary digits explain, and leave gradients in float32.

@@ -14,7 +14,7 @@ use crate::torch::random::SEED;
 const ROWS: i64 = 8;
 const WIDTHS: [i64; 3] = [16, 10, 5];
 
-/// The data type of each step, by libtorch's own word on the tensor.
+/// The data type of each step, as libtorch reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observed {
@@ -27,11 +27,11 @@ pub struct Observed {
     pub loss: String,
     /// All gradients agree.
     pub gradients: String,
-    /// What `fc1` gives once the region has been left.
+    /// The type of `fc1`'s output after the region.
     pub fc1_output_outside: String,
 }
 
-/// How the toy model is watched; a parameter of the checks, so that tests can hand them a wrong one.
+/// How the toy model's types are observed. A parameter of the checks, so that tests can pass a wrong one.
 pub type Observe = fn(Dtype, Device) -> Result<Observed>;
 
 /// One training step of Linear, ReLU, LayerNorm(10), Linear under autocast to `dtype`, cross-entropy loss.
@@ -110,8 +110,8 @@ fn name(tensor: &Tensor) -> String {
     }
 }
 
-/// What autocast promises on every device: linear layers in the asked type, parameters and gradients untouched, and
-/// nothing left behind outside the region.
+/// Autocast on every device: linear layers in the requested type, float32 parameters and gradients, and no effect outside
+/// the region.
 pub fn check_promises(observe: Observe) -> Result<Verdict> {
     for dtype in [Dtype::Float16, Dtype::Bfloat16] {
         let seen = observe(dtype, Device::Cpu)?;

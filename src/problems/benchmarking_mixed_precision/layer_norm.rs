@@ -1,4 +1,4 @@
-//! Layer normalisation with every step rounded to a narrow format, to see which steps cannot bear it.
+//! Layer normalisation with every step rounded to a narrow format, to find the steps that need float32.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
@@ -42,10 +42,10 @@ pub struct Normalised {
     pub output: Vec<f64>,
 }
 
-/// How a vector is normalised; a parameter of the check, so that tests can hand it a wrong one.
+/// How a vector is normalised. A parameter of the check, so that tests can pass a wrong one.
 pub type Normalise = fn(&[f64], Format, Scheme) -> Normalised;
 
-/// (x - mean) / sqrt(variance + eps) with each operation rounded to what the scheme says.
+/// (x - mean) / sqrt(variance + eps), with each operation rounded according to the scheme.
 ///
 /// The input is taken to hold numbers of `format`; the output does.
 pub fn normalise(x: &[f64], format: Format, scheme: Scheme) -> Normalised {
@@ -68,7 +68,7 @@ pub struct Example {
     pub input: Input,
     pub dtype: Dtype,
     pub scheme: Scheme,
-    /// None for a number that left the format's range; so for the variance and the error.
+    /// `None` for a number outside the format's range. The variance and the error likewise.
     pub mean: Option<f64>,
     pub variance: Option<f64>,
     pub exact_mean: f64,
@@ -132,8 +132,8 @@ pub fn check(normalise: Normalise) -> Result<Verdict> {
             let x = vector(&input, format);
             let ours = normalise(&x, format, Scheme::StatisticsInFloat32).output;
             let theirs = libtorch(&x, dtype.kind())?;
-            // Outputs stay below 2, where neighbours are at most one ulp of 1 apart: half of it for the last rounding
-            // on either side, and what float32 lost on the way is far below the other half.
+            // Outputs stay below 2, where neighbours are at most one ulp of 1 apart: half of it for the last rounding on either
+            // side. The earlier float32 errors are far below the other half.
             let tolerance = format.ulp(1.0);
             for (what, expected) in [("libtorch", &theirs), ("float64", &exact(&x).output)] {
                 let error = largest_error(&ours, expected);

@@ -98,7 +98,7 @@ fn size_table() -> Table {
     const CONTEXT: i64 = 512;
     let whole = |head: &str| Column::number(head, Style::Grouped, 0);
     let mut table = Table::new(vec![
-        Column::words("size"),
+        Column::text("size"),
         whole("$d_\\mathrm{model}$"),
         whole("$d_\\mathrm{ff}$"),
         whole("layers"),
@@ -172,7 +172,7 @@ fn cell(case: Option<&StepCase>, part: Part, show: impl Fn(&StepCase, &Samples) 
     let Some(case) = case else { return Cell::Missing };
     match &case.outcome {
         CaseOutcome::Measured(row) => part(row).map_or(Cell::Missing, |samples| show(case, samples)),
-        ended => ended.word().into(),
+        ended => ended.label().into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What must hold of the model, its loss and its optimizer before anything of them is timed.
+//! Checks of the model, its loss and its optimizer before they are timed.
 
 use std::path::Path;
 
@@ -54,7 +54,7 @@ pub fn parameter_names_and_order() -> Result<Verdict> {
     let names: Vec<_> = model.parameters().iter().map(|(name, _)| name.clone()).collect();
     ensure!(names == expected, "the parameters are {names:?}, the reference's {expected:?}");
     let trained = model.parameters().iter().all(|(_, value)| value.requires_grad() && value.is_leaf());
-    ensure!(trained, "a parameter is no leaf that requires a gradient");
+    ensure!(trained, "a parameter is not a leaf that requires a gradient");
     Verdict::passed(format!("{} tensors", names.len()))
 }
 
@@ -74,7 +74,7 @@ pub fn adamw_over_many_steps() -> Result<Verdict> {
     golden("adamw", include_bytes!("../../../suites/cases/adamw.safetensors"))
 }
 
-/// The golden files are part of the program, so that a carried binary checks itself.
+/// The golden files are part of the program, so that a copied binary can run this check.
 fn golden(name: &str, bytes: &[u8]) -> Result<Verdict> {
     let case = CaseFile::parse(bytes, Path::new(name))?;
     let error = golden::require(&golden::run(&case)?)?;
@@ -130,7 +130,7 @@ pub fn loss_falls_on_one_batch() -> Result<Verdict> {
         zero_grad(model.parameters())?;
     }
     let (first, last) = (losses[0], losses[losses.len() - 1]);
-    // A model that knows nothing pays log(50) = 3.91.
+    // An untrained model has a loss of about log(50) = 3.91.
     ensure!((3.0..6.0).contains(&first), "the loss starts at {first:.3}, far from log(vocab_size)");
     ensure!(last < 0.2 * first, "the loss fell only from {first:.3} to {last:.3} in {} steps", losses.len());
     Verdict::passed(format!("from {first:.2} to {last:.4} in {} steps", losses.len()))
@@ -217,8 +217,8 @@ fn captured_distance(dtype: Precision, device: Device) -> Result<f64> {
         way += squares(&start[name])?;
     }
     let apart = (apart / way).sqrt();
-    // One rounding of a gradient near zero can turn its first AdamW step around, but there are few of them; a step left
-    // out or done twice, or a step count that stands still, moves the end by a tenth of the way and more.
+    // Rounding a gradient near zero can reverse its first AdamW step, but there are few of them. A missing or repeated
+    // step, or a constant step count, moves the end by at least a tenth of the way.
     ensure!(apart < 1e-2, "captured training ends {apart:.2e} of the way from where eager training ends");
     Ok(apart)
 }

@@ -1,4 +1,4 @@
-//! What must hold of the fused AdamW on a GPU, and how near it comes to the copy bandwidth.
+//! Checks of the fused AdamW on a GPU, and its speed relative to the copy bandwidth.
 
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
@@ -26,7 +26,7 @@ pub fn matches_plain() -> Result<Verdict> {
     }
 }
 
-/// One parameter: in float32 as each optimizer leaves it, and in float64.
+/// One parameter: in float32 after each optimizer, and in float64.
 struct Parameter {
     name: String,
     fused: Tensor,
@@ -44,7 +44,7 @@ impl Parameter {
 
     fn error(&self, values: &Tensor) -> Result<f64> {
         let error = values.f_to_kind(Kind::Double)?.f_sub(&self.exact)?.f_abs()?.f_max()?.f_double_value(&[])?;
-        ensure!(error.is_finite(), "{} holds what is no number", self.name);
+        ensure!(error.is_finite(), "{} holds a NaN or an infinity", self.name);
         Ok(error)
     }
 }
@@ -56,7 +56,7 @@ fn normal(elements: i64, offset: i64, generator: &Generator) -> Result<Tensor> {
 fn compare(device: Device) -> Result<Verdict> {
     let lengths = [1, 2, 3, 5, 1023, 1024, 1600, 4095, 4096, 4097, 8193, (1 << 20) + 5];
     let mut shapes: Vec<(i64, i64)> = lengths.iter().flat_map(|&n| [(n, 0), (n, 1)]).collect();
-    // More than one launch takes.
+    // More tensors than fit one launch.
     shapes.resize(800, (1600, 0));
     let generator = Generator::new(device, SEED)?;
     let parameters = (0..).zip(&shapes).map(|(i, &(n, offset))| Parameter::new(i, n, offset, &generator));
@@ -69,7 +69,7 @@ fn compare(device: Device) -> Result<Verdict> {
         fused.set_lr(lr);
         plain.set_lr(lr);
         exact.set_lr(lr);
-        // Each parameter sits out every seventh step, so that they have not all come equally far.
+        // Each parameter skips every seventh step, so that their step counts differ.
         let given: Vec<usize> = (0..shapes.len()).filter(|i| (i + step) % 7 != 0).collect();
         let grads = given.iter().map(|&i| normal(shapes[i].0, shapes[i].1, &generator)).collect::<Result<Vec<_>>>()?;
         let items = || given.iter().map(|&i| &parameters[i]).zip(&grads);
@@ -92,7 +92,7 @@ fn compare(device: Device) -> Result<Verdict> {
     Verdict::passed(format!("largest absolute error {largest:.1e}, of the plain one {largest_plain:.1e}"))
 }
 
-/// A captured step must go on counting at each replay, and leave the very bits that eager steps leave.
+/// A captured step must increase its step count at each replay, and give the same bits as eager steps.
 pub fn counts_replays() -> Result<Verdict> {
     match torch::cuda_device(0) {
         Ok(device) => replay(device),

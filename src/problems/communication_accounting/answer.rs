@@ -216,8 +216,8 @@ fn number(x: f64) -> Quantity {
 
 fn memory_table(fixed: &StaticBytes) -> Table {
     let mut table = Table::new(vec![
-        Column::words("What one device would hold"),
-        Column::words("Bytes"),
+        Column::text("What one device would hold"),
+        Column::text("Bytes"),
         Column::number("GB", Style::Gb, 2),
         Column::number("GiB", Style::Gib, 2),
     ]);

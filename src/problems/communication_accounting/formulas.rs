@@ -59,7 +59,7 @@ pub enum Reading {
     Overlapped,
 }
 
-/// The formulas as replaceable parts, so that tests can show the checks to catch a wrong one.
+/// The formulas as replaceable functions, so that tests can check that a wrong one is caught.
 #[derive(Clone, Copy)]
 pub struct Accounting {
     pub parameters: fn(&Model) -> u64,

@@ -6,7 +6,9 @@ use serde::Serialize;
 use super::measure::{Bucketed, Row};
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
-use crate::bench::ddp_step::tables::{Entry, HasSteps, Setting, StrategyNumbers, side_by_side, steps_table};
+use crate::bench::ddp_step::tables::{
+    HasSteps, StepSetting, StrategyNumbers, StrategyRecords, side_by_side, steps_table,
+};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{
@@ -35,7 +37,7 @@ struct Quoted {
     gpu: bool,
     source: String,
     #[serde(flatten)]
-    setting: Option<Setting>,
+    setting: Option<StepSetting>,
     /// Whether steps in bfloat16 were measured, too.
     bfloat16: bool,
     /// Of the token embedding of the XL model, whose gradient is the last to be ready.
@@ -89,7 +91,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let mut answer = Answer::new(&Quoted {
         gpu: main.is_gpu(),
         source: main.source(),
-        setting: cases.first().map(|case| Setting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         bfloat16: cases.iter().any(is_bfloat16),
         last_ready,
         left_out: left_out.iter().map(|size| grouped(size.mb, 1)).collect(),
@@ -284,7 +286,7 @@ fn strategies(answer: &mut Answer, records: &Records) -> Result<()> {
         ("zero1", sharded),
         ("zero1_in_backward", sharded),
     ]
-    .map(|(strategy, records)| Entry { strategy, records });
+    .map(|(strategy, records)| StrategyRecords { strategy, records });
     for profile in [Profile::Gpu, Profile::Cpu] {
         for (i, table) in side_by_side(&entries, profile)?.into_iter().enumerate() {
             answer.table(format!("strategies-{profile}-{i}"), table)?;

@@ -1,4 +1,4 @@
-//! What must hold of the buckets before they are timed.
+//! Checks of the buckets before they are timed.
 
 use anyhow::{Result, ensure};
 

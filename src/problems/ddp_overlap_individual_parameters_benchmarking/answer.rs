@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::Overlap;
-use crate::bench::ddp_step::tables::{Setting, StrategyNumbers, steps_table};
+use crate::bench::ddp_step::tables::{StepSetting, StrategyNumbers, steps_table};
 use crate::bench::ddp_step::timeline::{self, Timeline};
 use crate::bench::ddp_step::{Params, Row, Steps};
 use crate::harness::answer::figure::{self, Figure, Lane, Span};
@@ -18,7 +18,7 @@ struct Quoted {
     gpu: bool,
     source: String,
     #[serde(flatten)]
-    setting: Option<Setting>,
+    setting: Option<StepSetting>,
     /// Whether a case was measured; then the numbers of the first one follow.
     measured: bool,
     #[serde(flatten)]
@@ -45,7 +45,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let quoted = Quoted {
         gpu: main.is_gpu(),
         source: main.source(),
-        setting: cases.first().map(|case| Setting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         measured: steps.is_some(),
         steps,
     };

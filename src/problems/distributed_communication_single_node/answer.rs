@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::measure::{AllReduce, Params, Row};
-use crate::bench::all_reduce::Timing;
+use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{grouped, markdown};
@@ -236,9 +236,9 @@ fn cells(case: &SumCase) -> Vec<Cell> {
     let [size, processes] = [grouped(size_mb as f64, 0), world_size.to_string()].map(Cell::text);
     let Some(sum) = Sum::of(case) else {
         let dashes = [const { Cell::Missing }; 6];
-        return [vec![size, processes, Cell::Missing, case.outcome.word().into()], dashes.to_vec()].concat();
+        return [vec![size, processes, Cell::Missing, case.outcome.label().into()], dashes.to_vec()].concat();
     };
-    let Timing { last_rank, by_rank } = &sum.row.ours;
+    let RankTimes { last_rank, by_rank } = &sum.row.ours;
     let ranks: Vec<f64> = by_rank.iter().map(|rank| stats::median(&rank.samples)).collect();
     let spread = (stats::max(&ranks) - stats::min(&ranks)) / sum.time().value();
     vec![

@@ -1,4 +1,4 @@
-//! What must hold before a sum is timed: every rank has every sum, a wrong one is seen, and the peers really sum.
+//! Checks before a sum is timed: every rank has every sum, a wrong sum is detected, and the peers compute sums too.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::Device;
@@ -28,7 +28,7 @@ pub fn sums_are_exact_on_every_rank() -> Result<Verdict> {
     Verdict::passed(format!("{sums} timed sums, every element right"))
 }
 
-/// Sums that lack a rank, are averages, or are of the sum before must not pass.
+/// A sum without one rank, an average, or the previous sum must be refused.
 pub fn wrong_sums_are_seen() -> Result<Verdict> {
     let base = base(1000, Device::Cpu)?;
     let sum_of = |ranks: std::ops::Range<i64>, k: i64| -> Result<tch::Tensor> {
@@ -53,7 +53,7 @@ pub fn wrong_sums_are_seen() -> Result<Verdict> {
     ];
     let count = wrong.len();
     for (what, sum) in wrong {
-        ensure!(require_sum(&sum, &base, 3, 5).is_err(), "{what}, and it passed for the sum");
+        ensure!(require_sum(&sum, &base, 3, 5).is_err(), "{what} was accepted as the sum");
     }
     Verdict::passed(format!("{count} wrong sums"))
 }

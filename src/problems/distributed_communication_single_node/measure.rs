@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::ranks::{self, Input, Output};
-use crate::bench::all_reduce::{Timing, bus_factor};
+use crate::bench::all_reduce::{RankTimes, bus_factor};
 use crate::bench::device::require_devices;
 use crate::bench::peer::Software;
 use crate::collective::Backend;
@@ -27,7 +27,7 @@ pub struct Params {
     /// Gloo between CPUs, or NCCL between GPUs, one a rank.
     pub backend: Backend,
     pub world_size: usize,
-    /// What every rank holds, in units of 10^6 bytes.
+    /// The tensor's size on every rank, in units of 10^6 bytes.
     pub size_mb: u64,
     pub rounds: usize,
     /// Untimed sums at the start of every turn.
@@ -50,9 +50,9 @@ pub struct Row {
     /// Bus bandwidth over algorithm bandwidth.
     pub bus_factor: f64,
     /// Our collective.
-    pub ours: Timing,
+    pub ours: RankTimes,
     /// PyTorch's, between one Python process a rank, in turns with ours.
-    pub c10d: Timing,
+    pub c10d: RankTimes,
     pub software: Software,
 }
 
@@ -86,9 +86,9 @@ impl Measure for AllReduce {
         Ok(Row {
             bytes: params.bytes(),
             bus_factor: bus_factor(world_size),
-            ours: Timing::of(outputs.iter().map(|rank| &rank.ours), &work)?,
-            c10d: Timing::of(outputs.iter().map(|rank| &rank.c10d), &work)?,
-            software: outputs[0].software.clone().context("no peer told its software")?,
+            ours: RankTimes::of(outputs.iter().map(|rank| &rank.ours), &work)?,
+            c10d: RankTimes::of(outputs.iter().map(|rank| &rank.c10d), &work)?,
+            software: outputs[0].software.clone().context("no peer reported its software")?,
         })
     }
 }
@@ -101,7 +101,7 @@ pub fn run(backend: Backend, world_size: usize, input: &Input) -> Result<Vec<Out
     outputs.into_iter().map(|output| Ok(serde_json::from_value(output)?)).collect()
 }
 
-/// What no all-reduce can avoid: every rank's tensor is read and its sum written, and between CPUs all in one memory.
+/// The least traffic of an all-reduce: every rank's tensor is read and its sum written. CPU ranks share one memory.
 fn work(params: &Params) -> Work {
     let of_one_rank = 2.0 * params.bytes() as f64;
     let ranks = match params.backend {

@@ -21,7 +21,7 @@ pub struct Input {
     pub rounds: usize,
     pub warmup: usize,
     pub iterations: usize,
-    /// A file that is not there yet, at which the peers meet; without it there are none.
+    /// The store file of the peers' process group, which does not exist yet. `None`: no peers.
     pub store: Option<PathBuf>,
 }
 

@@ -55,7 +55,7 @@ pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
     Verdict::passed(worst.to_string())
 }
 
-/// Gives `backward` the exact o and lse, rounded as a forward pass would store them, so that its errors are its own.
+/// Passes `backward` the exact o and lse, rounded as a forward pass stores them, so that forward errors do not count.
 fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
     let inputs = case.inputs()?;
     let expected = error_bounds::expected(&inputs, case.is_causal)?;
@@ -70,7 +70,7 @@ fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
     Ok(worst)
 }
 
-/// Central differences of sum(o * do) in float64, a truth that rests on no gradient formula.
+/// Central differences of sum(o * do) in float64: a reference without any gradient formula.
 ///
 /// With a step of 1e-5 the truncation error is about 1e-10 (step squared times the third derivative, which is of order
 /// one here) and the rounding error about 1e-11 (2^-53 over the step), so 1e-8 leaves two digits and no room for a fault.

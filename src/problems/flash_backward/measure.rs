@@ -1,7 +1,7 @@
-//! What a machine has seen of the attention kernels: errors by the rule, repeats, and what memory and race checkers say.
+//! Trials of the attention kernels: errors by FlashAttention's rule, repeats, and reports of memory and race checkers.
 //!
-//! A record holds the hashes of the kernels that ran, so that a kernel that has changed since shows as one that nothing
-//! attests to. On a CPU the same trials run in the emulator, in fewer cases.
+//! A record holds the hashes of the kernels that ran, so that a trial of a changed kernel is stale. On a CPU the same
+//! trials run in the emulator, with fewer cases.
 
 use std::process::Command;
 
@@ -103,7 +103,7 @@ impl Implementation {
     /// Of `[o, lse, dq, dk, dv]`, those that repeat in every bit.
     fn repeating(self) -> &'static [usize] {
         match self {
-            // The parts of dq are added in any order.
+            // The partial sums of dq are added in any order.
             Self::Hopper => &[0, 1, 3, 4],
             Self::Portable => &[0, 1, 2, 3, 4],
         }

@@ -38,7 +38,7 @@ impl Tool {
 
     fn watch_by(self, sanitizer: &Path, program: &Command, kernels: &str) -> Result<(String, Findings)> {
         let mut command = Command::new(sanitizer);
-        // Refused driver calls are handled where they are made: they are no misuse of memory.
+        // The callers handle refused driver calls. They are not memory errors.
         command.args(["--tool", self.name(), "--target-processes", "all", "--report-api-errors", "no"]);
         command.args(["--kernel-name", &format!("kernel_substring={kernels}")]);
         command.arg(program.get_program()).args(program.get_args());
@@ -50,9 +50,9 @@ impl Tool {
             }
         };
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let words = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: {printed}\n{words}", output.status);
-        let report: String = [printed.as_str(), &words].concat();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {printed}\n{stderr}", output.status);
+        let report: String = [printed.as_str(), &stderr].concat();
         let findings = self.read(&report).with_context(|| format!("{PROGRAM} gave no summary: {report}"))?;
         Ok((printed.lines().filter(|line| !line.starts_with("=========")).collect::<Vec<_>>().join("\n"), findings))
     }
@@ -103,7 +103,7 @@ mod tests {
 ";
 
     #[test]
-    fn summaries_are_added_up_and_kinds_told_once() {
+    fn summaries_are_added_and_kinds_listed_once() {
         let findings = Tool::Racecheck.read(RACES).unwrap();
         let kind = "Error: Race reported between Write access at copy_in_row<(unsigned int)256>() in hopper.cuh:73";
         assert_eq!(findings, Findings { errors: 2, kinds: vec![kind.into()] });
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_prints_and_what_the_tool_finds_come_apart() {
+    fn the_programs_output_and_the_tools_findings_are_separated() {
         let folder = tempfile::tempdir().unwrap();
         let watch = |summary, status| {
             Tool::Memcheck.watch_by(&reporter(folder.path(), summary, status), &Command::new("true"), "")

@@ -19,7 +19,7 @@ use super::implementations::columns;
 use super::measure::{FlashBenchmarking, Params};
 use super::verify::{TAIL, WHOLE};
 use crate::bench::dtype::Dtype;
-use crate::bench::interleave::Column;
+use crate::bench::interleave::ColumnOutcome;
 use crate::bench::timing::{Cache, FLUSHED_BYTES};
 use crate::bench::tolerance;
 use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
@@ -279,16 +279,16 @@ fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
             let (label, dtype) = (implementation.label, pass.cell.dtype.name());
             let at = format!("$d = {}$, $T = {}$", pass.cell.d_model, grouped(pass.cell.seq as f64, 0));
             match pass.ended(&implementation) {
-                Some(Column::NotRun { reason }) => {
+                Some(ColumnOutcome::NotRun { reason }) => {
                     once(&mut endings.not_run, format!("{label} in {dtype} ({})", markdown(reason)));
                 }
-                Some(Column::OutOfMemory { .. }) => {
+                Some(ColumnOutcome::OutOfMemory { .. }) => {
                     endings.oom.push(format!("{label}, {}, {dtype}, {at}", title(pass.pass)));
                 }
-                Some(Column::Failed { error }) => {
+                Some(ColumnOutcome::Failed { error }) => {
                     once(&mut endings.failed, format!("{label} in {dtype} at {at}: {}", markdown(error)));
                 }
-                Some(Column::Measured { .. }) | None => {}
+                Some(ColumnOutcome::Measured { .. }) | None => {}
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What must hold before anything is timed: the grid is the handout's, every column computes attention, and a wrong one is seen.
+//! Checks before timing: the grid is the handout's, every column computes attention, and a wrong column is detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +58,7 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
         .flat_map(|t| powers(4, 7).flat_map(move |d| powers(7, 16).map(move |n| (t.name(), d, n))))
         .collect();
     ensure!(cells == handouts, "the grid differs in {:?}", cells.symmetric_difference(&handouts));
-    // The template says so.
+    // The template states this.
     let by_length: Vec<usize> = rounds.into_values().collect();
     ensure!(by_length.is_sorted_by(|a, b| a >= b), "longer cells take more rounds: {by_length:?}");
     ensure!(BTreeSet::from_iter(by_length).len() <= 2, "the cells take more than two numbers of rounds");
@@ -107,7 +107,7 @@ pub fn columns_agree() -> Result<Verdict> {
     Verdict::passed(format!("{}: largest relative error in {}", ran.join(", "), worst.join(", ")))
 }
 
-/// Attention that is nearly right, in each way that a kernel tends to be wrong, must be beyond the tolerance.
+/// Attention with a typical error of a kernel must exceed the tolerance.
 pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
     type Wrong = fn(&Inputs) -> Result<Tensor>;
     let wrong: [(&str, Wrong); 4] = [
@@ -140,11 +140,11 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
     Verdict::passed(format!("{} wrong ways are caught in {} types", wrong.len(), DTYPES.len()))
 }
 
-/// Counted bytes of plain attention, on every device here, against the formula that stands beside an out-of-memory.
+/// Counted bytes of plain attention on every device here, compared with the formula used for out-of-memory cases.
 ///
 /// The slack is for tensors without dimensions on the CPU, and for the workspaces and blocks of 512 bytes on CUDA.
 pub fn memory_follows_the_formula() -> Result<Verdict> {
-    let Some(naive) = columns().into_iter().find(|e| e.keeps_scores()) else { bail!("nobody keeps score matrices") };
+    let Some(naive) = columns().into_iter().find(|e| e.keeps_scores()) else { bail!("no column keeps score matrices") };
     for device in devices() {
         let slack = if device == Device::Cpu { 256 } else { 1 << 14 };
         let generator = Generator::new(device, SEED)?;

@@ -1,4 +1,4 @@
-//! One case: every implementation is held to the definition, then all of them are timed in turns on the same inputs.
+//! One case: every implementation is verified against the definition, then all are timed in turns on the same inputs.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::verify::{Expected, WHOLE, rounded, worse};
 use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;
 use crate::bench::errors::AttentionErrors;
-use crate::bench::interleave::{Column, Laps, Variant, samples, take_turns};
+use crate::bench::interleave::{ColumnOutcome, Laps, Variant, samples, take_turns};
 use crate::bench::timing::{Protocol, TimingBench};
 use crate::bench::tolerance;
 use crate::bench::work::{self, AttentionPass};
@@ -49,7 +49,7 @@ pub struct Task {
 /// How one implementation's part of a case ended.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct ImplementationOutcome {
     /// The largest over the lengths that were verified, as shares of the norm, to two digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<AttentionErrors>,
@@ -59,7 +59,7 @@ pub struct Entry {
     /// Bytes of tensors at the peak of each pass, where a formula knows them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub predicted_bytes: BTreeMap<AttentionPass, u64>,
-    pub passes: BTreeMap<AttentionPass, Column<Samples>>,
+    pub passes: BTreeMap<AttentionPass, ColumnOutcome<Samples>>,
 }
 
 impl Task {
@@ -79,18 +79,22 @@ impl Task {
 }
 
 /// Verifies and times every one of `implementations`; the key is its name.
-pub fn compare(task: &Task, implementations: &[Implementation], device: Device) -> Result<BTreeMap<String, Entry>> {
+pub fn compare(
+    task: &Task,
+    implementations: &[Implementation],
+    device: Device,
+) -> Result<BTreeMap<String, ImplementationOutcome>> {
     let generator = Generator::new(device, SEED)?;
     let inputs = (task.draw)(task, task.seq(), &generator).context("drawing the inputs")?;
     let verified = implementations.iter().map(|e| verify(e, task, &inputs, &generator)).collect::<Result<Vec<_>>>()?;
     let bench = TimingBench::new(device, task.protocol)?;
     let entered = || implementations.iter().zip(&verified);
     let mut variants = Vec::new();
-    // Pass by pass, so that what is compared stands close together in time.
+    // Pass by pass, so that compared timings are close together in time.
     for pass in task.passes {
         for (implementation, verified) in entered() {
             variants.push(match refused(task, implementation, *pass, device)? {
-                Some(fault) => Variant::out(Column::of(Err(fault.into()))?),
+                Some(fault) => Variant::out(ColumnOutcome::of(Err(fault.into()))?),
                 None => {
                     let (bench, inputs) = (&bench, &inputs);
                     Variant::prepared(verified, move |v| turn(implementation, v, *pass, bench, inputs))
@@ -99,7 +103,7 @@ pub fn compare(task: &Task, implementations: &[Implementation], device: Device) 
         }
     }
     take_turns(task.rounds, &mut variants)?;
-    let mut ended: Vec<Option<Column<Laps>>> = variants.into_iter().map(|v| Some(v.ended())).collect();
+    let mut ended: Vec<Option<ColumnOutcome<Laps>>> = variants.into_iter().map(|v| Some(v.ended())).collect();
     let mut entries = BTreeMap::new();
     for (j, (implementation, verified)) in entered().enumerate() {
         let mut passes = BTreeMap::new();
@@ -111,7 +115,7 @@ pub fn compare(task: &Task, implementations: &[Implementation], device: Device) 
         let proof = verified.measured().map(|v| (v.errors, v.seq));
         entries.insert(
             implementation.name.to_string(),
-            Entry {
+            ImplementationOutcome {
                 errors: proof.map(|p| rounded(p.0)).transpose()?,
                 verified_seq: proof.map(|p| p.1),
                 predicted_bytes: task.predicted(implementation, device),
@@ -122,7 +126,7 @@ pub fn compare(task: &Task, implementations: &[Implementation], device: Device) 
     Ok(entries)
 }
 
-/// A CPU is overcommitted: there the prediction stands in for the allocator, which on a GPU refuses by itself.
+/// A CPU overcommits memory, so the prediction refuses the case. On a GPU the allocator refuses it.
 fn refused(task: &Task, implementation: &Implementation, pass: AttentionPass, device: Device) -> Result<Option<Fault>> {
     let predicted = task.predicted(implementation, device).get(&pass).copied();
     let (Device::Cpu, Some(bytes)) = (device, predicted) else { return Ok(None) };
@@ -145,10 +149,10 @@ fn verify(
     task: &Task,
     inputs: &Inputs,
     generator: &Generator,
-) -> Result<Column<Verified>> {
+) -> Result<ColumnOutcome<Verified>> {
     let device = inputs.device();
     if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {
-        return Ok(Column::NotRun { reason });
+        return Ok(ColumnOutcome::NotRun { reason });
     }
     let attempt = || -> Result<Verified> {
         let small = (task.draw)(task, task.seq().min(WHOLE), generator)?;
@@ -161,7 +165,7 @@ fn verify(
                     verified.errors = worse(verified.errors, errors);
                     verified.seq = task.seq();
                 }
-                // Its passes may still fit one by one; each of them will tell.
+                // Single passes may still fit; each reports its own outcome.
                 Err(error) if matches!(fault_of(&error), Some(Fault::OutOfMemory { .. })) => inputs.clear()?,
                 Err(error) => return Err(error),
             }
@@ -178,9 +182,9 @@ fn verify(
         Ok(verified)
     };
     match attempt() {
-        Ok(verified) => Ok(Column::Measured { row: verified }),
-        Err(error) if fault_of(&error).is_some() => Column::of(Err(error)),
-        Err(error) => Ok(Column::Failed { error: format!("{error:#}") }),
+        Ok(verified) => Ok(ColumnOutcome::Measured { row: verified }),
+        Err(error) if fault_of(&error).is_some() => ColumnOutcome::of(Err(error)),
+        Err(error) => Ok(ColumnOutcome::Failed { error: format!("{error:#}") }),
     }
 }
 
@@ -203,7 +207,7 @@ fn within_tolerance(implementation: &Implementation, task: &Task, errors: Attent
 /// The name of the timed calls among a turn's laps.
 const LAP: &str = "call";
 
-/// One turn of one implementation in one pass. What it sets up, it drops: the next one finds the memory free.
+/// One turn of one implementation in one pass. It frees everything at the end, so that the next turn has the memory.
 fn turn(
     implementation: &Implementation,
     verified: &Verified,

@@ -19,7 +19,7 @@ pub struct GraphReplays {
 }
 
 impl GraphReplays {
-    /// AttentionErrors: [`crate::error::Fault::NotAvailable`] on the CPU; CUDA's words for what a graph cannot hold.
+    /// Errors: [`crate::error::Fault::NotAvailable`] on the CPU; CUDA's error for operations that cannot be captured.
     pub fn new(implementation: &Implementation, inputs: &Inputs) -> Result<Self> {
         let device = inputs.device();
         let attention = implementation.prepare_causal(inputs.seq(), device)?;

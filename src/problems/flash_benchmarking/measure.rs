@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::comparison::{Entry, Launch, Task, compare};
+use super::comparison::{ImplementationOutcome, Launch, Task, compare};
 use super::implementations::{KERNELS, columns};
 use super::inputs::Inputs;
 use crate::bench::device::device_for;
@@ -59,7 +59,7 @@ pub struct Leaderboard {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    pub columns: BTreeMap<String, Entry>,
+    pub columns: BTreeMap<String, ImplementationOutcome>,
 }
 
 impl Cell {

@@ -1,4 +1,4 @@
-//! Figures that no record of ours holds, because what they are of cannot run beside us.
+//! Published figures of implementations that cannot run here.
 
 use serde::Serialize;
 

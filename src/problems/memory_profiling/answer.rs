@@ -245,7 +245,7 @@ fn peaks(set: &RecordSet, cases: &[MemoryCase], dtype: Precision) -> Table {
             cells.extend(runs(row).map(|run| bytes(case, run.peak.allocated_bytes).into()));
             cells.push(row.training_step.peak.reserved_bytes.map(|reserved| bytes(case, reserved)).into());
         }
-        cells.resize(width, case.outcome.word().into());
+        cells.resize(width, case.outcome.label().into());
         table.row(cells);
     }
     if table.rows.is_empty() {

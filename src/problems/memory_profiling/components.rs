@@ -1,4 +1,4 @@
-//! What the memory in use consists of, told from when and where each block of a history was allocated and freed.
+//! Splits the memory in use into components, by when and where each block of a history was allocated and freed.
 
 use std::collections::BTreeSet;
 
@@ -92,7 +92,7 @@ pub struct Allocation {
 /// The kinds of largest allocations that a record keeps.
 const LARGEST: usize = 12;
 
-/// The sizes that tell a weight's copy from other casts.
+/// Sizes of weights, which distinguish copies of weights from other casts.
 pub struct WeightCopies(BTreeSet<u64>);
 
 impl WeightCopies {
@@ -213,15 +213,15 @@ impl Timeline {
     }
 }
 
-/// On the CPU, components told by lifetime are those that counting gives: gradients, state, saved tensors, and copies.
+/// On the CPU, the components by lifetime equal the counted ones: gradients, state, saved tensors, and copies.
 pub fn are_what_they_are_called() -> Result<Verdict> {
     are_what_they_are_called_on(Device::Cpu)
 }
 
-/// What only a GPU shows of the components.
+/// The GPU check of the components.
 pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "components_of_a_gpu_are_what_they_are_called",
-    "The components that a GPU's memory history tells apart are those that counting gives.",
+    "The components of a GPU's memory history equal the counted ones.",
     || are_what_they_are_called_on(cuda_device(0)?),
 )
 .with_kernels(&["adamw.cu"])];

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::MinimalDdpFlat;
-use crate::bench::ddp_step::tables::{Setting, StrategyNumbers, steps_table};
+use crate::bench::ddp_step::tables::{StepSetting, StrategyNumbers, steps_table};
 use crate::bench::ddp_step::{Params, Row, Steps};
 use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Records, SameRun, Unit};
 
@@ -13,7 +13,7 @@ use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Records, S
 struct Quoted {
     gpu: bool,
     #[serde(flatten)]
-    setting: Option<Setting>,
+    setting: Option<StepSetting>,
     /// Whether a case was measured; then the numbers of the first one follow.
     measured: bool,
     #[serde(flatten)]
@@ -41,7 +41,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let saving = columns.as_ref().map(saving).transpose()?;
     let mut answer = Answer::new(&Quoted {
         gpu: main.is_gpu(),
-        setting: cases.first().map(|case| Setting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         measured: saving.is_some(),
         saving,
     })?;

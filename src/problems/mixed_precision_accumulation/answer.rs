@@ -114,9 +114,9 @@ fn loop_table(loops: &[Loop]) -> Result<Table> {
     let sum = |n: &str| Column::number(format!("Sum of {n}"), Style::Fixed, 6);
     let error = || Column::number("Error", Style::Fixed, 6);
     let mut table = Table::new(vec![
-        Column::words("Accumulator"),
-        Column::words("Addend"),
-        Column::words("Conversion"),
+        Column::text("Accumulator"),
+        Column::text("Addend"),
+        Column::text("Conversion"),
         sum("1,000"),
         error(),
         sum("10,000"),
@@ -164,7 +164,7 @@ fn rounding(dtype: Dtype) -> Rounding {
 /// How far one addition really moves a float16 sum between powers of two, up to where it moves no more.
 fn binade_table() -> Table {
     let mut table = Table::new(vec![
-        Column::words("Sum between"),
+        Column::text("Sum between"),
         Column::number("Spacing of float16", Style::Fixed, 6),
         Column::number("One addition adds", Style::Fixed, 6),
         Column::number("Relative to 0.01", Style::Percent, 1),

@@ -21,7 +21,7 @@ pub struct Params {
     pub iterations: u32,
 }
 
-/// Who converts the addend to the accumulator's type.
+/// How the addend is converted to the accumulator's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cast {
@@ -58,7 +58,7 @@ impl Measure for Accumulation {
             params.iterations
         );
         let narrowing = params.addend == Dtype::Float32 && params.accumulator != Dtype::Float32;
-        ensure!(!narrowing, "addend float32 with a narrower accumulator is no loop of this problem");
+        ensure!(!narrowing, "addend float32 with a narrower accumulator is not a loop of this problem");
         let same = params.addend == params.accumulator;
         ensure!(
             !(same && params.cast == Cast::Explicit),
@@ -73,7 +73,7 @@ impl Measure for Accumulation {
     }
 }
 
-/// How a loop is run; a parameter of the checks, so that tests can hand them a wrong one.
+/// How a loop is run. A parameter of the checks, so that tests can pass a wrong one.
 pub type Accumulate = fn(&Params, Device) -> Result<Row>;
 
 /// Runs one loop with zero-dimensional tensors, as the handout writes it.

@@ -7,7 +7,7 @@ use tch::Device;
 use super::CHECKS;
 use super::measure::{FaultTests, Params, Row};
 use crate::checks::data_parallel::ProtocolFacts;
-use crate::checks::fault_test::Fault;
+use crate::checks::fault_test::RankFault;
 use crate::collective::Backend;
 use crate::harness::answer::format::markdown;
 use crate::harness::answer::{
@@ -66,7 +66,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 fn model_table() -> Result<Table> {
     let count = |head: &str| Column::number(head, Style::Grouped, 0);
     let mut table = Table::new(vec![
-        Column::words("model"),
+        Column::text("model"),
         count("parameters"),
         count("trained values"),
         count("gradient bytes"),
@@ -88,14 +88,14 @@ fn model_table() -> Result<Table> {
 /// How each fault of rank 1 ended.
 fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Table {
     let mut table = Table::new(vec![
-        Column::words("rank 1"),
+        Column::text("rank 1"),
         Column::number("over after (s)", Style::Sec, 1),
-        Column::words("what is said"),
+        Column::text("what is said"),
     ]);
     for case in cases {
         let (seconds, said) = match &case.outcome {
             CaseOutcome::Measured(row) => (case.quantity(row.seconds, Unit::Seconds).into(), said_first(&row.words)),
-            outcome => (outcome.word().into(), markdown(why_not(outcome))),
+            outcome => (outcome.label().into(), markdown(why_not(outcome))),
         };
         table.row(vec![does(case.params.fault).into(), seconds, said.into()]);
     }
@@ -135,19 +135,19 @@ fn said_first(message: &str) -> String {
 }
 
 /// What rank 1 does, in words.
-fn does(fault: Fault) -> &'static str {
+fn does(fault: RankFault) -> &'static str {
     match fault {
-        Fault::Exit => "exits with status 7",
-        Fault::Leave => "exits as if all were well",
-        Fault::Fail => "returns an error",
-        Fault::Panic => "panics",
-        Fault::PanicInBackward => "panics in a gradient hook",
-        Fault::Stall | Fault::SuperviseStalled => "sleeps",
-        Fault::Work => "computes on and on",
-        Fault::NeverReady => "waits for a gradient that never comes",
-        Fault::WrongCount => "all-reduces 8 values, not 4",
-        Fault::WrongOrder => "calls broadcast first",
-        Fault::None => "does nothing wrong",
+        RankFault::Exit => "exits with status 7",
+        RankFault::Leave => "exits as if all were well",
+        RankFault::Fail => "returns an error",
+        RankFault::Panic => "panics",
+        RankFault::PanicInBackward => "panics in a gradient hook",
+        RankFault::Stall | RankFault::SuperviseStalled => "sleeps",
+        RankFault::Work => "computes on and on",
+        RankFault::NeverReady => "waits for a gradient that never comes",
+        RankFault::WrongCount => "all-reduces 8 values, not 4",
+        RankFault::WrongOrder => "calls broadcast first",
+        RankFault::None => "does nothing wrong",
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::harness::answer::made_up::MadeUp;
 
-    fn params(fault: Fault) -> Params {
+    fn params(fault: RankFault) -> Params {
         Params { backend: Backend::Gloo, fault, patience_s: 5.0, deadline_s: 30.0 }
     }
 
@@ -168,7 +168,7 @@ mod tests {
     fn a_run_that_leaves_a_process_breaks_the_claim() {
         for (left, holds) in [(0, true), (1, false)] {
             let records =
-                MadeUp::cpu("naive_ddp").measured("faults", &params(Fault::Exit), &row("rank 1 exited", left));
+                MadeUp::cpu("naive_ddp").measured("faults", &params(RankFault::Exit), &row("rank 1 exited", left));
             let answer = answer(&records.records(), Audience::Ours).unwrap();
             assert_eq!(answer.holds("drill-ends-and-names"), Some(holds));
             assert_eq!(answer.quoted()["runs"], 1);
@@ -177,13 +177,13 @@ mod tests {
 
     #[test]
     fn faults_that_were_not_measured_show_their_reason_and_without_any_there_is_no_claim() {
-        let records = MadeUp::cpu("naive_ddp").failed("faults", &params(Fault::Stall));
+        let records = MadeUp::cpu("naive_ddp").failed("faults", &params(RankFault::Stall));
         let none = answer(&records.records(), Audience::Ours).unwrap();
         assert_eq!((none.holds("drill-ends-and-names"), &none.quoted()["tested"]), (None, &false.into()));
         assert_eq!(answer(&Records::default(), Audience::Ours).unwrap().tables().len(), 1);
         let records = MadeUp::cpu("naive_ddp")
-            .measured("faults", &params(Fault::Exit), &row("rank 1 exited", 0))
-            .not_run("faults", &params(Fault::Stall));
+            .measured("faults", &params(RankFault::Exit), &row("rank 1 exited", 0))
+            .not_run("faults", &params(RankFault::Stall));
         let answer = answer(&records.records(), Audience::Ours).unwrap();
         let table = answer.tables()["faults-cpu"].markdown();
         assert!(table.contains("| exits with status 7 | 1.2 | rank 1 exited |"), "{table}");

@@ -1,5 +1,5 @@
-//! Fault tests: one of two ranks fails in a way that the suite names; recorded is what the user is told, how soon
-//! all is over, and what is left.
+//! Fault tests: one of two ranks fails as the suite specifies. Recorded are the error message, the time until all ranks
+//! have ended, and the processes that are left.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::device::require_devices;
-use crate::checks::fault_test::{Fault, FaultTest, TASK, is_alive, pids};
+use crate::checks::fault_test::{FaultTest, RankFault, TASK, is_alive, pids};
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch};
 use crate::harness::problem::Measure;
@@ -19,11 +19,11 @@ pub struct FaultTests;
 #[serde(deny_unknown_fields)]
 pub struct Params {
     pub backend: Backend,
-    /// What rank 1 does between barrier 1 and all-reduce 2.
-    pub fault: Fault,
+    /// The fault of rank 1 between barrier 1 and all-reduce 2.
+    pub fault: RankFault,
     /// How long rank 0 may wait for a rank that does nothing.
     pub patience_s: f64,
-    /// After which a rank that works on is ended.
+    /// The deadline of the run, which ends a rank that keeps computing.
     pub deadline_s: f64,
 }
 
@@ -32,12 +32,12 @@ pub struct Params {
 pub struct Row {
     /// The supervisor's error.
     pub words: String,
-    /// Whether they name the rank, and the number of a collective.
+    /// Whether the message names the rank, and the number of a collective.
     pub names_rank: bool,
     pub names_call: bool,
     /// From the start of the ranks to the end of the last.
     pub seconds: f64,
-    /// Ranks that were alive then.
+    /// Ranks that were still alive at that time.
     pub left: usize,
     /// Whether a run without a fault, right afterwards, gave every rank the sum.
     pub next_run_works: bool,
@@ -51,8 +51,8 @@ impl Measure for FaultTests {
     const REVISION: u32 = 1;
 
     fn validate(params: &Params) -> Result<()> {
-        let is_one = !matches!(params.fault, Fault::None | Fault::SuperviseStalled);
-        ensure!(is_one, "fault is {:?}, which is none: take another", params.fault);
+        let is_one = !matches!(params.fault, RankFault::None | RankFault::SuperviseStalled);
+        ensure!(is_one, "fault is {:?}: it must be a fault of a rank", params.fault);
         for (key, value) in [("patience_s", params.patience_s), ("deadline_s", params.deadline_s)] {
             ensure!((1.0..=600.0).contains(&value), "{key} is {value}: it must lie in 1..600");
         }
@@ -71,18 +71,18 @@ impl Measure for FaultTests {
         let outcome = run(params.fault, deadline);
         let seconds = started.elapsed().as_secs_f64();
         let ranks = pids(folder.path())?;
-        ensure!(ranks.len() == RANKS, "{} ranks noted themselves, not {RANKS}: {outcome:?}", ranks.len());
+        ensure!(ranks.len() == RANKS, "{} ranks wrote their process id, not {RANKS}: {outcome:?}", ranks.len());
         let left = ranks.iter().filter(|&&pid| is_alive(pid)).count();
         let words = format!("{:#}", outcome.err().context("the run ended as if nothing had gone wrong")?);
         let (names_rank, names_call) = names(&words);
-        let next = run(Fault::None, Duration::from_secs(60)).context("the run after the fault")?;
+        let next = run(RankFault::None, Duration::from_secs(60)).context("the run after the fault")?;
         let sum = (1..=RANKS).sum::<usize>() as f64;
         let next_run_works = next.len() == RANKS && next.iter().all(|value| value.as_f64() == Some(sum));
         Ok(Row { words, names_rank, names_call, seconds, left, next_run_works })
     }
 }
 
-/// Whether the words name rank 1, and barrier 1 or all-reduce 2 by their numbers.
+/// Whether the message names rank 1, and barrier 1 or all-reduce 2 by number.
 fn names(words: &str) -> (bool, bool) {
     let call = ["barrier 1", "all_reduce 2", "collective 2"].iter().any(|call| words.contains(call));
     (words.contains("rank 1"), call)
@@ -100,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_is_refused() {
+    fn a_run_without_a_fault_is_refused() {
         let params = |fault| Params { backend: Backend::Gloo, fault, patience_s: 3.0, deadline_s: 60.0 };
-        assert!(FaultTests::validate(&params(Fault::Exit)).is_ok());
-        let error = FaultTests::validate(&params(Fault::None)).unwrap_err().to_string();
+        assert!(FaultTests::validate(&params(RankFault::Exit)).is_ok());
+        let error = FaultTests::validate(&params(RankFault::None)).unwrap_err().to_string();
         assert!(error.contains("fault is None"), "{error}");
-        assert!(FaultTests::validate(&Params { deadline_s: 0.0, ..params(Fault::Exit) }).is_err());
+        assert!(FaultTests::validate(&Params { deadline_s: 0.0, ..params(RankFault::Exit) }).is_err());
     }
 }

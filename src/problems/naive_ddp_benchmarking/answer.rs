@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::NaiveDdp;
-use crate::bench::ddp_step::tables::{Setting, StrategyNumbers, steps_table};
+use crate::bench::ddp_step::tables::{StepSetting, StrategyNumbers, steps_table};
 use crate::bench::ddp_step::{Params, Row, Steps};
 use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Records, SameRun, Unit};
 
@@ -14,7 +14,7 @@ struct Quoted {
     gpu: bool,
     machine: String,
     #[serde(flatten)]
-    setting: Option<Setting>,
+    setting: Option<StepSetting>,
     /// Whether a case was measured; then the numbers of the first one follow.
     measured: bool,
     #[serde(flatten)]
@@ -31,7 +31,7 @@ struct Step {
     bytes: Quantity,
     calls: u64,
     single: Quantity,
-    /// What the bytes alone and the calls alone take by the fit.
+    /// The time of the bytes, and of the calls, by the fit.
     bytes_time: Quantity,
     calls_time: Quantity,
     overhead: Quantity,
@@ -47,7 +47,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let mut answer = Answer::new(&Quoted {
         gpu: main.is_gpu(),
         machine: main.machine()?,
-        setting: cases.first().map(|case| Setting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         measured: step.is_some(),
         step: step.as_ref().map(|(step, _)| step.clone()),
     })?;

@@ -222,10 +222,10 @@ fn named(kernel: &Kernel) -> String {
 
 /// A line for each case: size, context and cells; one that was not measured has its outcome instead.
 fn lines(columns: Vec<Column>, cases: &[&ProfileCase], cells: impl Fn(Profiled) -> Vec<Cell>) -> Table {
-    let mut table = Table::new([vec![Column::words("size"), Column::right("context")], columns].concat());
+    let mut table = Table::new([vec![Column::text("size"), Column::right("context")], columns].concat());
     for case in cases {
         let mut line: Vec<Cell> = vec![case.params.size.size().name.into(), context(&case.params).into()];
-        line.extend(Profiled::of(case).map_or_else(|| vec![case.outcome.word().into()], &cells));
+        line.extend(Profiled::of(case).map_or_else(|| vec![case.outcome.label().into()], &cells));
         line.resize(table.columns.len(), Cell::Missing);
         table.row(line);
     }

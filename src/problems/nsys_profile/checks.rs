@@ -1,4 +1,4 @@
-//! What must hold of a profile's analysis before its figures are believed.
+//! Checks of the analysis of a profile.
 
 use anyhow::{Context as _, Result, ensure};
 use tch::Device;

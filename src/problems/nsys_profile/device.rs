@@ -1,4 +1,4 @@
-//! What only a GPU shows of a profile: kernels, the calls that launched them from the engine's thread, and their names.
+//! GPU checks of a profile: kernels, their launches from the engine's thread, and their names.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub const CHECKS: &[DeviceCheck] = &[
     ),
     DeviceCheck::new(
         "a_tf32_product_is_known_by_its_name",
-        "The name of a product's kernel tells tensor cores from CUDA cores.",
+        "The name of a product's kernel distinguishes tensor cores from CUDA cores.",
         a_tf32_product_is_known_by_its_name,
     ),
     DeviceCheck::new(
@@ -77,7 +77,7 @@ fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() -> Result<Verdict> {
         ensure!(on_cuda_cores, "{:?}", summary.matmul_kernels);
         let unknown = trace.events.iter().filter(|e| e.source == Source::Kernel && Class::of(e) == Class::Other);
         let unknown: BTreeSet<_> = unknown.map(|e| &e.name).collect();
-        ensure!(unknown.is_empty(), "no rule knows these names: {unknown:#?}");
+        ensure!(unknown.is_empty(), "no rule matches these names: {unknown:#?}");
         notes.push(format!("{optimizer}: {} kernels of products", summary.matmuls.kernels));
     }
     Verdict::passed(notes.join("; "))

@@ -1,10 +1,10 @@
-//! Kernel names read: what class of work a kernel does, on which units it multiplies, and a name short enough for a table.
+//! Reads kernel names: the class of a kernel, the units of its products, and a short name for tables.
 
 use serde::{Deserialize, Serialize};
 
 use crate::torch::trace::{Event, Source};
 
-/// What a kernel, copy or operator is for. Whatever no rule knows is [`Class::Other`]: listed, and never left out.
+/// The class of a kernel, copy or operator. Without a matching rule it is [`Class::Other`], which tables list too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
@@ -45,7 +45,7 @@ impl Class {
     }
 
     /// As tables name it.
-    pub fn words(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Matmul => "matmul",
             Self::MatmulHelper => "matmul helper",
@@ -96,12 +96,12 @@ fn of_operator(name: &str) -> Class {
     }
 }
 
-/// Whether an operator is one product of matrices; `aten::linear` and `aten::matmul` call one that is.
+/// Whether an operator is one matrix product; `aten::linear` and `aten::matmul` call one that is.
 pub fn is_matmul_operator(event: &Event) -> bool {
     event.source == Source::Operator && of_operator(&event.name) == Class::Matmul
 }
 
-/// Where a matrix product multiplies, as far as its name tells.
+/// The units on which a matrix product runs, if its name shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {

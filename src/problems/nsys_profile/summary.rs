@@ -1,4 +1,4 @@
-//! What a trace comes to: time by pass, class and kernel, in which every kernel is counted exactly once.
+//! Summary of a trace: time by pass, class and kernel. Every kernel is counted exactly once.
 
 use std::collections::BTreeMap;
 
@@ -262,7 +262,7 @@ impl View<'_> {
     }
 
     fn work(&self, name: &str, spans: &[&Span], pieces: &[&Placed], listed: usize) -> Result<RangeWork> {
-        ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the profiler saw nothing of it");
+        ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the profiler recorded nothing");
         let host_s = seconds(spans.iter().map(|span| span.end_ns - span.start_ns).sum());
         let intervals = || pieces.iter().map(|p| (p.event.start_ns, p.event.end_ns()));
         let mut extents = BTreeMap::<Option<usize>, (i64, i64)>::new();

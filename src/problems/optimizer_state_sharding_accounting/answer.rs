@@ -7,7 +7,7 @@ use super::measure::{Row, Sharding};
 use super::memory::Moment;
 use super::{BESIDE_SHARDED, SCHEMES};
 use crate::bench::ddp_step::Params;
-use crate::bench::ddp_step::tables::{HasSteps, Setting, StrategyNumbers, ending, steps_table};
+use crate::bench::ddp_step::tables::{HasSteps, StepSetting, StrategyNumbers, ending, steps_table};
 use crate::harness::answer::{
     Answer, Audience, Case, Cell, Claim, Column, Quantity, Range, RecordSet, Records, SameRun, Style, Table, Unit,
 };
@@ -26,7 +26,7 @@ struct Quoted {
     gpu: bool,
     source: String,
     #[serde(flatten)]
-    setting: Option<Setting>,
+    setting: Option<StepSetting>,
     bucket_mb: u64,
     /// Whether a case was measured; then the numbers of the first one follow.
     measured: bool,
@@ -94,7 +94,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let mut answer = Answer::new(&Quoted {
         gpu: main.is_gpu(),
         source: main.source(),
-        setting: cases.first().map(|case| Setting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         bucket_mb: cases.first().and_then(|case| case.params.bucket_size_mb).unwrap_or(0.0).round() as u64,
         measured: memory.is_some() && steps.is_some(),
         endings: cases.iter().map(ended).collect(),
@@ -244,8 +244,8 @@ fn memory_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
     let (style, unit) = memory_style(set);
     let bytes = |head: String| Column::number(head, style, 2);
     let mut table = Table::new(vec![
-        Column::words("scheme"),
-        Column::words("moment"),
+        Column::text("scheme"),
+        Column::text("moment"),
         bytes(format!("peak until then ({unit})")),
         bytes(format!("in use ({unit})")),
         bytes("parameters".into()),
@@ -261,7 +261,7 @@ fn memory_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
         }
     }
     let Params { dtype, world_size, context_length, .. } = &case.params;
-    let Setting { size, sequences, .. } = Setting::of(&case.params);
+    let StepSetting { size, sequences, .. } = StepSetting::of(&case.params);
     table.captioned(format!(
         "Memory of rank 0 around its optimizer steps, {size} model, {}, {world_size} ranks, {sequences} of {context_length} \
          tokens a rank. A peak is the most in use since the moment before.",
@@ -273,7 +273,7 @@ fn memory_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
 fn volume_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
     let (style, unit) = memory_style(set);
     let mut table = Table::new(vec![
-        Column::words("scheme"),
+        Column::text("scheme"),
         Column::number("handed to collectives (MB)", Style::Mb, 1),
         Column::number("carried by each link (MB)", Style::Mb, 1),
         Column::right("calls"),

@@ -1,4 +1,4 @@
-//! What each rank keeps and sends, counted before it is measured.
+//! Counts what each rank keeps and sends, before it is measured.
 
 use anyhow::{Result, ensure};
 

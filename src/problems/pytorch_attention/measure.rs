@@ -74,10 +74,7 @@ impl Measure for PytorchAttention {
         }
         ensure!(p.warmup > 0, "warmup is 0; the first pass also sets up libraries and their workspaces");
         // 2^24 squared times a batch of 2^10 still fits a byte count.
-        ensure!(
-            p.seq <= 1 << 24 && p.d_model <= 1 << 16 && p.batch <= 1 << 10,
-            "seq, d_model or batch is absurdly large"
-        );
+        ensure!(p.seq <= 1 << 24 && p.d_model <= 1 << 16 && p.batch <= 1 << 10, "seq, d_model or batch is too large");
         Ok(())
     }
 
@@ -120,8 +117,8 @@ impl Measure for PytorchAttention {
     }
 }
 
-/// A CPU is overcommitted: the allocation would succeed and the kernel would kill somebody later. So the prediction
-/// stands in for the allocator, which on a GPU refuses by itself.
+/// A CPU overcommits memory: the allocation would succeed, and the operating system would kill a process later. So the
+/// prediction refuses the case. On a GPU the allocator refuses it.
 fn refuse_if_larger(predicted: u64, available: u64) -> Result<()> {
     if predicted <= available {
         return Ok(());

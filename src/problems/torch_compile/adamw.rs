@@ -10,7 +10,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::bench::device::empty_cache;
-use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, lap, samples};
+use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
 use crate::bench::machine::copy_bandwidth;
 use crate::bench::peer::{Software, TorchPeer, Verified};
 use crate::harness::samples::{Samples, Work};
@@ -53,9 +53,9 @@ fn is_one(count: &usize) -> bool {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    pub rust: Column<Update>,
-    pub python_fused: Column<Update>,
-    pub python_foreach: Column<Update>,
+    pub rust: ColumnOutcome<Update>,
+    pub python_fused: ColumnOutcome<Update>,
+    pub python_foreach: ColumnOutcome<Update>,
     /// Plain copies within the device, right before the turns; what is read and written is counted.
     pub copy: Samples,
     pub parameters: u64,
@@ -120,8 +120,9 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
         ],
     )?;
     peer.borrow_mut().close(None)?;
-    let update =
-        |column: Column<Laps>| column.try_map(|laps| Ok(Update { step: samples(&laps, "step", work(&config))? }));
+    let update = |column: ColumnOutcome<Laps>| {
+        column.try_map(|laps| Ok(Update { step: samples(&laps, "step", work(&config))? }))
+    };
     let errors = [("python_fused", &fused), ("python_foreach", &foreach)];
     let errors =
         errors.into_iter().filter_map(|(name, column)| Some((name.into(), column.measured()?.errors.parameters)));
@@ -138,8 +139,8 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 }
 
 /// What the peer reaches in `column` by the steps in `file`, held against where ours ended.
-pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<Verified<Errors>>> {
-    Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
+pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnOutcome<Verified<Errors>>> {
+    ColumnOutcome::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
         let error = verified.errors.parameters;
         ensure!(error <= TOLERANCE, "Python's {column} AdamW ends {error:.1e} from ours, more than {TOLERANCE:.0e}");
         Ok(verified)

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use crate::attention::naive;
 use crate::bench::device::empty_cache;
 use crate::bench::errors::{AttentionErrors, relative_error};
-use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, lap, samples};
+use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
@@ -40,10 +40,10 @@ pub struct Params {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    pub rust_eager: Column<Passes>,
-    pub python_eager: Column<Passes>,
-    pub python_compiled: Column<Passes>,
-    pub rust_captured: Column<Passes>,
+    pub rust_eager: ColumnOutcome<Passes>,
+    pub python_eager: ColumnOutcome<Passes>,
+    pub python_compiled: ColumnOutcome<Passes>,
+    pub rust_captured: ColumnOutcome<Passes>,
     /// Relative errors of each other column against Rust eager, measured before any timing.
     pub errors: BTreeMap<String, AttentionErrors>,
     pub compile: Option<Compile>,
@@ -93,7 +93,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     peer.open("attention", json!({ "shape": p.shape() }))?;
     let eager = verify(peer, "eager", &file)?;
     let compiled = verify(peer, "compiled", &file)?;
-    let captured = Column::of(CapturedAttention::new(&given))?;
+    let captured = ColumnOutcome::of(CapturedAttention::new(&given))?;
     let errors_captured = match captured.measured() {
         Some(captured) => Some(within_tolerance("captured", captured.prove(&given, &expected, &generator)?)?),
         None => None,
@@ -113,9 +113,9 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     )?;
     let first_call_s = compiled.measured().map(|verified| &verified.first_call_s);
     let compile = peer.borrow_mut().close(first_call_s)?;
-    let of = |column: &Column<Verified<AttentionErrors>>| column.measured().map(|verified| verified.errors);
+    let of = |column: &ColumnOutcome<Verified<AttentionErrors>>| column.measured().map(|verified| verified.errors);
     let errors = [("python_eager", of(&eager)), ("python_compiled", of(&compiled)), ("rust_captured", errors_captured)];
-    let passes = |column: Column<Laps>| column.try_map(|laps| Passes::of(&laps, p));
+    let passes = |column: ColumnOutcome<Laps>| column.try_map(|laps| Passes::of(&laps, p));
     Ok(Row {
         rust_eager: passes(rust_eager)?,
         python_eager: passes(python_eager)?,
@@ -128,8 +128,8 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 }
 
 /// What the peer computes in `column` from the inputs in `file`, held against what is expected there.
-pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<Column<Verified<AttentionErrors>>> {
-    Column::of(peer.verify::<AttentionErrors>(column, file))?.try_map(|verified| {
+pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnOutcome<Verified<AttentionErrors>>> {
+    ColumnOutcome::of(peer.verify::<AttentionErrors>(column, file))?.try_map(|verified| {
         within_tolerance(&format!("Python {column}"), verified.errors)?;
         Ok(verified)
     })

@@ -1,4 +1,4 @@
-//! What must hold before anything is timed: one protocol, and the same numbers from Python's operations as from ours.
+//! Checks before timing: the peer's protocol, and equal results of Python's operations and ours.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub fn peer_speaks_our_protocol() -> Result<Verdict> {
     })
 }
 
-/// Python's eager attention against ours, output and gradients; and values that are off must be seen to be.
+/// Python's eager attention against ours, output and gradients. Wrong values must be refused.
 pub fn attention_is_the_same_in_python() -> Result<Verdict> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("attention.safetensors");
@@ -49,7 +49,7 @@ pub fn attention_is_the_same_in_python() -> Result<Verdict> {
             largest = largest.max(verified.measured().context("the eager column must run")?.errors.largest());
             expected[2] = expected[2].f_mul_scalar(1.0 + 10.0 * attention::TOLERANCE)?;
             given.write(&expected, &file)?;
-            ensure!(attention::verify(peer, "eager", &file).is_err(), "a wrong dk was not seen");
+            ensure!(attention::verify(peer, "eager", &file).is_err(), "a wrong dk was accepted");
             peer.close(None)?;
         }
         Ok(())
@@ -70,15 +70,15 @@ pub fn model_is_the_same_in_python() -> Result<Verdict> {
             transformer::Expected::of(&bench, &bench.draw()?)?.write(&file)?;
             let verified = transformer::verify(peer, "eager", dtype, &file)?;
             let errors = verified.measured().context("the eager column must run")?.errors.clone();
-            // The same tokens through other weights must not pass for the same.
+            // Other weights must be refused.
             tch::no_grad(|| bench.model.parameters()[5].1.shallow_clone().f_mul_scalar_(1.5).map(drop))?;
             transformer::Expected::of(&bench, &bench.draw()?)?.write(&file)?;
-            ensure!(transformer::verify(peer, "eager", dtype, &file).is_err(), "another w1 was not seen");
+            ensure!(transformer::verify(peer, "eager", dtype, &file).is_err(), "another w1 was accepted");
             peer.close(None)?;
             Ok(errors)
         });
         let errors = errors.with_context(|| format!("in {}", dtype.name()))?;
-        let logits = errors.logits.context("the eager column tells its logits")?;
+        let logits = errors.logits.context("the eager column must report its logits")?;
         notes.push(format!("{}: logits {logits:.1e}, gradients {:.1e}", dtype.name(), errors.gradients));
     }
     Verdict::passed(format!("relative errors in {}", notes.join("; ")))

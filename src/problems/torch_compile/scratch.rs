@@ -1,4 +1,4 @@
-//! Folders for what is handed to the peer by file: in memory where there is room, and gone even if this process is killed.
+//! Folders for files passed to the peer: in memory if there is room, and removed even if this process is killed.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn sweep(folder: &Path) {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(owner) = name.strip_prefix(SCRATCH).and_then(|rest| rest.split('-').next()) else { continue };
         if owner.parse::<u32>().is_ok() && !Path::new("/proc").join(owner).exists() {
-            // Somebody else may be sweeping too.
+            // Another process may remove them at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_kept() {
+    fn folders_of_killed_processes_are_removed_and_those_of_living_ones_kept() {
         let folder = tempfile::tempdir().unwrap();
         let mut gone = std::process::Command::new("true").spawn().unwrap();
         gone.wait().unwrap();

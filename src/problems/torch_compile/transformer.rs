@@ -13,7 +13,7 @@ use super::scratch::scratch;
 use super::transformer_bench::{Batch, CapturedTransformer, Pass, TransformerBench};
 use crate::attention::ImplementationName;
 use crate::bench::device::{empty_cache, update_for};
-use crate::bench::interleave::{Column, Laps, Turns, Variant, interleave, samples};
+use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
@@ -48,13 +48,13 @@ fn batch_size() -> i64 {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    pub rust_eager: Column<Passes>,
-    pub python_eager: Column<Passes>,
-    pub python_compiled: Column<Passes>,
+    pub rust_eager: ColumnOutcome<Passes>,
+    pub python_eager: ColumnOutcome<Passes>,
+    pub python_compiled: ColumnOutcome<Passes>,
     /// Measured once the peer has gone, since the graphs keep their memory.
-    pub rust_captured: Column<Passes>,
+    pub rust_captured: ColumnOutcome<Passes>,
     /// Rust eager once more, in turns with the captured one: what drifted between the two phases.
-    pub rust_eager_again: Column<Passes>,
+    pub rust_eager_again: ColumnOutcome<Passes>,
     /// Relative errors of Python's columns against Rust eager, measured before any timing.
     pub errors: BTreeMap<String, Errors>,
     /// Relative difference of the losses of captured and eager passes.
@@ -156,7 +156,7 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
     let beside = beside_python(p, &bench)?;
     empty_cache(device)?;
     let Captured { columns: [rust_eager_again, rust_captured], loss_error: captured_loss_error } = captured(p, &bench)?;
-    let passes = |column: Column<Laps>| column.try_map(|laps| Passes::of(&laps, p));
+    let passes = |column: ColumnOutcome<Laps>| column.try_map(|laps| Passes::of(&laps, p));
     let [rust_eager, python_eager, python_compiled] = beside.columns;
     Ok(Row {
         rust_eager: passes(rust_eager)?,
@@ -173,7 +173,7 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
 
 /// What was measured alone: Rust eager again, and Rust captured.
 struct Captured {
-    columns: [Column<Laps>; 2],
+    columns: [ColumnOutcome<Laps>; 2],
     /// Of the passes that could be captured.
     loss_error: Option<f64>,
 }
@@ -181,10 +181,10 @@ struct Captured {
 fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
     let optimizer = RefCell::new(adamw_for(bench.device, AdamWOptions::default())?);
     let Turns { warmup, iterations, .. } = p.turns();
-    let mut columns = [(); 2].map(|()| Column::Measured { row: Laps::new() });
+    let mut columns = [(); 2].map(|()| ColumnOutcome::Measured { row: Laps::new() });
     let mut loss_error: Option<f64> = None;
     for pass in Pass::ALL {
-        let graph = Column::of(CapturedTransformer::new(bench, pass, &optimizer))?;
+        let graph = ColumnOutcome::of(CapturedTransformer::new(bench, pass, &optimizer))?;
         if let Some(graph) = graph.measured() {
             let error = graph.prove(tolerance(p.dtype).loss)?;
             loss_error = Some(loss_error.map_or(error, |other| other.max(error)));
@@ -204,7 +204,7 @@ fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
 
 /// What was measured beside Python: Rust eager, Python eager, Python compiled.
 struct Beside {
-    columns: [Column<Laps>; 3],
+    columns: [ColumnOutcome<Laps>; 3],
     errors: BTreeMap<String, Errors>,
     compile: Option<Compile>,
     software: Software,
@@ -235,7 +235,7 @@ fn beside_python(p: &Params, bench: &TransformerBench) -> Result<Beside> {
     let compile = peer.borrow_mut().close(compiled.measured().map(|verified| &verified.first_call_s))?;
     let errors = [("python_eager", eager), ("python_compiled", compiled)];
     let errors = errors.into_iter().filter_map(|(name, column)| match column {
-        Column::Measured { row } => Some((name.to_string(), row.errors)),
+        ColumnOutcome::Measured { row } => Some((name.to_string(), row.errors)),
         _ => None,
     });
     let errors = errors.collect();
@@ -253,8 +253,13 @@ pub fn open(peer: &mut TorchPeer, bench: &TransformerBench, dtype: Precision, ba
 }
 
 /// What the peer's `column` gives for the tokens in `file`, held against what is expected there.
-pub fn verify(peer: &mut TorchPeer, column: &str, dtype: Precision, file: &Path) -> Result<Column<Verified<Errors>>> {
-    Column::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
+pub fn verify(
+    peer: &mut TorchPeer,
+    column: &str,
+    dtype: Precision,
+    file: &Path,
+) -> Result<ColumnOutcome<Verified<Errors>>> {
+    ColumnOutcome::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
         verified.errors.require_within_tolerance(&format!("Python {column}"), dtype)?;
         Ok(verified)
     })

@@ -1,4 +1,4 @@
-//! Stacked areas over time, with the phases that they went through marked above.
+//! Stacked areas over time, with phases marked above.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use super::axis::Axis;
 use super::plot::{INK, LEFT, PALETTE, RIGHT, WIDTH, draw_x, text, width_of};
 use crate::harness::answer::figure::{Plot, PlotKind, X};
 
-/// Higher than other figures, since heights are read off a stack.
+/// Taller than other figures, so that heights in the stack are easy to read.
 pub const PLOT_HEIGHT: f64 = 150.0;
 const ROW: f64 = 12.0;
 
-/// Labels of phases, in as many rows as keep them from covering each other.
+/// Labels of phases, in rows so that they do not overlap.
 pub struct Marks {
     labels: Vec<Label>,
     rows: usize,
@@ -116,8 +116,7 @@ pub fn swatch(out: &mut String, series: usize, x: f64, y: f64) {
     hatch(out, series, &path);
 }
 
-/// White lines over every other series, slanted the one way and then the other, so that colour is not all that parts
-/// neighbours.
+/// White hatching over every other series, in alternating directions, so that neighbours differ in more than colour.
 fn hatch(out: &mut String, series: usize, path: &str) {
     let (name, slant) = match series % 4 {
         1 => ("rising", "M0 4L4 0"),
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_cover_each_other_stand_in_rows() {
+    fn overlapping_phase_names_are_placed_in_rows() {
         let rows =
             |phases: &[(&str, f64, f64)]| Marks::of(&plot(phases)).labels.iter().map(|l| l.row).collect::<Vec<_>>();
         assert_eq!(rows(&[("forward", 0.0, 1.0), ("backward", 1.0, 2.0)]), [0, 0]);

@@ -1,6 +1,6 @@
 //! Axes of a plot: the range of the data, round marks on it, and how a mark is written.
 
-/// One axis: from data to points.
+/// One axis: maps data values to positions in points.
 pub struct Axis {
     log: bool,
     low: f64,
@@ -30,7 +30,7 @@ impl Axis {
         Self { log: false, low, high, ticks: (first..=last).map(|i| i as f64 * step).collect() }
     }
 
-    /// Marks at the powers of two where all values are some, else at 1, 2, 5 or whole decades.
+    /// Marks at powers of two if all values are powers of two, else at 1, 2, 5 or whole decades.
     pub fn log(values: &[f64]) -> Self {
         let (low, high) = range(values);
         let margin = ((high / low).ln() * 0.06).max(0.15).exp();
@@ -48,7 +48,7 @@ impl Axis {
         Self { log: true, low, high, ticks: candidates.into_iter().filter(inside).collect() }
     }
 
-    /// Where between `from` and `to` a value lies.
+    /// The position of a value between `from` and `to`.
     pub fn at(&self, value: f64, from: f64, to: f64) -> f64 {
         let part = match self.log {
             true => (value / self.low).ln() / (self.high / self.low).ln(),

@@ -1,4 +1,4 @@
-//! Draws heat maps of ratios: a number in every field, and a colour that says on which side of one it lies.
+//! Draws heat maps of ratios: a number in every field, and a colour for ratios above and below one.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::harness::answer::figure::Heatmap;
 const ROW: f64 = 15.0;
 const TITLE: f64 = 17.0;
 const GAP: f64 = 6.0;
-/// Below it colours would say nothing that the numbers do not; at it and beyond they are full.
+/// At this ratio and beyond, colours are fully saturated.
 const FULL: f64 = 4.0;
 const NOTHING: &str = "#eeeeee";
 

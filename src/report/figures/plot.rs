@@ -1,7 +1,7 @@
 //! Draws a figure as SVG, in points, at the width of the text column.
 //!
-//! Our own drawing and not a plotting crate's: lengths and sizes here are powers of two, and an axis whose marks fall
-//! on them, whose range hugs the data and whose letters are the document's is what the crates at hand do not give.
+//! We draw plots ourselves. Lengths and sizes are often powers of two, and the plotting crates that we tried do not offer
+//! marks at powers of two, a tight range and the document's font.
 
 use std::fmt::Write as _;
 
@@ -22,7 +22,7 @@ const FAINT: &str = "#d9d9d9";
 /// Okabe and Ito's colours, which colour-blind readers tell apart; black last.
 pub(super) const PALETTE: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 
-/// The finished SVG; `validate`d plots only.
+/// The finished SVG of a validated plot.
 pub fn svg(plot: &Plot) -> String {
     let legend = legend(plot);
     let marks = area::Marks::of(plot);
@@ -181,7 +181,7 @@ fn y_axis(plot: &Plot) -> Axis {
     if plot.log_y { Axis::log(&ys) } else { Axis::linear(&ys, true) }
 }
 
-/// A shape of its own for each series, so that colour is never the only difference.
+/// Each series has its own shape, so that colour is never the only difference.
 fn marker(out: &mut String, series: usize, x: f64, y: f64) {
     let colour = PALETTE[series];
     let shape = match series {
@@ -202,7 +202,7 @@ pub(super) fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) 
     let _ = write!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{words}</text>"#);
 }
 
-/// Roughly; the letters are narrow ones.
+/// An estimate of the text's width in points.
 pub(super) fn width_of(words: &str) -> f64 {
     words.chars().count() as f64 * SIZE * 0.44
 }

@@ -1,4 +1,4 @@
-//! Draws lanes of spans over one time: what ran beside what, such as communication beside computation.
+//! Draws lanes of spans over one time axis, such as communication and computation.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,15 @@ use super::axis::Axis;
 use super::plot::{FONT, INK, PALETTE, RIGHT, SIZE, WIDTH, draw_x, text, width_of};
 use crate::harness::answer::figure::{Lane, Timeline};
 
-/// What is drawn of spans: as wide as they are on the page.
+/// A bar as drawn on the page.
 struct Bar<'a> {
     name: &'a str,
     from: f64,
     to: f64,
 }
 
-/// Bars are no narrower, and gaps between equal ones that would be are closed: hundreds of short calls, one after another,
-/// are seen as what they are, and not as the paper between them.
+/// The least width of a bar. Narrower gaps between equal bars are closed, so that hundreds of short calls in a row stay
+/// visible.
 const FINEST: f64 = 0.3;
 
 const ROW: f64 = 26.0;
@@ -23,7 +23,7 @@ const BAR: f64 = 18.0;
 /// The finished SVG.
 pub fn svg(timeline: &Timeline) -> String {
     let mut out = String::new();
-    // The widths are an estimate, and a name that is cut off reads as a mistake.
+    // The widths are an estimate, so leave room: a name must not be cut off.
     let left = 12.0 + 1.2 * timeline.lanes.iter().map(|lane| width_of(&lane.name)).fold(0.0, f64::max);
     let axis = Axis::linear(&[0.0, 1e3 * timeline.end_s], true);
     let names = timeline.names();
@@ -41,7 +41,7 @@ pub fn svg(timeline: &Timeline) -> String {
         text(&mut out, left - 5.0, y + BAR / 2.0 + 2.8, "end", &lane.name);
         for Bar { name, from, to } in bars(lane, |ms| axis.at(ms, left, WIDTH - RIGHT)) {
             let colour = names.iter().position(|known| *known == name).map_or(INK, |i| PALETTE[i]);
-            // A white line parts neighbours; of a narrow bar it would leave nothing.
+            // A white edge separates neighbours. It would hide a narrow bar.
             let edge = if to - from > 1.0 { r##" stroke="#ffffff" stroke-width=".15""## } else { "" };
             let _ = write!(
                 out,
@@ -58,7 +58,7 @@ pub fn svg(timeline: &Timeline) -> String {
     )
 }
 
-/// The spans in their order; equal ones with nothing visible between them are one.
+/// The spans in order. Equal spans without a visible gap are merged.
 fn bars(lane: &Lane, at: impl Fn(f64) -> f64) -> Vec<Bar<'_>> {
     let mut bars: Vec<Bar<'_>> = Vec::new();
     for span in &lane.spans {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn short_equal_spans_in_a_row_are_one_bar_and_a_lone_one_is_seen() {
+    fn short_equal_spans_in_a_row_are_one_bar_and_a_single_one_is_visible() {
         let row = (0..100).map(|i| span("call", 0.2 + 1e-4 * f64::from(i), 0.2 + 1e-4 * f64::from(i) + 9e-5));
         let drawn = svg(&timeline(1.0, row.chain([span("call", 0.8, 0.80001)]).collect()));
         // The page, a swatch, the row and the lone one, which has no edge that would cover it.

@@ -5,13 +5,13 @@ use super::*;
 use crate::harness::answer::made_up::MadeUp;
 
 fn shown(records: &Records) -> String {
-    let entries = [Entry { strategy: "naive", records }, Entry { strategy: "flat", records }];
+    let entries = [StrategyRecords { strategy: "naive", records }, StrategyRecords { strategy: "flat", records }];
     let tables = side_by_side(&entries, Profile::Gpu).unwrap();
     tables.iter().map(Table::markdown).collect()
 }
 
 #[test]
-fn the_shortest_of_several_steps_is_shown_and_what_is_missing_says_so() {
+fn the_shortest_step_is_shown_and_missing_cases_are_named() {
     let times = |step| row(&[("naive", step, 0.2, 0.2)], Some(1.1));
     let [small, large] = [1.0, 100.0].map(|mb| params(Precision::Float32, Some(mb)));
     let records = MadeUp::gpu("x").measured("a", &small, &times(1.5)).measured("a", &large, &times(1.25));
@@ -22,13 +22,13 @@ fn the_shortest_of_several_steps_is_shown_and_what_is_missing_says_so() {
 }
 
 #[test]
-fn a_spread_between_runs_is_told_of_one_machine_alone() {
+fn the_spread_between_runs_is_given_for_one_machine_only() {
     let (naive, flat) = (("naive", 1.5, 0.2, 0.2), ("flat", 1.4, 0.1, 0.1));
     let [one, other] = [None, Some(1.0)].map(|bucket| params(Precision::Float32, bucket));
     let captioned = |gpu_of_flat| {
         let records = MadeUp::gpu("x").run("a", Some("NVIDIA H200")).measured("a", &one, &row(&[naive], None));
         let records = records.run("b", Some(gpu_of_flat)).measured("a", &other, &row(&[flat], None));
-        // The newest run, whose machine is the table's.
+        // The table shows the machine of the newest run.
         let records = records.run("c", Some("NVIDIA H200"));
         shown(&records.measured("a", &params(Precision::Bfloat16, None), &row(&[naive, flat], None)).records())
     };

@@ -157,12 +157,12 @@ impl Gain {
 }
 
 /// One pass of one case.
-struct Timing<'a> {
+struct PassTiming<'a> {
     case: &'a MixedCase,
     samples: &'a Samples,
 }
 
-impl<'a> Timing<'a> {
+impl<'a> PassTiming<'a> {
     /// None where the pass was not measured.
     fn of(case: &'a MixedCase, pass: Pass) -> Option<Self> {
         let Row::Timing(row) = case.row()? else { return None };
@@ -189,8 +189,8 @@ impl<'a> Timing<'a> {
 }
 
 impl<'a> Pair<'a> {
-    fn both(&self, pass: Pass) -> Option<[Timing<'a>; 2]> {
-        Some([Timing::of(self.full, pass)?, Timing::of(self.low?, pass)?])
+    fn both(&self, pass: Pass) -> Option<[PassTiming<'a>; 2]> {
+        Some([PassTiming::of(self.full, pass)?, PassTiming::of(self.low?, pass)?])
     }
 
     /// Time in float32 over time in bfloat16.
@@ -202,7 +202,7 @@ impl<'a> Pair<'a> {
     /// Of every pass that was measured.
     fn spreads(&self) -> Vec<Quantity> {
         let cases = [Some(self.full), self.low].into_iter().flatten();
-        let timings = cases.flat_map(|case| [Pass::Forward, Pass::Backward].map(|pass| Timing::of(case, pass)));
+        let timings = cases.flat_map(|case| [Pass::Forward, Pass::Backward].map(|pass| PassTiming::of(case, pass)));
         timings.flatten().map(|timing| timing.spread()).collect()
     }
 }
@@ -211,7 +211,7 @@ impl<'a> Pair<'a> {
 pub(super) fn table(pairs: &[Pair], digits: usize) -> Result<Table> {
     let ratio = || Column::number("Ratio", Style::Fixed, 2);
     let mut table = Table::new(vec![
-        Column::words("Size"),
+        Column::text("Size"),
         Column::right("Forward, float32 (ms)"),
         Column::right("Forward, bfloat16 (ms)"),
         ratio(),
@@ -221,14 +221,14 @@ pub(super) fn table(pairs: &[Pair], digits: usize) -> Result<Table> {
     ]);
     let time = |case: Option<&MixedCase>, pass: Pass| -> Cell {
         let Some(case) = case else { return Cell::Missing };
-        let Some(timing) = Timing::of(case, pass) else { return case.outcome.word().into() };
+        let Some(timing) = PassTiming::of(case, pass) else { return case.outcome.label().into() };
         let ms = |seconds: f64| print(seconds, Style::Ms, digits);
         format!("{} ± {}", ms(timing.median().value()), timing.std().map_or(NOTHING.into(), ms)).into()
     };
     for pair in pairs {
         let mut cells = vec![Cell::from(pair.params.size.size().name)];
         for pass in [Pass::Forward, Pass::Backward] {
-            let steady = |both: &[Timing; 2]| both.iter().all(|timing| timing.spread().value() <= STEADY);
+            let steady = |both: &[PassTiming; 2]| both.iter().all(|timing| timing.spread().value() <= STEADY);
             let shown = pair.both(pass).is_some_and(|both| steady(&both));
             let ratio = pair.ratio(pass)?.filter(|_| shown);
             cells.extend([time(Some(pair.full), pass), time(pair.low, pass), ratio.into()]);

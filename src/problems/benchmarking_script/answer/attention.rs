@@ -71,7 +71,7 @@ fn find<'a>(cases: &[&'a StepCase], size: SizeName, attention: ImplementationNam
 
 fn table(cases: &[&StepCase]) -> Table {
     let times = ["plain (ms)", "PyTorch's (ms)", "ours (ms)"].map(Column::right);
-    let mut table = Table::new([Column::words("size")].into_iter().chain(times).collect());
+    let mut table = Table::new([Column::text("size")].into_iter().chain(times).collect());
     for size in sizes(cases) {
         let times = [Naive, Sdpa, Flash].map(|attention| whole_step(find(cases, size, attention)));
         table.row([size.size().name.into()].into_iter().chain(times).collect());

@@ -159,7 +159,7 @@ fn table(ways: &[Ways]) -> Table {
     let time = |head: &str| Column::number(head, Style::Ms, 1);
     let gain = || Column::number("ratio", Style::Fixed, 2);
     let mut table = Table::new(vec![
-        Column::words("size"),
+        Column::text("size"),
         Column::right("float32: eager"),
         time("captured"),
         gain(),

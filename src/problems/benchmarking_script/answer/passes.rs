@@ -189,7 +189,7 @@ pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
     let columns = PARTS.iter().flat_map(|(part, ..)| {
         [Column::right(format!("{part}: mean ± std")), Column::number("median", Style::Ms, digits)]
     });
-    let mut table = Table::new([Column::words("size"), Column::right("context")].into_iter().chain(columns).collect());
+    let mut table = Table::new([Column::text("size"), Column::right("context")].into_iter().chain(columns).collect());
     for case in &sweep {
         let mut row = vec![case.params.size.size().name.into(), count(case.params.context_length).into()];
         for (_, host, _) in PARTS {

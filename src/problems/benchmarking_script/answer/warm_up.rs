@@ -152,7 +152,7 @@ pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
     let p = &studied.first()?.params;
     let digits = digits(set);
     let mut table = Table::new(vec![
-        Column::words("size"),
+        Column::text("size"),
         Column::right("warm-up steps"),
         Column::right("forward: mean ± std"),
         Column::number("median", Style::Ms, digits),

@@ -1,4 +1,4 @@
-//! The ladder of the kernel's notebook: each way of cutting the work, against the copy of the same machine.
+//! The variants of the kernel's notebook: each way of dividing the work, compared with a copy on the same machine.
 
 use std::time::Instant;
 
@@ -20,15 +20,15 @@ use crate::units::human_seconds;
 
 pub const CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "every_variant_of_the_fused_adamw_steps",
-    "Each way of cutting the kernel's work runs on the smallest and the largest model; the note has its share of a copy.",
+    "Each way of dividing the kernel's work runs on the smallest and the largest model; the note gives its speed.",
     every_variant_steps,
 )
 .with_kernels(&["adamw.cu"])];
 
-/// Where the search began.
+/// The first variant of the search.
 const FIRST: Shape = Shape { threads: 256, blocks: 5, vectors: 2, chunk: 4096, streaming: true };
 
-/// One thing changed at a time, and what was kept.
+/// Variants that change one setting each, and the final choice.
 const VARIANTS: [Shape; 11] = [
     FIRST,
     Shape { streaming: false, ..FIRST },

@@ -1,9 +1,9 @@
-//! What the trials try, and that a sanitizer is told what it is to look at.
+//! Tests of the trials' cases, and of the kernel names for the sanitizer.
 
 use super::*;
 
 #[test]
-fn every_kernel_is_one_implementations() {
+fn every_kernel_belongs_to_one_implementation() {
     let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
     assert_eq!(of_both, Attestation::KERNELS);
 }
@@ -77,7 +77,7 @@ fn refills_fill_every_buffer_of_the_portable_kernels_again() {
 }
 
 #[test]
-fn every_kernels_name_begins_as_the_sanitizer_is_told() {
+fn every_kernels_name_begins_with_the_sanitizers_prefix() {
     for implementation in [Implementation::Hopper, Implementation::Portable] {
         for name in implementation.kernels() {
             let source = std::fs::read_to_string(format!("{}/kernels/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
@@ -103,7 +103,7 @@ fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
 }
 
 #[test]
-fn the_emulator_is_held_to_the_same_trials_and_no_sanitizer_is_pretended() {
+fn the_emulator_runs_the_same_trials_but_no_sanitizer() {
     let shape = Implementation::Hopper.parts();
     let row = repeats(Implementation::Hopper, shape, Device::Cpu).unwrap();
     assert_eq!((row.cases, row.dimensions, row.findings), (EMULATED_REPEATS, vec![64], None));

@@ -1,12 +1,12 @@
 //! The measured cells of a record, pass by pass: what each implementation took, and ours beside the others.
 
 use crate::attention::implementations::{Group, Implementation};
-use crate::bench::interleave::Column;
+use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::{Case, Quantity, Unit};
 use crate::harness::samples::Samples;
 use crate::problems::flash_benchmarking::checks::GRIDS;
-use crate::problems::flash_benchmarking::comparison::Entry;
+use crate::problems::flash_benchmarking::comparison::ImplementationOutcome;
 use crate::problems::flash_benchmarking::implementations::columns;
 use crate::problems::flash_benchmarking::measure::{Cell, Params, Row};
 
@@ -56,17 +56,18 @@ pub fn only<'a>(passes: &[CellPass<'a>], wanted: impl Fn(&CellPass) -> bool) -> 
 
 /// The implementations that took part in any of these.
 pub fn shown(passes: &[CellPass]) -> Vec<Implementation> {
-    let took_part =
-        |e: &Implementation| passes.iter().any(|p| p.ended(e).is_some_and(|c| !matches!(c, Column::NotRun { .. })));
+    let took_part = |e: &Implementation| {
+        passes.iter().any(|p| p.ended(e).is_some_and(|c| !matches!(c, ColumnOutcome::NotRun { .. })))
+    };
     columns().into_iter().filter(took_part).collect()
 }
 
 impl<'a> CellPass<'a> {
-    pub fn entry(&self, of: &Implementation) -> Option<&'a Entry> {
+    pub fn entry(&self, of: &Implementation) -> Option<&'a ImplementationOutcome> {
         self.row.columns.get(of.name)
     }
 
-    pub fn ended(&self, of: &Implementation) -> Option<&'a Column<Samples>> {
+    pub fn ended(&self, of: &Implementation) -> Option<&'a ColumnOutcome<Samples>> {
         self.entry(of)?.passes.get(&self.pass)
     }
 
@@ -87,7 +88,7 @@ impl<'a> CellPass<'a> {
     /// What the program runs by itself: the first of ours that took part.
     pub fn our_implementation(&self) -> Option<Implementation> {
         let took_part =
-            |e: &Implementation| self.ended(e).is_some_and(|column| !matches!(column, Column::NotRun { .. }));
+            |e: &Implementation| self.ended(e).is_some_and(|column| !matches!(column, ColumnOutcome::NotRun { .. }));
         columns().into_iter().filter(|e| e.group == Group::Ours).find(took_part)
     }
 

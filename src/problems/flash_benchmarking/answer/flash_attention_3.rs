@@ -33,7 +33,7 @@ pub fn beside(heads: &[CellPass], grid: &[CellPass]) -> Result<Option<Beside>> {
         Column::right("heads"),
         Column::right("$T$"),
         Column::right("$d$"),
-        Column::words("pass"),
+        Column::text("pass"),
         Column::time("ours (ms)"),
         Column::number("TFLOP/s", Style::Tflops, 0),
         Column::time("cuDNN (ms)"),

@@ -12,24 +12,24 @@ use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Cell, Column, Quantity, RecordSet, SameMachine, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats::{Summary, quantile};
-use crate::problems::flash_benchmarking::comparison::{Entry, Launch};
+use crate::problems::flash_benchmarking::comparison::{ImplementationOutcome, Launch};
 use crate::problems::flash_benchmarking::implementations::columns;
 use crate::problems::flash_benchmarking::measure::Row;
 use crate::units::MIB;
 
 /// How one implementation's pass ended: its median, or why there is none.
-fn ending(entry: Option<&Entry>, pass: AttentionPass, median: Option<Quantity>) -> Cell {
+fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Option<Quantity>) -> Cell {
     let Some((entry, ended)) = entry.and_then(|entry| Some((entry, entry.passes.get(&pass)?))) else {
         return Cell::Missing;
     };
     match ended {
-        interleave::Column::Measured { .. } => median.into(),
-        interleave::Column::OutOfMemory { .. } => match entry.predicted_bytes.get(&pass) {
+        interleave::ColumnOutcome::Measured { .. } => median.into(),
+        interleave::ColumnOutcome::OutOfMemory { .. } => match entry.predicted_bytes.get(&pass) {
             Some(bytes) => format!("OOM ({} GiB)", grouped(*bytes as f64 * Style::Gib.scale(), 0)).into(),
             None => "OOM".into(),
         },
-        interleave::Column::NotRun { .. } => Cell::Missing,
-        interleave::Column::Failed { .. } => "wrong".into(),
+        interleave::ColumnOutcome::NotRun { .. } => Cell::Missing,
+        interleave::ColumnOutcome::Failed { .. } => "wrong".into(),
     }
 }
 
@@ -56,7 +56,7 @@ pub fn times(set: &RecordSet, passes: &[CellPass]) -> Option<Table> {
     let mut head = vec![Column::right("$d$"), Column::right("$T$")];
     head.extend(shown.iter().map(|e| Column::time(e.label)));
     let ratio = |name| Column::number(name, Style::Fixed, 2);
-    head.extend([Column::words("best of PyTorch"), ratio("over plain"), ratio("over PyTorch")]);
+    head.extend([Column::text("best of PyTorch"), ratio("over plain"), ratio("over PyTorch")]);
     let mut table = Table::new(head);
     for pass in passes {
         let mut row = vec![pass.cell.d_model.to_string().into(), grouped(pass.cell.seq as f64, 0).into()];
@@ -89,7 +89,7 @@ pub fn times(set: &RecordSet, passes: &[CellPass]) -> Option<Table> {
 /// The largest error of each implementation over the grid, by type.
 pub fn errors(grid: &[CellPass]) -> Table {
     let mut table = Table::new(vec![
-        Column::words("column"),
+        Column::text("column"),
         Column::number("largest error, bfloat16", Style::Sci, 1),
         Column::number("largest error, float32", Style::Sci, 1),
         Column::number("longest $T$", Style::Grouped, 0),
@@ -123,7 +123,7 @@ pub fn conditions(others: &[CellPass], grid: &[CellPass]) -> Option<Table> {
     let pairs: Vec<_> = pairs.filter(|(other, _)| other.pass != AttentionPass::Both).collect();
     let shown = shown(others);
     let words = ["type", "$T$", "pass", "cache", "launch"];
-    let mut head = words.map(|name| if name == "$T$" { Column::right(name) } else { Column::words(name) }).to_vec();
+    let mut head = words.map(|name| if name == "$T$" { Column::right(name) } else { Column::text(name) }).to_vec();
     for e in &shown {
         head.extend([Column::time(e.label), Column::number("ratio", Style::Fixed, 2)]);
     }
@@ -149,7 +149,7 @@ pub fn conditions(others: &[CellPass], grid: &[CellPass]) -> Option<Table> {
 pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
     let ms = |head| Column::number(head, Style::Ms, 3);
     let mut table = Table::new(vec![
-        Column::words("column"),
+        Column::text("column"),
         ms("mean (ms)"),
         ms("median (ms)"),
         ms("least (ms)"),
@@ -160,10 +160,10 @@ pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
     for implementation in columns() {
         let Some(entry) = row.columns.get(implementation.name) else { continue };
         let ended = entry.passes.get(&AttentionPass::Summed);
-        let numbers = ended.and_then(interleave::Column::measured).and_then(|samples| summary(case, samples));
+        let numbers = ended.and_then(interleave::ColumnOutcome::measured).and_then(|samples| summary(case, samples));
         let cells = numbers.unwrap_or_else(|| {
             let word = match ended {
-                Some(interleave::Column::NotRun { .. }) => "not run".into(),
+                Some(interleave::ColumnOutcome::NotRun { .. }) => "not run".into(),
                 _ => ending(Some(entry), AttentionPass::Summed, None),
             };
             let blank = || Cell::text("");
@@ -215,7 +215,7 @@ pub fn gains(grid: &[CellPass]) -> Result<Vec<Gain>> {
 pub fn gain_table(gains: &[Gain]) -> Table {
     let ratio = |head| Column::number(head, Style::Fixed, 2);
     let (mean, least, most) = (ratio("geometric mean"), ratio("least"), ratio("most"));
-    let words = Column::words;
+    let words = Column::text;
     let mut table =
         Table::new(vec![words("type"), words("pass"), Column::right("cells"), mean, least, words("at"), most]);
     for gain in gains {

@@ -74,11 +74,13 @@ fn every_column_has_an_ending_and_a_wrong_one_no_time() {
         assert!(entry.errors.unwrap().largest() < 1e-5 && entry.verified_seq == Some(32), "{name} {entry:?}");
     }
     for pass in entries["forgetful"].passes.values() {
-        assert!(matches!(pass, Column::Failed { error } if error.contains("disagrees")), "{pass:?}");
+        assert!(matches!(pass, ColumnOutcome::Failed { error } if error.contains("disagrees")), "{pass:?}");
     }
     for name in ["flash", "sdpa_cudnn", "sdpa_efficient"] {
         for pass in entries[name].passes.values() {
-            assert!(matches!(pass, Column::NotRun { reason } if reason.contains("GPU") || reason.contains("Float")));
+            assert!(
+                matches!(pass, ColumnOutcome::NotRun { reason } if reason.contains("GPU") || reason.contains("Float"))
+            );
         }
     }
 }
@@ -87,7 +89,7 @@ fn every_column_has_an_ending_and_a_wrong_one_no_time() {
 fn a_graph_needs_a_gpu_and_a_case_that_cannot_fit_is_refused() {
     let entries = compare(&task(Launch::Graph), &columns(), Device::Cpu).unwrap();
     let [forward, ..] = entries["naive"].passes.values().collect::<Vec<_>>()[..] else { panic!("{entries:?}") };
-    assert!(matches!(forward, Column::NotRun { reason } if reason.contains("CUDA")), "{forward:?}");
+    assert!(matches!(forward, ColumnOutcome::NotRun { reason } if reason.contains("CUDA")), "{forward:?}");
     let long = Task { shape: [1, 1, 1 << 24, 16], ..task(Launch::Eager) };
     let Some(fault) = refused(&long, &columns()[0], AttentionPass::Forward, Device::Cpu).unwrap() else {
         panic!("it fits")

@@ -64,9 +64,9 @@ pub fn largest(timeline: &TimelineCase) -> Table {
     let mut table = Table::new(vec![
         Column::number("each (MiB)", Style::Mib, 2),
         Column::right("count"),
-        Column::words("range of the forward pass"),
-        Column::words("called operator"),
-        Column::words("allocating operator"),
+        Column::text("range of the forward pass"),
+        Column::text("called operator"),
+        Column::text("allocating operator"),
     ]);
     for allocation in timeline.row.forward.largest.iter().take(SHOWN) {
         let range = allocation.range.strip_prefix("forward/").unwrap_or(NOTHING);
@@ -88,7 +88,7 @@ pub fn components(set: &RecordSet, measured: &[Measured]) -> Table {
     let heads =
         ["parameters", "state", "gradients", "saved", "copies", "working", "other", "rounding", "reserved, idle"];
     let numbers = heads.map(|head| Column::number(head, style, digits));
-    let mut columns = [vec![Column::right("context"), Column::words("precision")], numbers.to_vec()].concat();
+    let mut columns = [vec![Column::right("context"), Column::text("precision")], numbers.to_vec()].concat();
     columns.truncate(if set.is_gpu() { 11 } else { 9 });
     let width = columns.len();
     let mut table = Table::new(columns);

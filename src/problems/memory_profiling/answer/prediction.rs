@@ -88,8 +88,8 @@ pub fn table(set: &RecordSet, comparisons: &[PeakComparison]) -> Table {
     let mib = |head: &str| Column::number(head, Style::Mib, 1);
     let mut table = Table::new(vec![
         Column::right("context"),
-        Column::words("precision"),
-        Column::words("pass"),
+        Column::text("precision"),
+        Column::text("pass"),
         Column::number(format!("measured ({unit})"), style, digits),
         Column::number(format!("predicted ({unit})"), style, digits),
         mib("difference (MiB)"),
@@ -151,8 +151,8 @@ fn constant(bytes: u64) -> Quantity {
 pub fn saved_tensors() -> Table {
     let mib = |head: &str, digits| Column::number(head, Style::Mib, digits);
     let mut table = Table::new(vec![
-        Column::words("saved tensor of the 2.7B model"),
-        Column::words("shape"),
+        Column::text("saved tensor of the 2.7B model"),
+        Column::text("shape"),
         mib("float32: each (MiB)", 1),
         Column::right("count"),
         mib("bfloat16: each (MiB)", 1),

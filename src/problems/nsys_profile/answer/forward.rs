@@ -80,7 +80,7 @@ impl Forward {
 pub fn top_table(cases: &[&ProfileCase]) -> Table {
     let count = || Column::right("count");
     let share = Column::number("share", Style::Percent, 1);
-    let columns = vec![Column::words("forward"), count(), share, Column::words("both passes"), count()];
+    let columns = vec![Column::text("forward"), count(), share, Column::text("both passes"), count()];
     lines(columns, cases, |profile| {
         let work = profile.inference();
         let Some(top) = work.kernels.first() else { return Vec::new() };
@@ -100,8 +100,8 @@ pub fn top_table(cases: &[&ProfileCase]) -> Table {
 /// The example's kernels by their time.
 pub fn kernel_table(example: Profiled, gpu: bool) -> Table {
     let mut table = Table::new(vec![
-        Column::words(noun(gpu)),
-        Column::words("class"),
+        Column::text(noun(gpu)),
+        Column::text("class"),
         Column::right("count"),
         Column::number("time (ms)", Style::Ms, 3),
         Column::number("share", Style::Percent, 1),
@@ -113,7 +113,7 @@ pub fn kernel_table(example: Profiled, gpu: bool) -> Table {
     };
     let share = |seconds| Cell::from(example.over(seconds, work.seconds));
     for kernel in &work.kernels {
-        line(named(kernel), kernel.class.words(), kernel.count, kernel.seconds, share(kernel.seconds));
+        line(named(kernel), kernel.class.label(), kernel.count, kernel.seconds, share(kernel.seconds));
     }
     let rest = work.rest;
     if rest.count > 0 {

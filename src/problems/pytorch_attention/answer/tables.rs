@@ -43,7 +43,7 @@ pub(super) fn times(set: &RecordSet, cases: &[&AttentionCase]) -> Result<Table> 
                 let [forward, backward] = passes.map(Cell::from);
                 [forward, "".into(), backward, "".into(), "".into(), format!("needs {peak} GiB").into()]
             }
-            outcome => std::array::from_fn(|_| outcome.word().into()),
+            outcome => std::array::from_fn(|_| outcome.label().into()),
         };
         table.row(shape(case).into_iter().chain(cells).collect());
     }
@@ -54,7 +54,7 @@ pub(super) fn times(set: &RecordSet, cases: &[&AttentionCase]) -> Result<Table> 
 pub(super) fn implementations(cases: &[&AttentionCase]) -> Table {
     let ms = |head: &str| Column::number(head, Style::Ms, 2);
     let mut table = Table::new(vec![
-        Column::words("implementation"),
+        Column::text("implementation"),
         Column::right("$d$"),
         Column::right("$T$"),
         ms("forward (ms)"),
@@ -69,7 +69,7 @@ pub(super) fn implementations(cases: &[&AttentionCase]) -> Table {
                 let peak = ran.bytes(row.backward_peak_bytes);
                 [ran.forward(), ran.backward(), ran.saved(), peak].map(Cell::from)
             }
-            None => std::array::from_fn(|_| case.outcome.word().into()),
+            None => std::array::from_fn(|_| case.outcome.label().into()),
         };
         let name = Cell::from(case.params.implementation.name());
         table.row([name].into_iter().chain(shape(case)).chain(cells).collect());

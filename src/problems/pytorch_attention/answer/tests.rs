@@ -167,7 +167,7 @@ fn the_power_cap_is_that_of_every_cell_at_the_greatest_length() {
         for case in &mut records.gpu.as_mut().unwrap().file.cases {
             let d = case.params["d_model"].as_u64().unwrap() as u32;
             let median = 1.5e9 + 1e6 * f64::from(d);
-            let range = |x| conditions::Range { min: x, median: x, max: x };
+            let range = |x| conditions::ReadingRange { min: x, median: x, max: x };
             let during = During {
                 readings: 1,
                 sm_clock_hz: range(median),

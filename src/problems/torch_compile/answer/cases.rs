@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::super::measure::{Params, Row};
 use super::super::{adamw, attention, transformer};
-use crate::bench::interleave::Column as Timed;
+use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
 use crate::harness::answer::{Case, Cell, Quantity, Range, Unit};
@@ -101,7 +101,7 @@ impl<P, R> MeasureCase<'_, P, R> {
 
     /// How a column, or else the whole case, ended.
     pub fn ending<T>(&self, column: ColumnOf<R, T>) -> &'static str {
-        self.row.map_or(self.case.outcome.word(), |row| column(row).word())
+        self.row.map_or(self.case.outcome.label(), |row| column(row).label())
     }
 
     /// The median of a column's pass, or how it ended.

@@ -78,7 +78,7 @@ fn deviation(cases: &[AttentionCase], pass: PassOf<Passes>) -> Option<String> {
 fn add_model(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[ModelCase], step: bool) -> Result<()> {
     let Some(first) = cases.first() else { return Ok(()) };
     let (_, pass) = if step { STEP } else { FORWARD };
-    let mut table = Table::new(vec![Column::words("size"), Column::words("arithmetic")]);
+    let mut table = Table::new(vec![Column::text("size"), Column::text("arithmetic")]);
     table.columns.extend(part_b::COLUMNS.map(|(head, _)| Column::right(head)));
     table.columns.push(Column::number("compiling (s)", Style::Sec, 1));
     for case in cases {
@@ -130,7 +130,7 @@ fn update_table(set: &RecordSet, cases: &[UpdateCase]) -> Table {
     let ms = |head| Column::number(head, Style::Ms, 3);
     let share = |head| Column::number(head, Style::Percent, 0);
     let mut table = Table::new(vec![
-        Column::words("size"),
+        Column::text("size"),
         Column::number("parameters", Style::Grouped, 0),
         ms("ours (ms)"),
         share("share of copy"),
