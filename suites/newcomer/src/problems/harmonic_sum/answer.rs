@@ -54,7 +54,7 @@ fn error(sums: &[Sum], n: u32, order: Order) -> Result<Quantity> {
 fn table(sums: &[Sum]) -> Table {
     let sum = |order: &str| Column::number(format!("Sum, {order} terms first"), Style::Fixed, 6);
     let error = || Column::number("Error", Style::Fixed, 6);
-    let mut table = Table::new(vec![Column::words("Terms"), sum("small"), error(), sum("large"), error()]);
+    let mut table = Table::new(vec![Column::text("Terms"), sum("small"), error(), sum("large"), error()]);
     let mut seen = Vec::new();
     for n in sums.iter().map(|case| case.params.n) {
         if seen.contains(&n) {
