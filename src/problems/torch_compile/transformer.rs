@@ -92,12 +92,11 @@ pub struct Tolerance {
     pub worst_gradient: f64,
 }
 
-/// In float32 both sides round to 2^-24 and sum some thousand terms, so about 1e-6, which grows with depth; TF32, with
-/// its 2^-11, would not pass.
+/// In float32 both sides round to 2^-24 and sum thousands of terms: about 1e-6, growing with depth. TF32 (2^-11) would fail.
 ///
-/// In bfloat16 a compiler leaves out roundings of 2^-9 between the operations that it fuses. Some ten of them lie in each
-/// layer, and their effects add like a random walk: sqrt(10 * 48) * 2^-9 is 4 % for the deepest model. Queries and keys
-/// suffer most, whose gradients are small differences of large terms. The loss is a mean over thousands of tokens.
+/// In bfloat16 a compiler omits roundings of 2^-9 between fused operations, about ten in each layer. Their effects add like
+/// a random walk: sqrt(10 * 48) * 2^-9 is 4 % for the deepest model. Gradients of queries and keys have the largest errors,
+/// as small differences of large terms. The loss is a mean over thousands of tokens.
 pub fn tolerance(dtype: Precision) -> Tolerance {
     match dtype {
         Precision::Float32 => Tolerance { loss: 1e-5, logits: 1e-4, gradients: 1e-4, worst_gradient: 1e-3 },
