@@ -31,6 +31,32 @@ pub fn replayed_loss(dtype: Precision) -> f64 {
     }
 }
 
+/// Of a Transformer's training step; each is relative to the norm.
+pub struct TransformerTolerance {
+    pub loss: f64,
+    pub logits: f64,
+    pub gradients: f64,
+    pub worst_gradient: f64,
+}
+
+/// Of PyTorch's model from ours, on the same weights and tokens.
+///
+/// In float32 both sides round to 2^-24 and sum thousands of terms: about 1e-6, growing with depth. TF32 (2^-11) would fail.
+///
+/// In bfloat16 a compiler omits roundings of 2^-9 between fused operations, about ten in each layer. Their effects add like
+/// a random walk: sqrt(10 * 48) * 2^-9 is 4 % for the deepest model. Gradients of queries and keys have the largest errors,
+/// as small differences of large terms. The loss is a mean over thousands of tokens.
+pub fn transformer(dtype: Precision) -> TransformerTolerance {
+    match dtype {
+        Precision::Float32 => TransformerTolerance { loss: 1e-5, logits: 1e-4, gradients: 1e-4, worst_gradient: 1e-3 },
+        Precision::Bfloat16 => TransformerTolerance { loss: 5e-3, logits: 5e-2, gradients: 1e-1, worst_gradient: 3e-1 },
+    }
+}
+
+/// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,
+/// while a decay or a bias correction left out would change the end by 1e-5 and more.
+pub const ADAMW: f64 = 1e-6;
+
 #[cfg(test)]
 mod tests {
     use tch::{Device, Kind, Tensor};

@@ -13,6 +13,7 @@ use crate::bench::device::empty_cache;
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
 use crate::bench::machine::copy_bandwidth;
 use crate::bench::peer::{Software, TorchPeer, Verified};
+use crate::bench::tolerance;
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
@@ -21,10 +22,6 @@ use crate::model::{Config, SizeName};
 use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::random::SEED;
-
-/// A step moves a parameter of order one by 1e-3 and rounds it to 2^-24; five roundings a step over three steps are left,
-/// while a decay or a bias correction left out would change the end by 1e-5 and more.
-pub const TOLERANCE: f64 = 1e-6;
 
 /// Parameter, gradient and both moments are read, all but the gradient written: 7 values of 4 bytes.
 pub const BYTES_PER_PARAMETER: f64 = 28.0;
@@ -142,7 +139,11 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnOutcome<Verified<Errors>>> {
     ColumnOutcome::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
         let error = verified.errors.parameters;
-        ensure!(error <= TOLERANCE, "Python's {column} AdamW ends {error:.1e} from ours, more than {TOLERANCE:.0e}");
+        ensure!(
+            error <= tolerance::ADAMW,
+            "Python's {column} AdamW ends {error:.1e} from ours, more than {:.0e}",
+            tolerance::ADAMW
+        );
         Ok(verified)
     })
 }

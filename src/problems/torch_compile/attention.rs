@@ -11,19 +11,17 @@ use tch::{Device, Kind, Tensor};
 
 use crate::attention::naive;
 use crate::bench::device::empty_cache;
+use crate::bench::dtype::Dtype;
 use crate::bench::errors::{AttentionErrors, relative_error};
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
+use crate::bench::tolerance;
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::graph::{Captured, on_side_stream};
 use crate::torch::random::SEED;
-
-/// Between two orders of summation in float32: a sum of n terms of random sign errs by about sqrt(n) 2^-24 of its norm,
-/// 8e-6 for the 16,384 keys of the longest rows. TF32, whose products are rounded to 2^-11, would not pass.
-pub const TOLERANCE: f64 = 1e-4;
 
 /// One cell of the grid of `pytorch_attention`: float32, no heads, no mask.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -136,11 +134,8 @@ pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnO
 }
 
 fn within_tolerance(column: &str, errors: AttentionErrors) -> Result<AttentionErrors> {
-    let largest = errors.largest();
-    ensure!(
-        largest <= TOLERANCE,
-        "{column} is off by {largest:.1e} of the norm, more than {TOLERANCE:.0e}: {errors:?}"
-    );
+    let (largest, most) = (errors.largest(), tolerance::attention(Dtype::Float32));
+    ensure!(largest <= most, "{column} is off by {largest:.1e} of the norm, more than {most:.0e}: {errors:?}");
     Ok(errors)
 }
 

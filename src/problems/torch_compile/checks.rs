@@ -6,7 +6,9 @@ use tch::Device;
 
 use super::transformer_bench::TransformerBench;
 use super::{adamw, attention, transformer};
+use crate::bench::dtype::Dtype;
 use crate::bench::peer::with_kept;
+use crate::bench::tolerance;
 use crate::harness::problem::Verdict;
 use crate::model::{Config, Precision};
 use crate::torch::Generator;
@@ -47,14 +49,17 @@ pub fn attention_is_the_same_in_python() -> Result<Verdict> {
             peer.open("attention", json!({ "shape": shape }))?;
             let verified = attention::verify(peer, "eager", &file)?;
             largest = largest.max(verified.measured().context("the eager column must run")?.errors.largest());
-            expected[2] = expected[2].f_mul_scalar(1.0 + 10.0 * attention::TOLERANCE)?;
+            expected[2] = expected[2].f_mul_scalar(1.0 + 10.0 * tolerance::attention(Dtype::Float32))?;
             given.write(&expected, &file)?;
             ensure!(attention::verify(peer, "eager", &file).is_err(), "a wrong dk was accepted");
             peer.close(None)?;
         }
         Ok(())
     })?;
-    Verdict::passed(format!("largest relative error {largest:.1e} (at most {:.0e})", attention::TOLERANCE))
+    Verdict::passed(format!(
+        "largest relative error {largest:.1e} (at most {:.0e})",
+        tolerance::attention(Dtype::Float32)
+    ))
 }
 
 /// Python's eager model against ours from the same weights and tokens: loss, logits and every gradient.
@@ -95,7 +100,7 @@ pub fn adamw_is_the_same_in_python() -> Result<Verdict> {
             ensure!(adamw::verify(peer, column, &file)?.measured().is_some(), "the {column} column must run");
         }
         peer.close(None)?;
-        Verdict::passed(format!("three steps within {:.0e} of the norm", adamw::TOLERANCE))
+        Verdict::passed(format!("three steps within {:.0e} of the norm", tolerance::ADAMW))
     })
 }
 

@@ -15,6 +15,7 @@ use crate::attention::ImplementationName;
 use crate::bench::device::{empty_cache, update_for};
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
 use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
+use crate::bench::tolerance;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
@@ -84,29 +85,9 @@ pub struct Errors {
     pub worst_gradient_name: String,
 }
 
-/// What errors may be; every figure is relative to the norm.
-pub struct Tolerance {
-    pub loss: f64,
-    pub logits: f64,
-    pub gradients: f64,
-    pub worst_gradient: f64,
-}
-
-/// In float32 both sides round to 2^-24 and sum thousands of terms: about 1e-6, growing with depth. TF32 (2^-11) would fail.
-///
-/// In bfloat16 a compiler omits roundings of 2^-9 between fused operations, about ten in each layer. Their effects add like
-/// a random walk: sqrt(10 * 48) * 2^-9 is 4 % for the deepest model. Gradients of queries and keys have the largest errors,
-/// as small differences of large terms. The loss is a mean over thousands of tokens.
-pub fn tolerance(dtype: Precision) -> Tolerance {
-    match dtype {
-        Precision::Float32 => Tolerance { loss: 1e-5, logits: 1e-4, gradients: 1e-4, worst_gradient: 1e-3 },
-        Precision::Bfloat16 => Tolerance { loss: 5e-3, logits: 5e-2, gradients: 1e-1, worst_gradient: 3e-1 },
-    }
-}
-
 impl Errors {
     fn require_within_tolerance(&self, column: &str, dtype: Precision) -> Result<()> {
-        let limit = tolerance(dtype);
+        let limit = tolerance::transformer(dtype);
         let logits = self.logits.unwrap_or(0.0);
         for (what, error, limit) in [
             ("the loss", self.loss, limit.loss),
@@ -185,7 +166,7 @@ fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
     for pass in Pass::ALL {
         let graph = ColumnOutcome::of(CapturedTransformer::new(bench, pass, &optimizer))?;
         if let Some(graph) = graph.measured() {
-            let error = graph.prove(tolerance(p.dtype).loss)?;
+            let error = graph.prove(tolerance::replayed_loss(p.dtype))?;
             loss_error = Some(loss_error.map_or(error, |other| other.max(error)));
         }
         let eager = |_: &_| bench.turn_of(pass, optimizer.borrow_mut().as_mut(), warmup, iterations);

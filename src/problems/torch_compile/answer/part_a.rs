@@ -3,9 +3,11 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::attention::{Params, Passes, Row, TOLERANCE};
+use super::super::attention::{Params, Passes, Row};
 use super::cases::{AttentionCase, ColumnOf, PassOf, Ratio};
 use super::{Times, at_most};
+use crate::bench::dtype::Dtype;
+use crate::bench::tolerance;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{grouped, listed};
 use crate::harness::answer::{Answer, Claim, Quantity, Unit};
@@ -91,7 +93,7 @@ impl Attention {
             slowest: slowest.map(|ratio| ratio.value.clone()),
             slowest_at: slowest.map_or(String::new(), |r| format!("the {} pass at {}", r.pass, cell(r.case.params))),
             error: Quantity::largest(&errors.collect::<Vec<_>>()).cloned(),
-            tolerance: TOLERANCE,
+            tolerance: tolerance::attention(Dtype::Float32),
         }
     }
 
