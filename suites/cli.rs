@@ -176,7 +176,7 @@ fn a_missing_suite_and_a_missing_template_are_named() {
     let tree = Tree::new();
     fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap();
     assert!(tree.refused(&["measure", PROBLEM]).contains(&format!("suites/{PROBLEM}.toml")));
-    let tree = Tree::new();
+    let tree = Tree::with_records();
     fs::remove_file(tree.path(format!("templates/{PROBLEM}.md"))).unwrap();
     assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
 }
@@ -195,7 +195,7 @@ fn a_missing_suite_and_a_missing_template_are_named() {
 )]
 #[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
 fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
-    let tree = Tree::new();
+    let tree = Tree::with_records();
     fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
     fs::write(tree.record_path(), record).unwrap();
     for verb in [

@@ -44,7 +44,7 @@ const TABLE: &[BadInput] = &[
     bad("a setting of no problem", &["measure", "--set", "addend=float32"],
         ["0 are named", "cs336 measure P", "--set key=value"]),
     bad("measuring what has only checks", &["measure", "flash_forward"],
-        ["measures nothing", "it has checks alone", "cs336 grade flash_forward"]),
+        ["measures nothing", "it has only checks", "cs336 grade flash_forward"]),
     bad("accepting without records", &["accept", PROBLEM], ["nothing to accept", "no records here", "cs336 measure"]),
     bad("a folder of cases that does not exist", &["grade", "--cases", "nowhere"],
         ["nowhere cannot be opened", "name a folder", "*.safetensors"]),

@@ -48,7 +48,8 @@ struct Numbers {
     /// Of each case, in the handout's grid, in the longer cases and in the others.
     passes: String,
     beyond: String,
-    recompute: String,
+    /// None where no such case is recorded.
+    recompute: Option<String>,
     /// Cells of the handout's grid: "18 of 20".
     ran: String,
     #[serde(flatten)]
@@ -98,7 +99,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         if numbers.exhausted.is_some() {
             answer.table("beyond", tables::times(set, &cases.beyond)?)?;
         }
-        answer.table("recompute", tables::implementations(&cases.recompute))?;
+        if numbers.recompute.is_some() {
+            answer.table("recompute", tables::implementations(&cases.recompute))?;
+        }
         answer.figure("scaling", figures::scaling(&cases.fitting))?;
         answer.figure("kept", figures::kept(&cases.wide, &cases.others))?;
     }
@@ -207,7 +210,7 @@ impl Numbers {
             timed: iterations,
             passes: passes(&cases.grid),
             beyond: passes(&cases.beyond),
-            recompute: passes(&cases.recompute),
+            recompute: (!cases.recompute.is_empty()).then(|| passes(&cases.recompute)),
             ran: format!("{} of {}", cases.fitting.len(), cases.grid.len()),
             exhausted,
             agreement,
