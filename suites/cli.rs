@@ -1,5 +1,7 @@
 //! Tests of the command line: its output, its messages about bad input, and that errors lose no data.
 
+#[path = "cli/interruption.rs"]
+mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
 
@@ -149,70 +151,6 @@ fn outside_a_tree_the_remedy_is_named() {
     assert!(output_text(&output).contains("CS336_ROOT"), "{}", output_text(&output));
 }
 
-#[rstest]
-#[case::unknown_key("[cpu.a]\nacumulator = \"float32\"\n", "unknown field `acumulator`")]
-#[case::wrong_type("[cpu.a]\naccumulator = 3\naddend = \"float32\"\n", "[cpu.a], case")]
-#[case::empty_axis("[cpu.a]\naccumulator = []\n", "needs at least one value")]
-#[case::duplicate_grid("[cpu.a]\naddend = \"float32\"\n[cpu.a]\naddend = \"float16\"\n", "not valid TOML")]
-#[case::huge_grid(
-    "[cpu.a]\na = [1,2,3,4,5,6,7,8,9,10]\nb = [1,2,3,4,5,6,7,8,9,10]\nc = [1,2,3,4,5,6,7,8,9,10]\nd = [1,2,3,4,5,6,7,8,9,10]\ne = [1,2]\n",
-    "more than 10000 cases"
-)]
-#[case::not_a_number("[cpu.a]\naddend_value = nan\n", "use a finite number")]
-#[case::truncated("[cpu.a\n", "not valid TOML")]
-#[case::no_grid("", "declares no grid")]
-fn a_bad_suite_is_named_and_the_old_record_stays(#[case] suite: &str, #[case] expected: &str) {
-    let tree = Tree::new();
-    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
-    fs::write(tree.record_path(), "untouched").unwrap();
-    tree.suite(suite);
-    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
-    assert!(said.contains(expected) && said.contains(&format!("suites/{PROBLEM}.toml")), "{said}");
-    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), "untouched");
-}
-
-#[test]
-fn a_missing_suite_and_a_missing_template_are_named() {
-    let tree = Tree::new();
-    fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap();
-    assert!(tree.refused(&["measure", PROBLEM]).contains(&format!("suites/{PROBLEM}.toml")));
-    let tree = Tree::with_records();
-    fs::remove_file(tree.path(format!("templates/{PROBLEM}.md"))).unwrap();
-    assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
-}
-
-#[rstest]
-#[case::truncated("{\"schema\": 1, \"problem\": \"mixed", "not valid JSON (truncated?)")]
-#[case::newer("{\"schema\": 99}", "has schema 99, from a newer cs336; this one reads schema 1")]
-#[case::no_schema("{}", "no \"schema\" number, so cs336 did not write it")]
-#[case::unknown_key(
-    "{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}",
-    "unknown field `extra`"
-)]
-#[case::another_problem(
-    "{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}",
-    "holds records of naive_ddp"
-)]
-#[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
-fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
-    let tree = Tree::with_records();
-    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
-    fs::write(tree.record_path(), record).unwrap();
-    for verb in [
-        &["measure", PROBLEM, "--profile", "cpu"][..],
-        &["diff", PROBLEM],
-        &["accept", PROBLEM],
-        &["writeup", "--no-measure"],
-    ] {
-        let said = tree.refused(verb);
-        assert!(
-            said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")),
-            "{verb:?}: {said}"
-        );
-    }
-    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
-}
-
 #[test]
 fn measuring_writes_a_record_that_resumes_to_nothing_and_is_not_accepted_from_no_commit() {
     let tree = Tree::new();
@@ -260,64 +198,6 @@ fn two_measures_at_once_are_refused() {
     assert!(said.contains("another cs336 is writing records here"), "{said}");
     drop(lock);
     assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu"]).status.success());
-}
-
-/// Gives the tree a grid of many slow cases, each half a second or so of additions, and starts measuring it.
-fn start_slow_measuring(tree: &Tree) -> Child {
-    let path = tree.path(format!("suites/{PROBLEM}.toml"));
-    let suite: toml::Table = fs::read_to_string(&path).unwrap().parse().unwrap();
-    let mut keys = suite["cpu"].as_table().unwrap().iter().next().unwrap().1.as_table().unwrap().clone();
-    keys.insert("iterations".into(), (0..40i64).map(|i| 200_000 + i).collect::<Vec<_>>().into());
-    let grids = toml::Table::from_iter([("slow".to_string(), toml::Value::Table(keys))]);
-    let text = toml::to_string(&toml::Table::from_iter([("cpu".to_string(), toml::Value::Table(grids))]));
-    fs::write(&path, text.unwrap()).unwrap();
-    let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
-    let are_two_recorded = || {
-        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
-        recorded_cases(tree) >= 2
-    };
-    assert!(wait_until(Duration::from_secs(120), are_two_recorded), "no two cases were recorded");
-    child
-}
-
-/// The number of recorded cases. If the record exists, it must be complete.
-fn recorded_cases(tree: &Tree) -> usize {
-    let text = fs::read_to_string(tree.record_path());
-    text.map_or(0, |text| RecordFile::parse(&text, "the record").unwrap().cases.len())
-}
-
-/// Waits until no process of this tree is left.
-fn wait_for_orphans(tree: &Tree) {
-    let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
-    let count = || {
-        let processes = fs::read_dir("/proc").unwrap().filter_map(|e| fs::read(e.ok()?.path().join("environ")).ok());
-        processes.filter(|environment| String::from_utf8_lossy(environment).contains(&of_this_tree)).count()
-    };
-    assert!(wait_until(Duration::from_secs(60), || count() == 0), "a worker outlived its parent");
-}
-
-#[test]
-fn kill_9_in_the_middle_loses_at_most_the_running_case() {
-    let tree = Tree::new();
-    let mut child = start_slow_measuring(&tree);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(recorded_cases(&tree) >= 2);
-    wait_for_orphans(&tree);
-    let dry = output_text(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
-    let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
-    let total = suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
-    assert_eq!(pending + recorded_cases(&tree), total, "{dry}");
-}
-
-#[test]
-fn an_interrupt_keeps_what_was_measured_and_exits_with_130() {
-    let tree = Tree::new();
-    let mut child = start_slow_measuring(&tree);
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(recorded_cases(&tree) >= 2);
-    wait_for_orphans(&tree);
 }
 
 fn problem() -> &'static cs336::harness::problem::Problem {
@@ -408,35 +288,6 @@ fn without_a_gpu_every_device_check_is_skipped_with_a_reason_and_nothing_is_reco
     assert!(!tree.layout().local(Profile::Gpu, "device").exists());
     assert!(tree.refused(&["accept", "device"]).contains("nothing to accept"));
     assert!(tree.refused(&["grade", "--device", "no_such_check"]).contains("no_such_check"));
-}
-
-#[rstest]
-#[case::empty("empty.safetensors", b"", "truncated")]
-#[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]
-#[case::no_metadata("bare.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "metadata")]
-fn a_malformed_case_is_one_failed_case_with_its_reason(
-    #[case] name: &str,
-    #[case] bytes: &[u8],
-    #[case] expected: &str,
-) {
-    let tree = Tree::new();
-    fs::create_dir(tree.path("cases")).unwrap();
-    fs::write(tree.path("cases").join(name), bytes).unwrap();
-    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
-    fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
-    let said = tree.refused(&["grade", "--cases", "cases"]);
-    assert!(
-        said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"),
-        "{said}"
-    );
-}
-
-#[test]
-fn no_cases_at_all_is_a_failure() {
-    let tree = Tree::new();
-    fs::create_dir(tree.path("cases")).unwrap();
-    assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
-    assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
 }
 
 #[test]

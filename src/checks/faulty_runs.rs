@@ -55,7 +55,7 @@ pub fn by_hand(
     command
         .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
     command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]).envs(more.iter().copied());
-    // This process may have a parent of its own, which is not the rank's.
+    // The rank must not inherit the socket of this process's own parent.
     Process::start(command.env_remove(PARENT), folder.join(format!("{rank}.output")))
 }
 

@@ -1,8 +1,6 @@
 //! Messages about bad input: each says what is wrong, what was expected, and what to do.
 
-use std::fs;
-
-use super::{PROBLEM, Tree, output_text};
+use super::*;
 
 /// One bad input: how the tree is damaged, the command, and the expected parts of the message.
 struct BadInput {
@@ -82,4 +80,97 @@ fn every_message_names_the_fault_what_was_expected_and_what_to_do() {
         }
         assert!(!tree.record_path().exists(), "{what}: a record was written");
     }
+}
+
+#[rstest]
+#[case::unknown_key("[cpu.a]\nacumulator = \"float32\"\n", "unknown field `acumulator`")]
+#[case::wrong_type("[cpu.a]\naccumulator = 3\naddend = \"float32\"\n", "[cpu.a], case")]
+#[case::empty_axis("[cpu.a]\naccumulator = []\n", "needs at least one value")]
+#[case::duplicate_grid("[cpu.a]\naddend = \"float32\"\n[cpu.a]\naddend = \"float16\"\n", "not valid TOML")]
+#[case::huge_grid(
+    "[cpu.a]\na = [1,2,3,4,5,6,7,8,9,10]\nb = [1,2,3,4,5,6,7,8,9,10]\nc = [1,2,3,4,5,6,7,8,9,10]\nd = [1,2,3,4,5,6,7,8,9,10]\ne = [1,2]\n",
+    "more than 10000 cases"
+)]
+#[case::not_a_number("[cpu.a]\naddend_value = nan\n", "use a finite number")]
+#[case::truncated("[cpu.a\n", "not valid TOML")]
+#[case::no_grid("", "declares no grid")]
+fn a_bad_suite_is_named_and_the_old_record_stays(#[case] suite: &str, #[case] expected: &str) {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), "untouched").unwrap();
+    tree.suite(suite);
+    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(said.contains(expected) && said.contains(&format!("suites/{PROBLEM}.toml")), "{said}");
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), "untouched");
+}
+
+#[test]
+fn a_missing_suite_and_a_missing_template_are_named() {
+    let tree = Tree::new();
+    fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap();
+    assert!(tree.refused(&["measure", PROBLEM]).contains(&format!("suites/{PROBLEM}.toml")));
+    let tree = Tree::with_records();
+    fs::remove_file(tree.path(format!("templates/{PROBLEM}.md"))).unwrap();
+    assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
+}
+
+#[rstest]
+#[case::truncated("{\"schema\": 1, \"problem\": \"mixed", "not valid JSON (truncated?)")]
+#[case::newer("{\"schema\": 99}", "has schema 99, from a newer cs336; this one reads schema 1")]
+#[case::no_schema("{}", "no \"schema\" number, so cs336 did not write it")]
+#[case::unknown_key(
+    "{\"schema\": 1, \"problem\": \"mixed_precision_accumulation\", \"profile\": \"cpu\", \"runs\": [], \"cases\": [], \"extra\": 1}",
+    "unknown field `extra`"
+)]
+#[case::another_problem(
+    "{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}",
+    "holds records of naive_ddp"
+)]
+#[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
+fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
+    let tree = Tree::with_records();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), record).unwrap();
+    for verb in [
+        &["measure", PROBLEM, "--profile", "cpu"][..],
+        &["diff", PROBLEM],
+        &["accept", PROBLEM],
+        &["writeup", "--no-measure"],
+    ] {
+        let said = tree.refused(verb);
+        assert!(
+            said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")),
+            "{verb:?}: {said}"
+        );
+    }
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
+}
+
+#[rstest]
+#[case::empty("empty.safetensors", b"", "truncated")]
+#[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]
+#[case::no_metadata("bare.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "metadata")]
+fn a_malformed_case_is_one_failed_case_with_its_reason(
+    #[case] name: &str,
+    #[case] bytes: &[u8],
+    #[case] expected: &str,
+) {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    fs::write(tree.path("cases").join(name), bytes).unwrap();
+    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
+    fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
+    let said = tree.refused(&["grade", "--cases", "cases"]);
+    assert!(
+        said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"),
+        "{said}"
+    );
+}
+
+#[test]
+fn no_cases_at_all_is_a_failure() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
+    assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
 }

@@ -1,14 +1,14 @@
 //! The measured cells of a record, pass by pass: what each implementation took, and ours beside the others.
 
+use super::super::checks::GRIDS;
+use super::super::comparison::ImplementationOutcome;
+use super::super::implementations::columns;
+use super::super::measure::{Cell, Params, Row};
 use crate::attention::implementations::{Group, Implementation};
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::{Case, Quantity, Unit};
 use crate::harness::samples::Samples;
-use crate::problems::flash_benchmarking::checks::GRIDS;
-use crate::problems::flash_benchmarking::comparison::ImplementationOutcome;
-use crate::problems::flash_benchmarking::implementations::columns;
-use crate::problems::flash_benchmarking::measure::{Cell, Params, Row};
 
 pub type FlashCase = Case<Params, Row>;
 

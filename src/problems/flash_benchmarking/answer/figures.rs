@@ -1,12 +1,12 @@
 //! The rates of the grid against length, the steps that led to the kernels, and the gain by width and length.
 
+use super::super::implementations::columns;
 use super::cells::{CellPass, only, shown, title};
 use crate::bench::dtype::Dtype;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::figure::{Figure, Heatmap, Panel, Plot, PlotKind, Series};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Quantity, RecordSet};
-use crate::problems::flash_benchmarking::implementations::columns;
 
 const X_LABEL: &str = "sequence length T";
 

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 
+use super::super::published::{FLASH_ATTENTION_3, Published};
 use super::cells::{CellPass, PASSES, title};
 use super::tables::by_rounds;
 use crate::attention::implementations::by_name;
@@ -12,7 +13,6 @@ use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Column, Quantity, Style, Table, Unit};
 use crate::harness::conditions::Throttle;
 use crate::harness::stats::{min, quantile};
-use crate::problems::flash_benchmarking::published::{FLASH_ATTENTION_3, Published};
 
 /// Rows in which ours is faster than the published time, of all.
 #[derive(Serialize)]

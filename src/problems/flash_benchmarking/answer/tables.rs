@@ -2,6 +2,9 @@
 
 use anyhow::Result;
 
+use super::super::comparison::{ImplementationOutcome, Launch};
+use super::super::implementations::columns;
+use super::super::measure::Row;
 use super::cells::{CellPass, FlashCase, only, shown, title};
 use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;
@@ -12,9 +15,6 @@ use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Cell, Column, Quantity, RecordSet, SameMachine, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats::{Summary, quantile};
-use crate::problems::flash_benchmarking::comparison::{ImplementationOutcome, Launch};
-use crate::problems::flash_benchmarking::implementations::columns;
-use crate::problems::flash_benchmarking::measure::Row;
 use crate::units::MIB;
 
 /// How one implementation's pass ended: its median, or why there is none.
