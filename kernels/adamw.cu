@@ -1,51 +1,51 @@
-// AdamW over all parameters of a model at once: float32, the semantics of torch.optim.AdamW.
+// AdamW over all parameters of a model at once: float32, with the semantics of torch.optim.AdamW.
 //
 // The equations (Loshchilov and Hutter 2019, Algorithm 2, in the order of torch/optim/adamw.py; t counts the steps of
 // one tensor from 1):
-//   p <- p (1 - lr weight_decay)                                      (1) decay, before the step and apart from it
+//   p <- p (1 - lr weight_decay)                                      (1) decoupled decay, before the step
 //   m <- m + (1 - beta1) (g - m)                                      (2)
 //   v <- beta2 v + (1 - beta2) g g                                    (3)
-//   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)   (4) eps joins the corrected root
+//   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)   (4) eps is added to the corrected root
 //
-// The roof. One element reads p, g, m, v and writes p, m, v: 7 x 4 = 28 bytes, for about 12 operations. So the time is
+// The bound. An element reads p, g, m, v and writes p, m, v: 7 x 4 = 28 bytes, for about 12 operations. So the time is at
+// least
 //   28 bytes x P / copy bandwidth,
-// 13.0 ms for the 2.00e9 parameters of xl at the 4.3 TB/s that a large copy reaches on an H200. Nothing else may show:
-// neither a launch per tensor (xl has 435) nor the blocks' start nor the tail.
+// 13.0 ms for the 2.00e9 parameters of xl at the 4.3 TB/s that a large copy reaches on an H200. A launch for each tensor (xl
+// has 435), the start of blocks and the last wave must all be hidden.
 //
-// Layout of the work.
+// How the work is divided:
 // - One launch takes up to ADAMW_TENSORS tensors. Their table is a kernel parameter, passed by value: parameters may be
 //   32,764 bytes since CUDA 12.1. So a step copies nothing from the host, and a CUDA graph keeps its own copy.
-// - Tensors are cut into chunks of ADAMW_CHUNK elements, numbered through all tensors of the launch; block b does chunk
-//   b and finds its tensor by a binary search in `first_chunk`, which stays in the constant cache. Blocks in the order
-//   of memory let the hardware balance the load, and keep the resident blocks' seven streams close together in DRAM.
-// - A thread has 4 x ADAMW_VECTORS loads of 16 bytes in flight before it needs the first. By Little's law 4.8 TB/s
-//   over 132 processors at 0.7 us asks for 25 KB in flight on each; 6 blocks of 256 threads ask for 96 KB a vector.
-// - A tensor that does not start on 16 bytes in all four arrays, and the last elements of one whose length is no
-//   multiple of four, go element by element: 4 bytes a thread, still coalesced.
+// - Tensors are divided into chunks of ADAMW_CHUNK elements, numbered through all tensors of the launch. Block b takes chunk
+//   b and finds its tensor by a binary search in `first_chunk`, which stays in the constant cache. Blocks in the order of
+//   memory let the hardware balance the load, and keep the seven streams of all resident blocks close together in DRAM.
+// - A thread has 4 x ADAMW_VECTORS loads of 16 bytes in flight before it needs the first. By Little's law 4.8 TB/s over 132
+//   multiprocessors at 0.7 us needs 25 KB in flight on each; 6 blocks of 256 threads have 96 KB for each vector.
+// - A tensor whose four arrays do not all start on a multiple of 16 bytes, and the last elements of one whose length is no
+//   multiple of four, are read element by element: 4 bytes a thread, still coalesced.
 //
-// Steps are counted on the device, one counter a tensor, by `adamw_advance` in front of each update; it also works the
-// bias corrections out in double. A captured step therefore counts on at each replay, and a parameter without a gradient
-// is in no table and keeps its count. lr, the betas, eps and the decay are parameters of the launch: a captured step
-// keeps those it was captured with.
+// The device counts the steps, one counter a tensor: `adamw_advance` runs before each update and also computes the bias
+// corrections in double. So a captured step counts on at each replay, and a parameter without a gradient is in no table and
+// keeps its count. lr, the betas, eps and the decay are parameters of the launch: a captured step keeps those of its capture.
 //
-// Roundings: one IEEE root and one IEEE division an element, as in PyTorch; the two corrections enter as factors
-// (rounded once from double) in place of divisions, and products and sums contract to fused multiply-adds.
+// Rounding: one IEEE root and one IEEE division for each element, as in PyTorch. The two corrections are factors (rounded
+// once from double), not divisions. Products and sums contract to fused multiply-adds.
 //
 // Resources as compiled: snapshots/kernels/adamw.snap. Against PyTorch's own steps: torch_compile in the report.
 //
-// Tried, by `adamw_variants` (src/problems/benchmarking_script/fused_adamw/variants.rs) on one H200, 2026-11-21, as a
-// share of a copy's 4.23 TB/s; small has 1.29e8 parameters, xl 2.00e9, and 13.2 ms were predicted for xl:
+// Notebook. Tried by `adamw_variants` (src/problems/benchmarking_script/fused_adamw/variants.rs) on one H200, 2026-11-21, as a
+// share of a copy's 4.23 TB/s; small has 1.29e8 parameters, xl 2.00e9. Predicted for xl: 13.2 ms.
 //   threads blocks vectors chunk streaming   small   xl
-//       256      5       2  4096       yes   86.6 %  95.0 %   the first guess
+//       256      5       2  4096       yes   86.6 %  95.0 %   the first version
 //       256      5       2  4096        no   87.4 %  95.1 %   cache hints make no difference
 //       256      6       1  4096       yes   88.1 %  95.4 %
 //       256      2       4  4096       yes   87.7 %  95.3 %
 //       256      5       2  2048       yes   87.8 %  95.8 %
-//       256      5       2 16384       yes   86.1 %  93.7 %   large chunks: the tail shows
+//       256      5       2 16384       yes   86.1 %  93.7 %   large chunks lengthen the last wave
 //       256      5       2 65536       yes   84.7 %  93.2 %
 //       128     10       2  4096       yes   87.6 %  95.5 %
 //       512      2       2  4096       yes   89.0 %  96.3 %   kept: 13.7 ms for xl
-// What is left for small is the launch of two kernels and one wave's tail, some 0.1 ms.
+// For small, the launch of two kernels and the last wave remain, about 0.1 ms.
 
 #if !defined(ADAMW_THREADS) || !defined(ADAMW_BLOCKS) || !defined(ADAMW_VECTORS) || !defined(ADAMW_CHUNK) || \
     !defined(ADAMW_TENSORS) || !defined(ADAMW_TABLE_WORDS) || !defined(ADAMW_STREAMING)
@@ -96,7 +96,7 @@ __device__ double power(double base, unsigned long long exponent) {
   return result;
 }
 
-// One thread a tensor.
+// One thread for each tensor.
 extern "C" __global__ void adamw_advance(const __grid_constant__ Table table, double lr, double beta1, double beta2) {
   const unsigned tensor = blockIdx.x * blockDim.x + threadIdx.x;
   if (tensor >= table.count) return;
@@ -107,7 +107,7 @@ extern "C" __global__ void adamw_advance(const __grid_constant__ Table table, do
   progress->inverse_root = static_cast<float>(1.0 / sqrt(1.0 - power(beta2, steps)));
 }
 
-// Each byte is used once a step: with ADAMW_STREAMING it is marked as the first to leave the caches.
+// Each byte is used once a step. With ADAMW_STREAMING the caches evict it first.
 template <typename T> __device__ T load(const T *from) {
 #if ADAMW_STREAMING
   return __ldcs(from);
@@ -169,7 +169,7 @@ __device__ void update_all(T *__restrict__ p, const T *__restrict__ g, T *__rest
   }
 }
 
-// The last tensor whose first chunk is not behind `chunk`.
+// The tensor that `chunk` belongs to.
 __device__ unsigned tensor_of(const Table &table, unsigned chunk) {
   unsigned low = 0, high = static_cast<unsigned>(table.count);
   while (high - low > 1) {
@@ -183,7 +183,7 @@ __device__ unsigned tensor_of(const Table &table, unsigned chunk) {
   return low;
 }
 
-// One block a chunk.
+// One block for each chunk.
 extern "C" __global__ void __launch_bounds__(ADAMW_THREADS, ADAMW_BLOCKS)
     adamw_update(const __grid_constant__ Table table, const __grid_constant__ Factors factors) {
   const unsigned tensor = tensor_of(table, blockIdx.x);

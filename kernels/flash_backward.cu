@@ -1,64 +1,65 @@
-// FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) on Hopper's copy engine and matrix
-// instructions: 16-bit q, k, v, o and do; dk and dv in their type, dq summed in float32 and rounded at the end.
+// FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) with Hopper's tensor memory accelerator (TMA) and
+// wgmma. q, k, v, o and do are 16-bit; dk and dv have their type; dq is summed in float32 and rounded at the end.
 //
-// Three kernels. `flash_backward_prepare` makes D = rowsum(dO * O) and lse to base 2, and clears the sums of dq.
-// `flash_backward` has a block for each FLASH_KEYS keys: it holds K and V, streams Q and dO by FLASH_QUERIES rows and
-// keeps dK and dV in registers; one warpgroup copies, two compute, each 64 keys (rows) of the transposed scores
-// S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are left operands straight from registers in dV += P^T dO and
-// dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K, whose parts are added in float32 in global memory
-// in the order of the registers. `flash_backward_finish` scales, rounds and orders them.
+// Three kernels:
+// - `flash_backward_prepare` computes D = rowsum(dO * O) and lse to base 2, and clears the sums of dq.
+// - `flash_backward` has one block for each FLASH_KEYS keys. The block keeps K and V in shared memory, streams Q and dO by
+//   FLASH_QUERIES rows, and keeps dK and dV in registers. One producer warpgroup copies; two consumer warpgroups compute 64
+//   keys (rows) each of the transposed scores S^T = K Q^T and dP^T = V dO^T. So P^T and dS^T are left operands straight from
+//   registers in dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K. The parts of dQ are added
+//   in float32 in global memory, in the order that the registers have.
+// - `flash_backward_finish` scales dq, rounds it and writes it in the order of its rows.
 //
-// Where the blocks of keys are fewer than the multiprocessors, FLASH_SPLIT cuts the queries of each into parts that are
-// worked on by blocks of their own, as the host's list says; a part's dk and dv go to memory in float32, and
-// `flash_backward_combine` adds the parts up in their order.
+// If there are fewer blocks of keys than multiprocessors, FLASH_SPLIT splits the queries of each block into parts. Each part
+// has a thread block of its own; the host lists the parts. A part's dk and dv go to memory in float32, and
+// `flash_backward_combine` adds the parts in their order.
 //
-// Each kernel may begin while the one before it ends: what it can do without that one's results it does, and then it
-// waits (programmatic dependent launch).
+// Each kernel may begin while the one before it ends (programmatic dependent launch). It first does what needs no results
+// of that kernel, then waits for it.
 //
-// Sums of dq come in any order, so that its last bits vary from run to run; dk and dv repeat in every bit.
+// The parts of dq are added in any order, so the last bits of dq vary between runs. dk and dv are bitwise reproducible.
 //
-// Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
-// copy engine fills what is missing with zeros and writes none of it. Sums of dq and parts have FLASH_D columns.
+// Rows may have fewer than FLASH_D elements, in multiples of 8. The tensor maps describe the rows as they are: TMA fills the
+// missing elements with zeros when it reads and skips them when it writes. Sums of dq and parts have FLASH_D columns.
 //
-// Notebook
-//   1. First version of this form. In the emulator it was right at once for every d, type and mask. Measured on an
-//      H200, two machines, 16 heads of 16384, causal: d 64 2.55 and 2.67 ms (cuDNN beside it 3.01 and 3.11;
-//      FlashAttention-3 at another time 2.60), d 128 4.53 and 4.86 ms (5.00 and 5.32; 4.77).
-//   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 64 blocks of keys, the longest of 64 steps, which
-//      whole take as long as those 64; in parts some 16, and the adding up. Measured: 66 us (cuDNN 202).
-//   3. Tried: the next block's scores started behind dK, so that they are multiplied while dQ is added. No sums under way
-//      may cross the end of the loop (ptxas, C7514), so that P and dS did, in registers, and there was one loop, which
-//      asked of each block whether it is masked: with two, ptxas kept dK and dV twice. Predicted: 5 percent at d 64.
-//      Measured side by side: slower, at d 64 by 3 percent with 16 heads and by 7 with one head of 32768, at d 16 by 6 to
-//      12; at d 128, where only the one loop was left of it, by 3. So branches in the loop cost more than what was to be
-//      hidden, which the other warpgroup hides already.
-//   4. Short shapes are launches one behind the other. As CUDA graphs, d 64, cold, one head: 128 19.2 us, 512 22.6, 1024
-//      23.9 (cuDNN's graph beside it 16.7, 17.6, 20.3). Now kernels begin while those before them end, and K, V and the
-//      first Q are copied in before D is there. Predicted: 2 us for each launch but the first. Measured: 15.8, 18.3, 19.2
-//      (the best of PyTorch's back ends beside it 17.2, 25.2, 35.6), 16 heads of 16384 2.61 ms before and 2.55 after.
-//   5. Racecheck reported a race between the copy of a row of statistics and its readers of two blocks before: a reader met
-//      the other warps, one lane of its warp then arrived at the barrier in shared memory for which the copy waited, and
-//      the tool follows no such chain. Now every warp that computes arrives at a named barrier, at which the copying warp
-//      waits: no polling, and no race reported. Tried beside it: each thread arrives for itself at the barrier in shared
-//      memory (at both of a stage, registers spill). Measured side by side in turns, in us, before, each thread, named:
-//      one head of 8192, d 64: 62.5, 62.3, 61.2; one head of 65536: 2445, 2577, 2443; 16 heads of 16384: d 64 2545, 2652,
-//      2552, d 128 4859, 4673, 4868, which scatters by 8 percent.
-//   6. From here on the least of a turn is compared: within one, the power limit lets the clock fall step by step, and
-//      2.46 ms become 2.67. Tried: one barrier in shared memory for K and V, and of each stage one there and one named one
-//      for Q and dO together, with dO's place no longer given back before dK is multiplied. Predicted: nothing that shows.
-//      Measured over three turns, before and after: 16 heads of 16384, d 64 2.465, 2.459, 2.466 and 2.510, 2.499, 2.494 ms;
-//      one head of 8192 level. Why is not known: the copying warp waits for Q's place first, so that dO's is not filled any
-//      earlier. Not tried: dO copied first.
-//   7. What else could hide the softmax, each tried by itself on one machine, 16 heads of 16384, d 64, least of three turns:
-//        as it is                                                                                          2.472 ms
+// Notebook. Times are medians on an H200, inputs bfloat16 and causal, unless stated. "16 x 16384" is 16 heads of 16384 queries.
+//   1. First version. The emulator found it right for every d, type and mask.
+//      Measured on two machines, 16 x 16384: d 64 2.55 and 2.67 ms (cuDNN in the same runs 3.01 and 3.11; FlashAttention-3
+//      at another time 2.60); d 128 4.53 and 4.86 ms (5.00 and 5.32; 4.77).
+//   2. Split the queries of a block. One head of 8192, d 64, has 64 blocks of keys, the longest of 64 steps.
+//      Predicted: 16 steps and the addition, not 64. Measured: 66 us (cuDNN 202).
+//   3. Tried: start the next block's scores after dK, so that they are multiplied while dQ is added. No wgmma may be in
+//      flight across the end of the loop (ptxas, C7514), so P and dS crossed it, in registers. One loop tested each block for
+//      the mask, because with two loops ptxas kept dK and dV twice. Predicted: 5 percent less at d 64.
+//      Measured side by side: slower, by 3 percent at d 64 with 16 heads, 7 with one head of 32768, 6 to 12 at d 16; at d 128,
+//      where only the single loop remained of the change, by 3. The branches in the loop cost more than the overlap gained:
+//      the other warpgroup already fills that time.
+//   4. Overlap the launches of short shapes. As CUDA graphs, d 64, cold, one head: 128 19.2 us, 512 22.6, 1024 23.9 (cuDNN's
+//      graph in the same run 16.7, 17.6, 20.3). Now a kernel begins while the one before it ends, and copies K, V and the
+//      first Q before D exists. Predicted: 2 us less for each launch but the first. Measured: 15.8, 18.3, 19.2 (PyTorch's
+//      best back end 17.2, 25.2, 35.6); 16 x 16384 2.61 ms before and 2.55 after.
+//   5. racecheck reported a race between the copy of a row of statistics and its readers two blocks before: a reader met
+//      the other warps at a barrier, then one lane of its warp arrived at the mbarrier that the copy waited for. The tool
+//      does not follow such a chain. Now every consumer warp arrives at a named barrier and the copying warp waits there:
+//      no polling, and no race reported. Also tried: each thread arrives at the mbarrier itself (at both of a stage,
+//      registers spill). Measured in turns, us, before / each thread / named: one head of 8192, d 64, 62.5 / 62.3 / 61.2;
+//      one head of 65536 2445 / 2577 / 2443; 16 x 16384 d 64 2545 / 2652 / 2552, d 128 4859 / 4673 / 4868 (scatter 8 percent).
+//   6. From here on the least time of a turn is compared: within a turn the power limit lowers the clock step by step, and
+//      2.46 ms become 2.67. Tried: one mbarrier for K and V together; for each stage one mbarrier and one named barrier for Q
+//      and dO together, so that dO's buffer is freed only after dK is multiplied. Predicted: no visible difference.
+//      Measured over three turns, before and after: 16 x 16384, d 64 2.465, 2.459, 2.466 and 2.510, 2.499, 2.494 ms; one head
+//      of 8192 equal. The cause is not known: the copying warp waits for Q's buffer first, so dO's buffer is filled no
+//      earlier in either form. Not tried: copy dO first.
+//   7. Tried to hide the softmax, each change alone on one machine, 16 x 16384, d 64, least of three turns:
+//        no change                                                                                         2.472 ms
 //        2^x of every eighth element, or every fourth, by a polynomial of degree 4 (predicted: 2.35)        2.527, 2.545
-//        the next block's scores started behind dK, crossing the loop's end complete (predicted: 2.3)       2.687
-//        dK before the warpgroups meet, dQ after                                                            2.654
-//        dQ through shared memory, added up by the copy engine (cp.reduce.async.bulk)                       2.702
-//        and, wrong, without the warpgroups' meeting: what there is to gain (one turn)                      2.407
-//      On another machine, without one as it is beside them, half of dV started before dP is there 2.561, and with every
+//        the next block's scores started after dK, complete before the loop ends (predicted: 2.3)           2.687
+//        dK before the warpgroups meet at the barrier, dQ after it                                          2.654
+//        dQ through shared memory, added by TMA (cp.reduce.async.bulk)                                      2.702
+//        wrong results: no barrier between the warpgroups, which shows the possible gain (one turn)         2.407
+//      On another machine, without an unchanged run in the same turn: half of dV started before dP is there 2.561; every
 //      fourth element by the polynomial 2.548. At d 128 the power limit hides differences below 8 percent: two turns of one
-//      kernel give 4.471 and 4.831. At d 64 none of these is worth its cost: what one warpgroup leaves idle the other uses.
+//      kernel gave 4.471 and 4.831. At d 64 no change pays: one warpgroup uses the time that the other leaves idle.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -77,13 +78,13 @@ struct Problem {
   int batch;
   // Elements of a row: a multiple of 8, FLASH_D or fewer.
   int d;
-  // Of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
+  // The factor of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
-  // (batch, heads, blocks of queries, FLASH_QUERIES): lse to base 2 and D, with rows that are not there.
+  // (batch, heads, blocks of queries, FLASH_QUERIES): lse to base 2 and D, padded to whole blocks.
   float *lse_log2;
   float *delta;
-  // (batch, heads, blocks of queries, FLASH_QUERIES * FLASH_D), a block's sums in the order of the registers.
+  // (batch, heads, blocks of queries, FLASH_QUERIES * FLASH_D): a block's sums, in the order of the registers.
   float *dq_sums;
 };
 
@@ -92,13 +93,13 @@ constexpr int most_items = 1020;
 
 // The parts of every head's blocks of keys.
 struct Parts {
-  // Of `items`; blocks of queries in a part.
+  // The number of `items`, and the blocks of queries in a part.
   int count;
   int blocks;
   // (parts, batch, heads, n_keys, FLASH_D) each, unscaled.
   float *dk;
   float *dv;
-  // The number of the block of keys times 65,536, plus the part's.
+  // The index of the block of keys times 65,536, plus the part's index.
   u32 items[most_items];
 };
 #else
@@ -130,7 +131,7 @@ constexpr u32 row_stats = 4 * queries;
 constexpr u32 ds_panel = keys * 128;
 constexpr u32 ds_bytes = queries / 64 * ds_panel;
 
-// Shared memory, from an address that is a multiple of 1024.
+// Offsets in shared memory, which starts at a multiple of 1024.
 constexpr u32 k_at = 0;
 constexpr u32 v_at = k_at + kv_bytes;
 constexpr u32 q_at = v_at + kv_bytes;
@@ -139,14 +140,14 @@ constexpr u32 ds_at = do_at + stages * q_bytes;
 constexpr u32 stats_at = ds_at + 2 * ds_bytes;
 constexpr u32 barriers_at = stats_at + stages * 2 * row_stats;
 
-// A warpgroup's part of dQ: with 128 queries it takes 64 of them, with 64 queries half of the columns.
+// A warpgroup's part of dQ: of 128 queries, 64 of them; of 64 queries, half of the columns.
 constexpr int dq_columns = queries == 128 ? d : d / 2;
 static_assert(queries == 128 || (queries == 64 && d == 128), "64 queries are for rows of 128 elements");
 constexpr int dq_sums_a_thread = dq_columns / 2;
 static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
 
 constexpr u32 both_barrier = 1;
-// One a stage each: the warps that compute arrive, the one that copies waits.
+// Named barriers, one a stage each: consumer warps arrive, the copying warp waits.
 constexpr u32 q_free_barrier = 2;
 constexpr u32 do_free_barrier = 4;
 
@@ -159,16 +160,16 @@ struct Barriers {
   DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (stages + stage); }
 };
 
-// Which keys a block has, and which queries see any of them.
+// The keys of a block, and the queries that attend to some of them.
 struct Work {
   int key;
   int head;
   int batch;
-  // The first of its blocks of queries, and the one behind its last.
+  // The first block of queries, and the one after the last.
   int first;
   int blocks;
   int part = 0;
-  // Of the block's head: where its rows of statistics and its sums of dq begin.
+  // Where the statistics and the sums of dq of the block's head begin.
   long long rows;
 
   DEVICE Work(const Problem &problem, const Parts &parts)
@@ -185,11 +186,11 @@ struct Work {
 #endif
   }
 
-  // The first block of queries of which any sees a key from `key` on.
+  // The first block with a query that attends to a key from `key` on.
   DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
 };
 
-// One warp, whose first lane starts the copies: K and V once, Q and dO with their rows' statistics once a block of queries.
+// One warp copies; its first lane starts the copies: K and V once, Q, dO and their statistics once a block of queries.
 DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem &problem, const TensorMap &q,
                  const TensorMap &k, const TensorMap &v, const TensorMap &d_o) {
   const bool starts = threadIdx.x == 0;
@@ -217,7 +218,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
         copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns,
                 block * queries, work.head, work.batch);
       }
-      // The statistics and the zeros that dQ is added to come from `flash_backward_prepare`; all before them does not.
+      // The first use of results of `flash_backward_prepare`: the statistics, and the zeros that dQ is added to.
       if (count == 0) await_last_kernel();
       copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
     }
@@ -284,12 +285,12 @@ struct Worker {
     wgmma_commit();
   }
 
-  // If it will be filled again: nobody waits for the last blocks.
+  // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
   DEVICE void release(u32 barrier, int block) {
     if (block + stages < work.blocks) named_arrive(barrier, 256 + 32);
   }
 
-  // P^T = exp(S^T - lse) (Eq. 14) in place; a query that is not there has an lse of infinity.
+  // P^T = exp(S^T - lse) (Eq. 14) in place. A missing query has an lse of infinity.
   template <bool Masked> DEVICE void soften(float (&s)[queries / 2], u32 lse, int block) {
     const int key = work.key + 64 * group + 16 * warp + lane / 4;
     const int query = block * queries + 2 * (lane % 4);
@@ -298,8 +299,8 @@ struct Worker {
       const float2 shift = load_pair(lse + 4 * (2 * i + 2 * (lane % 4)));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        // The queries from this column on see the key. Of a key that is not there exp(0 - lse) may be infinite, and times
-        // its row of zeros no number.
+        // Queries from this column on attend to the key. For a missing key, exp(0 - lse) may be infinite, and infinity
+        // times its row of zeros is NaN.
         const bool there = key + 8 * r < problem.n_keys;
         const int seen = !there ? queries : FLASH_CAUSAL ? key + 8 * r - query : 0;
         s[i + 2 * r] = Masked && 2 * i < seen ? 0.0f : exp2_fast(fmaf(s[i + 2 * r], problem.scale_log2, -shift.x));
@@ -347,7 +348,7 @@ struct Worker {
     hold(p);
     wgmma_fence();
     start_gradient(dv, p, d_o);
-    // Both warpgroups' rows of dS are there; those of the step before last have been multiplied.
+    // Both warpgroups have written their rows of dS, and have multiplied those of the step before last.
     named_sync(both_barrier, 256);
     float dq[dq_sums_a_thread];
     hold(dq);
@@ -369,7 +370,7 @@ struct Worker {
     release(q_free_barrier + stage, block);
   }
 
-  // dS^T, rows of keys, into shared memory as the left operand of dQ reads it.
+  // Writes dS^T, rows of keys, to shared memory in the layout of dQ's left operand.
   DEVICE void store_ds(const u32 (&pairs)[queries / 4], u32 to) {
     const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
@@ -396,14 +397,14 @@ struct Worker {
     barrier_wait(bar.k_full(), 0);
     barrier_wait(bar.v_full(), 0);
     int block = work.first;
-    // Up to this block some query does not see this warpgroup's last key.
+    // Up to this block, some query does not attend to this warpgroup's last key.
     int whole = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
     if (work.key + keys > problem.n_keys) whole = work.blocks;
     for (; block < min(whole, work.blocks); ++block) step<true>(block);
     for (; block < work.blocks; ++block) step<false>(block);
   }
 
-  // Writes 64 rows of one gradient through the place in shared memory where `at` says.
+  // Writes 64 rows of one gradient through shared memory at offset `at`.
   DEVICE void store(const float (&sums)[d / 2], float scale, u32 at, const TensorMap &map) {
     const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
@@ -446,7 +447,7 @@ struct Worker {
 #endif
 
   DEVICE void finish(const TensorMap &dk_map, const TensorMap &dv_map) {
-    // Both warpgroups multiply by K: it may be overwritten when both are done.
+    // Both warpgroups multiply by K: it may be overwritten after both are done.
     named_sync(both_barrier, 256);
     store(dv, 1.0f, v_at, dv_map);
     store(dk, problem.scale, k_at, dk_map);
@@ -456,7 +457,7 @@ struct Worker {
 
 } // namespace
 
-// What the statistics are made of. Strides are in elements; rows are contiguous.
+// The inputs of the statistics. Strides are in elements; rows are contiguous.
 struct Outputs {
   const element *o;
   const element *d_o;
@@ -496,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane == 0) {
       constexpr float log2e = 1.44269504088896340736f, infinity = __builtin_bit_cast(float, 0x7F800000);
       const float lse = there ? outputs.lse[head_index * problem.n_queries + row] : infinity;
-      // A row that saw nothing has no probabilities either.
+      // A row without keys has an lse of minus infinity and no probabilities.
       problem.lse_log2[padded + at] = lse == -infinity ? infinity : lse * log2e;
       problem.delta[padded + at] = product;
     }
@@ -533,7 +534,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if FLASH_SPLIT
-// (batch, heads, n_keys, d): dk and dv of all parts of a row; a thread for each four of FLASH_D columns, 256 a block.
+// Adds the parts of each row of dk and dv (batch, heads, n_keys, d). A thread has four of FLASH_D columns; 256 threads a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
@@ -598,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x < 32) copy(base, bar, work, problem, q, k, v, d_o);
   } else {
     more_registers<worker_registers>();
-    // By a shuffle, so that the compiler knows that a warp goes one way.
+    // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
     Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();

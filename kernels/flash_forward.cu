@@ -1,64 +1,63 @@
-// FlashAttention-2's forward pass (handout, Algorithm 1) on Hopper's copy engine and matrix instructions: 16-bit inputs,
-// float32 sums, o in the inputs' type and lse in float32 (natural logarithm).
+// FlashAttention-2's forward pass (handout, Algorithm 1) with Hopper's tensor memory accelerator (TMA) and wgmma. Inputs are
+// 16-bit, sums float32. o has the inputs' type; lse is float32, a natural logarithm.
 //
-// A block holds FLASH_GROUPS warpgroups of 64 queries each (one for few scores) and one more that only copies. It walks
-// over tiles of queries, the longest first; of each tile it holds Q, and streams K and V by FLASH_KEYS rows through
-// FLASH_STAGES buffers, from the diagonal (or the last key) down to the first. A warpgroup keeps its 64 rows of S, P and O
-// in registers. S of a block of keys is multiplied while the softmax of the one before is still being taken.
+// A block has FLASH_GROUPS consumer warpgroups of 64 queries each (one if there are few scores) and one producer
+// warpgroup, which only copies. The block takes one tile of queries after another, the longest first. It keeps the tile's
+// Q and streams K and V in blocks of FLASH_KEYS rows through FLASH_STAGES buffers, from the diagonal (or the last key) down
+// to the first key. A warpgroup keeps its 64 rows of S, P and O in registers. It multiplies the next S while it computes the
+// softmax of the S before.
 //
-// Where whole tiles would leave multiprocessors idle, FLASH_SPLIT cuts a tile's keys into parts, each some blocks long,
-// that are worked on as tiles of their own: the host's list says which parts there are, the longest first. A part's
-// o and lse go to memory in float32, and `flash_forward_combine` adds a row's parts up in their order.
+// Whole tiles can leave multiprocessors idle. FLASH_SPLIT then splits a tile's keys into parts of several blocks. Each part
+// is a tile of its own; the host lists the parts, the longest first. A part's o and lse go to memory in float32, and
+// `flash_forward_combine` adds the parts of a row in their order.
 //
-// Rows may be of fewer than FLASH_D elements, in multiples of 8: the tensor maps are of rows as they are, so that the
-// copy engine fills what is missing with zeros and writes none of it. Parts keep FLASH_D columns until they are added up.
+// Rows may have fewer than FLASH_D elements, in multiples of 8. The tensor maps describe the rows as they are: TMA fills the
+// missing elements with zeros when it reads and skips them when it writes. Parts keep FLASH_D columns until they are added.
 //
-// Notebook
-//   1. First version of this form. In the emulator it was right at once for every d, type and mask. Measured on an
-//      H200, 16 heads of 16384, causal: d 64 1.10 ms (cuDNN 1.23, FlashAttention-3 1.07), d 128 2.13 ms (1.75, 1.70).
-//      One head of 65536, as many operations: 1.13 ms and 1.64 ms.
-//   2. Parts. Predicted for one head of 8192 queries, d 64, causal: 43 tiles, the longest of 64 steps, which whole take
-//      as long as those 64; in parts of 11 they take some 11, and the adding up. Measured: 32.1 us. Cold, in us, d 64,
-//      one head: 128 9.3, 256 11.3, 512 14.1 (whole); 1024 13.8, 2048 16.4, 4096 19.3 (in parts).
-//   3. Why d 128 takes 2.13 ms with 16 heads and 1.64 ms with one: turns from alternating ends, each tile known from
-//      the start, balance one sorted list, and not four sections of four heads. Calculated, with one step more a tile:
-//      the last block is done at 1.297 times the average, which at the 1.62 us a step of one head is 2.13 ms; at d 64
-//      at 1.05 times. Now blocks take the next tile from a counter: 1.002 and 1.006 times. Predicted: 1.65 ms at d 128,
-//      1.05 ms at d 64, and some 2 us for clearing the counter. Measured: 1.69 ms (cuDNN beside it 1.77) and 0.99 ms
-//      (1.23). But one head of 32768 at d 128, with two tiles a block, went from 0.41 ms to 0.59: a block took its next
-//      tile as it began one, so that the second tiles were dealt out before anybody was done. Now it takes it when the
-//      tile's last copy is under way. Predicted: 0.42 ms. Measured: 0.41 ms; 16 heads 1.64 ms (1.73).
-//      The number comes with Q, guarded by Q's barriers, and needs none of its own. To the compiler the counter's
-//      answer is a thread's own value and not its warp's: at d 128 the copying thread, of 24 registers, spilled 100
-//      bytes until the value went through a shuffle (`alone`).
-//   4. Parts as long as make the end of the last block and of the adding up earliest, not as each multiprocessor's
-//      share. The figures of 2. fit 6 us and 1.6 us a step, counting beside the steps themselves one a tile, two for
-//      the launch that adds up, and one for each 48 parts. Predicted: 512 in parts of one step 13 us; 2048 in parts of
-//      two 16 us, with half the sums in memory; one head of 65536, d 64, 342 tiles for 132 blocks, in parts of 171
-//      1.05 ms. Measured: 13.3 us, 16.9 us and 0.98 ms. The backward pass cuts by the same rule; its steps are longer,
-//      its sums twice as many.
-//   5. The launch that adds parts up begins while the first one ends (programmatic dependent launch), and reads four
-//      parts at a time. Predicted: 512, 1024 and 2048 become 2 us shorter. Measured with the first of the two alone:
-//      11.5, 12.0 and 14.3 us, where it was 12.2, 13.0 and 15.1; with both, on another machine, 12.4, 12.8 and 15.1:
-//      the second gains nothing that shows.
-//   6. Where a block works on several tiles, racecheck reported a race between the number of the next tile and its
-//      readers: every lane read it, and lane 0 alone said by the barrier that Q's place is free. The other lanes' values
-//      were not used. Now lane 0 alone reads it.
-//   7. Small tiles. A step of three warpgroups takes 1.5 us, so that one head of 256 queries, d 64, took 9.6 us (the best of
-//      PyTorch's back ends 8.9), and 16 heads of 1024, 96 tiles of up to eight steps, 20.5 us (17.7). Now a tile of few
-//      scores is one warpgroup's, and two blocks share a multiprocessor. Predicted: 7.8 and 15 us. Measured as CUDA graphs,
-//      cold, in us, before and after: one head of 128 7.7 and 6.5, 256 9.6 and 7.4, 512 11.3 and 9.4, 1024 11.7 and 10.9,
-//      2048 14.4 and 12.0, 4096 19.0 and 17.5, 8192 30.8 and 29.2, 16384 77.0 and 78.0; 16 heads of 1024 20.5 and 16.2, of
-//      4096 85.9 and 86.0, of 8192 270 and 289. At d 16 and 32 they gain as much, and one head of 16384 loses 10 percent; at
-//      d 128, where blocks are of 64 keys, they gain 7 to 14 percent up to 1024 and lose beyond, 3 to 15. `TileSize::fastest`
-//      in src/attention/flash/hopper/tile_config.rs draws the line. Tried beside it: tiles of two warpgroups, which lie between the two;
-//      blocks of 64 keys in four buffers, no faster anywhere that counts; four buffers at d 16 and 32, and parts cut as if
-//      adding them up took three steps or five, all level.
-//   8. 2^x is computed for 16 elements a clock, so that a block of 128 keys takes 64 rows 512 clocks, as many as its products
-//      at d 64. Tried: a polynomial of degree 4 for one of eight elements, three, or four. Predicted, with two: 0.93 ms for 16
-//      heads of 16384, d 64. Measured in ms, the least, with none, one, three and four: 0.976, 1.029, 1.137, 1.236; d 128
-//      with none, one and four: 1.610, 1.658, 1.861. Each instruction that is added shows: what the warpgroups run short of is
-//      not 2^x.
+// Notebook. Times are medians on an H200, inputs bfloat16 and causal, unless stated. "16 x 16384" is 16 heads of 16384 queries.
+//   1. First version. The emulator found it right for every d, type and mask.
+//      Measured, 16 x 16384: d 64 1.10 ms (cuDNN 1.23, FlashAttention-3 1.07); d 128 2.13 ms (1.75, 1.70).
+//      Measured, one head of 65536, which has as many operations: 1.13 ms and 1.64 ms.
+//   2. Split the keys of a tile. One head of 8192, d 64, has 43 tiles, the longest of 64 steps.
+//      Predicted: parts of 11 steps take 11 steps and the addition, not 64. Measured: 32.1 us.
+//      Measured, cold, one head, d 64, us: 128 9.3, 256 11.3, 512 14.1 (whole tiles); 1024 13.8, 2048 16.4, 4096 19.3 (parts).
+//   3. Take the next tile from a counter. Cause of 2.13 ms at d 128 with 16 heads against 1.64 ms with one: each block's tiles
+//      were fixed at the start, dealt in turns from alternating ends. That balances one sorted list, not four sections of
+//      four heads. Computed, with one step more a tile: the last block ends at 1.297 times the average, at d 64 at 1.05.
+//      With 1.62 us a step of one head, 1.297 gives 2.13 ms. With a counter: 1.002 and 1.006.
+//      Predicted: d 128 1.65 ms, d 64 1.05 ms, and 2 us to clear the counter.
+//      Measured: d 128 1.69 ms (cuDNN in the same run 1.77), d 64 0.99 ms (1.23).
+//      But one head of 32768 at d 128, two tiles a block, rose from 0.41 to 0.59 ms: a block took its next tile when it
+//      began one, so all second tiles were taken before any block was done. Now it takes the next tile when it starts
+//      the last copy of the present one. Predicted: 0.42 ms. Measured: 0.41 ms; 16 heads 1.64 ms (1.73).
+//      The tile's number travels with Q under Q's barriers and needs no barrier of its own. The compiler treats the
+//      counter's value as different in each thread: at d 128 the producer thread, which has 24 registers, spilled 100 bytes
+//      until the value went through a shuffle (`alone`).
+//   4. Choose the parts so that the last block and the addition end earliest; before, each multiprocessor got an equal share.
+//      The times of entry 2 fit 6 us, plus 1.6 us a step, plus one step a tile, two steps for the launch that adds, and one
+//      step for each 48 parts. Predicted: 512 in parts of one step 13 us; 2048 in parts of two steps 16 us with half the sums
+//      in memory; one head of 65536, d 64, 342 tiles on 132 blocks in parts of 171 steps, 1.05 ms.
+//      Measured: 13.3 us, 16.9 us, 0.98 ms. The backward pass uses the same rule with longer steps and twice the sums.
+//   5. Begin the launch that adds parts while the first launch ends (programmatic dependent launch), and read four parts at
+//      a time. Predicted: 512, 1024 and 2048 get 2 us shorter. Measured, us: before 12.2, 13.0, 15.1; with the dependent
+//      launch alone 11.5, 12.0, 14.3; with both, on another machine, 12.4, 12.8, 15.1. Reading four parts has no visible gain.
+//   6. racecheck reported a race on the number of the next tile, for blocks that compute several tiles: every lane read it,
+//      but only lane 0 arrived at the barrier that frees Q. The other lanes did not use the value. Now only lane 0 reads it.
+//   7. Small tiles. A step with three warpgroups takes 1.5 us, so one head of 256, d 64, took 9.6 us (PyTorch's best back
+//      end 8.9), and 16 heads of 1024 (96 tiles of up to eight steps) 20.5 us (17.7). Now one warpgroup computes a tile with
+//      few scores, and two blocks share a multiprocessor. Predicted: 7.8 and 15 us.
+//      Measured as CUDA graphs, cold, us, before and after: one head of 128 7.7 and 6.5, 256 9.6 and 7.4, 512 11.3 and 9.4,
+//      1024 11.7 and 10.9, 2048 14.4 and 12.0, 4096 19.0 and 17.5, 8192 30.8 and 29.2, 16384 77.0 and 78.0; 16 heads of 1024
+//      20.5 and 16.2, of 4096 85.9 and 86.0, of 8192 270 and 289. d 16 and 32 gain as much, and one head of 16384 loses
+//      10 percent there. d 128, with blocks of 64 keys, gains 7 to 14 percent up to 1024 and loses 3 to 15 beyond.
+//      `TileSize::fastest` in src/attention/flash/hopper/tile_config.rs chooses.
+//      Also tried: tiles of two warpgroups (between the two); 64 keys in four buffers (faster nowhere that matters); four
+//      buffers at d 16 and 32, and parts chosen as if adding them took three or five steps (no difference).
+//   8. Compute part of 2^x by polynomial. The hardware computes 2^x for 16 elements a clock: a block of 128 keys and 64 rows
+//      takes 512 clocks, as many as its products at d 64. Tried: a polynomial of degree 4 for one, three or four of eight
+//      elements. Predicted, with two: 0.93 ms for 16 x 16384, d 64. Measured, least, ms, with none, one, three and four:
+//      0.976, 1.029, 1.137, 1.236; d 128 with none, one and four: 1.610, 1.658, 1.861. Every added instruction costs time,
+//      so 2^x is not what limits the warpgroups.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
@@ -90,17 +89,17 @@ constexpr u32 kv_panel = keys * row_bytes;
 constexpr u32 o_panel = 64 * row_bytes;
 constexpr u32 kv_bytes = panels * kv_panel;
 
-// Shared memory, from an address that is a multiple of 1024: Q, O, K and V of each stage, barriers, the tile's number.
+// Offsets in shared memory, which starts at a multiple of 1024: Q, O, K and V of each stage, barriers, the tile's number.
 constexpr u32 o_at = panels * q_panel;
 constexpr u32 k_at = o_at + groups * panels * o_panel;
 constexpr u32 v_at = k_at + stages * kv_bytes;
 constexpr u32 barriers_at = v_at + stages * kv_bytes;
 constexpr u32 number_at = barriers_at + 8 * (2 + 4 * stages);
 
-// Registers a thread, of the 65,536 that a block has in all.
+// Registers of a thread; a block has 65,536 in all.
 constexpr int copier_registers = groups == 3 ? 32 : 24;
 constexpr int worker_registers = groups == 3 ? 160 : groups == 2 ? 240 : 224;
-// With one warpgroup that computes, two blocks share a multiprocessor.
+// With one consumer warpgroup, two blocks share a multiprocessor.
 constexpr int resident = groups == 1 ? 2 : 1;
 static_assert(128 * (copier_registers + groups * worker_registers) <= 65536 / resident, "they have 65,536 in all");
 
@@ -110,7 +109,7 @@ static_assert(keys == 64 || keys == 128, "one instruction makes the scores of 64
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
-// Named barriers: one for each warpgroup's turn, one for its own threads.
+// Named barriers: one for each warpgroup's turn, one for the threads of each warpgroup.
 constexpr u32 turn_barrier = 1;
 [[maybe_unused]] constexpr u32 group_barrier = 1 + groups;
 
@@ -121,15 +120,15 @@ struct Problem {
   int n_keys;
   int heads;
   int batch;
-  // Elements of a row: a multiple of 8, FLASH_D or fewer.
+  // Elements of a row: a multiple of 8, at most FLASH_D.
   int d;
-  // Of a score, to base 2: log2(e) / sqrt(d).
+  // The factor of a score, to base 2: log2(e) / sqrt(d).
   float scale_log2;
-  // Heads whose K and V are worked on at a time, so that they stay in the L2 cache.
+  // Heads that are computed at the same time, few enough that their K and V stay in the L2 cache.
   int heads_at_a_time;
   // (batch, heads, n_queries)
   float *lse;
-  // How many tiles blocks have taken after their first ones, 0 at the start; null where there are no others.
+  // The tile counter: tiles taken after each block's first, 0 at the start; null if there are none.
   u32 *taken;
 };
 
@@ -138,13 +137,13 @@ constexpr int most_items = 1020;
 
 // The parts of every head's tiles.
 struct Parts {
-  // Of `items`; blocks of keys in a part.
+  // The number of `items`, and the blocks of keys in a part.
   int count;
   int blocks;
   // (parts, batch, heads, n_queries, FLASH_D) and (parts, batch, heads, n_queries)
   float *o;
   float *lse;
-  // The tile's number times 65,536, plus the part's.
+  // The tile's index times 65,536, plus the part's index.
   u32 items[most_items];
 };
 #else
@@ -153,7 +152,7 @@ struct Parts {};
 
 namespace {
 
-// Blocks of keys that any query of the tile from `row` on sees.
+// The number of blocks of keys that some query of the tile attends to; `row` is the tile's first query.
 DEVICE int blocks_seen(const Problem &problem, int row) {
   const int seen = FLASH_CAUSAL ? min(problem.n_keys, row + rows) : problem.n_keys;
   return (seen + keys - 1) / keys;
@@ -164,22 +163,22 @@ struct Tile {
   int row;
   int head;
   int batch;
-  // The first of its blocks of keys, and the one behind its last.
+  // The first block of keys, and the one after the last.
   int first;
   int blocks;
   int part;
 };
 
-// The tiles in their order: heads in sections, in a section the longest tiles first. A block's first is of its own
-// number; whenever it has copied a tile, it takes the next that nobody has.
+// The order of the tiles: heads in sections, within a section the longest tiles first. A block's first tile has the block's
+// index. When the block has copied a tile, it takes the next one from the counter.
 //
-// Parts are ordered over all heads, the longest first. Then turns, every second one from the other end, share them no
-// worse, and need no counter.
+// Parts are ordered over all heads, the longest first. They are dealt to the blocks in turns, every second turn from the
+// other end. That balances them as well as a counter does.
 struct Schedule {
   const Problem &problem;
   const Parts &parts;
   int tiles;
-  // Numbers from this one on mean that there is none.
+  // The number of tiles or parts. An index from here on means that none is left.
   int all;
 
   DEVICE Schedule(const Problem &problem, const Parts &parts)
@@ -191,7 +190,7 @@ struct Schedule {
 #endif
   }
 
-  // The number of the tile for the block's turn number `turn`, which is not the first; one thread asks for it once.
+  // The tile's index for the block's turn `turn` (from 1). One thread calls it once a turn.
   DEVICE int take(u32 turn) const {
     const int width = static_cast<int>(gridDim.x);
 #if FLASH_SPLIT
@@ -228,8 +227,8 @@ struct Schedule {
   }
 };
 
-// The buffers are taken in turns: where block number `count` of all that this block works on lies, and the parity of
-// its barriers' phase.
+// The buffers are used in turns. `count` numbers all blocks of keys that this thread block computes: the buffer of one, and the
+// parity of its barriers' phase.
 DEVICE int stage_of(u32 count) { return count % stages; }
 DEVICE u32 parity_of(u32 count) { return count / stages % 2; }
 
@@ -244,10 +243,9 @@ struct Barriers {
   DEVICE u32 v_free(int stage) const { return base + 16 + 8 * (3 * stages + stage); }
 };
 
-// One thread: takes the tiles; copies Q once a tile, K and V once a block of keys.
+// One thread takes the tiles and copies: Q once a tile, K and V once a block of keys.
 //
-// A tile's number comes with its Q, and the same two barriers say when it is there and when it may be overwritten. The
-// number behind the last one's comes without a Q.
+// A tile's index is stored with its Q, and the same two barriers guard both. The index after the last tile comes without Q.
 DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const TensorMap &q, const TensorMap &k,
                  const TensorMap &v) {
   u32 count = 0;
@@ -281,8 +279,8 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
                 tile.head, tile.batch);
       }
     }
-    // Only now, so that no block takes a tile that another will be free for sooner; the buffers are full, and nobody
-    // waits for the counter's answer.
+    // Not earlier: another block may be free for this tile sooner. The buffers are full now, so the counter's latency is
+    // hidden.
     index = schedule.take(turn + 1);
   }
   barrier_arrive(bar.q_full());
@@ -300,7 +298,7 @@ struct Worker {
   float s[keys / 2];
   u32 p[keys / 4];
   float o[d / 2];
-  // Of the thread's two rows: the largest score so far, and its own share of the sum.
+  // For each of the thread's two rows: the largest score so far, and this thread's share of the sum.
   float largest[2];
   float sum[2];
 
@@ -331,13 +329,13 @@ struct Worker {
     if (lane == 0) barrier_arrive(barrier);
   }
 
-  // Hides the keys after each query, and those that are not there.
+  // Masks the keys after each query, and missing keys.
   DEVICE void mask(int row, int block) {
     const int first = block * keys + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int last = FLASH_CAUSAL ? min(problem.n_keys - 1, row + 8 * r) : problem.n_keys - 1;
-      // Of the columns that this thread has, counted from its first.
+      // The column, counted from the first that this thread has.
       const int seen = last - first;
 #pragma unroll
       for (int i = 0; i < keys / 2; i += 4) {
@@ -349,7 +347,7 @@ struct Worker {
     }
   }
 
-  // Turns scores into P = exp(S - largest), its sums into `sum`; gives the factors by which earlier results shrink.
+  // Replaces scores by P = exp(S - largest) and adds to `sum`. Returns the factors that rescale earlier results.
   DEVICE void soften(float (&factor)[2]) {
     const float scale = problem.scale_log2;
 #pragma unroll
@@ -359,7 +357,7 @@ struct Worker {
       for (int i = 0; i < keys / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
       top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 2));
-      // A row of which nothing has been seen yet has no largest score to subtract.
+      // A row without a score so far has no largest score to subtract.
       const float shift = top == -infinity ? 0.0f : top * scale;
       factor[r] = exp2_fast(fmaf(largest[r], scale, -shift));
       largest[r] = top;
@@ -382,7 +380,7 @@ struct Worker {
     for (int i = 0; i < keys / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
   }
 
-  // Block `count` of keys and the outputs of the one before.
+  // Scores and softmax of block `count` of keys, and the outputs of the block before.
   template <bool Masked> DEVICE void step(int row, int block, u32 count) {
     const int now = stage_of(count), before = stage_of(count - 1);
     barrier_wait(bar.k_full(now), parity_of(count));
@@ -419,9 +417,9 @@ struct Worker {
   }
 
   DEVICE void run(const Tile &tile, u32 q_parity, u32 &count) {
-    // The first of the thread's two rows; the other is eight further.
+    // The first of the thread's two rows; the second is eight rows later.
     const int row = tile.row + 64 * group + 16 * warp + lane / 4;
-    // Blocks from this one down are seen whole by every query of the warpgroup.
+    // From this block down, every query of the warpgroup attends to all keys of a block.
     const int whole = FLASH_CAUSAL ? min(problem.n_keys, tile.row + 64 * group + 1) / keys : problem.n_keys / keys;
     const int masked = FLASH_SPLIT ? max(whole, tile.first) : whole;
 #pragma unroll
@@ -459,7 +457,7 @@ struct Worker {
     release(bar.v_free(last));
   }
 
-  // Writes O and lse of the tile; what was written before has left shared memory.
+  // Writes O and lse of the tile. The previous tile's O has left shared memory before.
   DEVICE void finish(const Tile &tile, const Parts &parts, const TensorMap &map) {
     const int row = tile.row + 64 * group + 16 * warp + lane / 4;
     long long head = static_cast<long long>(tile.batch) * problem.heads + tile.head;
@@ -496,7 +494,7 @@ struct Worker {
     const bool first = warp == 0 && lane == 0;
     if (first) copies_out_wait_read();
     named_sync(group_barrier + group, 128);
-    // Of the eight-by-eight matrices of 16 columns: the lane's row, and whether it is of the first eight columns.
+    // stmatrix's 8 x 8 matrices within 16 columns: the lane's row, and whether it has the first eight columns.
     const u32 at_row = 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
     for (int chunk = 0; chunk < d / 16; ++chunk) {
@@ -526,7 +524,7 @@ struct Worker {
 } // namespace
 
 #if FLASH_SPLIT
-// (batch, heads, n_queries, d): o of all parts of a row; a thread for each four of FLASH_D columns, 256 a block.
+// Adds the parts of each row of o (batch, heads, n_queries, d). A thread has four of FLASH_D columns; 256 threads a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
   await_last_kernel();
@@ -544,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll 4
   for (int part = 0; part < count; ++part) {
     const long long place = part * from_part_to_part + at;
-    // A part in which the row sees nothing weighs nothing.
+    // The weight of a part without a key for this row is zero.
     const float weight = expf(parts.lse[place] - largest);
     const float4 own = *reinterpret_cast<const float4 *>(parts.o + place * d + column);
     sum += weight;
@@ -587,7 +585,7 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(bar.k_full(stage), 1);
       barrier_init(bar.v_full(stage), 1);
-      // One arrival a warp.
+      // One arrival for each warp.
       barrier_init(bar.k_free(stage), 4 * groups);
       barrier_init(bar.v_free(stage), 4 * groups);
     }
@@ -600,7 +598,7 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     if (threadIdx.x == 0) copy(base, bar, schedule, q, k, v);
   } else {
     more_registers<worker_registers>();
-    // By a shuffle, so that the compiler knows that a warp goes one way.
+    // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4 - 1;
     Worker worker{base, bar, problem, group, static_cast<int>(threadIdx.x) % 32, warp % 4};
     // The first warpgroup's first turn.
@@ -612,10 +610,10 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
       worker.run(tile, turn % 2, count);
       worker.finish(tile, parts, o);
       barrier_wait(bar.q_full(), ++turn % 2);
-      // Read by the lane that gives Q back, and with it the number's place.
+      // Read by the lane that frees Q, since freeing Q also frees the index.
       index = __shfl_sync(0xFFFFFFFF, worker.lane == 0 ? load_word(base + number_at) : 0, 0);
     }
-    // Nobody waits for the last turn that the last warpgroup passed on.
+    // The last turn that the last warpgroup passed on is waited for here, since no warpgroup takes it.
     if (groups > 1 && group == 0) named_sync(turn_barrier, 256);
     if (worker.warp == 0 && worker.lane == 0) copies_out_wait_read();
   }

@@ -1,53 +1,52 @@
-// FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) on the matrix instructions of compute
-// capability 8.0: q, k, v, o and do in bfloat16, float16 or float32, and dq, dk and dv in the same type.
+// FlashAttention-2's backward pass (handout, Algorithm 2 with Eq. 13 to 19) with the mma instructions of compute capability
+// 8.0. q, k, v, o and do are bfloat16, float16 or float32; dq, dk and dv have their type.
 //
-// `portable_backward_prepare` makes D = rowsum(dO * O) and lse in the base that `portable_backward` uses. That one
-// makes two passes side by side. The pass of the keys has a block for each tile of keys: it holds K and V, streams Q
-// and dO, PORTABLE_KEYS_STREAM rows at a time, and makes dV and dK. The pass of the queries has a block for each tile
-// of queries: it holds Q and dO, streams K and V, PORTABLE_QUERIES_STREAM rows at a time, and makes dQ. Both compute S
-// and dP anew.
+// `portable_backward_prepare` computes D = rowsum(dO * O), and lse in the base that `portable_backward` uses.
+// `portable_backward` makes two passes side by side. The pass over keys has a block for each tile of keys: it keeps K and V,
+// streams Q and dO by PORTABLE_KEYS_STREAM rows, and computes dV and dK. The pass over queries has a block for each tile of
+// queries: it keeps Q and dO, streams K and V by PORTABLE_QUERIES_STREAM rows, and computes dQ. Both compute S and dP again.
 //
-// Where tiles are too few to keep the GPU busy, several thread blocks share each, in parts of its columns; they write
-// unscaled sums in float32, and `portable_backward_combine` adds up a tile's parts in their order.
+// If there are too few tiles to keep the GPU busy, several thread blocks share each tile, each with a part of its columns.
+// They write unscaled sums in float32, and `portable_backward_combine` adds a tile's parts in their order.
 //
-// The two are one program with the roles exchanged. Rows (of keys; of queries) are a warp's own: with left operands K
-// and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands where they lie, in dV += P^T dO and
-// dK += dS^T Q; with Q and dO, S = Q K^T, dP = dO V^T and dQ += dS K. So nothing but the inputs goes through shared
-// memory, no warp waits for another's results, no scratch of dq is cleared, added to and read, and every result repeats
-// in every bit. The price is 7 products for 5. It was chosen for float32, whose sums of dq by atomic additions would
-// come in any order, and kept for 16-bit types, where Hopper has kernels of its own.
+// The two passes are one program with exchanged roles. A row (of keys, or of queries) belongs to one warp. With left operands
+// K and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands in registers for dV += P^T dO and dK += dS^T Q.
+// With Q and dO, S = Q K^T, dP = dO V^T and dQ += dS K. So only the inputs go through shared memory, no warp waits for
+// another's results, no sum of dq is cleared, added to and read again, and every result is bitwise reproducible. The cost is
+// seven products instead of five. This was chosen for float32, where atomic additions to dq would come in any order, and kept
+// for 16-bit types, for which Hopper has kernels of its own.
 //
 // Notebook
-//   1. First version, a kernel for each pass and nothing split. Measured on an H200: float32, one head, causal, from
-//      cold caches, in microseconds, and behind it PyTorch's memory-efficient kernels and plain operations:
+//   1. First version: one kernel for each pass, no parts. Measured on an H200, float32, one head, causal, cold, us; beside
+//      it PyTorch's memory-efficient kernels and plain operations:
 //        d = 128, n = 128: 83, 62, 102; 1024: 475, 305, 110; 4096: 1838, 1144, 634; 16384: 8516, 5055, 9129;
 //        65536: 79686, 71102, 142199;
 //        d = 64, n = 1024: 174, 235, 117; 4096: 641, 894, 473; 16384: 3258, 4107, 6539; 65536: 33737, 40223, 104432.
-//      By these a block alone on its multiprocessor takes 1 microsecond for each product of 64 by 16 by 128, two take
-//      1.4: up to n = 8192 the longest tile is all there is to wait for. To be measured: a pass of keys that adds its
-//      parts of dq to global memory (at best 5/7 of the time).
-//   2. Left operands are read from shared memory at every step. 16-bit types with d = 16 or 32 have registers to hold
-//      them. To be measured.
-//   3. float32 in the emulator: against float64, mean errors are 0.6 to 1.2 times those of plain float32 operations for
-//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. What is left
-//      comes from lse, which is rounded to float32 and read again, and from rows that see few keys: there dP - D is
-//      nearly nothing, plain operations make exactly nothing of it, and dP and D here are rounded each in its own way.
-//   4. Parts, and both passes in one launch, so that the short blocks of the one fill what the other leaves. Predicted
-//      by handing out blocks in their order, at 1 microsecond a product and 3 for each part: n = 1024 and d = 128 40
-//      microseconds, 4096 300, 8192 1100. Parts are half of a place's share: with a third of it the same prediction is
-//      4 percent better for n = 8192 and worse below 2048, with all of it 18 percent worse for 8192. Measured with 5.:
-//      61, 393 and 1426 microseconds, where it was 475, 1838 and 3636.
-//   5. float32, d = 128: S and dP took 152 instructions for 12 matrix instructions, half of them for addresses, and
-//      these in two chains of six, each of which waits for the one before. With two groups of steps a turn there are
-//      164 for 24, in four chains: of a step of keys some 2500 instructions in place of 3600, so that 0.7 of the time
-//      is predicted. Measured: n = 16384 5642 in place of 8516, but 65536, where nothing is split, 74903 in place of
-//      79686, 0.94 of the time: what bounds it is not the number of instructions.
-//   6. Tried for float32, d = 128: S and dP in one loop, 160 instructions for 24 in four chains too. The pass of keys,
+//      So a block alone on its multiprocessor takes 1 us for each product of 64 by 16 by 128, two blocks take 1.4. Up to
+//      n = 8192 the longest tile decides the time. Not tried: a pass over keys that adds its parts of dq to global memory (at
+//      best 5/7 of the time).
+//   2. Left operands are read from shared memory in every step. 16-bit types with d = 16 or 32 have enough registers to
+//      keep them. Not tried.
+//   3. float32 in the emulator. Against float64, mean errors are 0.6 to 1.2 times those of plain float32 operations for
+//      d = 64 and 128, and up to 1.6 times for d = 16 and 32; largest errors up to 1.7 and 3.6 times. The rest comes from lse,
+//      which is rounded to float32 and read again, and from rows with few keys. There dP - D is nearly zero: plain operations
+//      compute exactly zero, while dP and D here are rounded differently.
+//   4. Parts, and both passes in one launch, so that short blocks of one pass fill idle multiprocessors of the other.
+//      Predicted by assigning blocks in order, with 1 us a product and 3 us a part: d = 128, n = 1024 40 us, 4096 300, 8192
+//      1100. A part is half of a resident block's share; a third is 4 percent better for n = 8192 and worse below 2048 in the
+//      same prediction, a whole share 18 percent worse for 8192. Measured with entry 5: 61, 393 and 1426 us; before 475, 1838
+//      and 3636.
+//   5. Two groups of steps a turn. float32, d = 128: S and dP took 152 instructions for 12 matrix instructions, half of them
+//      for addresses, in two chains of six in which each waits for the one before. Now 164 instructions for 24, in four
+//      chains: about 2500 instructions for a step of keys, before 3600. Predicted: 0.7 of the time. Measured: n = 16384
+//      5642 us, before 8516; but 65536, which has no parts, 74903, before 79686, or 0.94 of the time. So the number of
+//      instructions is not the limit there.
+//   6. Tried, float32, d = 128: S and dP in one loop, 160 instructions for 24, also in four chains. The pass over keys,
 //      whose sums take 128 registers, then spills one to three.
-//   7. Parts are a half, a third, a quarter or a sixth of a place's share, whichever a greedy handing out by the costs of
-//      4. has done first, and tiles are whole only where that is best. By a rule of halves, n = 16384 and d = 128 left the
-//      tiles of queries whole, each 0.88 of a share, and the last block was done at 1.38 times the average; in quarters,
-//      at 1.08. Predicted: 5642 microseconds become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
+//   7. Choose the parts by cost. A part is now a half, a third, a quarter or a sixth of a resident block's share, whichever
+//      ends first in a greedy assignment with the costs of entry 4; tiles stay whole only if that is best. With halves only,
+//      n = 16384 and d = 128 left the tiles of queries whole, each 0.88 of a share, and the last block ended at 1.38 times the
+//      average; with quarters at 1.08. Predicted, us: 5642 become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
 //      and 1311.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
@@ -75,12 +74,12 @@ struct Problem {
   int n_keys;
   int heads;
   int batch;
-  // Of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
+  // The factor of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
-  // Heads whose inputs are worked on at a time.
+  // Heads that are computed at the same time, few enough that their inputs stay in the L2 cache.
   int heads_at_a_time;
-  // n_queries up to the next multiple of 128.
+  // n_queries rounded up to a multiple of 128.
   int padded_queries;
   // Of tiles of keys; of tiles of queries.
   Split keys;
@@ -92,7 +91,7 @@ struct Problem {
   Tensor d_o;
   // (batch, heads, n_queries)
   const float *lse;
-  // (batch, heads, padded_queries): lse to base 2 (float32: to base e) and D, with rows that are not there.
+  // (batch, heads, padded_queries): lse to base 2 (float32: to base e) and D, with the missing rows.
   float *shift;
   float *delta;
   // (batch, heads, n, d)
@@ -118,25 +117,25 @@ static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64
 using Layout = Rows<d>;
 
 constexpr int score_group = is_float && d == 128 ? 2 : 1;
-// A second form of the loop's body, without masks, takes two registers more than these have.
+// A second copy of the loop's body, without masks, needs two registers more than these have.
 constexpr bool always_masks = is_float && d == 128;
 constexpr float log2e = 1.44269504088896340736f;
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
-// P = exp(S - lse) (Eq. 14). Of float32 the difference is taken to base e, where neither is rounded before it.
+// P = exp(S - lse) (Eq. 14). float32 subtracts to base e, so that neither operand is rounded before.
 DEVICE float probability(const Problem &problem, float score, float shift) {
   return is_float ? exp2_fast(fmaf(score, problem.scale, -shift) * log2e)
                   : exp2_fast(fmaf(score, problem.scale_log2, -shift));
 }
 
-// One kernel's work: `Keys` says whether its rows are keys and its columns queries, or the other way round.
+// One pass: with `Keys` its rows are keys and its columns queries, without it the reverse.
 template <bool Keys, int Tiles, int Stream> struct Pass {
   static constexpr int warp_rows = 16 * Tiles;
   static constexpr int rows = PORTABLE_WARPS * warp_rows;
   static constexpr int sum_group = is_float ? 2 : 1;
   static_assert(padding % rows == 0 && padding % Stream == 0 && Stream % 16 == 0 && 2 * Stream / 4 <= threads);
 
-  // Shared memory: the two held inputs, then of each stage the two streamed ones and, of queries, shift and D.
+  // Offsets in shared memory: the two kept inputs, then for each stage the two streamed inputs and, for queries, shift and D.
   static constexpr u32 held_bytes = rows * Layout::bytes;
   static constexpr u32 streamed_bytes = Stream * Layout::bytes;
   static constexpr u32 stats_bytes = Keys ? 4 * Stream : 0;
@@ -147,12 +146,12 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   int lane;
   int n_rows;
   int n_columns;
-  // Of the tile; of the warp.
+  // The first row of the tile and of the warp.
   int tile_row;
   int first_row;
   int head;
   int batch;
-  // Of the part's results among all heads' and parts'.
+  // The index of this part's results among all parts of all heads.
   int place;
   // Blocks of columns, from `begin` to before `end`.
   int begin;
@@ -165,7 +164,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   // dK or dQ, unscaled; dV.
   float first_sums[Tiles][d / 8][4];
   float second_sums[Keys ? Tiles : 1][d / 8][4];
-  // Of the thread's rows, if they are queries.
+  // The thread's rows, if they are queries.
   float shift[Tiles][2];
   float delta[Tiles][2];
 
@@ -177,8 +176,8 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     return (rows_of(problem) + rows - 1) / rows * problem.heads * problem.batch * split_of(problem).count;
   }
 
-  // Blocks of columns that some row of the tile that begins at `tile_row` meets: from `first` to before `end`. Where no
-  // row meets any, `end` may be the smaller.
+  // Blocks of columns that some row of the tile from `tile_row` on uses: from `first` to before `end`. If there are none, `end`
+  // may be less than `first`.
   struct Met {
     int first;
     int end;
@@ -192,7 +191,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     }
   };
 
-  // The work of the thread block that is number `index` of this pass.
+  // The work of thread block `index` of this pass.
   DEVICE explicit Pass(const Problem &problem, u32 base, int index)
       : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32), n_rows(rows_of(problem)),
         n_columns(Keys ? problem.n_queries : problem.n_keys) {
@@ -206,21 +205,21 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     const Met met(problem, tile_row);
     begin = met.first + order.split * split_of(problem).blocks;
     end = min(met.end, begin + split_of(problem).blocks);
-    // By a shuffle, so that the compiler knows that a warp goes one way.
+    // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     first_row = tile_row + __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0) * warp_rows;
     stats = (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
   }
 
-  // S or dP, between this warp's rows of what is held `at` and those streamed to `to`.
+  // S or dP: this warp's rows of the input kept at `at`, times the rows streamed to `to`.
   DEVICE void scores(float (&sums)[Tiles][Stream / 8][4], u32 at, u32 to) {
     const u32 own = base + at + (first_row - tile_row) * Layout::bytes;
-    // Of the transposed scores the same bits as of the forward pass's, whose errors its lse has met.
+    // The transposed scores must have the same bits as the forward pass's, because lse was computed from those.
     multiply_along<d, score_group, false, Keys>(
         sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
   }
 
-  // Calls `body(m, n, i, row, column, statistic)` for every sum of S or dP by its three numbers, with its place in the
-  // whole matrix and what belongs to its query: of a column out of shared memory from `at` on, of a row out of `own`.
+  // Calls `body(m, n, i, row, column, statistic)` for every element of S or dP: its three indices in registers, its row and
+  // column in the whole matrix, and its query's statistic, from shared memory at `at` (columns) or from `own` (rows).
   template <typename Body> DEVICE void each(u32 at, const float (&own)[Tiles][2], int block, Body body) {
     const int first_column = block * Stream + 2 * (lane % 4);
 #pragma unroll
@@ -240,8 +239,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 
   template <bool Masked> DEVICE void step(u32 to, int block) {
     scores(s, 0, to);
-    // P in place of S. A query that is not there has a shift of infinity; a key that is not there is hidden like those
-    // after each query.
+    // Replaces S by P. A missing query has a shift of infinity. A missing key is masked like the keys after each query.
     each(to + 2 * streamed_bytes, shift, block, [&](int m, int n, int i, int row, int column, float own_shift) {
       const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns);
       s[m][n][i] = Masked && hidden ? 0.0f : probability(problem, s[m][n][i], own_shift);
@@ -249,7 +247,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     // Eq. 15.
     if constexpr (Keys) multiply_across<d, sum_group>(second_sums, s, to + streamed_bytes);
     scores(dp, held_bytes, to + streamed_bytes);
-    // dS = P * (dP - D) (Eq. 17) in place of dP.
+    // Replaces dP by dS = P * (dP - D) (Eq. 17).
     each(to + 2 * streamed_bytes + stats_bytes, delta, block, [&](int m, int n, int i, int, int, float own_delta) {
       dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - own_delta);
     });
@@ -275,7 +273,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 
   // Whether there is anything to store.
   DEVICE bool run() {
-    // A tile of fewer parts than the longest. One that is whole and meets nothing is stored, as zeros.
+    // A tile with fewer parts than the longest has nothing to store. A whole tile without columns stores zeros.
     if (split_of(problem).count > 1 && begin >= end) {
       await_last_kernel();
       return false;
@@ -285,7 +283,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     Layout::template copy<rows, threads>(base, left.head(batch, head), left.strides[2], tile_row, n_rows);
     Layout::template copy<rows, threads>(base + held_bytes, right.head(batch, head), right.strides[2], tile_row,
                                          n_rows);
-    // Statistics come from `portable_backward_prepare`.
+    // The first use of results of `portable_backward_prepare`.
     await_last_kernel();
 #pragma unroll
     for (int block = begin; block < begin + stages - 1; ++block) {
@@ -311,7 +309,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       __syncthreads();
       if (later < end) copy(place_of(later), later);
       copies_commit();
-      // Whether no row of the warp meets a column of the block; whether every one meets all.
+      // Whether no row of the warp uses a column of the block, and whether every row uses all.
       const int end_row = first_row + warp_rows, end_column = column + Stream;
       const bool none = PORTABLE_CAUSAL && (Keys ? end_column <= first_row : column >= end_row);
       if (none) continue;
@@ -354,7 +352,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 using Keys = Pass<true, PORTABLE_KEYS_TILES, PORTABLE_KEYS_STREAM>;
 using Queries = Pass<false, PORTABLE_QUERIES_TILES, PORTABLE_QUERIES_STREAM>;
 
-// One result of a pass from its parts, in their order: each thread has four columns of a row.
+// Adds the parts of one result in their order. A thread has four columns of a row.
 template <typename Pass> DEVICE void combine(const Problem &problem, const float *parts, element *to, float scale) {
   constexpr int lanes = d / 4;
   const Split &split = Pass::split_of(problem);
@@ -364,7 +362,7 @@ template <typename Pass> DEVICE void combine(const Problem &problem, const float
   if (split.count == 1 || row >= all) return;
   const long long at = row * d + threadIdx.x % lanes * 4;
   const typename Pass::Met met(problem, static_cast<int>(row % n) / Pass::rows * Pass::rows);
-  // Those from this one on wrote nothing.
+  // Parts from this one on wrote nothing.
   const int count = (met.end - met.first + split.blocks - 1) / split.blocks;
   float sums[4] = {};
 #pragma unroll 4
@@ -413,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(cons
   }
 }
 
-// The tiles of keys, then those of queries, whose blocks are shorter and fill what the others leave.
+// The tiles of keys, then those of queries, whose shorter blocks fill the remaining time.
 extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     portable_backward(const __grid_constant__ Problem problem) {
   allow_next_kernel();
@@ -432,8 +430,8 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
   }
 }
 
-// 256 threads, four columns each, for as many rows; in y one of the three results. Those of a pass that is not split
-// stay as they are.
+// 256 threads with four columns each; grid dimension y chooses one of the three results. A pass without parts keeps its
+// results.
 extern "C" __global__ void __launch_bounds__(256) portable_backward_combine(const __grid_constant__ Problem problem) {
   await_last_kernel();
   if (blockIdx.y == 0) {

@@ -1,36 +1,36 @@
-// FlashAttention-2's forward pass (handout, Algorithm 1) on the matrix instructions of compute capability 8.0: inputs of
-// bfloat16, float16 or float32, o in their type and lse in float32 (natural logarithm).
+// FlashAttention-2's forward pass (handout, Algorithm 1) with the mma instructions of compute capability 8.0. Inputs are
+// bfloat16, float16 or float32; o has their type; lse is float32, a natural logarithm.
 //
-// A block holds one tile of PORTABLE_WARPS * PORTABLE_TILES * 16 queries and streams K and V by PORTABLE_KEYS rows
-// through PORTABLE_STAGES buffers, from the diagonal (or the last key) down to the first. Each warp has PORTABLE_TILES
-// times 16 queries; their S, P and O stay in its registers, and P becomes a left operand where it lies. There is one
-// barrier a block of keys: behind it the buffer of the block before is free, and is filled with a later one.
+// A block has one tile of PORTABLE_WARPS * PORTABLE_TILES * 16 queries. It streams K and V by PORTABLE_KEYS rows through
+// PORTABLE_STAGES buffers, from the diagonal (or the last key) down to the first key. Each warp has PORTABLE_TILES times 16
+// queries and keeps their S, P and O in registers, where P becomes a left operand. There is one barrier for each block of
+// keys: after it the buffer of the block before is free and is filled again.
 //
-// Where a launch has fewer tiles than the GPU has places, `splits` blocks share a tile, each with `split_blocks` blocks
-// of keys; they write o and lse of their keys in float32, and `portable_combine` weighs them with exp(lse - largest).
+// If a launch has fewer tiles than the GPU can hold blocks, `splits` blocks share a tile, each with `split_blocks` blocks of
+// keys. They write o and lse of their keys in float32, and `portable_combine` weighs them with exp(lse - largest).
 //
-// Blocks take the longest tiles first, in sections of heads whose K and V stay in the L2 cache.
+// Blocks take the longest tiles first, in groups of heads whose K and V stay in the L2 cache.
 //
-// Every result repeats in every bit.
+// Every result is bitwise reproducible.
 //
 // Notebook
-//   1. First version; nothing measured yet. Expected to bind, by count of cycles of one multiprocessor at
-//      compute capability 8.0: 16-bit, d = 64: the matrix instructions (two cycles each, and one of 16 by 8 by 16 reads
-//      256 bytes of K or V for two tiles, so that shared memory is busy for half of that) and exponentials (16 a cycle)
-//      alike. float32: the matrix instructions, three for one of tf32; splitting K and V into big and small costs three
-//      other instructions an element and a warp. Of d = 64 there are, a warp and block of keys, 192 matrix instructions
-//      (eight cycles each of a quarter of the multiprocessor) and some 750 others (one cycle each).
-//   2. o is written straight from registers, 16 bytes (16-bit types) or 32 bytes (float32) of a row at a time. A way
-//      through shared memory would write whole rows. To be measured.
-//   3. float32 in the emulator, whose tensor cores cut sums off: against float64, mean errors of o are 0.6 to 1.2 times
-//      those of plain float32 operations for d = 32, 64 and 128, and up to 1.3 times for d = 16, where there are few
-//      roundings beside the bit that an operand's split loses; largest errors up to 1.3 and 1.8 times.
-//   4. cvt.rna.tf32.f32 takes four instructions (sm_80 and sm_90a), the split as it is written two and a subtraction.
-//   5. float32 with d = 16: rows are half of a line of 32 banks, and what `across` reads of V meets every bank twice.
-//   6. On an H200, one head, causal, cold, d = 128, float32: n = 128 18.2 us, 256 30.2, 512 34.4, 1024 35.4: 3 us for a
-//      block of 32 keys, of which a part had eight at least. Now it has two, and the launch that adds parts up begins
-//      while this one ends and reads four parts at a time. Predicted: some 16, 16, 17 and 18 us. Measured: 15.8, 16.3,
-//      17.3 and 24.0 us.
+//   1. First version, not yet measured. Expected limits, in cycles of one multiprocessor of compute capability 8.0. 16-bit,
+//      d = 64: matrix instructions (two cycles each; one of 16 by 8 by 16 reads 256 bytes of K or V for two tiles, so shared
+//      memory is busy half of that time) and exponentials (16 a cycle) equally. float32: matrix instructions, three of TF32
+//      for one product; splitting K and V into big and small costs three more instructions for each element and warp. At
+//      d = 64 a warp has 192 matrix instructions for a block of keys (eight cycles each of a quarter of the
+//      multiprocessor) and about 750 others (one cycle each).
+//   2. o is written straight from registers, 16 bytes (16-bit types) or 32 bytes (float32) of a row at a time. Not tried:
+//      whole rows through shared memory.
+//   3. float32 in the emulator, whose tensor cores truncate sums. Against float64, mean errors of o are 0.6 to 1.2 times
+//      those of plain float32 operations for d = 32, 64 and 128, and up to 1.3 times for d = 16, which has few roundings
+//      beside the bit that an operand's split loses. Largest errors: up to 1.3 and 1.8 times.
+//   4. cvt.rna.tf32.f32 takes four instructions (sm_80 and sm_90a); the split as written takes two and a subtraction.
+//   5. float32, d = 16: a row is half of a line of 32 banks, so `across`, which reads V, meets every bank twice.
+//   6. Smaller parts. On an H200, one head, causal, cold, d = 128, float32, us: n = 128 18.2, 256 30.2, 512 34.4, 1024 35.4,
+//      which is 3 us for a block of 32 keys; a part had at least eight. Now it has at least two, and the launch that adds
+//      parts begins while this one ends and reads four parts at a time. Predicted: about 16, 16, 17 and 18.
+//      Measured: 15.8, 16.3, 17.3 and 24.0.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
@@ -78,10 +78,10 @@ struct Problem {
   int n_keys;
   int heads;
   int batch;
-  // Of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
+  // The factor of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
-  // Heads whose K and V are worked on at a time.
+  // Heads that are computed at the same time, few enough that their K and V stay in the L2 cache.
   int heads_at_a_time;
   int splits;
   // Blocks of keys of one split.
@@ -100,13 +100,13 @@ struct Problem {
 
 namespace {
 
-// Blocks of keys that any query of the tile that begins at `row` sees.
+// The number of blocks of keys that some query of the tile attends to; `row` is the tile's first query.
 DEVICE int blocks_of(const Problem &problem, int row) {
   const int seen = PORTABLE_CAUSAL ? min(problem.n_keys, row + rows) : problem.n_keys;
   return (seen + keys - 1) / keys;
 }
 
-// What one thread block has to do.
+// The work of one thread block.
 struct Work {
   int row;
   int head;
@@ -133,7 +133,7 @@ struct Work {
 struct Worker {
   const Problem &problem;
   u32 q;
-  // Of the tile's first query and the warp's, and the first of the thread's own two rows of each tile.
+  // The first query of the tile and of the warp, and the first of the thread's two rows in each tile.
   int first_row;
   int lane;
 
@@ -167,7 +167,7 @@ struct Worker {
     });
   }
 
-  // Hides the keys after each query, and those that are not there.
+  // Masks the keys after each query, and missing keys.
   DEVICE void mask(int block) {
     const int first = block * keys + 2 * (lane % 4);
 #pragma unroll
@@ -187,8 +187,8 @@ struct Worker {
     }
   }
 
-  // Turns scores into P = exp(S - largest), its sums into `sum`, and shrinks O to the new largest score. Scores of
-  // float32 are subtracted before they are scaled, so that large ones lose nothing.
+  // Replaces scores by P = exp(S - largest), adds to `sum`, and rescales O to the new largest score. float32 subtracts before it
+  // scales, so that large scores keep their last bits.
   DEVICE void soften() {
     const float scale = problem.scale_log2;
 #pragma unroll
@@ -201,7 +201,7 @@ struct Worker {
         for (int n = 0; n < keys / 8; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 2));
-        // A row of which nothing has been seen yet has no largest score to subtract.
+        // A row without a score so far has no largest score to subtract.
         const float shift = top == -infinity ? 0.0f : is_float ? top : top * scale;
         const auto power = [&](float score) {
           return exp2_fast(is_float ? (score - shift) * scale : fmaf(score, scale, -shift));
@@ -251,7 +251,7 @@ struct Worker {
         total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
         total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
         if (row >= problem.n_queries) continue;
-        // Of a row that saw no key of this split there is nothing.
+        // A row without a key in this split has a sum of zero.
         const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
         if (lane % 4 == 0) lse[row] = fmaf(largest[m][r], problem.scale, logf(total));
         const long long place = (at + row) * d + 2 * (lane % 4);
@@ -281,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
   if (count <= 0) return;
   const element *k = problem.k.head(work.batch, work.head), *v = problem.v.head(work.batch, work.head);
   const auto place = [&](int turn) { return base + q_bytes + turn % stages * 2 * kv_bytes; };
-  // The block of keys of a turn: the last one first.
+  // The block of keys of a turn; the last block comes first.
   const auto copy = [&](int turn) {
     if (turn < count) {
       const int first = (work.end - 1 - turn) * keys;
@@ -295,14 +295,14 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
 #pragma unroll
   for (int turn = 0; turn < stages - 1; ++turn) copy(turn);
 
-  // By a shuffle, so that the compiler knows that a warp goes one way.
+  // Through a shuffle, so that the compiler knows the value is uniform in a warp.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
   const int first_row = work.row + warp * warp_rows;
   Worker worker{problem, base + warp * warp_rows * Layout::bytes, first_row, static_cast<int>(threadIdx.x) % 32};
   copies_wait<stages - 2>();
   __syncthreads();
   worker.start();
-  // Blocks before this one are seen whole by every query of the warp; blocks from `hidden` on by none.
+  // Every query of the warp attends to all keys of the blocks before this one, and none to blocks from `hidden` on.
   const int whole = (PORTABLE_CAUSAL ? min(problem.n_keys, first_row + 1) : problem.n_keys) / keys;
   const int hidden = PORTABLE_CAUSAL ? (first_row + warp_rows - 1) / keys + 1 : work.end;
   for (int turn = 0; turn < count; ++turn) {
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
   worker.finish(work);
 }
 
-// One warp a row: O and lse of all keys from those of the splits.
+// Combines the splits' O and lse; one warp for each row.
 extern "C" __global__ void __launch_bounds__(256) portable_combine(const __grid_constant__ Problem problem) {
   await_last_kernel();
   const long long all = static_cast<long long>(problem.batch) * problem.heads * problem.n_queries;
@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(256) portable_combine(const __grid_
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (at >= all) return;
   const int row = static_cast<int>(at % problem.n_queries);
-  // Splits beyond these had nothing to do and wrote nothing.
+  // Later splits have no keys and wrote nothing.
   const int splits = (blocks_of(problem, row / rows * rows) + problem.split_blocks - 1) / problem.split_blocks;
   float top = -infinity;
 #pragma unroll 4

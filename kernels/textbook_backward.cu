@@ -1,6 +1,6 @@
-// FlashAttention-2's backward pass as the handout writes it down (Eq. 13 to 19 by tiles), to be read beside it. It
-// takes the handout's advice to go through the scores twice, once by tiles of keys and once by tiles of queries: every
-// gradient has one owner, so that nothing is added atomically and every bit repeats.
+// FlashAttention-2's backward pass as the handout writes it (Eq. 13 to 19 by tiles), to be read beside it. It follows
+// the handout's advice to compute the scores twice, once by tiles of keys and once by tiles of queries: one block owns each
+// gradient, so nothing is added atomically and every result is bitwise reproducible.
 //
 //   D = rowsum(O * dO)                                     textbook_backward_rowsums: 8 threads a row
 //
@@ -24,15 +24,15 @@
 //       dQ_i += dS K_j                                     (18) 1 / sqrt(d) at the end
 //     write dQ_i
 //
-// The first pass works on the transposed scores because the rows of a product are what a thread owns: with S^T a row of
-// dK_j or dV_j stays with the threads that have the probabilities it is summed over.
+// The first pass uses the transposed scores because a thread owns rows of a product: with S^T, the threads that own a row of
+// dK_j or dV_j also have the probabilities that it is summed over.
 //
-// Tiles may stand over the end of the queries and of the keys. Rows that are not there are read as zeros and not
-// written; scores that have no query or no key, or lie behind the causal mask, are -inf and their P is 0. Gradients are
-// summed in float32 and rounded once, to the inputs' type.
+// The last tile of queries or keys may have fewer rows than a full tile. Its missing rows are read as zeros and not written.
+// Scores without a query or a key, and masked scores, are -inf, and their P is 0. Gradients are summed in float32 and rounded
+// once, to the inputs' type.
 //
 // How the threads divide a tile: lib/textbook.cuh. Registers and shared memory as compiled: snapshots/kernels. These
-// kernels are here to be understood; flash_backward.cu is the fast one.
+// kernels are written to be understood; flash_backward.cu is the fast one.
 //
 // Set by src/attention/flash/textbook.rs: TEXTBOOK_D (16, 32, 64, 128), TEXTBOOK_TYPE (float, __nv_bfloat16, __half),
 // TEXTBOOK_CAUSAL, TEXTBOOK_QUERIES (B_q), TEXTBOOK_KEYS (B_k), TEXTBOOK_SHARED (bytes of shared memory of a block).
@@ -90,7 +90,7 @@ static_assert(sizeof(KeysShared) <= TEXTBOOK_SHARED && sizeof(QueriesShared) <= 
 
 } // namespace
 
-// D = rowsum(O * dO); a block makes 16 rows, eight lanes each.
+// D = rowsum(O * dO); a block computes 16 rows, with eight lanes each.
 extern "C" __global__ void __launch_bounds__(threads) textbook_backward_rowsums(Problem problem) {
   problem.enter(blockIdx.y);
   const int query = static_cast<int>(blockIdx.x) * groups + group();
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(threads) textbook_backward_rowsums(
   if (lane() == 0 && query < problem.n_queries) problem.rowsums[query] = sum;
 }
 
-// A block a tile of keys: dK and dV.
+// One block for each tile of keys: dK and dV.
 extern "C" __global__ void __launch_bounds__(threads) textbook_backward_keys(Problem problem) {
   extern __shared__ unsigned char memory[];
   KeysShared &tile = *reinterpret_cast<KeysShared *>(memory);
@@ -118,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(threads) textbook_backward_keys(Pro
   dK.clear();
   dV.clear();
 
-  // Under the causal mask no query before the tile's first key sees any of it: the loop starts late.
+  // Under the causal mask no query before the tile's first key attends to the tile, so the loop starts late.
   const int start = TEXTBOOK_CAUSAL ? first_key / B_q * B_q : 0;
   for (int first_query = start; first_query < n_queries; first_query += B_q) {
-    // No thread reads the tiles before any more.
+    // All threads have read the previous tiles.
     __syncthreads();
     load(tile.Q, problem.q, first_query, n_queries);
     load(tile.dO, problem.d_o, first_query, n_queries);
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(threads) textbook_backward_keys(Pro
 #pragma unroll
       for (int c = 0; c < P.columns; ++c) dS.at[r][c] = P.at[r][c] * (dP.at[r][c] - D[c]); // (17)
     }
-    // No lane of the warp reads P any more.
+    // All lanes of the warp have read P.
     __syncwarp();
     dS.store(tile.P);
     __syncwarp();
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(threads) textbook_backward_keys(Pro
   dV.write(problem.dv, first_key, n_keys, 1.0f);
 }
 
-// A block a tile of queries: dQ.
+// One block for each tile of queries: dQ.
 extern "C" __global__ void __launch_bounds__(threads) textbook_backward_queries(Problem problem) {
   extern __shared__ unsigned char memory[];
   QueriesShared &tile = *reinterpret_cast<QueriesShared *>(memory);
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(threads) textbook_backward_queries(
     D[r] = query < n_queries ? problem.rowsums[query] : 0.0f;
   }
 
-  // The causal mask hides every key after the tile's last query: the loop stops early.
+  // The causal mask excludes every key after the tile's last query, so the loop stops early.
   const int keys_seen = TEXTBOOK_CAUSAL ? min(n_keys, first_query + B_q) : n_keys;
   for (int first_key = 0; first_key < keys_seen; first_key += B_k) {
     __syncthreads();

@@ -1,5 +1,5 @@
-// FlashAttention-2's forward pass exactly as the handout writes it down (Algorithm 1), to be read beside it: one block
-// of threads a tile of queries, a single loop over the tiles of keys, plain float32 arithmetic.
+// FlashAttention-2's forward pass exactly as the handout writes it (Algorithm 1), to be read beside it: one thread block
+// for each tile of queries, a single loop over the tiles of keys, plain float32 arithmetic.
 //
 //   for i = 1, ..., T_q                                    the launch: grid (T_q, batch), 128 threads a block
 //     load Q_i; O_i = 0, l_i = 0, m_i = -inf               Q_i in shared memory; O_i, l_i, m_i in registers
@@ -15,12 +15,12 @@
 //     L_i = m_i + log(l_i)                                 (7) the logsumexp of Eq. 12
 //     write O_i (in the inputs' type), L_i (float32)
 //
-// Tiles may stand over the end of the queries and of the keys. Rows that are not there are read as zeros and not
-// written; the scores of such keys, as those of keys behind the causal mask, are -inf. Every query sees key 0, which is
-// in the first tile, so that m_i is finite from then on.
+// The last tile of queries or keys may have fewer rows than a full tile. Its missing rows are read as zeros and not written.
+// Scores of missing keys, like those of masked keys, are -inf. Every query sees key 0, which is in the first tile, so m_i is
+// finite after the first tile.
 //
 // How the threads divide a tile: lib/textbook.cuh. Registers and shared memory as compiled: snapshots/kernels. This
-// kernel is here to be understood; flash_forward.cu is the fast one.
+// kernel is written to be understood; flash_forward.cu is the fast one.
 //
 // Set by src/attention/flash/textbook.rs: TEXTBOOK_D (16, 32, 64, 128), TEXTBOOK_TYPE (float, __nv_bfloat16, __half),
 // TEXTBOOK_CAUSAL, TEXTBOOK_QUERIES (B_q), TEXTBOOK_KEYS (B_k), TEXTBOOK_SHARED (bytes of shared memory of a block).
@@ -68,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int r = 0; r < rows; ++r) l[r] = 0.0f, m[r] = -infinity;
 
-  // The causal mask hides every key after the tile's last query: the loop stops early.
+  // The causal mask excludes every key after the tile's last query, so the loop stops early.
   const int keys_seen = TEXTBOOK_CAUSAL ? min(n_keys, first_query + B_q) : n_keys;
   for (int first_key = 0; first_key < keys_seen; first_key += B_k) {
-    // No thread reads the tiles before any more.
+    // All threads have read the previous tiles.
     __syncthreads();
     load(tile.K, k, first_key, n_keys);
     load(tile.V, v, first_key, n_keys);
