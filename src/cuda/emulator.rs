@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
@@ -118,21 +118,27 @@ pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
 /// Errors: [`Fault::NotAvailable`] without a C++ compiler or CUDA's headers; a program that does not compile, with the
 /// compiler's output.
 pub fn load(program: &Program) -> Result<Arc<Emulation>> {
-    static LOADED: Mutex<BTreeMap<PathBuf, Arc<Emulation>>> = Mutex::new(BTreeMap::new());
+    static LOADED: Mutex<BTreeMap<PathBuf, Arc<Mutex<Option<Arc<Emulation>>>>>> = Mutex::new(BTreeMap::new());
     let compiler = Compiler::of_this_tree()?;
-    // Held while compiling, so that two threads do not compile the same program.
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    let library = build(&compiler, program).with_context(|| format!("kernels/{} for the CPU", program.file))?;
-    if let Some(emulation) = loaded.get(&library) {
+    let (library, text) = library(&compiler, program)?;
+    // A thread waits for another that compiles the same program; other programs are compiled side by side.
+    let of_program = lock(&LOADED).entry(library.clone()).or_default().clone();
+    let mut loaded = lock(&of_program);
+    if let Some(emulation) = &*loaded {
         return Ok(emulation.clone());
     }
-    let emulation = Arc::new(Emulation::open(&library)?);
-    loaded.insert(library, emulation.clone());
-    Ok(emulation)
+    if !library.exists() {
+        compile(&compiler.kernels, text, &library).with_context(|| format!("kernels/{} for the CPU", program.file))?;
+    }
+    Ok(loaded.insert(Arc::new(Emulation::open(&library)?)).clone())
 }
 
-/// The shared library of `program`.
-fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The path of `program`'s shared library, and the C++ text that it is compiled from.
+fn library(compiler: &Compiler, program: &Program) -> Result<(PathBuf, String)> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
@@ -142,10 +148,7 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let library = folder(&compiler.cache).join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
-    if !library.exists() {
-        compile(&compiler.kernels, text, &library)?;
-    }
-    Ok(library)
+    Ok((library, text))
 }
 
 /// The cache, or a folder of this process where the cache cannot be written: a library is loaded from a file.

@@ -4,6 +4,7 @@
 //! trials run in the emulator, with fewer cases.
 
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind};
@@ -24,7 +25,7 @@ use crate::torch::stream::synchronize;
 
 pub struct Attestation;
 
-/// What the emulator is given of either, as it takes the compiler seconds for each d, type and mask.
+/// Few in the emulator, because each d, type and mask costs seconds of compiling.
 const EMULATED_LENGTHS: [(i64, i64); 3] = [(1, 1), (63, 65), (113, 203)];
 const EMULATED_DIMENSIONS: [i64; 1] = [64];
 /// The kernels' own and, between them, two that run in the kernels of the next.
@@ -61,10 +62,13 @@ impl Implementation {
         }
     }
 
-    fn kinds(self) -> &'static [Kind] {
-        match self {
-            Self::Hopper => &[Kind::BFloat16, Kind::Half],
-            Self::Portable => &[Kind::BFloat16, Kind::Half, Kind::Float],
+    /// In the emulator one of the two 16-bit types, whose programs differ in conversions alone; `suites/kernels.rs` has both.
+    fn kinds(self, device: Device) -> &'static [Kind] {
+        match (device, self) {
+            (Device::Cpu, Self::Hopper) => &[Kind::BFloat16],
+            (Device::Cpu, Self::Portable) => &[Kind::BFloat16, Kind::Float],
+            (_, Self::Hopper) => &[Kind::BFloat16, Kind::Half],
+            (_, Self::Portable) => &[Kind::BFloat16, Kind::Half, Kind::Float],
         }
     }
 
@@ -156,21 +160,32 @@ impl Measure for Attestation {
     }
 }
 
-type Hold = fn(&Case, &[&dyn Attention]) -> Result<ErrorShares>;
+type Compare = fn(&Case, &[&dyn Attention]) -> Result<ErrorShares>;
 
-fn hold_beside_device(case: &Case, implementations: &[&dyn Attention]) -> Result<ErrorShares> {
+fn compare_on_device(case: &Case, implementations: &[&dyn Attention]) -> Result<ErrorShares> {
     case.check_each(implementations, Passes::Both)
 }
 
-fn held(
+/// Compares every case. On a CPU each has a thread, since compiling for the emulator takes most of the time.
+fn compare_all(
     cases: impl IntoIterator<Item = Result<Case>>,
-    hold: Hold,
+    compare: Compare,
     implementation: Implementation,
     device: Device,
 ) -> Result<Row> {
+    let attentions = implementation.attentions();
     let mut shares = ErrorShares::default();
-    for case in cases {
-        shares.merge(&hold(&case?, implementation.attentions())?);
+    if device == Device::Cpu {
+        let compare = |case: Result<Case>| compare(&case?, attentions);
+        let results = thread::scope(|scope| {
+            let threads: Vec<_> = cases.into_iter().map(|case| scope.spawn(move || compare(case))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a comparison does not panic")).collect::<Vec<_>>()
+        });
+        results.into_iter().try_for_each(|result| Ok::<_, anyhow::Error>(shares.merge(&result?)))?;
+    } else {
+        for case in cases {
+            shares.merge(&compare(&case?, attentions)?);
+        }
     }
     let dimensions = implementation.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
@@ -180,24 +195,24 @@ fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
     let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &flash_tolerance::RAGGED };
     let mut cases = Vec::new();
     for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds() {
+        for &kind in implementation.kinds(device) {
             for is_causal in [true, false] {
                 cases.extend(lengths.iter().map(|&(n_queries, n_keys)| ([n_queries, n_keys, d], kind, is_causal)));
             }
         }
     }
     let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    held(cases.into_iter().map(draw), hold_beside_device, implementation, device)
+    compare_all(cases.into_iter().map(draw), compare_on_device, implementation, device)
 }
 
 fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
     let mut cases = Vec::new();
     for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds() {
+        for &kind in implementation.kinds(device) {
             cases.extend(flash_tolerance::adversarial(device, d, kind)?.into_iter().map(Ok));
         }
     }
-    held(cases, hold_beside_device, implementation, device)
+    compare_all(cases, compare_on_device, implementation, device)
 }
 
 /// Whole tiles of every d and type; parts, and tiles from the counter, of every d.
@@ -206,22 +221,22 @@ fn refills(implementation: Implementation, device: Device) -> Result<Row> {
     let of_one_type = [Some(implementation.parts()), implementation.more_tiles_than_places()];
     let mut cases = Vec::new();
     for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds() {
+        for &kind in implementation.kinds(device) {
             cases.extend(whole.map(|shape| (shape, d, kind)));
         }
-        cases.extend(of_one_type.into_iter().flatten().map(|shape| (shape, d, implementation.kinds()[0])));
+        cases.extend(of_one_type.into_iter().flatten().map(|shape| (shape, d, implementation.kinds(device)[0])));
     }
     let draw = |(shape, d, kind): (Shape, i64, Kind)| {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    held(cases.into_iter().map(draw), Case::check_against_processor, implementation, device)
+    compare_all(cases.into_iter().map(draw), Case::check_against_processor, implementation, device)
 }
 
 fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Result<Row> {
     let runs = if device == Device::Cpu { EMULATED_REPEATS } else { REPEATS };
     let Shape { heads, n, is_causal } = shape.on(device);
-    let kind = implementation.kinds()[0];
+    let kind = implementation.kinds(device)[0];
     for &d in implementation.dimensions(device) {
         let case = Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)?;
         for attention in implementation.attentions() {
