@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::panic::resume_unwind;
+use std::thread;
 
 use anyhow::{Result, anyhow};
 use proptest::sample::select;
@@ -128,6 +130,24 @@ impl Tally for LargestErrors {
     fn merge(&mut self, other: &Self) {
         self.merge(other);
     }
+}
+
+/// The merged results of `check` for every item. Each item has a thread, so that the emulator compiles their kernels side by
+/// side. Errors: those of `check`.
+pub fn in_threads<I: Send, T: Tally + Send>(
+    items: impl IntoIterator<Item = I>,
+    check: impl Fn(I) -> Result<T> + Sync,
+) -> Result<T> {
+    let check = &check;
+    let results: Vec<Result<T>> = thread::scope(|scope| {
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || check(item))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut all = T::default();
+    for result in results {
+        all.merge(&result?);
+    }
+    Ok(all)
 }
 
 /// Runs `check` over `count` cases of `cases` and gives the largest error of all; a failure names its smallest case.

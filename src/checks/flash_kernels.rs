@@ -5,12 +5,12 @@ use proptest::strategy::Strategy as _;
 use serde::Serialize;
 use tch::{Device, Kind};
 
-use crate::attention::cases;
+use crate::attention::Attention;
+use crate::attention::cases::{self, Tally as _};
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::{self, Textbook};
-use crate::attention::flash_tolerance::{Case, Passes};
-use crate::attention::{Attention, flash_tolerance};
+use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::harness::problem::Verdict;
 
 /// Cases of each variant. The emulator needs some tenths of a second for a case.
@@ -36,20 +36,18 @@ pub fn portable(passes: Passes) -> Result<Verdict> {
 
 /// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`].
 fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
-    let mut shares = flash_tolerance::ErrorShares::default();
-    for &(d, kind, is_causal) in variants {
+    let shares = cases::in_threads(variants, |&(d, kind, is_causal)| {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
-        let random = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
+        let mut shares: ErrorShares = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
             let case = Case::draw(Device::Cpu, &[heads], [n_queries, n_keys, d], kind, is_causal, 1.0)?;
             case.check_each(implementations, passes)
         })?;
-        cases::Tally::merge(&mut shares, &random);
-        for case in
-            flash_tolerance::adversarial(Device::Cpu, d, kind)?.iter().filter(|case| case.is_causal == is_causal)
-        {
-            cases::Tally::merge(&mut shares, &case.check_each(implementations, passes)?);
+        let adversarial = flash_tolerance::adversarial(Device::Cpu, d, kind)?;
+        for case in adversarial.iter().filter(|case| case.is_causal == is_causal) {
+            shares.merge(&case.check_each(implementations, passes)?);
         }
-    }
+        Ok(shares)
+    })?;
     Verdict::passed(shares.to_string())
 }
 

@@ -4,13 +4,12 @@
 //! trials run in the emulator, with fewer cases.
 
 use std::process::Command;
-use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind};
 
 use super::sanitizer::Tool;
-use crate::attention::cases::Tally as _;
+use crate::attention::cases::{Tally as _, in_threads};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
@@ -174,19 +173,14 @@ fn compare_all(
     device: Device,
 ) -> Result<Row> {
     let attentions = implementation.attentions();
-    let mut shares = ErrorShares::default();
-    if device == Device::Cpu {
-        let compare = |case: Result<Case>| compare(&case?, attentions);
-        let results = thread::scope(|scope| {
-            let threads: Vec<_> = cases.into_iter().map(|case| scope.spawn(move || compare(case))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a comparison does not panic")).collect::<Vec<_>>()
-        });
-        results.into_iter().try_for_each(|result| Ok::<_, anyhow::Error>(shares.merge(&result?)))?;
-    } else {
-        for case in cases {
-            shares.merge(&compare(&case?, attentions)?);
-        }
-    }
+    let compare = |case: Result<Case>| compare(&case?, attentions);
+    let shares = match device {
+        Device::Cpu => in_threads(cases, compare)?,
+        _ => cases.into_iter().try_fold(ErrorShares::default(), |mut shares, case| {
+            shares.merge(&compare(case)?);
+            anyhow::Ok(shares)
+        })?,
+    };
     let dimensions = implementation.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
 }
