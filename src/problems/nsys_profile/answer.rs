@@ -10,18 +10,17 @@ use crate::harness::answer::format::grouped;
 use crate::harness::answer::{
     Answer, Audience, Case, CaseOutcome, Cell, Claim, Column, Quantity, Records, Table, Unit,
 };
+use crate::harness::record::Profile;
 use crate::model::SizeName;
 
 mod attention;
 mod clock;
 mod forward;
-mod matmuls;
 mod training;
 
 use self::attention::AttentionTimes;
-use self::clock::Clock;
+use self::clock::{Clock, Matmuls};
 use self::forward::Forward;
-use self::matmuls::MatmulCounts;
 use self::training::Training;
 
 type ProfileCase = Case<Params, Row>;
@@ -57,7 +56,7 @@ struct Numbers {
     #[serde(flatten)]
     clock: Clock,
     #[serde(flatten)]
-    matmuls: MatmulCounts,
+    matmuls: Matmuls,
     #[serde(flatten)]
     forward: Forward,
     #[serde(flatten)]
@@ -74,7 +73,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let plain: Vec<Profiled> = of_grid(&cases, PLAIN).into_iter().filter_map(Profiled::of).collect();
     let trained: Vec<Profiled> = profiles.iter().copied().filter(|profile| profile.step().is_some()).collect();
     let example = example(&trained).or_else(|| example(&profiles));
-    let numbers = example.and_then(|example| Numbers::of(&profiles, example, &plain, main.is_gpu()));
+    let numbers = example.and_then(|example| Numbers::of(&profiles, example, &plain));
     let quoted = Quoted {
         gpu: main.is_gpu(),
         source: main.source(),
@@ -92,18 +91,17 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (Some(numbers), Some(example)) = (&quoted.numbers, example) else { return Ok(answer) };
     let lost = cells.iter().filter(|case| matches!(case.outcome, CaseOutcome::OutOfMemory { .. })).count();
     answer.claim(Claim::new("all-cases-fit", lost == 0).operand_text("out of memory", n_of(lost, cells.len())))?;
-    numbers.clock.claims(&mut answer, quoted.gpu)?;
-    numbers.matmuls.claims(&mut answer)?;
-    numbers.forward.claims(&mut answer)?;
+    let claims = numbers.clock.claims.iter().chain(&numbers.matmuls.claims).chain(&numbers.forward.claims);
+    claims.cloned().try_for_each(|claim| answer.claim(claim))?;
     answer.table("top", forward::top_table(&cells))?;
-    answer.figure("classes", forward::figure(&profiles, example, quoted.gpu))?;
-    answer.table("kernels", forward::kernel_table(example, quoted.gpu))?;
+    answer.figure("classes", forward::figure(&profiles, example))?;
+    answer.table("kernels", forward::kernel_table(example))?;
     if let Some(training) = &numbers.training {
-        training.claims(&mut answer)?;
+        training.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))?;
         answer.table("training", training::table(&cells))?;
     }
     if let Some(attention) = &numbers.attention {
-        attention.claims(&mut answer)?;
+        answer.claim(attention.claim.clone())?;
         answer.table("attention", attention::table(&cells))?;
     }
     Ok(answer)
@@ -111,15 +109,15 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 
 impl Numbers {
     /// None where the example lists no kernel.
-    fn of(profiles: &[Profiled], example: Profiled, plain: &[Profiled], gpu: bool) -> Option<Self> {
-        let before = profiles.iter().filter(|profile| gpu && profile.row.profiled_before).count();
+    fn of(profiles: &[Profiled], example: Profiled, plain: &[Profiled]) -> Option<Self> {
+        let before = profiles.iter().filter(|profile| profile.is_gpu() && profile.row.profiled_before).count();
         Some(Self {
             example: example.place(),
             context: context(example.params()),
             unseen: profiles.iter().map(|profile| profile.row.launches_unseen).sum(),
             before: if before > 0 { n_of(before, profiles.len()) } else { String::new() },
             clock: Clock::of(profiles)?,
-            matmuls: MatmulCounts::of(profiles),
+            matmuls: Matmuls::of(profiles),
             forward: Forward::of(profiles, example)?,
             training: Training::of(profiles, example, plain),
             attention: AttentionTimes::of(profiles, example),
@@ -132,11 +130,6 @@ fn n_of(fulfil: usize, of: usize) -> String {
     format!("{fulfil} of {of}")
 }
 
-/// What is counted: a GPU's kernels, or libtorch's operators on a CPU.
-fn noun(gpu: bool) -> &'static str {
-    if gpu { "kernel" } else { "operator" }
-}
-
 /// A case that was measured.
 #[derive(Clone, Copy)]
 struct Profiled<'a> {
@@ -147,6 +140,15 @@ struct Profiled<'a> {
 impl<'a> Profiled<'a> {
     fn of(case: &'a ProfileCase) -> Option<Self> {
         Some(Self { case, row: case.row()? })
+    }
+
+    fn is_gpu(&self) -> bool {
+        self.case.id.profile == Profile::Gpu
+    }
+
+    /// What is counted: a GPU's kernels, or libtorch's operators on a CPU.
+    fn noun(&self) -> &'static str {
+        if self.is_gpu() { "kernel" } else { "operator" }
     }
 
     fn params(&self) -> &'a Params {
@@ -164,6 +166,11 @@ impl<'a> Profiled<'a> {
 
     fn inference(&self) -> &'a RangeWork {
         &self.row.passes.inference
+    }
+
+    /// What takes the most time of the inference pass.
+    fn top(&self) -> Option<&'a Kernel> {
+        self.row.passes.inference.kernels.first()
     }
 
     /// Forward pass, backward pass and AdamW of the training step, where one was profiled.
@@ -220,12 +227,16 @@ fn named(kernel: &Kernel) -> String {
     if kernel.name.is_empty() { "the driver's copies and fills".into() } else { format!("`{}`", kernel.name) }
 }
 
-/// A line for each case: size, context and cells; one that was not measured has its outcome instead.
-fn lines(columns: Vec<Column>, cases: &[&ProfileCase], cells: impl Fn(Profiled) -> Vec<Cell>) -> Table {
-    let mut table = Table::new([vec![Column::text("size"), Column::right("context")], columns].concat());
+/// A line for each case: size, context and these columns; one that was not measured has its outcome instead.
+fn lines<const N: usize>(cases: &[&ProfileCase], columns: [(Column, fn(&Profiled) -> Cell); N]) -> Table {
+    let (heads, cells): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
+    let mut table = Table::new([vec![Column::text("size"), Column::right("context")], heads].concat());
     for case in cases {
         let mut line: Vec<Cell> = vec![case.params.size.size().name.into(), context(&case.params).into()];
-        line.extend(Profiled::of(case).map_or_else(|| vec![case.outcome.label().into()], &cells));
+        match Profiled::of(case) {
+            Some(profile) => line.extend(cells.iter().map(|cell| cell(&profile))),
+            None => line.push(case.outcome.label().into()),
+        }
         line.resize(table.columns.len(), Cell::Missing);
         table.row(line);
     }

@@ -1,10 +1,9 @@
 //! Part (e): the softmax of attention against its matrix products, in time and in operations.
 
-use anyhow::Result;
 use serde::Serialize;
 
 use super::{ProfileCase, Profiled, lines, n_of};
-use crate::harness::answer::{Answer, Cell, Claim, Column, Quantity, Range, Style, Table};
+use crate::harness::answer::{Claim, Column, Quantity, Range, Style, Table};
 
 /// Of a softmax: the maximum, the difference from it, its exponential, their sum, and the division by it.
 const SOFTMAX_FLOPS_PER_SCORE: f64 = 5.0;
@@ -27,7 +26,7 @@ pub struct AttentionTimes {
     softmax: Quantity,
     masked_ratio: Quantity,
     #[serde(skip)]
-    more_and_all: (usize, usize),
+    pub claim: Claim,
 }
 
 fn d_head(profile: &Profiled) -> i64 {
@@ -35,8 +34,8 @@ fn d_head(profile: &Profiled) -> i64 {
 }
 
 /// Operations of the softmax over those of the products, which take 4 `d_head` for each score.
-fn by_flops(d_head: i64) -> f64 {
-    SOFTMAX_FLOPS_PER_SCORE / (4.0 * d_head as f64)
+fn by_flops(profile: &Profiled) -> f64 {
+    SOFTMAX_FLOPS_PER_SCORE / (4.0 * d_head(profile) as f64)
 }
 
 /// None where no name of a kernel told a product.
@@ -46,7 +45,7 @@ fn ratio(profile: &Profiled) -> Option<Quantity> {
 }
 
 fn excess(profile: &Profiled) -> Option<Quantity> {
-    Some(profile.over(ratio(profile)?.value(), by_flops(d_head(profile))))
+    Some(profile.over(ratio(profile)?.value(), by_flops(profile)))
 }
 
 /// What runs in the ranges of the products beside them.
@@ -61,34 +60,31 @@ impl AttentionTimes {
         let ratios: Vec<Quantity> = profiles.iter().filter_map(ratio).collect();
         let excesses: Vec<Quantity> = profiles.iter().filter_map(excess).collect();
         let more = excesses.iter().filter(|excess| excess.value() > 1.0).count();
+        let excesses = Range::of(&excesses)?;
+        let id = "softmax-takes-more-than-its-operations";
+        let claim = Claim::all(id, "profiles in which it does", more, ratios.len());
         let softmax = example.row.attention.softmax.seconds;
         Some(Self {
             ratio: ratio(&example),
             more: n_of(more, ratios.len()),
-            more_and_all: (more, ratios.len()),
             ratios: Range::of(&ratios)?,
-            excesses: Range::of(&excesses)?,
             d_head: d_head(&example),
-            by_flops: by_flops(d_head(&example)),
-            other_heads: other_heads(profiles, d_head(&example)),
+            by_flops: by_flops(&example),
+            other_heads: other_heads(profiles, &example),
             masked: masked(&example),
             softmax: example.seconds(softmax),
             masked_ratio: example.over(masked(&example).value(), softmax),
+            claim: claim.operand("least ratio of times over that of operations", &excesses.low),
+            excesses,
         })
-    }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let (more, all) = self.more_and_all;
-        let claim = Claim::all("softmax-takes-more-than-its-operations", "profiles in which it does", more, all);
-        answer.claim(claim.operand("least ratio of times over that of operations", &self.excesses.low))
     }
 }
 
-fn other_heads(profiles: &[Profiled], known: i64) -> String {
+fn other_heads(profiles: &[Profiled], example: &Profiled) -> String {
     let mut others: Vec<String> = Vec::new();
-    for (width, size) in profiles.iter().map(|other| (d_head(other), other.size())) {
-        let words = format!("{:.3} for {size}, whose heads are {width} wide", by_flops(width));
-        if width != known && !others.contains(&words) {
+    for other in profiles.iter().filter(|other| d_head(other) != d_head(example)) {
+        let words = format!("{:.3} for {}, whose heads are {} wide", by_flops(other), other.size(), d_head(other));
+        if !others.contains(&words) {
             others.push(words);
         }
     }
@@ -98,19 +94,15 @@ fn other_heads(profiles: &[Profiled], known: i64) -> String {
 /// Times of attention in each case's forward pass.
 pub fn table(cases: &[&ProfileCase]) -> Table {
     let ms = |head: &str| Column::number(head, Style::Ms, 3);
-    let columns = vec![
-        ms("$QK^\\top$ and $PV$ (ms)"),
-        ms("scale and mask (ms)"),
-        ms("softmax (ms)"),
-        Column::number("softmax / products, time", Style::Fixed, 3),
-        Column::number("by operations", Style::Fixed, 4),
-        Column::number("excess", Style::Fixed, 0),
-    ];
-    lines(columns, cases, |profile| {
-        let attention = &profile.row.attention;
-        let [products, softmax] = [attention.products.seconds, attention.softmax.seconds].map(|s| profile.seconds(s));
-        let by_flops = profile.number(by_flops(d_head(&profile)));
-        let [ratio, excess] = [ratio(&profile), excess(&profile)].map(Cell::from);
-        vec![products.into(), masked(&profile).into(), softmax.into(), ratio, by_flops.into(), excess]
-    })
+    lines(
+        cases,
+        [
+            (ms("$QK^\\top$ and $PV$ (ms)"), |p| p.seconds(p.row.attention.products.seconds).into()),
+            (ms("scale and mask (ms)"), |p| masked(p).into()),
+            (ms("softmax (ms)"), |p| p.seconds(p.row.attention.softmax.seconds).into()),
+            (Column::number("softmax / products, time", Style::Fixed, 3), |p| ratio(p).into()),
+            (Column::number("by operations", Style::Fixed, 4), |p| p.number(by_flops(p)).into()),
+            (Column::number("excess", Style::Fixed, 0), |p| excess(p).into()),
+        ],
+    )
 }

@@ -1,12 +1,12 @@
-//! Part (a): the forward pass in the profile against the host's clock.
+//! Part (a): the forward pass in the profile against the host's clock, and how many matrix products it calls and runs.
 
-use anyhow::Result;
 use serde::Serialize;
 
+use super::super::kernels::Units;
 use super::super::measure::Params;
-use super::{ProfileCase, Profiled, context, lines, n_of, noun};
+use super::{ProfileCase, Profiled, context, lines, n_of};
 use crate::harness::answer::format::{Style, print};
-use crate::harness::answer::{Answer, Cell, Claim, Column, Quantity, RecordSet, Table};
+use crate::harness::answer::{Claim, Column, Quantity, RecordSet, Table};
 use crate::harness::stats;
 
 /// The two agree where they differ by less than this share of the clock's time.
@@ -26,10 +26,7 @@ pub struct Clock {
     agreeing: String,
     differing: String,
     #[serde(skip)]
-    far: usize,
-    /// Of those that differ, where the GPU hardly waits.
-    #[serde(skip)]
-    busy: usize,
+    pub claims: Vec<Claim>,
 }
 
 /// The forward pass by the host's clock.
@@ -62,6 +59,15 @@ impl Clock {
         let shown = if agreeing.is_empty() { &differing } else { &agreeing };
         let shown = || shown.iter().map(|(profile, _)| profile);
         let by_span = |a: &&Profiled, b: &&Profiled| span(a).total_cmp(&span(b));
+        let mut claims = vec![Claim::below("profile-matches-the-clock", "largest difference", off, AGREES)];
+        if !differing.is_empty() {
+            let busy = differing.iter().filter(|(p, _)| p.inference().busy_s >= BUSY * span(p)).count();
+            claims.push(
+                Claim::new("off-where-the-gpu-waits", worst.is_gpu() && busy == 0)
+                    .count("profiles that differ by 10% or more", differing.len())
+                    .count("of them with kernels in 90% of the span", busy),
+            );
+        }
         Some(Self {
             slow: timed(shown().max_by(by_span)?),
             quick: timed(shown().min_by(by_span)?),
@@ -69,47 +75,66 @@ impl Clock {
             off: off.clone(),
             agreeing: n_of(agreeing.len(), profiles.len()),
             differing: format!("{} ({})", differing.len(), places.join(", ")),
-            far: differing.len(),
-            busy: differing.iter().filter(|(p, _)| p.inference().busy_s >= BUSY * span(p)).count(),
+            claims,
         })
     }
+}
 
-    pub fn claims(&self, answer: &mut Answer, gpu: bool) -> Result<()> {
-        answer.claim(Claim::below("profile-matches-the-clock", "largest difference", &self.off, AGREES))?;
-        if self.far > 0 {
-            let claim = Claim::new("off-where-the-gpu-waits", gpu && self.busy == 0);
-            let claim = claim.count("profiles that differ by 10% or more", self.far);
-            answer.claim(claim.count("of them with kernels in 90% of the span", self.busy))?;
+/// Of all profiles.
+#[derive(Serialize)]
+pub struct Matmuls {
+    /// Forward passes that call 9 L + 1 products and run as many kernels, and the most kernels beyond that.
+    run: usize,
+    split: u64,
+    #[serde(skip)]
+    pub claims: [Claim; 3],
+}
+
+impl Matmuls {
+    pub fn of(profiles: &[Profiled]) -> Self {
+        // Seven linear layers and two products of attention in each layer, and the output layer.
+        let expected = |p: &Profiled| 9 * p.params().size.size().num_layers.unsigned_abs() + 1;
+        let call = |p: &&Profiled| p.row.matmuls.operators == expected(p);
+        let run = |p: &&Profiled| call(p) && p.row.matmuls.kernels == expected(p);
+        let [call, run] = [profiles.iter().filter(call).count(), profiles.iter().filter(run).count()];
+        let beyond = |p: &Profiled| p.row.matmuls.kernels.saturating_sub(expected(p));
+        let names = |units| {
+            let kernels = profiles.iter().flat_map(|profile| &profile.row.matmul_kernels);
+            kernels.filter(|kernel| kernel.units == units).count()
+        };
+        let tensor_cores = names(Units::TensorCores);
+        Self {
+            run,
+            split: profiles.iter().map(beyond).max().unwrap_or(0),
+            claims: [
+                Claim::all("calls-are-9L-plus-1", "forward passes with as many calls", call, profiles.len()),
+                Claim::all("products-are-9L-plus-1", "with as many kernels, too", run, profiles.len()),
+                Claim::new("no-tf32", tensor_cores == 0)
+                    .count("names of matmul kernels that use tensor cores", tensor_cores)
+                    .count("names that do not tell", names(Units::Unknown)),
+            ],
         }
-        Ok(())
     }
 }
 
 /// The profile's times of every case beside the clock's.
 pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Table {
-    let span = if set.is_gpu() { "GPU span" } else { "profiled" };
+    let (span, kernels) = if set.is_gpu() { ("GPU span", "kernels") } else { ("profiled", "operators") };
     let ms = |head: &str| Column::number(head, Style::Ms, 2);
-    let columns = vec![
-        ms(&format!("{span} (ms)")),
-        ms("host clock (ms)"),
-        Column::number("ratio", Style::Fixed, 2),
-        ms(&format!("{}s (ms)", noun(set.is_gpu()))),
-        Column::number("idle", Style::Percent, 0),
-        ms("backward (ms)"),
-        ms("optimizer (ms)"),
-    ];
-    let table = lines(columns, cases, |profile| {
-        let work = profile.inference();
-        let host_s = host_s(&profile);
-        let idle = profile.number(1.0 - profile.over(work.busy_s, work.span_s).value());
-        let [backward, optimizer] = match profile.step() {
-            Some([_, backward, optimizer]) => [backward, optimizer].map(|pass| Some(profile.seconds(pass.span_s))),
-            None => [None, None],
-        };
-        let ratio = profile.over(work.span_s, host_s).into();
-        let [span, host, kernels] = [work.span_s, host_s, work.seconds].map(|s| Cell::from(profile.seconds(s)));
-        vec![span, host, ratio, kernels, idle.into(), backward.into(), optimizer.into()]
-    });
+    let table = lines(
+        cases,
+        [
+            (ms(&format!("{span} (ms)")), |p| p.seconds(p.inference().span_s).into()),
+            (ms("host clock (ms)"), |p| p.seconds(host_s(p)).into()),
+            (Column::number("ratio", Style::Fixed, 2), |p| p.over(p.inference().span_s, host_s(p)).into()),
+            (ms(&format!("{kernels} (ms)")), |p| p.seconds(p.inference().seconds).into()),
+            (Column::number("idle", Style::Percent, 0), |p| {
+                p.number(1.0 - p.over(p.inference().busy_s, p.inference().span_s).value()).into()
+            }),
+            (ms("backward (ms)"), |p| p.step().map(|[_, backward, _]| p.seconds(backward.span_s)).into()),
+            (ms("optimizer (ms)"), |p| p.step().map(|[.., optimizer]| p.seconds(optimizer.span_s)).into()),
+        ],
+    );
     let setting = cases.first().map(|case| {
         let Params { steps, warmup, dtype, batch_size, .. } = &case.params;
         format!(" (median of {steps} after {warmup} warm-up steps), {}, batch {batch_size}", dtype.name())

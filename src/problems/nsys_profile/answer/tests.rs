@@ -2,66 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::kernels::Units;
-use super::super::measure::{Collector, OptimizerName, Pass};
+use super::super::measure::Collector;
 use super::super::summary::{Attention, Counted, MatmulKernel, Matmuls, Rest, Tally};
 use super::*;
 use crate::harness::answer::made_up::{MadeUp, seconds};
-use crate::model::Precision;
+use crate::harness::samples::Samples;
 
-const CLAIMS: [&str; 9] = [
-    "profile-matches-the-clock",
-    "all-cases-fit",
-    "calls-are-9L-plus-1",
-    "products-are-9L-plus-1",
-    "no-tf32",
-    "top-is-a-product",
-    "same-in-both",
-    "elementwise-leads-the-rest",
-    "softmax-takes-more-than-its-operations",
-];
-
-/// What a test changes of a profile: seconds of products, elementwise work and copies in a pass, and the rest.
-#[derive(Clone)]
-struct Made {
-    size: SizeName,
-    context: i64,
-    optimizer: OptimizerName,
-    inference: [f64; 3],
-    backward: Option<[f64; 3]>,
-    /// The forward pass by the host's clock, against one second in the profile, and how long kernels ran.
-    host: f64,
-    busy: f64,
-    calls: u64,
-    kernels: u64,
-    units: Units,
-    both: &'static str,
-    softmax: f64,
-    products: f64,
-}
-
-/// 12 layers, so 109 products in a forward pass.
-fn small() -> Made {
-    Made {
-        size: SizeName::Small,
-        context: 512,
-        optimizer: OptimizerName::Fused,
-        inference: [0.8, 0.15, 0.05],
-        backward: Some([1.4, 0.4, 0.2]),
-        host: 1.0,
-        busy: 1.0,
-        calls: 109,
-        kernels: 109,
-        units: Units::CudaCores,
-        both: "gemm",
-        softmax: 0.05,
-        products: 0.1,
-    }
-}
-
-fn pass([products, elementwise, copies]: [f64; 3]) -> RangeWork {
+/// Seconds of products, elementwise work and copies.
+fn work([products, elementwise, copies]: [f64; 3]) -> RangeWork {
     let kernel = |name: &str, class, seconds| Kernel { name: name.into(), class, count: 1200, seconds };
     let mut kernels = vec![
         kernel("gemm", Class::Matmul, products),
@@ -72,120 +23,110 @@ fn pass([products, elementwise, copies]: [f64; 3]) -> RangeWork {
     let seconds = products + elementwise + copies;
     let classes: BTreeMap<Class, Tally> =
         kernels.iter().map(|k| (k.class, Tally { count: k.count, seconds: k.seconds })).collect();
-    RangeWork {
-        host_s: seconds,
-        seconds,
-        span_s: seconds,
-        busy_s: seconds,
-        count: 3600,
-        classes,
-        kernels,
-        rest: Rest::default(),
+    let rest = Rest::default();
+    RangeWork { host_s: seconds, seconds, span_s: seconds, busy_s: seconds, count: 3600, classes, kernels, rest }
+}
+
+/// An inference and a forward pass of the same work, a backward pass, and an optimizer without products.
+fn passes(forward: [f64; 3], backward: [f64; 3]) -> Passes<RangeWork> {
+    Passes {
+        inference: RangeWork { busy_s: 1.0, span_s: 1.0, ..work(forward) },
+        forward: Some(work(forward)),
+        backward: Some(work(backward)),
+        optimizer: Some(work([0.0, 0.25, 0.0])),
     }
 }
 
-impl Made {
-    fn params(&self) -> Params {
-        Params {
-            size: self.size,
-            context_length: self.context,
-            batch_size: 4,
-            vocab_size: 10_000,
-            pass: Pass::TrainingStep,
-            dtype: Precision::Float32,
-            optimizer: self.optimizer,
-            warmup: 2,
-            steps: 1,
-        }
-    }
-
-    fn row(&self) -> Row {
-        let samples = |s: f64| serde_json::from_value(seconds(&[s])).unwrap();
-        let times = || Passes { inference: samples(self.host), forward: None, backward: None, optimizer: None };
-        let trained = |work| self.backward.map(|_| pass(work));
-        let (products, softmax) = (self.products, self.softmax);
-        Row {
-            collector: Collector::Kineto,
-            counted: Counted::Kernels,
-            host: times(),
-            profiled_before: true,
-            kernels: times(),
-            passes: Passes {
-                inference: RangeWork { busy_s: self.busy, span_s: 1.0, ..pass(self.inference) },
-                forward: trained(self.inference),
-                backward: self.backward.map(pass),
-                optimizer: trained([0.0, 0.25, 0.0]),
-            },
-            top_of_both: self
-                .backward
-                .map(|_| Kernel { name: self.both.into(), ..pass([1.0, 0.0, 0.0]).kernels[0].clone() }),
-            attention: Attention {
-                scores: pass([products, 0.12, 0.0]),
-                softmax: pass([0.0, softmax, 0.0]),
-                final_matmul: pass([0.0; 3]),
-                products: Tally { count: 2, seconds: products },
-            },
-            matmuls: Matmuls { operators: self.calls, kernels: self.kernels, helpers: 0 },
-            matmul_kernels: vec![MatmulKernel { name: "gemm".into(), units: self.units, count: 9 }],
-            outside: Tally::default(),
-            launches_unseen: 0,
-            trace: None,
-        }
-    }
+fn samples(time: f64) -> Samples {
+    serde_json::from_value(seconds(&[time])).unwrap()
 }
 
-fn measured(made_up: MadeUp, grid: &str, made: &Made) -> MadeUp {
-    made_up.measured(grid, &made.params(), &made.row())
+const FORWARD: [f64; 3] = [0.8, 0.15, 0.05];
+/// In place of the backward pass of [`made`]: a step with a higher share of products than inference.
+const RISES: [f64; 3] = [1.9, 0.1, 0.0];
+
+/// A case and its row after `change`: 12 layers, so 109 products in a forward pass.
+fn made(size: &str, context: i64, change: impl Fn(&mut Row)) -> (Value, Row) {
+    let inference = samples(1.0);
+    let times = || Passes { inference: inference.clone(), forward: None, backward: None, optimizer: None };
+    let mut row = Row {
+        collector: Collector::Kineto,
+        counted: Counted::Kernels,
+        host: times(),
+        profiled_before: true,
+        kernels: times(),
+        passes: passes(FORWARD, [1.4, 0.4, 0.2]),
+        top_of_both: Some(Kernel { name: "gemm".into(), class: Class::Matmul, count: 1200, seconds: 1.0 }),
+        attention: Attention {
+            scores: work([0.1, 0.12, 0.0]),
+            softmax: work([0.0, 0.05, 0.0]),
+            final_matmul: work([0.0; 3]),
+            products: Tally { count: 2, seconds: 0.1 },
+        },
+        matmuls: Matmuls { operators: 109, kernels: 109, helpers: 0 },
+        matmul_kernels: vec![MatmulKernel { name: "gemm".into(), units: Units::CudaCores, count: 9 }],
+        outside: Tally::default(),
+        launches_unseen: 0,
+        trace: None,
+    };
+    change(&mut row);
+    (json!({"size": size, "context_length": context, "optimizer": "fused"}), row)
 }
 
-fn answered(made: &[Made]) -> Answer {
-    let made_up = made.iter().fold(MadeUp::gpu("nsys_profile"), |made_up, made| measured(made_up, GRID, made));
-    answer(&made_up.records(), Audience::Ours).unwrap()
+fn small(context: i64, change: impl Fn(&mut Row)) -> (Value, Row) {
+    made("small", context, change)
+}
+
+fn measured(cases: &[(Value, Row)]) -> MadeUp {
+    let made_up = MadeUp::gpu("nsys_profile");
+    cases.iter().fold(made_up, |made_up, (params, row)| made_up.measured(GRID, params, row))
+}
+
+fn answered(cases: &[(Value, Row)]) -> Answer {
+    answer(&measured(cases).records(), Audience::Ours).unwrap()
 }
 
 #[test]
 fn claims_follow_the_profiles() {
-    let well = answered(&[small()]);
-    for id in CLAIMS.iter().chain(&["products-lose-share"]) {
-        assert_eq!(well.holds(id), Some(true), "{id}");
-    }
+    let well = answered(&[small(512, |_| {})]);
+    assert_eq!(well.holds("all-cases-fit"), Some(true));
     assert_eq!(well.holds("off-where-the-gpu-waits"), None, "nothing is off");
-    type Spoil = fn(&mut Made);
-    let ill: [(&str, Spoil); 9] = [
-        ("profile-matches-the-clock", |made| made.host = 0.5),
-        ("calls-are-9L-plus-1", |made| made.calls = 108),
-        ("products-are-9L-plus-1", |made| made.kernels = 120),
-        ("no-tf32", |made| made.units = Units::TensorCores),
-        ("top-is-a-product", |made| made.inference = [0.4, 0.5, 0.1]),
-        ("same-in-both", |made| made.both = "gemm_nt"),
-        ("elementwise-leads-the-rest", |made| made.inference = [0.8, 0.05, 0.15]),
-        ("products-lose-share", |made| made.backward = Some([1.9, 0.1, 0.0])),
-        ("softmax-takes-more-than-its-operations", |made| made.softmax = 0.001),
+    let ill: [(&str, fn(&mut Row)); 9] = [
+        ("profile-matches-the-clock", |row| row.host.inference = samples(0.5)),
+        ("calls-are-9L-plus-1", |row| row.matmuls.operators = 108),
+        ("products-are-9L-plus-1", |row| row.matmuls.kernels = 120),
+        ("no-tf32", |row| row.matmul_kernels[0].units = Units::TensorCores),
+        ("top-is-a-product", |row| row.passes.inference = work([0.4, 0.5, 0.1])),
+        ("same-in-both", |row| row.top_of_both.as_mut().unwrap().name = "gemm_nt".into()),
+        ("elementwise-leads-the-rest", |row| row.passes.inference = work([0.8, 0.05, 0.15])),
+        ("products-lose-share", |row| row.passes = passes(FORWARD, RISES)),
+        ("softmax-takes-more-than-its-operations", |row| row.attention.softmax = work([0.0, 0.001, 0.0])),
     ];
     for (id, change) in ill {
-        let mut made = small();
-        change(&mut made);
-        assert_eq!(answered(&[made]).holds(id), Some(false), "{id}");
+        assert_eq!(well.holds(id), Some(true), "{id}");
+        assert_eq!(answered(&[small(512, change)]).holds(id), Some(false), "{id}");
     }
     for (busy, expected) in [(0.3, true), (0.95, false)] {
-        let off = answered(&[small(), Made { host: 0.5, busy, context: 128, ..small() }]);
+        let slow = small(128, |row| {
+            row.host.inference = samples(0.5);
+            row.passes.inference.busy_s = busy;
+        });
+        let off = answered(&[small(512, |_| {}), slow]);
         assert_eq!(off.holds("off-where-the-gpu-waits"), Some(expected));
-        assert_eq!(
-            (&off.quoted()["agreeing"], &off.quoted()["differing"]),
-            (&json!("1 of 2"), &json!("1 (small at 128)"))
-        );
-        assert_eq!(off.quoted()["off"]["value"], 1.0);
+        let quoted = off.quoted();
+        assert_eq!((&quoted["agreeing"], &quoted["differing"]), (&json!("1 of 2"), &json!("1 (small at 128)")));
+        assert_eq!(quoted["off"]["value"], 1.0);
     }
 }
 
 #[test]
 fn sentences_quote_xl_at_context_512_where_it_was_measured() {
-    let xl = Made { size: SizeName::Xl, calls: 433, kernels: 435, ..small() };
-    let wide = Made { size: SizeName::Billions2_7, context: 1024, calls: 289, kernels: 289, ..small() };
-    let plain = Made { optimizer: OptimizerName::Plain, backward: Some([1.0, 1.0, 0.0]), ..xl.clone() };
-    let made_up = MadeUp::gpu("nsys_profile");
-    let made_up = [&xl, &small(), &wide].into_iter().fold(made_up, |made_up, made| measured(made_up, GRID, made));
-    let answer = answer(&measured(made_up, PLAIN, &plain).records(), Audience::Ours).unwrap();
+    let xl = made("xl", 512, |row| row.matmuls = Matmuls { operators: 433, kernels: 435, helpers: 0 });
+    let wide = made("2.7B", 1024, |row| row.matmuls = Matmuls { operators: 289, kernels: 289, helpers: 0 });
+    let (mut plain, row) = made("xl", 512, |row| row.passes = passes(FORWARD, [1.0, 1.0, 0.0]));
+    plain["optimizer"] = "plain".into();
+    let made_up = measured(&[xl, small(512, |_| {}), wide]).measured(PLAIN, &plain, &row);
+    let answer = answer(&made_up.records(), Audience::Ours).unwrap();
     let quoted = answer.quoted();
     for (field, expected) in [
         ("example", json!("xl at context 512")),
@@ -216,24 +157,21 @@ fn sentences_quote_xl_at_context_512_where_it_was_measured() {
 
 #[test]
 fn a_share_that_rises_is_explained_where_all_that_rise_are_alike() {
-    let rises = Made { backward: Some([1.9, 0.1, 0.0]), ..small() };
+    let rises = |context| small(context, |row| row.passes = passes(FORWARD, RISES));
     // 1.5 of 3 seconds are products in the step, too.
-    let stays = Made { inference: [0.5, 0.5, 0.0], backward: Some([1.0, 0.75, 0.0]), ..small() };
-    let rose = |made: &[Made]| ["rose", "fell"].map(|field| answered(made).quoted()[field].clone());
-    assert_eq!(
-        rose(&[Made { context: 128, ..small() }, rises.clone()]),
-        [json!("1 (small), all at context 512"), json!("1 of 2")]
-    );
-    assert_eq!(rose(&[rises.clone(), Made { context: 128, ..rises.clone() }]), [json!(""), json!("0 of 2")]);
+    let stays = small(512, |row| row.passes = passes([0.5, 0.5, 0.0], [1.0, 0.75, 0.0]));
+    let rose = |cases: &[_]| ["rose", "fell"].map(|field| answered(cases).quoted()[field].clone());
+    let one = ["1 (small), all at context 512", "1 of 2"];
+    assert_eq!(rose(&[small(128, |_| {}), rises(512)]), one.map(Value::from));
+    assert_eq!(rose(&[rises(512), rises(128)]), [json!(""), json!("0 of 2")]);
     assert_eq!(rose(&[stays]), [json!(""), json!("0 of 1")], "a tie neither rises nor falls");
 }
 
 #[test]
 fn cases_that_were_not_measured_keep_their_lines() {
-    let made = small();
-    let params = |context| Made { context, ..small() }.params();
-    let made_up = measured(MadeUp::gpu("nsys_profile"), GRID, &made);
-    let made_up = made_up.out_of_memory(GRID, &params(1024)).failed(GRID, &params(128)).not_run(GRID, &params(256));
+    let params = |context| small(context, |_| {}).0;
+    let made_up = measured(&[small(512, |_| {})]).out_of_memory(GRID, &params(1024));
+    let made_up = made_up.failed(GRID, &params(128)).not_run(GRID, &params(256));
     let some = answer(&made_up.records(), Audience::Ours).unwrap();
     assert_eq!(some.holds("all-cases-fit"), Some(false));
     for id in ["times-gpu", "top", "training", "attention"] {
@@ -250,12 +188,13 @@ fn cases_that_were_not_measured_keep_their_lines() {
 
 #[test]
 fn without_a_training_step_or_known_products_their_parts_say_so() {
-    let forward_only = answered(&[Made { backward: None, ..small() }]);
+    let without = || small(512, |row| row.passes.backward = None);
+    let forward_only = answered(&[without()]);
     assert_eq!((forward_only.quoted()["trained"].clone(), forward_only.holds("same-in-both")), (json!(false), None));
     assert!(!forward_only.tables().contains_key("training") && forward_only.tables().contains_key("top"));
-    let unknown = answered(&[Made { products: 0.0, ..small() }]);
+    let unknown = answered(&[small(512, |row| row.attention.products.seconds = 0.0)]);
     assert_eq!(unknown.quoted()["compared"], false);
     assert_eq!(unknown.holds("softmax-takes-more-than-its-operations"), None);
-    let mixed = answered(&[Made { backward: None, ..small() }, Made { context: 128, ..small() }]);
+    let mixed = answered(&[without(), small(128, |_| {})]);
     assert_eq!(mixed.quoted()["example"], "small at context 128", "the training step is what most parts are about");
 }
