@@ -1,16 +1,17 @@
 //! Part (a): what compiled and captured passes of attention gain, and from which length on.
 
-use anyhow::Result;
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::super::attention::{Params, Passes, Row};
 use super::cases::{AttentionCase, ColumnOf, PassOf, Ratio};
-use super::{Times, at_most};
+use super::{not_slower, times};
 use crate::bench::dtype::Dtype;
 use crate::bench::tolerance;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{grouped, listed};
-use crate::harness::answer::{Answer, Claim, Quantity, Unit};
+use crate::harness::answer::{Claim, Quantity, Range, Unit};
 
 /// From this length on the score matrices outweigh the launches.
 const LONG_FROM: i64 = 4096;
@@ -30,22 +31,20 @@ pub const PASSES: [(&str, PassOf<Passes>); 2] = [("forward", |p| &p.forward), ("
 #[derive(Serialize)]
 pub struct Attention {
     /// Of compiled passes over Python eager, and the lengths that it is of: the long ones where there are any.
-    gain: Option<Times>,
+    gain: Option<String>,
     lengths: String,
     /// How many of the passes at the shorter lengths became slower: "15 of 16".
     slower: String,
-    #[serde(skip)]
-    short: [usize; 2],
     /// The width of the figure's cells.
     d: i64,
     captured: Option<Captured>,
-    /// The largest ratio of Rust eager to Python eager, and where it is.
+    /// The largest ratio of Rust eager to Python eager.
     slowest: Option<Quantity>,
-    #[serde(skip)]
-    slowest_at: String,
     /// The largest of outputs and gradients against Rust eager's, relative to their norm.
     error: Option<Quantity>,
     tolerance: f64,
+    #[serde(skip)]
+    pub claims: Vec<Claim>,
 }
 
 /// Gains of captured passes over Rust eager.
@@ -53,9 +52,9 @@ pub struct Attention {
 struct Captured {
     /// A phrase for each of the shorter lengths.
     short: String,
-    long: Option<Times>,
+    long: Option<String>,
     #[serde(skip)]
-    most_at_short: Option<Quantity>,
+    claim: Claim,
 }
 
 fn is_long(p: &Params) -> bool {
@@ -75,45 +74,42 @@ impl Attention {
             None => "at all lengths".into(),
         };
         let short = || gains.iter().filter(|gain| !is_long(gain.case.params));
-        let (slower, shorter) = (short().filter(|gain| gain.value.value() < 1.0).count(), short().count());
+        let (losing, shorter) = (short().filter(|gain| gain.value.value() < 1.0).count(), short().count());
+        let (gain, slower) = (long.or(all), format!("{losing} of {shorter}"));
+        let mut claims = Vec::new();
+        if let Some(gain) = &gain {
+            let gains = Claim::above("compiled-attention-gains", "least gain", &gain.low, 1.0);
+            let loses = Claim::new("compiled-short-attention-loses", losing * 2 > shorter);
+            claims.push(gains.operand_text("passes", lengths.as_str()));
+            claims.push(loses.operand_text("slower passes", slower.as_str()));
+        }
+        let captured = Captured::of(&Ratio::all(cases, [RUST, CAPTURED], &PASSES));
+        claims.extend(captured.as_ref().map(|captured| captured.claim.clone()));
+        let eager = Ratio::all(cases, [RUST, PYTHON], &PASSES);
+        let slowest = Ratio::largest(&eager);
+        claims.extend(slowest.map(|Ratio { case, pass, value }| {
+            not_slower("rust-attention-not-slower", value, format!("the {pass} pass at {}", cell(case.params)))
+        }));
         let widths = || gains.iter().map(|gain| gain.case.params.d_model);
         let errors = cases.iter().flat_map(|case| {
             let errors = case.row.into_iter().flat_map(|row| row.errors.values());
             errors.map(|errors| case.case.quantity(errors.largest(), Unit::One))
         });
-        let eager = Ratio::all(cases, [RUST, PYTHON], &PASSES);
-        let slowest = Ratio::largest(&eager);
         Self {
-            gain: long.or(all).map(Times),
+            gain: gain.as_ref().map(times),
             lengths,
-            slower: format!("{slower} of {shorter}"),
-            short: [slower, shorter],
+            slower,
             d: widths().find(|d| *d == FIGURE_D).or(widths().next()).unwrap_or(FIGURE_D),
-            captured: Captured::of(&Ratio::all(cases, [RUST, CAPTURED], &PASSES)),
+            captured,
             slowest: slowest.map(|ratio| ratio.value.clone()),
-            slowest_at: slowest.map_or(String::new(), |r| format!("the {} pass at {}", r.pass, cell(r.case.params))),
             error: Quantity::largest(&errors.collect::<Vec<_>>()).cloned(),
             tolerance: tolerance::attention(Dtype::Float32),
+            claims,
         }
     }
 
     pub fn is_compiled(&self) -> bool {
         self.gain.is_some()
-    }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        if let Some(gain) = &self.gain {
-            let claim = Claim::above("compiled-attention-gains", "least gain", gain.least(), 1.0);
-            answer.claim(claim.operand_text("passes", self.lengths.as_str()))?;
-            let [slower, shorter] = self.short;
-            let claim = Claim::new("compiled-short-attention-loses", slower * 2 > shorter);
-            answer.claim(claim.operand_text("slower passes", self.slower.as_str()))?;
-        }
-        self.captured.iter().try_for_each(|captured| answer.claim(captured.claim()))?;
-        self.slowest.iter().try_for_each(|ratio| {
-            let claim = at_most("rust-attention-not-slower", "largest ratio", ratio, 1.03);
-            answer.claim(claim.operand_text("of", self.slowest_at.as_str()))
-        })
     }
 
     /// Gains over Python eager against the length; there is one where a cell was compiled.
@@ -138,31 +134,26 @@ impl Attention {
 }
 
 impl Captured {
-    /// None of nothing.
+    /// Much at the shorter lengths and little at the longer ones; none of nothing.
     fn of(gains: &[Ratio<Params, Row>]) -> Option<Self> {
-        let mut lengths: Vec<i64> = gains.iter().map(|gain| gain.case.params.seq).collect();
-        lengths.retain(|seq| *seq < LONG_FROM);
-        lengths.sort_unstable();
-        lengths.dedup();
-        let phrase = |seq: &i64| {
-            let times = Times(Ratio::range(gains, |p| p.seq == *seq)?).words();
-            Some(format!("{times} times at $T = {}$", grouped(*seq as f64, 0)))
+        let all_short = Ratio::range(gains, |p| !is_long(p));
+        let long = Ratio::range(gains, is_long);
+        let claim = match (&all_short, &long) {
+            (None, None) => return None,
+            (Some(Range { high: short, .. }), Some(Range { high: long, .. })) => {
+                Claim::new("captured-attention-gains", short.value() > 1.5 && long.value() < 1.1)
+                    .operand("largest gain at the shorter lengths", short)
+                    .operand("at the longer ones", long)
+            }
+            _ => Claim::new("captured-attention-gains", false).operand_text("lengths", "not both short and long ones"),
         };
-        (!gains.is_empty()).then(|| Self {
-            short: listed(&lengths.iter().filter_map(phrase).collect::<Vec<_>>()),
-            long: Ratio::range(gains, is_long).map(Times),
-            most_at_short: Ratio::range(gains, |p| !is_long(p)).map(|range| range.high),
-        })
-    }
-
-    /// Much at the shorter lengths and little at the longer ones.
-    fn claim(&self) -> Claim {
-        let id = "captured-attention-gains";
-        match (&self.most_at_short, &self.long) {
-            (Some(short), Some(long)) => Claim::new(id, short.value() > 1.5 && long.most().value() < 1.1)
-                .operand("largest gain at the shorter lengths", short)
-                .operand("at the longer ones", long.most()),
-            _ => Claim::new(id, false).operand_text("lengths", "not both short and long ones"),
-        }
+        let lengths: BTreeSet<i64> =
+            gains.iter().map(|gain| gain.case.params.seq).filter(|seq| *seq < LONG_FROM).collect();
+        let phrase = |seq: &i64| {
+            let gain = Ratio::range(gains, |p| p.seq == *seq)?;
+            Some(format!("{} times at $T = {}$", times(&gain), grouped(*seq as f64, 0)))
+        };
+        let short = listed(&lengths.iter().filter_map(phrase).collect::<Vec<_>>());
+        Some(Self { short, long: long.as_ref().map(times), claim })
     }
 }

@@ -1,14 +1,13 @@
 //! Part (b): what compiled and captured steps of whole models gain, and how much of that is launches.
 
-use anyhow::Result;
 use serde::Serialize;
 
 use super::super::transformer::{Params, Passes, Row};
 use super::cases::{ColumnOf, ModelCase, PassOf, Ratio};
-use super::{Times, at_most};
+use super::{not_slower, times};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Claim, Quantity, Style, Unit};
+use crate::harness::answer::{Claim, Quantity, Range, Style, Unit};
 use crate::model::Precision;
 
 const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
@@ -31,17 +30,17 @@ pub const STEP: (&str, PassOf<Passes>) = ("training step", |passes| &passes.step
 #[derive(Serialize)]
 pub struct Models {
     /// Gains of what was compiled over Python eager.
-    forward: Option<Times>,
-    step: Option<Times>,
+    forward: Option<String>,
+    step: Option<String>,
     graph: Option<Graph>,
     /// The models in which both eager columns were measured.
     covered: String,
-    /// The largest ratio of Rust eager to Python eager, and where it is.
+    /// The largest ratio of Rust eager to Python eager.
     slowest_model: Option<Quantity>,
-    #[serde(skip)]
-    slowest_at: String,
     /// For each arithmetic the largest error of all gradients as one vector against ours, relative to its norm.
     model_errors: String,
+    #[serde(skip)]
+    pub claims: Vec<Claim>,
 }
 
 /// Captured steps against the eager ones that took turns with them.
@@ -49,20 +48,14 @@ pub struct Models {
 struct Graph {
     most: Quantity,
     least: Quantity,
-    #[serde(skip)]
-    several: bool,
     /// The model that gains most, and its steps.
     at: String,
     captured: Quantity,
     alone: Quantity,
     beside: Quantity,
     compiled: Option<Quantity>,
-    /// The largest relative difference between Rust eager alone and beside Python.
     #[serde(skip)]
-    drift: Quantity,
-    /// Of the models that were both captured and compiled, those whose captured step is faster; and all of them.
-    #[serde(skip)]
-    faster: [usize; 2],
+    claims: [Claim; 3],
 }
 
 fn named(p: &Params) -> String {
@@ -71,9 +64,19 @@ fn named(p: &Params) -> String {
 
 impl Models {
     pub fn of(cases: &[ModelCase]) -> Self {
-        let gain = |pass| Ratio::range(&Ratio::all(cases, [PYTHON, COMPILED], &[pass]), |_| true).map(Times);
+        let gain = |pass| Ratio::range(&Ratio::all(cases, [PYTHON, COMPILED], &[pass]), |_| true);
+        let (forward, step, graph) = (gain(FORWARD), gain(STEP), Graph::of(cases));
+        let mut claims = Vec::new();
+        if let (Some(Range { low: forward, .. }), Some(Range { low: step, .. })) = (&forward, &step) {
+            let claim = Claim::new("compiled-models-gain", forward.value() > 1.0 && step.value() > 1.0);
+            claims.push(claim.operand("least gain of a forward pass", forward).operand("of a step", step));
+        }
+        claims.extend(graph.iter().flat_map(|graph| graph.claims.clone()));
         let eager = Ratio::all(cases, [RUST, PYTHON], &[FORWARD, STEP]);
         let slowest = Ratio::largest(&eager);
+        claims.extend(slowest.map(|Ratio { case, pass, value }| {
+            not_slower("rust-model-not-slower", value, format!("the {pass} of {}", named(case.params)))
+        }));
         let covered = Ratio::all(cases, [RUST, PYTHON], &[STEP]);
         let covered: Vec<_> = covered.iter().map(|ratio| named(ratio.case.params)).collect();
         let error = |dtype: Precision| {
@@ -84,27 +87,14 @@ impl Models {
         };
         let errors = [Precision::Float32, Precision::Bfloat16].into_iter().filter_map(error);
         Self {
-            forward: gain(FORWARD),
-            step: gain(STEP),
-            graph: Graph::of(cases),
+            forward: forward.as_ref().map(times),
+            step: step.as_ref().map(times),
+            graph,
             covered: covered.join(", "),
             slowest_model: slowest.map(|ratio| ratio.value.clone()),
-            slowest_at: slowest.map_or(String::new(), |r| format!("the {} of {}", r.pass, named(r.case.params))),
             model_errors: errors.collect::<Vec<_>>().join(" and "),
+            claims,
         }
-    }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        if let (Some(forward), Some(step)) = (&self.forward, &self.step) {
-            let [forward, step] = [forward, step].map(Times::least);
-            let claim = Claim::new("compiled-models-gain", forward.value() > 1.0 && step.value() > 1.0);
-            answer.claim(claim.operand("least gain of a forward pass", forward).operand("of a step", step))?;
-        }
-        self.graph.iter().try_for_each(|graph| graph.claims(answer))?;
-        self.slowest_model.iter().try_for_each(|ratio| {
-            let claim = at_most("rust-model-not-slower", "largest ratio", ratio, 1.03);
-            answer.claim(claim.operand_text("of", self.slowest_at.as_str()))
-        })
     }
 }
 
@@ -113,36 +103,34 @@ impl Graph {
     fn of(cases: &[ModelCase]) -> Option<Self> {
         let mut gains = Ratio::all(cases, [ALONE, CAPTURED], &[STEP]);
         gains.retain(|gain| gain.case.median(RUST, STEP.1).is_some());
-        let (most, range) = (Ratio::largest(&gains)?.case, Ratio::range(&gains, |_| true)?);
-        let median = |column| most.median(column, STEP.1);
+        let (model, Range { low: least, high: most }) = (Ratio::largest(&gains)?.case, Ratio::range(&gains, |_| true)?);
+        let median = |column| model.median(column, STEP.1);
+        let compiled = median(COMPILED);
+        let over_compiled = Ratio::all(cases, [CAPTURED, COMPILED], &[STEP]);
+        let (faster, both) = (over_compiled.iter().filter(|r| r.value.value() < 1.0).count(), over_compiled.len());
+        // Between Rust eager alone and beside Python.
         let drifts = gains.iter().filter_map(|gain| {
             let ratio = gain.case.ratio([ALONE, RUST], STEP.1)?;
             Some(gain.case.case.quantity((ratio.value() - 1.0).abs(), Unit::One))
         });
-        let over_compiled = Ratio::all(cases, [CAPTURED, COMPILED], &[STEP]);
-        let faster = over_compiled.iter().filter(|ratio| ratio.value.value() < 1.0).count();
+        let claims = [
+            Claim::new("captured-models-gain", gains.len() > 1 && most.value() > 1.1)
+                .operand("largest gain", &most)
+                .operand("least gain", &least),
+            Claim::new("captured-step-beats-compiled", compiled.is_some() && faster == both)
+                .operand_text("models whose captured step is faster", format!("{faster} of {both}")),
+            Claim::below("little-drift", "largest drift", Quantity::largest(&drifts.collect::<Vec<_>>())?, 0.03),
+        ];
         Some(Self {
-            most: range.high,
-            least: range.low,
-            several: gains.len() > 1,
-            at: named(most.params),
+            most,
+            least,
+            at: named(model.params),
             captured: median(CAPTURED)?,
             alone: median(ALONE)?,
             beside: median(RUST)?,
-            compiled: median(COMPILED),
-            drift: Quantity::largest(&drifts.collect::<Vec<_>>())?.clone(),
-            faster: [faster, over_compiled.len()],
+            compiled,
+            claims,
         })
-    }
-
-    fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let gain = Claim::new("captured-models-gain", self.several && self.most.value() > 1.1);
-        answer.claim(gain.operand("largest gain", &self.most).operand("least gain", &self.least))?;
-        let [faster, both] = self.faster;
-        let all = self.compiled.is_some() && faster == both;
-        let beats = Claim::new("captured-step-beats-compiled", all);
-        answer.claim(beats.operand_text("models whose captured step is faster", format!("{faster} of {both}")))?;
-        answer.claim(Claim::below("little-drift", "largest drift", &self.drift, 0.03))
     }
 }
 

@@ -15,10 +15,7 @@ pub fn main(answer: &mut Answer, set: &RecordSet, cases: &Cases) -> Result<()> {
     add_attention(answer, "attention", set, &cases.attention)?;
     add_model(answer, "model-forward", set, &cases.models, false)?;
     add_model(answer, "model-step", set, &cases.models, true)?;
-    match &cases.updates[..] {
-        [] => Ok(()),
-        updates => answer.table("updates", update_table(set, updates)),
-    }
+    add_updates(answer, set, &cases.updates)
 }
 
 /// The tables of a CPU's records where a GPU's answer the handout.
@@ -126,7 +123,8 @@ fn timings(cases: &[ModelCase]) -> String {
     named.collect::<Vec<_>>().join("; ")
 }
 
-fn update_table(set: &RecordSet, cases: &[UpdateCase]) -> Table {
+fn add_updates(answer: &mut Answer, set: &RecordSet, cases: &[UpdateCase]) -> Result<()> {
+    let Some(first) = cases.first() else { return Ok(()) };
     let ms = |head| Column::number(head, Style::Ms, 3);
     let share = |head| Column::number(head, Style::Percent, 0);
     let mut table = Table::new(vec![
@@ -149,15 +147,15 @@ fn update_table(set: &RecordSet, cases: &[UpdateCase]) -> Table {
         cells.push(case.copy_rate().into());
         table.row(cells);
     }
-    let timing = cases.first().map(|case| {
-        let p = case.params;
-        let what = match p.steps_in_a_row {
-            1 => "steps".into(),
-            several => format!("means of {several} steps in a row"),
-        };
-        format!("medians of {} {what} a column, taken in {} rounds of turns", p.rounds * p.iterations, p.rounds)
-    });
-    let timing = timing.unwrap_or_default();
-    let source = set.source();
-    table.captioned(format!("One AdamW step over all parameters of a model, in float32: {timing}. {source}."))
+    let (rounds, samples) = (first.params.rounds, first.params.rounds * first.params.iterations);
+    let steps = match first.params.steps_in_a_row {
+        1 => "steps".into(),
+        several => format!("means of {several} steps in a row"),
+    };
+    let caption = format!(
+        "One AdamW step over all parameters of a model, in float32: medians of {samples} {steps} a column, taken in \
+         {rounds} rounds of turns. {}.",
+        set.source()
+    );
+    answer.table("updates", table.captioned(caption))
 }
