@@ -64,10 +64,13 @@ struct Autocast {
     saved_bfloat16: Quantity,
     step: Quantity,
     step_change: Quantity,
+    #[serde(skip)]
+    claims: [Claim; 3],
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
-    let DeviceRecords { set, cases } = &DeviceRecords::answering(records)?;
+    let set = answering(records)?;
+    let cases = &cases_of(set)?;
     let first = cases.first().context("the record has no cases")?;
     let measured: Vec<Measured> = cases.iter().filter_map(|case| Some((case, case.row()?))).collect();
     let timeline = TimelineCase::of(cases);
@@ -90,10 +93,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         counted: Counted::of_the_largest_model(),
     };
     let mut answer = Answer::new(&quoted)?;
-    claims(&mut answer, &quoted)?;
+    claims(&quoted, &measured).into_iter().try_for_each(|claim| answer.claim(claim))?;
     if let Some(timeline) = &timeline {
-        answer.claim(repeats(&measured))?;
-        timeline.add_to(&mut answer, set)?;
+        answer.figure("forward", timeline.forward_figure())?;
+        answer.figure("step", timeline.step_figure(set))?;
         answer.table("largest", allocations::largest(timeline))?;
     }
     if !measured.is_empty() {
@@ -104,60 +107,44 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     answer.table("peaks-float32", peaks(set, cases, Precision::Float32))?;
     answer.table("peaks-bfloat16", peaks(set, cases, Precision::Bfloat16))?;
     if let Some(other) = records.sets().find(|other| other.profile() != set.profile()) {
-        answer.table("peaks-other", other_peaks(&DeviceRecords::of(other)?))?;
+        answer.table("peaks-other", other_peaks(other, &cases_of(other)?))?;
     }
     Ok(answer)
 }
 
-/// The claims that the quoted numbers decide.
-fn claims(answer: &mut Answer, quoted: &Quoted) -> Result<()> {
-    if let Some(Range { low, high }) = &quoted.first {
+fn claims(quoted: &Quoted, measured: &[Measured]) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    claims.extend(quoted.first.as_ref().map(|Range { low, high }| {
         let claim = Claim::new("first-step-does-not-depend-on-context", high.value() < 1.01 * low.value());
         let claim = claim.operand("highest peak", high).operand("lowest peak", low);
-        answer.claim(claim.operand_text("wanted", "under 1.01 of the lowest"))?;
+        claim.operand_text("wanted", "under 1.01 of the lowest")
+    }));
+    claims.extend(quoted.autocast.iter().flat_map(|autocast| autocast.claims.clone()));
+    claims.extend(quoted.largest.iter().map(|largest| largest.claim.clone()));
+    claims.extend(quoted.error.iter().map(|error| error.claim.clone()));
+    if let Some(timeline) = &quoted.timeline {
+        claims.extend(timeline.claims.clone());
+        let all = || measured.iter().flat_map(|(_, row)| runs(row));
+        let repeated = all().filter(|run| run.repeated).count();
+        claims.push(Claim::all("runs-repeat-their-peak", "passes and steps", repeated, all().count()));
     }
-    if let Some(autocast) = &quoted.autocast {
-        autocast.claims(answer)?;
-    }
-    if let Some(largest) = &quoted.largest {
-        answer.claim(largest.claim())?;
-    }
-    if let Some(error) = &quoted.error {
-        answer.claim(error.claim())?;
-    }
-    Ok(())
+    claims
 }
 
-fn repeats(measured: &[Measured]) -> Claim {
-    let all: Vec<&Run> = measured.iter().flat_map(|(_, row)| runs(row)).collect();
-    let repeated = all.iter().filter(|run| run.repeated).count();
-    Claim::all("runs-repeat-their-peak", "passes and steps", repeated, all.len())
+/// The GPU's records where they hold every step that has a timeline; else the CPU's, if there are any.
+fn answering(records: &Records) -> Result<&RecordSet> {
+    let main = records.main()?;
+    let cases = main.cases::<MemoryProfiling>()?;
+    let mut timelines = cases.iter().filter(|case| case.params.timeline_points > 0).peekable();
+    let fits = timelines.peek().is_some() && timelines.all(|case| case.row().is_some());
+    Ok(records.cpu().filter(|_| !fits).unwrap_or(main))
 }
 
-/// The records of one device.
-struct DeviceRecords<'a> {
-    set: &'a RecordSet,
-    /// In float32 and then under autocast, each by context length.
-    cases: Vec<MemoryCase>,
-}
-
-impl<'a> DeviceRecords<'a> {
-    /// The GPU's where it holds every step that has a timeline; else the CPU's, if there are any.
-    fn answering(records: &'a Records) -> Result<Self> {
-        let main = Self::of(records.main()?)?;
-        let mut timelines = main.cases.iter().filter(|case| case.params.timeline_points > 0).peekable();
-        let fits = timelines.peek().is_some() && timelines.all(|case| case.row().is_some());
-        match records.cpu() {
-            Some(cpu) if !fits => Self::of(cpu),
-            _ => Ok(main),
-        }
-    }
-
-    fn of(set: &'a RecordSet) -> Result<Self> {
-        let mut cases = set.cases::<MemoryProfiling>()?;
-        cases.sort_by_key(|case| (case.params.dtype == Precision::Bfloat16, case.params.context_length));
-        Ok(Self { set, cases })
-    }
+/// In float32 and then under autocast, each by context length.
+fn cases_of(set: &RecordSet) -> Result<Vec<MemoryCase>> {
+    let mut cases = set.cases::<MemoryProfiling>()?;
+    cases.sort_by_key(|case| (case.params.dtype == Precision::Bfloat16, case.params.context_length));
+    Ok(cases)
 }
 
 fn runs(row: &Row) -> [&Run; 4] {
@@ -195,31 +182,35 @@ impl Autocast {
         let forward = bytes(mixed_case, mixed.forward.peak.allocated_bytes);
         let step_float32 = bytes(full_case, full.training_step.peak.allocated_bytes);
         let step = bytes(mixed_case, mixed.training_step.peak.allocated_bytes);
-        let saved = mixed.recorded_forward.saved_bytes as f64 - mixed.weight_copies_bytes as f64;
+        let saved_float32 = bytes(full_case, full.recorded_forward.saved_bytes);
+        let copies = bytes(mixed_case, mixed.weight_copies_bytes);
+        let saved = mixed.recorded_forward.saved_bytes as f64 - copies.value();
+        let saved_bfloat16 = mixed_case.quantity(saved, Unit::Bytes);
+        let step_change = change(&step_float32, &step)?;
+        let claims = [
+            Claim::new("autocast-raises-forward", forward.value() > forward_float32.value())
+                .operand("under autocast", &forward)
+                .operand("in float32", &forward_float32),
+            Claim::new("copies-outweigh", saved + copies.value() > saved_float32.value())
+                .operand("activations under autocast", &saved_bfloat16)
+                .operand("copies of weights", &copies)
+                .operand("activations in float32", &saved_float32),
+            Claim::new("autocast-changes-a-step-little", step_change.value().abs() < 0.1)
+                .operand("change of the peak", &step_change)
+                .operand_text("wanted", "less than 0.1 either way"),
+        ];
         Some(Self {
             longest: full_case.params.context_length,
             forward_change: change(&forward_float32, &forward)?,
             forward_float32,
             forward,
-            copies: bytes(mixed_case, mixed.weight_copies_bytes),
-            saved_float32: bytes(full_case, full.recorded_forward.saved_bytes),
-            saved_bfloat16: mixed_case.quantity(saved, Unit::Bytes),
-            step_change: change(&step_float32, &step)?,
+            copies,
+            saved_float32,
+            saved_bfloat16,
             step,
+            step_change,
+            claims,
         })
-    }
-
-    fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let Self { forward_float32, forward, copies, saved_float32, saved_bfloat16, step_change, .. } = self;
-        let claim = Claim::new("autocast-raises-forward", forward.value() > forward_float32.value());
-        answer.claim(claim.operand("under autocast", forward).operand("in float32", forward_float32))?;
-        let outweigh = saved_bfloat16.value() + copies.value() > saved_float32.value();
-        let claim = Claim::new("copies-outweigh", outweigh);
-        let claim = claim.operand("activations under autocast", saved_bfloat16).operand("copies of weights", copies);
-        answer.claim(claim.operand("activations in float32", saved_float32))?;
-        let claim = Claim::new("autocast-changes-a-step-little", step_change.value().abs() < 0.1);
-        answer
-            .claim(claim.operand("change of the peak", step_change).operand_text("wanted", "less than 0.1 either way"))
     }
 }
 
@@ -255,7 +246,7 @@ fn peaks(set: &RecordSet, cases: &[MemoryCase], dtype: Precision) -> Table {
 }
 
 /// The float32 peaks of the device that the rest is not about: a GPU that is too small for the timelines, or the CPU.
-fn other_peaks(DeviceRecords { set, cases }: &DeviceRecords) -> Table {
+fn other_peaks(set: &RecordSet, cases: &[MemoryCase]) -> Table {
     let size = cases.first().map_or("", |case| case.params.size.size().name);
     let device = if set.is_gpu() { "GPU" } else { "CPU" };
     peaks(set, cases, Precision::Float32)

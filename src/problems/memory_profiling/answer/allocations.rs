@@ -12,17 +12,16 @@ use crate::harness::answer::{Cell, Claim, Column, Quantity, RecordSet, Style, Ta
 /// How many kinds of allocations the table shows.
 const SHOWN: usize = 8;
 
-/// The largest allocations of the forward pass whose timeline is timeline.
+/// The largest allocations of the forward pass that is drawn.
 #[derive(Serialize)]
 pub struct LargestAllocations {
     largest: Quantity,
     /// In Markdown: "`aten::div`, `aten::matmul` in the range *forward/attn*, and from ..".
     places: String,
-    /// One tensor of attention scores by counting.
-    #[serde(skip)]
-    expected: Quantity,
     /// Whether the logits are larger than the scores.
     logits_lead: bool,
+    #[serde(skip)]
+    pub claim: Claim,
 }
 
 impl LargestAllocations {
@@ -40,18 +39,15 @@ impl LargestAllocations {
         }
         let place = |(range, calls): (&str, Vec<String>)| format!("{} in the range *{range}*", calls.join(", "));
         let memory = timeline.case.params.memory();
+        let [largest, scores] = [bytes_each, memory.scores()].map(|n| bytes(timeline.case, n));
         Ok(Self {
-            largest: bytes(timeline.case, bytes_each),
             places: places.into_iter().map(place).collect::<Vec<_>>().join(", and from "),
-            expected: bytes(timeline.case, memory.scores()),
             logits_lead: memory.logits() > memory.scores(),
+            claim: Claim::new("largest-are-scores", bytes_each == memory.scores())
+                .operand("largest allocation", &largest)
+                .operand("one tensor of scores", &scores),
+            largest,
         })
-    }
-
-    pub fn claim(&self) -> Claim {
-        Claim::new("largest-are-scores", self.largest.value() == self.expected.value())
-            .operand("largest allocation", &self.largest)
-            .operand("one tensor of scores", &self.expected)
     }
 }
 

@@ -7,7 +7,7 @@ use super::super::components::Timeline;
 use super::super::measure::Row;
 use super::{MemoryCase, bytes, memory_format};
 use crate::harness::answer::figure::{Figure, Phase, Plot, PlotKind, Series};
-use crate::harness::answer::{Answer, Claim, Quantity, RecordSet, SameRun, Style, Unit};
+use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style, Unit};
 use crate::model::Precision;
 
 const WORKING: &str = "working tensors";
@@ -41,6 +41,8 @@ pub struct TimelineNumbers {
     unchanging: Quantity,
     working: Quantity,
     points: usize,
+    #[serde(skip)]
+    pub claims: [Claim; 2],
 }
 
 impl<'a> TimelineCase<'a> {
@@ -60,6 +62,9 @@ impl<'a> TimelineCase<'a> {
         // Of equal peaks the first one is named.
         let top = step.phases.iter().rev().max_by_key(|phase| phase.peak.requested_bytes);
         let top = top.context("a training step has no phases")?;
+        let ratio = SameRun::of(&self.peak_of("forward")?, &self.peak_of("optimizer")?)?.ratio();
+        let differ =
+            |id, threshold| Claim::above(id, "peak of the forward pass over the optimizer's", &ratio, threshold);
         Ok(TimelineNumbers {
             context: self.case.params.context_length,
             parameters: of_case(row.parameters_bytes),
@@ -74,33 +79,30 @@ impl<'a> TimelineCase<'a> {
             unchanging: sum(&[row.parameters_bytes, forward.at_peak.other]),
             working: of_case(forward.at_peak.working),
             points: self.forward.time_s.len(),
+            claims: [differ("stages-differ", 1.05), differ("backward-descends", 1.0)],
         })
     }
 
-    pub fn add_to(&self, answer: &mut Answer, set: &RecordSet) -> Result<()> {
-        let ratio = SameRun::of(&self.peak_of("forward")?, &self.peak_of("optimizer")?)?.ratio();
-        let name = "peak of the forward pass over the optimizer's";
-        answer.claim(Claim::above("stages-differ", name, &ratio, 1.05))?;
-        answer.claim(Claim::above("backward-descends", name, &ratio, 1.0))?;
-        let Timeline { parameters, optimizer_state, gradients, saved, working, .. } = self.step;
-        let stacked = [
-            ("parameters", parameters),
-            ("optimizer state", optimizer_state),
-            ("gradients", gradients),
-            ("saved activations", saved),
-            (WORKING, working),
-        ];
-        let (style, _, unit) = memory_format(set);
+    pub fn forward_figure(&self) -> Figure {
         let teeth = [(WORKING, &self.forward.working)];
-        let forward = area(self.forward, "active memory beside the parameters (MiB)", Style::Mib, &teeth);
         let alt = "Area of the memory in use beside the parameters over one forward pass: teeth for each layer, and a last \
                    one at the loss.";
-        answer.figure("forward", Figure::plot(alt, forward))?;
-        let step = area(self.step, &format!("active memory ({unit})"), style, &stacked);
+        Figure::plot(alt, area(self.forward, "active memory beside the parameters (MiB)", Style::Mib, &teeth))
+    }
+
+    pub fn step_figure(&self, set: &RecordSet) -> Figure {
+        let stacked = [
+            ("parameters", &self.step.parameters),
+            ("optimizer state", &self.step.optimizer_state),
+            ("gradients", &self.step.gradients),
+            ("saved activations", &self.step.saved),
+            (WORKING, &self.step.working),
+        ];
+        let (style, _, unit) = memory_format(set);
         let alt = "Stacked areas of the memory in use over one training step: parameters and optimizer state stay, saved \
                    activations grow through the forward pass and shrink through the backward pass while gradients grow, \
                    and the optimizer changes neither.";
-        answer.figure("step", Figure::plot(alt, step))
+        Figure::plot(alt, area(self.step, &format!("active memory ({unit})"), style, &stacked))
     }
 
     /// The peak of a phase of the step, as requested.
@@ -117,10 +119,8 @@ fn area(timeline: &Timeline, y_label: &str, style: Style, curves: &[(&str, &Vec<
         let points = timeline.time_s.iter().zip(*curve);
         Series::over_numbers(*name, points.map(|(time, bytes)| (time * ms, Some(*bytes as f64 * style.scale()))))
     });
-    let mut plot = Plot::new(PlotKind::Area, "time (ms)", y_label, series.collect());
     let phases = timeline.phases.iter();
-    plot.phases = phases
-        .map(|phase| Phase { name: phase.name.clone(), from: phase.start_s * ms, to: phase.end_s * ms })
-        .collect();
-    plot
+    let phases = phases.map(|phase| Phase { name: phase.name.clone(), from: phase.start_s * ms, to: phase.end_s * ms });
+    let plot = Plot::new(PlotKind::Area, "time (ms)", y_label, series.collect());
+    Plot { phases: phases.collect(), ..plot }
 }
