@@ -10,9 +10,9 @@ mod tests;
 use anyhow::Result;
 use serde::Serialize;
 
-use self::cells::{CellPass, FlashCase, only, passes, title};
+use self::cells::{CellPass, FlashCase, only, passes, shape, title};
 use self::flash_attention_3::{Beside, PowerCap, beside, power_cap};
-use self::tables::{Gain, by_rounds};
+use self::tables::by_rounds;
 use super::checks::GRIDS;
 use super::comparison::Launch;
 use super::implementations::columns;
@@ -122,8 +122,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = main.cases::<FlashBenchmarking>()?;
     let all = passes(&cases);
     let grid = cells::grid(&all);
-    let gains = if main.is_gpu() { tables::gains(&grid)? } else { Vec::new() };
-    let least: Vec<_> = gains.iter().map(|gain| gain.least.clone()).collect();
+    let gains = if main.is_gpu() { tables::gains(&grid)? } else { None };
     let heads = only(&all, |p| p.case.grid == HEADS);
     let others = only(&all, |p| !GRIDS.contains(&p.case.grid.as_str()) && p.case.grid != HEADS);
     let conditions = tables::conditions(&others, &grid);
@@ -140,8 +139,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         grid: grid.first().map(|first| how_timed(first, &grid)),
         plain: wins(&grid, |p| p.over_plain()),
         pytorch: wins(&grid, |p| p.over_pytorch()),
-        least: Quantity::smallest(&least).cloned(),
-        beside: if gains.is_empty() { None } else { beside(&heads, &grid)? },
+        least: gains.as_ref().map(|gains| gains.least.clone()),
+        beside: if gains.is_some() { beside(&heads, &grid)? } else { None },
         cap: power_cap(&heads)?,
         endings: endings(&cases, &grid),
         mean: mean(&grid),
@@ -152,9 +151,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         board: board.and_then(leaderboard),
     };
     let mut answer = Answer::new(&quoted)?;
-    claims(&mut answer, &quoted, &gains)?;
-    if !gains.is_empty() {
-        answer.table("gains", tables::gain_table(&gains))?;
+    claims(&mut answer, &quoted)?;
+    if let Some(gains) = gains {
+        gains.claims.into_iter().try_for_each(|claim| answer.claim(claim))?;
+        answer.table("gains", gains.table)?;
     }
     if let Some(beside) = quoted.beside {
         answer.table("flash-attention-3", beside.table)?;
@@ -169,7 +169,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     if let Some((case, row)) = board.and_then(|case| Some((case, case.row()?))) {
         answer.table(LEADERBOARD, tables::leaderboard(case, row))?;
     }
-    figures(&mut answer, main, &grid)?;
+    figures::ladder(&mut answer, main, &grid)?;
+    figures::rates(&mut answer, main, &grid)?;
+    figures::speed_ups(&mut answer, main, &grid)?;
     beside_the_gpu(&mut answer, records)?;
     Ok(answer)
 }
@@ -183,19 +185,6 @@ fn times(answer: &mut Answer, main: &RecordSet, grid: &[CellPass]) -> Result<()>
                 answer.table(format!("times-{}-{}", dtype.name(), title(pass)), table)?;
             }
         }
-    }
-    Ok(())
-}
-
-fn figures(answer: &mut Answer, main: &RecordSet, grid: &[CellPass]) -> Result<()> {
-    if let Some(ladder) = figures::ladder(main, grid) {
-        answer.figure("ladder", ladder)?;
-    }
-    for (id, figure) in figures::rates(main, grid) {
-        answer.figure(format!("rate-{id}"), figure)?;
-    }
-    for (id, figure) in figures::speed_ups(main, grid) {
-        answer.figure(format!("speed-up-{id}"), figure)?;
     }
     Ok(())
 }
@@ -228,18 +217,12 @@ fn wins(grid: &[CellPass], ratio: fn(&CellPass) -> Option<Quantity>) -> Option<W
     Some(Wins { faster, cells: ratios.len(), ratios: Range::of(&ratios)? })
 }
 
-fn claims(answer: &mut Answer, quoted: &Quoted, gains: &[Gain]) -> Result<()> {
+fn claims(answer: &mut Answer, quoted: &Quoted) -> Result<()> {
     for (id, wins) in [("faster-than-plain-attention", &quoted.plain), ("faster-than-pytorch", &quoted.pytorch)] {
         if let Some(wins) = wins {
             let claim = Claim::all(id, "cells in which ours is faster", wins.faster, wins.cells);
             answer.claim(claim.operand("least ratio", &wins.ratios.low))?;
         }
-    }
-    let means: Vec<_> = gains.iter().map(|gain| gain.mean.clone()).collect();
-    if let (Some(mean), Some(least)) = (Quantity::smallest(&means), &quoted.least) {
-        answer.claim(Claim::above("faster-by-geometric-mean", "least geometric mean", mean, 1.0))?;
-        let claim = Claim::new("no-cell-slower", least.value() >= 1.0).operand("least ratio", least);
-        answer.claim(claim.operand_text("wanted", "at least 1"))?;
     }
     if let Some(Beside { faster, rows, .. }) = quoted.beside {
         answer.claim(Claim::all("faster-than-flash-attention-3", "rows in which ours is faster", faster, rows))?;
@@ -266,29 +249,25 @@ fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
     let mut endings = Endings::default();
     for case in cases.iter().filter(|case| GRIDS.contains(&case.grid.as_str())) {
         let (Params::Cell(cell), Some(why)) = (&case.params, reason(&case.outcome)) else { continue };
-        let (dtype, d, seq) = (cell.dtype.name(), cell.d_model, grouped(cell.seq as f64, 0));
-        endings.missing.push(format!("{dtype}, $d = {d}$, $T = {seq}$ ({why})"));
+        endings.missing.push(format!("{}, {} ({why})", cell.dtype.name(), shape(cell)));
     }
-    let once = |list: &mut Vec<String>, words: String| {
-        if !list.contains(&words) {
-            list.push(words);
-        }
-    };
     for implementation in columns() {
         for pass in grid {
-            let (label, dtype) = (implementation.label, pass.cell.dtype.name());
-            let at = format!("$d = {}$, $T = {}$", pass.cell.d_model, grouped(pass.cell.seq as f64, 0));
-            match pass.ended(&implementation) {
+            let (label, dtype, at) = (implementation.label, pass.cell.dtype.name(), shape(pass.cell));
+            let (list, words) = match pass.ended(&implementation) {
                 Some(ColumnOutcome::NotRun { reason }) => {
-                    once(&mut endings.not_run, format!("{label} in {dtype} ({})", markdown(reason)));
+                    (&mut endings.not_run, format!("{label} in {dtype} ({})", markdown(reason)))
                 }
                 Some(ColumnOutcome::OutOfMemory { .. }) => {
-                    endings.oom.push(format!("{label}, {}, {dtype}, {at}", title(pass.pass)));
+                    (&mut endings.oom, format!("{label}, {}, {dtype}, {at}", title(pass.pass)))
                 }
                 Some(ColumnOutcome::Failed { error }) => {
-                    once(&mut endings.failed, format!("{label} in {dtype} at {at}: {}", markdown(error)));
+                    (&mut endings.failed, format!("{label} in {dtype} at {at}: {}", markdown(error)))
                 }
-                Some(ColumnOutcome::Measured { .. }) | None => {}
+                Some(ColumnOutcome::Measured { .. }) | None => continue,
+            };
+            if !list.contains(&words) {
+                list.push(words);
             }
         }
     }

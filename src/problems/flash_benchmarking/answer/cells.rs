@@ -7,6 +7,7 @@ use super::super::measure::{Cell, Params, Row};
 use crate::attention::implementations::{Group, Implementation};
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
+use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Case, Quantity, Unit};
 use crate::harness::samples::Samples;
 
@@ -62,6 +63,11 @@ pub fn shown(passes: &[CellPass]) -> Vec<Implementation> {
     columns().into_iter().filter(took_part).collect()
 }
 
+/// "$d = 64$, $T = 1,024$".
+pub fn shape(cell: &Cell) -> String {
+    format!("$d = {}$, $T = {}$", cell.d_model, grouped(cell.seq as f64, 0))
+}
+
 impl<'a> CellPass<'a> {
     pub fn entry(&self, of: &Implementation) -> Option<&'a ImplementationOutcome> {
         self.row.columns.get(of.name)
@@ -96,10 +102,6 @@ impl<'a> CellPass<'a> {
         self.median(&self.our_implementation()?)
     }
 
-    pub fn plain(&self) -> Option<Quantity> {
-        self.fastest(Group::Plain).map(|(_, time)| time)
-    }
-
     /// The fastest of PyTorch's operators; of equally fast ones the first.
     pub fn best_of_pytorch(&self) -> Option<(Implementation, Quantity)> {
         self.fastest(Group::Pytorch)
@@ -108,20 +110,20 @@ impl<'a> CellPass<'a> {
     fn fastest(&self, group: Group) -> Option<(Implementation, Quantity)> {
         let of_group = columns().into_iter().filter(|e| e.group == group);
         let timed = of_group.filter_map(|e| Some((e, self.median(&e)?)));
-        timed.reduce(|best, next| if next.1.value() < best.1.value() { next } else { best })
+        timed.min_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()))
     }
 
     /// How many times as fast as something that took this long ours is.
-    pub fn over(&self, seconds: Option<f64>) -> Option<Quantity> {
-        Some(self.case.quantity(seconds? / self.ours()?.value(), Unit::One))
+    pub fn over(&self, time: &Quantity) -> Option<Quantity> {
+        Some(self.case.quantity(time.value() / self.ours()?.value(), Unit::One))
     }
 
     pub fn over_plain(&self) -> Option<Quantity> {
-        self.over(self.plain().map(|time| time.value()))
+        self.over(&self.fastest(Group::Plain)?.1)
     }
 
     pub fn over_pytorch(&self) -> Option<Quantity> {
-        self.over(self.best_of_pytorch().map(|(_, time)| time.value()))
+        self.over(&self.best_of_pytorch()?.1)
     }
 
     /// Over the fastest of PyTorch's operators and plain attention; none where no operator was timed.

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::published::{FLASH_ATTENTION_3, Published};
-use super::cells::{CellPass, PASSES, title};
+use super::super::published::FLASH_ATTENTION_3;
+use super::cells::{CellPass, only, title};
 use super::tables::by_rounds;
 use crate::attention::implementations::by_name;
 use crate::bench::dtype::Dtype;
@@ -44,46 +44,30 @@ pub fn beside(heads: &[CellPass], grid: &[CellPass]) -> Result<Option<Beside>> {
     let (mut faster, mut rows) = (0, 0);
     for published in FLASH_ATTENTION_3 {
         let cells = if published.heads > 1 { heads } else { grid };
-        for (cell, quoted) in PASSES.iter().filter_map(|pass| row(published, *pass, cells)) {
-            let Some((implementation, ours)) = cell.our_implementation().and_then(|e| Some((e, cell.median(&e)?)))
-            else {
-                continue;
-            };
-            let theirs = cell.median(cudnn);
-            let over_cudnn = cell.over(theirs.as_ref().map(Quantity::value));
-            rows += 1;
-            faster += usize::from(ours.value() < quoted);
-            let pass = if cell.pass == AttentionPass::Both { "both" } else { title(cell.pass) };
-            table.row(vec![
-                published.heads.to_string().into(),
-                grouped(published.seq as f64, 0).into(),
-                published.d.to_string().into(),
-                pass.into(),
-                ours.into(),
-                cell.rate(&implementation).into(),
-                theirs.into(),
-                over_cudnn.into(),
-                Quantity::constant(quoted, Unit::Seconds).into(),
-                cell.over(Some(quoted)).into(),
-            ]);
-        }
+        let same = |p: &&CellPass| {
+            let shape = (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch);
+            p.pass == published.pass && shape == (Dtype::Bfloat16, published.d, published.seq, published.heads)
+        };
+        let Some(cell) = cells.iter().find(same) else { continue };
+        let (Some(ours), Some(implementation)) = (cell.ours(), cell.our_implementation()) else { continue };
+        let cudnn = cell.median(cudnn);
+        let quoted = Quantity::constant(published.seconds, Unit::Seconds);
+        rows += 1;
+        faster += usize::from(ours.value() < quoted.value());
+        table.row(vec![
+            published.heads.to_string().into(),
+            grouped(published.seq as f64, 0).into(),
+            published.d.to_string().into(),
+            if cell.pass == AttentionPass::Both { "both" } else { title(cell.pass) }.into(),
+            ours.into(),
+            cell.rate(&implementation).into(),
+            cudnn.clone().into(),
+            cudnn.and_then(|time| cell.over(&time)).into(),
+            (&quoted).into(),
+            cell.over(&quoted).into(),
+        ]);
     }
     Ok(Some(Beside { faster, rows, calls: by_rounds(heads, first.cell.most_repeats, "calls"), table }))
-}
-
-/// Our pass of a published time, and that time in seconds.
-fn row<'a>(published: &Published, pass: AttentionPass, cells: &[CellPass<'a>]) -> Option<(CellPass<'a>, f64)> {
-    let quoted = match pass {
-        AttentionPass::Forward => Some(published.forward),
-        AttentionPass::Backward => Some(published.backward),
-        AttentionPass::Both => published.both,
-        AttentionPass::Summed => None,
-    };
-    let same = |p: &&CellPass| {
-        let shape = (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch);
-        p.pass == pass && shape == (Dtype::Bfloat16, published.d, published.seq, published.heads)
-    };
-    Some((*cells.iter().find(same)?, quoted?))
 }
 
 /// The lowest clock under the power limit, and the passes of ours that it spread the most.
@@ -99,24 +83,19 @@ pub struct PowerCap {
 /// None where the clock was not held down by the power limit, or nobody looked.
 pub fn power_cap(heads: &[CellPass]) -> Result<Option<PowerCap>> {
     let ours = by_name("flash")?;
-    let capped = |pass: &&CellPass| {
+    let capped_clock = |pass: &CellPass| {
         let during = pass.case.conditions.as_ref()?.during.as_ref()?;
-        during.throttle.contains(&Throttle::SwPowerCap).then_some(during.sm_clock_hz.min)
+        let capped = during.throttle.contains(&Throttle::SwPowerCap);
+        capped.then(|| pass.case.quantity(during.sm_clock_hz.min, Unit::Hertz))
     };
-    let (mut clocks, mut widest) = (Vec::new(), None::<(f64, CellPass, Quantity, Quantity)>);
-    for pass in heads.iter().filter(|p| p.pass == AttentionPass::Both) {
-        let Some(clock) = capped(&pass) else { continue };
-        clocks.push(pass.case.quantity(clock, Unit::Hertz));
-        let Some(samples) = pass.samples(ours) else { continue };
-        let best = pass.case.statistic(samples, min);
-        let worst = pass.case.statistic(samples, |samples| quantile(samples, 0.99));
-        let spread = worst.value() / best.value();
-        if widest.as_ref().is_none_or(|(widest, ..)| spread > *widest) {
-            widest = Some((spread, *pass, best, worst));
-        }
-    }
-    let (Some(clock), Some((_, pass, best, worst))) = (Quantity::smallest(&clocks).cloned(), widest) else {
-        return Ok(None);
-    };
-    Ok(Some(PowerCap { clock, d: pass.cell.d_model, best, worst }))
+    let capped = only(heads, |p| p.pass == AttentionPass::Both && capped_clock(p).is_some());
+    let clocks: Vec<Quantity> = capped.iter().filter_map(capped_clock).collect();
+    let ends = capped.iter().filter_map(|pass| {
+        let end = |of: fn(&[f64]) -> f64| Some(pass.case.statistic(pass.samples(ours)?, of));
+        Some((pass.cell.d_model, end(min)?, end(|samples| quantile(samples, 0.99))?))
+    });
+    let spread = |(_, best, worst): &(i64, Quantity, Quantity)| worst.value() / best.value();
+    let widest = ends.reduce(|widest, next| if spread(&next) > spread(&widest) { next } else { widest });
+    let (Some(clock), Some((d, best, worst))) = (Quantity::smallest(&clocks).cloned(), widest) else { return Ok(None) };
+    Ok(Some(PowerCap { clock, d, best, worst }))
 }

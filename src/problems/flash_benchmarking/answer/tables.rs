@@ -5,14 +5,14 @@ use anyhow::Result;
 use super::super::comparison::{ImplementationOutcome, Launch};
 use super::super::implementations::columns;
 use super::super::measure::Row;
-use super::cells::{CellPass, FlashCase, only, shown, title};
+use super::cells::{CellPass, FlashCase, only, shape, shown, title};
 use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;
-use crate::bench::interleave;
+use crate::bench::interleave::ColumnOutcome;
 use crate::bench::timing::{Cache, FLUSHED_BYTES};
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Cell, Column, Quantity, RecordSet, SameMachine, Style, Table, Unit};
+use crate::harness::answer::{Cell, Claim, Column, Quantity, RecordSet, SameMachine, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats::{Summary, quantile};
 use crate::units::MIB;
@@ -23,13 +23,13 @@ fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Op
         return Cell::Missing;
     };
     match ended {
-        interleave::ColumnOutcome::Measured { .. } => median.into(),
-        interleave::ColumnOutcome::OutOfMemory { .. } => match entry.predicted_bytes.get(&pass) {
+        ColumnOutcome::Measured { .. } => median.into(),
+        ColumnOutcome::OutOfMemory { .. } => match entry.predicted_bytes.get(&pass) {
             Some(bytes) => format!("OOM ({} GiB)", grouped(*bytes as f64 * Style::Gib.scale(), 0)).into(),
             None => "OOM".into(),
         },
-        interleave::ColumnOutcome::NotRun { .. } => Cell::Missing,
-        interleave::ColumnOutcome::Failed { .. } => "wrong".into(),
+        ColumnOutcome::NotRun { .. } => Cell::Missing,
+        ColumnOutcome::Failed { .. } => "wrong".into(),
     }
 }
 
@@ -92,23 +92,21 @@ pub fn errors(grid: &[CellPass]) -> Table {
         Column::text("column"),
         Column::number("largest error, bfloat16", Style::Sci, 1),
         Column::number("largest error, float32", Style::Sci, 1),
-        Column::number("longest $T$", Style::Grouped, 0),
+        Column::right("longest $T$"),
     ]);
     for implementation in columns() {
-        let verified = |pass: &CellPass| {
+        let verified = grid.iter().filter_map(|pass| {
             let entry = pass.entry(&implementation)?;
-            let number = |x| pass.case.quantity(x, Unit::One);
-            Some((pass.cell.dtype, number(entry.errors?.largest()), number(entry.verified_seq? as f64)))
-        };
-        let verified: Vec<_> = grid.iter().filter_map(verified).collect();
+            Some((pass.cell, pass.case.quantity(entry.errors?.largest(), Unit::One), entry.verified_seq?))
+        });
+        let verified: Vec<_> = verified.collect();
         let worst = |dtype: Dtype| {
-            let of_dtype: Vec<_> = verified.iter().filter(|v| v.0 == dtype).map(|v| v.1.clone()).collect();
-            Quantity::largest(&of_dtype).cloned().into()
+            let errors = verified.iter().filter(|(cell, ..)| cell.dtype == dtype).map(|(_, error, _)| error.clone());
+            Quantity::largest(&errors.collect::<Vec<_>>()).cloned().into()
         };
-        let lengths: Vec<_> = verified.iter().map(|v| v.2.clone()).collect();
-        if let Some(longest) = Quantity::largest(&lengths) {
+        if let Some(longest) = verified.iter().map(|(.., seq)| *seq).max() {
             let [narrow, wide] = [Dtype::Bfloat16, Dtype::Float32].map(worst);
-            table.row(vec![implementation.label.into(), narrow, wide, longest.into()]);
+            table.row(vec![implementation.label.into(), narrow, wide, grouped(longest as f64, 0).into()]);
         }
     }
     table
@@ -122,8 +120,8 @@ pub fn conditions(others: &[CellPass], grid: &[CellPass]) -> Option<Table> {
     let pairs = others.iter().filter_map(|other| Some((other, grid.iter().find(|base| same(other, base))?)));
     let pairs: Vec<_> = pairs.filter(|(other, _)| other.pass != AttentionPass::Both).collect();
     let shown = shown(others);
-    let words = ["type", "$T$", "pass", "cache", "launch"];
-    let mut head = words.map(|name| if name == "$T$" { Column::right(name) } else { Column::text(name) }).to_vec();
+    let words = Column::text;
+    let mut head = vec![words("type"), Column::right("$T$"), words("pass"), words("cache"), words("launch")];
     for e in &shown {
         head.extend([Column::time(e.label), Column::number("ratio", Style::Fixed, 2)]);
     }
@@ -160,16 +158,15 @@ pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
     for implementation in columns() {
         let Some(entry) = row.columns.get(implementation.name) else { continue };
         let ended = entry.passes.get(&AttentionPass::Summed);
-        let numbers = ended.and_then(interleave::ColumnOutcome::measured).and_then(|samples| summary(case, samples));
-        let cells = numbers.unwrap_or_else(|| {
-            let word = match ended {
-                Some(interleave::ColumnOutcome::NotRun { .. }) => "not run".into(),
-                _ => ending(Some(entry), AttentionPass::Summed, None),
-            };
-            let blank = || Cell::text("");
-            vec![word, blank(), blank(), blank(), blank(), blank()]
-        });
-        table.row([vec![implementation.label.into()], cells].concat());
+        let numbers = ended.and_then(ColumnOutcome::measured).and_then(|samples| summary(case, samples));
+        let why = || match ended {
+            Some(ColumnOutcome::NotRun { .. }) => "not run".into(),
+            _ => ending(Some(entry), AttentionPass::Summed, None),
+        };
+        let mut cells = vec![implementation.label.into()];
+        cells.extend(numbers.unwrap_or_else(|| vec![why()]));
+        cells.resize(table.columns.len(), "".into());
+        table.row(cells);
     }
     table
 }
@@ -184,50 +181,54 @@ fn summary(case: &FlashCase, samples: &Samples) -> Option<Vec<Cell>> {
     Some(cells)
 }
 
-/// Ours against the fastest of everything else, by type and pass.
-pub struct Gain {
-    dtype: Dtype,
-    pass: AttentionPass,
-    ratios: Vec<Quantity>,
-    pub mean: Quantity,
+/// Ours against the fastest of everything else.
+pub struct Gains {
+    /// A row for each type and pass.
+    pub table: Table,
+    /// Of all cells.
     pub least: Quantity,
-    /// The cell of the least.
-    at: String,
+    pub claims: [Claim; 2],
 }
 
-pub fn gains(grid: &[CellPass]) -> Result<Vec<Gain>> {
-    let mut gains = Vec::new();
+/// None where no cell has both.
+pub fn gains(grid: &[CellPass]) -> Result<Option<Gains>> {
+    let ratio = |head| Column::number(head, Style::Fixed, 2);
+    let mut table = Table::new(vec![
+        Column::text("type"),
+        Column::text("pass"),
+        Column::right("cells"),
+        ratio("geometric mean"),
+        ratio("least"),
+        Column::text("at"),
+        ratio("most"),
+    ]);
+    let (mut means, mut leasts) = (Vec::new(), Vec::new());
     for dtype in [Dtype::Bfloat16, Dtype::Float32] {
         for pass in [AttentionPass::Forward, AttentionPass::Backward] {
-            let passes = only(grid, |p| p.cell.dtype == dtype && p.pass == pass);
-            let ratios: Vec<_> = passes.iter().filter_map(|p| Some((p.over_all()?, p.cell))).collect();
-            let least = ratios.iter().reduce(|least, next| if next.0.value() < least.0.value() { next } else { least });
-            let Some((least, cell)) = least else { continue };
-            let at = format!("$d = {}$, $T = {}$", cell.d_model, grouped(cell.seq as f64, 0));
-            let least = least.clone();
-            let ratios: Vec<_> = ratios.into_iter().map(|(ratio, _)| ratio).collect();
-            gains.push(Gain { dtype, pass, mean: Quantity::geometric_mean(&ratios)?, least, at, ratios });
+            let passes = only(grid, |p| p.cell.dtype == dtype && p.pass == pass && p.over_all().is_some());
+            let ratios: Vec<Quantity> = passes.iter().filter_map(CellPass::over_all).collect();
+            let least = passes.iter().zip(&ratios).min_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()));
+            let Some((at, least)) = least else { continue };
+            let mean = Quantity::geometric_mean(&ratios)?;
+            table.row(vec![
+                dtype.name().into(),
+                title(pass).into(),
+                ratios.len().to_string().into(),
+                (&mean).into(),
+                least.into(),
+                shape(at.cell).into(),
+                Quantity::largest(&ratios).cloned().into(),
+            ]);
+            means.push(mean);
+            leasts.push(least.clone());
         }
     }
-    Ok(gains)
-}
-
-pub fn gain_table(gains: &[Gain]) -> Table {
-    let ratio = |head| Column::number(head, Style::Fixed, 2);
-    let (mean, least, most) = (ratio("geometric mean"), ratio("least"), ratio("most"));
-    let words = Column::text;
-    let mut table =
-        Table::new(vec![words("type"), words("pass"), Column::right("cells"), mean, least, words("at"), most]);
-    for gain in gains {
-        table.row(vec![
-            gain.dtype.name().into(),
-            title(gain.pass).into(),
-            gain.ratios.len().to_string().into(),
-            (&gain.mean).into(),
-            (&gain.least).into(),
-            gain.at.clone().into(),
-            Quantity::largest(&gain.ratios).cloned().into(),
-        ]);
-    }
-    table
+    let (Some(mean), Some(least)) = (Quantity::smallest(&means), Quantity::smallest(&leasts)) else { return Ok(None) };
+    let claims = [
+        Claim::above("faster-by-geometric-mean", "least geometric mean", mean, 1.0),
+        Claim::new("no-cell-slower", least.value() >= 1.0)
+            .operand("least ratio", least)
+            .operand_text("wanted", "at least 1"),
+    ];
+    Ok(Some(Gains { table, least: least.clone(), claims }))
 }
