@@ -5,7 +5,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::clocks::Clocks;
-use self::memory::{Agreement, Exhausted, Growth};
+use self::memory::{Exhausted, Growth};
 use super::accounting::Accounting;
 use super::measure::{Params, PytorchAttention, Row, accounting_of};
 use crate::attention::ImplementationName::{self, Naive, Sdpa, Tiled};
@@ -54,8 +54,8 @@ struct Numbers {
     ran: String,
     #[serde(flatten)]
     exhausted: Option<Exhausted>,
-    #[serde(flatten)]
-    agreement: Agreement,
+    /// The largest difference of counted bytes from the accounting, as a share.
+    off: Quantity,
     #[serde(flatten)]
     clocks: Option<Clocks>,
     #[serde(flatten)]
@@ -63,6 +63,8 @@ struct Numbers {
     /// The others at the greatest length; both or none.
     tiled: Option<Recomputing>,
     sdpa: Option<Recomputing>,
+    #[serde(skip)]
+    claims: Vec<Claim>,
 }
 
 /// An implementation that keeps no score matrix.
@@ -95,7 +97,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let mut answer = Answer::new(&quoted)?;
     answer.table("grid", tables::times(set, &cases.grid)?)?;
     if let Some(numbers) = &quoted.numbers {
-        claims(&mut answer, numbers, &cases)?;
+        numbers.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))?;
         if numbers.exhausted.is_some() {
             answer.table("beyond", tables::times(set, &cases.beyond)?)?;
         }
@@ -192,15 +194,31 @@ impl Ran<'_> {
 impl Numbers {
     /// None where fewer than two lengths ran at [`WIDTH`], or none at the width of the smallest case that ran out of memory.
     fn of(set: &RecordSet, cases: &Cases) -> Result<Option<Self>> {
-        let (Some(first), Some(growth)) = (cases.fitting.first(), Growth::of(&cases.wide)?) else { return Ok(None) };
+        let (Some(first), [.., shorter, longest]) = (cases.fitting.first(), &cases.wide[..]) else { return Ok(None) };
+        let plain = ran(&cases.plain);
         let exhausted = memory::smallest_exhausted(&cases.plain);
-        let (longest, plain) = (cases.wide.last(), ran(&cases.plain));
-        let (Some(longest), Some(agreement)) = (longest, Agreement::of(&plain)) else { return Ok(None) };
         let exhausted = match exhausted.map(|case| Exhausted::of(set, case, &plain)).transpose()? {
             Some(None) => return Ok(None),
             exhausted => exhausted.flatten(),
         };
-        let others = recomputing(&cases.others, longest, Tiled)?.zip(recomputing(&cases.others, longest, Sdpa)?);
+        let Some((off, accounting)) = memory::accounting_error(&plain) else { return Ok(None) };
+        let (growth, clocks) = (Growth::of(shorter, longest)?, Clocks::of(&cases.fitting));
+        let tiled = recomputing(&cases.others, longest, Tiled)?;
+        let others = tiled.zip(recomputing(&cases.others, longest, Sdpa)?);
+
+        let slower = plain.iter().filter(|ran| ran.backward().value() > ran.forward().value()).count();
+        let fits = if exhausted.is_some() { "grid-fits" } else { "none-ran-out" };
+        let mut claims = vec![
+            Claim::all(fits, "cells that ran", cases.fitting.len(), cases.grid.len()),
+            Claim::all("backward-slower", "cells", slower, plain.len()),
+            accounting,
+            growth.claim.clone(),
+            recomputing_ones_coincide(&cases.others)?,
+        ];
+        claims.extend(exhausted.iter().flat_map(|exhausted| exhausted.claims.clone()));
+        claims.extend(clocks.iter().flat_map(|clocks| clocks.claims.clone()));
+        claims.extend(others.iter().flat_map(|(tiled, sdpa)| recomputing_claims(tiled, sdpa, longest)));
+
         let (tiled, sdpa) = others.unzip();
         let Params { batch, dtype, warmup, iterations, .. } = first.case.params;
         Ok(Some(Self {
@@ -213,11 +231,12 @@ impl Numbers {
             recompute: (!cases.recompute.is_empty()).then(|| passes(&cases.recompute)),
             ran: format!("{} of {}", cases.fitting.len(), cases.grid.len()),
             exhausted,
-            agreement,
-            clocks: Clocks::of(&cases.fitting),
+            off,
+            clocks,
             growth,
             tiled,
             sdpa,
+            claims,
         }))
     }
 }
@@ -257,35 +276,25 @@ fn length(seq: u32) -> String {
     grouped(f64::from(seq), 0)
 }
 
-fn claims(answer: &mut Answer, numbers: &Numbers, cases: &Cases) -> Result<()> {
-    let Numbers { exhausted, agreement, clocks, growth, tiled, sdpa, .. } = numbers;
-    let id = if exhausted.is_some() { "grid-fits" } else { "none-ran-out" };
-    answer.claim(Claim::all(id, "cells that ran", cases.fitting.len(), cases.grid.len()))?;
-    exhausted.iter().try_for_each(|exhausted| exhausted.claims(answer))?;
-    agreement.claims(answer)?;
-    clocks.iter().try_for_each(|clocks| clocks.claims(answer))?;
-    growth.claims(answer)?;
+fn recomputing_claims(tiled: &Recomputing, sdpa: &Recomputing, plain: &Ran) -> [Claim; 4] {
     let above_one = |id: &str, ratio: &str, [forward, backward]: &[Quantity; 2]| {
         Claim::new(id, forward.value() > 1.0 && backward.value() > 1.0)
             .operand(&format!("{ratio}, forward"), forward)
             .operand(&format!("{ratio}, backward"), backward)
     };
-    if let (Some(tiled), Some(sdpa)) = (tiled, sdpa) {
-        answer.claim(Claim::above("tiled-keeps-less", "plain / tiled", &tiled.less, 4.0))?;
-        answer.claim(above_one("tiled-slower", "tiled / plain", &tiled.factors))?;
-        let claim = Claim::new("sdpa-keeps-less", sdpa.saved.value() < growth.scores.value());
-        answer.claim(claim.operand("saved", &sdpa.saved).operand("score matrices", &growth.scores))?;
-        answer.claim(above_one("sdpa-faster", "plain / PyTorch's operator", &sdpa.factors))?;
-    }
-    let claim = match apart(&cases.others)? {
-        Some(apart) => Claim::below("recomputing-ones-coincide", "largest difference, as a share", &apart, 0.02),
-        None => Claim::new("recomputing-ones-coincide", false).operand_text("lengths that both have", "none"),
-    };
-    answer.claim(claim)
+    let scores = plain.bytes(plain.needs().score_bytes);
+    [
+        Claim::above("tiled-keeps-less", "plain / tiled", &tiled.less, 4.0),
+        above_one("tiled-slower", "tiled / plain", &tiled.factors),
+        Claim::new("sdpa-keeps-less", sdpa.saved.value() < scores.value())
+            .operand("saved", &sdpa.saved)
+            .operand("score matrices", &scores),
+        above_one("sdpa-faster", "plain / PyTorch's operator", &sdpa.factors),
+    ]
 }
 
-/// The largest difference in memory before the backward pass between the two that recompute, as a share.
-fn apart(others: &[Ran]) -> Result<Option<Quantity>> {
+/// The two that recompute have as much memory in use before the backward pass, at every length that both have.
+fn recomputing_ones_coincide(others: &[Ran]) -> Result<Claim> {
     let of = |implementation| others.iter().filter(move |ran| ran.case.params.implementation == implementation);
     let mut shares = Vec::new();
     for tiled in of(Tiled) {
@@ -294,7 +303,11 @@ fn apart(others: &[Ran]) -> Result<Option<Quantity>> {
             shares.push(Quantity::new((ratio.value() - 1.0).abs(), Unit::One, ratio.sources().to_vec()));
         }
     }
-    Ok(Quantity::largest(&shares).cloned())
+    let id = "recomputing-ones-coincide";
+    Ok(match Quantity::largest(&shares) {
+        Some(apart) => Claim::below(id, "largest difference, as a share", apart, 0.02),
+        None => Claim::new(id, false).operand_text("lengths that both have", "none"),
+    })
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! The host's clock beside CUDA's events, and what held the device's clock down.
 
-use anyhow::Result;
 use serde::Serialize;
 
 use super::{AttentionCase, Ran, both, length};
 use crate::harness::answer::format::range;
-use crate::harness::answer::{Answer, Claim, Quantity, Range, Style, Unit};
+use crate::harness::answer::{Claim, Quantity, Range, Style, Unit};
 use crate::harness::conditions::Throttle;
 use crate::harness::samples::Samples;
 
@@ -21,11 +20,7 @@ pub(super) struct Clocks {
     /// The clocks of the cases that the power cap held down: "1,875 to 1,950".
     sm: String,
     #[serde(skip)]
-    longest: [Quantity; 2],
-    #[serde(skip)]
-    cells: usize,
-    #[serde(skip)]
-    capped: usize,
+    pub claims: [Claim; 2],
 }
 
 impl Clocks {
@@ -39,6 +34,7 @@ impl Clocks {
         let longest = timed(last, &last.row.backward, &last.row.backward_device)?;
         let cells: Vec<&Ran> = fitting.iter().filter(|ran| ran.seq() == last.seq()).collect();
         let capped: Vec<Quantity> = cells.iter().filter_map(|ran| capped_clock(ran.case)).collect();
+        let [host, device] = &longest;
         let words = |Range { low, high }: Range| range(low.value(), high.value(), Style::Mhz, 0);
         Some(Self {
             long: length(last.seq()),
@@ -47,21 +43,14 @@ impl Clocks {
             short: length(first.seq()),
             launches: both(&shortest, Style::Ms, 3),
             sm: Range::of(&capped).map(words).unwrap_or_default(),
-            longest,
-            cells: cells.len(),
-            capped: capped.len(),
+            claims: [
+                Claim::new("host-and-device-agree", host.value() < 1.02 * device.value())
+                    .operand("by the host's clock", host)
+                    .operand("between events", device)
+                    .operand_text("wanted", "below 1.02 times"),
+                Claim::all("power-cap-at-the-longest", "cells at the cap", capped.len(), cells.len()),
+            ],
         })
-    }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let [host, device] = &self.longest;
-        answer.claim(
-            Claim::new("host-and-device-agree", host.value() < 1.02 * device.value())
-                .operand("by the host's clock", host)
-                .operand("between events", device)
-                .operand_text("wanted", "below 1.02 times"),
-        )?;
-        answer.claim(Claim::all("power-cap-at-the-longest", "cells at the cap", self.capped, self.cells))
     }
 }
 

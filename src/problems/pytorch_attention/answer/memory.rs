@@ -7,7 +7,7 @@ use super::super::accounting::Accounting;
 use super::super::measure::{Params, accounting_of};
 use super::{AttentionCase, Ran, length};
 use crate::harness::answer::format::{grouped, print};
-use crate::harness::answer::{Answer, CaseOutcome, Claim, Quantity, RecordSet, SameMachine, Style, Unit};
+use crate::harness::answer::{CaseOutcome, Claim, Quantity, RecordSet, SameMachine, Style, Unit};
 
 /// The lengths of the suite under either profile.
 const LENGTHS: [u32; 8] = [256, 1024, 2048, 4096, 8192, 16384, 24576, 32768];
@@ -16,7 +16,7 @@ const LENGTHS: [u32; 8] = [256, 1024, 2048, 4096, 8192, 16384, 24576, 32768];
 const FIFTH_FROM: u32 = 4096;
 
 /// As the template says. libtorch also keeps the divisor sqrt(d) as a tensor of a few bytes.
-const SLACK_BYTES: f64 = 64.0;
+const SLACK_BYTES: u64 = 64;
 
 /// Whether the device has room for the forward pass; on a CPU a case is refused before it.
 pub(super) fn forward_fits(set: &RecordSet, needs: &Accounting) -> Result<bool> {
@@ -52,11 +52,7 @@ pub(super) struct Exhausted {
     five: String,
     four: usize,
     #[serde(skip)]
-    needs: Accounting,
-    #[serde(skip)]
-    requested: Option<Quantity>,
-    #[serde(skip)]
-    fives: [usize; 2],
+    pub claims: Vec<Claim>,
 }
 
 /// The shortest case that ran out of memory, and of these the narrowest.
@@ -76,12 +72,9 @@ impl Exhausted {
         let product = |factors: String, bytes: u64| format!("{factors} = {}", print(bytes as f64, Style::Gib, 3));
         let long: Vec<&Ran> = plain.iter().filter(|ran| ran.seq() >= FIFTH_FROM).collect();
         let five = long.iter().filter(|ran| ran.row.held_bytes >= ran.needs().held_bytes).count();
-        let requested = match case.outcome {
-            CaseOutcome::OutOfMemory { requested_bytes, .. } => requested_bytes,
-            _ => None,
-        };
+        let fits = forward_fits(set, &needs)?;
         Ok(Some(Self {
-            fits: forward_fits(set, &needs)?,
+            fits,
             forward: needs.forward_peak_bytes,
             before: needs.before_backward_bytes,
             peak: needs.backward_peak_bytes,
@@ -95,42 +88,37 @@ impl Exhausted {
             decides: held_bytes.is_some_and(|held| held > memory) && needs.backward_peak_bytes < memory,
             five: format!("{five} of the {}", long.len()),
             four: long.len() - five,
-            requested: requested.map(|bytes| case.quantity(bytes as f64, Unit::Bytes)),
-            fives: [five, long.len()],
+            claims: exhausted_claims(case, &needs, fits, five, long.len()),
             seq,
             d,
             b,
             s,
             memory,
-            needs,
         }))
     }
+}
 
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let bytes = |bytes: u64| Quantity::constant(bytes as f64, Unit::Bytes);
-        let Accounting { score_bytes, scores_in_backward, backward_peak_bytes, .. } = self.needs;
-        let (scores, peak) = (bytes(scores_in_backward * score_bytes), bytes(backward_peak_bytes));
-        answer.claim(
-            Claim::new("one-score-matrix", scores.value() > 0.9 * peak.value())
-                .operand("score matrices", &scores)
-                .operand("peak", &peak)
-                .operand_text("wanted", "above 0.9 of it"),
-        )?;
-        if self.fits {
-            let matrix = bytes(score_bytes);
-            let asked = self.requested.as_ref();
-            let claim = Claim::new("fails-at-a-score-matrix", asked.is_some_and(|q| q.value() == matrix.value()));
-            let asked = asked.map_or("not recorded".into(), Quantity::short);
-            answer.claim(claim.operand_text("asked for", asked).operand("a score matrix", &matrix))?;
-        }
-        if self.held.is_some() {
-            let [five, of] = self.fives;
-            answer.claim(
-                Claim::new("a-fifth-block-is-held", five > 0).operand_text("cells", format!("{five} of {of}")),
-            )?;
-        }
-        Ok(())
+fn exhausted_claims(case: &AttentionCase, needs: &Accounting, fits: bool, five: usize, long: usize) -> Vec<Claim> {
+    let bytes = |bytes: u64| Quantity::constant(bytes as f64, Unit::Bytes);
+    let (matrix, peak) = (bytes(needs.score_bytes), bytes(needs.backward_peak_bytes));
+    let scores = bytes(needs.scores_in_backward * needs.score_bytes);
+    let mut claims = vec![
+        Claim::new("one-score-matrix", scores.value() > 0.9 * peak.value())
+            .operand("score matrices", &scores)
+            .operand("peak", &peak)
+            .operand_text("wanted", "above 0.9 of it"),
+    ];
+    if fits {
+        let CaseOutcome::OutOfMemory { requested_bytes: asked, .. } = case.outcome else { return claims };
+        let words = asked.map_or("not recorded".into(), |asked| bytes(asked).short());
+        let claim = Claim::new("fails-at-a-score-matrix", asked == Some(needs.score_bytes));
+        claims.push(claim.operand_text("asked for", words).operand("a score matrix", &matrix));
     }
+    if needs.held_bytes.is_some() {
+        let claim = Claim::new("a-fifth-block-is-held", five > 0);
+        claims.push(claim.operand_text("cells", format!("{five} of {long}")));
+    }
+    claims
 }
 
 fn untried(longest: &Ran, exhausted: &Params) -> String {
@@ -142,52 +130,26 @@ fn untried(longest: &Ran, exhausted: &Params) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Every case of plain attention that ran, against the accounting.
-#[derive(Serialize)]
-pub(super) struct Agreement {
-    /// The largest difference of a counted figure, as a share of what the formula gives.
-    off: Quantity,
-    #[serde(skip)]
-    off_bytes: Quantity,
-    #[serde(skip)]
-    backward_slower: usize,
-    #[serde(skip)]
-    cases: usize,
-}
-
-impl Agreement {
-    /// None where no case ran.
-    pub fn of(plain: &[Ran]) -> Option<Self> {
-        let (mut shares, mut bytes) = (Vec::new(), Vec::new());
-        for ran in plain {
-            let (row, needs) = (ran.row, ran.needs());
-            for (counted, needed) in [
-                (row.forward_peak_bytes, needs.forward_peak_bytes),
-                (row.before_backward_bytes, needs.before_backward_bytes),
-                (row.backward_peak_bytes, needs.backward_peak_bytes),
-            ] {
-                let difference = counted.abs_diff(needed);
-                bytes.push(ran.bytes(difference));
-                shares.push(ran.case.quantity(difference as f64 / needed as f64, Unit::One));
-            }
+/// The largest difference of a counted figure from the accounting, as a share of what the formula gives; none where no case
+/// ran.
+pub(super) fn accounting_error(plain: &[Ran]) -> Option<(Quantity, Claim)> {
+    let (mut shares, mut largest) = (Vec::new(), 0);
+    for ran in plain {
+        let (row, needs) = (ran.row, ran.needs());
+        for (counted, needed) in [
+            (row.forward_peak_bytes, needs.forward_peak_bytes),
+            (row.before_backward_bytes, needs.before_backward_bytes),
+            (row.backward_peak_bytes, needs.backward_peak_bytes),
+        ] {
+            let difference = counted.abs_diff(needed);
+            largest = largest.max(difference);
+            shares.push(ran.case.quantity(difference as f64 / needed as f64, Unit::One));
         }
-        Some(Self {
-            off: Quantity::largest(&shares)?.clone(),
-            off_bytes: Quantity::largest(&bytes)?.clone(),
-            backward_slower: plain.iter().filter(|ran| ran.backward().value() > ran.forward().value()).count(),
-            cases: plain.len(),
-        })
     }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let off = self.off_bytes.value();
-        answer.claim(
-            Claim::new("accounting-holds", off <= SLACK_BYTES)
-                .operand_text("largest difference", format!("{} bytes", grouped(off, 0)))
-                .operand_text("wanted", format!("at most {SLACK_BYTES}")),
-        )?;
-        answer.claim(Claim::all("backward-slower", "cells", self.backward_slower, self.cases))
-    }
+    let claim = Claim::new("accounting-holds", largest <= SLACK_BYTES)
+        .operand_text("largest difference", format!("{} bytes", grouped(largest as f64, 0)))
+        .operand_text("wanted", format!("at most {SLACK_BYTES}"));
+    Some((Quantity::largest(&shares)?.clone(), claim))
 }
 
 /// How the memory that the forward pass leaves behind grows between the two greatest lengths.
@@ -199,33 +161,28 @@ pub(super) struct Growth {
     growth: Quantity,
     /// The formula's, both axes logarithmic.
     slope: f64,
-    /// At the greater length; beside it the score matrices by formula.
+    /// At the greater length.
     saved: Quantity,
     #[serde(skip)]
-    pub scores: Quantity,
+    pub claim: Claim,
 }
 
 impl Growth {
-    /// None where fewer than two lengths ran.
-    pub fn of(wide: &[Ran]) -> Result<Option<Self>> {
-        let [.., low, high] = wide else { return Ok(None) };
-        let needs = high.needs();
-        Ok(Some(Self {
+    pub fn of(low: &Ran, high: &Ran) -> Result<Self> {
+        let length_ratio = f64::from(high.seq()) / f64::from(low.seq());
+        let growth = SameMachine::of(&high.saved(), &low.saved())?.ratio();
+        let [least, most] = [0.9, 1.02].map(|factor| factor * length_ratio.powi(2));
+        let wanted = [least, most].map(|bound| print(bound, Style::Fixed, 2)).join(" to ");
+        Ok(Self {
             low: length(low.seq()),
             high: length(high.seq()),
-            length: f64::from(high.seq()) / f64::from(low.seq()),
-            growth: SameMachine::of(&high.saved(), &low.saved())?.ratio(),
-            slope: needs.saved_exponent(),
+            length: length_ratio,
+            slope: high.needs().saved_exponent(),
             saved: high.saved(),
-            scores: high.bytes(needs.score_bytes),
-        }))
-    }
-
-    pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let [least, most] = [0.9, 1.02].map(|factor| factor * self.length.powi(2));
-        let held = self.growth.value() > least && self.growth.value() < most;
-        let wanted = [least, most].map(|bound| print(bound, Style::Fixed, 2)).join(" to ");
-        let claim = Claim::new("saved-is-quadratic", held).operand("growth of what is saved", &self.growth);
-        answer.claim(claim.operand_text("wanted", wanted))
+            claim: Claim::new("saved-is-quadratic", growth.value() > least && growth.value() < most)
+                .operand("growth of what is saved", &growth)
+                .operand_text("wanted", wanted),
+            growth,
+        })
     }
 }

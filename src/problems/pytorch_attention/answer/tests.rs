@@ -1,11 +1,10 @@
 //! The answer over made-up records: headline numbers, every claim both ways, and cases that did not run.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::harness::answer::figure::{Drawing, X};
 use crate::harness::answer::made_up::MadeUp;
-use crate::harness::conditions::{self, Conditions, During, Reading, Throttle};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 
@@ -137,51 +136,30 @@ fn what_ran_out_of_memory_decides_the_claims_on_it() {
         let p = Params { batch, ..params(Naive, d_model, seq) };
         answered(fitting(Profile::Gpu, NONE).out_of_memory("attention", &p))
     };
+    let (long, short) = (of(8, 16, 65536), of(8, 64, 8));
     // The made-up allocation is of 1 GiB, a score matrix of batch 4 at T = 8192; at T = 65536 the forward pass fails.
-    let holds = |answer: &Answer| answer.holds("fails-at-a-score-matrix");
-    assert_eq!(
-        (holds(&of(4, 16, 8192)), holds(&of(2, 16, 8192)), holds(&of(8, 16, 65536))),
-        (Some(true), Some(false), None)
-    );
-    let holds = |answer: &Answer| answer.holds("one-score-matrix");
-    assert_eq!((holds(&of(8, 16, 65536)), holds(&of(8, 64, 8))), (Some(true), Some(false)));
+    let fails = [of(4, 16, 8192), of(2, 16, 8192)].map(|answer| answer.holds("fails-at-a-score-matrix"));
+    assert_eq!((fails, long.holds("fails-at-a-score-matrix")), ([Some(true), Some(false)], None));
+    assert_eq!([&long, &short].map(|answer| answer.holds("one-score-matrix")), [Some(true), Some(false)]);
     assert_eq!(answered(full(Profile::Gpu, NONE)).holds("grid-fits"), Some(true));
-    assert_eq!((of(8, 16, 65536).holds("grid-fits"), of(8, 16, 65536).holds("none-ran-out")), (Some(false), None));
-    let (whole, failed) =
-        (fitting(Profile::Gpu, NONE), fitting(Profile::Gpu, NONE).failed("attention", &params(Naive, 32, 1024)));
-    assert_eq!(answered(whole).holds("none-ran-out"), Some(true));
+    assert_eq!((long.holds("grid-fits"), long.holds("none-ran-out")), (Some(false), None));
+    let failed = fitting(Profile::Gpu, NONE).failed("attention", &params(Naive, 32, 1024));
+    assert_eq!(answered(fitting(Profile::Gpu, NONE)).holds("none-ran-out"), Some(true));
     assert_eq!(answered(failed).holds("none-ran-out"), Some(false));
 }
 
 #[test]
 fn the_power_cap_is_that_of_every_cell_at_the_greatest_length() {
-    let reading = Reading {
-        sm_clock_hz: 1.98e9,
-        memory_clock_hz: 3.2e9,
-        power_w: 700.0,
-        temperature_c: 50.0,
-        throttle: [Throttle::SwPowerCap].into(),
-    };
-    let capped = |widths: &[u32]| {
+    let reading = json!({"sm_clock_hz": 1.98e9, "memory_clock_hz": 3.2e9, "power_w": 700.0, "temperature_c": 50.0});
+    let range = |x: f64| json!({"min": x, "median": x, "max": x});
+    let capped = |widths: &[u64]| {
         let mut records = full(Profile::Gpu, NONE).records();
         for case in &mut records.gpu.as_mut().unwrap().file.cases {
-            let d = case.params["d_model"].as_u64().unwrap() as u32;
-            let median = 1.5e9 + 1e6 * f64::from(d);
-            let range = |x| conditions::ReadingRange { min: x, median: x, max: x };
-            let during = During {
-                readings: 1,
-                sm_clock_hz: range(median),
-                power_w: range(700.0),
-                max_temperature_c: 50.0,
-                throttle: reading.throttle.clone(),
-            };
-            let conditions = Conditions {
-                before: reading.clone(),
-                during: Some(during),
-                after: reading.clone(),
-                remeasured_after: [].into(),
-            };
-            case.conditions = widths.contains(&d).then_some(conditions);
+            let d = case.params["d_model"].as_u64().unwrap();
+            let during = json!({"readings": 1, "sm_clock_hz": range(1.5e9 + 1e6 * d as f64), "power_w": range(700.0),
+                "max_temperature_c": 50.0, "throttle": ["sw_power_cap"]});
+            let conditions = json!({"before": reading, "during": during, "after": reading});
+            case.conditions = widths.contains(&d).then(|| serde_json::from_value(conditions).unwrap());
         }
         answer(&records, Audience::Ours).unwrap()
     };
