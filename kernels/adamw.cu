@@ -33,7 +33,7 @@
 //
 // Resources as compiled: snapshots/kernels/adamw.snap. Against PyTorch's own steps: torch_compile in the report.
 //
-// Notebook. Tried by `adamw_variants` (src/problems/benchmarking_script/fused_adamw/variants.rs) on one H200, 2026-11-21, as a
+// Notebook. Tried by the check in src/problems/benchmarking_script/fused_adamw/variants.rs on one H200, 2026-11-21, as a
 // share of a copy's 4.23 TB/s; small has 1.29e8 parameters, xl 2.00e9. Predicted for xl: 13.2 ms.
 //   threads blocks vectors chunk streaming   small   xl
 //       256      5       2  4096       yes   86.6 %  95.0 %   the first version

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::OPTIONS;
@@ -10,18 +10,18 @@ use crate::bench::machine::copy_bandwidth;
 use crate::error::Fault;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
+use crate::harness::stats;
 use crate::model::fused_adamw::{SHAPE, Shape};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, FusedAdamW, SizeName};
 use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 use crate::torch::{Generator, cuda_device, memory};
-use crate::units::human_seconds;
 
 pub const CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
-    "every_variant_of_the_fused_adamw_steps",
-    "Each way of dividing the kernel's work runs on the smallest and the largest model; the note gives its speed.",
-    every_variant_steps,
+    "every_variant_of_the_fused_adamw_gives_the_same_bits",
+    "Each way of dividing the kernel's work gives the same parameters, for the smallest and a large model.",
+    every_variant_gives_the_same_bits,
 )
 .with_kernels(&["adamw.cu"])];
 
@@ -43,9 +43,11 @@ const VARIANTS: [Shape; 11] = [
     SHAPE,
 ];
 
-/// Median seconds of a step over `parameters`, the device synchronised after each.
-fn step_seconds(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: Device) -> Result<f64> {
-    let items: Vec<_> = parameters.iter().map(|(name, param, grad)| (name.as_str(), param, grad)).collect();
+/// Sixteen steps on copies of `parameters`: the result, and the median seconds of a step with the device synchronised after it.
+fn steps(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: Device) -> Result<(Vec<Tensor>, f64)> {
+    let updated: Vec<Tensor> = parameters.iter().map(|(_, param, _)| param.copy()).collect();
+    let items: Vec<_> =
+        parameters.iter().zip(&updated).map(|((name, _, grad), param)| (name.as_str(), param, grad)).collect();
     let mut adamw = FusedAdamW::with_shape(OPTIONS, device, shape)?;
     let mut seconds = Vec::new();
     for _ in 0..16 {
@@ -55,15 +57,13 @@ fn step_seconds(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: D
         synchronize(device)?;
         seconds.push(start.elapsed().as_secs_f64());
     }
-    let timed = &mut seconds[3..];
-    timed.sort_by(f64::total_cmp);
-    Ok(timed[timed.len() / 2])
+    Ok((updated, stats::median(&seconds[3..])))
 }
 
-/// The optimizer's state of XL, its parameters and gradients, and what is copied.
+/// XL: parameters, gradients, a variant's parameters and state, and the first variant's parameters.
 const NEEDED_BYTES: u64 = 64_000_000_000;
 
-fn every_variant_steps() -> Result<Verdict> {
+fn every_variant_gives_the_same_bits() -> Result<Verdict> {
     let device = cuda_device(0)?;
     let has = memory::info(device)?.total_bytes;
     if has < NEEDED_BYTES {
@@ -71,22 +71,29 @@ fn every_variant_steps() -> Result<Verdict> {
         return Err(Fault::NotAvailable { needs, has }.into());
     }
     let copy = copy_bandwidth(device)?;
-    let mut seconds = copy.samples.clone();
-    seconds.sort_by(f64::total_cmp);
-    let bandwidth = copy.work.context("a copy has its bytes")?.bytes / seconds[seconds.len() / 2];
-    let mut notes = vec![format!("copy: {:.3} TB/s; a step moves 28 bytes a parameter", bandwidth / 1e12)];
+    let bandwidth = copy.work.context("a copy has its bytes")?.bytes / stats::median(&copy.samples);
+    let mut notes = vec![format!("a copy moves {:.2} TB/s", bandwidth / 1e12)];
     for size in [SizeName::Small, SizeName::Xl] {
         let config = Config::of_size(size.size(), VOCAB_SIZE, 128);
         let generator = Generator::new(device, SEED)?;
         let normal = |shape: &[i64]| generator.randn(shape, Kind::Float);
         let parameters = config.parameter_shapes().map(|(name, shape)| Ok((name, normal(&shape)?, normal(&shape)?)));
         let parameters = parameters.collect::<Result<Vec<_>>>()?;
+        let (expected, _) = steps(FIRST, &parameters, device)?;
+        // A step moves 28 bytes for each parameter.
         let bytes = 28.0 * config.num_parameters() as f64;
+        let mut shares = Vec::new();
         for shape in VARIANTS {
-            let seconds = step_seconds(shape, &parameters, device).with_context(|| format!("{size:?}, {shape:?}"))?;
-            let share = bytes / seconds / bandwidth;
-            notes.push(format!("{size:?}: {}, {:.1} % of the copy: {shape:?}", human_seconds(seconds), 100.0 * share));
+            let (updated, seconds) =
+                steps(shape, &parameters, device).with_context(|| format!("{size:?}, {shape:?}"))?;
+            for ((name, ..), (ours, first)) in parameters.iter().zip(updated.iter().zip(&expected)) {
+                ensure!(ours.equal(first), "{size:?}, {shape:?}: {name} differs from the first variant's");
+            }
+            shares.push(100.0 * bytes / seconds / bandwidth);
         }
+        let kept = shares.last().context("there are variants")?;
+        let (least, most) = (stats::min(&shares), stats::max(&shares));
+        notes.push(format!("{size:?}: {least:.0} to {most:.0} % of that, kept {kept:.0} %"));
     }
     Verdict::passed(notes.join("; "))
 }
