@@ -66,13 +66,13 @@ impl Backend {
 mod tests {
     use super::super::{Attention as _, naive::Naive};
     use super::*;
-    use crate::attention::inputs::ReferenceGenerator;
+    use crate::torch::Generator;
     use crate::torch::autograd::backward_from;
 
     #[test]
     fn the_operator_of_the_cpu_is_recorded_and_agrees_with_the_definition() {
-        let mut random = ReferenceGenerator::new(3);
-        let mut draw = |shape: &[i64]| random.randn(shape, Kind::Float, Device::Cpu).unwrap();
+        let generator = Generator::new(Device::Cpu, 3).unwrap();
+        let draw = |shape: &[i64]| generator.randn(shape, Kind::Float).unwrap();
         for shape in [&[2, 3, 40, 16][..], &[3, 40, 16]] {
             let (q, k, v, d_o) = (draw(shape), draw(shape), draw(shape), draw(shape));
             let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));

@@ -12,8 +12,8 @@ use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunne
 use tch::{Device, Kind, Tensor};
 
 use super::error_bounds::LargestErrors;
-use super::inputs::ReferenceGenerator;
 use super::tiled::Tile;
+use crate::torch::Generator;
 
 /// One case; everything that it needs is drawn from `seed`.
 #[derive(Debug, Clone)]
@@ -77,16 +77,16 @@ impl Case {
     }
 
     pub fn inputs(&self) -> Result<Inputs> {
-        let mut random = ReferenceGenerator::new(self.seed);
-        let mut draw = |n: i64, scale: f64| -> Result<Tensor> {
+        let generator = Generator::new(Device::Cpu, self.seed.into())?;
+        let draw = |n: i64, scale: f64| -> Result<Tensor> {
             let shape = [self.leading.as_slice(), &[n, self.d]].concat();
             let reversed: Vec<i64> = shape.iter().rev().copied().collect();
             let dims: Vec<i64> = (0..shape.len() as i64).rev().collect();
             let drawn = match self.layout {
-                Layout::Contiguous => random.randn(&shape, Kind::Double, Device::Cpu)?,
-                Layout::Reversed => random.randn(&reversed, Kind::Double, Device::Cpu)?.f_permute(&dims)?,
+                Layout::Contiguous => generator.randn(&shape, Kind::Float)?,
+                Layout::Reversed => generator.randn(&reversed, Kind::Float)?.f_permute(&dims)?,
             };
-            Ok(drawn.f_mul_scalar(scale)?)
+            Ok(drawn.f_to_kind(Kind::Double)?.f_mul_scalar(scale)?)
         };
         let mut q = draw(self.n_queries, self.scale)?;
         let mut k = draw(self.n_keys, self.scale)?;

@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::cases::Tally;
 use super::{Attention, naive};
+use crate::torch::Generator;
 
 /// Inputs and the upstream gradient of one case, in the kind that is tested.
 pub struct Case {
@@ -78,9 +79,9 @@ impl Case {
         is_causal: bool,
         scale: f64,
     ) -> Result<Self> {
-        let mut random = super::inputs::ReferenceGenerator::new((n_queries * 31 + n_keys * 7 + d) as u32);
-        let mut draw = |n: i64| -> Result<Tensor> {
-            let values = random.randn(&[leading, &[n, d]].concat(), Kind::Float, Device::Cpu)?;
+        let generator = Generator::new(Device::Cpu, n_queries * 31 + n_keys * 7 + d)?;
+        let draw = |n: i64| -> Result<Tensor> {
+            let values = generator.randn(&[leading, &[n, d]].concat(), Kind::Float)?;
             Ok(values.f_mul_scalar(scale)?.f_to_kind(kind)?.f_to_device(device)?)
         };
         let (q, k, v, d_o) = (draw(n_queries)?, draw(n_keys)?, draw(n_keys)?, draw(n_queries)?);

@@ -16,7 +16,6 @@ pub mod error_bounds;
 pub mod flash;
 pub mod flash_tolerance;
 pub mod implementations;
-pub mod inputs;
 pub mod naive;
 pub mod sdpa;
 pub mod tensor_layout;
@@ -179,6 +178,7 @@ mod tests {
     use clap::ValueEnum as _;
 
     use super::*;
+    use crate::torch::Generator;
 
     #[test]
     fn shapes_that_do_not_fit_are_named() {
@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn every_implementation_agrees_on_a_ragged_causal_case_and_its_gradient() {
-        let mut random = inputs::ReferenceGenerator::new(5);
-        let mut draw = |n: i64| random.randn(&[2, 3, n, 8], Kind::Float, Device::Cpu).unwrap();
+        let generator = Generator::new(Device::Cpu, 5).unwrap();
+        let draw = |n: i64| generator.randn(&[2, 3, n, 8], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
         let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
         let (dq, dk, dv) = naive::Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
@@ -231,8 +231,8 @@ mod tests {
 
     #[test]
     fn under_autocast_the_tiled_node_keeps_its_scores_in_float32() {
-        let mut random = inputs::ReferenceGenerator::new(8);
-        let mut draw = |kind| random.randn(&[2, 40, 16], kind, Device::Cpu).unwrap();
+        let generator = Generator::new(Device::Cpu, 8).unwrap();
+        let draw = |kind| generator.randn(&[2, 40, 16], kind).unwrap();
         // As a model leaves them: rotated queries and keys in float32, values in bfloat16.
         let (q, k, v) = (draw(Kind::Float), draw(Kind::Float), draw(Kind::BFloat16));
         let leaf = q.copy().set_requires_grad(true);
@@ -248,8 +248,8 @@ mod tests {
 
     #[test]
     fn every_implementation_is_differentiable_and_gives_the_same_gradient() {
-        let mut random = inputs::ReferenceGenerator::new(6);
-        let mut draw = || random.randn(&[2, 19, 8], Kind::Float, Device::Cpu).unwrap();
+        let generator = Generator::new(Device::Cpu, 6).unwrap();
+        let draw = || generator.randn(&[2, 19, 8], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
         let gradients = ImplementationName::ON_CPU.map(|choice| {
             let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));

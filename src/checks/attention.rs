@@ -4,9 +4,9 @@ use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{Case, Fill, Layout};
-use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::tiled::Tile;
 use crate::attention::{ImplementationName, attention};
+use crate::torch::Generator;
 
 /// `(q, k, v, is_causal) -> o` with an autograd graph, as the official test calls it.
 pub type Differentiable<'a> = &'a dyn Fn(&Tensor, &Tensor, &Tensor, bool) -> Result<Tensor>;
@@ -44,8 +44,8 @@ pub fn adversarial_cases() -> Vec<(&'static str, Case)> {
 
 /// The official q, k, v and do: `manual_seed(0)`, then four times `randn(4, 128, 64)`.
 pub fn official_inputs() -> Result<[Tensor; 4]> {
-    let mut random = ReferenceGenerator::new(0);
-    let mut draw = || random.randn(&[4, 128, 64], Kind::Float, Device::Cpu);
+    let generator = Generator::new(Device::Cpu, 0)?;
+    let draw = || generator.randn(&[4, 128, 64], Kind::Float);
     Ok([draw()?, draw()?, draw()?, draw()?])
 }
 

@@ -123,8 +123,8 @@ mod tests {
 
     /// A right case with a gradient, made by the definition.
     fn case() -> CaseFile {
-        let mut random = crate::attention::inputs::ReferenceGenerator::new(3);
-        let mut draw = |n: i64| random.randn(&[2, n, 4], Kind::Float, Device::Cpu).unwrap();
+        let generator = crate::torch::Generator::new(Device::Cpu, 3).unwrap();
+        let draw = |n: i64| generator.randn(&[2, n, 4], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(6), draw(5), draw(5), draw(6));
         let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
         let (dq, dk, dv) = Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();

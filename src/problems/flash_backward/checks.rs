@@ -5,11 +5,11 @@ use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{self, Case};
 use crate::attention::error_bounds::{self, LargestErrors};
-use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::tiled::{self, Tile};
 use crate::attention::{Attention as _, accumulation_kind, naive};
 use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
 use crate::harness::problem::Verdict;
+use crate::torch::Generator;
 
 pub const RANDOM_CASES: u32 = 200;
 /// Of the central differences, and what they may differ by; [`finite_differences`] says why.
@@ -77,8 +77,8 @@ fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
 pub fn finite_differences(backward: Backward) -> Result<Verdict> {
     let mut largest = 0.0_f64;
     for is_causal in [false, true] {
-        let mut random = ReferenceGenerator::new(17);
-        let mut draw = |n: i64| random.randn(&[2, n, 3], Kind::Double, Device::Cpu);
+        let generator = Generator::new(Device::Cpu, 17)?;
+        let draw = |n: i64| generator.randn(&[2, n, 3], Kind::Double);
         let (q, k, v, d_o) = (draw(5)?, draw(4)?, draw(4)?, draw(5)?);
         let loss = |x: &[Tensor; 3]| -> Result<f64> {
             let (o, _) = naive::Naive.forward(&x[0], &x[1], &x[2], is_causal)?;

@@ -4,16 +4,15 @@ use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::measure::{Params, PytorchAttention, accounting_of, pass};
-use crate::attention::inputs::ReferenceGenerator;
 use crate::attention::{ImplementationName, attention};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
 use crate::error::Fault;
 use crate::harness::problem::{Measure as _, Verdict};
 use crate::harness::record::Profile;
-use crate::torch::autograd;
 use crate::torch::clock::Stopwatch;
 use crate::torch::random::SEED;
+use crate::torch::{Generator, autograd};
 use crate::units::human_bytes;
 
 /// The timed implementation against PyTorch's own operator, output and gradients.
@@ -24,8 +23,8 @@ pub fn naive_matches_pytorch() -> Result<Verdict> {
     let mut largest = 0.0_f64;
     for (seed, (shape, is_causal)) in [([3, 40, 16], false), ([3, 40, 16], true), ([1, 1, 1], false)].iter().enumerate()
     {
-        let mut random = ReferenceGenerator::new(seed as u32);
-        let mut draw = || random.randn(shape, Kind::Double, Device::Cpu);
+        let generator = Generator::new(Device::Cpu, seed as i64)?;
+        let draw = || generator.randn(shape, Kind::Double);
         let (q, k, v, d_o) = (draw()?, draw()?, draw()?, draw()?);
         let run = |choice| -> Result<Vec<Tensor>> {
             let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
