@@ -11,7 +11,6 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use tch::{Device, Kind, Tensor};
 
-use super::error_bounds::LargestErrors;
 use super::tiled::Tile;
 use crate::torch::Generator;
 
@@ -124,12 +123,6 @@ pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Ca
 /// The combined result of several checks.
 pub trait Tally: Default {
     fn merge(&mut self, other: &Self);
-}
-
-impl Tally for LargestErrors {
-    fn merge(&mut self, other: &Self) {
-        self.merge(other);
-    }
 }
 
 /// The merged results of `check` for every item. Each item has a thread, so that the emulator compiles their kernels side by

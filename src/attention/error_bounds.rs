@@ -5,8 +5,8 @@ use std::fmt;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Kind, Tensor};
 
-use super::cases::Inputs;
-use super::{Attention as _, Shape, accumulation_kind, naive};
+use super::cases::{Inputs, Tally};
+use super::{Attention as _, Shape, accumulation_kind, differentiate, naive};
 
 /// The exact results of a case in float64, with the bound that each element's error may reach.
 pub struct Expected {
@@ -24,7 +24,7 @@ pub struct Bounded {
 }
 
 /// Half the distance from 1 to the next number of this kind.
-fn unit_roundoff(kind: Kind) -> f64 {
+pub(super) fn unit_roundoff(kind: Kind) -> f64 {
     match kind {
         Kind::Double => (-53.0_f64).exp2(),
         Kind::Half => (-11.0_f64).exp2(),
@@ -48,12 +48,8 @@ fn smallest_subnormal(kind: Kind) -> f64 {
 /// inequality: sum_j P_ij = 1, sum_i P_ij <= C, and |dP|, |D| <= G = max_ij sum_c |do_ic v_jc|.
 pub fn expected(inputs: &Inputs, is_causal: bool) -> Result<Expected> {
     let kind = inputs.q.kind();
-    let leaves = [&inputs.q, &inputs.k, &inputs.v].map(|t| t.to_kind(Kind::Double).detach().set_requires_grad(true));
-    let d_o = inputs.d_o.f_to_kind(Kind::Double)?;
-    let weighted = naive::attention(&leaves[0], &leaves[1], &leaves[2], is_causal)?.f_mul(&d_o)?.f_sum(None)?;
-    let gradients = Tensor::f_run_backward(&[weighted], &leaves, false, false)?;
-    let [dq, dk, dv] = <[Tensor; 3]>::try_from(gradients).map_err(|_| anyhow!("three leaves, three gradients"))?;
-    let [q, k, v] = leaves.map(|t| t.detach());
+    let [q, k, v, d_o] = [&inputs.q, &inputs.k, &inputs.v, &inputs.d_o].map(|t| t.to_kind(Kind::Double));
+    let (_, [dq, dk, dv]) = differentiate([&q, &k, &v], &d_o, |[q, k, v]| naive::attention(q, k, v, is_causal))?;
     let (o, lse) = naive::Naive.forward(&q, &k, &v, is_causal)?;
     let m = Magnitudes::of(&q, &k, &v, &d_o, is_causal)?;
 
@@ -110,7 +106,7 @@ fn bounded(value: Tensor, absolute: f64, relative: f64) -> Result<Bounded> {
     Ok(Bounded { value, bound })
 }
 
-fn largest(t: &Tensor) -> Result<f64> {
+pub(super) fn largest(t: &Tensor) -> Result<f64> {
     Ok(t.f_abs()?.f_max()?.f_double_value(&[])?)
 }
 
@@ -129,8 +125,8 @@ struct Reached {
     of_bound: f64,
 }
 
-impl LargestErrors {
-    pub fn merge(&mut self, other: &Self) {
+impl Tally for LargestErrors {
+    fn merge(&mut self, other: &Self) {
         self.cases += other.cases;
         for reached in &other.by_kind {
             match self.by_kind.iter_mut().find(|r| r.kind == reached.kind) {
@@ -158,12 +154,8 @@ impl fmt::Display for LargestErrors {
 /// Compares `actual` with `expected`: same shape, the right kind, no element beyond its bound, no NaN.
 pub fn compare(name: &str, actual: &Tensor, kind: Kind, expected: &Bounded) -> Result<LargestErrors> {
     ensure!(actual.kind() == kind, "{name} is {:?}, must be {kind:?}", actual.kind());
-    ensure!(
-        actual.size() == expected.value.size(),
-        "{name} has shape {:?}, must have {:?}",
-        actual.size(),
-        expected.value.size()
-    );
+    let (shape, expected_shape) = (actual.size(), expected.value.size());
+    ensure!(shape == expected_shape, "{name} has shape {shape:?}, must have {expected_shape:?}");
     let error = actual.f_to_kind(Kind::Double)?.f_sub(&expected.value)?.f_abs()?;
     // An exact result with a bound of zero (an lse of float64 zero) is 0/0, which must not read as NaN.
     let ratio = error.f_div(&expected.bound.f_clamp_min(f64::MIN_POSITIVE)?)?;

@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::cases::Tally;
-use super::{Attention, naive};
+use super::error_bounds::{largest, unit_roundoff};
+use super::{Attention, differentiate, naive};
 use crate::torch::Generator;
 
 /// Inputs and the upstream gradient of one case, in the kind that is tested.
@@ -106,25 +107,18 @@ impl Case {
         if passes == Passes::Forward {
             return Ok(vec![o, lse]);
         }
-        let (dq, dk, dv) = implementation.backward(&q, &k, &v, &o, &lse, &d_o, self.is_causal)?;
+        let [dq, dk, dv] = implementation.backward([&q, &k, &v, &o, &lse, &d_o], self.is_causal)?;
         Ok(vec![o, lse, dq, dk, dv])
     }
 
     /// Eq. 4 to 6 in the inputs' kind, differentiated by libtorch.
     fn plain(&self) -> Result<[Tensor; 4]> {
-        let leaves = [&self.q, &self.k, &self.v].map(|t| t.copy().set_requires_grad(true));
-        let o = naive::attention(&leaves[0], &leaves[1], &leaves[2], self.is_causal)?;
-        let gradients = Tensor::f_run_backward(&[o.f_mul(&self.d_o)?.f_sum(None)?], &leaves, false, false)?;
-        let [dq, dk, dv] = <[Tensor; 3]>::try_from(gradients).map_err(|got| anyhow!("{} gradients", got.len()))?;
-        Ok([o.detach(), dq, dk, dv])
+        let attention = |[q, k, v]: &[Tensor; 3]| naive::attention(q, k, v, self.is_causal);
+        let (o, [dq, dk, dv]) = differentiate([&self.q, &self.k, &self.v], &self.d_o, attention)?;
+        Ok([o, dq, dk, dv])
     }
 
-    /// Checks both passes of `implementation`. Errors: the first result beyond the tolerance, with both errors.
-    pub fn check(&self, implementation: &dyn Attention) -> Result<ErrorShares> {
-        self.check_each(&[implementation], Passes::Both)
-    }
-
-    /// Checks these passes of each of `implementations`. Errors: as [`Self::check`].
+    /// Checks these passes of each of `implementations`. Errors: the first result beyond the tolerance, with both errors.
     pub fn check_each(&self, implementations: &[&dyn Attention], passes: Passes) -> Result<ErrorShares> {
         self.check_against(self, implementations, passes)
     }
@@ -159,15 +153,16 @@ impl Case {
 
     /// The errors of `ours` against `exact` as shares of what those of `plain` allow.
     fn compare(&self, ours: &[Tensor], exact: &[Tensor; 5], plain: &[Tensor; 5]) -> Result<ErrorShares> {
-        let largest = |t: &Tensor| t.f_abs()?.f_max()?.f_double_value(&[]);
         let difference =
             |a: &Tensor, b: &Tensor| largest(&a.f_to_device(b.device())?.f_to_kind(Kind::Double)?.f_sub(b)?);
+        // Sums of some hundred products in float32 differ by 2^-18 with their order.
+        let unit = unit_roundoff(self.q.kind()).max(2f64.powi(-18));
         let mut worst = [0.0; 5];
         for (i, what) in RESULTS.iter().enumerate().take(ours.len()) {
             ensure!(ours[i].size() == exact[i].size(), "{what} has shape {:?}", ours[i].size());
             let (error, allowed) = (difference(&ours[i], &exact[i])?, difference(&plain[i], &exact[i])?);
             let magnitude = largest(&exact[i])?;
-            let rounding = if i == 1 { 1e-4 * (1.0 + magnitude) } else { 2.0 * unit(self.q.kind()) * magnitude };
+            let rounding = if i == 1 { 1e-4 * (1.0 + magnitude) } else { 2.0 * unit * magnitude };
             let bound = (2.0 * allowed + rounding).max(CANCELLED);
             // A NaN fails this comparison.
             ensure!(
@@ -183,16 +178,6 @@ impl Case {
 /// The error that sums of some hundred float32 products may leave where they cancel exactly: the gradients of a softmax
 /// over one key are zero.
 const CANCELLED: f64 = 2e-5;
-
-/// Half the distance between 1 and the next number.
-fn unit(kind: Kind) -> f64 {
-    match kind {
-        Kind::BFloat16 => 2f64.powi(-8),
-        Kind::Half => 2f64.powi(-11),
-        // Sums of some hundred products in float32, in another order than the plain operations have.
-        _ => 2f64.powi(-18),
-    }
-}
 
 impl Tally for ErrorShares {
     fn merge(&mut self, other: &Self) {
@@ -253,19 +238,11 @@ mod tests {
             Ok((o, lse))
         }
 
-        fn backward(
-            &self,
-            q: &Tensor,
-            k: &Tensor,
-            v: &Tensor,
-            o: &Tensor,
-            lse: &Tensor,
-            d_o: &Tensor,
-            is_causal: bool,
-        ) -> Result<(Tensor, Tensor, Tensor)> {
-            let (dq, dk, dv) = naive::Naive.backward(q, k, v, o, lse, d_o, is_causal)?;
+        fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
+            let [_, _, _, o, lse, _] = saved;
+            let [dq, dk, dv] = naive::Naive.backward(saved, is_causal)?;
             let [.., dq, dk, dv] = (self.0)([o.copy(), lse.copy(), dq, dk, dv]);
-            Ok((dq, dk, dv))
+            Ok([dq, dk, dv])
         }
     }
 
@@ -273,7 +250,7 @@ mod tests {
     fn the_definition_is_within_the_tolerance_and_small_faults_are_not() {
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
             let case = Case::draw(Device::Cpu, &[2], [40, 50, 16], kind, true, 1.0).unwrap();
-            case.check(&Broken(|results| results)).unwrap();
+            case.check_each(&[&Broken(|results| results)], Passes::Both).unwrap();
             let breaks: [fn([Tensor; 5]) -> [Tensor; 5]; 5] = [
                 |[o, lse, dq, dk, dv]| [o * 1.05, lse, dq, dk, dv],
                 |[o, lse, dq, dk, dv]| [o, lse * std::f64::consts::LOG2_E, dq, dk, dv],
@@ -282,7 +259,7 @@ mod tests {
                 |[o, lse, dq, dk, dv]| [o, lse, dq, dk, dv * f64::NAN],
             ];
             for (what, wrong) in RESULTS.iter().zip(breaks) {
-                let error = format!("{:#}", case.check(&Broken(wrong)).unwrap_err());
+                let error = format!("{:#}", case.check_each(&[&Broken(wrong)], Passes::Both).unwrap_err());
                 assert!(error.contains(&format!("{what} is off by")), "{kind:?}, {what}: {error}");
             }
         }

@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::backends::Backend;
 use super::flash::hopper::Hopper;
 use super::flash::portable::Portable;
 use super::flash::{FLASH_KERNELS, Flash};
+use super::sdpa::Backend;
 use super::tiled::Tiled;
 use super::{Attention, hidden, naive, recomputing, sdpa};
 

@@ -5,12 +5,11 @@
 //! leading dimensions are arbitrary but equal. The causal mask lets query i see key j where i >= j, both counted from
 //! the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd;
 
-pub mod backends;
 pub mod cases;
 pub mod error_bounds;
 pub mod flash;
@@ -18,7 +17,6 @@ pub mod flash_tolerance;
 pub mod implementations;
 pub mod naive;
 pub mod sdpa;
-pub mod tensor_layout;
 pub mod tiled;
 
 pub use flash::FLASH_KERNELS;
@@ -36,18 +34,9 @@ pub trait Attention: Sync {
     /// Records nothing for autograd.
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)>;
 
-    /// `(dq, dk, dv)` in the kind of `q` for the upstream gradient `d_o`; `o` and `lse` are what `forward` gave.
-    #[allow(clippy::too_many_arguments)] // the handout's own list of what the backward pass reads
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        o: &Tensor,
-        lse: &Tensor,
-        d_o: &Tensor,
-        is_causal: bool,
-    ) -> Result<(Tensor, Tensor, Tensor)>;
+    /// `[dq, dk, dv]` in the kind of `q` from `[q, k, v, o, lse, d_o]`: the inputs, what `forward` gave for them, and the
+    /// upstream gradient.
+    fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]>;
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.
@@ -101,9 +90,27 @@ impl autograd::Function for Recomputing {
             anyhow::bail!("attention saved 5 tensors and has 1 output, got {} and {}", saved.len(), grad_outputs.len())
         };
         let Some(d_o) = d_o else { return Ok(vec![None, None, None]) };
-        let (dq, dk, dv) = self.implementation.backward(q, k, v, o, lse, d_o, self.is_causal)?;
-        Ok(vec![Some(dq), Some(dk), Some(dv)])
+        let gradients = self.implementation.backward([q, k, v, o, lse, d_o], self.is_causal)?;
+        Ok(gradients.map(Some).into())
     }
+}
+
+/// `o` of `attention` and `[dq, dk, dv]` for the upstream gradient `d_o`, by libtorch's autograd.
+pub fn differentiate(
+    inputs: [&Tensor; 3],
+    d_o: &Tensor,
+    attention: impl FnOnce(&[Tensor; 3]) -> Result<Tensor>,
+) -> Result<(Tensor, [Tensor; 3])> {
+    let leaves = inputs.map(|t| t.detach().set_requires_grad(true));
+    // The gradient of sum(o * do) by o is do, exactly, in any kind.
+    let (o, sum) = tch::with_grad(|| -> Result<_> {
+        let o = attention(&leaves)?;
+        let sum = o.f_mul(d_o)?.f_sum(None)?;
+        Ok((o, sum))
+    })?;
+    let gradients = <[Tensor; 3]>::try_from(Tensor::f_run_backward(&[sum], &leaves, false, false)?);
+    let gradients = gradients.map_err(|got| anyhow!("libtorch gave {} gradients for q, k and v", got.len()))?;
+    Ok((o.detach(), gradients))
 }
 
 /// The kind in which scores, sums and `lse` are kept: float64 for float64 inputs, float32 for all others.
@@ -159,6 +166,22 @@ fn refuse_empty(tensors: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
+/// Checks that `o`, `lse` and `d_o` fit the forward pass of `q`; the error names the tensor that does not.
+fn require_saved(q: &Tensor, o: &Tensor, lse: &Tensor, d_o: &Tensor) -> Result<()> {
+    let (size, kind, device) = (q.size(), q.kind(), q.device());
+    let rows = &size[..size.len() - 1];
+    for (name, t, size, kind) in
+        [("o", o, &size[..], kind), ("do", d_o, &size, kind), ("lse", lse, rows, accumulation_kind(kind))]
+    {
+        let (is, of, on) = (t.size(), t.kind(), t.device());
+        ensure!(
+            is == size && of == kind && on == device,
+            "{name} is {is:?}, {of:?}, on {on:?}; the forward pass of this q takes or gives {size:?}, {kind:?}, on {device:?}"
+        );
+    }
+    Ok(())
+}
+
 /// (queries, keys) bool, true where the causal mask hides the key; the ranges are absolute positions.
 pub fn hidden(queries: std::ops::Range<i64>, keys: std::ops::Range<i64>, device: Device) -> Result<Tensor> {
     let rows = Tensor::f_arange_start(queries.start, queries.end, (Kind::Int64, device))?.f_unsqueeze(-1)?;
@@ -205,12 +228,12 @@ mod tests {
         let draw = |n: i64| generator.randn(&[2, 3, n, 8], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
         let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
-        let (dq, dk, dv) = naive::Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+        let [dq, dk, dv] = naive::Naive.backward([&q, &k, &v, &o, &lse, &d_o], true).unwrap();
         for choice in ImplementationName::ON_CPU {
             let implementation = choice.implementation().unwrap().as_attention().unwrap();
             implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
             let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
-            let (dq2, dk2, dv2) = implementation.backward(&q, &k, &v, &o2, &lse2, &d_o, true).unwrap();
+            let [dq2, dk2, dv2] = implementation.backward([&q, &k, &v, &o2, &lse2, &d_o], true).unwrap();
             for (a, b) in [(&o, &o2), (&lse, &lse2), (&dq, &dq2), (&dk, &dk2), (&dv, &dv2)] {
                 assert!(a.allclose(b, 1e-4, 1e-5, false), "{}", implementation.name());
             }
@@ -251,11 +274,8 @@ mod tests {
         let generator = Generator::new(Device::Cpu, 6).unwrap();
         let draw = || generator.randn(&[2, 19, 8], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(), draw(), draw(), draw());
-        let gradients = ImplementationName::ON_CPU.map(|choice| {
-            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
-            let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true).unwrap();
-            Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false).unwrap()
-        });
+        let gradients = ImplementationName::ON_CPU
+            .map(|choice| differentiate([&q, &k, &v], &d_o, |[q, k, v]| attention(choice, q, k, v, true)).unwrap().1);
         for other in &gradients[1..] {
             for (a, b) in gradients[0].iter().zip(other) {
                 assert!(a.allclose(b, 1e-4, 1e-5, false));

@@ -70,16 +70,7 @@ impl Attention for Naive {
     }
 
     /// Eq. 7-11; the probabilities come from q and k again, so `o` and `lse` are not used.
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        _o: &Tensor,
-        _lse: &Tensor,
-        d_o: &Tensor,
-        is_causal: bool,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
+    fn backward(&self, [q, k, v, _, _, d_o]: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
         let _no_graph = tch::no_grad_guard();
         let shape = Shape::of(q, k, v)?;
         let (narrow, wide) = (q.kind(), accumulation_kind(q.kind()));
@@ -91,6 +82,6 @@ impl Attention for Naive {
         let ds = p.f_mul(&dp.f_sub(&row_sum)?)?.f_mul_scalar(shape.scale())?;
         let dq = ds.f_matmul(&k)?;
         let dk = ds.f_transpose(-2, -1)?.f_matmul(&q)?;
-        Ok((dq.f_to_kind(narrow)?, dk.f_to_kind(narrow)?, dv.f_to_kind(narrow)?))
+        Ok([dq.f_to_kind(narrow)?, dk.f_to_kind(narrow)?, dv.f_to_kind(narrow)?])
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape, accumulation_kind, hidden, supports_floating_point};
+use super::{Attention, Shape, accumulation_kind, hidden, require_saved, supports_floating_point};
 
 /// B_q and B_k: how many queries and keys are worked on at a time. The last tile of each may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,17 +37,8 @@ impl Attention for Tiled {
         forward(q, k, v, is_causal, self.tile)
     }
 
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        o: &Tensor,
-        lse: &Tensor,
-        d_o: &Tensor,
-        is_causal: bool,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        backward(q, k, v, o, lse, d_o, is_causal, self.tile)
+    fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
+        backward(saved, is_causal, self.tile)
     }
 }
 
@@ -96,36 +87,14 @@ fn forward_rows(
     Ok((o.f_div(&l)?, m.f_add(&l.f_log()?)?.f_squeeze_dim(-1)?))
 }
 
-/// Eq. 13-19 by tiles: `(dq, dk, dv)` in the kind of `q`; keys outside, queries inside, as Algorithm 2.
-#[allow(clippy::too_many_arguments)] // the handout's own list, and the tile
-pub fn backward(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    o: &Tensor,
-    lse: &Tensor,
-    d_o: &Tensor,
-    is_causal: bool,
-    tile: Tile,
-) -> Result<(Tensor, Tensor, Tensor)> {
+/// Eq. 13-19 by tiles: `[dq, dk, dv]` as [`Attention::backward`]; keys outside, queries inside, as Algorithm 2.
+pub fn backward([q, k, v, o, lse, d_o]: [&Tensor; 6], is_causal: bool, tile: Tile) -> Result<[Tensor; 3]> {
     let _no_graph = tch::no_grad_guard();
     let shape = Shape::of(q, k, v)?;
     tile.validate()?;
     let (narrow, wide) = (q.kind(), accumulation_kind(q.kind()));
-    ensure!(
-        o.size() == q.size() && d_o.size() == q.size(),
-        "o {:?} and do {:?} must have the shape of q {:?}",
-        o.size(),
-        d_o.size(),
-        q.size()
-    );
-    ensure!(
-        lse.size() == q.size()[..q.dim() - 1],
-        "lse {:?} must have one value a row of q {:?}",
-        lse.size(),
-        q.size()
-    );
-    let (lse, d_o) = (lse.f_to_kind(wide)?.f_unsqueeze(-1)?, d_o.f_to_kind(wide)?);
+    require_saved(q, o, lse, d_o)?;
+    let (lse, d_o) = (lse.f_unsqueeze(-1)?, d_o.f_to_kind(wide)?);
     let d = d_o.f_mul(&o.f_to_kind(wide)?)?.f_sum_dim_intlist([-1_i64].as_slice(), true, None)?;
     let dq = Tensor::f_zeros(q.size(), (wide, q.device()))?;
     let [dk, dv] = [Tensor::f_empty(k.size(), (narrow, k.device()))?, Tensor::f_empty(k.size(), (narrow, k.device()))?];
@@ -145,7 +114,7 @@ pub fn backward(
         rows(&dk, &keys)?.f_copy_(&dk_j)?;
         rows(&dv, &keys)?.f_copy_(&dv_j)?;
     }
-    Ok((dq.f_to_kind(narrow)?, dk, dv))
+    Ok([dq.f_to_kind(narrow)?, dk, dv])
 }
 
 /// Eq. 13 for one pair of tiles; index comparison only where the diagonal passes through it.
@@ -166,12 +135,8 @@ fn tile_scores(
 
 impl Tile {
     fn validate(self) -> Result<()> {
-        ensure!(
-            self.queries > 0 && self.keys > 0,
-            "a tile of {} queries and {} keys is empty",
-            self.queries,
-            self.keys
-        );
+        let Self { queries, keys } = self;
+        ensure!(queries > 0 && keys > 0, "a tile of {queries} queries and {keys} keys is empty");
         Ok(())
     }
 }
@@ -205,7 +170,7 @@ mod tests {
         let t = Tensor::zeros([4, 2], (Kind::Float, Device::Cpu));
         assert!(forward(&t, &t, &t, false, Tile { queries: 0, keys: 4 }).is_err());
         let tile = Tile { queries: 2, keys: 2 };
-        let error = backward(&t, &t, &t, &t, &t, &t, false, tile).unwrap_err().to_string();
-        assert!(error.contains("lse [4, 2]"), "{error}");
+        let error = backward([&t; 6], false, tile).unwrap_err().to_string();
+        assert!(error.contains("lse is [4, 2]"), "{error}");
     }
 }

@@ -79,7 +79,7 @@ mod tests {
         let [q, k, v, d_o] = [(); 4].map(|()| generator.randn(&[256, 64], Kind::Float).unwrap());
         let wide = |t: &Tensor| t.to_kind(Kind::Double);
         let (o, lse) = Naive.forward(&wide(&q), &wide(&k), &wide(&v), true).unwrap();
-        let (_, _, dv) = Naive.backward(&wide(&q), &wide(&k), &wide(&v), &o, &lse, &wide(&d_o), true).unwrap();
+        let [_, _, dv] = Naive.backward([&wide(&q), &wide(&k), &wide(&v), &o, &lse, &wide(&d_o)], true).unwrap();
         let attend = |round: fn(&Tensor) -> Tensor| {
             let scores = round(&q).matmul(&round(&k).tr()) / 8.0;
             let hidden = Tensor::ones([256, 256], (Kind::Bool, Device::Cpu)).triu(1);

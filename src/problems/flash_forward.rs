@@ -5,7 +5,7 @@ use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::attention::accumulation_kind;
-use crate::attention::cases::{self, Case};
+use crate::attention::cases::{self, Case, Tally as _};
 use crate::attention::error_bounds::{self, LargestErrors};
 use crate::attention::flash::textbook;
 use crate::attention::flash_tolerance::Passes;

@@ -107,7 +107,7 @@ fn forward_with(
     move |q, k, v, is_causal, tile| Ok(forward(fault, q, k, v, is_causal, tile))
 }
 
-fn backward_with(fault: Option<AttentionFault>) -> impl Fn(&Saved, bool, Tile) -> Result<(Tensor, Tensor, Tensor)> {
+fn backward_with(fault: Option<AttentionFault>) -> impl Fn(&Saved, bool, Tile) -> Result<[Tensor; 3]> {
     move |saved, is_causal, tile| Ok(backward(fault, saved, is_causal, tile))
 }
 
@@ -164,7 +164,7 @@ fn forward(
 }
 
 /// Eq. 13-19 with the given fault.
-fn backward(fault: Option<AttentionFault>, saved: &Saved, is_causal: bool, tile: Tile) -> (Tensor, Tensor, Tensor) {
+fn backward(fault: Option<AttentionFault>, saved: &Saved, is_causal: bool, tile: Tile) -> [Tensor; 3] {
     let has = |f| fault == Some(f);
     let kind = saved.q.kind();
     let wide = accumulation_kind(kind);
@@ -203,7 +203,7 @@ fn backward(fault: Option<AttentionFault>, saved: &Saved, is_causal: bool, tile:
         dks.push(dk_j);
         dvs.push(dv_j);
     }
-    (dq.to_kind(kind), Tensor::cat(&dks, -2).to_kind(kind), Tensor::cat(&dvs, -2).to_kind(kind))
+    [dq.to_kind(kind), Tensor::cat(&dks, -2).to_kind(kind), Tensor::cat(&dvs, -2).to_kind(kind)]
 }
 
 /// Eq. 4 for the tiles that start at query `i` and key `j`.
@@ -249,7 +249,6 @@ impl autograd::Function for Node {
 
     fn backward(&self, saved: &[Tensor], grad_outputs: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
         let ([q, k, v, o, lse, ..], [Some(d_o)]) = (saved, grad_outputs) else { bail!("what forward saved") };
-        let (dq, dk, dv) = backward(self.fault, &Saved { q, k, v, o, lse, d_o }, self.is_causal, TILE);
-        Ok(vec![Some(dq), Some(dk), Some(dv)])
+        Ok(backward(self.fault, &Saved { q, k, v, o, lse, d_o }, self.is_causal, TILE).map(Some).into())
     }
 }

@@ -4,8 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::tensor_layout::{batch_and_heads, contiguous_copy, in_shape};
-use crate::attention::{Attention, Shape};
+use crate::attention::{Attention, Shape, require_saved};
 use crate::cuda::{self, LaunchConfig};
 
 /// Kernels of one kind for both passes. Every set is an [`Attention`], whose host code is below.
@@ -82,16 +81,7 @@ impl<S: KernelSet> Attention for S {
         Ok((in_shape(o, &q.size())?, in_shape(lse, &q.size()[..q.dim() - 1])?))
     }
 
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        o: &Tensor,
-        lse: &Tensor,
-        d_o: &Tensor,
-        is_causal: bool,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
+    fn backward(&self, [q, k, v, o, lse, d_o]: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
         let _no_graph = tch::no_grad_guard();
         let inputs = Inputs::of(self, q, k, v, is_causal)?;
         require_saved(q, o, lse, d_o)?;
@@ -101,36 +91,17 @@ impl<S: KernelSet> Attention for S {
         let gradients = Gradients { dq: like(&inputs.q)?, dk: like(&inputs.k)?, dv: like(&inputs.v)? };
         self.launch_backward(&inputs, &saved, &gradients).with_context(|| launching(self, q, k))?;
         let Gradients { dq, dk, dv } = gradients;
-        Ok((in_shape(dq, &q.size())?, in_shape(dk, &k.size())?, in_shape(dv, &v.size())?))
+        Ok([in_shape(dq, &q.size())?, in_shape(dk, &k.size())?, in_shape(dv, &v.size())?])
     }
+}
+
+/// `t` in the shape `size`. libtorch is not called where `t` has that shape already: its host time shows in short calls.
+fn in_shape(t: Tensor, size: &[i64]) -> Result<Tensor> {
+    if t.size() == size { Ok(t) } else { Ok(t.f_reshape(size)?) }
 }
 
 fn launching(set: &impl KernelSet, q: &Tensor, k: &Tensor) -> String {
     format!("{} attention of q {:?} and k {:?}", set.name(), q.size(), k.size())
-}
-
-/// Checks that `o`, `lse` and `d_o` fit the forward pass of `q`; the error names the tensor that does not.
-fn require_saved(q: &Tensor, o: &Tensor, lse: &Tensor, d_o: &Tensor) -> Result<()> {
-    let (kind, device) = (q.kind(), q.device());
-    for (name, t) in [("o", o), ("do", d_o)] {
-        ensure!(
-            t.size() == q.size() && t.kind() == kind && t.device() == device,
-            "{name} is {:?}, {:?}, on {:?}; it must be as q: {:?}, {kind:?}, on {device:?}",
-            t.size(),
-            t.kind(),
-            t.device(),
-            q.size()
-        );
-    }
-    ensure!(
-        lse.size() == q.size()[..q.dim() - 1] && lse.kind() == Kind::Float && lse.device() == device,
-        "lse is {:?}, {:?}, on {:?}; the forward pass gives one Float on {device:?} for each row of q {:?}",
-        lse.size(),
-        lse.kind(),
-        lse.device(),
-        q.size()
-    );
-    Ok(())
 }
 
 impl Inputs {
@@ -164,7 +135,11 @@ impl Inputs {
 impl Sizes {
     /// Errors: which size is more than the kernels count.
     fn of(shape: &Shape) -> Result<Self> {
-        let (batch, heads) = batch_and_heads(shape);
+        let (batch, heads) = match shape.leading[..] {
+            [] => (1, 1),
+            [heads] => (1, heads),
+            [batch, ref heads @ ..] => (batch, heads.iter().product()),
+        };
         Ok(Self {
             batch: count("batches", batch, 65_535)?,
             heads: count("heads", heads, 65_535)?,
@@ -181,7 +156,10 @@ impl Sizes {
         if set.reads(&four) {
             return Ok(four);
         }
-        contiguous_copy(&four).context("copying an input whose layout the kernels cannot read")
+        // In memory of its own, which begins where the allocator's blocks do.
+        let mut copy = Tensor::f_empty(four.size(), (t.kind(), t.device()))?;
+        copy.f_copy_(&four).context("copying an input whose layout the kernels cannot read")?;
+        Ok(copy)
     }
 
     /// Heads of all batches; at most 65,535 squared, which 32 bits hold.

@@ -7,7 +7,6 @@ use tch::{Device, Kind, Tensor};
 use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int, require_gpu};
 use super::params::portable_forward as params;
 use super::require_dimension;
-use crate::attention::tensor_layout::rows_begin_at_16_bytes;
 use crate::cuda::Address;
 
 mod backward;
@@ -39,7 +38,10 @@ impl KernelSet for Portable {
     }
 
     fn reads(&self, t: &Tensor) -> bool {
-        rows_begin_at_16_bytes(t)
+        // Rows must be contiguous and begin at multiples of 16 bytes.
+        let (sizes, strides, bytes) = (t.size(), t.stride(), t.kind().elt_size_in_bytes() as i64);
+        let is_aligned = |i: usize| sizes[i] == 1 || strides[i] * bytes % 16 == 0;
+        (t.data_ptr() as usize).is_multiple_of(16) && strides[3] == 1 && (0..3).all(is_aligned)
     }
 
     fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {

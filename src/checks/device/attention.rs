@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::cases::{Case, Fill, Layout};
+use crate::attention::cases::{Case, Fill, Layout, Tally as _};
 use crate::attention::error_bounds::{self, Bounded, LargestErrors};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::textbook::Textbook;
@@ -96,7 +96,8 @@ fn within_bounds(case: &Case, device: Device) -> Result<LargestErrors> {
     let o_bound = Bounded { value: expected.o.value.copy(), bound: &expected.o.bound + 1.01 * most };
     // The backward pass gets the exact o and lse, so that errors of the forward pass do not count.
     let (o_exact, lse_exact) = (expected.o.value.to_kind(case.kind), expected.lse.value.to_kind(Kind::Float));
-    let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &there(&o_exact), &there(&lse_exact), &d_o, case.is_causal)?;
+    let (o_exact, lse_exact) = (there(&o_exact), there(&lse_exact));
+    let [dq, dk, dv] = Textbook.backward([&q, &k, &v, &o_exact, &lse_exact, &d_o], case.is_causal)?;
     let mut worst = LargestErrors { cases: 1, ..LargestErrors::default() };
     for (name, actual, kind, expected) in [
         ("o", &o, case.kind, &o_bound),
@@ -135,7 +136,7 @@ fn every_result_of_the_readable_kernels_repeats_in_every_bit() -> Result<Verdict
         let (q, k, v, d_o) = (draw()?, draw()?, draw()?, draw()?);
         let run = || -> Result<[Tensor; 5]> {
             let (o, lse) = Textbook.forward(&q, &k, &v, true)?;
-            let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &o, &lse, &d_o, true)?;
+            let [dq, dk, dv] = Textbook.backward([&q, &k, &v, &o, &lse, &d_o], true)?;
             Ok([o, lse, dq, dk, dv])
         };
         let first = run().with_context(|| format!("d {d}"))?;

@@ -103,8 +103,7 @@ impl<'a> Inputs<'a> {
         let gradients = match self.gradient {
             Some((d_o, _)) => {
                 let d_o = d_o.f_to_device(device)?;
-                let (dq, dk, dv) = implementation.backward(&q, &k, &v, &o, &lse, &d_o, self.is_causal)?;
-                Some([dq, dk, dv])
+                Some(implementation.backward([&q, &k, &v, &o, &lse, &d_o], self.is_causal)?)
             }
             None => None,
         };
@@ -127,7 +126,7 @@ mod tests {
         let draw = |n: i64| generator.randn(&[2, n, 4], Kind::Float).unwrap();
         let (q, k, v, d_o) = (draw(6), draw(5), draw(5), draw(6));
         let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
-        let (dq, dk, dv) = Naive.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+        let [dq, dk, dv] = Naive.backward([&q, &k, &v, &o, &lse, &d_o], true).unwrap();
         let names = ["q", "k", "v", "do", "o", "lse", "dq", "dk", "dv"];
         let tensors = names.map(String::from).into_iter().zip([q, k, v, d_o, o, lse, dq, dk, dv]).collect();
         let metadata = [("kind", "attention"), ("is_causal", "true"), ("rtol", "1e-4"), ("atol", "1e-5")];

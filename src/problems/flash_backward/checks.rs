@@ -1,12 +1,12 @@
 //! The backward pass against autograd, difference quotients and the official test, for any implementation.
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::cases::{self, Case};
+use crate::attention::cases::{self, Case, Tally as _};
 use crate::attention::error_bounds::{self, LargestErrors};
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{Attention as _, accumulation_kind, naive};
+use crate::attention::{Attention as _, accumulation_kind, differentiate, naive};
 use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
 use crate::harness::problem::Verdict;
 use crate::torch::Generator;
@@ -26,12 +26,12 @@ pub struct Saved<'a> {
     pub d_o: &'a Tensor,
 }
 
-/// `(saved, is_causal, tile) -> (dq, dk, dv)`: what the checks of the backward pass take.
-pub type Backward<'a> = &'a dyn Fn(&Saved, bool, Tile) -> Result<(Tensor, Tensor, Tensor)>;
+/// `(saved, is_causal, tile) -> [dq, dk, dv]`: what the checks of the backward pass take.
+pub type Backward<'a> = &'a dyn Fn(&Saved, bool, Tile) -> Result<[Tensor; 3]>;
 
 /// The tiled implementation in the checks' shape.
-pub fn tiled_backward(s: &Saved, is_causal: bool, tile: Tile) -> Result<(Tensor, Tensor, Tensor)> {
-    tiled::backward(s.q, s.k, s.v, s.o, s.lse, s.d_o, is_causal, tile)
+pub fn tiled_backward(s: &Saved, is_causal: bool, tile: Tile) -> Result<[Tensor; 3]> {
+    tiled::backward([s.q, s.k, s.v, s.o, s.lse, s.d_o], is_causal, tile)
 }
 
 /// Random shapes, tiles, masks, kinds, scales and seeds against libtorch's autograd over Eq. 4-6 in float64; the
@@ -62,7 +62,7 @@ fn backward_errors(backward: Backward, case: &Case) -> Result<LargestErrors> {
     let o = expected.o.value.f_to_kind(case.kind)?;
     let lse = expected.lse.value.f_to_kind(accumulation_kind(case.kind))?;
     let saved = Saved { q: &inputs.q, k: &inputs.k, v: &inputs.v, o: &o, lse: &lse, d_o: &inputs.d_o };
-    let (dq, dk, dv) = backward(&saved, case.is_causal, case.tile)?;
+    let [dq, dk, dv] = backward(&saved, case.is_causal, case.tile)?;
     let mut worst = error_bounds::compare("dq", &dq, case.kind, &expected.dq)?;
     worst.merge(&error_bounds::compare("dk", &dk, case.kind, &expected.dk)?);
     worst.merge(&error_bounds::compare("dv", &dv, case.kind, &expected.dv)?);
@@ -86,7 +86,7 @@ pub fn finite_differences(backward: Backward) -> Result<Verdict> {
         };
         let (o, lse) = naive::Naive.forward(&q, &k, &v, is_causal)?;
         let saved = Saved { q: &q, k: &k, v: &v, o: &o, lse: &lse, d_o: &d_o };
-        let (dq, dk, dv) = backward(&saved, is_causal, Tile { queries: 2, keys: 3 })?;
+        let [dq, dk, dv] = backward(&saved, is_causal, Tile { queries: 2, keys: 3 })?;
         for (which, (name, gradient)) in [("dq", dq), ("dk", dk), ("dv", dv)].into_iter().enumerate() {
             for at in 0..gradient.numel() as i64 {
                 let moved = |step: f64| -> Result<f64> {
@@ -114,10 +114,7 @@ pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
     for is_causal in [false, true] {
         let [q, k, v, d_o] = official_inputs()?;
         let gradients = |o_of: &dyn Fn(&[Tensor; 3]) -> Result<Tensor>| -> Result<[Tensor; 3]> {
-            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
-            let weighted = o_of(&leaves)?.f_mul(&d_o)?.f_sum(None)?;
-            let gradients = Tensor::f_run_backward(&[weighted], &leaves, false, false)?;
-            <[Tensor; 3]>::try_from(gradients).map_err(|got| anyhow!("{} gradients for q, k and v", got.len()))
+            Ok(differentiate([&q, &k, &v], &d_o, o_of)?.1)
         };
         let expected = gradients(&|x| Ok(official_answer(&x[0], &x[1], &x[2], is_causal)?.0))?;
         let actual = gradients(&|x| attention(&x[0], &x[1], &x[2], is_causal))?;

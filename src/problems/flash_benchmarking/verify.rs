@@ -86,7 +86,7 @@ mod tests {
             let q = |t: &Tensor| t.detach();
             let (q, k, v) = (q(&inputs.q), q(&inputs.k), q(&inputs.v));
             let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
-            let (dq, dk, dv) = Naive.backward(&q, &k, &v, &o, &lse, &inputs.d_o, true).unwrap();
+            let [dq, dk, dv] = Naive.backward([&q, &k, &v, &o, &lse, &inputs.d_o], true).unwrap();
             let expected = Expected::of(&inputs).unwrap();
             assert_eq!(expected.from, if seq > WHOLE { seq - TAIL } else { 0 });
             let errors = expected.errors(&[o, dq, dk, dv]).unwrap();

@@ -48,7 +48,7 @@ fn saved_tensors_that_do_not_fit_q_are_named() {
     let (q, lse) = (t(&[3, 16], Kind::Half), t(&[3], Kind::Float));
     for set in [&Hopper::DEFAULT as &dyn Attention, &Portable, &Textbook] {
         let error = |o: &Tensor, lse: &Tensor, d_o: &Tensor| {
-            set.backward(&q, &q, &q, o, lse, d_o, false).unwrap_err().to_string()
+            set.backward([&q, &q, &q, o, lse, d_o], false).unwrap_err().to_string()
         };
         assert!(error(&t(&[2, 16], Kind::Half), &lse, &q).contains("o is [2, 16]"));
         assert!(error(&q, &lse, &t(&[3, 16], Kind::Float)).contains("do is [3, 16], Float"));

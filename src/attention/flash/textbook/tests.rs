@@ -47,7 +47,7 @@ fn results_do_not_depend_on_the_order_of_threads() {
     let run = |seed| {
         emulator::with_seed(seed, || {
             let (o, lse) = Textbook.forward(&q, &k, &v, true).unwrap();
-            let (dq, dk, dv) = Textbook.backward(&q, &k, &v, &o, &lse, &d_o, true).unwrap();
+            let [dq, dk, dv] = Textbook.backward([&q, &k, &v, &o, &lse, &d_o], true).unwrap();
             [o, lse, dq, dk, dv]
         })
     };

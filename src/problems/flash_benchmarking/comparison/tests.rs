@@ -24,17 +24,8 @@ impl Attention for Forgetful {
         Naive.forward(q, k, v, is_causal)
     }
 
-    fn backward(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        o: &Tensor,
-        lse: &Tensor,
-        d_o: &Tensor,
-        _is_causal: bool,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
-        Naive.backward(q, k, v, o, lse, d_o, false)
+    fn backward(&self, saved: [&Tensor; 6], _is_causal: bool) -> Result<[Tensor; 3]> {
+        Naive.backward(saved, false)
     }
 }
 
