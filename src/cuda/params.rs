@@ -102,29 +102,30 @@ impl<T: FieldType, const LENGTH: usize> FieldType for [T; LENGTH] {
     const LENGTH: Option<usize> = Some(LENGTH);
 }
 
-/// Declares a [`DeviceStruct`]: `struct Rust as "its name in kernels/" { field: Type, .. }`.
+/// Declares a [`DeviceStruct`]: `struct Rust as "its name in kernels/" { field: Type, a, b: Type, .. }`, where fields of one
+/// type that follow each other may share it.
 macro_rules! kernel_params {
     ($(
         $(#[$meta:meta])*
-        struct $name:ident $(<$lifetime:lifetime>)? as $c_name:literal { $($field:ident: $type:ty),+ $(,)? }
+        struct $name:ident $(<$lifetime:lifetime>)? as $c_name:literal { $($($field:ident),+: $type:ty),+ $(,)? }
     )+) => {$(
         $(#[$meta])*
         #[repr(C)]
         #[derive(Debug, Clone, Copy)]
         pub struct $name $(<$lifetime>)? {
-            $(pub $field: $type,)+
+            $($(pub $field: $type,)+)+
         }
 
         // SAFETY: `repr(C)`, and the list is made of the same fields as the struct.
         unsafe impl $(<$lifetime>)? $crate::cuda::DeviceStruct for $name $(<$lifetime>)? {
             const NAME: &'static str = $c_name;
-            const FIELDS: &'static [$crate::cuda::Field] = &[$($crate::cuda::Field {
+            const FIELDS: &'static [$crate::cuda::Field] = &[$($($crate::cuda::Field {
                 name: stringify!($field),
                 offset: std::mem::offset_of!($name, $field),
                 bytes: size_of::<$type>(),
                 c_type: <$type as $crate::cuda::FieldType>::C_TYPE,
                 length: <$type as $crate::cuda::FieldType>::LENGTH,
-            },)+];
+            },)+)+];
         }
 
         impl $(<$lifetime>)? $crate::cuda::FieldType for $name $(<$lifetime>)? {
@@ -147,7 +148,7 @@ mod tests {
         /// A struct inside.
         struct Inner as "Inner" { count: i32, values: [f64; 2] }
         /// A kernel.
-        struct Probe<'a> as "probe" { scale: f32, x: Address<'a>, inner: Inner, n: u32 }
+        struct Probe<'a> as "probe" { scale: f32, x, y: Address<'a>, inner: Inner, n: u32 }
     }
 
     #[test]
@@ -156,8 +157,9 @@ mod tests {
         let expected = [
             ("scale", 0, 4, "float", None),
             ("x", 8, 8, "void *", None),
-            ("inner", 16, 24, "Inner", None),
-            ("n", 40, 4, "unsigned", None),
+            ("y", 16, 8, "void *", None),
+            ("inner", 24, 24, "Inner", None),
+            ("n", 48, 4, "unsigned", None),
         ];
         assert_eq!((fields, Probe::NAME), (expected.to_vec(), "probe"));
         assert_eq!((Inner::FIELDS[1].c_type, Inner::FIELDS[1].length), ("double", Some(2)));

@@ -13,11 +13,7 @@ pub mod flash_forward {
 
     kernel_params! {
         struct Problem<'a> as "Problem" {
-            n_queries: i32,
-            n_keys: i32,
-            heads: i32,
-            batch: i32,
-            d: i32,
+            n_queries, n_keys, heads, batch, d: i32,
             scale_log2: f32,
             heads_at_a_time: i32,
             lse: Address<'a>,
@@ -27,30 +23,15 @@ pub mod flash_forward {
 
         /// The splits of each head's tiles.
         struct Parts<'a> as "Parts" {
-            count: i32,
-            blocks: i32,
-            o: Address<'a>,
-            lse: Address<'a>,
+            count, blocks: i32,
+            o, lse: Address<'a>,
             items: [u32; MOST_ITEMS],
         }
 
-        struct Forward<'a> as "flash_forward" {
-            q: TensorMap,
-            k: TensorMap,
-            v: TensorMap,
-            o: TensorMap,
-            problem: Problem<'a>,
-        }
+        struct Forward<'a> as "flash_forward" { q, k, v, o: TensorMap, problem: Problem<'a> }
 
         /// With FLASH_SPLIT.
-        struct SplitForward<'a> as "flash_forward" {
-            q: TensorMap,
-            k: TensorMap,
-            v: TensorMap,
-            o: TensorMap,
-            problem: Problem<'a>,
-            parts: Parts<'a>,
-        }
+        struct SplitForward<'a> as "flash_forward" { q, k, v, o: TensorMap, problem: Problem<'a>, parts: Parts<'a> }
 
         struct Combine<'a> as "flash_forward_combine" { problem: Problem<'a>, parts: Parts<'a>, o: Address<'a> }
     }
@@ -62,65 +43,32 @@ pub mod flash_backward {
 
     kernel_params! {
         struct Problem<'a> as "Problem" {
-            n_queries: i32,
-            n_keys: i32,
-            heads: i32,
-            batch: i32,
-            d: i32,
-            scale: f32,
-            scale_log2: f32,
-            lse_log2: Address<'a>,
-            delta: Address<'a>,
-            dq_sums: Address<'a>,
+            n_queries, n_keys, heads, batch, d: i32,
+            scale, scale_log2: f32,
+            lse_log2, delta, dq_sums: Address<'a>,
         }
 
         /// The splits of each head's blocks of keys.
         struct Parts<'a> as "Parts" {
-            count: i32,
-            blocks: i32,
-            dk: Address<'a>,
-            dv: Address<'a>,
+            count, blocks: i32,
+            dk, dv: Address<'a>,
             items: [u32; MOST_ITEMS],
         }
 
-        struct Outputs<'a> as "Outputs" {
-            o: Address<'a>,
-            d_o: Address<'a>,
-            lse: Address<'a>,
-            o_strides: [i64; 3],
-            do_strides: [i64; 3],
-        }
+        struct Outputs<'a> as "Outputs" { o, d_o, lse: Address<'a>, o_strides, do_strides: [i64; 3] }
 
         struct Prepare<'a> as "flash_backward_prepare" { problem: Problem<'a>, outputs: Outputs<'a> }
 
-        struct Backward<'a> as "flash_backward" {
-            q: TensorMap,
-            k: TensorMap,
-            v: TensorMap,
-            d_o: TensorMap,
-            dk: TensorMap,
-            dv: TensorMap,
-            problem: Problem<'a>,
-        }
+        struct Backward<'a> as "flash_backward" { q, k, v, d_o, dk, dv: TensorMap, problem: Problem<'a> }
 
         /// With FLASH_SPLIT.
         struct SplitBackward<'a> as "flash_backward" {
-            q: TensorMap,
-            k: TensorMap,
-            v: TensorMap,
-            d_o: TensorMap,
-            dk: TensorMap,
-            dv: TensorMap,
+            q, k, v, d_o, dk, dv: TensorMap,
             problem: Problem<'a>,
             parts: Parts<'a>,
         }
 
-        struct Combine<'a> as "flash_backward_combine" {
-            problem: Problem<'a>,
-            parts: Parts<'a>,
-            dk: Address<'a>,
-            dv: Address<'a>,
-        }
+        struct Combine<'a> as "flash_backward_combine" { problem: Problem<'a>, parts: Parts<'a>, dk, dv: Address<'a> }
 
         struct Finish<'a> as "flash_backward_finish" { problem: Problem<'a>, dq: Address<'a> }
     }
@@ -135,23 +83,11 @@ pub mod portable_forward {
         struct Tensor<'a> as "Tensor" { base: Address<'a>, strides: [i64; 3] }
 
         struct Problem<'a> as "Problem" {
-            n_queries: i32,
-            n_keys: i32,
-            heads: i32,
-            batch: i32,
-            scale: f32,
-            scale_log2: f32,
-            heads_at_a_time: i32,
-            splits: i32,
-            split_blocks: i32,
-            unused: i32,
-            q: Tensor<'a>,
-            k: Tensor<'a>,
-            v: Tensor<'a>,
-            o: Address<'a>,
-            lse: Address<'a>,
-            split_o: Address<'a>,
-            split_lse: Address<'a>,
+            n_queries, n_keys, heads, batch: i32,
+            scale, scale_log2: f32,
+            heads_at_a_time, splits, split_blocks, unused: i32,
+            q, k, v: Tensor<'a>,
+            o, lse, split_o, split_lse: Address<'a>,
         }
 
         struct Forward<'a> as "portable_forward" { problem: Problem<'a> }
@@ -168,30 +104,12 @@ pub mod portable_backward {
         struct Split as "Split" { count: i32, blocks: i32 }
 
         struct Problem<'a> as "Problem" {
-            n_queries: i32,
-            n_keys: i32,
-            heads: i32,
-            batch: i32,
-            scale: f32,
-            scale_log2: f32,
-            heads_at_a_time: i32,
-            padded_queries: i32,
-            keys: Split,
-            queries: Split,
-            q: Tensor<'a>,
-            k: Tensor<'a>,
-            v: Tensor<'a>,
-            o: Tensor<'a>,
-            d_o: Tensor<'a>,
-            lse: Address<'a>,
-            shift: Address<'a>,
-            delta: Address<'a>,
-            dq: Address<'a>,
-            dk: Address<'a>,
-            dv: Address<'a>,
-            dq_parts: Address<'a>,
-            dk_parts: Address<'a>,
-            dv_parts: Address<'a>,
+            n_queries, n_keys, heads, batch: i32,
+            scale, scale_log2: f32,
+            heads_at_a_time, padded_queries: i32,
+            keys, queries: Split,
+            q, k, v, o, d_o: Tensor<'a>,
+            lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts: Address<'a>,
         }
 
         struct Prepare<'a> as "portable_backward_prepare" { problem: Problem<'a> }
@@ -205,16 +123,7 @@ pub mod textbook_forward {
     use super::*;
 
     kernel_params! {
-        struct Forward<'a> as "textbook_forward" {
-            q: Address<'a>,
-            k: Address<'a>,
-            v: Address<'a>,
-            o: Address<'a>,
-            lse: Address<'a>,
-            n_queries: i32,
-            n_keys: i32,
-            scale: f32,
-        }
+        struct Forward<'a> as "textbook_forward" { q, k, v, o, lse: Address<'a>, n_queries, n_keys: i32, scale: f32 }
     }
 }
 
@@ -224,18 +133,8 @@ pub mod textbook_backward {
 
     kernel_params! {
         struct Problem<'a> as "Problem" {
-            q: Address<'a>,
-            k: Address<'a>,
-            v: Address<'a>,
-            o: Address<'a>,
-            d_o: Address<'a>,
-            lse: Address<'a>,
-            rowsums: Address<'a>,
-            dq: Address<'a>,
-            dk: Address<'a>,
-            dv: Address<'a>,
-            n_queries: i32,
-            n_keys: i32,
+            q, k, v, o, d_o, lse, rowsums, dq, dk, dv: Address<'a>,
+            n_queries, n_keys: i32,
             scale: f32,
             unused: i32,
         }

@@ -12,19 +12,15 @@ pub const WORDS: usize = size_of::<Columns>() / 8;
 
 kernel_params! {
     struct Columns as "Table" {
-        p: [Address<'static>; TENSORS],
-        g: [Address<'static>; TENSORS],
-        m: [Address<'static>; TENSORS],
-        v: [Address<'static>; TENSORS],
-        progress: [Address<'static>; TENSORS],
+        p, g, m, v, progress: [Address<'static>; TENSORS],
         elements: [i64; TENSORS],
         first_chunk: [u32; TENSORS],
         count: u64,
     }
 
-    struct Factors as "Factors" { decay: f32, blend1: f32, beta2: f32, blend2: f32, eps: f32, unused: f32 }
+    struct Factors as "Factors" { decay, blend1, beta2, blend2, eps, unused: f32 }
 
-    struct Advance as "adamw_advance" { table: Columns, lr: f64, beta1: f64, beta2: f64 }
+    struct Advance as "adamw_advance" { table: Columns, lr, beta1, beta2: f64 }
 
     struct Update as "adamw_update" { table: Columns, factors: Factors }
 }
