@@ -1,7 +1,7 @@
-//! A cache of loaded kernels, one entry for each device, kept until the process ends.
+//! What is made once for each device, such as loaded kernels, and kept until the process ends.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use tch::Device;
@@ -10,9 +10,9 @@ use tch::Device;
 pub struct Cache<K, V>(Mutex<ByDevice<K, V>>);
 
 /// By the GPU's number, `None` for the CPU.
-type ByDevice<K, V> = BTreeMap<(Option<usize>, K), Arc<V>>;
+type ByDevice<K, V> = BTreeMap<(Option<usize>, K), Arc<Mutex<Option<Arc<V>>>>>;
 
-impl<K: Ord + Copy, V> Cache<K, V> {
+impl<K: Ord, V> Cache<K, V> {
     pub const fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
     }
@@ -20,17 +20,21 @@ impl<K: Ord + Copy, V> Cache<K, V> {
     /// The value of `key` on `device`, made by `make` at the first call; an error is not kept.
     pub fn get(&self, device: Device, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
         let index = if let Device::Cuda(index) = device { Some(index) } else { None };
-        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(value) = loaded.get(&(index, key)) {
+        let of_key = lock(&self.0).entry((index, key)).or_default().clone();
+        // Held while the value is made: another thread waits for the same program, and compiles other programs meanwhile.
+        let mut made = lock(&of_key);
+        if let Some(value) = &*made {
             return Ok(value.clone());
         }
-        let value = Arc::new(make()?);
-        loaded.insert((index, key), value.clone());
-        Ok(value)
+        Ok(made.insert(Arc::new(make()?)).clone())
     }
 }
 
-impl<K: Ord + Copy, V> Default for Cache<K, V> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<K: Ord, V> Default for Cache<K, V> {
     fn default() -> Self {
         Self::new()
     }

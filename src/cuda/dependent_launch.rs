@@ -4,9 +4,8 @@ use std::ffi::c_void;
 
 use anyhow::{Context as _, Result};
 use cudarc::driver::{result, sys};
-use tch::Device;
 
-use super::device::{compute_capability, in_context};
+use super::device::{Arch, compute_capability, in_context};
 use super::emulator;
 use super::launch::{Kernel, LaunchConfig, Target};
 use super::params::DeviceStruct;
@@ -34,15 +33,19 @@ impl<'a> DependentLaunches<'a> {
         config.check().with_context(launching)?;
         let follows = std::mem::replace(&mut self.has_begun, true);
         match &kernel.target {
-            Target::Emulated(program) => self.queued.push(emulator::Launch {
-                program: program.clone(),
-                kernel: kernel.name,
-                config,
-                params: Box::new(*params),
-                is_early: follows,
-            }),
+            Target::Emulated(program) => {
+                let (params, program) = (*params, program.clone());
+                let arguments = Box::new(move || params.pointers());
+                self.queued.push(emulator::Launch {
+                    program,
+                    kernel: kernel.name,
+                    config,
+                    arguments,
+                    is_early: follows,
+                });
+            }
             Target::Function { context, function } => {
-                let is_early = follows && overlaps(kernel.device)?;
+                let is_early = follows && compute_capability(kernel.device)? >= Arch::HOPPER;
                 let stream = torch::stream::current_stream(kernel.device)? as sys::CUstream;
                 let mut pointers = params.pointers();
                 let launch = || {
@@ -60,13 +63,6 @@ impl<'a> DependentLaunches<'a> {
     /// Call it after the last launch. Errors: the emulator's.
     pub fn finish(self) -> Result<()> {
         emulator::run_all(&self.queued)
-    }
-}
-
-fn overlaps(device: Device) -> Result<bool> {
-    match device {
-        Device::Cuda(index) => Ok(compute_capability(index)? >= (9, 0)),
-        _ => Ok(false),
     }
 }
 

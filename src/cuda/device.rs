@@ -1,7 +1,7 @@
 //! GPUs by the driver's interface: their properties, and their primary contexts, which libtorch uses too.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
@@ -10,53 +10,70 @@ use tch::Device;
 
 use super::cache::Cache;
 use super::emulator;
+use crate::error::Fault;
 use crate::torch;
 
-/// Major and minor number of a GPU's architecture.
-///
-/// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
-pub fn compute_capability(index: usize) -> Result<(i32, i32)> {
-    Ok(properties_of(index)?.compute_capability)
+/// The GPU architecture that a kernel is compiled for: a compute capability, such as 9.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Arch {
+    pub major: i32,
+    pub minor: i32,
 }
 
-/// Multiprocessors of a device; for the CPU, those that the emulator has.
-pub fn multiprocessors(device: Device) -> Result<u32> {
-    match device {
-        Device::Cuda(index) => Ok(properties_of(index)?.multiprocessors),
-        _ => Ok(emulator::multiprocessors()),
+impl Arch {
+    pub const AMPERE: Self = Self { major: 8, minor: 0 };
+    pub const HOPPER: Self = Self { major: 9, minor: 0 };
+}
+
+/// As NVRTC spells it. From 9.0 on it ends in "a": without it NVRTC refuses instructions of one architecture alone, such as
+/// Hopper's wgmma and setmaxnreg. Such code runs on that architecture only.
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let suffix = if self.major >= 9 { "a" } else { "" };
+        write!(f, "sm_{}{}{suffix}", self.major, self.minor)
     }
 }
 
-/// What a launch asks of its device.
+/// What a launch asks of its GPU.
 struct Properties {
-    compute_capability: (i32, i32),
+    arch: Arch,
     multiprocessors: u32,
 }
 
 /// From the driver at the first call.
-fn properties_of(index: usize) -> Result<Arc<Properties>> {
+fn properties_of(device: Device) -> Result<Arc<Properties>> {
     static KNOWN: Cache<(), Properties> = Cache::new();
-    KNOWN.get(Device::Cuda(index), (), || {
-        torch::cuda_device(index)?;
-        let context = context_of(index).with_context(|| format!("opening GPU {index}"))?;
+    KNOWN.get(device, (), || {
+        let context = context_of(device)?;
+        let (major, minor) = context.compute_capability()?;
         let multiprocessors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(Properties {
-            compute_capability: context.compute_capability()?,
-            multiprocessors: u32::try_from(multiprocessors)?,
-        })
+        Ok(Properties { arch: Arch { major, minor }, multiprocessors: u32::try_from(multiprocessors)? })
     })
 }
 
-/// The device's primary context, which libtorch uses too. It is kept, because dropping it would first make it current.
-pub(super) fn context_of(index: usize) -> Result<Arc<CudaContext>> {
-    static OPENED: Mutex<BTreeMap<usize, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(context) = opened.get(&index) {
-        return Ok(context.clone());
-    }
-    let context = keeping_current(|| CudaContext::new(index))?;
-    opened.insert(index, context.clone());
-    Ok(context)
+/// A GPU's architecture. Errors: [`Fault::NotAvailable`] for a GPU that is not there.
+pub fn compute_capability(device: Device) -> Result<Arch> {
+    Ok(properties_of(device)?.arch)
+}
+
+/// Multiprocessors of a device; for the CPU, those that the emulator has.
+pub fn multiprocessors(device: Device) -> Result<u32> {
+    if device == Device::Cpu { Ok(emulator::multiprocessors()) } else { Ok(properties_of(device)?.multiprocessors) }
+}
+
+/// The GPU's primary context, which libtorch uses too. It is kept, because dropping it would first make it current.
+///
+/// Errors: [`Fault::NotAvailable`] without the GPU.
+pub(super) fn context_of(device: Device) -> Result<Arc<CudaContext>> {
+    static OPENED: Cache<(), Arc<CudaContext>> = Cache::new();
+    let Device::Cuda(index) = device else {
+        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
+    };
+    let open = || {
+        torch::cuda_device(index)?;
+        keeping_current(|| CudaContext::new(index)).with_context(|| format!("opening {device:?}"))
+    };
+    Ok((*OPENED.get(device, (), open)?).clone())
 }
 
 /// Runs `body` with `context` current, and then restores the context that was current, as the runtime's current device follows it.
@@ -80,4 +97,14 @@ pub(super) fn keeping_current<T>(body: impl FnOnce() -> Result<T, result::Driver
         unsafe { result::ctx::set_current(before) }?;
     }
     Ok(outcome?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hopper_has_the_suffix_and_ampere_has_none() {
+        assert_eq!((Arch::AMPERE.to_string(), Arch::HOPPER.to_string()), ("sm_80".into(), "sm_90a".into()));
+    }
 }

@@ -8,15 +8,15 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use super::cache::Cache;
 use super::jit::{Compiler, Program};
 use super::launch::LaunchConfig;
-use super::params::DeviceStruct;
 use super::toolchain::Toolchain;
 use crate::error::Fault;
 
@@ -76,22 +76,10 @@ pub(super) struct Launch<'a> {
     pub program: Arc<Emulation>,
     pub kernel: &'static str,
     pub config: LaunchConfig,
-    /// As the kernel takes them ([`Emulation::parameters`]).
-    pub params: Box<dyn Params + 'a>,
+    /// A pointer to each parameter, valid as long as this ([`Emulation::parameters`]).
+    pub arguments: Box<dyn Fn() -> Vec<*mut c_void> + 'a>,
     /// Whether it may begin while the one before it runs.
     pub is_early: bool,
-}
-
-/// The parameters of some kernel.
-pub(super) trait Params {
-    /// A pointer to each parameter, valid while `self` is borrowed.
-    fn pointers(&self) -> Vec<*mut c_void>;
-}
-
-impl<P: DeviceStruct> Params for P {
-    fn pointers(&self) -> Vec<*mut c_void> {
-        DeviceStruct::pointers(self)
-    }
 }
 
 /// `Launch` of kernels/emulator/launch.h.
@@ -118,27 +106,15 @@ pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
 /// Errors: [`Fault::NotAvailable`] without a C++ compiler or CUDA's headers; a program that does not compile, with the
 /// compiler's output.
 pub fn load(program: &Program) -> Result<Arc<Emulation>> {
-    static LOADED: Mutex<BTreeMap<PathBuf, Arc<Mutex<Option<Arc<Emulation>>>>>> = Mutex::new(BTreeMap::new());
-    let compiler = Compiler::of_this_tree()?;
-    let (library, text) = library(&compiler, program)?;
-    // A thread waits for another that compiles the same program; other programs are compiled side by side.
-    let of_program = lock(&LOADED).entry(library.clone()).or_default().clone();
-    let mut loaded = lock(&of_program);
-    if let Some(emulation) = &*loaded {
-        return Ok(emulation.clone());
-    }
-    if !library.exists() {
-        compile(&compiler.kernels, text, &library).with_context(|| format!("kernels/{} for the CPU", program.file))?;
-    }
-    Ok(loaded.insert(Arc::new(Emulation::open(&library)?)).clone())
+    static LOADED: Cache<Program, Emulation> = Cache::new();
+    LOADED.get(Device::Cpu, program.clone(), || {
+        let library = build(&Compiler::of_this_tree()?, program);
+        Emulation::open(&library.with_context(|| format!("kernels/{} for the CPU", program.file))?)
+    })
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The path of `program`'s shared library, and the C++ text that it is compiled from.
-fn library(compiler: &Compiler, program: &Program) -> Result<(PathBuf, String)> {
+/// The shared library of `program`.
+fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
@@ -148,7 +124,10 @@ fn library(compiler: &Compiler, program: &Program) -> Result<(PathBuf, String)> 
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let library = folder(&compiler.cache).join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
-    Ok((library, text))
+    if !library.exists() {
+        compile(&compiler.kernels, text, &library)?;
+    }
+    Ok(library)
 }
 
 /// The cache, or a folder of this process where the cache cannot be written: a library is loaded from a file.
@@ -249,7 +228,7 @@ impl Emulation {
 
     /// As [`run_all`], of kernels of this program.
     fn run(&self, launches: &[Launch]) -> Result<()> {
-        let mut pointers: Vec<_> = launches.iter().map(|launch| launch.params.pointers()).collect();
+        let mut pointers: Vec<_> = launches.iter().map(|launch| (launch.arguments)()).collect();
         let raw = launches.iter().zip(&mut pointers).map(|(launch, pointers)| self.raw(launch, pointers));
         let raw = raw.collect::<Result<Vec<_>>>()?;
         let mut message = vec![0u8; 16 << 10];

@@ -8,13 +8,13 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::arch::Arch;
+use super::device::Arch;
 use super::nvrtc::{self, Source};
 use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
 
 /// One file of `kernels/`, compiled one way.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Program {
     /// Its name under `kernels/`, such as "adamw.cu".
     pub file: &'static str,
@@ -150,10 +150,6 @@ pub(super) fn digest<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    hex(hash)
-}
-
-fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -197,7 +193,7 @@ impl Entry {
     }
 
     fn digest(&self) -> String {
-        hex(Sha256::new().chain_update(&self.log).chain_update([0]).chain_update(&self.cubin))
+        digest([self.log.as_bytes(), &self.cubin].into_iter())
     }
 }
 

@@ -1,9 +1,8 @@
 //! Kernels in the context that libtorch uses, launched on the stream that libtorch's operators of this thread use. For
 //! tensors on the CPU, kernels run in the emulator.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
@@ -11,13 +10,12 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result};
 use cudarc::nvrtc::Ptx;
 use tch::Device;
 
-use super::arch::Arch;
+use super::cache::Cache;
 use super::dependent_launch::DependentLaunches;
 use super::device::{compute_capability, context_of, in_context, keeping_current};
 use super::emulator::{self, Emulation};
 use super::jit::{Built, Compiler, Program};
 use super::params::DeviceStruct;
-use crate::error::Fault;
 
 /// A program on one device.
 pub struct Module {
@@ -35,29 +33,18 @@ enum Code {
 /// Errors: [`crate::error::Fault::NotAvailable`] without the device or a compiler; those of [`Compiler::build`] and
 /// [`emulator::load`]; CUDA's.
 pub fn load(device: Device, program: &Program) -> Result<Arc<Module>> {
-    static LOADED: Mutex<BTreeMap<(usize, String), Arc<Module>>> = Mutex::new(BTreeMap::new());
-    let index = match device {
-        Device::Cuda(index) => index,
-        Device::Cpu => return Ok(Arc::new(Module { device, code: Code::Emulated(emulator::load(program)?) })),
-        other => {
-            return Err(Fault::NotAvailable { needs: "a CUDA GPU or the CPU".into(), has: format!("{other:?}") }.into());
-        }
-    };
-    let (major, minor) = compute_capability(index)?;
-    let context = context_of(index)?;
-    let arch = Arch { major: u32::try_from(major)?, minor: u32::try_from(minor)? };
-    let built = Compiler::of_this_tree()?.build(program, arch)?;
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(module) = loaded.get(&(index, built.key.clone())) {
-        return Ok(module.clone());
+    static LOADED: Cache<String, Module> = Cache::new();
+    if device == Device::Cpu {
+        return Ok(Arc::new(Module { device, code: Code::Emulated(emulator::load(program)?) }));
     }
-    let ptx = Ptx::from_binary(built.cubin.clone());
-    let module = keeping_current(|| context.load_module(ptx))
-        .with_context(|| format!("loading kernels/{} onto {device:?}", program.file))?;
-    let key = (index, built.key.clone());
-    let module = Arc::new(Module { device, code: Code::Loaded { context, module, built } });
-    loaded.insert(key, module.clone());
-    Ok(module)
+    let context = context_of(device)?;
+    let built = Compiler::of_this_tree()?.build(program, compute_capability(device)?)?;
+    LOADED.get(device, built.key.clone(), || {
+        let ptx = Ptx::from_binary(built.cubin.clone());
+        let module = keeping_current(|| context.load_module(ptx))
+            .with_context(|| format!("loading kernels/{} onto {device:?}", program.file))?;
+        Ok(Module { device, code: Code::Loaded { context, module, built } })
+    })
 }
 
 impl Module {
@@ -200,7 +187,7 @@ fn parameters_of(function: &CudaFunction) -> Result<Vec<(usize, usize)>, result:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fault_of;
+    use crate::error::{Fault, fault_of};
 
     #[test]
     fn a_device_that_is_not_there_is_a_typed_fault() {

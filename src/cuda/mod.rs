@@ -8,7 +8,6 @@
 //!
 //! A kernel's parameters are a struct ([`DeviceStruct`]) that borrows the tensors it points to.
 
-mod arch;
 mod cache;
 mod dependent_launch;
 mod device;
@@ -22,10 +21,9 @@ mod stream;
 mod tensor_map;
 mod toolchain;
 
-pub use arch::Arch;
 pub use cache::Cache;
 pub use dependent_launch::DependentLaunches;
-pub use device::{compute_capability, multiprocessors};
+pub use device::{Arch, compute_capability, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program};
 pub use launch::{Kernel, LaunchConfig, Module, load};
 pub(crate) use params::kernel_params;

@@ -4,12 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstream_flags};
+use cudarc::driver::result::stream::StreamKind;
+use cudarc::driver::sys::{self, CUevent_flags, CUevent_wait_flags, CUresult};
 use cudarc::driver::{CudaContext, DriverError, result};
 use tch::Device;
 
 use super::device::{context_of, in_context};
-use crate::error::Fault;
 use crate::torch;
 
 /// A stream of the device's highest priority: its short kernels start before those that libtorch queued.
@@ -37,38 +37,21 @@ unsafe impl Sync for Event {}
 
 /// Makes `device` current for this thread's CUDA calls.
 ///
-/// Errors: [`Fault::NotAvailable`] without the device.
+/// Errors: [`crate::error::Fault::NotAvailable`] without the device.
 pub fn make_current(device: Device) -> Result<()> {
-    Ok(open(device)?.bind_to_thread()?)
-}
-
-fn open(device: Device) -> Result<Arc<CudaContext>> {
-    let Device::Cuda(index) = device else {
-        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
-    };
-    torch::cuda_device(index)?;
-    context_of(index).with_context(|| format!("opening {device:?}"))
+    Ok(context_of(device)?.bind_to_thread()?)
 }
 
 impl Stream {
-    /// Errors: [`Fault::NotAvailable`] without the device; CUDA's.
+    /// Errors: [`crate::error::Fault::NotAvailable`] without the device; CUDA's.
     pub fn new(device: Device) -> Result<Self> {
-        let context = open(device)?;
+        let context = context_of(device)?;
         let create = || {
-            let (mut least, mut greatest, mut raw) = (0, 0, std::ptr::null_mut());
-            // SAFETY: both pointers are to integers that outlive the call.
-            unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }.result()?;
-            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the pointer is to a handle that outlives the call, and a context is current.
-            unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, greatest) }.result()?;
-            Ok(raw)
+            let (_least, greatest) = result::stream::get_priority_range()?;
+            result::stream::create_with_priority(StreamKind::NonBlocking, greatest)
         };
         let raw = in_context(&context, create).with_context(|| format!("making a stream on {device:?}"))?;
         Ok(Self { device, context, raw })
-    }
-
-    pub fn device(&self) -> Device {
-        self.device
     }
 
     /// The `cudaStream_t`, which lives as long as `self`.
@@ -78,7 +61,7 @@ impl Stream {
 
     /// As [`Event::new`] on the stream's device.
     pub fn event(&self, is_timed: bool) -> Result<Event> {
-        Event::of(self.device, self.context.clone(), is_timed)
+        Event::new(self.device, is_timed)
     }
 
     /// Later work of this stream waits for `event`; the host does not.
@@ -95,7 +78,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by us and not used after this; CUDA completes the work on it first.
-        let destroy = || unsafe { sys::cuStreamDestroy_v2(self.raw) }.result();
+        let destroy = || unsafe { result::stream::destroy(self.raw) };
         // Fails only where the device is lost, and then there is nothing left to give back.
         let _ = in_context(&self.context, destroy);
     }
@@ -104,10 +87,7 @@ impl Drop for Stream {
 impl Event {
     /// `is_timed` says whether the event records its time; one that does not is cheaper.
     pub fn new(device: Device, is_timed: bool) -> Result<Self> {
-        Self::of(device, open(device)?, is_timed)
-    }
-
-    fn of(device: Device, context: Arc<CudaContext>, is_timed: bool) -> Result<Self> {
+        let context = context_of(device)?;
         let flags = if is_timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let raw = in_context(&context, || result::event::create(flags)).context("making a CUDA event")?;
         Ok(Self { device, context, raw })
@@ -135,7 +115,9 @@ impl Event {
 
     fn make_wait(&self, stream: sys::CUstream) -> Result<()> {
         // SAFETY: both are alive, as above; CUDA itself keeps what it needs of the event.
-        self.call("waiting for a CUDA event", || unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }.result())
+        let wait =
+            || unsafe { result::stream::wait_event(stream, self.raw, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) };
+        self.call("waiting for a CUDA event", wait)
     }
 
     /// Whether the work before the event is done; does not block.
@@ -185,7 +167,7 @@ impl Drop for Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fault_of;
+    use crate::error::{Fault, fault_of};
 
     #[test]
     fn a_device_that_is_not_there_is_a_typed_fault() {

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, require_gpu};
 use crate::attention::Attention;
-use crate::cuda::{LaunchConfig, TensorMap};
+use crate::cuda::{Arch, LaunchConfig, TensorMap};
 
 mod backward;
 mod forward;
@@ -50,7 +50,7 @@ impl KernelSet for Hopper {
     }
 
     fn runs_on(&self, device: Device) -> Result<(), String> {
-        require_gpu(device, "9.0", |capability| capability == (9, 0))
+        require_gpu(device, "9.0", |arch| arch == Arch::HOPPER)
     }
 
     fn reads(&self, t: &Tensor) -> bool {

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::{Attention, Shape, require_saved};
-use crate::cuda::{self, LaunchConfig};
+use crate::cuda::{self, Arch, LaunchConfig};
 
 /// Kernels of one kind for both passes. Every set is an [`Attention`], whose host code is below.
 pub trait KernelSet: Sync {
@@ -207,11 +207,13 @@ pub fn int(n: u32) -> Result<i32> {
 }
 
 /// Checks that `device` is a GPU whose compute capability `fits`; errors describe it as `wanted`.
-pub fn require_gpu(device: Device, wanted: &str, fits: fn((i32, i32)) -> bool) -> Result<(), String> {
-    let Device::Cuda(index) = device else { return Err(format!("its kernels need a GPU, not {device:?}")) };
-    match cuda::compute_capability(index) {
-        Ok(capability) if fits(capability) => Ok(()),
-        Ok((major, minor)) => {
+pub fn require_gpu(device: Device, wanted: &str, fits: fn(Arch) -> bool) -> Result<(), String> {
+    if !device.is_cuda() {
+        return Err(format!("its kernels need a GPU, not {device:?}"));
+    }
+    match cuda::compute_capability(device) {
+        Ok(arch) if fits(arch) => Ok(()),
+        Ok(Arch { major, minor }) => {
             Err(format!("its kernels need compute capability {wanted}; this GPU has {major}.{minor}"))
         }
         Err(error) => Err(format!("{error:#}")),

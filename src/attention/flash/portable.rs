@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int, require_gpu};
 use super::params::portable_forward as params;
 use super::require_dimension;
-use crate::cuda::Address;
+use crate::cuda::{Address, Arch};
 
 mod backward;
 mod forward;
@@ -34,7 +34,7 @@ impl KernelSet for Portable {
     }
 
     fn runs_on(&self, device: Device) -> Result<(), String> {
-        require_gpu(device, "8.0 and above", |(major, _)| major >= 8)
+        require_gpu(device, "8.0 and above", |arch| arch >= Arch::AMPERE)
     }
 
     fn reads(&self, t: &Tensor) -> bool {

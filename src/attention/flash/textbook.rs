@@ -10,7 +10,7 @@ use super::launch::{Gradients, Inputs, KernelSet, Saved, int, require_gpu};
 use super::params::textbook_backward::{Keys, Problem, Queries, Rowsums};
 use super::params::textbook_forward::Forward;
 use super::{DIMENSIONS, require_dimension, tile_sizes};
-use crate::cuda::{self, Address, Cache, Kernel, LaunchConfig, Program};
+use crate::cuda::{self, Address, Arch, Cache, Kernel, LaunchConfig, Program};
 
 /// Attention by the readable kernels: float32, bfloat16 and float16 from compute capability 8.0 on, d = 16, 32, 64 or
 /// 128. Every result is bitwise reproducible.
@@ -26,7 +26,7 @@ impl KernelSet for Textbook {
     }
 
     fn runs_on(&self, device: Device) -> Result<(), String> {
-        require_gpu(device, "8.0 and above", |(major, _)| major >= 8)
+        require_gpu(device, "8.0 and above", |arch| arch >= Arch::AMPERE)
     }
 
     fn reads(&self, t: &Tensor) -> bool {

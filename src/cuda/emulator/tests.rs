@@ -2,8 +2,6 @@
 
 use std::sync::OnceLock;
 
-use tch::Device;
-
 use super::*;
 use crate::cuda::{Address, DependentLaunches, Kernel, LaunchConfig, kernel_params};
 
