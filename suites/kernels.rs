@@ -5,9 +5,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cs336::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, Variant};
+use cs336::attention::flash::hopper::tile_config::{BackwardConfig, ELEMENTS, ForwardConfig, TileSize};
 use cs336::attention::flash::portable::tile_config as portable;
 use cs336::attention::flash::textbook;
+use cs336::attention::flash::variant::{Element, Variant};
 use cs336::cuda::{Arch, Compiler, Program};
 use cs336::model::fused_adamw;
 use rstest::rstest;
@@ -29,13 +30,13 @@ fn builds() -> Vec<Build> {
     };
     // For a kernel that moves registers between warpgroups, ptxas reports the registers on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
-    let split = || Variant::all().flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
+    let split = || Variant::all(ELEMENTS).flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
     let sizes = split().flat_map(|(variant, is_split)| TileSize::ALL.map(|size| (variant, size, is_split)));
     let forward = sizes.map(|(variant, size, is_split)| ForwardConfig { is_split, ..ForwardConfig::of(variant, size) });
     let forward = forward.map(|shape| hopper(shape.program(), shape.threads() * shape.resident()));
     let backward = split().map(|(variant, is_split)| BackwardConfig { is_split, ..BackwardConfig::of(variant) });
     let backward = backward.map(|shape| hopper(shape.program(), BackwardConfig::THREADS));
-    let cuts = textbook::Variant::all()
+    let cuts = Variant::all([Element::Float, Element::BFloat16, Element::Half])
         .flat_map(|variant| [textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant)]);
     let textbook = cuts.map(|cut| {
         // The number of blocks that fit Hopper's shared memory for most tile sizes.
@@ -49,8 +50,8 @@ fn builds() -> Vec<Build> {
 fn portable_builds() -> impl Iterator<Item = Build> {
     let build =
         |program, threads| Build { program, targets: &[Arch::AMPERE, Arch::HOPPER], registers: registers_for(threads) };
-    let forward = portable::Variant::all().map(portable::ForwardConfig::of);
-    let backward = portable::Variant::all().map(portable::BackwardConfig::of);
+    let forward = Variant::all(Element::ALL).map(portable::ForwardConfig::of);
+    let backward = Variant::all(Element::ALL).map(portable::BackwardConfig::of);
     let forward = forward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks));
     forward.chain(backward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks)))
 }

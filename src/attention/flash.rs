@@ -13,18 +13,10 @@ mod params;
 pub mod portable;
 mod schedule;
 pub mod textbook;
-mod tile_sizes;
+pub mod variant;
 
 /// Head dimensions that kernels are compiled for.
 pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
-
-/// Checks that kernels are compiled for exactly this `head_dim`.
-fn require_dimension(head_dim: i64) -> Result<(), String> {
-    if DIMENSIONS.contains(&head_dim) {
-        return Ok(());
-    }
-    Err(format!("its kernels are made for d of 16, 32, 64 and 128, not {head_dim}"))
-}
 
 /// Attention by [`Hopper`] or [`Portable`], on any GPU that one of them supports. Either reads the other's `lse`.
 pub struct Flash {

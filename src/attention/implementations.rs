@@ -1,7 +1,5 @@
 //! The one table of attention implementations: models choose from it, and grading and benchmarks each filter it.
 
-use std::fmt;
-
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -49,7 +47,7 @@ pub enum Units {
 }
 
 /// How it runs.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub enum Run {
     /// Eq. 4-6, which libtorch differentiates.
     Definition,
@@ -158,17 +156,6 @@ impl Implementation {
     /// Whether it keeps score matrices, and so has a memory formula.
     pub fn keeps_scores(&self) -> bool {
         matches!(self.run, Run::Definition)
-    }
-}
-
-impl fmt::Debug for Run {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Definition => f.write_str("Definition"),
-            Self::Sdpa => f.write_str("Sdpa"),
-            Self::Own(own) => write!(f, "Own({})", own.name()),
-            Self::Operator(operator) => write!(f, "Operator({operator:?})"),
-        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! leading dimensions are arbitrary but equal. The causal mask lets query i see key j where i >= j, both counted from
 //! the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
+use std::fmt;
+
 use anyhow::{Context as _, Result, anyhow, ensure};
 use tch::{Device, Kind, Tensor};
 
@@ -37,6 +39,12 @@ pub trait Attention: Sync {
     /// `[dq, dk, dv]` in the kind of `q` from `[q, k, v, o, lse, d_o]`: the inputs, what `forward` gave for them, and the
     /// upstream gradient.
     fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]>;
+}
+
+impl fmt::Debug for dyn Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// `o` (..., n_queries, d) of the chosen implementation, recorded for libtorch's autograd.

@@ -10,14 +10,12 @@ use crate::attention::cases::{self, Tally as _};
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::{self, Textbook};
+use crate::attention::flash::variant::{Element, Variant};
 use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::harness::problem::Verdict;
 
 /// Cases of each variant. The emulator needs some tenths of a second for a case.
 pub const RANDOM_CASES: u32 = 12;
-
-/// d, kind and mask. Every variant is compiled separately, which takes seconds.
-type Variant = (i64, Kind, bool);
 
 /// Algorithm 1 with the handout's grid.
 pub fn textbook(passes: Passes) -> Result<Verdict> {
@@ -34,8 +32,9 @@ pub fn portable(passes: Passes) -> Result<Verdict> {
     check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
 }
 
-/// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`].
-fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[Variant]) -> Result<Verdict> {
+/// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`], for each d, kind and mask of
+/// `variants`. Every variant is compiled separately, which takes seconds.
+fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[(i64, Kind, bool)]) -> Result<Verdict> {
     let shares = cases::in_threads(variants, |&(d, kind, is_causal)| {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
         let mut shares: ErrorShares = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
@@ -60,8 +59,8 @@ pub struct TextbookFacts {
 }
 
 impl TextbookFacts {
-    pub fn of(tiles: impl Fn(textbook::Variant) -> textbook::TileConfig) -> Self {
-        let shown = textbook::Variant::all().filter(|variant| variant.element == "float" && variant.is_causal);
+    pub fn of(tiles: impl Fn(Variant) -> textbook::TileConfig) -> Self {
+        let shown = Variant::all([Element::Float]).filter(|variant| variant.is_causal);
         let words = shown.map(|variant| {
             let textbook::TileConfig { queries, keys, .. } = tiles(variant);
             format!("{queries} by {keys} at $d = {}$", variant.d)

@@ -45,11 +45,6 @@ pub fn with<T>(change: impl FnOnce(&mut Settings), body: impl FnOnce() -> T) -> 
     value
 }
 
-/// Runs `body` with this seed for every launch of this thread.
-pub fn with_seed<T>(seed: u64, body: impl FnOnce() -> T) -> T {
-    with(|settings| settings.seed = seed, body)
-}
-
 pub(super) fn multiprocessors() -> u32 {
     SETTINGS.get().multiprocessors
 }

@@ -22,6 +22,12 @@ pub struct Program {
     pub defines: Vec<(&'static str, String)>,
 }
 
+impl Program {
+    pub fn new(file: &'static str, defines: impl IntoIterator<Item = (&'static str, u32)>) -> Self {
+        Self { file, defines: defines.into_iter().map(|(name, value)| (name, value.to_string())).collect() }
+    }
+}
+
 /// A compiled [`Program`].
 #[derive(Debug, Clone)]
 pub struct Built {

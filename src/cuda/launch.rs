@@ -139,12 +139,14 @@ impl<P: DeviceStruct> Kernel<P> {
         Ok(Self { name, device: Device::Cpu, target: Target::Emulated(emulation), params: PhantomData })
     }
 
-    /// Lets launches ask for more than 48 KiB of dynamic shared memory.
-    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
-        let Target::Function { context, function } = &self.target else { return Ok(()) };
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let set = || function.set_attribute(attribute, i32::try_from(bytes).unwrap_or(i32::MAX));
-        in_context(context, set).with_context(|| format!("giving {} {bytes} bytes of shared memory", self.name))
+    /// Lets launches ask for this much dynamic shared memory, which without it is at most 48 KiB.
+    pub fn allow_shared(self, bytes: u32) -> Result<Self> {
+        if let Target::Function { context, function } = &self.target {
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let set = || function.set_attribute(attribute, i32::try_from(bytes).unwrap_or(i32::MAX));
+            in_context(context, set).with_context(|| format!("giving {} {bytes} bytes of shared memory", self.name))?;
+        }
+        Ok(self)
     }
 
     /// Launches the kernel on the stream that libtorch's operators of this thread use, and does not wait for it. The

@@ -44,7 +44,7 @@ pub fn program(shape: Shape) -> Program {
         ("ADAMW_TABLE_WORDS", table::WORDS as u32),
         ("ADAMW_STREAMING", u32::from(shape.streaming)),
     ];
-    Program { file: "adamw.cu", defines: defines.map(|(name, value)| (name, value.to_string())).to_vec() }
+    Program::new("adamw.cu", defines)
 }
 
 /// The AdamW that suits `device`: [`FusedAdamW`] on CUDA, [`AdamW`] elsewhere.

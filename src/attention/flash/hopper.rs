@@ -3,7 +3,8 @@
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
-use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, require_gpu};
+use super::launch::{Gradients, Inputs, KernelSet, Saved, require_gpu};
+use super::variant::Variant;
 use crate::attention::Attention;
 use crate::cuda::{Arch, LaunchConfig, TensorMap};
 
@@ -12,7 +13,7 @@ mod forward;
 pub mod splits;
 pub mod tile_config;
 
-use tile_config::{TileSize, Variant};
+use tile_config::TileSize;
 
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
 ///
@@ -42,11 +43,11 @@ impl KernelSet for Hopper {
         }
     }
 
-    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String> {
+    fn variant(&self, kind: Kind, head_dim: i64, is_causal: bool) -> Result<Variant, String> {
         if !matches!(kind, Kind::BFloat16 | Kind::Half) {
             return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
         }
-        tile_config::kernel_dimension(head_dim).map(drop)
+        Variant::of(kind, tile_config::kernel_dimension(head_dim)?, is_causal)
     }
 
     fn runs_on(&self, device: Device) -> Result<(), String> {
@@ -67,10 +68,10 @@ impl KernelSet for Hopper {
 }
 
 /// A thread for each four of the kernel's columns of each of `n` rows of each head.
-fn rows_config(sizes: &Sizes, n: u32, variant: Variant) -> LaunchConfig {
+fn rows_config(inputs: &Inputs, n: u32) -> LaunchConfig {
     const THREADS: u32 = 256;
-    let rows = THREADS / (variant.d / 4);
-    sizes.grid_by_head(n.div_ceil(rows), THREADS, 0)
+    let rows = THREADS / (inputs.variant.d / 4);
+    inputs.sizes.grid_by_head(n.div_ceil(rows), THREADS, 0)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
+use super::variant::Variant;
 use crate::attention::{Attention, Shape, require_saved};
 use crate::cuda::{self, Arch, LaunchConfig};
 
@@ -12,11 +13,15 @@ pub trait KernelSet: Sync {
     /// As [`Attention::name`].
     fn name(&self) -> &'static str;
 
-    /// Whether kernels are compiled for such inputs; the error says which inputs they take.
-    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String>;
+    /// The kernels for such inputs; the error says which inputs there are kernels for.
+    fn variant(&self, kind: Kind, head_dim: i64, is_causal: bool) -> Result<Variant, String> {
+        Variant::of(kind, head_dim, is_causal)
+    }
 
     /// Whether the kernels run on `device`; the error says what they need.
-    fn runs_on(&self, device: Device) -> Result<(), String>;
+    fn runs_on(&self, device: Device) -> Result<(), String> {
+        require_gpu(device, "8.0 and above", |arch| arch >= Arch::AMPERE)
+    }
 
     /// Whether the kernels can read `t` (batch, heads, n, d) in its layout; they get a contiguous copy otherwise.
     fn reads(&self, t: &Tensor) -> bool;
@@ -34,7 +39,7 @@ pub struct Inputs {
     pub k: Tensor,
     pub v: Tensor,
     pub sizes: Sizes,
-    pub is_causal: bool,
+    pub variant: Variant,
 }
 
 /// The other inputs of the backward pass: `o` and `d_o` as q, `lse` (batch, heads, n_queries) in float32.
@@ -68,7 +73,7 @@ impl<S: KernelSet> Attention for S {
     }
 
     fn supports(&self, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
-        self.takes(kind, head_dim)?;
+        self.variant(kind, head_dim, false)?;
         self.runs_on(device)
     }
 
@@ -107,18 +112,14 @@ fn launching(set: &impl KernelSet, q: &Tensor, k: &Tensor) -> String {
 impl Inputs {
     fn of(set: &impl KernelSet, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Self> {
         let shape = Shape::of(q, k, v)?;
-        set.takes(q.kind(), shape.d).map_err(anyhow::Error::msg)?;
+        let variant = set.variant(q.kind(), shape.d, is_causal).map_err(anyhow::Error::msg)?;
         // On the CPU the kernels run in the emulator. It is for tests, so `supports` does not report it.
         if q.device() != Device::Cpu {
             set.runs_on(q.device()).map_err(anyhow::Error::msg)?;
         }
         let sizes = Sizes::of(&shape)?;
         let [q, k, v] = [q, k, v].map(|t| sizes.readable(set, t));
-        Ok(Self { q: q?, k: k?, v: v?, sizes, is_causal })
-    }
-
-    pub fn kind(&self) -> Kind {
-        self.q.kind()
+        Ok(Self { q: q?, k: k?, v: v?, sizes, variant })
     }
 
     pub fn device(&self) -> Device {

@@ -2,19 +2,16 @@
 //! `kernels/portable_forward.cu` and `kernels/portable_backward.cu`.
 
 use anyhow::Result;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int, require_gpu};
+use super::launch::{Gradients, Inputs, KernelSet, Saved, int};
 use super::params::portable_forward as params;
-use super::require_dimension;
-use crate::cuda::{Address, Arch};
+use crate::cuda::Address;
 
 mod backward;
 mod forward;
 pub mod splits;
 pub mod tile_config;
-
-use tile_config::{Element, Variant};
 
 /// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
 ///
@@ -24,17 +21,6 @@ pub struct Portable;
 impl KernelSet for Portable {
     fn name(&self) -> &'static str {
         "portable"
-    }
-
-    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String> {
-        if Element::of(kind).is_none() {
-            return Err(format!("its kernels take bfloat16, float16 and float32, not {kind:?}"));
-        }
-        require_dimension(head_dim)
-    }
-
-    fn runs_on(&self, device: Device) -> Result<(), String> {
-        require_gpu(device, "8.0 and above", |arch| arch >= Arch::AMPERE)
     }
 
     fn reads(&self, t: &Tensor) -> bool {
@@ -57,9 +43,10 @@ impl KernelSet for Portable {
 const SECTION_BYTES: u64 = 24 << 20;
 
 /// How many heads are worked on at a time, before the tiles of the next heads.
-fn heads_at_a_time(sizes: &Sizes, variant: Variant) -> Result<i32> {
+fn heads_at_a_time(inputs: &Inputs) -> Result<i32> {
+    let sizes = &inputs.sizes;
     let n = u64::from(sizes.n_queries.max(sizes.n_keys));
-    let head_bytes = 2 * n * u64::from(variant.d * variant.element.bytes());
+    let head_bytes = 2 * n * u64::from(inputs.variant.row_bytes());
     int((SECTION_BYTES / head_bytes).clamp(1, sizes.all_heads().into()) as u32)
 }
 

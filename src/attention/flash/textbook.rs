@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use super::launch::{Gradients, Inputs, KernelSet, Saved, int, require_gpu};
+use super::launch::{Gradients, Inputs, KernelSet, Saved, int};
 use super::params::textbook_backward::{Keys, Problem, Queries, Rowsums};
 use super::params::textbook_forward::Forward;
-use super::{DIMENSIONS, require_dimension, tile_sizes};
-use crate::cuda::{self, Address, Arch, Cache, Kernel, LaunchConfig, Program};
+use super::variant::{Element, Variant};
+use crate::cuda::{self, Address, Cache, Kernel, LaunchConfig, Program};
 
 /// Attention by the readable kernels: float32, bfloat16 and float16 from compute capability 8.0 on, d = 16, 32, 64 or
 /// 128. Every result is bitwise reproducible.
@@ -21,21 +21,13 @@ impl KernelSet for Textbook {
         "textbook"
     }
 
-    fn takes(&self, kind: Kind, head_dim: i64) -> Result<(), String> {
-        Variant::of(kind, head_dim, false).map(drop)
-    }
-
-    fn runs_on(&self, device: Device) -> Result<(), String> {
-        require_gpu(device, "8.0 and above", |arch| arch >= Arch::AMPERE)
-    }
-
     fn reads(&self, t: &Tensor) -> bool {
         t.is_contiguous()
     }
 
     fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
-        let variant = variant(inputs)?;
-        let tiles = TileConfig::forward(variant);
+        require_few_rows(inputs)?;
+        let tiles = TileConfig::forward(inputs.variant);
         let params = Forward {
             q: Address::of(&inputs.q),
             k: Address::of(&inputs.k),
@@ -47,10 +39,11 @@ impl KernelSet for Textbook {
             scale: inputs.sizes.scale(),
         };
         let grid = grid(inputs, inputs.sizes.n_queries.div_ceil(tiles.queries), tiles.shared_bytes());
-        Kernels::of(variant, inputs.device())?.forward.launch(grid, &params)
+        Kernels::of(inputs)?.forward.launch(grid, &params)
     }
 
     fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
+        require_few_rows(inputs)?;
         let sizes = &inputs.sizes;
         let rowsums = inputs.float(&[sizes.batch, sizes.heads, sizes.n_queries])?;
         let problem = Problem {
@@ -69,23 +62,21 @@ impl KernelSet for Textbook {
             scale: sizes.scale(),
             unused: 0,
         };
-        let variant = variant(inputs)?;
-        let kernels = Kernels::of(variant, inputs.device())?;
-        let tiles = TileConfig::backward(variant);
-        let shared = tiles.shared_bytes();
-        let tiles_of_queries = sizes.n_queries.div_ceil(tiles.queries);
-        kernels.rowsums.launch(grid(inputs, sizes.n_queries.div_ceil(GROUPS), 0), &Rowsums { problem })?;
-        kernels.keys.launch(grid(inputs, sizes.n_keys.div_ceil(tiles.keys), shared), &Keys { problem })?;
-        kernels.queries.launch(grid(inputs, tiles_of_queries, shared), &Queries { problem })
+        let kernels = Kernels::of(inputs)?;
+        let tiles = TileConfig::backward(inputs.variant);
+        let grid = |n: u32, rows: u32, shared_bytes| grid(inputs, n.div_ceil(rows), shared_bytes);
+        kernels.rowsums.launch(grid(sizes.n_queries, GROUPS, 0), &Rowsums { problem })?;
+        kernels.keys.launch(grid(sizes.n_keys, tiles.keys, tiles.shared_bytes()), &Keys { problem })?;
+        kernels.queries.launch(grid(sizes.n_queries, tiles.queries, tiles.shared_bytes()), &Queries { problem })
     }
 }
 
-/// The kernels for these inputs. Errors: more rows than their 32-bit indices reach.
-fn variant(inputs: &Inputs) -> Result<Variant> {
+/// Errors: more rows than the kernels' 32-bit indices reach.
+fn require_few_rows(inputs: &Inputs) -> Result<()> {
     const MOST_ROWS: u32 = 1 << 23;
     let rows = inputs.sizes.n_queries.max(inputs.sizes.n_keys);
     ensure!(rows <= MOST_ROWS, "{rows} rows of a head are more than the {MOST_ROWS} that the kernels take");
-    Variant::of(inputs.kind(), inputs.sizes.d.into(), inputs.is_causal).map_err(anyhow::Error::msg)
+    Ok(())
 }
 
 /// The handout's launch: (tiles, batch), where the batch is all heads.
@@ -98,36 +89,6 @@ pub const GROUPS: u32 = 16;
 const LANES: u32 = 8;
 /// Threads of a block of every kernel.
 pub const THREADS: u32 = GROUPS * LANES;
-/// The shared memory that a block may have on every GPU from compute capability 8.0 on, in bytes.
-pub const SHARED_LIMIT: u32 = 99 * 1024;
-
-/// What the kernels are compiled for, each variant on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Variant {
-    pub d: u32,
-    /// The elements' type in CUDA C++.
-    pub element: &'static str,
-    pub is_causal: bool,
-}
-
-impl Variant {
-    fn of(kind: Kind, d: i64, is_causal: bool) -> Result<Self, String> {
-        let element = match kind {
-            Kind::Float => "float",
-            Kind::BFloat16 => "__nv_bfloat16",
-            Kind::Half => "__half",
-            other => return Err(format!("its kernels take float32, bfloat16 and float16, not {other:?}")),
-        };
-        require_dimension(d)?;
-        Ok(Self { d: d as u32, element, is_causal })
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
-        let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
-        let masks = move |d| kinds.into_iter().flat_map(move |kind| [false, true].map(|mask| Self::of(kind, d, mask)));
-        DIMENSIONS.into_iter().flat_map(masks).filter_map(Result::ok)
-    }
-}
 
 /// The tiles of one file's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,21 +102,31 @@ pub struct TileConfig {
 
 impl TileConfig {
     pub fn forward(variant: Variant) -> Self {
-        let [queries, keys] = tile_sizes::textbook_forward(variant.d);
-        Self { variant, is_backward: false, queries, keys }
+        // With these, two CTAs and more fit a multiprocessor.
+        let keys = if variant.d == 128 { 32 } else { 64 };
+        Self { variant, is_backward: false, queries: 64, keys }
     }
 
     pub fn backward(variant: Variant) -> Self {
-        let [queries, keys] = tile_sizes::textbook_backward(variant.d);
+        let (queries, keys) = match variant.d {
+            128 => (32, 32),
+            64 => (64, 32),
+            _ => (64, 64),
+        };
         Self { variant, is_backward: true, queries, keys }
     }
 
     pub fn program(&self) -> Program {
         let Variant { d, element, is_causal } = self.variant;
         let file = if self.is_backward { "textbook_backward.cu" } else { "textbook_forward.cu" };
+        let c_type = match element {
+            Element::BFloat16 => "__nv_bfloat16",
+            Element::Half => "__half",
+            Element::Float => "float",
+        };
         let defines = vec![
             ("TEXTBOOK_D", d.to_string()),
-            ("TEXTBOOK_TYPE", element.to_string()),
+            ("TEXTBOOK_TYPE", c_type.to_string()),
             ("TEXTBOOK_CAUSAL", u32::from(is_causal).to_string()),
             ("TEXTBOOK_QUERIES", self.queries.to_string()),
             ("TEXTBOOK_KEYS", self.keys.to_string()),
@@ -186,22 +157,19 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn of(variant: Variant, device: Device) -> Result<Arc<Self>> {
+    fn of(inputs: &Inputs) -> Result<Arc<Self>> {
         static LOADED: Cache<Variant, Kernels> = Cache::new();
+        let (variant, device) = (inputs.variant, inputs.device());
         LOADED.get(device, variant, || {
             let (forward, backward) = (TileConfig::forward(variant), TileConfig::backward(variant));
             let forwards = cuda::load(device, &forward.program())?;
             let backwards = cuda::load(device, &backward.program())?;
-            let kernels = Self {
-                forward: forwards.kernel()?,
+            Ok(Self {
+                forward: forwards.kernel()?.allow_shared(forward.shared_bytes())?,
                 rowsums: backwards.kernel()?,
-                keys: backwards.kernel()?,
-                queries: backwards.kernel()?,
-            };
-            kernels.forward.allow_shared(forward.shared_bytes())?;
-            kernels.keys.allow_shared(backward.shared_bytes())?;
-            kernels.queries.allow_shared(backward.shared_bytes())?;
-            Ok(kernels)
+                keys: backwards.kernel()?.allow_shared(backward.shared_bytes())?,
+                queries: backwards.kernel()?.allow_shared(backward.shared_bytes())?,
+            })
         })
     }
 }

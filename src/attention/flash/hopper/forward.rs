@@ -1,27 +1,19 @@
 //! The launch of Hopper's forward pass.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::rows_config;
 use super::splits::{self, SplitsCache, TileSplits};
-use super::tile_config::{ForwardConfig, TileSize, Variant, heads_at_a_time};
+use super::tile_config::{ForwardConfig, TileSize, columns, heads_at_a_time};
 use crate::attention::flash::launch::{Inputs, int};
 use crate::attention::flash::params::flash_forward::{Combine, Forward, Parts, Problem, SplitForward};
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig, TensorMap, multiprocessors};
 
-/// The kernels of split tiles.
-struct SplitKernels {
-    forward: Kernel<SplitForward<'static>>,
-    combine: Kernel<Combine<'static>>,
-}
-
 /// Writes `o` and `lse` with tiles of this size, or of the faster one.
 pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let variant = Variant::of(inputs)?;
+    let variant = inputs.variant;
     let fastest = || TileSize::fastest(variant.d, sizes.n_queries, sizes.n_keys, sizes.all_heads());
     let config = ForwardConfig::of(variant, tile_size.unwrap_or_else(fastest));
     let steps = config.steps(sizes.n_queries, sizes.n_keys);
@@ -44,15 +36,15 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
         lse: Address::of(lse),
         taken: tile_counter.as_ref().map_or(Address::NULL, Address::of),
     };
-    let map = |t: &Tensor, rows| TensorMap::of(t, rows, config.columns());
+    let map = |t: &Tensor, rows| TensorMap::of(t, rows, columns(variant));
     let [q, k, v] = [(&inputs.q, config.rows()), (&inputs.k, config.keys), (&inputs.v, config.keys)];
     let params = Forward { q: map(q.0, q.1)?, k: map(k.0, k.1)?, v: map(v.0, v.1)?, o: map(o, 64)?, problem };
-    match &*splits {
-        None => whole_kernel(config, device)?.launch(launch_config(config, tiles.min(resident_ctas)), &params),
-        Some(splits) => {
-            launch_split(ForwardConfig { is_split: true, ..config }, inputs, splits, resident_ctas, &params, o)
-        }
+    if let Some(splits) = &*splits {
+        return launch_split(ForwardConfig { is_split: true, ..config }, inputs, splits, resident_ctas, &params, o);
     }
+    static WHOLE: Cache<ForwardConfig, Kernel<Forward>> = Cache::new();
+    let load = || cuda::load(device, &config.program())?.kernel()?.allow_shared(config.shared_bytes());
+    WHOLE.get(device, config, load)?.launch(launch_config(config, tiles.min(resident_ctas)), &params)
 }
 
 /// As `whole`, with tiles in `splits` whose results `flash_forward_combine` adds up.
@@ -64,46 +56,26 @@ fn launch_split(
     whole: &Forward,
     o: &Tensor,
 ) -> Result<()> {
-    let (sizes, d) = (&inputs.sizes, config.variant.d);
-    let kernels = split_kernels(config, inputs.device())?;
-    let split_o = inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_queries, d])?;
+    static SPLIT: Cache<ForwardConfig, (Kernel<SplitForward>, Kernel<Combine>)> = Cache::new();
+    let kernels = SPLIT.get(inputs.device(), config, || {
+        let module = cuda::load(inputs.device(), &config.program())?;
+        Ok((module.kernel()?.allow_shared(config.shared_bytes())?, module.kernel()?))
+    })?;
+    let sizes = &inputs.sizes;
+    let split_o = inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_queries, config.variant.d])?;
     let split_lse = inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_queries])?;
-    let parts = Parts {
-        count: splits.count(),
-        blocks: int(splits.steps)?,
-        o: Address::of(&split_o),
-        lse: Address::of(&split_lse),
-        items: splits.table(),
-    };
+    let (count, blocks, items) = (splits.count(), int(splits.steps)?, splits.table());
+    let parts = Parts { count, blocks, o: Address::of(&split_o), lse: Address::of(&split_lse), items };
     let &Forward { q, k, v, o: o_map, problem } = whole;
     let ctas = sizes.for_all_heads(splits.items.len() as u64)?.min(resident_ctas);
     let mut launches = DependentLaunches::default();
     let split = SplitForward { q, k, v, o: o_map, problem, parts };
-    launches.launch(&kernels.forward, launch_config(config, ctas), &split)?;
-    let rows = rows_config(sizes, sizes.n_queries, config.variant);
-    launches.launch(&kernels.combine, rows, &Combine { problem, parts, o: Address::of(o) })?;
+    launches.launch(&kernels.0, launch_config(config, ctas), &split)?;
+    let rows = rows_config(inputs, sizes.n_queries);
+    launches.launch(&kernels.1, rows, &Combine { problem, parts, o: Address::of(o) })?;
     launches.finish()
 }
 
 fn launch_config(config: ForwardConfig, ctas: u32) -> LaunchConfig {
     LaunchConfig { shared_bytes: config.shared_bytes(), ..LaunchConfig::line(ctas, config.threads()) }
-}
-
-fn whole_kernel(config: ForwardConfig, device: Device) -> Result<Arc<Kernel<Forward<'static>>>> {
-    static LOADED: Cache<ForwardConfig, Kernel<Forward<'static>>> = Cache::new();
-    LOADED.get(device, config, || {
-        let kernel = cuda::load(device, &config.program())?.kernel()?;
-        kernel.allow_shared(config.shared_bytes())?;
-        Ok(kernel)
-    })
-}
-
-fn split_kernels(config: ForwardConfig, device: Device) -> Result<Arc<SplitKernels>> {
-    static LOADED: Cache<ForwardConfig, SplitKernels> = Cache::new();
-    LOADED.get(device, config, || {
-        let module = cuda::load(device, &config.program())?;
-        let kernels = SplitKernels { forward: module.kernel()?, combine: module.kernel()? };
-        kernels.forward.allow_shared(config.shared_bytes())?;
-        Ok(kernels)
-    })
 }

@@ -61,7 +61,7 @@ fn one_head_is_split_and_its_splits_add_up() {
         (80, 500, 700, false),
     ] {
         let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
-        let variant = Variant { d: tile_config::kernel_dimension(d).unwrap(), is_half: false, is_causal };
+        let variant = Hopper::DEFAULT.variant(Kind::BFloat16, d, is_causal).unwrap();
         let (n, keys) = (n_queries as u32, n_keys as u32);
         let forward = ForwardConfig::of(variant, TileSize::Large).steps(n, keys);
         let backward = BackwardConfig::of(variant).steps(n, keys);
@@ -128,7 +128,8 @@ fn every_tile_is_computed_once_if_heads_are_in_sections() {
 fn results_do_not_depend_on_the_order_of_threads_and_copies() {
     let case = Case::draw(Device::Cpu, &[2, 2], [400, 400, 64], Kind::BFloat16, true, 1.0).unwrap();
     for attention in Hopper::SIZES {
-        let run = |seed| emulator::with_seed(seed, || case.run(attention, Kind::BFloat16).unwrap());
+        let settings = |seed| move |settings: &mut emulator::Settings| settings.seed = seed;
+        let run = |seed| emulator::with(settings(seed), || case.run(attention, Kind::BFloat16).unwrap());
         let first = run(1);
         for seed in 2..5 {
             for (i, (a, b)) in first.iter().zip(run(seed)).enumerate() {

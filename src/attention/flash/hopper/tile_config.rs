@@ -1,25 +1,12 @@
 //! The tile configuration of Hopper's kernels for each variant; pure, so that every machine can test it.
 
-use anyhow::Result;
-use tch::Kind;
-
 use crate::attention::flash::DIMENSIONS;
-use crate::attention::flash::launch::Inputs;
-use crate::attention::flash::tile_sizes;
+use crate::attention::flash::variant::{Element, Variant};
 use crate::cuda::Program;
 
-/// What the kernels are compiled for, each variant on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Variant {
-    /// Elements of a tile's row, of which the last may be missing in the tensors.
-    pub d: u32,
-    /// Float16; bfloat16 otherwise.
-    pub is_half: bool,
-    pub is_causal: bool,
-}
+/// The types that the kernels take.
+pub const ELEMENTS: [Element; 2] = [Element::BFloat16, Element::Half];
 
-/// The shared memory that a CTA may have on Hopper, in bytes.
-pub const SHARED_LIMIT: u32 = 227 * 1024;
 /// Dynamic shared memory begins at any multiple of 16 bytes, the kernels' tiles at multiples of this.
 const ALIGNMENT: u32 = 1024;
 
@@ -27,32 +14,17 @@ const ALIGNMENT: u32 = 1024;
 /// in multiples of 16 bytes, eight elements.
 ///
 /// Errors: which `head_dim` they take.
-pub fn kernel_dimension(head_dim: i64) -> Result<u32, String> {
+pub fn kernel_dimension(head_dim: i64) -> Result<i64, String> {
     let is_taken = head_dim > 0 && head_dim % 8 == 0;
     let next = DIMENSIONS.into_iter().find(|&d| is_taken && head_dim <= d);
-    next.map(|d| d as u32).ok_or_else(|| format!("its kernels take d in multiples of 8 up to 128, not {head_dim}"))
+    next.ok_or_else(|| format!("its kernels take d in multiples of 8 up to 128, not {head_dim}"))
 }
 
-impl Variant {
-    /// The kernels for these inputs.
-    pub fn of(inputs: &Inputs) -> Result<Self> {
-        let d = kernel_dimension(inputs.sizes.d.into()).map_err(anyhow::Error::msg)?;
-        Ok(Self { d, is_half: inputs.kind() == Kind::Half, is_causal: inputs.is_causal })
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
-        let types = |d| [false, true].map(|is_half| [false, true].map(|is_causal| Self { d, is_half, is_causal }));
-        DIMENSIONS.into_iter().flat_map(move |d| types(d as u32).into_iter().flatten())
-    }
-
-    fn defines(self) -> Vec<(&'static str, String)> {
-        let flag = |on: bool| u32::from(on).to_string();
-        vec![
-            ("FLASH_D", self.d.to_string()),
-            ("FLASH_HALF", flag(self.is_half)),
-            ("FLASH_CAUSAL", flag(self.is_causal)),
-        ]
-    }
+fn program<const N: usize>(file: &'static str, variant: Variant, shape: [(&'static str, u32); N]) -> Program {
+    let Variant { d, element, is_causal } = variant;
+    let is_half = element == Element::Half;
+    let variant = [("FLASH_D", d), ("FLASH_HALF", is_half.into()), ("FLASH_CAUSAL", is_causal.into())];
+    Program::new(file, variant.into_iter().chain(shape))
 }
 
 /// K and V of a section of heads, which with Q and O are to stay in an L2 cache of 50 MB.
@@ -67,8 +39,8 @@ pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
 }
 
 /// Columns of a panel in shared memory, whose rows are at most 128 bytes.
-fn columns(d: u32) -> u32 {
-    d.min(64)
+pub fn columns(variant: Variant) -> u32 {
+    variant.d.min(64)
 }
 
 /// The size of the forward kernel's tiles.
@@ -108,7 +80,12 @@ pub struct ForwardConfig {
 
 impl ForwardConfig {
     pub fn of(variant: Variant, size: TileSize) -> Self {
-        let [groups, keys, stages] = tile_sizes::hopper_forward(size, variant.d);
+        let (groups, keys, stages) = match (size, variant.d) {
+            (TileSize::Small, 128) => (1, 64, 2),
+            (TileSize::Small, _) => (1, 128, 2),
+            (TileSize::Large, 128) => (2, 128, 2),
+            (TileSize::Large, _) => (3, 128, 4),
+        };
         Self { variant, groups, keys, stages, is_split: false }
     }
 
@@ -123,18 +100,13 @@ impl ForwardConfig {
             ("FLASH_GROUPS", self.groups),
             ("FLASH_KEYS", self.keys),
             ("FLASH_STAGES", self.stages),
-            ("FLASH_SPLIT", u32::from(self.is_split)),
+            ("FLASH_SPLIT", self.is_split.into()),
         ];
-        let shape = shape.into_iter().map(|(name, value)| (name, value.to_string()));
-        Program { file: "flash_forward.cu", defines: self.variant.defines().into_iter().chain(shape).collect() }
+        program("flash_forward.cu", self.variant, shape)
     }
 
     pub fn rows(&self) -> u32 {
         64 * self.groups
-    }
-
-    pub fn columns(&self) -> u32 {
-        columns(self.variant.d)
     }
 
     pub fn threads(&self) -> u32 {
@@ -170,7 +142,7 @@ impl BackwardConfig {
     pub const STAGES: u32 = 2;
 
     pub fn of(variant: Variant) -> Self {
-        Self { variant, queries: tile_sizes::hopper_backward(variant.d), is_split: false }
+        Self { variant, queries: if variant.d == 128 { 64 } else { 128 }, is_split: false }
     }
 
     /// Blocks of queries that see any key of each block of keys.
@@ -181,13 +153,8 @@ impl BackwardConfig {
     }
 
     pub fn program(&self) -> Program {
-        let shape =
-            [("FLASH_QUERIES", self.queries.to_string()), ("FLASH_SPLIT", u32::from(self.is_split).to_string())];
-        Program { file: "flash_backward.cu", defines: self.variant.defines().into_iter().chain(shape).collect() }
-    }
-
-    pub fn columns(&self) -> u32 {
-        columns(self.variant.d)
+        let shape = [("FLASH_QUERIES", self.queries), ("FLASH_SPLIT", self.is_split.into())];
+        program("flash_backward.cu", self.variant, shape)
     }
 
     /// K and V, Q and dO of each buffer with their rows' statistics, two of dS, and the barriers.

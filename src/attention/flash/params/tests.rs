@@ -4,6 +4,7 @@ use super::*;
 use crate::attention::flash::hopper::tile_config as hopper;
 use crate::attention::flash::portable::tile_config as portable;
 use crate::attention::flash::textbook;
+use crate::attention::flash::variant::{Element, Variant};
 use crate::cuda::layout::{Expected, Layout, compare};
 
 fn conditions(list: &[(&str, u32)]) -> Vec<String> {
@@ -13,14 +14,14 @@ fn conditions(list: &[(&str, u32)]) -> Vec<String> {
 #[test]
 fn hoppers_forward_parameters_lie_as_its_kernels_declare_them() {
     use flash_forward::{Combine, Forward, Parts, Problem, SplitForward};
-    let variant = hopper::Variant { d: 64, is_half: false, is_causal: true };
+    let variant = Variant { d: 64, element: Element::BFloat16, is_causal: true };
     for size in hopper::TileSize::ALL {
         let config = hopper::ForwardConfig::of(variant, size);
         let constants = [
             ("threads", config.threads()),
             ("rows", config.rows()),
             ("resident", config.resident()),
-            ("columns", config.columns()),
+            ("columns", hopper::columns(config.variant)),
         ];
         let constants = conditions(&constants);
         let whole = Expected {
@@ -42,13 +43,13 @@ fn hoppers_forward_parameters_lie_as_its_kernels_declare_them() {
 fn hoppers_backward_parameters_lie_as_its_kernels_declare_them() {
     use flash_backward::{Backward, Combine, Finish, Outputs, Parts, Prepare, Problem, SplitBackward};
     for d in [64, 128] {
-        let config = hopper::BackwardConfig::of(hopper::Variant { d, is_half: false, is_causal: true });
+        let config = hopper::BackwardConfig::of(Variant { d, element: Element::BFloat16, is_causal: true });
         let constants = conditions(&[
             ("keys", hopper::BackwardConfig::KEYS),
             ("threads", hopper::BackwardConfig::THREADS),
             ("stages", hopper::BackwardConfig::STAGES),
             ("queries", config.queries),
-            ("columns", config.columns()),
+            ("columns", hopper::columns(config.variant)),
         ]);
         let shared = [Layout::of::<Prepare>(), Layout::of::<Finish>()];
         let whole = Expected {
@@ -68,7 +69,7 @@ fn hoppers_backward_parameters_lie_as_its_kernels_declare_them() {
 
 #[test]
 fn the_portable_parameters_lie_as_their_kernels_declare_them() {
-    let variant = portable::Variant { d: 64, element: portable::Element::Half, is_causal: true };
+    let variant = Variant { d: 64, element: Element::Half, is_causal: true };
     let forward = portable::ForwardConfig::of(variant);
     let expected = Expected {
         structs: vec![Layout::of::<portable_forward::Tensor>(), Layout::of::<portable_forward::Problem>()],
@@ -89,7 +90,7 @@ fn the_portable_parameters_lie_as_their_kernels_declare_them() {
 #[test]
 fn the_textbook_parameters_lie_as_their_kernels_declare_them() {
     use textbook_backward::{Keys, Problem, Queries, Rowsums};
-    let variant = textbook::Variant { d: 64, element: "float", is_causal: true };
+    let variant = Variant { d: 64, element: Element::Float, is_causal: true };
     let (forward, backward) = (textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant));
     let threads = || conditions(&[("groups", textbook::GROUPS), ("threads", textbook::THREADS)]);
     let kernels = vec![Layout::of::<textbook_forward::Forward>()];

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::splits::Split;
-use super::tile_config::{BackwardConfig, Variant};
+use super::tile_config::BackwardConfig;
 use super::{heads_at_a_time, input};
 use crate::attention::flash::launch::{Gradients, Inputs, Saved, int};
 use crate::attention::flash::params::portable_backward::{self as params, Backward, Combine, Prepare, Problem};
+use crate::attention::flash::variant::Variant;
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig};
 
 struct Kernels {
@@ -18,26 +19,14 @@ struct Kernels {
     combine: Kernel<Combine<'static>>,
 }
 
-/// What the kernels hand to one another.
-struct Scratch {
-    /// lse and D, a row for each query, padded to whole blocks.
-    shift: Tensor,
-    delta: Tensor,
-    /// Each split's own results; empty where a tile is whole.
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-}
-
 /// Writes the gradients: D and lse as they are read; then dk and dv by tiles of keys and dq by tiles of queries; then the
 /// sums of their splits.
 pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let variant = Variant::of(inputs)?;
-    let config = BackwardConfig::of(variant);
+    let config = BackwardConfig::of(inputs.variant);
     let blocks = sizes.n_queries.div_ceil(BackwardConfig::PADDING);
     let [keys, queries] = splits(config, inputs)?;
-    let scratch = Scratch::of(inputs, gradients, blocks, [keys, queries])?;
+    let scratch = scratch(inputs, gradients, blocks, [keys, queries])?;
     let problem = problem(inputs, saved, gradients, &scratch, [keys, queries])?;
     let kernels = Kernels::of(config, device)?;
     let mut launches = DependentLaunches::default();
@@ -51,7 +40,7 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     if keys.count > 1 || queries.count > 1 {
         // A thread each four columns, 256 a block; in y dq, dk and dv.
         let rows = sizes.for_all_heads(sizes.n_keys.max(sizes.n_queries).into())?;
-        let grid = (rows.div_ceil(256 / (variant.d / 4)), 3, 1);
+        let grid = (rows.div_ceil(256 / (inputs.variant.d / 4)), 3, 1);
         let sums = LaunchConfig { grid, block: (256, 1, 1), shared_bytes: 0 };
         launches.launch(&kernels.combine, sums, &Combine { problem })?;
     }
@@ -69,34 +58,29 @@ fn splits(config: BackwardConfig, inputs: &Inputs) -> Result<[Split; 2]> {
     Ok(*splits)
 }
 
-impl Scratch {
-    fn of(inputs: &Inputs, gradients: &Gradients, blocks: u32, [keys, queries]: [Split; 2]) -> Result<Self> {
-        let rows = [inputs.sizes.batch, inputs.sizes.heads, blocks * BackwardConfig::PADDING];
-        let partial = |split: Split, whole: &Tensor| {
-            let count = if split.count == 1 { 0 } else { i64::from(split.count) };
-            Tensor::f_empty([&[count], &whole.size()[..]].concat(), (tch::Kind::Float, whole.device()))
-        };
-        Ok(Self {
-            shift: inputs.float(&rows)?,
-            delta: inputs.float(&rows)?,
-            dq: partial(queries, &gradients.dq)?,
-            dk: partial(keys, &gradients.dk)?,
-            dv: partial(keys, &gradients.dv)?,
-        })
-    }
+/// What the kernels hand to one another: lse and D, a row for each query, padded to whole blocks; and each split's own dq,
+/// dk and dv, empty where a tile is whole.
+fn scratch(inputs: &Inputs, gradients: &Gradients, blocks: u32, [keys, queries]: [Split; 2]) -> Result<[Tensor; 5]> {
+    let rows = [inputs.sizes.batch, inputs.sizes.heads, blocks * BackwardConfig::PADDING];
+    let partial = |split: Split, whole: &Tensor| {
+        let count = if split.count == 1 { 0 } else { i64::from(split.count) };
+        Tensor::f_empty([&[count], &whole.size()[..]].concat(), (Kind::Float, whole.device()))
+    };
+    let (dq, dk, dv) = (partial(queries, &gradients.dq)?, partial(keys, &gradients.dk)?, partial(keys, &gradients.dv)?);
+    Ok([inputs.float(&rows)?, inputs.float(&rows)?, dq, dk, dv])
 }
 
 fn problem<'a>(
     inputs: &'a Inputs,
     saved: &'a Saved,
     gradients: &'a Gradients,
-    scratch: &'a Scratch,
+    [shift, delta, dq_parts, dk_parts, dv_parts]: &'a [Tensor; 5],
     splits: [Split; 2],
 ) -> Result<Problem<'a>> {
     let sizes = &inputs.sizes;
     let [keys, queries] =
         splits.map(|split| -> Result<_> { Ok(params::Split { count: int(split.count)?, blocks: int(split.blocks)? }) });
-    let padded = scratch.shift.size().last().copied().context("rows of statistics")?;
+    let padded = shift.size().last().copied().context("rows of statistics")?;
     Ok(Problem {
         n_queries: int(sizes.n_queries)?,
         n_keys: int(sizes.n_keys)?,
@@ -104,7 +88,7 @@ fn problem<'a>(
         batch: int(sizes.batch)?,
         scale: sizes.scale(),
         scale_log2: sizes.scale_log2(),
-        heads_at_a_time: heads_at_a_time(sizes, Variant::of(inputs)?)?,
+        heads_at_a_time: heads_at_a_time(inputs)?,
         padded_queries: i32::try_from(padded)?,
         keys: keys?,
         queries: queries?,
@@ -114,14 +98,14 @@ fn problem<'a>(
         o: input(&saved.o),
         d_o: input(&saved.d_o),
         lse: Address::of(&saved.lse),
-        shift: Address::of(&scratch.shift),
-        delta: Address::of(&scratch.delta),
+        shift: Address::of(shift),
+        delta: Address::of(delta),
         dq: Address::of(&gradients.dq),
         dk: Address::of(&gradients.dk),
         dv: Address::of(&gradients.dv),
-        dq_parts: Address::of(&scratch.dq),
-        dk_parts: Address::of(&scratch.dk),
-        dv_parts: Address::of(&scratch.dv),
+        dq_parts: Address::of(dq_parts),
+        dk_parts: Address::of(dk_parts),
+        dv_parts: Address::of(dv_parts),
     })
 }
 
@@ -130,9 +114,8 @@ impl Kernels {
         static LOADED: Cache<Variant, Kernels> = Cache::new();
         LOADED.get(device, config.variant, || {
             let module = cuda::load(device, &config.program())?;
-            let kernels = Self { prepare: module.kernel()?, backward: module.kernel()?, combine: module.kernel()? };
-            kernels.backward.allow_shared(config.most_shared_bytes())?;
-            Ok(kernels)
+            let backward = module.kernel()?.allow_shared(config.most_shared_bytes())?;
+            Ok(Self { prepare: module.kernel()?, backward, combine: module.kernel()? })
         })
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use anyhow::Result;
 use tch::{Device, Tensor};
 
-use super::tile_config::{ForwardConfig, Variant};
+use super::tile_config::ForwardConfig;
 use super::{heads_at_a_time, input};
 use crate::attention::flash::launch::{Inputs, int};
 use crate::attention::flash::params::portable_forward::{Combine, Forward, Problem};
+use crate::attention::flash::variant::Variant;
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig};
 
 struct Kernels {
@@ -19,13 +20,12 @@ struct Kernels {
 /// Writes `o` and `lse`.
 pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let variant = Variant::of(inputs)?;
-    let config = ForwardConfig::of(variant);
+    let config = ForwardConfig::of(inputs.variant);
     let multiprocessors = cuda::multiprocessors(device)?;
     let split = config.split(sizes.n_queries, sizes.n_keys, sizes.all_heads(), multiprocessors);
     // Each split's own o and lse; empty where there is only one.
     let splits = if split.count == 1 { 0 } else { split.count };
-    let split_o = inputs.float(&[splits, sizes.batch, sizes.heads, sizes.n_queries, variant.d])?;
+    let split_o = inputs.float(&[splits, sizes.batch, sizes.heads, sizes.n_queries, inputs.variant.d])?;
     let split_lse = inputs.float(&[splits, sizes.batch, sizes.heads, sizes.n_queries])?;
     let problem = Problem {
         n_queries: int(sizes.n_queries)?,
@@ -34,7 +34,7 @@ pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
         batch: int(sizes.batch)?,
         scale: sizes.scale(),
         scale_log2: sizes.scale_log2(),
-        heads_at_a_time: heads_at_a_time(sizes, variant)?,
+        heads_at_a_time: heads_at_a_time(inputs)?,
         splits: int(split.count)?,
         split_blocks: int(split.blocks)?,
         unused: 0,
@@ -65,9 +65,8 @@ impl Kernels {
         static LOADED: Cache<Variant, Kernels> = Cache::new();
         LOADED.get(device, config.variant, || {
             let module = cuda::load(device, &config.program())?;
-            let kernels = Self { forward: module.kernel()?, combine: module.kernel()? };
-            kernels.forward.allow_shared(config.shared_bytes())?;
-            Ok(kernels)
+            let forward = module.kernel()?.allow_shared(config.shared_bytes())?;
+            Ok(Self { forward, combine: module.kernel()? })
         })
     }
 }

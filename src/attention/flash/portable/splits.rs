@@ -2,8 +2,9 @@
 
 use std::iter;
 
-use super::tile_config::{BackwardConfig, Element, ForwardConfig, GradientTiles};
+use super::tile_config::{BackwardConfig, ForwardConfig, GradientTiles};
 use crate::attention::flash::schedule;
+use crate::attention::flash::variant::Element;
 
 /// How the keys of a tile of queries, or the queries of a tile of keys, are split among CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

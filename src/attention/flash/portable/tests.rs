@@ -1,8 +1,11 @@
 //! The kernels against the definition, in the emulator.
 
+use tch::{Device, Kind};
+
 use super::tile_config::{BackwardConfig, ForwardConfig};
 use super::*;
 use crate::attention::Attention as _;
+use crate::attention::flash::variant::{Element, Variant};
 use crate::attention::flash_tolerance::{self, Case, Passes};
 use crate::cuda::emulator;
 
@@ -60,7 +63,7 @@ fn splits_add_up_to_the_same_gradient() {
         (128, Kind::Float, false, 100, 1),
         (128, Kind::BFloat16, true, 260, 200),
     ] {
-        let variant = Variant { d: d as u32, element: Element::of(kind).unwrap(), is_causal };
+        let variant = Variant::of(kind, d, is_causal).unwrap();
         let splits = BackwardConfig::of(variant).splits(n_queries, n_keys, 1, 132);
         assert!(splits.iter().any(|split| split.count > 1), "{variant:?} {n_queries} x {n_keys}: {splits:?}");
         let size = [i64::from(n_queries), i64::from(n_keys), d];

@@ -1,78 +1,15 @@
 //! The tile configuration of the portable kernels for each variant; pure, so that every machine can test it.
 
-use anyhow::{Context as _, Result};
-use tch::Kind;
-
-use crate::attention::flash::DIMENSIONS;
-use crate::attention::flash::launch::Inputs;
-use crate::attention::flash::tile_sizes;
+use crate::attention::flash::variant::{Element, Variant};
 use crate::cuda::Program;
 
-/// Element types, by their number in `kernels/lib/fragment.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Element {
-    BFloat16 = 0,
-    Half = 1,
-    Float = 2,
-}
-
-impl Element {
-    pub const ALL: [Self; 3] = [Self::BFloat16, Self::Half, Self::Float];
-
-    /// Of a tensor's kind, if there are kernels for it.
-    pub fn of(kind: Kind) -> Option<Self> {
-        match kind {
-            Kind::BFloat16 => Some(Self::BFloat16),
-            Kind::Half => Some(Self::Half),
-            Kind::Float => Some(Self::Float),
-            _ => None,
-        }
-    }
-
-    pub fn bytes(self) -> u32 {
-        if self == Self::Float { 4 } else { 2 }
-    }
-}
-
-/// What the kernels are compiled for, each variant on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Variant {
-    pub d: u32,
-    pub element: Element,
-    pub is_causal: bool,
-}
-
-/// The shared memory that a CTA may have from compute capability 8.0 on, in bytes (8.6 and 8.9 have the least).
-pub const SHARED_LIMIT: u32 = 99 * 1024;
 /// Rows of a matrix instruction.
 const ROWS: u32 = 16;
 
-impl Variant {
-    /// The kernels for these inputs.
-    pub fn of(inputs: &Inputs) -> Result<Self> {
-        let element = Element::of(inputs.kind()).with_context(|| format!("no kernels take {:?}", inputs.kind()))?;
-        Ok(Self { d: inputs.sizes.d, element, is_causal: inputs.is_causal })
-    }
-
-    pub fn all() -> impl Iterator<Item = Self> {
-        let variants = |d, element| [false, true].map(|is_causal| Self { d, element, is_causal });
-        let types = move |d| Element::ALL.into_iter().flat_map(move |element| variants(d, element));
-        DIMENSIONS.into_iter().flat_map(move |d| types(d as u32))
-    }
-
-    fn row_bytes(self) -> u32 {
-        self.d * self.element.bytes()
-    }
-
-    fn program(self, file: &'static str, shape: &[(&'static str, u32)]) -> Program {
-        let variant = [
-            ("PORTABLE_D", self.d),
-            ("PORTABLE_TYPE", self.element as u32),
-            ("PORTABLE_CAUSAL", u32::from(self.is_causal)),
-        ];
-        let defines = variant.iter().chain(shape).map(|&(name, value)| (name, value.to_string()));
-        Program { file, defines: defines.collect() }
-    }
+fn program<const N: usize>(file: &'static str, variant: Variant, shape: [(&'static str, u32); N]) -> Program {
+    let Variant { d, element, is_causal } = variant;
+    let variant = [("PORTABLE_D", d), ("PORTABLE_TYPE", element as u32), ("PORTABLE_CAUSAL", is_causal.into())];
+    Program::new(file, variant.into_iter().chain(shape))
 }
 
 /// The forward kernel's tiles.
@@ -92,8 +29,15 @@ pub struct ForwardConfig {
 
 impl ForwardConfig {
     pub fn of(variant: Variant) -> Self {
-        let [warps, tiles, keys, stages, blocks] = tile_sizes::portable_forward(variant.element, variant.d);
-        Self { variant, warps, tiles, keys, stages, blocks }
+        let (tiles, keys, stages, blocks) = match (variant.element, variant.d) {
+            (Element::Float, 16) => (1, 64, 2, 3),
+            (Element::Float, 32 | 64) => (1, 32, 2, 3),
+            (Element::Float, _) => (1, 32, 2, 2),
+            (_, 16) => (2, 64, 3, 3),
+            (_, 32 | 64) => (2, 64, 3, 2),
+            _ => (2, 32, 3, 2),
+        };
+        Self { variant, warps: 4, tiles, keys, stages, blocks }
     }
 
     pub fn program(&self) -> Program {
@@ -104,7 +48,7 @@ impl ForwardConfig {
             ("PORTABLE_STAGES", self.stages),
             ("PORTABLE_BLOCKS", self.blocks),
         ];
-        self.variant.program("portable_forward.cu", &shape)
+        program("portable_forward.cu", self.variant, shape)
     }
 
     /// Queries of a tile.
@@ -131,7 +75,9 @@ pub struct BackwardConfig {
     pub keys: GradientTiles,
     /// For dq; the rows are queries.
     pub queries: GradientTiles,
+    /// Buffers for streamed blocks.
     pub stages: u32,
+    /// CTAs that share a multiprocessor.
     pub blocks: u32,
 }
 
@@ -151,15 +97,22 @@ impl BackwardConfig {
     pub const PADDING: u32 = 128;
 
     pub fn of(variant: Variant) -> Self {
-        let [warps, stages, blocks] = tile_sizes::PORTABLE_BACKWARD;
-        let [[key_tiles, queries], [query_tiles, keys]] = tile_sizes::portable_backward(variant.element, variant.d);
+        // Tiles and stream for dk and dv, and for dq.
+        let [(key_tiles, queries), (query_tiles, keys)] = match (variant.element, variant.d) {
+            (Element::Float, 128) => [(1, 16), (1, 16)],
+            (Element::Float, _) => [(1, 32), (1, 32)],
+            (_, 16) => [(2, 64), (2, 64)],
+            (_, 32) => [(2, 32), (2, 64)],
+            (_, 64) => [(1, 64), (2, 32)],
+            _ => [(1, 32), (1, 64)],
+        };
         Self {
             variant,
-            warps,
+            warps: 4,
             keys: GradientTiles { products: 4, tiles: key_tiles, stream: queries },
             queries: GradientTiles { products: 3, tiles: query_tiles, stream: keys },
-            stages,
-            blocks,
+            stages: 2,
+            blocks: 2,
         }
     }
 
@@ -173,7 +126,7 @@ impl BackwardConfig {
             ("PORTABLE_STAGES", self.stages),
             ("PORTABLE_BLOCKS", self.blocks),
         ];
-        self.variant.program("portable_backward.cu", &shape)
+        program("portable_backward.cu", self.variant, shape)
     }
 
     pub fn threads(&self) -> u32 {
@@ -191,17 +144,9 @@ impl BackwardConfig {
         self.rows(pass) * row + self.stages * pass.stream * (row + 4 * statistics)
     }
 
-    pub fn keys_shared_bytes(&self) -> u32 {
-        self.shared_bytes(self.keys, 2)
-    }
-
-    pub fn queries_shared_bytes(&self) -> u32 {
-        self.shared_bytes(self.queries, 0)
-    }
-
     /// Of a launch that has tiles of both.
     pub fn most_shared_bytes(&self) -> u32 {
-        self.keys_shared_bytes().max(self.queries_shared_bytes())
+        self.shared_bytes(self.keys, 2).max(self.shared_bytes(self.queries, 0))
     }
 }
 

@@ -12,15 +12,14 @@ fn every_kernel_belongs_to_one_implementation() {
 #[test]
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
     use crate::attention::flash::hopper::splits::TileSplits;
-    use crate::attention::flash::hopper::tile_config::{
-        BackwardConfig, ForwardConfig, TileSize, Variant, kernel_dimension,
-    };
+    use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, kernel_dimension};
+    use crate::attention::flash::variant::Variant;
     let parts = Implementation::Hopper.parts();
     let shapes = Implementation::Hopper.whole_tiles().into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
-            let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
+            let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
             let backward = (BackwardConfig::of(variant).steps(n, n), BackwardConfig::STAGES, 132);
             let forward = TileSize::ALL.map(|size| {
                 let shape = ForwardConfig::of(variant, size);
@@ -40,11 +39,12 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
 #[test]
 fn some_refills_have_more_tiles_than_a_device_has_places() {
     use crate::attention::flash::hopper::splits::TileSplits;
-    use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, Variant, kernel_dimension};
+    use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, kernel_dimension};
+    use crate::attention::flash::variant::Variant;
     let Shape { heads, n, is_causal } = Implementation::Hopper.more_tiles_than_places().unwrap();
     let (heads, n) = (heads as u32, n as u32);
     for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
-        let variant = Variant { d: kernel_dimension(d).unwrap(), is_half: false, is_causal };
+        let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
             let tiles = heads * steps.len() as u32;
@@ -56,13 +56,14 @@ fn some_refills_have_more_tiles_than_a_device_has_places() {
 
 #[test]
 fn refills_fill_every_buffer_of_the_portable_kernels_again() {
-    use crate::attention::flash::portable::tile_config::{BackwardConfig, Element, ForwardConfig, Variant};
+    use crate::attention::flash::portable::tile_config::{BackwardConfig, ForwardConfig};
+    use crate::attention::flash::variant::{Element, Variant};
     let parts = Implementation::Portable.parts();
     let shapes = Implementation::Portable.whole_tiles().into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
-        for variant in
-            Variant::all().filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
+        for variant in Variant::all(Element::ALL)
+            .filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
         {
             let (forward, backward) = (ForwardConfig::of(variant), BackwardConfig::of(variant));
             let [keys, queries] = backward.splits(n, n, heads, 132);

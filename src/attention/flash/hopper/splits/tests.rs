@@ -1,11 +1,12 @@
 //! Which tiles are split, and how.
 
 use super::*;
-use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, Variant};
+use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize};
+use crate::attention::flash::variant::{Element, Variant};
 
 #[test]
 fn one_head_is_split_until_it_fills_the_device_and_many_heads_stay_whole() {
-    let variant = Variant { d: 64, is_half: false, is_causal: true };
+    let variant = Variant { d: 64, element: Element::BFloat16, is_causal: true };
     let shape = ForwardConfig::of(variant, TileSize::Large);
     assert_eq!(shape.steps(500, 400), [2, 3, 4]);
     assert_eq!(BackwardConfig::of(variant).steps(500, 700), [4, 3, 2, 1, 0, 0]);
@@ -27,7 +28,7 @@ fn one_head_is_split_until_it_fills_the_device_and_many_heads_stay_whole() {
 #[test]
 fn the_split_is_the_one_whose_last_cta_ends_first() {
     let steps_in_part = |size, d, n, heads| {
-        let shape = ForwardConfig::of(Variant { d, is_half: false, is_causal: true }, size);
+        let shape = ForwardConfig::of(Variant { d, element: Element::BFloat16, is_causal: true }, size);
         TileSplits::of(&shape.steps(n, n), heads, 132 * shape.resident()).map(|splits| splits.steps)
     };
     for (size, d, n, heads, expected) in [

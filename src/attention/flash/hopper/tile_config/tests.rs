@@ -4,8 +4,10 @@ use super::*;
 
 #[test]
 fn every_variant_fits_a_multiprocessor() {
-    assert_eq!(Variant::all().count(), 16);
-    for variant in Variant::all() {
+    /// What a CTA may have on Hopper.
+    const SHARED_LIMIT: u32 = 227 * 1024;
+    assert_eq!(Variant::all(ELEMENTS).count(), 16);
+    for variant in Variant::all(ELEMENTS) {
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             // Each block takes a kibibyte more than it asks for.
             let all = forward.resident() * (forward.shared_bytes() + 1024);
@@ -18,9 +20,9 @@ fn every_variant_fits_a_multiprocessor() {
 
 #[test]
 fn shapes_are_as_the_kernels_lay_them_out() {
-    let variant = |d| Variant { d, is_half: false, is_causal: true };
+    let variant = |d| Variant { d, element: Element::BFloat16, is_causal: true };
     let wide = ForwardConfig::of(variant(128), TileSize::Large);
-    assert_eq!((wide.rows(), wide.threads(), wide.columns()), (128, 384, 64));
+    assert_eq!((wide.rows(), wide.threads(), columns(wide.variant)), (128, 384, 64));
     // 64 KiB of Q and O, two buffers of 64 KiB, ten barriers and a number, and what alignment may take.
     assert_eq!(wide.shared_bytes(), 65_536 + 2 * 65_536 + 88 + 1024);
     let small = ForwardConfig::of(variant(64), TileSize::Small);
@@ -28,7 +30,7 @@ fn shapes_are_as_the_kernels_lay_them_out() {
     // 16 KiB of Q and O, two buffers of 32 KiB.
     assert_eq!(small.shared_bytes(), 16_384 + 2 * 32_768 + 88 + 1024);
     let middle = BackwardConfig::of(variant(64));
-    assert_eq!((middle.queries, middle.columns()), (128, 64));
+    assert_eq!((middle.queries, columns(middle.variant)), (128, 64));
     // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, six barriers.
     assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 48 + 1024);
 }
