@@ -1,9 +1,7 @@
 //! Kernels of one stream that overlap: programmatic dependent launch.
 
-use std::ffi::c_void;
-
 use anyhow::{Context as _, Result};
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use super::device::{Arch, compute_capability, in_context};
 use super::emulator;
@@ -47,14 +45,34 @@ impl<'a> DependentLaunches<'a> {
             Target::Function { context, function } => {
                 let is_early = follows && compute_capability(kernel.device)? >= Arch::HOPPER;
                 let stream = torch::stream::current_stream(kernel.device)? as sys::CUstream;
-                let mut pointers = params.pointers();
-                let launch = || {
-                    // SAFETY: the function is loaded and belongs to the context that is current, as the stream does. There
-                    // is a pointer for each parameter, to as many bytes as it has (`Module::kernel` compared them), which
-                    // CUDA copies before it returns.
-                    unsafe { enqueue(function.cu_function(), config, stream, &mut pointers, is_early) }
+                let mut early = sys::CUlaunchAttribute {
+                    id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    pad: [0; 4],
+                    value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
                 };
-                in_context(context, launch).with_context(launching)?;
+                let LaunchConfig { grid, block, shared_bytes } = config;
+                let launch = sys::CUlaunchConfig {
+                    gridDimX: grid.0,
+                    gridDimY: grid.1,
+                    gridDimZ: grid.2,
+                    blockDimX: block.0,
+                    blockDimY: block.1,
+                    blockDimZ: block.2,
+                    sharedMemBytes: shared_bytes,
+                    hStream: stream,
+                    attrs: &mut early,
+                    numAttrs: u32::from(is_early),
+                };
+                let (function, mut parameters) = (function.cu_function(), params.pointers());
+                let enqueue = || {
+                    // SAFETY: the function is loaded and belongs to the context that is current, as the stream does. There
+                    // is a pointer for each parameter, to as many bytes as it has (`Module::kernel` compared them). The
+                    // launch and its attribute outlive the call, and CUDA copies all before it returns.
+                    unsafe {
+                        sys::cuLaunchKernelEx(&launch, function, parameters.as_mut_ptr(), std::ptr::null_mut()).result()
+                    }
+                };
+                in_context(context, enqueue).with_context(launching)?;
             }
         }
         Ok(())
@@ -64,37 +82,4 @@ impl<'a> DependentLaunches<'a> {
     pub fn finish(self) -> Result<()> {
         emulator::run_all(&self.queued)
     }
-}
-
-/// Puts a kernel on `stream`.
-///
-/// # Safety
-/// The function and the stream must be of the current context, and each pointer to the bytes of one parameter.
-unsafe fn enqueue(
-    function: sys::CUfunction,
-    config: LaunchConfig,
-    stream: sys::CUstream,
-    parameters: &mut [*mut c_void],
-    is_early: bool,
-) -> Result<(), result::DriverError> {
-    let LaunchConfig { grid, block, shared_bytes } = config;
-    let mut early = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-    };
-    let launch = sys::CUlaunchConfig {
-        gridDimX: grid.0,
-        gridDimY: grid.1,
-        gridDimZ: grid.2,
-        blockDimX: block.0,
-        blockDimY: block.1,
-        blockDimZ: block.2,
-        sharedMemBytes: shared_bytes,
-        hStream: stream,
-        attrs: &mut early,
-        numAttrs: u32::from(is_early),
-    };
-    // SAFETY: the caller's; the launch and its attribute outlive the call, which copies them.
-    unsafe { sys::cuLaunchKernelEx(&launch, function, parameters.as_mut_ptr(), std::ptr::null_mut()) }.result()
 }

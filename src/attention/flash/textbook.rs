@@ -1,8 +1,6 @@
 //! The handout's plain algorithms as readable CUDA kernels: Algorithm 1 (`kernels/textbook_forward.cu`) and its
 //! backward pass, which goes through the scores twice (`kernels/textbook_backward.cu`).
 
-use std::sync::Arc;
-
 use anyhow::{Result, ensure};
 use tch::Tensor;
 
@@ -39,7 +37,10 @@ impl KernelSet for Textbook {
             scale: inputs.sizes.scale(),
         };
         let grid = grid(inputs, inputs.sizes.n_queries.div_ceil(tiles.queries), tiles.shared_bytes());
-        Kernels::of(inputs)?.forward.launch(grid, &params)
+        static LOADED: Cache<Variant, Kernel<Forward>> = Cache::new();
+        let device = inputs.device();
+        let load = || cuda::load(device, &tiles.program())?.kernel()?.allow_shared(tiles.shared_bytes());
+        LOADED.get(device, inputs.variant, load)?.launch(grid, &params)
     }
 
     fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
@@ -62,12 +63,19 @@ impl KernelSet for Textbook {
             scale: sizes.scale(),
             unused: 0,
         };
-        let kernels = Kernels::of(inputs)?;
         let tiles = TileConfig::backward(inputs.variant);
+        let shared_bytes = tiles.shared_bytes();
+        static LOADED: Cache<Variant, (Kernel<Rowsums>, Kernel<Keys>, Kernel<Queries>)> = Cache::new();
+        let kernels = LOADED.get(inputs.device(), inputs.variant, || {
+            let module = cuda::load(inputs.device(), &tiles.program())?;
+            let (keys, queries) = (module.kernel()?, module.kernel()?);
+            Ok((module.kernel()?, keys.allow_shared(shared_bytes)?, queries.allow_shared(shared_bytes)?))
+        })?;
+        let (rowsums, keys, queries) = &*kernels;
         let grid = |n: u32, rows: u32, shared_bytes| grid(inputs, n.div_ceil(rows), shared_bytes);
-        kernels.rowsums.launch(grid(sizes.n_queries, GROUPS, 0), &Rowsums { problem })?;
-        kernels.keys.launch(grid(sizes.n_keys, tiles.keys, tiles.shared_bytes()), &Keys { problem })?;
-        kernels.queries.launch(grid(sizes.n_queries, tiles.queries, tiles.shared_bytes()), &Queries { problem })
+        rowsums.launch(grid(sizes.n_queries, GROUPS, 0), &Rowsums { problem })?;
+        keys.launch(grid(sizes.n_keys, tiles.keys, shared_bytes), &Keys { problem })?;
+        queries.launch(grid(sizes.n_queries, tiles.queries, shared_bytes), &Queries { problem })
     }
 }
 
@@ -145,32 +153,6 @@ impl TileConfig {
             false => rows(queries) + 2 * rows(keys) + tile(queries, keys),
             true => 2 * rows(queries) + 2 * rows(keys) + tile(queries, keys).max(tile(keys, queries)),
         }
-    }
-}
-
-/// The kernels of one variant on one device.
-struct Kernels {
-    forward: Kernel<Forward<'static>>,
-    rowsums: Kernel<Rowsums<'static>>,
-    keys: Kernel<Keys<'static>>,
-    queries: Kernel<Queries<'static>>,
-}
-
-impl Kernels {
-    fn of(inputs: &Inputs) -> Result<Arc<Self>> {
-        static LOADED: Cache<Variant, Kernels> = Cache::new();
-        let (variant, device) = (inputs.variant, inputs.device());
-        LOADED.get(device, variant, || {
-            let (forward, backward) = (TileConfig::forward(variant), TileConfig::backward(variant));
-            let forwards = cuda::load(device, &forward.program())?;
-            let backwards = cuda::load(device, &backward.program())?;
-            Ok(Self {
-                forward: forwards.kernel()?.allow_shared(forward.shared_bytes())?,
-                rowsums: backwards.kernel()?,
-                keys: backwards.kernel()?.allow_shared(backward.shared_bytes())?,
-                queries: backwards.kernel()?.allow_shared(backward.shared_bytes())?,
-            })
-        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What attention kernels are compiled for, each variant on its own.
+//! What attention kernels are compiled for: a head dimension, an element type and a mask.
 
 use tch::Kind;
 
@@ -20,6 +20,7 @@ impl Element {
     }
 }
 
+/// Each variant is compiled on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
     /// Elements of a tile's row, of which tensors may lack the last in Hopper's kernels.

@@ -6,12 +6,13 @@ use anyhow::Result;
 use tch::{Device, Tensor};
 
 use super::rows_config;
-use super::splits::{self, SplitsCache};
+use super::splits::TileSplits;
 use super::tile_config::{BackwardConfig, columns};
 use crate::attention::flash::launch::{Gradients, Inputs, Saved, int};
 use crate::attention::flash::params::flash_backward::{
     Backward, Combine, Finish, Outputs, Parts, Prepare, Problem, SplitBackward,
 };
+use crate::attention::flash::schedule::{self, SplitsCache};
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, Module, TensorMap, multiprocessors};
 
 /// The kernels that multiply, whole tiles or split ones, with those before and after them.
@@ -26,13 +27,15 @@ type Split = (Kernel<SplitBackward<'static>>, Kernel<Combine<'static>>);
 
 /// Writes the gradients: D and lse to base 2; then dk, dv and the sums of dq; then dq.
 pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
-    static SPLITS: SplitsCache<BackwardConfig> = Cache::new();
+    static SPLITS: SplitsCache<BackwardConfig, Option<TileSplits>> = Cache::new();
     static WHOLE: Cache<BackwardConfig, Kernels<Whole>> = Cache::new();
     static SPLIT: Cache<BackwardConfig, Kernels<Split>> = Cache::new();
     let (sizes, device) = (&inputs.sizes, inputs.device());
     let config = BackwardConfig::of(inputs.variant);
     let (steps, shared_bytes) = (config.steps(sizes.n_queries, sizes.n_keys), config.shared_bytes());
-    let splits = splits::cached(&SPLITS, config, inputs, &steps, multiprocessors(device)?)?;
+    let ctas = multiprocessors(device)?;
+    let search = || TileSplits::of(&steps, sizes.all_heads(), ctas);
+    let splits = schedule::cached(&SPLITS, config, inputs, ctas, search)?;
     let blocks = sizes.n_queries.div_ceil(config.queries);
     let scratch = scratch(inputs, config, blocks)?;
     let problem = problem(inputs, &scratch)?;
@@ -54,6 +57,7 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let config = BackwardConfig { is_split: true, ..config };
     let multiply = |module: &Module| Ok((module.kernel()?.allow_shared(shared_bytes)?, module.kernel()?));
     let kernels = kernels(&SPLIT, config, device, multiply)?;
+    let (multiply, combine_splits) = &kernels.multiply;
     let partial = || inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_keys, config.variant.d]);
     let (split_dk, split_dv) = (partial()?, partial()?);
     let (count, blocks, items) = (splits.count(), int(splits.steps)?, splits.table());
@@ -63,8 +67,8 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let combine = Combine { problem, parts, dk: Address::of(&gradients.dk), dv: Address::of(&gradients.dv) };
     let mut launches = DependentLaunches::default();
     launches.launch(&kernels.prepare, rows, &prepare)?;
-    launches.launch(&kernels.multiply.0, tiles(splits.items.len())?, &split)?;
-    launches.launch(&kernels.multiply.1, rows_config(inputs, sizes.n_keys), &combine)?;
+    launches.launch(multiply, tiles(splits.items.len())?, &split)?;
+    launches.launch(combine_splits, rows_config(inputs, sizes.n_keys), &combine)?;
     launches.launch(&kernels.finish, rows, &finish)?;
     launches.finish()
 }

@@ -4,10 +4,11 @@ use anyhow::Result;
 use tch::{Kind, Tensor};
 
 use super::rows_config;
-use super::splits::{self, SplitsCache, TileSplits};
+use super::splits::TileSplits;
 use super::tile_config::{ForwardConfig, TileSize, columns, heads_at_a_time};
 use crate::attention::flash::launch::{Inputs, int};
 use crate::attention::flash::params::flash_forward::{Combine, Forward, Parts, Problem, SplitForward};
+use crate::attention::flash::schedule::{self, SplitsCache};
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig, TensorMap, multiprocessors};
 
 /// Writes `o` and `lse` with tiles of this size, or of the faster one.
@@ -18,8 +19,9 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
     let config = ForwardConfig::of(variant, tile_size.unwrap_or_else(fastest));
     let steps = config.steps(sizes.n_queries, sizes.n_keys);
     let resident_ctas = config.resident() * multiprocessors(device)?;
-    static SPLITS: SplitsCache<ForwardConfig> = Cache::new();
-    let splits = splits::cached(&SPLITS, config, inputs, &steps, resident_ctas)?;
+    static SPLITS: SplitsCache<ForwardConfig, Option<TileSplits>> = Cache::new();
+    let search = || TileSplits::of(&steps, sizes.all_heads(), resident_ctas);
+    let splits = schedule::cached(&SPLITS, config, inputs, resident_ctas, search)?;
     let tiles = sizes.for_all_heads(steps.len() as u64)?;
     // Where each CTA has one tile, nothing is counted.
     let is_counted = splits.is_none() && tiles > resident_ctas;
@@ -61,6 +63,7 @@ fn launch_split(
         let module = cuda::load(inputs.device(), &config.program())?;
         Ok((module.kernel()?.allow_shared(config.shared_bytes())?, module.kernel()?))
     })?;
+    let (forward, combine) = &*kernels;
     let sizes = &inputs.sizes;
     let split_o = inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_queries, config.variant.d])?;
     let split_lse = inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_queries])?;
@@ -70,9 +73,9 @@ fn launch_split(
     let ctas = sizes.for_all_heads(splits.items.len() as u64)?.min(resident_ctas);
     let mut launches = DependentLaunches::default();
     let split = SplitForward { q, k, v, o: o_map, problem, parts };
-    launches.launch(&kernels.0, launch_config(config, ctas), &split)?;
+    launches.launch(forward, launch_config(config, ctas), &split)?;
     let rows = rows_config(inputs, sizes.n_queries);
-    launches.launch(&kernels.1, rows, &Combine { problem, parts, o: Address::of(o) })?;
+    launches.launch(combine, rows, &Combine { problem, parts, o: Address::of(o) })?;
     launches.finish()
 }
 

@@ -3,14 +3,9 @@
 
 use std::cmp::Reverse;
 use std::iter;
-use std::sync::Arc;
 
-use anyhow::Result;
-
-use crate::attention::flash::launch::Inputs;
 use crate::attention::flash::params::MOST_ITEMS;
 use crate::attention::flash::schedule;
-use crate::cuda::Cache;
 
 /// How the tiles of every head are split; the `Parts` of the kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,22 +16,6 @@ pub struct TileSplits {
     pub items: Vec<u32>,
     /// Splits of the tile that has most.
     pub most: u32,
-}
-
-/// The splits of each shape: by the kernel's configuration, lengths, heads and the CTAs that the device holds at a time.
-pub(super) type SplitsCache<C> = Cache<(C, [u32; 4]), Option<TileSplits>>;
-
-/// [`TileSplits::of`] for `inputs`, searched for once.
-pub(super) fn cached<C: Ord + Copy>(
-    cache: &SplitsCache<C>,
-    config: C,
-    inputs: &Inputs,
-    steps: &[u32],
-    resident_ctas: u32,
-) -> Result<Arc<Option<TileSplits>>> {
-    let (sizes, heads) = (&inputs.sizes, inputs.sizes.all_heads());
-    let key = (config, [sizes.n_queries, sizes.n_keys, heads, resident_ctas]);
-    cache.get(inputs.device(), key, || Ok(TileSplits::of(steps, heads, resident_ctas)))
 }
 
 /// The cost of a tile or a split in addition to its steps of the loop, in steps.

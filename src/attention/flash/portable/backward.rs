@@ -1,23 +1,16 @@
 //! The launches of the portable backward pass.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::splits::Split;
 use super::tile_config::BackwardConfig;
 use super::{heads_at_a_time, input};
 use crate::attention::flash::launch::{Gradients, Inputs, Saved, int};
 use crate::attention::flash::params::portable_backward::{self as params, Backward, Combine, Prepare, Problem};
+use crate::attention::flash::schedule::{self, SplitsCache};
 use crate::attention::flash::variant::Variant;
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig};
-
-struct Kernels {
-    prepare: Kernel<Prepare<'static>>,
-    backward: Kernel<Backward<'static>>,
-    combine: Kernel<Combine<'static>>,
-}
 
 /// Writes the gradients: D and lse as they are read; then dk and dv by tiles of keys and dq by tiles of queries; then the
 /// sums of their splits.
@@ -25,37 +18,35 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let (sizes, device) = (&inputs.sizes, inputs.device());
     let config = BackwardConfig::of(inputs.variant);
     let blocks = sizes.n_queries.div_ceil(BackwardConfig::PADDING);
-    let [keys, queries] = splits(config, inputs)?;
+    static SPLITS: SplitsCache<Variant, [Split; 2]> = Cache::new();
+    let multiprocessors = cuda::multiprocessors(device)?;
+    let search = || config.splits(sizes.n_queries, sizes.n_keys, sizes.all_heads(), multiprocessors);
+    let [keys, queries] = *schedule::cached(&SPLITS, inputs.variant, inputs, multiprocessors, search)?;
     let scratch = scratch(inputs, gradients, blocks, [keys, queries])?;
     let problem = problem(inputs, saved, gradients, &scratch, [keys, queries])?;
-    let kernels = Kernels::of(config, device)?;
+    static LOADED: Cache<Variant, (Kernel<Prepare>, Kernel<Backward>, Kernel<Combine>)> = Cache::new();
+    let kernels = LOADED.get(device, inputs.variant, || {
+        let module = cuda::load(device, &config.program())?;
+        let backward = module.kernel()?.allow_shared(config.most_shared_bytes())?;
+        Ok((module.kernel()?, backward, module.kernel()?))
+    })?;
+    let (prepare, backward, combine) = &*kernels;
     let mut launches = DependentLaunches::default();
-    launches.launch(&kernels.prepare, sizes.grid_by_head(blocks, 256, 0), &Prepare { problem })?;
+    launches.launch(prepare, sizes.grid_by_head(blocks, 256, 0), &Prepare { problem })?;
     let tiles = |n: u32, rows: u32, split: Split| u64::from(n.div_ceil(rows)) * u64::from(split.count);
     let key_tiles = tiles(sizes.n_keys, config.rows(config.keys), keys);
     let query_tiles = tiles(sizes.n_queries, config.rows(config.queries), queries);
     let line = LaunchConfig::line(sizes.for_all_heads(key_tiles + query_tiles)?, config.threads());
     let both = LaunchConfig { shared_bytes: config.most_shared_bytes(), ..line };
-    launches.launch(&kernels.backward, both, &Backward { problem })?;
+    launches.launch(backward, both, &Backward { problem })?;
     if keys.count > 1 || queries.count > 1 {
         // A thread each four columns, 256 a block; in y dq, dk and dv.
         let rows = sizes.for_all_heads(sizes.n_keys.max(sizes.n_queries).into())?;
         let grid = (rows.div_ceil(256 / (inputs.variant.d / 4)), 3, 1);
         let sums = LaunchConfig { grid, block: (256, 1, 1), shared_bytes: 0 };
-        launches.launch(&kernels.combine, sums, &Combine { problem })?;
+        launches.launch(combine, sums, &Combine { problem })?;
     }
     launches.finish()
-}
-
-/// Of the tiles of keys and of queries, searched for once a shape.
-fn splits(config: BackwardConfig, inputs: &Inputs) -> Result<[Split; 2]> {
-    static SPLITS: Cache<(Variant, [u32; 4]), [Split; 2]> = Cache::new();
-    let (sizes, heads) = (&inputs.sizes, inputs.sizes.all_heads());
-    let (n_queries, n_keys) = (sizes.n_queries, sizes.n_keys);
-    let multiprocessors = cuda::multiprocessors(inputs.device())?;
-    let key = (config.variant, [n_queries, n_keys, heads, multiprocessors]);
-    let splits = SPLITS.get(inputs.device(), key, || Ok(config.splits(n_queries, n_keys, heads, multiprocessors)))?;
-    Ok(*splits)
 }
 
 /// What the kernels hand to one another: lse and D, a row for each query, padded to whole blocks; and each split's own dq,
@@ -107,15 +98,4 @@ fn problem<'a>(
         dk_parts: Address::of(dk_parts),
         dv_parts: Address::of(dv_parts),
     })
-}
-
-impl Kernels {
-    fn of(config: BackwardConfig, device: Device) -> Result<Arc<Self>> {
-        static LOADED: Cache<Variant, Kernels> = Cache::new();
-        LOADED.get(device, config.variant, || {
-            let module = cuda::load(device, &config.program())?;
-            let backward = module.kernel()?.allow_shared(config.most_shared_bytes())?;
-            Ok(Self { prepare: module.kernel()?, backward, combine: module.kernel()? })
-        })
-    }
 }

@@ -1,9 +1,7 @@
 //! The launch of the portable forward pass.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use super::tile_config::ForwardConfig;
 use super::{heads_at_a_time, input};
@@ -11,11 +9,6 @@ use crate::attention::flash::launch::{Inputs, int};
 use crate::attention::flash::params::portable_forward::{Combine, Forward, Problem};
 use crate::attention::flash::variant::Variant;
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig};
-
-struct Kernels {
-    forward: Kernel<Forward<'static>>,
-    combine: Kernel<Combine<'static>>,
-}
 
 /// Writes `o` and `lse`.
 pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
@@ -46,27 +39,21 @@ pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
         split_o: Address::of(&split_o),
         split_lse: Address::of(&split_lse),
     };
-    let kernels = Kernels::of(config, device)?;
+    static LOADED: Cache<Variant, (Kernel<Forward>, Kernel<Combine>)> = Cache::new();
+    let kernels = LOADED.get(device, inputs.variant, || {
+        let module = cuda::load(device, &config.program())?;
+        Ok((module.kernel()?.allow_shared(config.shared_bytes())?, module.kernel()?))
+    })?;
+    let (forward, combine) = &*kernels;
     let tiles = u64::from(sizes.n_queries.div_ceil(config.rows())) * u64::from(split.count);
     let line = LaunchConfig::line(sizes.for_all_heads(tiles)?, config.threads());
     let mut launches = DependentLaunches::default();
     let tiles = LaunchConfig { shared_bytes: config.shared_bytes(), ..line };
-    launches.launch(&kernels.forward, tiles, &Forward { problem })?;
+    launches.launch(forward, tiles, &Forward { problem })?;
     if split.count > 1 {
         // A warp a row, eight a block.
         let rows = sizes.for_all_heads(sizes.n_queries.into())?;
-        launches.launch(&kernels.combine, LaunchConfig::line(rows.div_ceil(8), 256), &Combine { problem })?;
+        launches.launch(combine, LaunchConfig::line(rows.div_ceil(8), 256), &Combine { problem })?;
     }
     launches.finish()
-}
-
-impl Kernels {
-    fn of(config: ForwardConfig, device: Device) -> Result<Arc<Self>> {
-        static LOADED: Cache<Variant, Kernels> = Cache::new();
-        LOADED.get(device, config.variant, || {
-            let module = cuda::load(device, &config.program())?;
-            let forward = module.kernel()?.allow_shared(config.shared_bytes())?;
-            Ok(Self { forward, combine: module.kernel()? })
-        })
-    }
 }
