@@ -2,6 +2,10 @@
 
 /// All-reduces of known values, timed.
 pub mod all_reduce;
+/// Inputs and results of attention, and its passes as CUDA graphs.
+pub mod attention;
+/// The memory of plain attention, by formula.
+pub mod attention_memory;
 /// Data-parallel training steps, timed under several strategies.
 pub mod ddp_step;
 /// The device of a profile.

@@ -53,6 +53,19 @@ pub fn of(shape: [i64; 4], dtype: Dtype, pass: AttentionPass, precision: &str) -
     Work { flops: flops(shape, pass), bytes, precision: precision.into() }
 }
 
+/// Of plain attention (b, T, d) without a mask: two products of 2 b T^2 d operations forward, and backward the four of Eq. 7,
+/// 8, 10 and 11, since it recomputes nothing.
+pub fn plain(shape: [i64; 3], dtype: Dtype, pass: AttentionPass) -> Work {
+    let row = shape.iter().map(|n| *n as f64).product::<f64>();
+    let products = match pass {
+        AttentionPass::Forward => 2.0,
+        AttentionPass::Backward => 4.0,
+        AttentionPass::Both | AttentionPass::Summed => 6.0,
+    };
+    let bytes = rows(pass) * row * dtype.kind().elt_size_in_bytes() as f64;
+    Work { flops: products * 2.0 * row * shape[1] as f64, bytes, precision: dtype.name().into() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

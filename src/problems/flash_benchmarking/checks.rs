@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail, ensure};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::PROBLEM;
-use super::comparison::{Launch, Task, within};
 use super::implementations::{columns, takes_part};
-use super::inputs::Inputs;
-use super::measure::Params;
-use super::memory::peak_bytes;
-use super::verify::Expected;
+use super::measure::{Launch, Params, Task};
+use super::verify::{Expected, within};
 use crate::attention::naive;
+use crate::bench::attention::Inputs;
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
 use crate::bench::timing::{Cache, Protocol};
@@ -66,10 +64,10 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
     Verdict::passed(format!("{} cells, lengths 128 to 65,536 by 16 to 128 by two types; one leaderboard", cells.len()))
 }
 
-fn task(shape: [i64; 4], dtype: Dtype, draw: fn(&Task, i64, &Generator) -> Result<Inputs>) -> Task {
+fn task(shape: [i64; 4], dtype: Dtype, unpacked: bool) -> Task {
     let protocol = Protocol { cache: Cache::Warm, warmup_ms: 1.0, rep_ms: 1.0, most_repeats: 1 };
     let passes = &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both];
-    Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, draw }
+    Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, unpacked }
 }
 
 fn devices() -> Vec<Device> {
@@ -85,14 +83,8 @@ pub fn columns_agree() -> Result<Verdict> {
         for device in devices() {
             let generator = Generator::new(device, SEED)?;
             for d in [16, 32, 64, 128] {
-                let apart = task([1, 1, 256, d], dtype, |t, seq, generator| {
-                    Inputs::draw([t.shape[0], t.shape[1], seq, t.shape[3]], t.dtype.kind(), generator)
-                });
-                let unpacked = task([1, 3, 128, d], dtype, |t, seq, generator| {
-                    Inputs::draw_unpacked(t.shape[1], seq, t.shape[3], t.dtype.kind(), generator)
-                });
-                for task in [apart, unpacked] {
-                    let inputs = (task.draw)(&task, task.shape[2], &generator)?;
+                for task in [task([1, 1, 256, d], dtype, false), task([1, 3, 128, d], dtype, true)] {
+                    let inputs = task.draw(task.seq(), &generator)?;
                     for implementation in columns().iter().filter(|e| takes_part(e, dtype.kind(), device, d).is_ok()) {
                         largest = largest.max(within(implementation, &task, &inputs)?.largest());
                         ran.insert(implementation.name);
@@ -123,7 +115,7 @@ pub fn wrong_columns_are_not_timed() -> Result<Verdict> {
     let generator = Generator::new(Device::Cpu, SEED)?;
     for dtype in DTYPES {
         for (name, attention) in wrong {
-            let inputs = Inputs::draw([1, 1, 256, 32], dtype.kind(), &generator)?;
+            let inputs = Inputs::draw(&[1, 1, 256, 32], dtype.kind(), &generator)?;
             let o = attention(&inputs)?;
             backward_from(&o, &inputs.d_o, false)?;
             for leaf in &inputs.leaves {
@@ -149,11 +141,12 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
         let slack = if device == Device::Cpu { 256 } else { 1 << 14 };
         let generator = Generator::new(device, SEED)?;
         for (shape, dtype) in [([1, 1, 256, 16], Dtype::Float32), ([2, 3, 160, 32], Dtype::Float32)] {
-            let kind: Kind = dtype.kind();
+            let task = task(shape, dtype, false);
+            let predicted = task.predicted_bytes(&naive, device);
             // The first pass also allocates what libraries keep.
             for counted in [false, true] {
                 let meter = AllocationTracker::start(device)?;
-                let inputs = Inputs::draw(shape, kind, &generator)?;
+                let inputs = task.draw(task.seq(), &generator)?;
                 let run = naive.prepare_causal(shape[2], device)?;
                 meter.reset_peak()?;
                 let o = run(&inputs.q, &inputs.k, &inputs.v)?;
@@ -162,7 +155,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
                 backward_from(&o, &inputs.d_o, true)?;
                 let backward = meter.peak()?.max(forward);
                 for (pass, bytes) in [(AttentionPass::Forward, forward), (AttentionPass::Backward, backward)] {
-                    let predicted = peak_bytes(shape, dtype, pass, device);
+                    let predicted = predicted[&pass];
                     let fits = !counted || bytes.abs_diff(predicted) <= slack;
                     ensure!(fits, "{device:?} {shape:?} {pass:?}: {bytes} bytes, the formula says {predicted}");
                 }

@@ -2,17 +2,14 @@
 
 use tch::{Device, Kind};
 
+use crate::attention::IMPLEMENTATIONS;
 use crate::attention::implementations::{Implementation, Timed, Units};
-use crate::attention::{FLASH_KERNELS, IMPLEMENTATIONS};
 use crate::bench::dtype::Dtype;
 
 /// In the order of the tables.
 pub fn columns() -> Vec<Implementation> {
     IMPLEMENTATIONS.iter().filter(|implementation| implementation.timed != Timed::Nowhere).copied().collect()
 }
-
-/// The kernels of all columns.
-pub const KERNELS: &[&str] = FLASH_KERNELS;
 
 /// Whether the column has cells for such inputs; the error says why not.
 pub fn takes_part(column: &Implementation, kind: Kind, device: Device, head_dim: i64) -> Result<(), String> {
@@ -39,12 +36,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::attention::FLASH_KERNELS;
     use crate::attention::implementations::Group;
 
     #[test]
     fn every_kernel_file_is_watched() {
         let used: BTreeSet<_> = columns().iter().flat_map(|column| column.kernels).collect();
-        assert_eq!(used, KERNELS.iter().collect::<BTreeSet<_>>());
+        assert_eq!(used, FLASH_KERNELS.iter().collect::<BTreeSet<_>>());
     }
 
     #[test]

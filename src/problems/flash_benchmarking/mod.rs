@@ -2,14 +2,9 @@
 
 mod answer;
 mod checks;
-pub mod comparison;
-pub mod graph_replay;
-pub mod implementations;
-pub mod inputs;
-pub mod measure;
-pub mod memory;
-pub mod published;
-pub mod verify;
+mod implementations;
+mod measure;
+mod verify;
 
 use self::measure::FlashBenchmarking;
 use crate::harness::problem::{Check, Measured, Problem};

@@ -1,11 +1,17 @@
 //! Whether an implementation computes attention at all, before anything of it is timed: against the definition in float64.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 use tch::{Kind, Tensor};
 
-use super::inputs::Inputs;
+use super::implementations::takes_part;
+use super::measure::{Launch, Task};
 use crate::attention::hidden;
-use crate::bench::errors::{AttentionErrors, relative_error};
+use crate::attention::implementations::Implementation;
+use crate::bench::attention::{GraphReplays, Inputs};
+use crate::bench::errors::AttentionErrors;
+use crate::bench::interleave::ColumnOutcome;
+use crate::error::{Fault, fault_of};
+use crate::torch::Generator;
 
 /// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
 pub const WHOLE: i64 = 1024;
@@ -44,16 +50,70 @@ impl Expected {
     }
 
     /// The errors of whole o, dq, dk and dv of an implementation.
-    pub fn errors(&self, outputs: &[Tensor; 4]) -> Result<AttentionErrors> {
-        let of = |i: usize| -> Result<f64> {
-            let (ours, expected) = (&outputs[i], &self.outputs[i]);
-            let length = ours.size()[ours.dim() - 2] - self.from;
-            let tail = ours.f_narrow(-2, self.from, length)?;
-            ensure!(tail.size() == expected.size(), "shape {:?}, expected {:?}", tail.size(), expected.size());
-            relative_error(&tail, expected)
-        };
-        Ok(AttentionErrors { o: of(0)?, dq: of(1)?, dk: of(2)?, dv: of(3)? })
+    pub fn errors(&self, results: &[Tensor; 4]) -> Result<AttentionErrors> {
+        let tail = |t: &Tensor| t.f_slice(-2, self.from, None, 1);
+        let [o, dq, dk, dv] = results;
+        AttentionErrors::of(&[tail(o)?, tail(dq)?, tail(dk)?, tail(dv)?], &self.outputs)
     }
+}
+
+/// An implementation that computes what it should.
+pub struct Verified {
+    pub errors: AttentionErrors,
+    pub seq: i64,
+    pub replays: Option<GraphReplays>,
+}
+
+/// The implementation's part in the case, or why it has none: not supported, wrong, or not to be captured.
+pub fn verify(
+    implementation: &Implementation,
+    task: &Task,
+    inputs: &Inputs,
+    generator: &Generator,
+) -> Result<ColumnOutcome<Verified>> {
+    let device = inputs.device();
+    if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {
+        return Ok(ColumnOutcome::NotRun { reason });
+    }
+    let attempt = || -> Result<Verified> {
+        let small = task.draw(task.seq().min(WHOLE), generator)?;
+        let mut verified = Verified { errors: within(implementation, task, &small)?, seq: small.seq(), replays: None };
+        let longest = task.passes[task.passes.len() - 1];
+        if task.seq() > small.seq() && task.refused(implementation, longest, device)?.is_none() {
+            match within(implementation, task, inputs) {
+                Ok(errors) => {
+                    verified.errors = worse(verified.errors, errors);
+                    verified.seq = task.seq();
+                }
+                // Single passes may still fit; each reports its own outcome.
+                Err(error) if matches!(fault_of(&error), Some(Fault::OutOfMemory { .. })) => inputs.clear()?,
+                Err(error) => return Err(error),
+            }
+        }
+        if task.launch == Launch::Graph {
+            let attention = implementation.prepare_causal(inputs.seq(), device)?;
+            let replays = GraphReplays::new(attention, inputs, true).context("capturing CUDA graphs")?;
+            let expected = Expected::of(inputs)?;
+            for results in replays.results()? {
+                let errors = expected.errors(&results)?.within_tolerance(implementation.name, task.dtype)?;
+                verified.errors = worse(verified.errors, errors);
+            }
+            verified.replays = Some(replays);
+        }
+        Ok(verified)
+    };
+    match attempt() {
+        Ok(verified) => Ok(ColumnOutcome::Measured { row: verified }),
+        Err(error) if fault_of(&error).is_some() => ColumnOutcome::of(Err(error)),
+        Err(error) => Ok(ColumnOutcome::Failed { error: format!("{error:#}") }),
+    }
+}
+
+/// The errors of one forward and backward pass, none beyond the tolerance.
+pub fn within(implementation: &Implementation, task: &Task, inputs: &Inputs) -> Result<AttentionErrors> {
+    let attention = implementation.prepare_causal(inputs.seq(), inputs.device())?;
+    let errors = Expected::of(inputs)?.errors(&inputs.results(&attention)?)?;
+    errors.within_tolerance(implementation.name, task.dtype)
 }
 
 /// As they are recorded, where plain values must repeat: to two significant digits. On a GPU most columns add up `dq` in any
@@ -65,7 +125,7 @@ pub fn rounded(errors: AttentionErrors) -> Result<AttentionErrors> {
 }
 
 /// The larger of each.
-pub fn worse(a: AttentionErrors, b: AttentionErrors) -> AttentionErrors {
+fn worse(a: AttentionErrors, b: AttentionErrors) -> AttentionErrors {
     AttentionErrors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
 }
 
@@ -75,14 +135,13 @@ mod tests {
 
     use super::*;
     use crate::attention::{Attention as _, naive::Naive};
-    use crate::torch::Generator;
     use crate::torch::random::SEED;
 
     #[test]
     fn whole_and_tail_are_what_the_definition_gives() {
         for seq in [96, WHOLE + 40] {
             let inputs =
-                Inputs::draw([1, 2, seq, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
+                Inputs::draw(&[1, 2, seq, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
             let q = |t: &Tensor| t.detach();
             let (q, k, v) = (q(&inputs.q), q(&inputs.k), q(&inputs.v));
             let (o, lse) = Naive.forward(&q, &k, &v, true).unwrap();
@@ -104,7 +163,7 @@ mod tests {
     fn an_error_in_any_one_of_the_four_is_seen() {
         let length = WHOLE + 300;
         let inputs =
-            Inputs::draw([1, 1, length, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
+            Inputs::draw(&[1, 1, length, 8], Kind::Double, &Generator::new(Device::Cpu, SEED).unwrap()).unwrap();
         let expected = Expected::of(&inputs).unwrap();
         let whole = |tail: &Tensor| {
             let whole = Tensor::zeros([1, 1, length, 8], (Kind::Double, Device::Cpu));

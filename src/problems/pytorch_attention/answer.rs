@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use self::clocks::Clocks;
 use self::memory::{Exhausted, Growth};
-use super::accounting::Accounting;
 use super::measure::{Params, PytorchAttention, Row, accounting_of};
 use crate::attention::ImplementationName::{self, Naive, Sdpa, Tiled};
+use crate::bench::attention_memory::Accounting;
 use crate::bench::dtype::Dtype;
 use crate::harness::answer::format::{grouped, listed, print};
 use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Unit};

@@ -43,8 +43,8 @@ pub fn naive_matches_pytorch() -> Result<Verdict> {
     Verdict::passed(format!("largest error {largest:.1e} (atol {TOLERANCE:.0e})"))
 }
 
-/// Counted bytes against [`super::accounting::Accounting`], on the CPU and, where there is one, on the GPU; on the CPU libtorch also keeps
-/// the divisor sqrt(d) as a tensor of a few bytes.
+/// Counted bytes against [`crate::bench::attention_memory::Accounting`], on the CPU and, where there is one, on the GPU; on
+/// the CPU libtorch also keeps the divisor sqrt(d) as a tensor of a few bytes.
 pub fn memory_follows_the_formula() -> Result<Verdict> {
     const SLACK: u64 = 64;
     let mut devices = vec![(Profile::Cpu, Device::Cpu)];

@@ -1,24 +1,25 @@
 //! Measures one pass forward and one backward of attention by its definition: time, and memory in between.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
-use super::accounting::Accounting;
 use crate::attention::{ImplementationName, attention};
+use crate::bench::attention::Inputs;
+use crate::bench::attention_memory::{Accounting, refused_by_prediction};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
-use crate::error::Fault;
+use crate::bench::training_step::eager::samples;
+use crate::bench::work::{self, AttentionPass};
 use crate::harness::problem::Measure;
-use crate::harness::provenance;
 use crate::harness::record::Profile;
-use crate::harness::samples::{Samples, Work};
+use crate::harness::samples::Samples;
 use crate::torch::Generator;
 use crate::torch::allocator_stats::AllocationTracker;
+use crate::torch::autograd::backward_from;
 use crate::torch::clock::{Lap, Stopwatch};
 use crate::torch::random::SEED;
-use crate::torch::{autograd, memory, stream};
-use crate::units::human_bytes;
+use crate::torch::{memory, stream};
 
 pub struct PytorchAttention;
 
@@ -33,6 +34,13 @@ pub struct Params {
     pub dtype: Dtype,
     pub warmup: u32,
     pub iterations: u32,
+}
+
+impl Params {
+    /// (b, T, d).
+    fn shape(&self) -> [i64; 3] {
+        [self.batch, self.seq, self.d_model].map(i64::from)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,8 +92,8 @@ impl Measure for PytorchAttention {
 
     fn measure(p: &Params, profile: Profile) -> Result<Row> {
         let device = device_for(profile)?;
-        if let (Device::Cpu, Some(predicted)) = (device, Self::predicted_bytes(p, profile)) {
-            refuse_if_larger(predicted, provenance::available_memory_bytes()?)?;
+        if let (Device::Cpu, Some(bytes)) = (device, Self::predicted_bytes(p, profile)) {
+            refused_by_prediction(bytes)?.map_or(Ok(()), Err)?;
         }
         let (stopwatch, generator) = (Stopwatch::new(device)?, Generator::new(device, SEED)?);
         for _ in 0..p.warmup {
@@ -94,17 +102,16 @@ impl Measure for PytorchAttention {
         let passes = (0..p.iterations).map(|_| pass(p, &generator, &stopwatch)).collect::<Result<Vec<_>>>()?;
         let in_use = passes[0].memory;
         ensure!(passes.iter().all(|pass| pass.memory == in_use), "the memory in use differs from pass to pass");
-        let host =
-            |of: fn(&TimedPass) -> Lap, work| Samples::seconds(passes.iter().map(|p| of(p).host_s).collect(), work);
-        let on_device = |of: fn(&TimedPass) -> Lap, work| -> Result<Option<Samples>> {
-            let seconds: Option<Vec<f64>> = passes.iter().map(|p| of(p).device_s).collect();
-            seconds.map(|seconds| Samples::seconds(seconds, work)).transpose()
-        };
+        let work = |pass| work::plain(p.shape(), p.dtype, pass);
+        let (forward, forward_device) =
+            samples(passes.iter().map(|pass| Some(pass.forward)), work(AttentionPass::Forward))?;
+        let (backward, backward_device) =
+            samples(passes.iter().map(|pass| Some(pass.backward)), work(AttentionPass::Backward))?;
         Ok(Row {
-            forward: host(|pass| pass.forward, forward_work(p))?,
-            forward_device: on_device(|pass| pass.forward, forward_work(p))?,
-            backward: host(|pass| pass.backward, backward_work(p))?,
-            backward_device: on_device(|pass| pass.backward, backward_work(p))?,
+            forward: forward.context("no pass was timed")?,
+            forward_device,
+            backward: backward.context("no pass was timed")?,
+            backward_device,
             before_backward_bytes: in_use.before_backward,
             saved_bytes: in_use.saved,
             forward_peak_bytes: in_use.forward_peak,
@@ -115,20 +122,6 @@ impl Measure for PytorchAttention {
             },
         })
     }
-}
-
-/// A CPU overcommits memory: the allocation would succeed, and the operating system would kill a process later. So the
-/// prediction refuses the case. On a GPU the allocator refuses it.
-fn refuse_if_larger(predicted: u64, available: u64) -> Result<()> {
-    if predicted <= available {
-        return Ok(());
-    }
-    let message = format!(
-        "refused by prediction, before allocating: the backward pass needs {} at its peak, {} of memory are available",
-        human_bytes(predicted),
-        human_bytes(available)
-    );
-    Err(Fault::OutOfMemory { requested_bytes: Some(predicted), message }.into())
 }
 
 pub struct TimedPass {
@@ -149,20 +142,16 @@ pub struct MemoryInUse {
 pub fn pass(p: &Params, generator: &Generator, stopwatch: &Stopwatch) -> Result<TimedPass> {
     let device = generator.device();
     let meter = AllocationTracker::start(device)?;
-    let shape = [p.batch, p.seq, p.d_model].map(i64::from);
-    let kind = p.dtype.kind();
-    let draw = || -> Result<Tensor> { Ok(generator.randn(&shape, Kind::Float)?.f_to_kind(kind)?) };
-    let [q, k, v] = [draw()?, draw()?, draw()?].map(|t| t.set_requires_grad(true));
-    let d_o = draw()?;
+    let Inputs { q, k, v, d_o, .. } = &Inputs::draw(&p.shape(), p.dtype.kind(), generator)?;
     stream::synchronize(device)?;
     let inputs = meter.in_use()?;
     meter.reset_peak()?;
 
-    let (o, forward) = stopwatch.lap(|| attention(p.implementation, &q, &k, &v, false))?;
+    let (o, forward) = stopwatch.lap(|| attention(p.implementation, q, k, v, false))?;
     let (before_backward, forward_peak) = (meter.in_use()?, meter.peak()?);
     meter.reset_peak()?;
 
-    let ((), backward) = stopwatch.lap(|| autograd::backward_from(&o, &d_o, false))?;
+    let ((), backward) = stopwatch.lap(|| backward_from(&o, d_o, false))?;
     let memory = MemoryInUse {
         before_backward,
         saved: before_backward.saturating_sub(inputs),
@@ -170,23 +159,6 @@ pub fn pass(p: &Params, generator: &Generator, stopwatch: &Stopwatch) -> Result<
         backward_peak: meter.peak()?,
     };
     Ok(TimedPass { forward, backward, memory })
-}
-
-/// Two products of 2 b T^2 d operations each; q, k and v read, o written.
-fn forward_work(p: &Params) -> Work {
-    work(p, 2.0, 4.0)
-}
-
-/// The four products of Eq. 7, 8, 10 and 11 (nothing is recomputed by the definition); q, k, v, o's gradient read and
-/// dq, dk, dv written.
-fn backward_work(p: &Params) -> Work {
-    work(p, 4.0, 7.0)
-}
-
-fn work(p: &Params, products: f64, rows: f64) -> Work {
-    let (b, t, d) = (f64::from(p.batch), f64::from(p.seq), f64::from(p.d_model));
-    let bytes = rows * b * t * d * p.dtype.kind().elt_size_in_bytes() as f64;
-    Work { flops: products * 2.0 * b * t * t * d, bytes, precision: p.dtype.name().into() }
 }
 
 #[cfg(test)]

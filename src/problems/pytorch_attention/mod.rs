@@ -3,10 +3,9 @@
 use self::measure::PytorchAttention;
 use crate::harness::problem::{Check, Measured, Problem};
 
-mod accounting;
 mod answer;
 mod checks;
-pub mod measure;
+mod measure;
 
 pub const PROBLEM: Problem = Problem {
     name: "pytorch_attention",

@@ -1,9 +1,8 @@
 //! The measured cells of a record, pass by pass: what each implementation took, and ours beside the others.
 
 use super::super::checks::GRIDS;
-use super::super::comparison::ImplementationOutcome;
 use super::super::implementations::columns;
-use super::super::measure::{Cell, Params, Row};
+use super::super::measure::{Cell, ImplementationOutcome, Params, Row};
 use crate::attention::implementations::{Group, Implementation};
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;

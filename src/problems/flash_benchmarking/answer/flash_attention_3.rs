@@ -3,16 +3,43 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::published::FLASH_ATTENTION_3;
 use super::cells::{CellPass, only, title};
 use super::tables::by_rounds;
 use crate::attention::implementations::by_name;
 use crate::bench::dtype::Dtype;
-use crate::bench::work::AttentionPass;
+use crate::bench::work::AttentionPass::{self, Backward, Both, Forward};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Column, Quantity, Style, Table, Unit};
 use crate::harness::conditions::Throttle;
 use crate::harness::stats::{min, quantile};
+
+/// A median of `do_bench`, of causal attention in bfloat16.
+struct Published {
+    heads: i64,
+    seq: i64,
+    d: i64,
+    pass: AttentionPass,
+    seconds: f64,
+}
+
+/// FlashAttention-3 (commit 0251105a, built with CUDA 13.0) as bare operators, on an H200 at another time: it is not part
+/// of PyTorch, whose operators are timed beside ours.
+const FLASH_ATTENTION_3: &[Published] = &[
+    Published { heads: 16, seq: 16_384, d: 64, pass: Forward, seconds: 1.067e-3 },
+    Published { heads: 16, seq: 16_384, d: 64, pass: Backward, seconds: 2.599e-3 },
+    Published { heads: 16, seq: 16_384, d: 64, pass: Both, seconds: 3.664e-3 },
+    Published { heads: 16, seq: 16_384, d: 128, pass: Forward, seconds: 1.704e-3 },
+    Published { heads: 16, seq: 16_384, d: 128, pass: Backward, seconds: 4.771e-3 },
+    Published { heads: 16, seq: 16_384, d: 128, pass: Both, seconds: 6.444e-3 },
+    Published { heads: 1, seq: 8192, d: 64, pass: Forward, seconds: 0.097e-3 },
+    Published { heads: 1, seq: 8192, d: 64, pass: Backward, seconds: 0.149e-3 },
+    Published { heads: 1, seq: 65_536, d: 64, pass: Forward, seconds: 1.104e-3 },
+    Published { heads: 1, seq: 65_536, d: 64, pass: Backward, seconds: 2.527e-3 },
+    Published { heads: 1, seq: 8192, d: 128, pass: Forward, seconds: 0.093e-3 },
+    Published { heads: 1, seq: 8192, d: 128, pass: Backward, seconds: 0.254e-3 },
+    Published { heads: 1, seq: 65_536, d: 128, pass: Forward, seconds: 1.644e-3 },
+    Published { heads: 1, seq: 65_536, d: 128, pass: Backward, seconds: 4.597e-3 },
+];
 
 /// Rows in which ours is faster than the published time, of all.
 #[derive(Serialize)]

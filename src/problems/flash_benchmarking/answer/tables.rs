@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 
-use super::super::comparison::{ImplementationOutcome, Launch};
 use super::super::implementations::columns;
-use super::super::measure::Row;
+use super::super::measure::{ImplementationOutcome, Launch, Row};
 use super::cells::{CellPass, FlashCase, only, shape, shown, title};
 use crate::attention::implementations::Implementation;
 use crate::bench::dtype::Dtype;

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::accounting::Accounting;
 use super::super::measure::{Params, accounting_of};
 use super::{AttentionCase, Ran, length};
+use crate::bench::attention_memory::Accounting;
 use crate::harness::answer::format::{grouped, print};
 use crate::harness::answer::{CaseOutcome, Claim, Quantity, RecordSet, SameMachine, Style, Unit};
 

@@ -2,11 +2,9 @@
 
 use tch::Kind;
 
-use super::super::implementations::columns;
 use super::*;
 use crate::attention::implementations::{Group, Run, Timed, Units};
 use crate::attention::{Attention, naive::Naive};
-use crate::bench::timing::Cache;
 
 /// Forgets the mask in its backward pass.
 struct Forgetful;
@@ -37,10 +35,7 @@ fn task(launch: Launch) -> Task {
         passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
         protocol: Protocol { cache: Cache::Warm, warmup_ms: 0.1, rep_ms: 60_000.0, most_repeats: 3 },
         rounds: 2,
-        draw: |task, seq, generator| {
-            let [batch, heads, _, d] = task.shape;
-            Inputs::draw([batch, heads, seq, d], task.dtype.kind(), generator)
-        },
+        unpacked: false,
     }
 }
 
@@ -82,11 +77,10 @@ fn a_graph_needs_a_gpu_and_a_case_that_cannot_fit_is_refused() {
     let [forward, ..] = entries["naive"].passes.values().collect::<Vec<_>>()[..] else { panic!("{entries:?}") };
     assert!(matches!(forward, ColumnOutcome::NotRun { reason } if reason.contains("CUDA")), "{forward:?}");
     let long = Task { shape: [1, 1, 1 << 24, 16], ..task(Launch::Eager) };
-    let Some(fault) = refused(&long, &columns()[0], AttentionPass::Forward, Device::Cpu).unwrap() else {
-        panic!("it fits")
-    };
+    let refused = |by: &Implementation| long.refused(by, AttentionPass::Forward, Device::Cpu).unwrap();
+    let fault = refused(&columns()[0]).unwrap();
     assert!(matches!(fault, Fault::OutOfMemory { requested_bytes: Some(bytes), .. } if bytes > 1 << 49));
-    assert!(refused(&long, &columns()[1], AttentionPass::Forward, Device::Cpu).unwrap().is_none());
+    assert!(refused(&columns()[1]).is_none());
 }
 
 #[test]
@@ -103,4 +97,14 @@ fn the_leaderboards_gradients_accumulate_and_the_grids_do_not() {
     let ((one, _), (sum, timed)) = (gradient(AttentionPass::Both), gradient(AttentionPass::Summed));
     let calls = sum / one;
     assert!((calls - calls.round()).abs() < 1e-2 && calls.round() as usize >= 1 + 5 + 1 + timed, "{calls} {timed}");
+}
+
+#[test]
+fn the_longest_cell_in_float32_needs_four_score_matrices_and_the_mask() {
+    let task = Task { shape: [1, 1, 65536, 64], ..task(Launch::Eager) };
+    let predicted = task.predicted_bytes(&columns()[0], Device::Cuda(0));
+    let (m, r, mask) = (1u64 << 34, 1u64 << 24, 1u64 << 32);
+    assert_eq!(predicted[&AttentionPass::Forward], 2 * m + mask + 5 * r);
+    assert_eq!(predicted[&AttentionPass::Backward], 4 * m + mask + 6 * r);
+    assert_eq!(predicted[&AttentionPass::Both], predicted[&AttentionPass::Backward]);
 }

@@ -1,8 +1,12 @@
-//! The memory accounting of plain attention, by formula: what the measured bytes are held against.
+//! The memory of plain attention, by formula: what measured bytes are held against, and what a CPU refuses by.
 
+use anyhow::Result;
 use serde::Serialize;
 
+use crate::error::Fault;
+use crate::harness::provenance::available_memory_bytes;
 use crate::harness::record::Profile;
+use crate::units::human_bytes;
 
 /// CUDA's caching allocator rounds every tensor up to this.
 const CUDA_BLOCK: u64 = 512;
@@ -78,6 +82,17 @@ impl Accounting {
         let (t, d) = (self.seq as f64, self.d_model as f64);
         (2.0 * t + d) / (t + d)
     }
+}
+
+/// The fault of a case on a CPU that is predicted to need `bytes`, if it has less.
+///
+/// A CPU overcommits memory: the allocation would succeed, and the operating system would kill a process later. On a GPU the
+/// allocator refuses the case.
+pub fn refused_by_prediction(bytes: u64) -> Result<Option<Fault>> {
+    let available = available_memory_bytes()?;
+    let (needed, has) = (human_bytes(bytes), human_bytes(available));
+    let message = format!("refused by prediction, before allocating: it needs {needed}, {has} of memory are available");
+    Ok((bytes > available).then_some(Fault::OutOfMemory { requested_bytes: Some(bytes), message }))
 }
 
 #[cfg(test)]
