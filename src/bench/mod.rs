@@ -20,6 +20,8 @@ pub mod interconnect;
 pub mod interleave;
 /// Facts and peak speeds of this machine.
 pub mod machine;
+/// A model and random batches for it.
+pub mod model_bench;
 /// What NVML reports.
 pub mod nvml;
 /// The Python process that runs PyTorch's side.

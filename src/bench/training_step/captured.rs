@@ -5,8 +5,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Tensor};
 
-use super::eager::{Batch, StepBench, samples};
+use super::eager::{StepBench, samples};
 use super::{Capture, Params, Row, total_work};
+use crate::bench::model_bench::Batch;
 use crate::bench::tolerance;
 use crate::harness::samples::Samples;
 use crate::model::Transformer;
@@ -54,9 +55,9 @@ pub struct CapturedStep<'a> {
 impl<'a> CapturedStep<'a> {
     /// Captures the step of a bench that has already run on the side stream. The capture itself does not train.
     pub fn new(mut bench: StepBench<'a>) -> Result<Self> {
-        let batch = bench.draw()?;
+        let batch = bench.model.draw()?;
         let start = Instant::now();
-        let graph = Captured::capture(bench.device, || bench.train(&batch))?;
+        let graph = Captured::capture(bench.model.device, || bench.train(&batch))?;
         Ok(Self { graph, batch, bench, capture_seconds: start.elapsed().as_secs_f64() })
     }
 
@@ -69,54 +70,55 @@ impl<'a> CapturedStep<'a> {
     }
 
     pub fn model(&self) -> &Transformer {
-        &self.bench.model
+        &self.bench.model.model
     }
 
     /// Runs one step on `batch` and waits for it. Returns the loss before the step.
     pub fn replay_on(&self, batch: &Batch) -> Result<f64> {
-        self.load(batch)?;
+        self.batch.load(batch)?;
         self.graph.replay()?;
-        synchronize(self.bench.device)?;
+        synchronize(self.bench.model.device)?;
         Ok(self.graph.output().f_double_value(&[])?)
     }
 
     /// Times one step on fresh random tokens. Drawing them is not timed.
     pub fn timed_replay(&self) -> Result<Lap> {
-        self.load(&self.bench.draw()?)?;
+        self.batch.load(&self.bench.model.draw()?)?;
         Ok(self.bench.stopwatch.lap(|| self.graph.replay())?.1)
     }
 
-    /// Replays twice on one batch and compares both losses with eager forward passes in the same state. The first differs
-    /// if the graph computes something else, the second if it trains other parameters than the model's.
-    ///
-    /// Returns the largest relative difference.
+    /// [`prove_replays`] on one batch.
     pub fn prove(&mut self) -> Result<f64> {
+        let batch = self.bench.model.draw()?;
+        let eager = || Ok(self.bench.forward(&batch, true)?.f_double_value(&[])?);
         let tolerance = tolerance::replayed_loss(self.bench.params.dtype);
-        let batch = self.bench.draw()?;
-        let mut largest = 0.0f64;
-        let mut losses = Vec::new();
-        for _ in 0..2 {
-            let eager = self.bench.forward(&batch, true)?.f_double_value(&[])?;
-            let replayed = self.replay_on(&batch)?;
-            let error = (replayed / eager - 1.0).abs();
-            // Written so that a loss that is not a number fails.
-            ensure!(error <= tolerance, "the loss is {replayed} in a replay and {eager} in an eager forward pass");
-            largest = largest.max(error);
-            losses.push(replayed);
-        }
-        ensure!(
-            losses[0] != losses[1],
-            "a replayed step left the loss on its batch at {}: nothing was trained",
-            losses[0]
-        );
-        Ok(largest)
+        prove_replays(eager, || self.replay_on(&batch), true, tolerance)
     }
+}
 
-    fn load(&self, batch: &Batch) -> Result<()> {
-        self.batch.tokens.shallow_clone().f_copy_(&batch.tokens)?;
-        self.batch.targets.shallow_clone().f_copy_(&batch.targets)?;
-        Ok(())
+/// Compares two replays on one batch with eager forward passes in the same state, all by their losses. The first differs if
+/// the graph computes something else, the second, where it `trains`, if it trains other parameters than the model's.
+///
+/// Returns the largest relative difference.
+pub fn prove_replays(
+    eager: impl Fn() -> Result<f64>,
+    replay: impl Fn() -> Result<f64>,
+    trains: bool,
+    tolerance: f64,
+) -> Result<f64> {
+    let mut largest = 0.0f64;
+    let mut losses = Vec::new();
+    for _ in 0..2 {
+        let (eager, replayed) = (eager()?, replay()?);
+        let error = (replayed / eager - 1.0).abs();
+        // Written so that a loss that is not a number fails.
+        ensure!(error <= tolerance, "the loss is {replayed} in a replay and {eager} in an eager forward pass");
+        largest = largest.max(error);
+        losses.push(replayed);
     }
+    let trained = losses[0] != losses[1];
+    ensure!(trained || !trains, "a replayed step left the loss on its batch at {}: nothing was trained", losses[0]);
+    Ok(largest)
 }
 
 #[cfg(test)]

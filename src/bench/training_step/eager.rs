@@ -1,17 +1,15 @@
 //! One training step on random tokens, with each part timed by the host's clock and by the device's.
 
 use anyhow::{Context as _, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
-use super::{Params, Row, StepPass, loss, total_work, work_of};
+use super::{Params, Row, StepPass, total_work, work_of};
+use crate::bench::model_bench::{Batch, ModelBench};
 use crate::harness::samples::{Samples, Work};
-use crate::model::Transformer;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
-use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::clock::{Lap, Stopwatch};
-use crate::torch::random::SEED;
 
 /// Times the parts of eager steps.
 pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Result<Row> {
@@ -51,12 +49,6 @@ pub fn samples(laps: impl Iterator<Item = Option<Lap>>, work: Work) -> Result<(O
     ))
 }
 
-/// Tokens and targets of one step, both (batch, seq) int64.
-pub struct Batch {
-    pub tokens: Tensor,
-    pub targets: Tensor,
-}
-
 /// Times of the parts of one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
@@ -79,30 +71,22 @@ impl Step {
 /// A model, its optimizer, and the parameters of the case.
 pub struct StepBench<'a> {
     pub(super) params: &'a Params,
-    pub(super) device: Device,
-    pub model: Transformer,
+    pub model: ModelBench,
     pub(super) stopwatch: Stopwatch,
     optimizer: Box<dyn Optimizer>,
-    generator: Generator,
 }
 
 impl<'a> StepBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
-        let generator = Generator::new(device, SEED)?;
-        let model = Transformer::new(&params.config(), params.attention, &generator)?;
+        let Params { attention, batch_size, dtype, .. } = *params;
+        let model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let optimizer = adamw_for(device, AdamWOptions::default())?;
-        Ok(Self { params, device, model, stopwatch: Stopwatch::new(device)?, optimizer, generator })
+        Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, optimizer })
     }
 
     /// `count` timed steps, each on fresh random tokens.
     pub fn steps(&mut self, count: usize) -> Result<Vec<Step>> {
-        (0..count).map(|_| self.step(&self.draw()?)).collect()
-    }
-
-    pub fn draw(&self) -> Result<Batch> {
-        let size = [self.params.batch_size, self.params.context_length];
-        let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
-        Ok(Batch { tokens: random()?, targets: random()? })
+        (0..count).map(|_| self.step(&self.model.draw()?)).collect()
     }
 
     /// One timed step, the device synchronised after each part of it.
@@ -135,7 +119,6 @@ impl<'a> StepBench<'a> {
     }
 
     pub fn forward(&self, batch: &Batch, no_grad: bool) -> Result<Tensor> {
-        let forward = || loss(&self.model, &batch.tokens, &batch.targets, self.params.dtype);
-        if no_grad { tch::no_grad(forward) } else { forward() }.context("in the forward pass")
+        if no_grad { tch::no_grad(|| self.model.loss(batch)) } else { self.model.loss(batch) }
     }
 }

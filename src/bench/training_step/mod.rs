@@ -203,16 +203,17 @@ pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Re
 
 /// The mean cross-entropy: in float32 throughout, or under bfloat16 autocast with parameters left in float32.
 pub fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor, dtype: Precision) -> Result<Tensor> {
-    let run = || cross_entropy(&model.forward(tokens)?, targets);
+    in_precision(dtype, tokens.device(), || cross_entropy(&model.forward(tokens)?, targets))
+}
+
+/// Runs `body` in float32, or under bfloat16 autocast.
+pub fn in_precision<T>(dtype: Precision, device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
     match dtype {
-        Precision::Float32 => run(),
-        Precision::Bfloat16 => autocast(tokens.device(), Kind::BFloat16, run),
+        Precision::Float32 => body(),
+        Precision::Bfloat16 => autocast(device, Kind::BFloat16, body),
     }
 }
 
-/// The least work of forward, backward and optimizer: the operations of the matrix products, and the memory traffic of
-/// the parameters. Forward reads them. Backward reads them and writes gradients. The optimizer reads parameters,
-/// gradients and state, and writes all but the gradients.
 fn work_of(params: &Params) -> [Work; 3] {
     let config = params.config();
     let flops = match params.attention {
@@ -220,12 +221,18 @@ fn work_of(params: &Params) -> [Work; 3] {
         // These may skip masked scores.
         _ => config.causal_forward_flops(params.batch_size, params.context_length),
     };
+    work_of_passes(&config, flops, if params.allow_tf32 { "tf32" } else { params.dtype.name() })
+}
+
+/// The least work of forward, backward and optimizer: the operations of the matrix products in `precision`, and the memory
+/// traffic of the parameters. Forward reads them. Backward reads them and writes gradients. The optimizer reads parameters,
+/// gradients and state, and writes all but the gradients.
+pub fn work_of_passes(config: &Config, forward_flops: f64, precision: &str) -> [Work; 3] {
     let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
     let work = |flops, bytes, precision: &str| Work { flops, bytes, precision: precision.into() };
-    let products = if params.allow_tf32 { "tf32" } else { params.dtype.name() };
     [
-        work(flops, 4.0 * multiplied, products),
-        work(2.0 * flops, 8.0 * multiplied, products),
+        work(forward_flops, 4.0 * multiplied, precision),
+        work(2.0 * forward_flops, 8.0 * multiplied, precision),
         work(12.0 * all, 28.0 * all, Precision::Float32.name()),
     ]
 }

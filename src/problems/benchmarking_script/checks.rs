@@ -200,8 +200,8 @@ fn captured_distance(dtype: Precision, device: Device) -> Result<f64> {
     let (mut eager, mut bench) = (StepBench::new(&params, device)?, StepBench::new(&params, device)?);
     let start = eager.model.parameters().iter().map(|(name, p)| Ok((name.clone(), p.f_detach_copy()?)));
     let start = start.collect::<Result<_>>()?;
-    bench.model.load(&start)?;
-    let batches = (0..WARMUP + params.steps).map(|_| eager.draw()).collect::<Result<Vec<_>>>()?;
+    bench.model.model.load(&start)?;
+    let batches = (0..WARMUP + params.steps).map(|_| eager.model.draw()).collect::<Result<Vec<_>>>()?;
 
     batches.iter().try_for_each(|batch| eager.train(batch).map(drop))?;
     on_side_stream(device, || batches[..WARMUP].iter().try_for_each(|batch| bench.train(batch).map(drop)))?;

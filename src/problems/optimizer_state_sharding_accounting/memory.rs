@@ -6,13 +6,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::attention::ImplementationName;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::trainer::make_trainer;
-use crate::bench::device::empty_cache;
-use crate::bench::device::require_devices;
+use crate::bench::device::{empty_cache, require_devices};
+use crate::bench::model_bench::Batch;
 use crate::bench::training_step::loss;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch};
@@ -117,9 +117,8 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
     let mut state = 0;
     for step in ["the first", "a later"] {
         let size = [params.batch_size, params.context_length];
-        let draw = || generator.randint(0, params.vocab_size, &size, Kind::Int64);
-        let (tokens, targets) = (draw()?, draw()?);
-        backward(&loss(&model, &tokens, &targets, params.dtype)?)?;
+        let batch = Batch::draw(size, params.vocab_size, &generator)?;
+        backward(&loss(&model, &batch.tokens, &batch.targets, params.dtype)?)?;
         trainer.parallel().finish_gradient_synchronization()?;
         let before = note(&format!("before {step} step"), state)?;
         trainer.step()?;

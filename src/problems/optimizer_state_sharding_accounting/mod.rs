@@ -9,8 +9,8 @@ use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 mod answer;
 mod checks;
-pub mod measure;
-pub mod memory;
+mod measure;
+pub(super) mod memory;
 
 /// The strategy of data parallelism beside the sharded optimizer, and here with an optimizer on every rank.
 const BESIDE_SHARDED: &str = trainer::BESIDE_SHARDED.name;
