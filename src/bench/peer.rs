@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tch::Device;
 
-use super::interleave::Laps;
+use super::interleave::{ColumnOutcome, Laps};
 use crate::harness::peer::Peer;
 use crate::harness::python;
 use crate::harness::samples::Samples;
@@ -76,6 +76,12 @@ pub struct Verified<E> {
     pub first_call_s: BTreeMap<String, f64>,
 }
 
+/// The errors of the columns that could be verified, by their names.
+pub fn errors_of<E: Clone>(columns: [(&str, &ColumnOutcome<Verified<E>>); 2]) -> BTreeMap<String, E> {
+    let errors = columns.into_iter().filter_map(|(name, column)| Some((name, column.measured()?.errors.clone())));
+    errors.map(|(name, errors)| (name.to_string(), errors)).collect()
+}
+
 pub struct TorchPeer {
     peer: Peer,
     device: Device,
@@ -115,9 +121,16 @@ impl TorchPeer {
         self.peer.call::<Value>("open", settings, DEADLINE).map(drop)
     }
 
-    /// Asks the peer to compute `column` from the inputs in `file` and to compare with the expected values there.
-    pub fn verify<E: DeserializeOwned>(&mut self, column: &str, file: &Path) -> Result<Verified<E>> {
-        self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE)
+    /// Asks the peer to compute `column` from the inputs in `file` and to compare with the expected values there. `require`
+    /// refuses errors beyond their tolerances.
+    pub fn verify<E: DeserializeOwned>(
+        &mut self,
+        column: &str,
+        file: &Path,
+        require: impl FnOnce(&E) -> Result<()>,
+    ) -> Result<ColumnOutcome<Verified<E>>> {
+        let verified = self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE);
+        ColumnOutcome::of(verified)?.try_map(|verified: Verified<E>| require(&verified.errors).map(|()| verified))
     }
 
     pub fn turn(&mut self, column: &str, warmup: usize, iterations: usize) -> Result<Laps> {

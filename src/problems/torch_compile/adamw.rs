@@ -12,12 +12,14 @@ use tch::{Device, Kind, Tensor};
 use crate::bench::device::empty_cache;
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
 use crate::bench::machine::copy_bandwidth;
-use crate::bench::peer::{Software, TorchPeer, Verified};
+use crate::bench::peer::{Software, TorchPeer, Verified, errors_of};
 use crate::bench::tolerance;
-use crate::harness::samples::{Samples, Work};
+use crate::bench::training_step::work_of_passes;
+use crate::harness::samples::Samples;
 use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
+use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, SizeName};
 use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
@@ -87,28 +89,23 @@ impl Params {
 }
 
 pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
-    let Turns { warmup, iterations, .. } = p.turns();
     let generator = Generator::new(device, SEED)?;
     // Neither vocabulary nor context changes what a step is; the handout's vocabulary gives the counts of its table.
-    let config = Config::of_size(p.size.size(), crate::model::sizes::VOCAB_SIZE, 1);
+    let config = Config::of_size(p.size.size(), VOCAB_SIZE, 1);
     let shapes: Vec<Vec<i64>> = config.parameter_shapes().map(|(_, shape)| shape).collect();
-    let errors = {
-        let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
-        let file = folder.path().join("adamw.safetensors");
-        write_steps(&file, &generator)?;
-        peer.open("adamw", json!({ "shapes": [] }))?;
-        ["fused", "foreach"].map(|column| verify(peer, column, &file))
-    };
-    let [fused, foreach] = errors;
-    let (fused, foreach) = (fused?, foreach?);
+    let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
+    let file = folder.path().join("adamw.safetensors");
+    write_steps(&file, &generator)?;
+    peer.open("adamw", json!({ "shapes": [] }))?;
+    let [fused, foreach] = [verify(peer, "fused", &file)?, verify(peer, "foreach", &file)?];
 
     peer.open("adamw", json!({ "shapes": shapes, "steps_in_a_row": p.steps_in_a_row }))?;
     let copy = copy_bandwidth(device)?;
     empty_cache(device)?;
     let parameters = random_parameters(&shapes, &generator)?;
     let peer = RefCell::new(peer);
-    let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
-    let [rust, python_fused, python_foreach] = interleave(
+    let python = |column: &'static str| peer.borrow_mut().turn(column, p.warmup, p.iterations);
+    let columns = interleave(
         p.turns(),
         [
             Variant::new(|| step_turn(&parameters, device, p)),
@@ -117,34 +114,28 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
         ],
     )?;
     peer.borrow_mut().close(None)?;
-    let update = |column: ColumnOutcome<Laps>| {
-        column.try_map(|laps| Ok(Update { step: samples(&laps, "step", work(&config))? }))
-    };
-    let errors = [("python_fused", &fused), ("python_foreach", &foreach)];
-    let errors =
-        errors.into_iter().filter_map(|(name, column)| Some((name.into(), column.measured()?.errors.parameters)));
+    let [_, _, work] = work_of_passes(&config, 0.0, "float32");
+    let update = |laps: Laps| Ok(Update { step: samples(&laps, "step", work.clone())? });
+    let [rust, python_fused, python_foreach] = columns.map(|column| column.try_map(update));
+    let errors = errors_of([("python_fused", &fused), ("python_foreach", &foreach)]);
     Ok(Row {
-        rust: update(rust)?,
-        python_fused: update(python_fused)?,
-        python_foreach: update(python_foreach)?,
+        rust: rust?,
+        python_fused: python_fused?,
+        python_foreach: python_foreach?,
         copy,
         parameters: config.num_parameters(),
         tensors: config.num_tensors(),
-        errors: errors.collect(),
+        errors: errors.into_iter().map(|(name, errors)| (name, errors.parameters)).collect(),
         software: peer.borrow().software.clone(),
     })
 }
 
 /// What the peer reaches in `column` by the steps in `file`, held against where ours ended.
 pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnOutcome<Verified<Errors>>> {
-    ColumnOutcome::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
-        let error = verified.errors.parameters;
-        ensure!(
-            error <= tolerance::ADAMW,
-            "Python's {column} AdamW ends {error:.1e} from ours, more than {:.0e}",
-            tolerance::ADAMW
-        );
-        Ok(verified)
+    peer.verify(column, file, |&Errors { parameters: error }| {
+        let most = tolerance::ADAMW;
+        ensure!(error <= most, "Python's {column} AdamW ends {error:.1e} from ours, more than {most:.0e}");
+        Ok(())
     })
 }
 
@@ -154,17 +145,17 @@ pub fn write_steps(file: &Path, generator: &Generator) -> Result<()> {
     let parameters = random_parameters(&[vec![33, 7], vec![64], vec![5, 3]], generator)?;
     let mut optimizer = adamw_for(generator.device(), AdamWOptions::default())?;
     let mut tensors = Vec::new();
-    for (i, (_, parameter)) in parameters.iter().enumerate() {
+    for (i, parameter) in &parameters {
         tensors.push((format!("param.{i}"), parameter.f_detach_copy()?));
     }
     for step in 0..STEPS {
-        for (i, (_, parameter)) in parameters.iter().enumerate() {
+        for (i, parameter) in &parameters {
             give_gradient(parameter, generator)?;
             tensors.push((format!("grad.{i}.{step}"), parameter.f_grad()?.f_detach_copy()?));
         }
         optimizer.step(&parameters)?;
     }
-    for (i, (_, parameter)) in parameters.iter().enumerate() {
+    for (i, parameter) in &parameters {
         tensors.push((format!("after.{i}"), parameter.f_detach_copy()?));
     }
     write_safetensors(file, &tensors)
@@ -197,9 +188,4 @@ fn step_turn(parameters: &[(String, Tensor)], device: Device, p: &Params) -> Res
     drop(optimizer);
     empty_cache(device)?;
     Ok([("step".to_string(), seconds.split_off(warmup))].into())
-}
-
-fn work(config: &Config) -> Work {
-    let parameters = config.num_parameters() as f64;
-    Work { flops: 12.0 * parameters, bytes: BYTES_PER_PARAMETER * parameters, precision: "float32".into() }
 }

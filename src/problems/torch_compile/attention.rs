@@ -10,17 +10,17 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::naive;
+use crate::bench::attention::{GraphReplays, Inputs};
 use crate::bench::device::empty_cache;
 use crate::bench::dtype::Dtype;
-use crate::bench::errors::{AttentionErrors, relative_error};
+use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
-use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
-use crate::bench::tolerance;
-use crate::harness::samples::{Samples, Work};
+use crate::bench::peer::{Compile, Software, TorchPeer, Verified, errors_of};
+use crate::bench::work::{self, AttentionPass};
+use crate::harness::samples::Samples;
 use crate::model::export::write_safetensors;
 use crate::torch::Generator;
-use crate::torch::autograd::{backward_from, release_grad};
-use crate::torch::graph::{Captured, on_side_stream};
+use crate::torch::autograd::backward_from;
 use crate::torch::random::SEED;
 
 /// One cell of the grid of `pytorch_attention`: float32, no heads, no mask.
@@ -72,54 +72,58 @@ impl Params {
         [self.batch, self.seq, self.d_model]
     }
 
-    /// `products` of 2 b T² d operations each, and `rows` tensors of b T d read or written.
-    fn work(&self, products: f64, rows: f64) -> Work {
-        let row = (self.batch * self.seq * self.d_model) as f64;
-        Work { flops: products * 2.0 * row * self.seq as f64, bytes: rows * 4.0 * row, precision: "float32".into() }
+    fn draw(&self, generator: &Generator) -> Result<Inputs> {
+        Inputs::draw(&self.shape(), Kind::Float, generator)
     }
 }
 
+/// Attention by its definition, without a mask.
+pub fn plain(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    naive::attention(q, k, v, false)
+}
+
 pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
-    let Turns { warmup, iterations, .. } = p.turns();
     let generator = Generator::new(device, SEED)?;
-    let given = Given::draw(p.shape(), &generator)?;
-    let expected = given.expected()?;
+    let inputs = p.draw(&generator)?;
+    let expected = inputs.results(&plain)?;
     let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
     let file = folder.path().join("attention.safetensors");
-    given.write(&expected, &file)?;
+    write(&inputs, &expected, &file)?;
 
     peer.open("attention", json!({ "shape": p.shape() }))?;
-    let eager = verify(peer, "eager", &file)?;
-    let compiled = verify(peer, "compiled", &file)?;
-    let captured = ColumnOutcome::of(CapturedAttention::new(&given))?;
-    let errors_captured = match captured.measured() {
-        Some(captured) => Some(within_tolerance("captured", captured.prove(&given, &expected, &generator)?)?),
-        None => None,
-    };
+    let [eager, compiled] = [verify(peer, "eager", &file)?, verify(peer, "compiled", &file)?];
+    let captured = ColumnOutcome::of(CapturedAttention::new(p, &generator))?;
+    let captured_errors = captured.measured().map(|captured| captured.prove(&inputs, &expected)).transpose()?;
     drop(expected);
 
     let peer = RefCell::new(peer);
-    let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
-    let [rust_eager, python_eager, python_compiled, rust_captured] = interleave(
+    let python = |column: &'static str| peer.borrow_mut().turn(column, p.warmup, p.iterations);
+    let columns = interleave(
         p.turns(),
         [
-            Variant::new(|| eager_turn(p, &generator)),
+            Variant::new(|| turn(p, &generator, |inputs| eager_passes(inputs))),
             Variant::prepared(&eager, |_| python("eager")),
             Variant::prepared(&compiled, |_| python("compiled")),
-            Variant::prepared(&captured, |captured| captured.turn(warmup, iterations, &generator)),
+            Variant::prepared(&captured, |captured| turn(p, &generator, |inputs| captured.passes(inputs))),
         ],
     )?;
-    let first_call_s = compiled.measured().map(|verified| &verified.first_call_s);
-    let compile = peer.borrow_mut().close(first_call_s)?;
-    let of = |column: &ColumnOutcome<Verified<AttentionErrors>>| column.measured().map(|verified| verified.errors);
-    let errors = [("python_eager", of(&eager)), ("python_compiled", of(&compiled)), ("rust_captured", errors_captured)];
-    let passes = |column: ColumnOutcome<Laps>| column.try_map(|laps| Passes::of(&laps, p));
+    let compile = peer.borrow_mut().close(compiled.measured().map(|verified| &verified.first_call_s))?;
+    let mut errors = errors_of([("python_eager", &eager), ("python_compiled", &compiled)]);
+    errors.extend(captured_errors.map(|errors| ("rust_captured".to_string(), errors)));
+    let work = |pass| work::plain(p.shape(), Dtype::Float32, pass);
+    let passes = |laps: Laps| {
+        Ok(Passes {
+            forward: samples(&laps, "forward", work(AttentionPass::Forward))?,
+            backward: samples(&laps, "backward", work(AttentionPass::Backward))?,
+        })
+    };
+    let [rust_eager, python_eager, python_compiled, rust_captured] = columns.map(|column| column.try_map(passes));
     Ok(Row {
-        rust_eager: passes(rust_eager)?,
-        python_eager: passes(python_eager)?,
-        python_compiled: passes(python_compiled)?,
-        rust_captured: passes(rust_captured)?,
-        errors: errors.into_iter().filter_map(|(name, errors)| Some((name.to_string(), errors?))).collect(),
+        rust_eager: rust_eager?,
+        python_eager: python_eager?,
+        python_compiled: python_compiled?,
+        rust_captured: rust_captured?,
+        errors,
         compile,
         software: peer.borrow().software.clone(),
     })
@@ -127,159 +131,60 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
 
 /// What the peer computes in `column` from the inputs in `file`, held against what is expected there.
 pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnOutcome<Verified<AttentionErrors>>> {
-    ColumnOutcome::of(peer.verify::<AttentionErrors>(column, file))?.try_map(|verified| {
-        within_tolerance(&format!("Python {column}"), verified.errors)?;
-        Ok(verified)
+    peer.verify(column, file, |errors: &AttentionErrors| {
+        errors.within_tolerance(&format!("Python {column}"), Dtype::Float32).map(drop)
     })
 }
 
-fn within_tolerance(column: &str, errors: AttentionErrors) -> Result<AttentionErrors> {
-    let (largest, most) = (errors.largest(), tolerance::attention(Dtype::Float32));
-    ensure!(largest <= most, "{column} is off by {largest:.1e} of the norm, more than {most:.0e}: {errors:?}");
-    Ok(errors)
-}
-
-impl Passes {
-    fn of(laps: &Laps, p: &Params) -> Result<Self> {
-        // Two products forward, four backward; q, k, v and o; those of the backward pass and the gradients.
-        Ok(Self {
-            forward: samples(laps, "forward", p.work(2.0, 4.0))?,
-            backward: samples(laps, "backward", p.work(4.0, 7.0))?,
-        })
-    }
-}
-
-/// The inputs that every column is verified on.
-pub struct Given {
-    device: Device,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    d_o: Tensor,
-}
-
-impl Given {
-    pub fn draw(shape: [i64; 3], generator: &Generator) -> Result<Self> {
-        let draw = || generator.randn(&shape, Kind::Float);
-        Ok(Self { device: generator.device(), q: draw()?, k: draw()?, v: draw()?, d_o: draw()? })
-    }
-
-    fn leaves(&self) -> Result<[Tensor; 3]> {
-        let leaf = |t: &Tensor| t.f_detach_copy()?.f_set_requires_grad(true);
-        Ok([leaf(&self.q)?, leaf(&self.k)?, leaf(&self.v)?])
-    }
-
-    /// o, dq, dk and dv by our own eager pass.
-    pub fn expected(&self) -> Result<[Tensor; 4]> {
-        let leaves = self.leaves()?;
-        let [q, k, v] = &leaves;
-        let o = naive::attention(q, k, v, false)?;
-        backward_from(&o, &self.d_o, false)?;
-        let [dq, dk, dv] = [q.f_grad()?, k.f_grad()?, v.f_grad()?];
-        Ok([o.f_detach()?, dq, dk, dv])
-    }
-
-    pub fn write(&self, expected: &[Tensor; 4], file: &Path) -> Result<()> {
-        let inputs = [("q", &self.q), ("k", &self.k), ("v", &self.v), ("d_o", &self.d_o)];
-        let outputs = ["expected_o", "expected_dq", "expected_dk", "expected_dv"].into_iter().zip(expected);
-        let named = inputs.into_iter().chain(outputs).map(|(name, t)| (name.to_string(), t.shallow_clone()));
-        write_safetensors(file, &named.collect::<Vec<_>>())
-    }
+/// Writes what the peer is verified on: the inputs, and o, dq, dk and dv by our own eager pass.
+pub fn write(inputs: &Inputs, expected: &[Tensor; 4], file: &Path) -> Result<()> {
+    let Inputs { q, k, v, d_o, .. } = inputs;
+    let names = ["q", "k", "v", "d_o", "expected_o", "expected_dq", "expected_dk", "expected_dv"];
+    let tensors = [q, k, v, d_o].into_iter().chain(expected);
+    let named = names.into_iter().zip(tensors).map(|(name, t)| (name.to_string(), t.shallow_clone()));
+    write_safetensors(file, &named.collect::<Vec<_>>())
 }
 
 /// Pairs of passes on fresh inputs, as the peer's turn.
-fn eager_turn(p: &Params, generator: &Generator) -> Result<Laps> {
-    let device = generator.device();
-    let mut laps = Laps::new();
-    for pass in 0..p.warmup + p.iterations {
-        let given = Given::draw(p.shape(), generator)?;
-        let leaves = [&given.q, &given.k, &given.v].map(|t| t.shallow_clone().set_requires_grad(true));
-        let [q, k, v] = &leaves;
-        let (o, forward) = lap(device, || naive::attention(q, k, v, false))?;
-        let ((), backward) = lap(device, || backward_from(&o, &given.d_o, false))?;
-        if pass >= p.warmup {
-            push(&mut laps, forward, backward);
-        }
-    }
-    empty_cache(device)?;
-    Ok(laps)
+fn turn(p: &Params, generator: &Generator, passes: impl Fn(&Inputs) -> Result<[f64; 2]>) -> Result<Laps> {
+    let pairs = (0..p.warmup + p.iterations).map(|_| passes(&p.draw(generator)?)).collect::<Result<Vec<_>>>()?;
+    empty_cache(generator.device())?;
+    let timed = |pass: usize| pairs[p.warmup..].iter().map(|pair| pair[pass]).collect();
+    Ok([("forward".to_string(), timed(0)), ("backward".to_string(), timed(1))].into())
 }
 
-fn push(laps: &mut Laps, forward: f64, backward: f64) {
-    laps.entry("forward".into()).or_default().push(forward);
-    laps.entry("backward".into()).or_default().push(backward);
+fn eager_passes(inputs: &Inputs) -> Result<[f64; 2]> {
+    let Inputs { q, k, v, d_o, .. } = inputs;
+    let (o, forward) = lap(inputs.device(), || plain(q, k, v))?;
+    let ((), backward) = lap(inputs.device(), || backward_from(&o, d_o, false))?;
+    Ok([forward, backward])
 }
 
-/// The forward pass and the backward pass as one CUDA graph each, over inputs that stay in their places.
+/// The passes as CUDA graphs over inputs that stay in their places.
 struct CapturedAttention {
     // Declared, and so dropped, before what their kernels read and write.
-    forward: Captured<Tensor>,
-    backward: Captured<[Tensor; 3]>,
-    leaves: [Tensor; 3],
-    d_o: Tensor,
-    device: Device,
+    replays: GraphReplays,
+    inputs: Inputs,
 }
 
 impl CapturedAttention {
-    fn new(given: &Given) -> Result<Self> {
-        let (device, leaves, d_o) = (given.device, given.leaves()?, given.d_o.f_detach_copy()?);
-        let [q, k, v] = &leaves;
-        on_side_stream(device, || {
-            for _ in 0..3 {
-                backward_from(&naive::attention(q, k, v, false)?, &d_o, false)?;
-                leaves.iter().try_for_each(release_grad)?;
-            }
-            Ok(())
-        })?;
-        let forward = Captured::capture(device, || naive::attention(q, k, v, false))?;
-        let backward = Captured::capture(device, || {
-            backward_from(forward.output(), &d_o, false)?;
-            Ok([q.f_grad()?, k.f_grad()?, v.f_grad()?])
-        })?;
-        empty_cache(device)?;
-        Ok(Self { forward, backward, leaves, d_o, device })
+    fn new(p: &Params, generator: &Generator) -> Result<Self> {
+        let inputs = p.draw(generator)?;
+        let replays = GraphReplays::new(Box::new(plain), &inputs, false)?;
+        empty_cache(inputs.device())?;
+        Ok(Self { replays, inputs })
     }
 
-    /// The inputs of the next replays.
-    fn load(&self, given: &Given) -> Result<()> {
-        let _no_grad = tch::no_grad_guard();
-        let [q, k, v] = &self.leaves;
-        for (to, from) in [(q, &given.q), (k, &given.k), (v, &given.v), (&self.d_o, &given.d_o)] {
-            to.f_detach()?.f_copy_(from)?;
-        }
-        Ok(())
+    /// The errors of replays on `inputs`, which the capture did not see.
+    fn prove(&self, inputs: &Inputs, expected: &[Tensor; 4]) -> Result<AttentionErrors> {
+        self.inputs.load(inputs)?;
+        AttentionErrors::of(&self.replays.results()?[0], expected)?.within_tolerance("captured", Dtype::Float32)
     }
 
-    fn prove(&self, given: &Given, expected: &[Tensor; 4], generator: &Generator) -> Result<AttentionErrors> {
-        // From inputs that the capture did not see.
-        let shape = <[i64; 3]>::try_from(given.q.size()).ok().context("q is (b, T, d)")?;
-        self.load(&Given::draw(shape, generator)?)?;
-        self.forward.replay()?;
-        self.backward.replay()?;
-        self.load(given)?;
-        self.forward.replay()?;
-        self.backward.replay()?;
-        let [dq, dk, dv] = self.backward.output();
-        Ok(AttentionErrors {
-            o: relative_error(self.forward.output(), &expected[0])?,
-            dq: relative_error(dq, &expected[1])?,
-            dk: relative_error(dk, &expected[2])?,
-            dv: relative_error(dv, &expected[3])?,
-        })
-    }
-
-    fn turn(&self, warmup: usize, iterations: usize, generator: &Generator) -> Result<Laps> {
-        let shape = <[i64; 3]>::try_from(self.d_o.size()).ok().context("d_o is (b, T, d)")?;
-        let mut laps = Laps::new();
-        for pass in 0..warmup + iterations {
-            self.load(&Given::draw(shape, generator)?)?;
-            let ((), forward) = lap(self.device, || self.forward.replay())?;
-            let ((), backward) = lap(self.device, || self.backward.replay())?;
-            if pass >= warmup {
-                push(&mut laps, forward, backward);
-            }
-        }
-        empty_cache(self.device)?;
-        Ok(laps)
+    fn passes(&self, inputs: &Inputs) -> Result<[f64; 2]> {
+        self.inputs.load(inputs)?;
+        let ((), forward) = lap(inputs.device(), || self.replays.replay(AttentionPass::Forward))?;
+        let ((), backward) = lap(inputs.device(), || self.replays.replay(AttentionPass::Backward))?;
+        Ok([forward, backward])
     }
 }

@@ -2,11 +2,13 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use tch::Device;
+use tch::{Device, Kind};
 
-use super::transformer_bench::TransformerBench;
 use super::{adamw, attention, transformer};
+use crate::attention::ImplementationName;
+use crate::bench::attention::Inputs;
 use crate::bench::dtype::Dtype;
+use crate::bench::model_bench::ModelBench;
 use crate::bench::peer::with_kept;
 use crate::bench::tolerance;
 use crate::harness::problem::Verdict;
@@ -43,14 +45,14 @@ pub fn attention_is_the_same_in_python() -> Result<Verdict> {
     let generator = Generator::new(Device::Cpu, SEED)?;
     with_kept(Device::Cpu, |peer| {
         for shape in [[2, 40, 16], [3, 17, 8]] {
-            let given = attention::Given::draw(shape, &generator)?;
-            let mut expected = given.expected()?;
-            given.write(&expected, &file)?;
+            let inputs = Inputs::draw(&shape, Kind::Float, &generator)?;
+            let mut expected = inputs.results(&attention::plain)?;
+            attention::write(&inputs, &expected, &file)?;
             peer.open("attention", json!({ "shape": shape }))?;
             let verified = attention::verify(peer, "eager", &file)?;
             largest = largest.max(verified.measured().context("the eager column must run")?.errors.largest());
             expected[2] = expected[2].f_mul_scalar(1.0 + 10.0 * tolerance::attention(Dtype::Float32))?;
-            given.write(&expected, &file)?;
+            attention::write(&inputs, &expected, &file)?;
             ensure!(attention::verify(peer, "eager", &file).is_err(), "a wrong dk was accepted");
             peer.close(None)?;
         }
@@ -69,15 +71,15 @@ pub fn model_is_the_same_in_python() -> Result<Verdict> {
     let file = folder.path().join("expected.safetensors");
     let mut notes = Vec::new();
     for dtype in [Precision::Float32, Precision::Bfloat16] {
-        let bench = TransformerBench::new(&CONFIG, BATCH_SIZE, dtype, Device::Cpu)?;
+        let bench = ModelBench::new(&CONFIG, ImplementationName::Naive, BATCH_SIZE, dtype, Device::Cpu)?;
         let errors = with_kept(Device::Cpu, |peer| {
-            transformer::open(peer, &bench, dtype, BATCH_SIZE)?;
-            transformer::Expected::of(&bench, &bench.draw()?)?.write(&file)?;
+            transformer::open(peer, &bench)?;
+            transformer::write_expected(&bench, &file)?;
             let verified = transformer::verify(peer, "eager", dtype, &file)?;
             let errors = verified.measured().context("the eager column must run")?.errors.clone();
             // Other weights must be refused.
-            tch::no_grad(|| bench.model.parameters()[5].1.shallow_clone().f_mul_scalar_(1.5).map(drop))?;
-            transformer::Expected::of(&bench, &bench.draw()?)?.write(&file)?;
+            tch::no_grad(|| bench.parameters()[5].1.shallow_clone().f_mul_scalar_(1.5).map(drop))?;
+            transformer::write_expected(&bench, &file)?;
             ensure!(transformer::verify(peer, "eager", dtype, &file).is_err(), "another w1 was accepted");
             peer.close(None)?;
             Ok(errors)

@@ -3,14 +3,14 @@
 use self::measure::TorchCompile;
 use crate::harness::problem::{Check, Measured, Problem};
 
-pub mod adamw;
+mod adamw;
 mod answer;
-pub mod attention;
-pub mod checks;
-pub mod measure;
+mod attention;
+mod checks;
+mod measure;
 mod scratch;
-pub mod transformer;
-pub mod transformer_bench;
+mod transformer;
+mod transformer_bench;
 
 pub const PROBLEM: Problem = Problem {
     name: "torch_compile",

@@ -10,19 +10,21 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::scratch::scratch;
-use super::transformer_bench::{Batch, CapturedTransformer, Pass, TransformerBench};
+use super::transformer_bench::{CapturedTransformer, Pass, eager_turn};
 use crate::attention::ImplementationName;
 use crate::bench::device::{empty_cache, update_for};
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
-use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
+use crate::bench::model_bench::ModelBench;
+use crate::bench::peer::{Compile, Software, TorchPeer, Verified, errors_of};
 use crate::bench::tolerance;
+use crate::bench::training_step::handout;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::memory::Memory;
 use crate::model::optim::{AdamWOptions, zero_grad};
-use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
+use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, Precision, SizeName};
 use crate::torch::backward;
 
@@ -34,16 +36,12 @@ const SAMPLED: i64 = 1 << 16;
 pub struct Params {
     pub size: SizeName,
     pub context_length: i64,
-    #[serde(default = "batch_size")]
+    #[serde(default = "handout::batch_size")]
     pub batch_size: i64,
     pub dtype: Precision,
     pub rounds: usize,
     pub warmup: usize,
     pub iterations: usize,
-}
-
-fn batch_size() -> i64 {
-    BATCH_SIZE
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -102,7 +100,7 @@ impl Errors {
 }
 
 impl Params {
-    pub fn config(&self) -> Config {
+    fn config(&self) -> Config {
         Config::of_size(self.size.size(), VOCAB_SIZE, self.context_length)
     }
 
@@ -132,35 +130,29 @@ impl Params {
 /// The first phase with a peer of its own, the second without it.
 pub fn measure(p: &Params, device: Device) -> Result<Row> {
     let config = p.config();
-    let bench = TransformerBench::new(&config, p.batch_size, p.dtype, device)?;
-    let beside = beside_python(p, &bench)?;
+    let bench = ModelBench::new(&config, ImplementationName::Naive, p.batch_size, p.dtype, device)?;
+    let Beside { columns: [rust_eager, python_eager, python_compiled], errors, compile, software } =
+        beside_python(p, &bench)?;
     empty_cache(device)?;
-    let Captured { columns: [rust_eager_again, rust_captured], loss_error: captured_loss_error } = captured(p, &bench)?;
+    let ([rust_eager_again, rust_captured], captured_loss_error) = captured(p, &bench)?;
     let passes = |column: ColumnOutcome<Laps>| column.try_map(|laps| Passes::of(&laps, p));
-    let [rust_eager, python_eager, python_compiled] = beside.columns;
     Ok(Row {
         rust_eager: passes(rust_eager)?,
         python_eager: passes(python_eager)?,
         python_compiled: passes(python_compiled)?,
         rust_captured: passes(rust_captured)?,
         rust_eager_again: passes(rust_eager_again)?,
-        errors: beside.errors,
+        errors,
         captured_loss_error,
-        compile: beside.compile,
-        software: beside.software,
+        compile,
+        software,
     })
 }
 
-/// What was measured alone: Rust eager again, and Rust captured.
-struct Captured {
-    columns: [ColumnOutcome<Laps>; 2],
-    /// Of the passes that could be captured.
-    loss_error: Option<f64>,
-}
-
-fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
+/// Rust eager again and Rust captured, measured alone, and the error of the losses of the passes that could be captured.
+fn captured(p: &Params, bench: &ModelBench) -> Result<([ColumnOutcome<Laps>; 2], Option<f64>)> {
     let optimizer = RefCell::new(adamw_for(bench.device, AdamWOptions::default())?);
-    let Turns { warmup, iterations, .. } = p.turns();
+    let turns = p.turns();
     let mut columns = [(); 2].map(|()| ColumnOutcome::Measured { row: Laps::new() });
     let mut loss_error: Option<f64> = None;
     for pass in Pass::ALL {
@@ -169,17 +161,16 @@ fn captured(p: &Params, bench: &TransformerBench) -> Result<Captured> {
             let error = graph.prove(tolerance::replayed_loss(p.dtype))?;
             loss_error = Some(loss_error.map_or(error, |other| other.max(error)));
         }
-        let eager = |_: &_| bench.turn_of(pass, optimizer.borrow_mut().as_mut(), warmup, iterations);
-        let captured = |graph: &CapturedTransformer| graph.turn(warmup, iterations);
-        let variants = [Variant::prepared(&graph, eager), Variant::prepared(&graph, captured)];
-        let measured = interleave(p.turns(), variants)?;
+        let eager = |_: &_| eager_turn(bench, pass, optimizer.borrow_mut().as_mut(), turns);
+        let captured = |graph: &CapturedTransformer| graph.turn(turns);
+        let measured = interleave(turns, [Variant::prepared(&graph, eager), Variant::prepared(&graph, captured)])?;
         for (column, more) in columns.iter_mut().zip(measured) {
             column.extend(more);
         }
         drop(graph);
         empty_cache(bench.device)?;
     }
-    Ok(Captured { columns, loss_error })
+    Ok((columns, loss_error))
 }
 
 /// What was measured beside Python: Rust eager, Python eager, Python compiled.
@@ -190,45 +181,44 @@ struct Beside {
     software: Software,
 }
 
-fn beside_python(p: &Params, bench: &TransformerBench) -> Result<Beside> {
+fn beside_python(p: &Params, bench: &ModelBench) -> Result<Beside> {
     let mut peer = TorchPeer::start(bench.device)?;
-    open(&mut peer, bench, p.dtype, p.batch_size)?;
-    let folder = scratch(Expected::bytes(bench))?;
+    open(&mut peer, bench)?;
+    let folder = scratch(expected_bytes(bench))?;
     let file = folder.path().join("expected.safetensors");
-    Expected::of(bench, &bench.draw()?)?.write(&file)?;
-    let eager = verify(&mut peer, "eager", p.dtype, &file)?;
-    let compiled = verify(&mut peer, "compiled", p.dtype, &file)?;
+    write_expected(bench, &file)?;
+    let [eager, compiled] =
+        [verify(&mut peer, "eager", p.dtype, &file)?, verify(&mut peer, "compiled", p.dtype, &file)?];
     drop(folder);
 
     let mut optimizer = adamw_for(bench.device, AdamWOptions::default())?;
-    let Turns { warmup, iterations, .. } = p.turns();
     let peer = RefCell::new(peer);
-    let python = |column: &'static str| peer.borrow_mut().turn(column, warmup, iterations);
+    let python = |column: &'static str| peer.borrow_mut().turn(column, p.warmup, p.iterations);
+    let rust = || {
+        let mut laps = eager_turn(bench, Pass::Forward, optimizer.as_mut(), p.turns())?;
+        laps.extend(eager_turn(bench, Pass::Step, optimizer.as_mut(), p.turns())?);
+        Ok(laps)
+    };
     let columns = interleave(
         p.turns(),
         [
-            Variant::new(|| bench.turn(optimizer.as_mut(), warmup, iterations)),
+            Variant::new(rust),
             Variant::prepared(&eager, |_| python("eager")),
             Variant::prepared(&compiled, |_| python("compiled")),
         ],
     )?;
     let compile = peer.borrow_mut().close(compiled.measured().map(|verified| &verified.first_call_s))?;
-    let errors = [("python_eager", eager), ("python_compiled", compiled)];
-    let errors = errors.into_iter().filter_map(|(name, column)| match column {
-        ColumnOutcome::Measured { row } => Some((name.to_string(), row.errors)),
-        _ => None,
-    });
-    let errors = errors.collect();
-    let software = peer.borrow().software.clone();
-    Ok(Beside { columns, errors, compile, software })
+    let errors = errors_of([("python_eager", &eager), ("python_compiled", &compiled)]);
+    Ok(Beside { columns, errors, compile, software: peer.into_inner().software })
 }
 
 /// Gives the peer a model of the same shape and weights, by a file that lives no longer than its reading.
-pub fn open(peer: &mut TorchPeer, bench: &TransformerBench, dtype: Precision, batch_size: i64) -> Result<()> {
-    let folder = scratch(4 * bench.model.config().num_parameters())?;
+pub fn open(peer: &mut TorchPeer, bench: &ModelBench) -> Result<()> {
+    let ModelBench { model, dtype, batch_size, .. } = bench;
+    let config = model.config();
+    let folder = scratch(4 * config.num_parameters())?;
     let weights = folder.path().join("weights.safetensors");
-    write_safetensors(&weights, bench.model.parameters())?;
-    let config = bench.model.config();
+    write_safetensors(&weights, model.parameters())?;
     peer.open("transformer", json!({ "config": config, "weights": weights, "dtype": dtype, "batch_size": batch_size }))
 }
 
@@ -239,58 +229,45 @@ pub fn verify(
     dtype: Precision,
     file: &Path,
 ) -> Result<ColumnOutcome<Verified<Errors>>> {
-    ColumnOutcome::of(peer.verify::<Errors>(column, file))?.try_map(|verified| {
-        verified.errors.require_within_tolerance(&format!("Python {column}"), dtype)?;
-        Ok(verified)
-    })
+    peer.verify(column, file, |errors: &Errors| errors.require_within_tolerance(&format!("Python {column}"), dtype))
 }
 
-/// What our own eager pass makes of a batch.
-pub struct Expected(Vec<(String, Tensor)>);
-
-impl Expected {
-    /// Loss, logits, the norm of every gradient, and an evenly spread sample of its elements.
-    pub fn of(bench: &TransformerBench, batch: &Batch) -> Result<Self> {
-        let parameters = bench.model.parameters();
-        let loss = bench.recorded(batch)?;
-        backward(&loss)?;
-        let mut norms = Vec::new();
-        let mut samples = Vec::new();
-        for (name, parameter) in parameters {
-            let gradient = parameter.f_grad()?;
-            ensure!(gradient.defined(), "{name} has no gradient");
-            norms.push(gradient.f_norm_scalaropt_dtype(2, Kind::Double)?);
-            // An odd stride meets every column of a matrix.
-            let stride = (gradient.numel() as i64 / SAMPLED).max(1) | 1;
-            samples.push((
-                format!("grad.{name}"),
-                gradient.f_flatten(0, -1)?.f_slice(0, 0, None, stride)?.f_detach_copy()?,
-            ));
-        }
-        zero_grad(parameters)?;
-        let narrow = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Float);
-        // Eight-byte values first, so that every tensor in the file is aligned.
-        let mut tensors = vec![
-            ("tokens".to_string(), batch.tokens.shallow_clone()),
-            ("targets".to_string(), batch.targets.shallow_clone()),
-            ("gradient_norms".to_string(), Tensor::f_stack(&norms, 0)?),
-            ("loss".to_string(), narrow(&loss)?),
-            ("logits".to_string(), narrow(&bench.logits(batch)?)?),
-        ];
-        tensors.extend(samples);
-        Ok(Self(tensors))
+/// Writes what our own eager pass makes of random tokens: loss, logits, the norm of every gradient, and an evenly spread
+/// sample of its elements.
+pub fn write_expected(bench: &ModelBench, file: &Path) -> Result<()> {
+    let (batch, parameters) = (bench.draw()?, bench.parameters());
+    let loss = bench.loss(&batch)?;
+    backward(&loss)?;
+    let (mut norms, mut samples) = (Vec::new(), Vec::new());
+    for (name, parameter) in parameters {
+        let gradient = parameter.f_grad()?;
+        ensure!(gradient.defined(), "{name} has no gradient");
+        norms.push(gradient.f_norm_scalaropt_dtype(2, Kind::Double)?);
+        // An odd stride meets every column of a matrix.
+        let stride = (gradient.numel() as i64 / SAMPLED).max(1) | 1;
+        let sample = gradient.f_flatten(0, -1)?.f_slice(0, 0, None, stride)?.f_detach_copy()?;
+        samples.push((format!("grad.{name}"), sample));
     }
+    zero_grad(parameters)?;
+    let logits = tch::no_grad(|| bench.in_precision(|| bench.model.forward(&batch.tokens)))?;
+    let narrow = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Float);
+    // Eight-byte values first, so that every tensor in the file is aligned.
+    let mut tensors = vec![
+        ("tokens".to_string(), batch.tokens),
+        ("targets".to_string(), batch.targets),
+        ("gradient_norms".to_string(), Tensor::f_stack(&norms, 0)?),
+        ("loss".to_string(), narrow(&loss)?),
+        ("logits".to_string(), narrow(&logits)?),
+    ];
+    tensors.extend(samples);
+    write_safetensors(file, &tensors)
+}
 
-    pub fn write(&self, file: &Path) -> Result<()> {
-        write_safetensors(file, &self.0)
-    }
-
-    /// Never less than the file takes: the logits, and a sample and a norm of each gradient.
-    fn bytes(bench: &TransformerBench) -> u64 {
-        let config = bench.model.config();
-        let positions = bench.positions() as u64;
-        4 * positions * (config.vocab_size as u64 + 4) + (2 * 4 * SAMPLED as u64 + 8) * config.num_tensors() + (1 << 20)
-    }
+/// Never less than [`write_expected`] takes: the logits, and a sample and a norm of each gradient.
+fn expected_bytes(bench: &ModelBench) -> u64 {
+    let config = bench.model.config();
+    let positions = (bench.batch_size * config.context_length) as u64;
+    4 * positions * (config.vocab_size as u64 + 4) + (2 * 4 * SAMPLED as u64 + 8) * config.num_tensors() + (1 << 20)
 }
 
 impl Passes {
