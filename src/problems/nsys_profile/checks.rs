@@ -50,7 +50,9 @@ pub fn a_profiled_step_adds_up() -> Result<Verdict> {
         let spans = ranges.named(name).count();
         ensure!(spans == 2 * layers, "{spans} ranges {name:?} in two forward passes of {layers} layers");
     }
-    ensure!(summary.attention.products.count == 2 * layers as u64, "{:?}", summary.attention.products);
+    summary.passes()?;
+    let products = summary.attention()?.products;
+    ensure!(products.count == 2 * layers as u64, "{products:?}");
     let operators = trace.events.iter().filter(|event| event.source == Source::Operator).count();
     Verdict::passed(format!("{operators} operators in their ranges, {forward} products in a forward pass"))
 }
@@ -97,22 +99,23 @@ fn event(source: Source, name: &str, start_ns: i64, end_ns: i64, thread: i64, co
 
 /// The analysis of the known trace, kernel by kernel.
 pub fn every_kernel_finds_its_range() -> Result<Verdict> {
-    let summary = Summary::of(&known_trace(), Counted::Kernels)?;
+    let trace = known_trace();
+    let summary = Summary::of(&trace, Counted::Kernels)?;
+    let (passes, attention, outside) = (summary.passes()?, summary.attention()?, summary.outside());
     let pass = |work: &RangeWork| (work.count, (work.seconds * 1e9).round() as i64);
-    let all: Vec<_> = summary.passes.all().into_iter().map(pass).collect();
+    let all: Vec<_> = passes.all().into_iter().map(pass).collect();
     ensure!(all == [(5, 800), (1, 700), (1, 1400), (1, 80)], "the passes hold {all:?}");
-    let attention = &summary.attention;
     let parts: Vec<_> = [&attention.scores, &attention.softmax, &attention.final_matmul].map(pass).to_vec();
     ensure!(parts == [(2, 430), (1, 50), (2, 320)], "the ranges of attention hold {parts:?}");
     ensure!(nanoseconds(attention.products) == (3, 720), "its products are {:?}", attention.products);
     // The warm-up's product and the stray.
-    ensure!(nanoseconds(summary.outside) == (2, 15), "outside of the passes are {:?}", summary.outside);
-    let classes = &summary.passes.inference.classes;
+    ensure!(nanoseconds(outside) == (2, 15), "outside of the passes are {outside:?}");
+    let classes = &passes.inference.classes;
     let matmul = classes.get(&Class::Matmul).context("no class matmul")?;
-    ensure!(nanoseconds(*matmul) == (2, 700) && summary.matmuls.helpers == 1, "{classes:?}");
-    let span = (summary.passes.inference.span_s * 1e9).round() as i64;
+    ensure!(nanoseconds(*matmul) == (2, 700) && summary.matmuls().helpers == 1, "{classes:?}");
+    let span = (passes.inference.span_s * 1e9).round() as i64;
     ensure!(span == 804, "the inference pass spans {span} ns, not its 800 and four gaps");
-    let optimizer = summary.passes.optimizer.as_ref().context("no optimizer pass")?;
+    let optimizer = passes.optimizer.as_ref().context("no optimizer pass")?;
     ensure!(optimizer.kernels[0].class == Class::Optimizer, "{:?}", optimizer.kernels);
     Verdict::passed("ten kernels of two launching threads")
 }
@@ -136,7 +139,7 @@ mod tests {
     fn a_trace_without_the_ranges_of_a_step_is_refused_by_name() {
         let mut trace = known_trace();
         trace.events.retain(|event| event.name != "optimizer");
-        let error = Summary::of(&trace, Counted::Kernels).unwrap_err();
+        let error = Summary::of(&trace, Counted::Kernels).unwrap().passes().unwrap_err();
         assert!(format!("{error:#}").contains("\"optimizer\""), "{error:#}");
     }
 }

@@ -69,16 +69,17 @@ fn every_kernel_of_a_step_has_a_launch_a_pass_and_a_class() -> Result<Verdict> {
         let (_, profile) = profile(device, || bench.step())?;
         let trace = profile.trace()?;
         let summary = Summary::of(&trace, Counted::Kernels)?;
-        ensure!(summary.launches_unseen == 0, "{optimizer}: {} launches unseen", summary.launches_unseen);
-        ensure!(summary.matmuls.operators == 9 * 12 + 1, "{:?}", summary.matmuls);
+        summary.passes()?;
+        let (unseen, matmuls, kernels) = (summary.launches_unseen(), summary.matmuls(), summary.matmul_kernels());
+        ensure!(unseen == 0, "{optimizer}: {unseen} launches unseen");
+        ensure!(matmuls.operators == 9 * 12 + 1, "{matmuls:?}");
         // cuBLAS does some float32 products in two launches.
-        ensure!(summary.matmuls.kernels > 9 * 12, "{:?}", summary.matmul_kernels);
-        let on_cuda_cores = summary.matmul_kernels.iter().all(|k| k.units == Units::CudaCores);
-        ensure!(on_cuda_cores, "{:?}", summary.matmul_kernels);
+        ensure!(matmuls.kernels > 9 * 12, "{kernels:?}");
+        ensure!(kernels.iter().all(|kernel| kernel.units == Units::CudaCores), "{kernels:?}");
         let unknown = trace.events.iter().filter(|e| e.source == Source::Kernel && Class::of(e) == Class::Other);
         let unknown: BTreeSet<_> = unknown.map(|e| &e.name).collect();
         ensure!(unknown.is_empty(), "no rule matches these names: {unknown:#?}");
-        notes.push(format!("{optimizer}: {} kernels of products", summary.matmuls.kernels));
+        notes.push(format!("{optimizer}: {} kernels of products", matmuls.kernels));
     }
     Verdict::passed(notes.join("; "))
 }

@@ -24,17 +24,10 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Self; 9] = [
-        Self::Matmul,
-        Self::MatmulHelper,
-        Self::Softmax,
-        Self::Elementwise,
-        Self::Reduction,
-        Self::Copy,
-        Self::Indexing,
-        Self::Optimizer,
-        Self::Other,
-    ];
+    pub const ALL: [Self; 9] = {
+        use Class::*;
+        [Matmul, MatmulHelper, Softmax, Elementwise, Reduction, Copy, Indexing, Optimizer, Other]
+    };
 
     pub fn of(event: &Event) -> Self {
         match event.source {

@@ -7,16 +7,16 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::step::{ProfiledBench, Seconds};
+use super::step::ProfiledBench;
 use super::summary::{Attention, Counted, Kernel, MatmulKernel, Matmuls, Passes, RangeWork, Summary, Tally};
 use crate::attention::ImplementationName;
 use crate::bench::device::{device_for, update_for};
+use crate::bench::training_step::{handout, work_of_passes};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
-use crate::harness::samples::{Samples, Work};
+use crate::harness::samples::Samples;
 use crate::harness::store::Layout;
 use crate::model::memory::{Memory, Update};
-use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName};
 use crate::torch::profiler::profile;
 use crate::torch::stream::synchronize;
@@ -30,12 +30,13 @@ pub enum Collector {
 }
 
 /// How much is run and profiled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
     /// The forward pass alone, under `no_grad`.
     Inference,
     /// The same, and then a whole training step: forward, backward, AdamW.
+    #[default]
     TrainingStep,
 }
 
@@ -58,40 +59,25 @@ pub struct Params {
     pub batch_size: i64,
     #[serde(default = "handout::vocab_size")]
     pub vocab_size: i64,
-    #[serde(default = "handout::pass")]
+    #[serde(default)]
     pub pass: Pass,
     #[serde(default = "handout::dtype")]
     pub dtype: Precision,
     pub optimizer: OptimizerName,
-    #[serde(default = "handout::warmup")]
+    #[serde(default = "warmup")]
     pub warmup: usize,
     /// Steps timed by the host's clock alone, before the one that is profiled.
-    #[serde(default = "handout::steps")]
+    #[serde(default = "steps")]
     pub steps: usize,
 }
 
-/// The settings of section 1.1.2; and since one profiled step has thousands of kernels, few steps.
-mod handout {
-    use super::*;
+/// Few, as one profiled step has thousands of kernels.
+fn warmup() -> usize {
+    2
+}
 
-    pub fn batch_size() -> i64 {
-        BATCH_SIZE
-    }
-    pub fn vocab_size() -> i64 {
-        VOCAB_SIZE
-    }
-    pub fn pass() -> Pass {
-        Pass::TrainingStep
-    }
-    pub fn dtype() -> Precision {
-        Precision::Float32
-    }
-    pub fn warmup() -> usize {
-        2
-    }
-    pub fn steps() -> usize {
-        5
-    }
+fn steps() -> usize {
+    5
 }
 
 impl Params {
@@ -133,28 +119,6 @@ pub struct Row {
     pub launches_unseen: u64,
     /// Where the trace was written, below the report's folder.
     pub trace: Option<String>,
-}
-
-impl Row {
-    /// Without a file.
-    fn new(params: &Params, host: Passes<Samples>, profiled_before: bool, summary: Summary) -> Result<Self> {
-        let sum = |work: &RangeWork, least| Samples::seconds(vec![work.seconds], least);
-        Ok(Self {
-            collector: Collector::Kineto,
-            counted: summary.counted,
-            host,
-            profiled_before,
-            kernels: of_passes(params, &summary.passes, sum)?,
-            passes: summary.passes,
-            top_of_both: summary.top_of_both,
-            attention: summary.attention,
-            matmuls: summary.matmuls,
-            matmul_kernels: summary.matmul_kernels,
-            outside: summary.outside,
-            launches_unseen: summary.launches_unseen,
-            trace: None,
-        })
-    }
 }
 
 pub struct NsysProfile;
@@ -204,6 +168,13 @@ pub fn measure_on(params: &Params, device: Device, trace: Option<&Path>) -> Resu
     bench.warm_up()?;
     let profiled_before = PROFILED.load(Ordering::Relaxed);
     let steps = (0..params.steps).map(|_| bench.step()).collect::<Result<Vec<_>>>()?;
+    let seconds = |of: fn(&Passes<f64>) -> Option<f64>| steps.iter().map(of).collect::<Option<Vec<_>>>();
+    let host = Passes {
+        inference: steps.iter().map(|step| step.inference).collect(),
+        forward: seconds(|step| step.forward),
+        backward: seconds(|step| step.backward),
+        optimizer: seconds(|step| step.optimizer),
+    };
     set_up_profiler(device)?;
     let (_, profile) = profile(device, || bench.step())?;
     drop(bench);
@@ -211,8 +182,24 @@ pub fn measure_on(params: &Params, device: Device, trace: Option<&Path>) -> Resu
         profile.save(path)?;
     }
     let counted = if device.is_cuda() { Counted::Kernels } else { Counted::Operators };
-    let summary = Summary::of(&profile.trace()?, counted)?;
-    Row::new(params, host_times(params, &steps)?, profiled_before, summary)
+    let trace = profile.trace()?;
+    let summary = Summary::of(&trace, counted)?;
+    let passes = summary.passes()?;
+    Ok(Row {
+        collector: Collector::Kineto,
+        counted,
+        host: samples(params, host)?,
+        profiled_before,
+        kernels: samples(params, passes.map(|work| vec![work.seconds]))?,
+        passes,
+        top_of_both: summary.top_of_both(),
+        attention: summary.attention()?,
+        matmuls: summary.matmuls(),
+        matmul_kernels: summary.matmul_kernels(),
+        outside: summary.outside(),
+        launches_unseen: summary.launches_unseen(),
+        trace: None,
+    })
 }
 
 /// Whether anything was profiled in this process yet.
@@ -230,35 +217,17 @@ fn set_up_profiler(device: Device) -> Result<()> {
     profile(device, nothing).map(drop).context("in the first profile of the process")
 }
 
-fn host_times(params: &Params, steps: &[Seconds]) -> Result<Passes<Samples>> {
-    let part = |i: usize| steps.iter().map(|s| s.training.map(|t| t[i])).collect::<Option<Vec<f64>>>();
-    let times = Passes {
-        inference: steps.iter().map(|s| s.inference).collect(),
-        forward: part(0),
-        backward: part(1),
-        optimizer: part(2),
-    };
-    of_passes(params, &times, |times: &Vec<f64>, least| Samples::seconds(times.clone(), least))
-}
-
-/// Each pass with the least work that it does: the operations of the matrix products, and the traffic of the parameters
-/// that it must touch (read; read and gradients written; gradients and state read, all written).
-fn of_passes<T>(
-    params: &Params,
-    passes: &Passes<T>,
-    samples: impl Fn(&T, Work) -> Result<Samples>,
-) -> Result<Passes<Samples>> {
+/// Each pass with the least work that it does.
+fn samples(params: &Params, seconds: Passes<Vec<f64>>) -> Result<Passes<Samples>> {
     let config = params.config();
     let flops = config.forward_flops(params.batch_size, params.context_length);
-    let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
-    let work = |flops, bytes, precision: Precision| Work { flops, bytes, precision: precision.name().into() };
-    let forward = || work(flops, 4.0 * multiplied, params.dtype);
-    let with = |value: &Option<T>, work| value.as_ref().map(|value| samples(value, work)).transpose();
+    let [forward, backward, optimizer] = work_of_passes(&config, flops, params.dtype.name());
+    let with = |seconds: Option<Vec<f64>>, work| seconds.map(|seconds| Samples::seconds(seconds, work)).transpose();
     Ok(Passes {
-        inference: samples(&passes.inference, forward())?,
-        forward: with(&passes.forward, forward())?,
-        backward: with(&passes.backward, work(2.0 * flops, 8.0 * multiplied, params.dtype))?,
-        optimizer: with(&passes.optimizer, work(12.0 * all, 28.0 * all, Precision::Float32))?,
+        inference: Samples::seconds(seconds.inference, forward.clone())?,
+        forward: with(seconds.forward, forward)?,
+        backward: with(seconds.backward, backward)?,
+        optimizer: with(seconds.optimizer, optimizer)?,
     })
 }
 

@@ -4,12 +4,12 @@ use self::measure::NsysProfile;
 use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
-pub mod checks;
-pub mod device;
-pub mod kernels;
-pub mod measure;
-pub mod step;
-pub mod summary;
+mod checks;
+pub(super) mod device;
+mod kernels;
+pub(crate) mod measure;
+pub(crate) mod step;
+mod summary;
 
 pub const PROBLEM: Problem = Problem {
     name: "nsys_profile",

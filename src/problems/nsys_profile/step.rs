@@ -3,18 +3,17 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use tch::{Device, Kind};
+use tch::Device;
 
 use super::measure::{OptimizerName, Params, Pass};
+use super::summary::Passes;
 use crate::attention::ImplementationName;
-use crate::bench::training_step::loss;
+use crate::bench::model_bench::ModelBench;
+use crate::model::FusedAdamW;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer, zero_grad};
-use crate::model::{FusedAdamW, Transformer};
-use crate::torch::Generator;
 use crate::torch::autograd::backward;
 use crate::torch::nvtx::range;
 use crate::torch::profiler::with_nvtx;
-use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 
 /// Logits and loss under `no_grad`.
@@ -29,25 +28,19 @@ pub const WARM_UP: &str = "warm-up";
 /// A model, its optimizer, and what they are to do.
 pub struct ProfiledBench<'a> {
     params: &'a Params,
-    device: Device,
-    model: Transformer,
+    bench: ModelBench,
     optimizer: Box<dyn Optimizer>,
-    generator: Generator,
-}
-
-/// Seconds on the host of the passes of one step, the device synchronised after each.
-#[derive(Debug, Clone, Copy)]
-pub struct Seconds {
-    pub inference: f64,
-    /// Forward, backward and optimizer of the training step, where there is one.
-    pub training: Option<[f64; 3]>,
 }
 
 impl<'a> ProfiledBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
-        let generator = Generator::new(device, SEED)?;
-        let model = Transformer::new(&params.config(), ImplementationName::Naive, &generator)?;
-        Ok(Self { params, device, model, optimizer: optimizer(params.optimizer, device)?, generator })
+        let Params { batch_size, dtype, .. } = *params;
+        let bench = ModelBench::new(&params.config(), ImplementationName::Naive, batch_size, dtype, device)?;
+        let optimizer: Box<dyn Optimizer> = match params.optimizer {
+            OptimizerName::Fused => Box::new(FusedAdamW::new(AdamWOptions::default(), device)?),
+            OptimizerName::Plain => Box::new(AdamW::new(AdamWOptions::default())?),
+        };
+        Ok(Self { params, bench, optimizer })
     }
 
     /// The steps before anything is looked at.
@@ -56,21 +49,22 @@ impl<'a> ProfiledBench<'a> {
     }
 
     /// A forward pass alone, then (if asked for) a training step, on the same fresh random tokens.
-    pub fn step(&mut self) -> Result<Seconds> {
-        let Params { vocab_size, batch_size, context_length, dtype, pass, .. } = *self.params;
-        let random = || self.generator.randint(0, vocab_size, &[batch_size, context_length], Kind::Int64);
-        let (tokens, targets) = (random()?, random()?);
-        synchronize(self.device)?;
-        let loss = || loss(&self.model, &tokens, &targets, dtype);
-        let (_, inference) = timed(INFERENCE, self.device, || tch::no_grad(loss))?;
-        if pass == Pass::Inference {
-            return Ok(Seconds { inference, training: None });
+    ///
+    /// Seconds on the host, the device synchronised after each pass.
+    pub fn step(&mut self) -> Result<Passes<f64>> {
+        let Self { params, bench, optimizer } = self;
+        let (device, parameters) = (bench.device, bench.parameters());
+        let batch = bench.draw()?;
+        synchronize(device)?;
+        let (_, inference) = timed(INFERENCE, device, || tch::no_grad(|| bench.loss(&batch)))?;
+        if params.pass == Pass::Inference {
+            return Ok(Passes { inference, forward: None, backward: None, optimizer: None });
         }
-        let (loss, forward) = timed(FORWARD, self.device, loss)?;
-        let ((), backward) = timed(BACKWARD, self.device, || backward(&loss))?;
-        let ((), optimizer) = timed(OPTIMIZER, self.device, || self.optimizer.step(self.model.parameters()))?;
-        zero_grad(self.model.parameters())?;
-        Ok(Seconds { inference, training: Some([forward, backward, optimizer]) })
+        let (loss, forward) = timed(FORWARD, device, || bench.loss(&batch))?;
+        let ((), backward) = timed(BACKWARD, device, || backward(&loss))?;
+        let ((), optimizer) = timed(OPTIMIZER, device, || optimizer.step(parameters))?;
+        zero_grad(parameters)?;
+        Ok(Passes { inference, forward: Some(forward), backward: Some(backward), optimizer: Some(optimizer) })
     }
 }
 
@@ -90,12 +84,5 @@ fn timed<T>(name: &'static str, device: Device, body: impl FnOnce() -> Result<T>
         let value = body().with_context(|| format!("in the {name} pass"))?;
         synchronize(device)?;
         Ok((value, start.elapsed().as_secs_f64()))
-    })
-}
-
-fn optimizer(name: OptimizerName, device: Device) -> Result<Box<dyn Optimizer>> {
-    Ok(match name {
-        OptimizerName::Fused => Box::new(FusedAdamW::new(AdamWOptions::default(), device)?),
-        OptimizerName::Plain => Box::new(AdamW::new(AdamWOptions::default())?),
     })
 }

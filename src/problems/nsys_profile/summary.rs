@@ -110,102 +110,98 @@ pub struct MatmulKernel {
     pub count: u64,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    pub counted: Counted,
-    pub passes: Passes<RangeWork>,
-    /// Of forward and backward pass together, what takes the most time.
-    pub top_of_both: Option<Kernel>,
-    pub attention: Attention,
-    pub matmuls: Matmuls,
-    /// Of all passes, by name; empty for operators.
-    pub matmul_kernels: Vec<MatmulKernel>,
-    /// Launched in no pass: drawing the tokens, releasing gradients.
-    pub outside: Tally,
-    /// Kernels placed by the time at which they ran.
-    pub launches_unseen: u64,
-}
-
 /// How many kernels a range lists by name.
 const LISTED: usize = 12;
 const LISTED_IN_ATTENTION: usize = 5;
-
-impl Summary {
-    /// Errors: a trace without the ranges of a step, with two of one, or with ranges that do not nest.
-    pub fn of(trace: &Trace, counted: Counted) -> Result<Self> {
-        let ranges = Ranges::of(trace)?;
-        let placed = match counted {
-            Counted::Kernels => ranges.place_gpu_work(trace),
-            Counted::Operators => ranges.place_operators(trace),
-        };
-        let view = View { ranges: &ranges, placed: &placed, counted };
-        let training = view.spans(FORWARD).next().is_some();
-        let pass = |name| training.then(|| view.pass(name)).transpose();
-        let passes = Passes {
-            inference: view.pass(INFERENCE)?,
-            forward: pass(FORWARD)?,
-            backward: pass(BACKWARD)?,
-            optimizer: pass(OPTIMIZER)?,
-        };
-        let outside: Vec<&Placed> = view.placed.iter().filter(|p| !view.in_a_pass(p)).collect();
-        let summary = Self {
-            counted,
-            attention: view.attention()?,
-            matmuls: view.matmuls(trace),
-            matmul_kernels: view.matmul_kernels(),
-            outside: tally(&outside),
-            launches_unseen: placed.iter().filter(|p| !p.launch_seen).count() as u64,
-            top_of_both: training.then(|| view.top_of_both()).flatten(),
-            passes,
-        };
-        summary.adds_up(&placed)?;
-        Ok(summary)
-    }
-
-    /// Nothing may be counted twice or lost between the trace and the tables.
-    fn adds_up(&self, placed: &[Placed]) -> Result<()> {
-        let passes = self.passes.all();
-        let tables = passes.iter().map(|p| (p.kernels.iter().map(|k| k.count).sum::<u64>() + p.rest.count, p.count));
-        let classes = passes.iter().map(|p| (p.classes.values().map(|t| t.count).sum(), p.count));
-        for (listed, all) in tables.chain(classes) {
-            ensure!(listed == all, "a table lists {listed} kernels of {all}");
-        }
-        let seconds = self.outside.seconds + passes.iter().map(|p| p.seconds).sum::<f64>();
-        let count = self.outside.count + passes.iter().map(|p| p.count).sum::<u64>();
-        let all: i64 = placed.iter().map(|p| p.own_ns).sum();
-        ensure!(count == placed.len() as u64, "the passes hold {count} kernels, the trace {}", placed.len());
-        let off = (seconds - all as f64 / 1e9).abs();
-        ensure!(off < 1e-9 * placed.len().max(1) as f64, "the passes' times differ from the trace's by {off:.1e} s");
-        Ok(())
-    }
-}
 
 impl<T> Passes<T> {
     pub fn all(&self) -> Vec<&T> {
         let training = [&self.forward, &self.backward, &self.optimizer];
         std::iter::once(&self.inference).chain(training.into_iter().flatten()).collect()
     }
+
+    pub fn map<U>(&self, change: impl Fn(&T) -> U) -> Passes<U> {
+        let Self { inference, forward, backward, optimizer } = self;
+        Passes {
+            inference: change(inference),
+            forward: forward.as_ref().map(&change),
+            backward: backward.as_ref().map(&change),
+            optimizer: optimizer.as_ref().map(&change),
+        }
+    }
 }
 
-/// The pieces of one trace in their ranges.
-struct View<'a> {
-    ranges: &'a Ranges,
-    placed: &'a [Placed<'a>],
+/// The kernels (or operators) of one trace in the ranges of a step.
+pub struct Summary<'a> {
+    trace: &'a Trace,
     counted: Counted,
+    ranges: Ranges,
+    placed: Vec<Placed<'a>>,
 }
 
-impl View<'_> {
+impl<'a> Summary<'a> {
+    /// Errors: ranges that do not nest, or of two threads.
+    pub fn of(trace: &'a Trace, counted: Counted) -> Result<Self> {
+        let ranges = Ranges::of(trace)?;
+        let placed = match counted {
+            Counted::Kernels => ranges.place_gpu_work(trace),
+            Counted::Operators => ranges.place_operators(trace),
+        };
+        Ok(Self { trace, counted, ranges, placed })
+    }
+
+    /// Errors: a trace without the ranges of a step, or with two of one.
+    pub fn passes(&self) -> Result<Passes<RangeWork>> {
+        let training = self.spans(FORWARD).next().is_some();
+        let pass = |name| training.then(|| self.pass(name)).transpose();
+        let passes = Passes {
+            inference: self.pass(INFERENCE)?,
+            forward: pass(FORWARD)?,
+            backward: pass(BACKWARD)?,
+            optimizer: pass(OPTIMIZER)?,
+        };
+        self.require_sum(&passes.all())?;
+        Ok(passes)
+    }
+
+    /// Launched in no pass: drawing the tokens, releasing gradients.
+    pub fn outside(&self) -> Tally {
+        tally(&self.placed.iter().filter(|piece| !self.in_a_pass(piece)).collect::<Vec<_>>())
+    }
+
+    /// Kernels placed by the time at which they ran.
+    pub fn launches_unseen(&self) -> u64 {
+        self.placed.iter().filter(|piece| !piece.launch_seen).count() as u64
+    }
+
+    /// Errors: a kernel is lost, or counted twice, between the trace and the tables.
+    fn require_sum(&self, passes: &[&RangeWork]) -> Result<()> {
+        let tables = passes.iter().map(|p| (p.kernels.iter().map(|k| k.count).sum::<u64>() + p.rest.count, p.count));
+        let classes = passes.iter().map(|p| (p.classes.values().map(|t| t.count).sum(), p.count));
+        for (listed, all) in tables.chain(classes) {
+            ensure!(listed == all, "a table lists {listed} kernels of {all}");
+        }
+        let (outside, placed) = (self.outside(), self.placed.len());
+        let seconds = outside.seconds + passes.iter().map(|p| p.seconds).sum::<f64>();
+        let count = outside.count + passes.iter().map(|p| p.count).sum::<u64>();
+        let all: i64 = self.placed.iter().map(|p| p.own_ns).sum();
+        ensure!(count == placed as u64, "the passes hold {count} kernels, the trace {placed}");
+        let off = (seconds - all as f64 / 1e9).abs();
+        ensure!(off < 1e-9 * placed.max(1) as f64, "the passes' times differ from the trace's by {off:.1e} s");
+        Ok(())
+    }
+
     fn pass(&self, name: &str) -> Result<RangeWork> {
         let spans: Vec<&Span> = self.spans(name).collect();
         ensure!(spans.len() == 1, "the trace has {} ranges called {name:?}, not one", spans.len());
         self.work(name, &spans, &self.within(&[name]), LISTED).with_context(|| format!("in the range {name:?}"))
     }
 
-    fn attention(&self) -> Result<Attention> {
+    pub fn attention(&self) -> Result<Attention> {
         let part = |name| {
             let pieces = self.within(&[INFERENCE, name]);
-            let spans: Vec<&Span> =
-                self.spans(name).filter(|span| self.ranges.inside(span.parent, INFERENCE)).collect();
+            let in_inference = |span: &&Span| self.ranges.inside(span.parent, INFERENCE);
+            let spans: Vec<&Span> = self.spans(name).filter(in_inference).collect();
             self.work(name, &spans, &pieces, LISTED_IN_ATTENTION).with_context(|| format!("in the range {name:?}"))
         };
         let (scores, softmax, final_matmul) = (part(SCORES)?, part(SOFTMAX)?, part(FINAL_MATMUL)?);
@@ -219,18 +215,19 @@ impl View<'_> {
         Ok(Attention { scores, softmax, final_matmul, products })
     }
 
-    fn matmuls(&self, trace: &Trace) -> Matmuls {
+    pub fn matmuls(&self) -> Matmuls {
         let of_class = |class| self.within(&[INFERENCE]).iter().filter(|p| Class::of(p.event) == class).count() as u64;
         let in_pass =
             |event: &&Event| is_matmul_operator(event) && self.ranges.inside(self.ranges.at(event.start_ns), INFERENCE);
         Matmuls {
-            operators: trace.events.iter().filter(in_pass).count() as u64,
+            operators: self.trace.events.iter().filter(in_pass).count() as u64,
             kernels: of_class(Class::Matmul),
             helpers: of_class(Class::MatmulHelper),
         }
     }
 
-    fn matmul_kernels(&self) -> Vec<MatmulKernel> {
+    /// Of all passes, by name; empty for operators.
+    pub fn matmul_kernels(&self) -> Vec<MatmulKernel> {
         let mut counts = BTreeMap::<&str, u64>::new();
         let products = self.placed.iter().filter(|p| self.in_a_pass(p) && p.event.source.is_gpu());
         for piece in products.filter(|p| Class::of(p.event) == Class::Matmul) {
@@ -241,7 +238,8 @@ impl View<'_> {
         counts.into_iter().map(kernel).collect()
     }
 
-    fn top_of_both(&self) -> Option<Kernel> {
+    /// Of forward and backward pass together, what takes the most time.
+    pub fn top_of_both(&self) -> Option<Kernel> {
         let both: Vec<&Placed> = [FORWARD, BACKWARD].iter().flat_map(|name| self.within(&[name])).collect();
         kernels(&both).into_iter().next()
     }
@@ -264,7 +262,7 @@ impl View<'_> {
     fn work(&self, name: &str, spans: &[&Span], pieces: &[&Placed], listed: usize) -> Result<RangeWork> {
         ensure!(!spans.is_empty() && !pieces.is_empty(), "nothing ran, or the profiler recorded nothing");
         let host_s = seconds(spans.iter().map(|span| span.end_ns - span.start_ns).sum());
-        let intervals = || pieces.iter().map(|p| (p.event.start_ns, p.event.end_ns()));
+        let intervals = pieces.iter().map(|p| (p.event.start_ns, p.event.end_ns()));
         let mut extents = BTreeMap::<Option<usize>, (i64, i64)>::new();
         for piece in pieces {
             let extent = extents.entry(self.ranges.enclosing(piece.span, name)).or_insert((i64::MAX, i64::MIN));
@@ -275,6 +273,7 @@ impl View<'_> {
             Counted::Operators => host_s,
         };
         let of_class = |class| pieces.iter().copied().filter(|p| Class::of(p.event) == class).collect::<Vec<_>>();
+        let classes = Class::ALL.into_iter().map(|class| (class, tally(&of_class(class)))).collect();
         let mut kernels = kernels(pieces);
         let others = kernels.split_off(listed.min(kernels.len()));
         let rest = Rest {
@@ -284,17 +283,8 @@ impl View<'_> {
             seconds: others.iter().map(|k| k.seconds).sum::<f64>() + 0.0,
         };
         let Tally { count, seconds: sum } = tally(pieces);
-        let classes = Class::ALL.into_iter().map(|class| (class, tally(&of_class(class)))).collect();
-        Ok(RangeWork {
-            host_s,
-            seconds: sum,
-            span_s,
-            busy_s: seconds(covered_ns(intervals())),
-            count,
-            classes,
-            kernels,
-            rest,
-        })
+        let busy_s = seconds(covered_ns(intervals));
+        Ok(RangeWork { host_s, seconds: sum, span_s, busy_s, count, classes, kernels, rest })
     }
 }
 
