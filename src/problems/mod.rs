@@ -83,7 +83,7 @@ pub const DEVICE_CHECKS: &[&[DeviceCheck]] = &[
     device::adamw::CHECKS,
     benchmarking_script::fused_adamw::variants::CHECKS,
     nsys_profile::device::CHECKS,
-    memory_profiling::components::DEVICE_CHECKS,
+    memory_profiling::checks::DEVICE_CHECKS,
     device::nccl_ranks::CHECKS,
 ];
 

@@ -16,7 +16,7 @@ use crate::bench::training_step::handout;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
-use crate::model::memory::Memory;
+use crate::model::memory::{Memory, Update};
 use crate::model::{Config, Precision, SizeName};
 use crate::torch::memory_history::{History, viewer};
 
@@ -151,7 +151,8 @@ impl Measure for MemoryProfiling {
 /// Runs every pass and step of one model, and gives the histories of a forward pass and of a training step too.
 pub fn measure_on(params: &Params, device: Device) -> Result<(Row, [History; 2])> {
     let mut bench = MemoryBench::new(params, device)?;
-    let (memory, copies, update) = (params.memory(), WeightCopies::of(params), bench.update);
+    let (memory, copies) = (params.memory(), WeightCopies::of(params));
+    let update = if device == Device::Cpu { Update::ByOperators } else { Update::Fused };
     let mut run = |what: What, points: usize, predicted_bytes: u64| -> Result<(Run, History)> {
         let (plain, recorded) = bench.twice(what).with_context(|| format!("in {what:?}"))?;
         let run = super::components::run(plain, &recorded, &copies, points, predicted_bytes);

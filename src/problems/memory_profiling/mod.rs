@@ -4,8 +4,9 @@ use self::measure::MemoryProfiling;
 use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
-pub mod components;
-pub mod measure;
+pub(super) mod checks;
+mod components;
+mod measure;
 mod predicted;
 mod steps;
 
@@ -14,7 +15,11 @@ pub const PROBLEM: Problem = Problem {
     answers: &["a", "b", "c", "d", "e"],
     checks: &[
         Check { name: "prediction_adds_up", part: "d", run: predicted::prediction_adds_up },
-        Check { name: "components_are_what_they_are_called", part: "a", run: components::are_what_they_are_called },
+        Check {
+            name: "components_are_what_they_are_called",
+            part: "a",
+            run: checks::components_are_what_they_are_called,
+        },
     ],
     measured: Some(Measured::of::<MemoryProfiling>()),
     answer: answer::answer,

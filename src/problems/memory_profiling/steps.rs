@@ -4,28 +4,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::measure::{Params, Usage};
-use crate::bench::training_step::loss;
+use crate::bench::device::empty_cache;
+use crate::bench::model_bench::{Batch, ModelBench};
 use crate::model::fused_adamw::adamw_for;
-use crate::model::memory::Update;
+use crate::model::loss::cross_entropy;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
-use crate::model::{Precision, Transformer, loss::cross_entropy};
-use crate::torch::Generator;
 use crate::torch::allocator_stats::AllocationTracker;
-use crate::torch::autocast::autocast;
 use crate::torch::autograd::backward;
 use crate::torch::memory_history::{History, record};
 use crate::torch::nvtx::range;
-use crate::torch::random::SEED;
 use crate::torch::{memory, stream};
-
-/// The optimizer of a device, and how it updates.
-pub fn adamw_on(device: Device) -> Result<(Box<dyn Optimizer>, Update)> {
-    let update = if device == Device::Cpu { Update::ByOperators } else { Update::Fused };
-    Ok((adamw_for(device, AdamWOptions::default())?, update))
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
@@ -60,13 +51,9 @@ pub struct Recorded {
     pub state_bytes: u64,
 }
 
-pub struct MemoryBench<'a> {
-    params: &'a Params,
-    device: Device,
-    model: Transformer,
-    generator: Generator,
+pub struct MemoryBench {
+    bench: ModelBench,
     optimizer: Box<dyn Optimizer>,
-    pub update: Update,
     pub parameters_bytes: u64,
     pub state_bytes: u64,
     pub weight_copies_bytes: u64,
@@ -75,44 +62,22 @@ pub struct MemoryBench<'a> {
     gauge: Gauge,
 }
 
-impl<'a> MemoryBench<'a> {
+impl MemoryBench {
     /// A new model, after one pass forward and back, so that libraries have their workspaces.
-    pub fn new(params: &'a Params, device: Device) -> Result<Self> {
+    pub fn new(params: &Params, device: Device) -> Result<Self> {
         let gauge = Gauge::start(device)?;
-        let generator = Generator::new(device, SEED)?;
-        let model = Transformer::new(&params.config(), params.attention, &generator)?;
+        let bench = ModelBench::new(&params.config(), params.attention, params.batch_size, params.dtype, device)?;
+        let parameters = bench.parameters();
         let bytes = |(_, p): &(String, Tensor)| (p.numel() * p.kind().elt_size_in_bytes()) as u64;
-        let parameters_bytes = model.parameters().iter().map(bytes).sum();
-        let (optimizer, update) = adamw_on(device)?;
-        let [state_bytes, weight_copies_bytes, other_bytes] = [0; 3];
-        let mut bench = Self {
-            params,
-            device,
-            model,
-            generator,
-            optimizer,
-            update,
-            parameters_bytes,
-            state_bytes,
-            weight_copies_bytes,
-            other_bytes,
-            gauge,
-        };
-        bench.warm_up().context("in the warm-up")?;
-        Ok(bench)
-    }
-
-    fn warm_up(&mut self) -> Result<()> {
-        let (tokens, targets) = self.batch()?;
-        backward(&loss(&self.model, &tokens, &targets, self.params.dtype)?)?;
-        drop((tokens, targets));
-        zero_grad(self.model.parameters())?;
-        stream::synchronize(self.device)?;
-        let now = self.gauge.now()?.requested_bytes;
-        let parameters = self.parameters_bytes;
-        ensure!(now >= parameters, "{now} bytes are in use, fewer than the parameters' {parameters}");
-        self.other_bytes = now - parameters;
-        Ok(())
+        let parameters_bytes = parameters.iter().map(bytes).sum();
+        let optimizer = adamw_for(device, AdamWOptions::default())?;
+        backward(&bench.loss(&bench.draw()?)?).context("in the warm-up")?;
+        zero_grad(parameters)?;
+        stream::synchronize(device)?;
+        let now = gauge.now()?.requested_bytes;
+        ensure!(now >= parameters_bytes, "{now} bytes are in use, fewer than the parameters' {parameters_bytes}");
+        let other_bytes = now - parameters_bytes;
+        Ok(Self { bench, optimizer, parameters_bytes, state_bytes: 0, weight_copies_bytes: 0, other_bytes, gauge })
     }
 
     /// Runs `what` once as it is and once with its history kept, each from an emptied cache; a first step has a new
@@ -122,7 +87,7 @@ impl<'a> MemoryBench<'a> {
         let plain = self.step(what)?;
         self.prepare(what)?;
         let before = self.gauge.now()?.requested_bytes;
-        let (device, parameters_bytes, state_bytes) = (self.device, self.parameters_bytes, self.state_bytes);
+        let (device, parameters_bytes, state_bytes) = (self.bench.device, self.parameters_bytes, self.state_bytes);
         let (step, history) = record(device, before, || self.step(what))?;
         if what == What::FirstStep {
             let after = self.gauge.now()?.requested_bytes;
@@ -133,72 +98,58 @@ impl<'a> MemoryBench<'a> {
     }
 
     fn prepare(&mut self, what: What) -> Result<()> {
+        let device = self.bench.device;
         if what == What::FirstStep {
-            self.optimizer = adamw_on(self.device)?.0;
+            self.optimizer = adamw_for(device, AdamWOptions::default())?;
         }
-        stream::synchronize(self.device)?;
-        match self.device {
-            Device::Cpu => Ok(()),
-            device => memory::empty_cache(device),
-        }
+        stream::synchronize(device)?;
+        empty_cache(device)
     }
 
     fn step(&mut self, what: What) -> Result<Step> {
+        let Self { bench, optimizer, gauge, .. } = self;
         let mut step = Step::default();
-        let (tokens, targets) = self.batch()?;
+        let batch = bench.draw()?;
         if what == What::Forward {
-            let forward = || tch::no_grad(|| self.copies_of_forward(&tokens, &targets));
-            self.weight_copies_bytes = self.gauge.phase(&mut step, "forward", forward)?;
+            let forward = || tch::no_grad(|| copies_of_forward(bench, &batch, gauge));
+            self.weight_copies_bytes = gauge.phase(&mut step, "forward", forward)?;
             return Ok(step);
         }
-        let forward = || loss(&self.model, &tokens, &targets, self.params.dtype);
-        let loss = self.gauge.phase(&mut step, "forward", forward)?;
+        let loss = gauge.phase(&mut step, "forward", || bench.loss(&batch))?;
         if what == What::RecordedForward {
             return Ok(step);
         }
-        self.gauge.phase(&mut step, "backward", || backward(&loss))?;
-        self.gauge.phase(&mut step, "optimizer", || self.optimizer.step(self.model.parameters()))?;
-        zero_grad(self.model.parameters())?;
+        gauge.phase(&mut step, "backward", || backward(&loss))?;
+        gauge.phase(&mut step, "optimizer", || optimizer.step(bench.parameters()))?;
+        zero_grad(bench.parameters())?;
         Ok(step)
     }
+}
 
-    /// A forward pass with its loss; the bytes that were given back when autocast ended.
-    fn copies_of_forward(&self, tokens: &Tensor, targets: &Tensor) -> Result<u64> {
-        let inside = || {
-            drop(cross_entropy(&self.model.forward(tokens)?, targets)?);
-            Ok(self.gauge.now()?.requested_bytes)
-        };
-        let before_the_end = match self.params.dtype {
-            Precision::Float32 => inside()?,
-            Precision::Bfloat16 => autocast(self.device, Kind::BFloat16, inside)?,
-        };
-        Ok(before_the_end.saturating_sub(self.gauge.now()?.requested_bytes))
-    }
-
-    fn batch(&self) -> Result<(Tensor, Tensor)> {
-        let size = [self.params.batch_size, self.params.context_length];
-        let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
-        Ok((random()?, random()?))
-    }
+/// A forward pass with its loss; the bytes that were given back when autocast ended.
+fn copies_of_forward(bench: &ModelBench, batch: &Batch, gauge: &Gauge) -> Result<u64> {
+    let before_the_end = bench.in_precision(|| {
+        drop(cross_entropy(&bench.model.forward(&batch.tokens)?, &batch.targets)?);
+        Ok(gauge.now()?.requested_bytes)
+    })?;
+    Ok(before_the_end.saturating_sub(gauge.now()?.requested_bytes))
 }
 
 /// What a device's allocator says.
 struct Gauge {
     device: Device,
-    /// The CPU's, which counts from here on.
-    meter: Option<AllocationTracker>,
+    tracker: AllocationTracker,
 }
 
 impl Gauge {
     fn start(device: Device) -> Result<Self> {
-        let meter = (device == Device::Cpu).then(|| AllocationTracker::start(device)).transpose()?;
-        Ok(Self { device, meter })
+        Ok(Self { device, tracker: AllocationTracker::start(device)? })
     }
 
     /// Runs `body` as the next phase of `step`.
     fn phase<T>(&self, step: &mut Step, name: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
         stream::synchronize(self.device)?;
-        self.reset()?;
+        self.tracker.reset_peak()?;
         let start = now_us();
         let value = range(name, body).with_context(|| format!("in the {name} phase"))?;
         stream::synchronize(self.device)?;
@@ -208,41 +159,33 @@ impl Gauge {
     }
 
     fn now(&self) -> Result<Usage> {
-        match &self.meter {
-            Some(meter) => Ok(Usage::of_cpu(meter.in_use()?)),
-            None => Ok(Usage::of_cuda(&memory::stats(self.device)?, |gauge| gauge.current)),
-        }
+        self.usage(AllocationTracker::in_use, |gauge| gauge.current)
     }
 
     fn peak(&self) -> Result<Usage> {
-        match &self.meter {
-            Some(meter) => Ok(Usage::of_cpu(meter.peak()?)),
-            None => Ok(Usage::of_cuda(&memory::stats(self.device)?, |gauge| gauge.peak)),
-        }
+        self.usage(AllocationTracker::peak, |gauge| gauge.peak)
     }
 
-    fn reset(&self) -> Result<()> {
-        match &self.meter {
-            Some(meter) => meter.reset_peak(),
-            None => memory::reset_peaks(self.device),
+    fn usage(
+        &self,
+        on_cpu: fn(&AllocationTracker) -> Result<u64>,
+        on_cuda: fn(&memory::Gauge) -> u64,
+    ) -> Result<Usage> {
+        if self.device == Device::Cpu {
+            let [requested_bytes, allocated_bytes, active_bytes] = [on_cpu(&self.tracker)?; 3];
+            return Ok(Usage { requested_bytes, allocated_bytes, active_bytes, reserved_bytes: None });
         }
+        let stats = memory::stats(self.device)?;
+        Ok(Usage {
+            requested_bytes: on_cuda(&stats.requested_bytes),
+            allocated_bytes: on_cuda(&stats.allocated_bytes),
+            active_bytes: on_cuda(&stats.active_bytes),
+            reserved_bytes: Some(on_cuda(&stats.reserved_bytes)),
+        })
     }
 }
 
 impl Usage {
-    fn of_cpu(bytes: u64) -> Self {
-        Self { requested_bytes: bytes, allocated_bytes: bytes, active_bytes: bytes, reserved_bytes: None }
-    }
-
-    fn of_cuda(stats: &memory::AllocatorStats, read: fn(&memory::Gauge) -> u64) -> Self {
-        Self {
-            requested_bytes: read(&stats.requested_bytes),
-            allocated_bytes: read(&stats.allocated_bytes),
-            active_bytes: read(&stats.active_bytes),
-            reserved_bytes: Some(read(&stats.reserved_bytes)),
-        }
-    }
-
     /// The larger of each count.
     pub fn max(self, other: Self) -> Self {
         Self {
