@@ -27,8 +27,6 @@ pub struct Attestation;
 /// Few in the emulator, because each d, type and mask costs seconds of compiling.
 const EMULATED_LENGTHS: [(i64, i64); 3] = [(1, 1), (63, 65), (113, 203)];
 const EMULATED_DIMENSIONS: [i64; 1] = [64];
-/// The kernels' own and, between them, two that run in the kernels of the next.
-const HOPPER_DIMENSIONS: [i64; 6] = [16, 32, 40, 64, 80, 128];
 
 /// Runs of one case that must repeat; of the emulator, whose order of threads differs each time.
 const REPEATS: u32 = 1000;
@@ -43,6 +41,10 @@ struct Shape {
 }
 
 impl Shape {
+    const fn new(heads: i64, n: i64, is_causal: bool) -> Self {
+        Self { heads, n, is_causal }
+    }
+
     /// In the emulator fewer and shorter: it has three multiprocessors, and its time grows with the square.
     fn on(self, device: Device) -> Self {
         match device {
@@ -52,79 +54,73 @@ impl Shape {
     }
 }
 
-impl Implementation {
-    /// Hopper's in both sizes of tiles, whatever the shape.
-    fn attentions(self) -> &'static [&'static dyn Attention] {
-        match self {
-            Self::Hopper => &Hopper::SIZES,
-            Self::Portable => &[&Portable],
-        }
-    }
-
-    /// In the emulator one of the two 16-bit types, whose programs differ in conversions alone; `suites/kernels.rs` has both.
-    fn kinds(self, device: Device) -> &'static [Kind] {
-        match (device, self) {
-            (Device::Cpu, Self::Hopper) => &[Kind::BFloat16],
-            (Device::Cpu, Self::Portable) => &[Kind::BFloat16, Kind::Float],
-            (_, Self::Hopper) => &[Kind::BFloat16, Kind::Half],
-            (_, Self::Portable) => &[Kind::BFloat16, Kind::Half, Kind::Float],
-        }
-    }
-
-    /// Of a head's columns, those that are tried.
-    fn dimensions(self, device: Device) -> &'static [i64] {
-        match (device, self) {
-            (Device::Cpu, _) => &EMULATED_DIMENSIONS,
-            (_, Self::Hopper) => &HOPPER_DIMENSIONS,
-            (_, Self::Portable) => &DIMENSIONS,
-        }
-    }
-
-    /// Enough heads that tiles stay whole, and each so long that a block fills every buffer several times.
-    fn whole_tiles(self) -> [Shape; 2] {
-        let (heads, n) = match self {
-            Self::Hopper => (16, 700),
-            Self::Portable => (80, 300),
-        };
-        [true, false].map(|is_causal| Shape { heads, n, is_causal })
-    }
-
-    /// More whole tiles than a device has places for them, so that blocks take their next ones from the counter. The portable
-    /// kernels have none: a block there is one tile's.
-    fn more_tiles_than_places(self) -> Option<Shape> {
-        (self == Self::Hopper).then_some(Shape { heads: 80, n: 300, is_causal: true })
-    }
-
-    /// Heads so long that each part of a tile does.
-    fn parts(self) -> Shape {
-        match self {
-            Self::Hopper => Shape { heads: 2, n: 4096, is_causal: true },
-            Self::Portable => Shape { heads: 2, n: 2560, is_causal: false },
-        }
-    }
-
-    /// Of `[o, lse, dq, dk, dv]`, those that repeat in every bit.
-    fn repeating(self) -> &'static [usize] {
-        match self {
-            // The partial sums of dq are added in any order.
-            Self::Hopper => &[0, 1, 3, 4],
-            Self::Portable => &[0, 1, 2, 3, 4],
-        }
-    }
-
+/// What is tried of an implementation, and how.
+struct Tried {
+    attentions: &'static [&'static dyn Attention],
+    kernels: &'static [&'static str],
     /// What the names of its kernels on the device begin with: libtorch's take most of the time where a checker looks.
-    fn prefix(self) -> &'static str {
+    prefix: &'static str,
+    kinds: &'static [Kind],
+    /// One of the two 16-bit types, whose programs differ in conversions alone; `suites/kernels.rs` has both.
+    emulated_kinds: &'static [Kind],
+    /// Head dimensions on a GPU.
+    dimensions: &'static [i64],
+    /// Of `[o, lse, dq, dk, dv]`, those that repeat in every bit.
+    repeating: &'static [usize],
+    /// Enough heads that tiles stay whole, and each so long that a block fills every buffer several times.
+    whole_tiles: [Shape; 2],
+    /// Heads so long that each part of a tile does.
+    parts: Shape,
+    /// More whole tiles than a device has places for them, so that blocks take their next ones from the counter.
+    more_tiles_than_places: Option<Shape>,
+}
+
+/// In both sizes of tiles, whatever the shape.
+const HOPPER: Tried = Tried {
+    attentions: &Hopper::SIZES,
+    kernels: &["flash_forward.cu", "flash_backward.cu"],
+    prefix: "flash_",
+    kinds: &[Kind::BFloat16, Kind::Half],
+    emulated_kinds: &[Kind::BFloat16],
+    // The kernels' own and, between them, two that run in the kernels of the next.
+    dimensions: &[16, 32, 40, 64, 80, 128],
+    // The partial sums of dq are added in any order.
+    repeating: &[0, 1, 3, 4],
+    whole_tiles: [Shape::new(16, 700, true), Shape::new(16, 700, false)],
+    parts: Shape::new(2, 4096, true),
+    more_tiles_than_places: Some(Shape::new(80, 300, true)),
+};
+
+const PORTABLE: Tried = Tried {
+    attentions: &[&Portable],
+    kernels: &["portable_forward.cu", "portable_backward.cu"],
+    prefix: "portable_",
+    kinds: &[Kind::BFloat16, Kind::Half, Kind::Float],
+    emulated_kinds: &[Kind::BFloat16, Kind::Float],
+    dimensions: &DIMENSIONS,
+    repeating: &[0, 1, 2, 3, 4],
+    whole_tiles: [Shape::new(80, 300, true), Shape::new(80, 300, false)],
+    parts: Shape::new(2, 2560, false),
+    // They have no counter: a block is one tile's.
+    more_tiles_than_places: None,
+};
+
+impl Implementation {
+    fn tried(self) -> &'static Tried {
         match self {
-            Self::Hopper => "flash_",
-            Self::Portable => "portable_",
+            Self::Hopper => &HOPPER,
+            Self::Portable => &PORTABLE,
         }
     }
+}
 
-    fn kernels(self) -> &'static [&'static str] {
-        match self {
-            Self::Hopper => &["flash_forward.cu", "flash_backward.cu"],
-            Self::Portable => &["portable_forward.cu", "portable_backward.cu"],
-        }
+impl Tried {
+    fn dimensions(&self, device: Device) -> &'static [i64] {
+        if device == Device::Cpu { &EMULATED_DIMENSIONS } else { self.dimensions }
+    }
+
+    fn kinds(&self, device: Device) -> &'static [Kind] {
+        if device == Device::Cpu { self.emulated_kinds } else { self.kinds }
     }
 }
 
@@ -135,24 +131,25 @@ impl Measure for Attestation {
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
-        params.implementation.kernels()
+        params.implementation.tried().kernels
     }
 
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         let Params { implementation, trial } = *params;
         let device = device_for(profile)?;
-        let supported = implementation.attentions()[0].supports(Kind::BFloat16, device, 64);
+        let tried = implementation.tried();
+        let supported = tried.attentions[0].supports(Kind::BFloat16, device, 64);
         if let (Device::Cuda(_), Err(needs)) = (device, supported) {
             return Err(Fault::NotAvailable { needs, has: "another GPU".into() }.into());
         }
         match trial {
-            Trial::Ragged => ragged(implementation, device),
-            Trial::Adversarial => adversarial(implementation, device),
-            Trial::Repeats => repeats(implementation, Shape { heads: 3, n: 777, is_causal: true }, device),
+            Trial::Ragged => ragged(tried, device),
+            Trial::Adversarial => adversarial(tried, device),
+            Trial::Repeats => repeats(tried, Shape::new(3, 777, true), device),
             Trial::Memcheck => sanitized(implementation, "adversarial", Tool::Memcheck, device),
             Trial::Racecheck => sanitized(implementation, "adversarial", Tool::Racecheck, device),
-            Trial::Refills => refills(implementation, device),
-            Trial::RefillsRepeat => repeats(implementation, implementation.whole_tiles()[0], device),
+            Trial::Refills => refills(tried, device),
+            Trial::RefillsRepeat => repeats(tried, tried.whole_tiles[0], device),
             Trial::RefillsMemcheck => sanitized(implementation, "refills", Tool::Memcheck, device),
             Trial::RefillsRacecheck => sanitized(implementation, "refills", Tool::Racecheck, device),
         }
@@ -167,13 +164,12 @@ fn compare_on_device(case: &Case, implementations: &[&dyn Attention]) -> Result<
 
 /// Compares every case. On a CPU each has a thread, since compiling for the emulator takes most of the time.
 fn compare_all(
-    cases: impl IntoIterator<Item = Result<Case>>,
+    cases: impl Iterator<Item = Result<Case>>,
     compare: Compare,
-    implementation: Implementation,
+    tried: &Tried,
     device: Device,
 ) -> Result<Row> {
-    let attentions = implementation.attentions();
-    let compare = |case: Result<Case>| compare(&case?, attentions);
+    let compare = |case: Result<Case>| compare(&case?, tried.attentions);
     let shares = match device {
         Device::Cpu => in_threads(cases, compare)?,
         _ => cases.into_iter().try_fold(ErrorShares::default(), |mut shares, case| {
@@ -181,63 +177,62 @@ fn compare_all(
             anyhow::Ok(shares)
         })?,
     };
-    let dimensions = implementation.dimensions(device).to_vec();
+    let dimensions = tried.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
 }
 
-fn ragged(implementation: Implementation, device: Device) -> Result<Row> {
+fn ragged(tried: &Tried, device: Device) -> Result<Row> {
     let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &flash_tolerance::RAGGED };
     let mut cases = Vec::new();
-    for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds(device) {
+    for &d in tried.dimensions(device) {
+        for &kind in tried.kinds(device) {
             for is_causal in [true, false] {
                 cases.extend(lengths.iter().map(|&(n_queries, n_keys)| ([n_queries, n_keys, d], kind, is_causal)));
             }
         }
     }
     let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    compare_all(cases.into_iter().map(draw), compare_on_device, implementation, device)
+    compare_all(cases.into_iter().map(draw), compare_on_device, tried, device)
 }
 
-fn adversarial(implementation: Implementation, device: Device) -> Result<Row> {
+fn adversarial(tried: &Tried, device: Device) -> Result<Row> {
     let mut cases = Vec::new();
-    for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds(device) {
-            cases.extend(flash_tolerance::adversarial(device, d, kind)?.into_iter().map(Ok));
+    for &d in tried.dimensions(device) {
+        for &kind in tried.kinds(device) {
+            cases.extend(flash_tolerance::adversarial(device, d, kind)?);
         }
     }
-    compare_all(cases, compare_on_device, implementation, device)
+    compare_all(cases.into_iter().map(Ok), compare_on_device, tried, device)
 }
 
 /// Whole tiles of every d and type; parts, and tiles from the counter, of every d.
-fn refills(implementation: Implementation, device: Device) -> Result<Row> {
-    let whole = implementation.whole_tiles();
-    let of_one_type = [Some(implementation.parts()), implementation.more_tiles_than_places()];
+fn refills(tried: &Tried, device: Device) -> Result<Row> {
+    let of_one_type = [Some(tried.parts), tried.more_tiles_than_places];
     let mut cases = Vec::new();
-    for &d in implementation.dimensions(device) {
-        for &kind in implementation.kinds(device) {
-            cases.extend(whole.map(|shape| (shape, d, kind)));
+    for &d in tried.dimensions(device) {
+        for &kind in tried.kinds(device) {
+            cases.extend(tried.whole_tiles.map(|shape| (shape, d, kind)));
         }
-        cases.extend(of_one_type.into_iter().flatten().map(|shape| (shape, d, implementation.kinds(device)[0])));
+        cases.extend(of_one_type.into_iter().flatten().map(|shape| (shape, d, tried.kinds[0])));
     }
     let draw = |(shape, d, kind): (Shape, i64, Kind)| {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    compare_all(cases.into_iter().map(draw), Case::check_against_processor, implementation, device)
+    compare_all(cases.into_iter().map(draw), Case::check_against_processor, tried, device)
 }
 
-fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Result<Row> {
+fn repeats(tried: &Tried, shape: Shape, device: Device) -> Result<Row> {
     let runs = if device == Device::Cpu { EMULATED_REPEATS } else { REPEATS };
     let Shape { heads, n, is_causal } = shape.on(device);
-    let kind = implementation.kinds(device)[0];
-    for &d in implementation.dimensions(device) {
+    let kind = tried.kinds[0];
+    for &d in tried.dimensions(device) {
         let case = Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)?;
-        for attention in implementation.attentions() {
+        for attention in tried.attentions {
             let first = case.run(*attention, kind)?;
             for run in 1..runs {
                 let again = case.run(*attention, kind)?;
-                for &i in implementation.repeating() {
+                for &i in tried.repeating {
                     let result = flash_tolerance::RESULTS[i];
                     let name = attention.name();
                     ensure!(first[i].equal(&again[i]), "{name}, d = {d}: {result} of run {run} differs from run 0's");
@@ -246,7 +241,7 @@ fn repeats(implementation: Implementation, shape: Shape, device: Device) -> Resu
         }
         synchronize(device)?;
     }
-    let dimensions = implementation.dimensions(device).to_vec();
+    let dimensions = tried.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: runs, worst_share: None, findings: None })
 }
 
@@ -256,12 +251,10 @@ fn sanitized(implementation: Implementation, trial: &str, tool: Tool, device: De
         let needs = "a GPU: the emulator checks accesses and their order by itself, in every trial".to_string();
         return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
     }
-    let name = serde_json::to_value(implementation)?;
-    let setting = format!("implementation={}", name.as_str().context("an implementation has a name")?);
+    let (setting, trial) = (format!("implementation={}", implementation.name()), format!("trial={trial}"));
     let mut program = Command::new(std::env::current_exe()?);
-    let trial = format!("trial={trial}");
     program.args(["measure", "flash_backward", "--profile", "gpu", "--set", &trial, "--set", &setting]);
-    let (printed, findings) = tool.watch(&program, implementation.prefix())?;
+    let (printed, findings) = tool.watch(&program, implementation.tried().prefix)?;
     let start = printed.find('{').with_context(|| format!("the trial printed no row: {printed}"))?;
     let row: Row = serde_json::Deserializer::from_str(&printed[start..]).into_iter().next().context("no row")??;
     Ok(Row { findings: Some(findings), ..row })

@@ -17,7 +17,7 @@ use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Measured, Problem};
 
 pub mod checks;
-pub mod measure;
+mod measure;
 mod sanitizer;
 
 pub const PROBLEM: Problem = Problem {

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn every_kernel_belongs_to_one_implementation() {
-    let of_both = [Implementation::Hopper, Implementation::Portable].map(Implementation::kernels).concat();
+    let of_both = [HOPPER.kernels, PORTABLE.kernels].concat();
     assert_eq!(of_both, Attestation::KERNELS);
 }
 
@@ -14,11 +14,11 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, kernel_dimension};
     use crate::attention::flash::variant::Variant;
-    let parts = Implementation::Hopper.parts();
-    let shapes = Implementation::Hopper.whole_tiles().into_iter().map(|shape| (shape, false));
+    let parts = HOPPER.parts;
+    let shapes = HOPPER.whole_tiles.into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
-        for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
+        for &d in HOPPER.dimensions(Device::Cuda(0)) {
             let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
             let backward = (BackwardConfig::of(variant).steps(n, n), BackwardConfig::STAGES, 132);
             let forward = TileSize::ALL.map(|size| {
@@ -41,9 +41,9 @@ fn some_refills_have_more_tiles_than_a_device_has_places() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, kernel_dimension};
     use crate::attention::flash::variant::Variant;
-    let Shape { heads, n, is_causal } = Implementation::Hopper.more_tiles_than_places().unwrap();
+    let Shape { heads, n, is_causal } = HOPPER.more_tiles_than_places.unwrap();
     let (heads, n) = (heads as u32, n as u32);
-    for &d in Implementation::Hopper.dimensions(Device::Cuda(0)) {
+    for &d in HOPPER.dimensions(Device::Cuda(0)) {
         let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
@@ -51,15 +51,15 @@ fn some_refills_have_more_tiles_than_a_device_has_places() {
             assert!(tiles > places && TileSplits::of(&steps, heads, places).is_none(), "{forward:?}: {tiles} tiles");
         }
     }
-    assert!(Implementation::Portable.more_tiles_than_places().is_none());
+    assert!(PORTABLE.more_tiles_than_places.is_none());
 }
 
 #[test]
 fn refills_fill_every_buffer_of_the_portable_kernels_again() {
     use crate::attention::flash::portable::tile_config::{BackwardConfig, ForwardConfig};
     use crate::attention::flash::variant::{Element, Variant};
-    let parts = Implementation::Portable.parts();
-    let shapes = Implementation::Portable.whole_tiles().into_iter().map(|shape| (shape, false));
+    let parts = PORTABLE.parts;
+    let shapes = PORTABLE.whole_tiles.into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for variant in Variant::all(Element::ALL)
@@ -79,25 +79,22 @@ fn refills_fill_every_buffer_of_the_portable_kernels_again() {
 
 #[test]
 fn every_kernels_name_begins_with_the_sanitizers_prefix() {
-    for implementation in [Implementation::Hopper, Implementation::Portable] {
-        for name in implementation.kernels() {
+    for tried in [HOPPER, PORTABLE] {
+        for name in tried.kernels {
             let source = std::fs::read_to_string(format!("{}/kernels/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
             let entries = source.split("extern \"C\" __global__").skip(1);
             // Behind the launch bounds and before the parameters.
             let names =
                 entries.map(|entry| entry.split_once("const __grid_constant__").unwrap().0.trim_end_matches('('));
             let names: Vec<_> = names.map(|head| head.rsplit([' ', '\n']).next().unwrap()).collect();
-            assert!(
-                !names.is_empty() && names.iter().all(|name| name.starts_with(implementation.prefix())),
-                "{names:?}"
-            );
+            assert!(!names.is_empty() && names.iter().all(|name| name.starts_with(tried.prefix)), "{names:?}");
         }
     }
 }
 
 #[test]
 fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
-    let [hopper, portable] = [Implementation::Hopper, Implementation::Portable].map(|i| i.dimensions(Device::Cuda(0)));
+    let [hopper, portable] = [HOPPER.dimensions, PORTABLE.dimensions];
     assert_eq!(portable, DIMENSIONS);
     assert!(DIMENSIONS.iter().all(|d| hopper.contains(d)));
     assert_eq!(hopper.iter().filter(|d| !DIMENSIONS.contains(d)).collect::<Vec<_>>(), [&40, &80]);
@@ -105,8 +102,7 @@ fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
 
 #[test]
 fn the_emulator_runs_the_same_trials_but_no_sanitizer() {
-    let shape = Implementation::Hopper.parts();
-    let row = repeats(Implementation::Hopper, shape, Device::Cpu).unwrap();
+    let row = repeats(&HOPPER, HOPPER.parts, Device::Cpu).unwrap();
     assert_eq!((row.cases, row.dimensions, row.findings), (EMULATED_REPEATS, vec![64], None));
     let error = sanitized(Implementation::Hopper, "adversarial", Tool::Memcheck, Device::Cpu).unwrap_err();
     assert!(matches!(error.downcast_ref::<Fault>(), Some(Fault::NotAvailable { .. })), "{error:#}");
