@@ -237,10 +237,10 @@ fn in_kind(p: &Params, kind: Kind) -> Result<Row> {
 fn layer_norm_trials() -> Vec<Trial> {
     const CHECK: &str = "benchmarking_mixed_precision::layer_norm_by_rounding";
     let mutant = |name: &str, words, normalise: layer_norm::Normalise| {
-        caught(&format!("layer_norm_{name}"), CHECK, words, move || layer_norm::check(normalise))
+        caught(&format!("layer_norm_{name}"), CHECK, words, move || mixed::checks::check_layer_norm(normalise))
     };
     vec![
-        control(CHECK, || layer_norm::check(layer_norm::normalise)),
+        control(CHECK, || mixed::checks::check_layer_norm(layer_norm::normalise)),
         mutant("statistics_never_widened", "away from libtorch", |x, f, _| {
             layer_norm::normalise(x, f, layer_norm::Scheme::Everything)
         }),
@@ -266,10 +266,10 @@ fn autocast_trials() -> Vec<Trial> {
     const CHECK: &str = "benchmarking_mixed_precision::autocast_keeps_its_promises";
     const ON_CUDA: &str = "benchmarking_mixed_precision::autocast_dtypes_on_cuda";
     let mutant = |name: &str, words, observe: dtypes::Observe| {
-        caught(&format!("autocast_{name}"), CHECK, words, move || dtypes::check_promises(observe))
+        caught(&format!("autocast_{name}"), CHECK, words, move || mixed::checks::check_autocast(observe))
     };
     vec![
-        control(CHECK, || dtypes::check_promises(dtypes::observe)),
+        control(CHECK, || mixed::checks::check_autocast(dtypes::observe)),
         mutant("types_confused", "fc1's output is bfloat16, not float16", |dtype, device| match dtype {
             Dtype::Float16 => dtypes::observe(Dtype::Bfloat16, device),
             _ => dtypes::observe(Dtype::Float16, device),
@@ -289,7 +289,7 @@ fn autocast_trials() -> Vec<Trial> {
             Ok(dtypes::Observed { parameters: low.clone(), gradients: low, ..seen })
         }),
         control(ON_CUDA, || {
-            let verdict = dtypes::check_cuda(dtypes::observe)?;
+            let verdict = mixed::checks::check_autocast_on_cuda(dtypes::observe)?;
             ensure!(tch::Cuda::is_available() || matches!(verdict, Verdict::Skipped { .. }), "it ran without a GPU");
             Ok(verdict)
         }),
