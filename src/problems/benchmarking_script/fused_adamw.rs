@@ -20,10 +20,7 @@ const OPTIONS: AdamWOptions = AdamWOptions { lr: 1e-2, beta1: 0.9, beta2: 0.999,
 /// The reference is [`AdamW`] in float64. The fused kernel rounds differently from the plain float32 one (fused
 /// multiply-adds, the corrections as factors) but no more often, so it may be at most twice as far off.
 pub fn matches_plain() -> Result<Verdict> {
-    match torch::cuda_device(0) {
-        Ok(device) => compare(device),
-        Err(error) => Verdict::skipped(format!("{error:#}")),
-    }
+    on_gpu(compare)
 }
 
 /// One parameter: in float32 after each optimizer, and in float64.
@@ -94,10 +91,11 @@ fn compare(device: Device) -> Result<Verdict> {
 
 /// A captured step must increase its step count at each replay, and give the same bits as eager steps.
 pub fn counts_replays() -> Result<Verdict> {
-    match torch::cuda_device(0) {
-        Ok(device) => replay(device),
-        Err(error) => Verdict::skipped(format!("{error:#}")),
-    }
+    on_gpu(replay)
+}
+
+fn on_gpu(check: fn(Device) -> Result<Verdict>) -> Result<Verdict> {
+    torch::cuda_device(0).map_or_else(|error| Verdict::skipped(format!("{error:#}")), check)
 }
 
 fn replay(device: Device) -> Result<Verdict> {

@@ -4,8 +4,8 @@ use self::measure::BenchmarkingScript;
 use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
-pub mod checks;
-pub mod fused_adamw;
+mod checks;
+pub(super) mod fused_adamw;
 mod measure;
 
 pub const PROBLEM: Problem = Problem {

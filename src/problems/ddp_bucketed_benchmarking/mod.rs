@@ -6,7 +6,7 @@ use crate::parallel::{overlap_bucketed, overlap_coalesced};
 
 mod answer;
 mod checks;
-pub mod measure;
+mod measure;
 
 pub const PROBLEM: Problem = Problem {
     name: "ddp_bucketed_benchmarking",

@@ -6,6 +6,7 @@ use tch::Device;
 use super::measure::run;
 use super::ranks::Input;
 use crate::bench::all_reduce::{base, fill, require_sum};
+use crate::bench::interleave::Turns;
 use crate::collective::Backend;
 use crate::harness::problem::Verdict;
 
@@ -18,7 +19,7 @@ pub fn sums_are_exact_on_every_rank() -> Result<Verdict> {
     let mut sums = 0;
     for world_size in WORLD_SIZES {
         for elements in LENGTHS {
-            let input = Input { elements, rounds: 1, warmup: 1, iterations: 2, store: None };
+            let input = Input { elements, turns: Turns { rounds: 1, warmup: 1, iterations: 2 }, store: None };
             let outputs = run(Backend::Gloo, world_size, &input).with_context(|| format!("{elements} elements"))?;
             sums += outputs.iter().map(|rank| rank.ours.len()).sum::<usize>();
         }
@@ -62,7 +63,7 @@ pub fn wrong_sums_are_seen() -> Result<Verdict> {
 pub fn c10d_takes_its_turns() -> Result<Verdict> {
     let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
     let store = Some(folder.path().join("store"));
-    let input = Input { elements: 10_000, rounds: 2, warmup: 1, iterations: 3, store };
+    let input = Input { elements: 10_000, turns: Turns { rounds: 2, warmup: 1, iterations: 3 }, store };
     let outputs = run(Backend::Gloo, 2, &input)?;
     for (rank, output) in outputs.iter().enumerate() {
         let counts = (output.ours.len(), output.c10d.len());

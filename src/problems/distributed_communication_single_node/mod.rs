@@ -5,8 +5,8 @@ use crate::harness::problem::{Check, Measured, Problem};
 
 mod answer;
 mod checks;
-pub mod measure;
-pub mod ranks;
+mod measure;
+pub(super) mod ranks;
 
 pub const PROBLEM: Problem = Problem {
     name: "distributed_communication_single_node",

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::bench::all_reduce::Sums;
+use crate::bench::interleave::Turns;
 use crate::bench::peer::{Software, TorchPeer};
 use crate::collective::Shared;
 use crate::collective::ranks::RankTask;
@@ -18,9 +19,7 @@ pub const TASK: RankTask = RankTask { name: "all_reduce", run: on_rank };
 pub struct Input {
     /// float32, on every rank.
     pub elements: i64,
-    pub rounds: usize,
-    pub warmup: usize,
-    pub iterations: usize,
+    pub turns: Turns,
     /// The store file of the peers' process group, which does not exist yet. `None`: no peers.
     pub store: Option<PathBuf>,
 }
@@ -35,7 +34,7 @@ pub struct Output {
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { elements, rounds, warmup, iterations, store } = serde_json::from_value(input)?;
+    let Input { elements, turns: Turns { rounds, warmup, iterations }, store } = serde_json::from_value(input)?;
     let mut peer = store.map(|store| open_peer(collective, &store, elements)).transpose()?;
     let mut output =
         Output { ours: Vec::new(), c10d: Vec::new(), software: peer.as_ref().map(|peer| peer.software.clone()) };

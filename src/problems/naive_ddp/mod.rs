@@ -6,7 +6,7 @@ use crate::harness::problem::{Check, Measured, Problem};
 use crate::model::toy::Blueprint;
 
 mod answer;
-pub mod measure;
+mod measure;
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || verdict(official(NAIVE, &Blueprint::toy(), &NO_BUCKETS)?) },

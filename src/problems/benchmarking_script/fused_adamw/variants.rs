@@ -1,21 +1,19 @@
 //! The variants of the kernel's notebook: each way of dividing the work, compared with a copy on the same machine.
 
-use std::time::Instant;
-
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::OPTIONS;
+use crate::bench::interleave::lap;
 use crate::bench::machine::copy_bandwidth;
 use crate::error::Fault;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
-use crate::harness::stats;
+use crate::harness::stats::{self, median};
 use crate::model::fused_adamw::{SHAPE, Shape};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, FusedAdamW, SizeName};
 use crate::torch::random::SEED;
-use crate::torch::stream::synchronize;
 use crate::torch::{Generator, cuda_device, memory};
 
 pub const CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
@@ -49,15 +47,8 @@ fn steps(shape: Shape, parameters: &[(String, Tensor, Tensor)], device: Device) 
     let items: Vec<_> =
         parameters.iter().zip(&updated).map(|((name, _, grad), param)| (name.as_str(), param, grad)).collect();
     let mut adamw = FusedAdamW::with_shape(OPTIONS, device, shape)?;
-    let mut seconds = Vec::new();
-    for _ in 0..16 {
-        synchronize(device)?;
-        let start = Instant::now();
-        adamw.update(&items)?;
-        synchronize(device)?;
-        seconds.push(start.elapsed().as_secs_f64());
-    }
-    Ok((updated, stats::median(&seconds[3..])))
+    let seconds = (0..16).map(|_| Ok(lap(device, || adamw.update(&items))?.1)).collect::<Result<Vec<_>>>()?;
+    Ok((updated, median(&seconds[3..])))
 }
 
 /// XL: parameters, gradients, a variant's parameters and state, and the first variant's parameters.
@@ -71,7 +62,7 @@ fn every_variant_gives_the_same_bits() -> Result<Verdict> {
         return Err(Fault::NotAvailable { needs, has }.into());
     }
     let copy = copy_bandwidth(device)?;
-    let bandwidth = copy.work.context("a copy has its bytes")?.bytes / stats::median(&copy.samples);
+    let bandwidth = copy.work.context("a copy has its bytes")?.bytes / median(&copy.samples);
     let mut notes = vec![format!("a copy moves {:.2} TB/s", bandwidth / 1e12)];
     for size in [SizeName::Small, SizeName::Xl] {
         let config = Config::of_size(size.size(), VOCAB_SIZE, 128);
