@@ -3,6 +3,8 @@
 //! They are compiled into the program because a check trains in rank processes, which make their trainer by name with
 //! [`trainer`]. Only checks use them.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result};
 use tch::Tensor;
 
@@ -17,19 +19,38 @@ mod replicated;
 
 /// Broken strategies.
 pub const MUTANTS: &[Strategy] = &[
-    replicated::SUMMED,
-    replicated::ONLY_FIRST,
-    replicated::TIED_TWICE,
-    replicated::STALE,
-    replicated::LOCAL,
-    replicated::NO_BROADCAST,
-    replicated::FROZEN_APART,
-    replicated::LAST_RANK_LEADS,
-    overlapped::EARLY,
-    overlapped::WRONG_HOOK,
-    overlapped::STALE_VIEW,
-    overlapped::FIRST_STEP_ONLY,
-    overlapped::FORGETS_PASSES,
+    // The division by the world size is forgotten.
+    Strategy { name: "mutant_summed", construct: |p, c, o| replicated::with(CollectiveFault::Summed, p, c, o) },
+    // Only the first trained parameter's gradient is averaged.
+    Strategy { name: "mutant_only_first", construct: replicated::only_first },
+    // A weight that two layers share is handled once per use: summed once, divided twice.
+    Strategy { name: "mutant_tied_twice", construct: replicated::tied_twice },
+    // Communicated before the backward pass has accumulated: the ranks average the previous step's gradients.
+    Strategy { name: "mutant_stale", construct: replicated::stale },
+    // Gradients are never communicated.
+    Strategy { name: "mutant_local", construct: |p, c, o| replicated::with(CollectiveFault::Local, p, c, o) },
+    // No initial parameter is broadcast.
+    Strategy {
+        name: "mutant_no_broadcast",
+        construct: |p, c, o| replicated::with(CollectiveFault::NoBroadcast, p, c, o),
+    },
+    // Only parameters that train are broadcast.
+    Strategy { name: "mutant_frozen_apart", construct: replicated::frozen_apart },
+    // Of two ranks, the last one's values are broadcast, and rank 0 loses its own.
+    Strategy {
+        name: "mutant_last_rank_leads",
+        construct: |p, c, o| replicated::with(CollectiveFault::WrongRoot, p, c, o),
+    },
+    // A bucket is started when the first of its gradients is ready.
+    Strategy { name: "mutant_bucket_early", construct: overlapped::early },
+    // Each bucket is started by the hooks of the one before it.
+    Strategy { name: "mutant_wrong_hook", construct: overlapped::wrong_hook },
+    // Gradients become views of their buckets once, at construction, and not again after they are released.
+    Strategy { name: "mutant_stale_view", construct: overlapped::stale_view },
+    // The buckets' readiness is never reset.
+    Strategy { name: "mutant_first_step_only", construct: overlapped::first_step_only },
+    // Gradients accumulated under `no_sync` are lost when synchronisation is enabled again.
+    Strategy { name: "mutant_forgets_passes", construct: overlapped::forgets_passes },
 ];
 
 /// A fault of the collectives. A check cannot distinguish it from a trainer that makes the call wrongly or not at all.
@@ -77,7 +98,11 @@ pub fn trainer(
 pub fn faulty<'a>(name: &'a str, collective: &Shared) -> Result<(&'a str, Shared)> {
     let Some((fault, trainer)) = name.split_once('@') else { return Ok((name, collective.clone())) };
     let (_, fault) = FAULTS.iter().find(|(known, _)| *known == fault).with_context(|| format!("no fault {fault:?}"))?;
-    Ok((trainer, std::sync::Arc::new(Faulty { sound: collective.clone(), fault: *fault })))
+    Ok((trainer, with_fault(*fault, collective)))
+}
+
+fn with_fault(fault: CollectiveFault, collective: &Shared) -> Shared {
+    Arc::new(Faulty { sound: collective.clone(), fault })
 }
 
 /// A collective with one fault, for floating-point tensors only. Other tensors carry metadata of the model.
@@ -86,9 +111,10 @@ struct Faulty {
     fault: CollectiveFault,
 }
 
-struct Nothing;
+/// Work that has ended already.
+struct Done;
 
-impl Work for Nothing {
+impl Work for Done {
     fn wait(self: Box<Self>) -> Result<()> {
         Ok(())
     }
@@ -129,14 +155,14 @@ impl Collective for Faulty {
 
     fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
         if self.has(CollectiveFault::Local, tensors) {
-            return Ok(Box::new(Nothing));
+            return Ok(Box::new(Done));
         }
         self.sound.all_reduce_coalesced_async(tensors, self.op(op))
     }
 
     fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
         match self.fault {
-            CollectiveFault::NoBroadcast => Ok(Box::new(Nothing)),
+            CollectiveFault::NoBroadcast => Ok(Box::new(Done)),
             CollectiveFault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
             _ => self.sound.broadcast_async(tensor, root),
         }
@@ -147,7 +173,7 @@ impl Collective for Faulty {
             for (output, input) in outputs.iter().zip(inputs) {
                 self.shard(output, 0)?.f_copy_(input)?;
             }
-            return Ok(Box::new(Nothing));
+            return Ok(Box::new(Done));
         }
         self.sound.all_gather_coalesced_async(outputs, inputs)
     }
@@ -166,7 +192,7 @@ impl Collective for Faulty {
             };
             output.shallow_clone().f_copy_(&mine)?;
         }
-        Ok(Box::new(Nothing))
+        Ok(Box::new(Done))
     }
 
     fn barrier(&self) -> Result<()> {

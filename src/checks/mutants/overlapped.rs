@@ -6,34 +6,16 @@
 use anyhow::Result;
 use tch::Tensor;
 
+use super::Done;
 use crate::collective::{Op, Shared, Work};
 use crate::parallel::bucket::{Bucket, bounded, views_of};
 use crate::parallel::ordered_launch::OrderedLaunch;
-use crate::parallel::{DataParallel, Options, Strategy, broadcast_parameters, overlap_bucketed, trained};
+use crate::parallel::{DataParallel, Options, broadcast_parameters, overlap_bucketed, trained};
 use crate::torch::autograd::{release_grad, set_grad};
-
-/// A bucket is started when the first of its gradients is ready.
-pub const EARLY: Strategy = Strategy { name: "mutant_bucket_early", construct: early };
-/// Each bucket is started by the hooks of the one before it.
-pub const WRONG_HOOK: Strategy = Strategy { name: "mutant_wrong_hook", construct: wrong_hook };
-/// Gradients become views of their buckets once, at construction, and not again after they are released.
-pub const STALE_VIEW: Strategy = Strategy { name: "mutant_stale_view", construct: stale_view };
-/// The buckets' readiness is never reset.
-pub const FIRST_STEP_ONLY: Strategy = Strategy { name: "mutant_first_step_only", construct: first_step_only };
-/// Gradients accumulated under `no_sync` are lost when synchronisation is enabled again.
-pub const FORGETS_PASSES: Strategy = Strategy { name: "mutant_forgets_passes", construct: forgets_passes };
 
 type Parameters = [(String, Tensor)];
 /// What [`OrderedLaunch::new`] takes: whose hooks start each bucket.
 type Units = Vec<Vec<(String, Tensor)>>;
-
-struct Done;
-
-impl Work for Done {
-    fn wait(self: Box<Self>) -> Result<()> {
-        Ok(())
-    }
-}
 
 /// Correct buckets with gradient views, averaged when the hooks of `units_of` have fired.
 fn with_units(
@@ -57,20 +39,20 @@ fn with_units(
     Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }
 
-fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+pub fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     with_units(parameters, collective, options, |buckets| {
         buckets.iter().map(|bucket| bucket.parameters().into_iter().take(1).collect()).collect()
     })
 }
 
-fn wrong_hook(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+pub fn wrong_hook(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     with_units(parameters, collective, options, |buckets| {
         let hooked = (0..buckets.len()).map(|unit| unit.saturating_sub(1));
         hooked.map(|unit| buckets[unit].parameters()).collect()
     })
 }
 
-fn stale_view(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+pub fn stale_view(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     with_units(parameters, collective, options, |buckets| buckets.iter().map(Bucket::parameters).collect())
 }
 
@@ -78,7 +60,11 @@ struct FirstStepOnly {
     sound: Option<Box<dyn DataParallel>>,
 }
 
-fn first_step_only(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+pub fn first_step_only(
+    parameters: &Parameters,
+    collective: &Shared,
+    options: &Options,
+) -> Result<Box<dyn DataParallel>> {
     let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
     Ok(Box::new(FirstStepOnly { sound: Some(sound) }))
 }
@@ -94,7 +80,11 @@ struct ForgetsPasses {
     trained: Vec<(String, Tensor)>,
 }
 
-fn forgets_passes(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+pub fn forgets_passes(
+    parameters: &Parameters,
+    collective: &Shared,
+    options: &Options,
+) -> Result<Box<dyn DataParallel>> {
     let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
     Ok(Box::new(ForgetsPasses { sound, trained: trained(parameters) }))
 }

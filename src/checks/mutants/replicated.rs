@@ -1,107 +1,80 @@
-//! Broken strategies that communicate after the backward pass.
+//! Broken strategies that communicate after the backward pass: the naive one with a mistake.
 
 use anyhow::Result;
 use tch::Tensor;
 
-use crate::collective::{Op, Shared};
-use crate::parallel::{DataParallel, Strategy, broadcast_parameters, gradient_of, trained};
+use super::{CollectiveFault, with_fault};
+use crate::collective::Shared;
+use crate::parallel::{DataParallel, Options, broadcast_parameters, gradient_of, naive, trained};
 
-pub const SUMMED: Strategy =
-    Strategy { name: "mutant_summed", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Summed) };
-pub const ONLY_FIRST: Strategy =
-    Strategy { name: "mutant_only_first", construct: |p, c, _| broken(p, c, Start::Right, Gradients::OnlyFirst) };
-pub const TIED_TWICE: Strategy =
-    Strategy { name: "mutant_tied_twice", construct: |p, c, _| broken(p, c, Start::Right, Gradients::TiedTwice) };
-pub const STALE: Strategy =
-    Strategy { name: "mutant_stale", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Stale) };
-pub const LOCAL: Strategy =
-    Strategy { name: "mutant_local", construct: |p, c, _| broken(p, c, Start::Right, Gradients::Local) };
-pub const NO_BROADCAST: Strategy =
-    Strategy { name: "mutant_no_broadcast", construct: |p, c, _| broken(p, c, Start::Apart, Gradients::Right) };
-pub const FROZEN_APART: Strategy =
-    Strategy { name: "mutant_frozen_apart", construct: |p, c, _| broken(p, c, Start::FrozenApart, Gradients::Right) };
-pub const LAST_RANK_LEADS: Strategy =
-    Strategy { name: "mutant_last_rank_leads", construct: |p, c, _| broken(p, c, Start::LastRank, Gradients::Right) };
+type Parameters = [(String, Tensor)];
 
-/// How the initial parameters are distributed.
-#[derive(Clone, Copy, PartialEq)]
-enum Start {
-    Right,
-    /// Nothing is broadcast.
-    Apart,
-    /// Only parameters that train are broadcast.
-    FrozenApart,
-    /// The last rank's values are broadcast, and rank 0 loses its own.
-    LastRank,
+fn sound(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    (naive::STRATEGY.construct)(parameters, collective, options)
 }
 
-/// How a step's gradients are averaged.
-#[derive(Clone, Copy, PartialEq)]
-enum Gradients {
-    Right,
-    /// The division by the world size is forgotten.
-    Summed,
-    /// Only the first trained parameter's gradient is averaged.
-    OnlyFirst,
-    /// A weight that two layers share is handled once per use: summed once, divided twice.
-    TiedTwice,
-    /// Communicated before the backward pass has accumulated: the ranks average the previous step's gradients.
-    Stale,
-    /// Never communicated.
-    Local,
+/// With a faulty collective.
+pub fn with(
+    fault: CollectiveFault,
+    parameters: &Parameters,
+    collective: &Shared,
+    options: &Options,
+) -> Result<Box<dyn DataParallel>> {
+    sound(parameters, &with_fault(fault, collective), options)
 }
 
-struct Broken {
+pub fn frozen_apart(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(&trained(parameters), collective)?;
+    with(CollectiveFault::NoBroadcast, parameters, collective, options)
+}
+
+pub fn only_first(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(parameters, collective)?;
+    sound(&trained(parameters)[..1], collective, options)
+}
+
+struct TiedTwice {
+    sound: Box<dyn DataParallel>,
+    /// Only the official tied model has a parameter with this name: the shared weight.
+    shared: Option<(String, Tensor)>,
+    world_size: f64,
+}
+
+pub fn tied_twice(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    let sound = sound(parameters, collective, options)?;
+    let shared = trained(parameters).into_iter().find(|(name, _)| name == "fc2.weight");
+    Ok(Box::new(TiedTwice { sound, shared, world_size: collective.world_size() as f64 }))
+}
+
+impl DataParallel for TiedTwice {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self.sound.finish_gradient_synchronization()?;
+        if let Some((name, parameter)) = &self.shared {
+            let _ = gradient_of(name, parameter)?.f_div_scalar_(self.world_size)?;
+        }
+        Ok(())
+    }
+}
+
+struct Stale {
+    sound: Box<dyn DataParallel>,
     trained: Vec<(String, Tensor)>,
-    collective: Shared,
-    gradients: Gradients,
     previous: Vec<Tensor>,
 }
 
-fn broken(
-    parameters: &[(String, Tensor)],
-    collective: &Shared,
-    start: Start,
-    gradients: Gradients,
-) -> Result<Box<dyn DataParallel>> {
-    let trained = trained(parameters);
-    match start {
-        Start::Right => broadcast_parameters(parameters, collective)?,
-        Start::Apart => {}
-        Start::FrozenApart => broadcast_parameters(&trained, collective)?,
-        Start::LastRank => {
-            let last = collective.world_size() - 1;
-            parameters.iter().try_for_each(|(_, parameter)| collective.broadcast(&parameter.f_detach()?, last))?;
-        }
-    }
+pub fn stale(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+    let (sound, trained) = (sound(parameters, collective, options)?, trained(parameters));
     let previous = trained.iter().map(|(_, parameter)| parameter.f_zeros_like()).collect::<Result<_, _>>()?;
-    Ok(Box::new(Broken { trained, collective: collective.clone(), gradients, previous }))
+    Ok(Box::new(Stale { sound, trained, previous }))
 }
 
-impl DataParallel for Broken {
+impl DataParallel for Stale {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        let world_size = self.collective.world_size() as f64;
-        for (i, (name, parameter)) in self.trained.iter().enumerate() {
+        for ((name, parameter), previous) in self.trained.iter().zip(&mut self.previous) {
             let mut gradient = gradient_of(name, parameter)?;
-            match self.gradients {
-                Gradients::Local => continue,
-                Gradients::OnlyFirst if i > 0 => continue,
-                Gradients::Summed => self.collective.all_reduce(&gradient, Op::Sum)?,
-                Gradients::Right | Gradients::OnlyFirst => self.collective.all_reduce(&gradient, Op::Average)?,
-                Gradients::TiedTwice => {
-                    self.collective.all_reduce(&gradient, Op::Average)?;
-                    // Only the official tied model has a parameter with this name: the shared weight.
-                    if name == "fc2.weight" {
-                        let _ = gradient.f_div_scalar_(world_size)?;
-                    }
-                }
-                Gradients::Stale => {
-                    let current = gradient.f_detach()?.copy();
-                    gradient.f_copy_(&std::mem::replace(&mut self.previous[i], current))?;
-                    self.collective.all_reduce(&gradient, Op::Average)?;
-                }
-            }
+            let current = gradient.f_detach()?.copy();
+            gradient.f_copy_(&std::mem::replace(previous, current))?;
         }
-        Ok(())
+        self.sound.finish_gradient_synchronization()
     }
 }
