@@ -1,19 +1,14 @@
 //! Checks that every data-parallel trainer must pass. Several problems register them.
 
-use std::cell::RefCell;
-use std::fmt::Debug;
-use std::path::Path;
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use proptest::prelude::{Just, any, prop_oneof};
-use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use proptest::strategy::{Strategy, ValueTree as _};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde::Serialize;
 
-use super::edge_cases;
-use super::golden::{CaseFile, data_parallel, require};
 use super::mutants::{FAULTS, MUTANTS};
-use super::protocol::{self, Passes, Report, TrainingCase, Zeroing};
+use super::protocol::{self, Case, Passes, Report, TrainingCase, Trial, Zeroing};
+use super::{edge_cases, golden};
 use crate::harness::problem::{Check, Verdict};
 use crate::model::toy::{Bias, Blueprint, Layer, Weight};
 use crate::parallel::Options;
@@ -37,17 +32,17 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
 ];
 
 /// The official test of one of its two models with each bucket size, repeated with other rows and other initial models.
-pub fn official(trainer: &str, blueprint: &Blueprint, bucket_sizes_mb: &[f64]) -> Result<Report> {
+pub fn official(trainer: &str, blueprint: &Blueprint, bucket_sizes_mb: &[f64]) -> Trial<TrainingCase> {
     let case = |(bucket_size_mb, repeat): (f64, i64)| TrainingCase {
         model_seed: 100 * repeat,
         ..TrainingCase::official(blueprint.clone(), Options { bucket_size_mb }, repeat)
     };
     let cases = bucket_sizes_mb.iter().flat_map(|&size| (0..REPEATS).map(move |repeat| (size, repeat)));
-    protocol::run(trainer, WORLD_SIZE, &cases.map(case).collect::<Vec<_>>())
+    Trial { trainer: trainer.into(), cases: cases.map(case).collect() }
 }
 
 /// Both official models with every step's rows in two passes, and with gradients that are dropped between steps.
-pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
+pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Trial<TrainingCase> {
     let mut cases = Vec::new();
     for (blueprint, &bucket_size_mb) in [Blueprint::toy(), Blueprint::tied()]
         .iter()
@@ -64,12 +59,17 @@ pub fn accumulation(trainer: &str, bucket_sizes_mb: &[f64]) -> Result<Report> {
             cases.push(allowed(trainer, TrainingCase { passes, zeroing, ..case.clone() }));
         }
     }
-    protocol::run(trainer, WORLD_SIZE, &cases)
+    Trial { trainer: trainer.into(), cases }
+}
+
+/// Passes if the trainer trains every case on [`WORLD_SIZE`] ranks as a single process does.
+pub fn passes(trial: Trial<impl Case>) -> Result<Verdict> {
+    verdict(Report::over(Case::run(WORLD_SIZE, &[trial])?))
 }
 
 /// Exact results with several dtypes in one model, and error messages on misuse.
-pub fn at_the_edges(trainer: &str) -> Result<Report> {
-    edge_cases::run(trainer, EDGES_WORLD_SIZE)
+pub fn at_the_edges(trainer: &str) -> Result<Verdict> {
+    verdict(edge_cases::run(trainer, EDGES_WORLD_SIZE)?)
 }
 
 /// Passes if the report has no findings; else an error with the first findings.
@@ -89,10 +89,7 @@ pub fn verdict(report: Report) -> Result<Verdict> {
 /// The official protocol on random chains of layers: widths, depth, ties, frozen sets, biases, rows, seeds, bucket sizes,
 /// passes, world size.
 pub fn random_networks(trainer: &str) -> Result<Verdict> {
-    over_world_sizes(any_case(), |world_size, cases: Vec<TrainingCase>| {
-        let repeated = (0..REPEATS).flat_map(|_| cases.clone()).map(|case| allowed(trainer, case));
-        protocol::run(trainer, world_size, &repeated.collect::<Vec<_>>())
-    })
+    over_world_sizes(trainer, any_case().prop_map(|case| allowed(trainer, case)))
 }
 
 /// Adapts a case to `trainer`. A trainer that steps in the backward pass refuses a second finished pass ([`edge_cases`]
@@ -107,32 +104,20 @@ fn allowed(trainer: &str, case: TrainingCase) -> TrainingCase {
     }
 }
 
-/// Draws cases for each of [`RANDOM_WORLD_SIZES`] and runs them in one launch; a failure is shrunk to few small cases.
-pub fn over_world_sizes<C: Clone + Debug>(
-    any_case: impl Strategy<Value = C>,
-    run: impl Fn(usize, Vec<C>) -> Result<Report>,
-) -> Result<Verdict> {
-    let whole = RefCell::new(Report::default());
+/// Draws cases for each of [`RANDOM_WORLD_SIZES`] and runs them, repeated, in one launch. The draws are always the same.
+pub fn over_world_sizes<C: Case>(trainer: &str, any_case: impl Strategy<Value = C>) -> Result<Verdict> {
     let any_cases = proptest::collection::vec(any_case, RANDOM_CASES);
+    let mut whole = Vec::new();
     for world_size in RANDOM_WORLD_SIZES {
-        let config = Config { cases: 1, max_shrink_iters: 8, failure_persistence: None, ..Config::default() };
-        let seed = [world_size as u8; 32];
-        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-        let outcome = runner.run(&any_cases, |cases| {
-            let fail = |error: anyhow::Error| TestCaseError::fail(format!("{error:#}"));
-            let report = run(world_size, cases).map_err(fail)?;
-            let mut whole = whole.borrow_mut();
-            whole.comparisons += report.comparisons;
-            whole.largest_error = whole.largest_error.max(report.largest_error);
-            verdict(report).map(drop).map_err(fail)
-        });
-        match outcome {
-            Ok(()) => {}
-            Err(TestError::Fail(reason, cases)) => bail!("world_size {world_size}: {reason}\nsmallest: {cases:?}"),
-            Err(TestError::Abort(reason)) => bail!("world_size {world_size}: no case could be made: {reason}"),
-        }
+        let seed = TestRng::from_seed(RngAlgorithm::ChaCha, &[world_size as u8; 32]);
+        let tree = any_cases.new_tree(&mut TestRunner::new_with_rng(Config::default(), seed));
+        let drawn = tree.map_err(|reason| anyhow!("no cases could be drawn: {reason}"))?.current();
+        let cases = (0..REPEATS).flat_map(|_| drawn.clone()).collect();
+        let report = Report::over(C::run(world_size, &[Trial { trainer: trainer.into(), cases }])?);
+        verdict(report.clone()).with_context(|| format!("world_size {world_size}, in turn the cases {drawn:?}"))?;
+        whole.push(report);
     }
-    verdict(whole.into_inner())
+    verdict(Report::over(whole))
 }
 
 fn any_case() -> impl Strategy<Value = TrainingCase> {
@@ -184,14 +169,7 @@ pub fn any_blueprint() -> impl Strategy<Value = Blueprint> {
 
 /// Compares this trainer's ranks with PyTorch's results in one process.
 pub fn golden_cases(trainer: &str) -> Result<Verdict> {
-    let (mut compared, mut largest) = (0, 0f64);
-    for (name, bytes) in GOLDEN_CASES {
-        let case = CaseFile::parse(bytes, Path::new(name))?;
-        let comparisons = data_parallel::compare_trainer(&case, trainer).with_context(|| name.to_string())?;
-        largest = largest.max(require(&comparisons).with_context(|| name.to_string())?);
-        compared += comparisons.len();
-    }
-    Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
+    golden::check(&GOLDEN_CASES, |case| golden::training::compare_trainers(case, &[trainer]))
 }
 
 /// The official protocol's settings, and how often it is repeated, for answers.

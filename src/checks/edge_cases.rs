@@ -1,16 +1,13 @@
 //! Edge cases of trainers: several dtypes in one model, a missing gradient, an additional pass, ranks whose models differ.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use super::mutants;
-use super::protocol::Report;
+use super::protocol::{Report, on_ranks};
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::ranks::RankTask;
 use crate::model::optim::{Sgd, zero_grad};
 use crate::parallel::Options;
 use crate::parallel::trainer::{Trainer, zero1};
@@ -19,8 +16,6 @@ use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
 pub const TASK: RankTask = RankTask { name: "data_parallel_edges", run: on_rank };
-
-const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Small enough that the parameters below need several buckets of every dtype.
 const OPTIONS: Options = Options { bucket_size_mb: 64e-6 };
@@ -42,31 +37,20 @@ const MIXED: [Spec; 9] = [
 const PLAIN: [Spec; 3] =
     [("a", Kind::Float, &[20], true), ("b", Kind::Float, &[20], true), ("c", Kind::Float, &[20], true)];
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Input {
-    trainer: String,
-}
-
 /// Runs all edge cases of `trainer` on `world_size` ranks.
 pub fn run(trainer: &str, world_size: usize) -> Result<Report> {
-    let input = serde_json::to_value(Input { trainer: trainer.into() })?;
-    let mut whole = Report::default();
-    for rank in launch(&Launch::new(TASK.name, world_size, DEADLINE), &input)? {
-        whole.add(serde_json::from_value(rank)?);
-    }
-    Ok(whole)
+    Ok(Report::over(on_ranks(&TASK, world_size, &[trainer])?.into_iter().flatten()))
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { trainer } = serde_json::from_value(input)?;
+    let [trainer] = serde_json::from_value(input)?;
     let mut edges = Edges { trainer, collective, report: Report::default() };
     edges.several_dtypes()?;
     edges.missing_gradient()?;
     edges.two_passes(false)?;
     edges.two_passes(true)?;
     edges.models_that_differ()?;
-    Ok(serde_json::to_value(edges.report)?)
+    Ok(serde_json::to_value([edges.report])?)
 }
 
 struct Edges<'a> {

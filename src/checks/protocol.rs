@@ -3,9 +3,11 @@
 //!
 //! Source: `tests/test_ddp_individual_parameters.py` and `tests/common.py` of the assignment (Spring 2025).
 
+use std::fmt::Debug;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
@@ -31,8 +33,8 @@ pub const SHUFFLE_SEED: i64 = 42;
 pub const RTOL: f64 = 1e-5;
 pub const ATOL: f64 = 1e-8;
 
-/// Starting a rank takes about a second; a launch that is not done by now hangs.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// A launch that is not done by now hangs: a case takes milliseconds.
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// One network, how it is trained, and all random seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,51 +92,98 @@ pub struct Report {
     pub largest_error: f64,
 }
 
-#[derive(Serialize, Deserialize)]
+/// What one trainer, by name, is to train.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Input {
-    trainer: String,
-    cases: Vec<TrainingCase>,
+pub struct Trial<C> {
+    pub trainer: String,
+    pub cases: Vec<C>,
 }
 
-/// Runs all `cases` in one launch of `world_size` Gloo ranks. Wrong training gives findings; an `Err` means that a rank
-/// crashed or hung.
-pub fn run(trainer: &str, world_size: usize, cases: &[TrainingCase]) -> Result<Report> {
-    let input = Input { trainer: trainer.into(), cases: cases.to_vec() };
-    let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
-    let mut whole = Report::default();
-    for rank in ranks {
-        whole.add(serde_json::from_value(rank)?);
+/// A case of one of the two protocols: this one, or that of the sharded optimizers.
+pub trait Case: Clone + Debug + Sized {
+    /// Runs all `trials` in one launch of `world_size` Gloo ranks, because starting ranks takes far longer than training
+    /// such networks; a report of each. Wrong training gives findings; an `Err` means that a rank crashed or hung.
+    fn run(world_size: usize, trials: &[Trial<Self>]) -> Result<Vec<Report>>;
+}
+
+impl Case for TrainingCase {
+    fn run(world_size: usize, trials: &[Trial<Self>]) -> Result<Vec<Report>> {
+        Ok(on_ranks(&TASK, world_size, trials)?.into_iter().map(Report::over).collect())
     }
-    Ok(whole)
+}
+
+/// Runs `task`, which gives a result of each of `inputs`, on Gloo ranks: for each input, the ranks' results.
+pub fn on_ranks<R: DeserializeOwned>(
+    task: &RankTask,
+    world_size: usize,
+    inputs: &[impl Serialize],
+) -> Result<Vec<Vec<R>>> {
+    let ranks = launch(&Launch::new(task.name, world_size, DEADLINE), &serde_json::to_value(inputs)?)?;
+    let mut by_input: Vec<Vec<R>> = inputs.iter().map(|_| Vec::new()).collect();
+    for rank in ranks {
+        let results: Vec<R> = serde_json::from_value(rank)?;
+        ensure!(results.len() == inputs.len(), "a rank gave {} results of {} inputs", results.len(), inputs.len());
+        by_input.iter_mut().zip(results).for_each(|(ranks, result)| ranks.push(result));
+    }
+    Ok(by_input)
 }
 
 impl Report {
-    pub fn add(&mut self, other: Report) {
-        self.findings.extend(other.findings);
-        self.comparisons += other.comparisons;
-        self.largest_error = self.largest_error.max(other.largest_error);
+    /// All that these reports hold.
+    pub fn over(reports: impl IntoIterator<Item = Self>) -> Self {
+        reports.into_iter().fold(Self::default(), |mut whole, other| {
+            whole.findings.extend(other.findings);
+            whole.comparisons += other.comparisons;
+            whole.largest_error = whole.largest_error.max(other.largest_error);
+            whole
+        })
+    }
+
+    /// Compares two parameters by `torch.allclose`; `finding` gets the largest difference.
+    pub fn compare(
+        &mut self,
+        actual: &Tensor,
+        expected: &Tensor,
+        (rtol, atol): (f64, f64),
+        finding: impl FnOnce(f64) -> String,
+    ) -> Result<()> {
+        let (actual, expected) = (actual.f_detach()?, expected.f_detach()?);
+        let error = actual.f_sub(&expected)?.f_abs()?.f_max()?.f_double_value(&[])?;
+        self.comparisons += 1;
+        // NaN and infinity become findings below; JSON cannot represent them.
+        if error.is_finite() {
+            self.largest_error = self.largest_error.max(error);
+        }
+        if !actual.f_allclose(&expected, rtol, atol, false)? {
+            self.findings.push(finding(error));
+        }
+        Ok(())
     }
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { trainer, cases } = serde_json::from_value(input)?;
-    let mut report = Report::default();
-    for (number, case) in cases.iter().enumerate() {
-        collective.barrier()?;
-        let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
-        let single = Toy::new(&case.blueprint, &generator)?;
-        let replica = single.deep_copy(Device::Cpu)?;
-        let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
-        let trainer = mutants::trainer(&trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
-        let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-        TrialOnRank { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
+    let trials: Vec<Trial<TrainingCase>> = serde_json::from_value(input)?;
+    let mut reports = Vec::new();
+    for Trial { trainer, cases } in &trials {
+        let mut report = Report::default();
+        for (number, case) in cases.iter().enumerate() {
+            collective.barrier()?;
+            let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
+            let single = Toy::new(&case.blueprint, &generator)?;
+            let replica = single.deep_copy(Device::Cpu)?;
+            let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
+            let trainer = mutants::trainer(trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
+            let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
+            CaseOnRank { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
+        }
+        reports.push(report);
     }
-    Ok(serde_json::to_value(report)?)
+    Ok(serde_json::to_value(reports)?)
 }
 
 /// One case on one rank. After a mismatch it continues, so that all ranks make the same collective calls.
-struct TrialOnRank<'a> {
+struct CaseOnRank<'a> {
     case: &'a TrainingCase,
     collective: &'a Shared,
     /// The single-process model, trained on all rows.
@@ -145,7 +194,7 @@ struct TrialOnRank<'a> {
     place: String,
 }
 
-impl TrialOnRank<'_> {
+impl CaseOnRank<'_> {
     fn run(mut self) -> Result<()> {
         self.check_start()?;
         self.check_replicas_equal("after construction")?;
@@ -255,20 +304,12 @@ impl TrialOnRank<'_> {
         if self.collective.rank() != 0 {
             return Ok(());
         }
-        for ((name, single), (_, replica)) in self.single.named_parameters().iter().zip(self.replica.named_parameters())
-        {
-            let error = (single.f_detach()? - replica.f_detach()?).abs().f_max()?.f_double_value(&[])?;
-            self.report.comparisons += 1;
-            // NaN and infinity become findings below; JSON cannot represent them.
-            if error.is_finite() {
-                self.report.largest_error = self.report.largest_error.max(error);
-            }
-            if !close(replica, single)? {
-                let place = &self.place;
-                self.report.findings.push(format!(
-                    "{place}, step {step}: {name} is {error:.2e} away from single-process training (rtol {RTOL:e}, atol {ATOL:e})"
-                ));
-            }
+        let Self { single, replica, report, place, .. } = self;
+        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
+            let away = "away from single-process training";
+            report.compare(replica, single, (RTOL, ATOL), |error| {
+                format!("{place}, step {step}: {name} is {error:.2e} {away} (rtol {RTOL:e}, atol {ATOL:e})")
+            })?;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -13,9 +12,9 @@ use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::mutants;
-use super::protocol::Report;
+use super::protocol::{Case, Report, Trial, on_ranks};
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::ranks::RankTask;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
@@ -42,8 +41,6 @@ pub const UNSHARDED: &str = "mutant_unsharded";
 /// Shards a parameter group that is added later, but does not broadcast its new values.
 pub const ADDED_GROUP_APART: &str = "mutant_added_group_apart";
 
-const DEADLINE: Duration = Duration::from_secs(120);
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardedCase {
@@ -63,16 +60,8 @@ impl ShardedCase {
     }
 }
 
-/// The input of [`TASK`].
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    pub optimizer: String,
-    pub cases: Vec<ShardedCase>,
-}
-
-/// The result of [`TASK`] on one rank.
-#[derive(Serialize, Deserialize)]
+/// The result of one trial of [`TASK`] on one rank.
+#[derive(Default, Serialize, Deserialize)]
 pub struct Seen {
     pub report: Report,
     /// For each case, the number of values that this rank's optimizer stepped.
@@ -81,13 +70,17 @@ pub struct Seen {
     trained_numel: Vec<(usize, usize)>,
 }
 
-/// Runs all `cases` in one launch. Stricter than the official test: values are compared after every step, each value must
-/// be stepped by one rank only, and ranks must own about equally many.
-pub fn run(optimizer: &str, world_size: usize, cases: &[ShardedCase]) -> Result<Report> {
-    let input = Input { optimizer: optimizer.into(), cases: cases.to_vec() };
-    let ranks = launch(&Launch::new(TASK.name, world_size, DEADLINE), &serde_json::to_value(input)?)?;
-    let ranks: Vec<Seen> = ranks.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
-    let mut whole = Report::default();
+impl Case for ShardedCase {
+    fn run(world_size: usize, trials: &[Trial<Self>]) -> Result<Vec<Report>> {
+        let seen = on_ranks(&TASK, world_size, trials)?;
+        Ok(trials.iter().zip(seen).map(|(trial, ranks)| report(trial, world_size, ranks)).collect())
+    }
+}
+
+/// Stricter than the official test: values were compared after every step, each value must be stepped by one rank only, and
+/// ranks must own about equally many.
+fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_size: usize, ranks: Vec<Seen>) -> Report {
+    let mut findings = Vec::new();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
         // Flat buffers pad parameters and shards to the alignment. There are at most as many buckets as parameters.
@@ -97,29 +90,32 @@ pub fn run(optimizer: &str, world_size: usize, cases: &[ShardedCase]) -> Result<
         };
         let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
         if sum < trained || sum > trained + padding || most > trained / world_size + largest + padding {
-            let finding = format!(
+            findings.push(format!(
                 "case {number}: the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"
-            );
-            whole.findings.push(finding);
+            ));
         }
     }
-    ranks.into_iter().for_each(|seen| whole.add(seen.report));
-    Ok(whole)
+    let owned = Report { findings, ..Report::default() };
+    Report::over([owned].into_iter().chain(ranks.into_iter().map(|seen| seen.report)))
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { optimizer, cases } = serde_json::from_value(input)?;
-    let mut seen = Seen { report: Report::default(), stepped_numel: Vec::new(), trained_numel: Vec::new() };
-    for (number, case) in cases.iter().enumerate() {
-        let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-        train(&optimizer, case, collective, &place, &mut seen).with_context(|| place.clone())?;
+    let trials: Vec<Trial<ShardedCase>> = serde_json::from_value(input)?;
+    let mut results = Vec::new();
+    for Trial { trainer: optimizer, cases } in &trials {
+        let mut seen = Seen::default();
+        for (number, case) in cases.iter().enumerate() {
+            let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
+            train(optimizer, case, collective, &place, &mut seen).with_context(|| place.clone())?;
+        }
+        if let Some(stepping) = trainer::zero1(optimizer) {
+            seen.report.comparisons += 1;
+            let outcome = narrow_weights_keep_small_updates(collective, stepping);
+            seen.report.findings.extend(outcome.err().map(|error| format!("{error:#}")));
+        }
+        results.push(seen);
     }
-    if let Some(stepping) = trainer::zero1(&optimizer) {
-        seen.report.comparisons += 1;
-        let finding = narrow_weights_keep_small_updates(collective, stepping).err().map(|error| format!("{error:#}"));
-        seen.report.findings.extend(finding);
-    }
-    Ok(serde_json::to_value(seen)?)
+    Ok(serde_json::to_value(results)?)
 }
 
 fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
@@ -169,7 +165,11 @@ fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, 
         first_adamw.step(&single.named_parameters()[..split])?;
         second_adamw.step(&single_later)?;
         subject.step()?;
-        compare(&single, &replica, &format!("{place}, step {step}"), &mut seen.report)?;
+        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
+            seen.report.compare(replica, single, (RTOL, ATOL), |error| {
+                format!("{place}, step {step}: {name} is {error:.2e} away from the unsharded optimizer's")
+            })?;
+        }
     }
     let trained = single.named_parameters().iter().filter(|(_, p)| p.requires_grad()).map(|(_, p)| p.numel());
     seen.trained_numel.push((trained.clone().sum(), trained.max().unwrap_or(0)));
@@ -181,22 +181,6 @@ fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, 
 /// Backward through the sum of squared errors of these rows, the test's loss.
 pub fn squared_error(network: &Toy, x: &Tensor, y: &Tensor) -> Result<()> {
     backward(&network.forward(x)?.f_mse_loss(y, Reduction::Sum)?)
-}
-
-fn compare(single: &Toy, replica: &Toy, place: &str, report: &mut Report) -> Result<()> {
-    for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
-        let (single, replica) = (single.f_detach()?, replica.f_detach()?);
-        let error = single.f_sub(&replica)?.f_abs()?.f_max()?.f_double_value(&[])?;
-        report.comparisons += 1;
-        // NaN and infinity become findings below; JSON cannot represent them.
-        if error.is_finite() {
-            report.largest_error = report.largest_error.max(error);
-        }
-        if !replica.f_allclose(&single, RTOL, ATOL, false)? {
-            report.findings.push(format!("{place}: {name} is {error:.2e} away from the unsharded optimizer's"));
-        }
-    }
-    Ok(())
 }
 
 /// An optimizer that counts the values that it steps, since it keeps state for them.
@@ -221,10 +205,10 @@ impl Optimizer for Recorded {
 
 /// Makes a sharded optimizer by name, including mutants.
 pub enum Subject {
-    Sharded(ShardedOptimizer),
+    /// Each steps the groups that were added while it was the last.
+    Sharded(Vec<ShardedOptimizer>),
     Zero1(Zero1),
     Unsharded(Vec<ParamGroup>),
-    AddedGroupApart { first: ShardedOptimizer, later: ShardedOptimizer },
 }
 
 impl Subject {
@@ -235,12 +219,12 @@ impl Subject {
             return Ok(Self::Zero1(zero1));
         }
         Ok(match name {
-            trainer::SHARDED_OPTIMIZER => Self::Sharded(ShardedOptimizer::new(vec![group], &collective)?),
+            trainer::SHARDED_OPTIMIZER => Self::Sharded(vec![ShardedOptimizer::new(vec![group], &collective)?]),
             UNSHARDED => Self::Unsharded(vec![group]),
             ADDED_GROUP_APART => {
                 let (_, silent) = mutants::faulty("no_broadcast@", &collective)?;
                 let first = ShardedOptimizer::new(vec![group], &collective)?;
-                Self::AddedGroupApart { first, later: ShardedOptimizer::new(Vec::new(), &silent)? }
+                Self::Sharded(vec![first, ShardedOptimizer::new(Vec::new(), &silent)?])
             }
             _ => anyhow::bail!("no sharded optimizer {name:?}"),
         })
@@ -248,27 +232,21 @@ impl Subject {
 
     fn add(&mut self, group: ParamGroup) -> Result<()> {
         match self {
-            Self::Sharded(sharded) | Self::AddedGroupApart { later: sharded, .. } => sharded.add_param_group(group),
-            Self::Unsharded(groups) => {
-                groups.push(group);
-                Ok(())
-            }
+            Self::Sharded(sharded) => sharded.last_mut().context("no optimizer")?.add_param_group(group)?,
+            Self::Unsharded(groups) => groups.push(group),
             Self::Zero1(_) => anyhow::bail!("ZeRO-1 shards the buckets that it is built with: it has one group"),
         }
+        Ok(())
     }
 
     pub fn step(&mut self) -> Result<()> {
         match self {
-            Self::Sharded(sharded) => sharded.step(),
+            Self::Sharded(sharded) => sharded.iter_mut().try_for_each(ShardedOptimizer::step),
             Self::Zero1(zero1) => {
                 zero1.finish_gradient_synchronization()?;
                 zero1.step()
             }
             Self::Unsharded(groups) => groups.iter_mut().try_for_each(|group| group.optimizer.step(&group.parameters)),
-            Self::AddedGroupApart { first, later } => {
-                first.step()?;
-                later.step()
-            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::torch::autograd::release_grad;
@@ -15,7 +16,7 @@ pub trait Optimizer: Send {
 }
 
 /// The hyperparameters of [`AdamW`]; `default()` is that of `torch.optim.AdamW`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AdamWOptions {
     pub lr: f64,
     pub beta1: f64,

@@ -1,7 +1,7 @@
 //! The registry: every problem whose code exists, in the handout's order.
 
 use crate::bench::ddp_step::on_rank as ddp_step;
-use crate::checks::golden::{data_parallel, sharded_optimizer};
+use crate::checks::golden::training;
 use crate::checks::{self, device, edge_cases, fault_test, protocol, sharded_protocol};
 use crate::collective::ranks::RankTask;
 use crate::collective::selftest;
@@ -66,8 +66,7 @@ pub const RANK_TASKS: &[RankTask] = &[
     protocol::TASK,
     sharded_protocol::TASK,
     edge_cases::TASK,
-    data_parallel::TASK,
-    sharded_optimizer::TASK,
+    training::TASK,
     distributed_communication_single_node::ranks::TASK,
     ddp_step::TASK,
     checks::ddp_step::TASK,

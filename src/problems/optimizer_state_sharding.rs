@@ -1,18 +1,16 @@
 //! `optimizer_state_sharding`: AdamW with its state shared out among the ranks ends, to the bit, where AdamW itself ends.
 
-use std::path::Path;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
 use serde::Serialize;
 
 use crate::checks::data_parallel::{
     BUCKET_SIZES_MB, EDGES_WORLD_SIZE, RANDOM_CASES, RANDOM_WORLD_SIZES, REPEATS, WORLD_SIZE, accumulation,
-    any_blueprint, any_options, at_the_edges, over_world_sizes, random_networks, verdict,
+    any_blueprint, any_options, at_the_edges, over_world_sizes, passes, random_networks,
 };
-use crate::checks::golden::{CaseFile, require, sharded_optimizer};
-use crate::checks::protocol::Report;
+use crate::checks::golden::{self, training::compare_trainers};
+use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, ADAMW, ShardedCase};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
@@ -21,35 +19,35 @@ use crate::parallel::Options;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
 const CHECKS: &[Check] = &[
-    Check { name: "toy_model", part: "", run: || verdict(official(SHARDED_OPTIMIZER, &Blueprint::toy())?) },
-    Check { name: "tied_weights", part: "", run: || verdict(official(SHARDED_OPTIMIZER, &Blueprint::tied())?) },
+    Check { name: "toy_model", part: "", run: || passes(official(SHARDED_OPTIMIZER, &Blueprint::toy())) },
+    Check { name: "tied_weights", part: "", run: || passes(official(SHARDED_OPTIMIZER, &Blueprint::tied())) },
     Check { name: "random_networks", part: "", run: || random_groups(SHARDED_OPTIMIZER) },
     Check { name: "with_data_parallelism", part: "", run: || random_networks(SHARDED_OPTIMIZER) },
-    Check { name: "edges", part: "", run: || verdict(at_the_edges(SHARDED_OPTIMIZER)?) },
+    Check { name: "edges", part: "", run: || at_the_edges(SHARDED_OPTIMIZER) },
     Check { name: "golden_cases", part: "", run: || golden_cases(SHARDED_OPTIMIZER) },
-    Check { name: "zero1_toy_model", part: "", run: || verdict(official(ZERO1, &Blueprint::toy())?) },
-    Check { name: "zero1_tied_weights", part: "", run: || verdict(official(ZERO1, &Blueprint::tied())?) },
+    Check { name: "zero1_toy_model", part: "", run: || passes(official(ZERO1, &Blueprint::toy())) },
+    Check { name: "zero1_tied_weights", part: "", run: || passes(official(ZERO1, &Blueprint::tied())) },
     Check { name: "zero1_random_networks", part: "", run: || random_networks(ZERO1) },
-    Check { name: "zero1_gradient_accumulation", part: "", run: || verdict(accumulation(ZERO1, &BUCKET_SIZES_MB)?) },
-    Check { name: "zero1_edges", part: "", run: || verdict(at_the_edges(ZERO1)?) },
+    Check { name: "zero1_gradient_accumulation", part: "", run: || passes(accumulation(ZERO1, &BUCKET_SIZES_MB)) },
+    Check { name: "zero1_edges", part: "", run: || at_the_edges(ZERO1) },
     Check { name: "zero1_golden_cases", part: "", run: || golden_cases(ZERO1) },
     Check {
         name: "zero1_in_backward_toy_model",
         part: "",
-        run: || verdict(official(ZERO1_IN_BACKWARD, &Blueprint::toy())?),
+        run: || passes(official(ZERO1_IN_BACKWARD, &Blueprint::toy())),
     },
     Check {
         name: "zero1_in_backward_tied_weights",
         part: "",
-        run: || verdict(official(ZERO1_IN_BACKWARD, &Blueprint::tied())?),
+        run: || passes(official(ZERO1_IN_BACKWARD, &Blueprint::tied())),
     },
     Check { name: "zero1_in_backward_random_networks", part: "", run: || random_networks(ZERO1_IN_BACKWARD) },
     Check {
         name: "zero1_in_backward_gradient_accumulation",
         part: "",
-        run: || verdict(accumulation(ZERO1_IN_BACKWARD, &BUCKET_SIZES_MB)?),
+        run: || passes(accumulation(ZERO1_IN_BACKWARD, &BUCKET_SIZES_MB)),
     },
-    Check { name: "zero1_in_backward_edges", part: "", run: || verdict(at_the_edges(ZERO1_IN_BACKWARD)?) },
+    Check { name: "zero1_in_backward_edges", part: "", run: || at_the_edges(ZERO1_IN_BACKWARD) },
     Check { name: "zero1_in_backward_golden_cases", part: "", run: || golden_cases(ZERO1_IN_BACKWARD) },
 ];
 
@@ -64,19 +62,16 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
 
 /// The official test of one of its two models; ZeRO-1 in each of the official bucket sizes. Repeated, as a race would not
 /// show every time.
-pub fn official(optimizer: &str, blueprint: &Blueprint) -> Result<Report> {
+pub fn official(optimizer: &str, blueprint: &Blueprint) -> Trial<ShardedCase> {
     let case = |&bucket_size_mb: &f64| ShardedCase::official(blueprint.clone(), Options { bucket_size_mb });
-    let cases: Vec<ShardedCase> = (0..REPEATS).flat_map(|_| BUCKET_SIZES_MB.iter().map(case)).collect();
-    sharded_protocol::run(optimizer, WORLD_SIZE, &cases)
+    let cases = (0..REPEATS).flat_map(|_| BUCKET_SIZES_MB.iter().map(case)).collect();
+    Trial { trainer: optimizer.into(), cases }
 }
 
 /// The official protocol on random networks, some of whose parameters are a second group that may join in the midst of
 /// training.
 pub fn random_groups(optimizer: &str) -> Result<Verdict> {
-    over_world_sizes(any_case(), |world_size, cases: Vec<ShardedCase>| {
-        let repeated: Vec<ShardedCase> = (0..REPEATS).flat_map(|_| cases.clone()).collect();
-        sharded_protocol::run(optimizer, world_size, &repeated)
-    })
+    over_world_sizes(optimizer, any_case())
 }
 
 fn any_case() -> impl Strategy<Value = ShardedCase> {
@@ -94,14 +89,7 @@ fn any_case() -> impl Strategy<Value = ShardedCase> {
 
 /// What PyTorch's AdamW computed in one process, held against every rank's parameters.
 pub fn golden_cases(optimizer: &str) -> Result<Verdict> {
-    let (mut compared, mut largest) = (0, 0f64);
-    for (name, bytes) in GOLDEN_CASES {
-        let case = CaseFile::parse(bytes, Path::new(name))?;
-        let comparisons = sharded_optimizer::compare_optimizer(&case, optimizer).with_context(|| name.to_string())?;
-        largest = largest.max(require(&comparisons).with_context(|| name.to_string())?);
-        compared += comparisons.len();
-    }
-    Verdict::passed(format!("{compared} tensors, largest difference from PyTorch {largest:.1e}"))
+    golden::check(&GOLDEN_CASES, |case| compare_trainers(case, &[optimizer]))
 }
 
 /// What the sentences quote.

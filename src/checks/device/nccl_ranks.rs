@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use crate::bench::device::require_devices;
 use crate::checks::fault_test::RankFault;
 use crate::checks::faulty_runs::{self, by_hand, says};
+use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, Seen, ShardedCase};
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch};
@@ -88,12 +89,12 @@ fn is_adamw(optimizer: &str) -> Result<Verdict> {
         [2048, 2048, 2048, 2048, 2048, 2047].into_iter().enumerate().map(|(i, d_out)| layer(i, d_out)).collect();
     let blueprint = Blueprint { name: "wide".into(), fixed_parameter: false, layers };
     let cases = vec![ShardedCase::official(blueprint, Options { bucket_size_mb: 40.0 })];
-    let input = serde_json::to_value(sharded_protocol::Input { optimizer: optimizer.into(), cases })?;
+    let input = serde_json::to_value([Trial { trainer: optimizer.into(), cases }])?;
     let deadline = Duration::from_secs(120);
     let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
     let mut comparisons = 0;
     for rank in launch(&plan, &input)? {
-        let Seen { report, .. } = serde_json::from_value(rank)?;
+        let [Seen { report, .. }] = serde_json::from_value(rank)?;
         ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
         comparisons += report.comparisons;
     }

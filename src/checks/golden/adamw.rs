@@ -24,13 +24,6 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Vec<Comparison>> {
     case.only(&["param", "grads", "param_after"])?;
     let (rtol, atol) = case.tolerances()?;
-    let options = AdamWOptions {
-        lr: case.meta_as("lr")?,
-        beta1: case.meta_as("beta1")?,
-        beta2: case.meta_as("beta2")?,
-        eps: case.meta_as("eps")?,
-        weight_decay: case.meta_as("weight_decay")?,
-    };
     let (param, grads) = (case.tensor("param")?, case.tensor("grads")?);
     ensure!(
         grads.dim() > 0 && grads.size()[1..] == param.size(),
@@ -46,6 +39,17 @@ pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Ve
         param.kind(),
         grads.kind()
     );
-    let after = many_steps(options, param, grads)?;
+    let after = many_steps(options(case)?, param, grads)?;
     Ok(vec![compare(name, "param_after", &after, case.tensor("param_after")?, rtol, atol)])
+}
+
+/// The hyperparameters in the metadata.
+pub fn options(case: &CaseFile) -> Result<AdamWOptions> {
+    Ok(AdamWOptions {
+        lr: case.meta_as("lr")?,
+        beta1: case.meta_as("beta1")?,
+        beta2: case.meta_as("beta2")?,
+        eps: case.meta_as("eps")?,
+        weight_decay: case.meta_as("weight_decay")?,
+    })
 }

@@ -83,16 +83,7 @@ impl<'a> Inputs<'a> {
                     }
                 }
             }
-            Err(error) => comparisons.push(Comparison {
-                implementation: name,
-                tensor: "o".into(),
-                max_abs_error: f64::NAN,
-                max_rel_error: f64::NAN,
-                rtol,
-                atol,
-                passed: false,
-                note: format!("{error:#}"),
-            }),
+            Err(error) => comparisons.push(Comparison::of(&name, "o", Err(error), (rtol, atol))),
         }
         comparisons
     }

@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use tch::{Kind as DType, Tensor};
 
+use crate::harness::problem::Verdict;
+
 pub mod adamw;
 pub mod attention;
-pub mod data_parallel;
 pub mod rmsnorm;
 pub mod rope;
-pub mod sharded_optimizer;
-mod training;
+pub mod training;
 pub mod transformer;
 
 /// One kind of case: its name in the metadata key `kind`, and its function.
@@ -33,8 +33,8 @@ pub const KINDS: &[CaseKind] = &[
     CaseKind { name: "rmsnorm", run: rmsnorm::run },
     CaseKind { name: "rope", run: rope::run },
     CaseKind { name: "adamw", run: adamw::run },
-    CaseKind { name: "data_parallel", run: data_parallel::run },
-    CaseKind { name: "sharded_optimizer", run: sharded_optimizer::run },
+    CaseKind { name: "data_parallel", run: training::run },
+    CaseKind { name: "sharded_optimizer", run: training::run },
 ];
 
 /// Runs `case` by its kind. Fails for an unknown kind and for an incomplete file.
@@ -154,6 +154,15 @@ pub struct Comparison {
     pub note: String,
 }
 
+impl Comparison {
+    /// From what [`errors`] gives, or the reason why there is nothing to compare.
+    fn of(implementation: &str, tensor: &str, outcome: Result<(f64, f64, String)>, (rtol, atol): (f64, f64)) -> Self {
+        let (max_abs_error, max_rel_error, note) = outcome.unwrap_or_else(|e| (f64::NAN, f64::NAN, format!("{e:#}")));
+        let (implementation, tensor, passed) = (implementation.into(), tensor.into(), note.is_empty());
+        Self { implementation, tensor, max_abs_error, max_rel_error, rtol, atol, passed, note }
+    }
+}
+
 impl std::fmt::Display for Comparison {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { implementation, tensor, max_abs_error, max_rel_error, rtol, atol, passed, note } = self;
@@ -177,18 +186,7 @@ pub fn compare(
     rtol: f64,
     atol: f64,
 ) -> Comparison {
-    let outcome = errors(actual, expected, rtol, atol);
-    let (max_abs_error, max_rel_error, note) = outcome.unwrap_or_else(|e| (f64::NAN, f64::NAN, format!("{e:#}")));
-    Comparison {
-        implementation: implementation.into(),
-        tensor: tensor.into(),
-        max_abs_error,
-        max_rel_error,
-        rtol,
-        atol,
-        passed: note.is_empty(),
-        note,
-    }
+    Comparison::of(implementation, tensor, errors(actual, expected, rtol, atol), (rtol, atol))
 }
 
 /// The largest absolute and relative errors, and a note that is empty where every element is within tolerance.
@@ -224,6 +222,19 @@ pub fn require(comparisons: &[Comparison]) -> Result<f64> {
     let failed: Vec<_> = comparisons.iter().filter(|c| !c.passed).map(ToString::to_string).collect();
     ensure!(failed.is_empty(), "{} of {} comparisons failed:\n{}", failed.len(), comparisons.len(), failed.join("\n"));
     Ok(comparisons.iter().map(|c| c.max_abs_error).fold(0.0, f64::max))
+}
+
+/// Passes if every one of `cases`, a name and the bytes of its file, does. The bytes are part of the program, so that a
+/// copied binary can run the check.
+pub fn check(cases: &[(&str, &[u8])], run: impl Fn(&CaseFile) -> Result<Vec<Comparison>>) -> Result<Verdict> {
+    let (mut compared, mut largest) = (0, 0f64);
+    for (name, bytes) in cases {
+        let comparisons = CaseFile::parse(bytes, Path::new(name)).and_then(|case| run(&case));
+        let comparisons = comparisons.with_context(|| name.to_string())?;
+        largest = largest.max(require(&comparisons).with_context(|| name.to_string())?);
+        compared += comparisons.len();
+    }
+    Verdict::passed(format!("{compared} tensors, largest absolute error {largest:.1e}"))
 }
 
 #[cfg(test)]

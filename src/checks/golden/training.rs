@@ -1,43 +1,149 @@
-//! The common format of cases that train one of the official toy models on several ranks.
+//! Cases of kinds `data_parallel` and `sharded_optimizer`: final parameters of training one of the official toy models on
+//! several ranks, compared for every trainer on every rank.
 //!
 //! Metadata `model` ("toy" or "tied"), `world_size`, `rtol`, `atol`; float32 tensors `init.<parameter>`, `x`
-//! (steps, rows, 10), `y` (steps, rows, 5), expected `final.<parameter>`.
+//! (steps, rows, 10), `y` (steps, rows, 5), expected `final.<parameter>`. [`Method`] has the metadata of each kind.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
-use super::{CaseFile, Comparison, compare};
+use super::{CaseFile, Comparison, adamw, compare};
+use crate::checks::mutants;
+use crate::checks::protocol::pass;
+use crate::checks::sharded_protocol::{Subject, squared_error};
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, launch};
+use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch};
+use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
+use crate::parallel::Options;
+use crate::parallel::sharded_optimizer::ParamGroup;
+use crate::parallel::trainer::{self, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
+
+pub const TASK: RankTask = RankTask { name: "training_case", run: on_rank };
 
 /// A case has few steps. A launch that takes longer hangs.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-const TRAINING: &str = "training.safetensors";
+/// The file of the tensors that the ranks are given.
+const GIVEN: &str = "training.safetensors";
+
+/// ZeRO-1's bucket size in a case of `sharded_optimizer`, small enough for several buckets.
+const OPTIONS: Options = Options { bucket_size_mb: 0.0016 };
+
+/// How the ranks train, by the case's kind.
+#[derive(Clone, Serialize, Deserialize)]
+enum Method {
+    /// Metadata `lr` and `bucket_size_mb`. Only rank 0 starts from the case's values, which the trainer must broadcast.
+    /// In each step every rank takes its contiguous slice of the rows: mean squared error, plain gradient descent.
+    DataParallel { lr: f64, options: Options },
+    /// Metadata `lr beta1 beta2 eps weight_decay`. Every rank starts from the case's values and trains on all rows: the sum
+    /// of squared errors, AdamW, without averaging gradients.
+    ShardedOptimizer(AdamWOptions),
+}
+
+/// Runs every trainer of the case's kind, all in one launch.
+pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    match case.meta("kind")? {
+        "data_parallel" => compare_trainers(case, &trainer::names().collect::<Vec<_>>()),
+        _ => compare_trainers(case, &[SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD]),
+    }
+}
+
+/// Trains the case with each of `trainers` in one launch, and compares each rank's parameters with the expected ones.
+///
+/// # Errors
+/// A case that contradicts itself, naming the entry; a rank that crashed or hung.
+pub fn compare_trainers(case: &CaseFile, trainers: &[&str]) -> Result<Vec<Comparison>> {
+    let training = Training::of(case)?;
+    let method = Method::of(case, &training)?;
+    let (rtol, atol) = case.tolerances()?;
+    let folder = training.train(&method, trainers)?;
+    let mut comparisons = Vec::new();
+    for trainer in trainers {
+        for rank in 0..training.world_size {
+            let implementation = format!("{trainer}, rank {rank} of {}", training.world_size);
+            let finals = read(&final_file(folder.path(), trainer, rank))?;
+            for name in &training.parameters {
+                let actual = finals.get(name).with_context(|| format!("{implementation} left no {name}"))?;
+                let tensor = format!("final.{name}");
+                comparisons.push(compare(&implementation, &tensor, actual, case.tensor(&tensor)?, rtol, atol));
+            }
+        }
+    }
+    Ok(comparisons)
+}
+
+impl Method {
+    fn of(case: &CaseFile, training: &Training) -> Result<Self> {
+        if case.meta("kind")? != "data_parallel" {
+            let options = adamw::options(case)?;
+            options.validate().context("metadata")?;
+            return Ok(Self::ShardedOptimizer(options));
+        }
+        let lr: f64 = case.meta_as("lr")?;
+        ensure!(lr.is_finite() && lr >= 0.0, "metadata lr is {lr}: it must be zero or positive");
+        let options = Options { bucket_size_mb: case.meta_as("bucket_size_mb")? };
+        options.bucket_bytes().context("metadata")?;
+        let (rows, ranks) = (training.rows, training.world_size);
+        ensure!(rows % ranks as i64 == 0, "{rows} rows cannot be shared equally among {ranks} ranks (world_size)");
+        Ok(Self::DataParallel { lr, options })
+    }
+
+    /// Trains `network` on this rank from `given`.
+    fn train(&self, trainer: &str, network: &Toy, given: &Given, collective: &Shared) -> Result<()> {
+        match self {
+            Self::DataParallel { lr, options } => {
+                if collective.rank() == 0 {
+                    load(network, given)?;
+                }
+                let optimizer = Box::new(Sgd::new(*lr)?);
+                let mut trainer =
+                    mutants::trainer(trainer, network.named_parameters(), optimizer, collective, options)?;
+                for (x, y) in steps(given)? {
+                    let rows = x.size()[0] / collective.world_size() as i64;
+                    let mine = |t: &Tensor| t.f_narrow(0, collective.rank() as i64 * rows, rows);
+                    network.zero_grad();
+                    pass(network, &mine(&x)?, &mine(&y)?, 1.0)?;
+                    trainer.parallel().finish_gradient_synchronization()?;
+                    trainer.step()?;
+                }
+            }
+            Self::ShardedOptimizer(options) => {
+                load(network, given)?;
+                let group = ParamGroup::new(network.named_parameters(), Box::new(AdamW::new(*options)?));
+                let mut subject = Subject::new(trainer, group, collective, &OPTIONS)?;
+                for (x, y) in steps(given)? {
+                    network.zero_grad();
+                    squared_error(network, &x, &y)?;
+                    subject.step()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 /// A case's contents, checked against each other.
-pub struct Training<'a> {
+struct Training<'a> {
     case: &'a CaseFile,
     blueprint: Blueprint,
     parameters: Vec<String>,
-    pub world_size: usize,
-    pub rows: i64,
+    world_size: usize,
+    rows: i64,
 }
 
 impl<'a> Training<'a> {
     /// # Errors
     /// A case that contradicts itself, naming the entry.
-    pub fn of(case: &'a CaseFile) -> Result<Self> {
+    fn of(case: &'a CaseFile) -> Result<Self> {
         let blueprint = Blueprint::by_name(case.meta("model")?).context("metadata model")?;
         let world_size: usize = case.meta_as("world_size")?;
         ensure!(
@@ -82,37 +188,21 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Trains with `task`, which receives `how`, and compares each rank's parameters with the expected ones.
-    ///
-    /// # Errors
-    /// A rank that crashed or hung.
-    pub fn compare(&self, implementation: &str, task: &str, how: impl Serialize) -> Result<Vec<Comparison>> {
-        let how = serde_json::to_value(how)?;
-        let ranks = self.run(task, how).with_context(|| format!("training by {implementation}"))?;
-        let (rtol, atol) = self.case.tolerances()?;
-        let mut comparisons = Vec::new();
-        for (rank, finals) in ranks.iter().enumerate() {
-            let implementation = format!("{implementation}, rank {rank} of {}", self.world_size);
-            for name in &self.parameters {
-                let actual = finals.get(name).with_context(|| format!("rank {rank} left no {name}"))?;
-                let tensor = format!("final.{name}");
-                comparisons.push(compare(&implementation, &tensor, actual, self.case.tensor(&tensor)?, rtol, atol));
-            }
-        }
-        Ok(comparisons)
-    }
-
-    /// The parameters that each rank ends with, by name, in rank order.
-    fn run(&self, task: &str, how: Value) -> Result<Vec<BTreeMap<String, Tensor>>> {
+    /// Runs all ranks; gives the folder with each trainer's final parameters on each rank.
+    fn train(&self, method: &Method, trainers: &[&str]) -> Result<tempfile::TempDir> {
         let folder =
             tempfile::Builder::new().prefix("cs336-case-").tempdir().context("making a folder for the case")?;
-        let expected = |name: &str| name.starts_with("final.");
-        let given = self.case.tensors.iter().filter(|(name, _)| !expected(name));
+        let given = self.case.tensors.iter().filter(|(name, _)| !name.starts_with("final."));
         let given: Vec<_> = given.map(|(name, tensor)| (name, tensor.contiguous())).collect();
-        Tensor::write_safetensors(&given, folder.path().join(TRAINING)).context("writing the ranks' tensors")?;
-        let input = Input { blueprint: self.blueprint.clone(), how, folder: folder.path().into() };
-        launch(&Launch::new(task, self.world_size, DEADLINE), &serde_json::to_value(input)?)?;
-        (0..self.world_size).map(|rank| read(&final_file(folder.path(), rank))).collect()
+        Tensor::write_safetensors(&given, folder.path().join(GIVEN)).context("writing the ranks' tensors")?;
+        let input = Input {
+            blueprint: self.blueprint.clone(),
+            method: method.clone(),
+            trainers: trainers.iter().map(|trainer| trainer.to_string()).collect(),
+            folder: folder.path().into(),
+        };
+        launch(&Launch::new(TASK.name, self.world_size, DEADLINE), &serde_json::to_value(input)?)?;
+        Ok(folder)
     }
 }
 
@@ -120,54 +210,44 @@ impl<'a> Training<'a> {
 #[serde(deny_unknown_fields)]
 struct Input {
     blueprint: Blueprint,
-    /// The task's own settings.
-    how: Value,
-    /// Contains [`TRAINING`] and, afterwards, each rank's final parameters.
+    method: Method,
+    trainers: Vec<String>,
+    /// Contains [`GIVEN`] and, afterwards, the final parameters.
     folder: PathBuf,
 }
 
-/// A case on one rank.
-pub struct OnRank<How> {
-    pub network: Toy,
-    pub how: How,
-    given: BTreeMap<String, Tensor>,
-    final_file: PathBuf,
+/// The tensors that the ranks are given, by name.
+type Given = BTreeMap<String, Tensor>;
+
+fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
+    let Input { blueprint, method, trainers, folder } = serde_json::from_value(input)?;
+    let (rank, given) = (collective.rank(), read(&folder.join(GIVEN))?);
+    for trainer in &trainers {
+        // Other values on every rank, until the case's are loaded or broadcast.
+        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, rank as i64)?)?;
+        method.train(trainer, &network, &given, collective).with_context(|| format!("training by {trainer}"))?;
+        Tensor::write_safetensors(network.named_parameters(), final_file(&folder, trainer, rank))?;
+    }
+    Ok(Value::Null)
 }
 
-impl<How: DeserializeOwned> OnRank<How> {
-    /// The network has random values until [`OnRank::load`].
-    pub fn new(collective: &Shared, input: Value) -> Result<Self> {
-        let Input { blueprint, how, folder } = serde_json::from_value(input)?;
-        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, collective.rank() as i64)?)?;
-        let given = read(&folder.join(TRAINING))?;
-        let how = serde_json::from_value(how)?;
-        Ok(Self { network, how, given, final_file: final_file(&folder, collective.rank()) })
-    }
-
-    /// Loads the case's initial values.
-    pub fn load(&self) -> Result<()> {
-        let initial = self.given.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("init.")?, tensor)));
-        self.network.load(&initial.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect())
-    }
-
-    /// Each step's `x` (rows, 10) and `y` (rows, 5).
-    pub fn steps(&self) -> Result<Vec<(Tensor, Tensor)>> {
-        let (x, y) = (&self.given["x"], &self.given["y"]);
-        (0..x.size()[0]).map(|step| Ok((x.f_select(0, step)?, y.f_select(0, step)?))).collect()
-    }
-
-    /// Writes the network's parameters for the comparison.
-    pub fn finish(&self) -> Result<Value> {
-        Tensor::write_safetensors(self.network.named_parameters(), &self.final_file)?;
-        Ok(Value::Null)
-    }
+/// Loads the case's initial values.
+fn load(network: &Toy, given: &Given) -> Result<()> {
+    let initial = given.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("init.")?, tensor)));
+    network.load(&initial.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect())
 }
 
-fn final_file(folder: &Path, rank: usize) -> PathBuf {
-    folder.join(format!("final-rank{rank}.safetensors"))
+/// Each step's `x` (rows, 10) and `y` (rows, 5).
+fn steps(given: &Given) -> Result<Vec<(Tensor, Tensor)>> {
+    let (x, y) = (&given["x"], &given["y"]);
+    (0..x.size()[0]).map(|step| Ok((x.f_select(0, step)?, y.f_select(0, step)?))).collect()
 }
 
-fn read(file: &Path) -> Result<BTreeMap<String, Tensor>> {
+fn final_file(folder: &Path, trainer: &str, rank: usize) -> PathBuf {
+    folder.join(format!("{trainer}-rank{rank}.safetensors"))
+}
+
+fn read(file: &Path) -> Result<Given> {
     let tensors = Tensor::read_safetensors(file).with_context(|| format!("reading {}", file.display()))?;
     Ok(tensors.into_iter().collect())
 }
@@ -177,4 +257,54 @@ fn float<'a>(case: &'a CaseFile, name: &str) -> Result<&'a Tensor> {
     let tensor = case.tensor(name)?;
     ensure!(tensor.kind() == Kind::Float, "{name} is {:?}, not float32", tensor.kind());
     Ok(tensor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> CaseFile {
+        let bytes = include_bytes!("../../../suites/cases/data_parallel_toy.safetensors");
+        CaseFile::parse(bytes, Path::new("data_parallel_toy")).unwrap()
+    }
+
+    #[test]
+    fn a_case_that_contradicts_itself_is_refused_before_any_rank_starts() {
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let metadata = |key: &'static str, value: &'static str| {
+            move |case: &mut CaseFile| drop(case.metadata.insert(key.into(), value.into()))
+        };
+        let tensor = |name: &'static str, tensor: Tensor| {
+            move |case: &mut CaseFile| drop(case.tensors.insert(name.into(), tensor.shallow_clone()))
+        };
+        type Spoil = Box<dyn Fn(&mut CaseFile)>;
+        let cases: Vec<(Spoil, &str)> = vec![
+            (Box::new(metadata("model", "xl")), "no model \"xl\""),
+            (Box::new(metadata("model", "tied")), "fc2.weight"),
+            (Box::new(metadata("world_size", "0")), "world_size is 0"),
+            (Box::new(metadata("world_size", "1000")), "world_size is 1000"),
+            (Box::new(metadata("world_size", "two")), "\"two\""),
+            (Box::new(metadata("world_size", "5")), "12 rows cannot be shared equally among 5 ranks"),
+            (Box::new(metadata("lr", "NaN")), "lr is NaN"),
+            (Box::new(metadata("bucket_size_mb", "0")), "bucket_size_mb is 0"),
+            (Box::new(metadata("bucket_size_mb", "inf")), "bucket_size_mb is inf"),
+            (Box::new(|case: &mut CaseFile| drop(case.metadata.remove("lr"))), "\"lr\""),
+            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("x"))), "\"x\" is missing"),
+            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("init.fc1.weight"))), "init.fc1.weight"),
+            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("final.fc3.weight"))), "final.fc3.weight"),
+            (Box::new(tensor("x", zeros(&[5, 12, 9]))), "x has shape [5, 12, 9]"),
+            (Box::new(tensor("x", zeros(&[0, 12, 10]))), "y has shape"),
+            (Box::new(tensor("y", zeros(&[5, 11, 5]))), "y has shape [5, 11, 5]"),
+            (Box::new(tensor("x", zeros(&[5, 12, 10]).to_kind(Kind::Double))), "x is Double, not float32"),
+            (Box::new(tensor("init.fc1.weight", zeros(&[10, 11]))), "init.fc1.weight has shape [10, 11]"),
+            (Box::new(tensor("init.fc9.weight", zeros(&[1]))), "init.fc9.weight is not a parameter of the toy model"),
+        ];
+        assert!(Training::of(&golden()).is_ok());
+        for (change, words) in cases {
+            let mut case = golden();
+            change(&mut case);
+            let error = format!("{:#}", run(&case).err().unwrap_or_else(|| panic!("accepted: {words}")));
+            assert!(error.contains(words), "{words:?} is not in: {error}");
+        }
+    }
 }
