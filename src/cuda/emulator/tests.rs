@@ -33,44 +33,66 @@ fn folders(kernel: &str) -> Folders {
 
 const PROBE: Program = Program { file: "probe.cu", defines: Vec::new() };
 
-/// Runs `body` as a kernel of 128 threads over 128 floats; gives the floats, or the emulator's error.
-fn run(body: &str) -> Result<Vec<f32>> {
-    let text = format!(
-        "#include \"lib/hopper.cuh\"\nextern \"C\" __global__ void __launch_bounds__(128, 1) probe(float *x) {{\n\
-         extern __shared__ unsigned char memory[];\nconst u32 t = threadIdx.x, base = shared_address(memory);\n\
-         (void)base;\n{body}\n}}\n"
-    );
-    let Folders { compiler, _root } = folders(&text);
-    let emulation = Arc::new(Emulation::open(&build(&compiler, &PROBE)?)?);
+/// The kernels of these tests, compiled once.
+fn emulation() -> Arc<Emulation> {
+    static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
+    let (_, emulation) = LOADED.get_or_init(|| {
+        let folders = folders(&[PROBES, OVERLAPPING].concat());
+        let emulation = Emulation::open(&build(&folders.compiler, &PROBE).unwrap()).unwrap();
+        (folders, Arc::new(emulation))
+    });
+    emulation.clone()
+}
+
+/// Kernels of 128 threads over 128 floats.
+const PROBES: &str = r#"
+#include "lib/hopper.cuh"
+#define PROBE(name, ...)                                                      \
+  extern "C" __global__ void __launch_bounds__(128, 1) name(float *x) {       \
+    extern __shared__ unsigned char memory[];                                 \
+    const u32 t = threadIdx.x, base = shared_address(memory);                 \
+    float *shared = reinterpret_cast<float *>(memory);                        \
+    (void)base, (void)shared;                                                 \
+    __VA_ARGS__                                                               \
+  }
+
+PROBE(reverse, shared[t] = t; __syncthreads(); x[t] = shared[127 - t] + 1000.0f * __shfl_xor_sync(0xFFFFFFFF, t % 32, 1);)
+PROBE(missing_barrier, shared[t] = t; x[t] = shared[127 - t];)
+PROBE(deadlock, if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();)
+PROBE(no_barrier, barrier_wait(base, 0);)
+PROBE(two_arrivals, if (t == 0) { barrier_init(base, 1); barrier_expect(base, 8); barrier_expect(base, 8); })
+PROBE(outside, if (t < 32) store_matrices(base + 4096, 0, 0, 0, 0);)
+PROBE(half_a_warp, if (t < 16) __shfl_sync(0xFFFFFFFF, t, 0);)
+PROBE(two_calls, if (t % 32 < 16) __syncwarp(); else __shfl_sync(0xFFFFFFFF, t, 0);)
+"#;
+
+/// Runs a kernel of [`PROBES`]; gives the floats, or the emulator's error.
+fn run(kernel: &'static str) -> Result<Vec<f32>> {
     let values = Tensor::zeros([128], (Kind::Float, Device::Cpu));
-    let kernel = Kernel::emulated("probe", emulation)?;
     let config = LaunchConfig { shared_bytes: 4096, ..LaunchConfig::line(1, 128) };
-    kernel.launch(config, &Probe { x: Address::of(&values) })?;
+    Kernel::emulated(kernel, emulation())?.launch(config, &Probe { x: Address::of(&values) })?;
     Ok(Vec::try_from(values)?)
 }
 
-fn fault(body: &str) -> String {
-    format!("{:#}", run(body).unwrap_err())
+fn fault(kernel: &'static str) -> String {
+    format!("{:#}", run(kernel).unwrap_err())
 }
 
 #[test]
 fn barriers_and_shuffles_work() {
-    let reverse = "float *shared = reinterpret_cast<float *>(memory);\nshared[t] = t;\n__syncthreads();\n\
-                   x[t] = shared[127 - t] + 1000.0f * __shfl_xor_sync(0xFFFFFFFF, t % 32, 1);";
     let expected: Vec<f32> = (0..128).map(|t| (127 - t) as f32 + 1000.0 * ((t % 32) ^ 1) as f32).collect();
-    assert_eq!(run(reverse).unwrap(), expected);
+    assert_eq!(run("reverse").unwrap(), expected);
 }
 
 #[test]
 fn a_missing_barrier_shows_as_a_wrong_result() {
-    let values =
-        run("float *shared = reinterpret_cast<float *>(memory);\nshared[t] = t;\nx[t] = shared[127 - t];").unwrap();
+    let values = run("missing_barrier").unwrap();
     assert!(values.iter().any(|value| value.is_nan()), "unwritten shared memory is no number: {values:?}");
 }
 
 #[test]
 fn a_deadlock_is_reported_with_where_each_thread_waits() {
-    let message = fault("if (t < 64) named_sync(3, 128); else if (t < 96) __syncthreads();");
+    let message = fault("deadlock");
     assert!(message.contains("no thread of block (0, 0, 0) can go on"), "{message}");
     assert!(message.contains("thread 0 to 63 waits for barrier 3 of 128 threads"), "{message}");
     assert!(message.contains("thread 96 to 127 has ended"), "{message}");
@@ -78,18 +100,15 @@ fn a_deadlock_is_reported_with_where_each_thread_waits() {
 
 #[test]
 fn undefined_behaviour_is_reported() {
-    for (body, expected) in [
-        ("barrier_wait(base, 0);", "no barrier was initialised"),
-        (
-            "if (t == 0) { barrier_init(base, 1); barrier_expect(base, 8); barrier_expect(base, 8); }",
-            "more than 1 arrivals",
-        ),
-        ("if (t < 32) store_matrices(base + 4096, 0, 0, 0, 0);", "reaches for 16 bytes"),
-        ("if (t < 16) __shfl_sync(0xFFFFFFFF, t, 0);", "no thread of block"),
-        ("if (t % 32 < 16) __syncwarp(); else __shfl_sync(0xFFFFFFFF, t, 0);", "another lane of its warp calls"),
+    for (kernel, expected) in [
+        ("no_barrier", "no barrier was initialised"),
+        ("two_arrivals", "more than 1 arrivals"),
+        ("outside", "reaches for 16 bytes"),
+        ("half_a_warp", "no thread of block"),
+        ("two_calls", "another lane of its warp calls"),
     ] {
-        let error = fault(body);
-        assert!(error.contains(expected), "{body}: {error}");
+        let error = fault(kernel);
+        assert!(error.contains(expected), "{kernel}: {error}");
     }
 }
 
@@ -129,7 +148,6 @@ fn a_cache_that_cannot_be_written_is_replaced() {
 
 /// `first` adds one to each of 96 floats; the others follow it and may overlap with it.
 const OVERLAPPING: &str = r#"
-#include "lib/hopper.cuh"
 #define KERNEL(name) extern "C" __global__ void name(float *x)
 #define AT const u32 t = threadIdx.x, at = 32 * blockIdx.x + t
 
@@ -159,12 +177,7 @@ KERNEL(waits_for_ever) { AT; if (t == 0) await_last_kernel(); if (t != 1) __sync
 
 /// What `first` and, behind it, `kernels` leave of 96 zeros.
 fn overlap(kernels: &[&'static str]) -> Result<Vec<f32>> {
-    static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
-    let (_, emulation) = LOADED.get_or_init(|| {
-        let folders = folders(OVERLAPPING);
-        let emulation = Emulation::open(&build(&folders.compiler, &PROBE).unwrap()).unwrap();
-        (folders, Arc::new(emulation))
-    });
+    let emulation = emulation();
     let values = Tensor::zeros([96], (Kind::Float, Device::Cpu));
     let config = LaunchConfig { shared_bytes: 256, ..LaunchConfig::line(3, 32) };
     let mut launches = DependentLaunches::default();
