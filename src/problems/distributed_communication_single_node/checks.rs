@@ -18,11 +18,9 @@ const WORLD_SIZES: [usize; 3] = [2, 3, 4];
 pub fn sums_are_exact_on_every_rank() -> Result<Verdict> {
     let mut sums = 0;
     for world_size in WORLD_SIZES {
-        for elements in LENGTHS {
-            let input = Input { elements, turns: Turns { rounds: 1, warmup: 1, iterations: 2 }, store: None };
-            let outputs = run(Backend::Gloo, world_size, &input).with_context(|| format!("{elements} elements"))?;
-            sums += outputs.iter().map(|rank| rank.ours.len()).sum::<usize>();
-        }
+        let turns = Turns { rounds: 1, warmup: 1, iterations: 2 };
+        let inputs = LENGTHS.map(|elements| Input { elements, turns, store: None });
+        sums += run(Backend::Gloo, world_size, &inputs)?.iter().map(|output| output.ours.len()).sum::<usize>();
     }
     let expected = 2 * LENGTHS.len() * WORLD_SIZES.iter().sum::<usize>();
     ensure!(sums == expected, "{sums} sums were timed, {expected} asked for");
@@ -64,7 +62,7 @@ pub fn c10d_takes_its_turns() -> Result<Verdict> {
     let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
     let store = Some(folder.path().join("store"));
     let input = Input { elements: 10_000, turns: Turns { rounds: 2, warmup: 1, iterations: 3 }, store };
-    let outputs = run(Backend::Gloo, 2, &input)?;
+    let outputs = run(Backend::Gloo, 2, &[input])?;
     for (rank, output) in outputs.iter().enumerate() {
         let counts = (output.ours.len(), output.c10d.len());
         ensure!(counts == (6, 6), "rank {rank} timed {counts:?} sums of ours and of c10d's");

@@ -83,7 +83,7 @@ impl Measure for AllReduce {
         let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
         let elements = (params.bytes() / FLOAT32) as i64;
         let store = Some(folder.path().join("store"));
-        let outputs = run(backend, world_size, &Input { elements, turns: params.turns(), store })?;
+        let outputs = run(backend, world_size, &[Input { elements, turns: params.turns(), store }])?;
         let work = work(params);
         Ok(Row {
             bytes: params.bytes(),
@@ -95,12 +95,13 @@ impl Measure for AllReduce {
     }
 }
 
-/// Runs the ranks; their results are in rank order.
-pub fn run(backend: Backend, world_size: usize, input: &Input) -> Result<Vec<Output>> {
+/// Runs the ranks once for all `inputs`; the outputs of the first rank come first, in the order of the inputs.
+pub fn run(backend: Backend, world_size: usize, inputs: &[Input]) -> Result<Vec<Output>> {
     require_devices(backend, world_size)?;
     let ranks = Launch { backend, ..Launch::new(ranks::TASK.name, world_size, DEADLINE) };
-    let outputs = launch(&ranks, &serde_json::to_value(input)?)?;
-    outputs.into_iter().map(|output| Ok(serde_json::from_value(output)?)).collect()
+    let outputs = launch(&ranks, &serde_json::to_value(inputs)?)?;
+    let outputs: Vec<Vec<Output>> = outputs.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
+    Ok(outputs.concat())
 }
 
 /// The least traffic of an all-reduce: every rank's tensor is read and its sum written. CPU ranks share one memory.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -33,9 +33,15 @@ pub struct Output {
     pub software: Option<Software>,
 }
 
-fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { elements, turns: Turns { rounds, warmup, iterations }, store } = serde_json::from_value(input)?;
-    let mut peer = store.map(|store| open_peer(collective, &store, elements)).transpose()?;
+fn on_rank(collective: &Shared, inputs: Value) -> Result<Value> {
+    let inputs: Vec<Input> = serde_json::from_value(inputs)?;
+    let output = |input: &Input| sums(collective, input).with_context(|| format!("{} elements", input.elements));
+    Ok(serde_json::to_value(inputs.iter().map(output).collect::<Result<Vec<_>>>()?)?)
+}
+
+fn sums(collective: &Shared, input: &Input) -> Result<Output> {
+    let &Input { elements, turns: Turns { rounds, warmup, iterations }, ref store } = input;
+    let mut peer = store.as_ref().map(|store| open_peer(collective, store, elements)).transpose()?;
     let mut output =
         Output { ours: Vec::new(), c10d: Vec::new(), software: peer.as_ref().map(|peer| peer.software.clone()) };
     let ours = Sums::new(collective, elements)?;
@@ -49,7 +55,7 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     if let Some(peer) = &mut peer {
         peer.close(None)?;
     }
-    Ok(serde_json::to_value(output)?)
+    Ok(output)
 }
 
 fn open_peer(collective: &Shared, store: &PathBuf, elements: i64) -> Result<TorchPeer> {
