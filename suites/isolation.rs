@@ -315,5 +315,8 @@ fn main() -> ExitCode {
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
     trials.extend(ranks::trials());
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    // Most of these tests wait for processes or for a limit, so more of them than cores run side by side.
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(2 * std::thread::available_parallelism().map_or(2, |cores| cores.get()));
+    libtest_mimic::run(&arguments, trials).exit_code()
 }

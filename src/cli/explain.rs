@@ -66,3 +66,17 @@ fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
     }
     Ok(Ended::Well)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::handout::HANDOUT;
+
+    #[test]
+    fn every_problem_of_the_handout_can_be_explained() {
+        let layout = Layout { root: env!("CARGO_MANIFEST_DIR").into() };
+        for problem in HANDOUT.iter() {
+            assert_eq!(run(&layout, problem.name).unwrap(), Ended::Well, "{}", problem.name);
+        }
+    }
+}
