@@ -1,11 +1,13 @@
 //! Inputs, expected results and the tolerance for the checks of both attention passes.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::cases::{Case, Fill, Layout};
+use crate::attention::error_bounds::LargestErrors;
 use crate::attention::tiled::Tile;
-use crate::attention::{ImplementationName, attention};
+use crate::attention::{ImplementationName, attention, differentiate};
+use crate::harness::problem::Verdict;
 use crate::torch::Generator;
 
 /// `(q, k, v, is_causal) -> o` with an autograd graph, as the official test calls it.
@@ -42,6 +44,21 @@ pub fn adversarial_cases() -> Vec<(&'static str, Case)> {
     ]
 }
 
+/// Passes if `check` does on every adversarial case, each in these types and masks.
+pub fn over_adversarial_cases(
+    variants: &[(Kind, bool)],
+    check: impl Fn(&Case) -> Result<LargestErrors>,
+) -> Result<Verdict> {
+    let mut worst = LargestErrors::default();
+    for (what, case) in adversarial_cases() {
+        for &(kind, is_causal) in variants {
+            let case = Case { kind, is_causal, ..case.clone() };
+            worst.merge(&check(&case).with_context(|| format!("{what}: {case:?}"))?);
+        }
+    }
+    Verdict::passed(worst.to_string())
+}
+
 /// The official q, k, v and do: `manual_seed(0)`, then four times `randn(4, 128, 64)`.
 pub fn official_inputs() -> Result<[Tensor; 4]> {
     let generator = Generator::new(Device::Cpu, 0)?;
@@ -57,6 +74,16 @@ pub fn official_answer(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> R
         scores = scores.f_masked_fill(&mask, -1e6)?;
     }
     Ok((scores.f_softmax(-1, None)?.f_matmul(v)?, scores.f_logsumexp([-1_i64], false)?))
+}
+
+/// `[o, dq, dk, dv]` by autograd, from `[q, k, v, do]`.
+pub fn output_and_gradients(
+    attention: Differentiable,
+    [q, k, v, d_o]: [&Tensor; 4],
+    is_causal: bool,
+) -> Result<[Tensor; 4]> {
+    let (o, [dq, dk, dv]) = differentiate([q, k, v], d_o, |[q, k, v]| attention(q, k, v, is_causal))?;
+    Ok([o, dq, dk, dv])
 }
 
 /// `torch.testing.assert_close(rtol=1e-2, atol=1e-2)` of kind, shape and values. Returns the largest error.

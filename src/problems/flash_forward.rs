@@ -12,6 +12,7 @@ use crate::attention::flash_tolerance::Passes;
 use crate::attention::tiled::{self, Tile};
 use crate::checks::attention::{
     Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs,
+    over_adversarial_cases,
 };
 use crate::checks::attestation::Attested;
 use crate::checks::flash_kernels::{self, TextbookFacts};
@@ -56,14 +57,7 @@ pub fn forward_matches_naive(forward: Forward, is_causal: bool) -> Result<Verdic
 
 /// Shapes and values that break a careless implementation, each in every kind.
 pub fn adversarial_inputs(forward: Forward, is_causal: bool) -> Result<Verdict> {
-    let mut worst = LargestErrors::default();
-    for (what, case) in adversarial_cases() {
-        for kind in KINDS {
-            let case = Case { kind, is_causal, ..case.clone() };
-            worst.merge(&forward_errors(forward, &case).with_context(|| format!("{what}: {case:?}"))?);
-        }
-    }
-    Verdict::passed(worst.to_string())
+    over_adversarial_cases(&KINDS.map(|kind| (kind, is_causal)), |case| forward_errors(forward, case))
 }
 
 fn forward_errors(forward: Forward, case: &Case) -> Result<LargestErrors> {

@@ -8,6 +8,7 @@ use crate::attention::error_bounds::{self, Bounded, LargestErrors};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::textbook::Textbook;
 use crate::attention::{Attention as _, FLASH_KERNELS, ImplementationName, attention};
+use crate::checks::attention::output_and_gradients;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::torch::{Generator, cuda_device};
@@ -41,13 +42,12 @@ fn the_kernels_are_an_autograd_node_like_the_others() -> Result<Verdict> {
     let each = |kind| [ImplementationName::Flash, ImplementationName::FlashDeterministic].map(|choice| (choice, kind));
     for (choice, kind) in [Kind::Float, Kind::BFloat16].into_iter().flat_map(each) {
         let draw = || Ok::<_, anyhow::Error>(generator.randn(&[2, 3, 77, 64], Kind::Float)?.to_kind(kind));
-        let (q, k, v, d_o) = (draw()?, draw()?, draw()?, draw()?);
-        let gradients = |choice| -> Result<Vec<Tensor>> {
-            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
-            let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], true)?;
-            Ok(Tensor::f_run_backward(&[(o * &d_o).sum(Kind::Float)], &leaves, false, false)?)
+        let inputs = [draw()?, draw()?, draw()?, draw()?];
+        let results = |choice| {
+            let attention = |q: &_, k: &_, v: &_, is_causal| attention(choice, q, k, v, is_causal);
+            output_and_gradients(&attention, inputs.each_ref(), true)
         };
-        let (ours, theirs) = (gradients(choice)?, gradients(ImplementationName::Sdpa)?);
+        let (ours, theirs) = (results(choice)?, results(ImplementationName::Sdpa)?);
         let tolerance = if kind == Kind::Float { 1e-4 } else { 3e-2 };
         for (a, b) in ours.iter().zip(&theirs) {
             ensure!(a.kind() == kind && a.allclose(b, tolerance, tolerance, false), "{choice:?}, {kind:?}");

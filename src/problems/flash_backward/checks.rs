@@ -6,8 +6,10 @@ use tch::{Device, Kind, Tensor};
 use crate::attention::cases::{self, Case, Tally as _};
 use crate::attention::error_bounds::{self, LargestErrors};
 use crate::attention::tiled::{self, Tile};
-use crate::attention::{Attention as _, accumulation_kind, differentiate, naive};
-use crate::checks::attention::{Differentiable, adversarial_cases, assert_close, official_answer, official_inputs};
+use crate::attention::{Attention as _, accumulation_kind, naive};
+use crate::checks::attention::{
+    Differentiable, assert_close, official_answer, official_inputs, output_and_gradients, over_adversarial_cases,
+};
 use crate::harness::problem::Verdict;
 use crate::torch::Generator;
 
@@ -43,16 +45,8 @@ pub fn backward_matches_autograd(backward: Backward) -> Result<Verdict> {
 
 /// The forward pass's adversarial inputs, masked and not, in float32 and bfloat16.
 pub fn adversarial_inputs(backward: Backward) -> Result<Verdict> {
-    let mut worst = LargestErrors::default();
-    for (what, case) in adversarial_cases() {
-        for (kind, is_causal) in
-            [(Kind::Float, false), (Kind::Float, true), (Kind::BFloat16, false), (Kind::BFloat16, true)]
-        {
-            let case = Case { kind, is_causal, ..case.clone() };
-            worst.merge(&backward_errors(backward, &case).with_context(|| format!("{what}: {case:?}"))?);
-        }
-    }
-    Verdict::passed(worst.to_string())
+    let variants = [(Kind::Float, false), (Kind::Float, true), (Kind::BFloat16, false), (Kind::BFloat16, true)];
+    over_adversarial_cases(&variants, |case| backward_errors(backward, case))
 }
 
 /// Passes `backward` the exact o and lse, rounded as a forward pass stores them, so that forward errors do not count.
@@ -112,13 +106,11 @@ pub fn finite_differences(backward: Backward) -> Result<Verdict> {
 pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
     let mut largest = 0.0_f64;
     for is_causal in [false, true] {
-        let [q, k, v, d_o] = official_inputs()?;
-        let gradients = |o_of: &dyn Fn(&[Tensor; 3]) -> Result<Tensor>| -> Result<[Tensor; 3]> {
-            Ok(differentiate([&q, &k, &v], &d_o, o_of)?.1)
-        };
-        let expected = gradients(&|x| Ok(official_answer(&x[0], &x[1], &x[2], is_causal)?.0))?;
-        let actual = gradients(&|x| attention(&x[0], &x[1], &x[2], is_causal))?;
-        for ((name, actual), expected) in ["dq", "dk", "dv"].into_iter().zip(&actual).zip(&expected) {
+        let inputs = official_inputs()?;
+        let official = |q: &_, k: &_, v: &_, is_causal| Ok(official_answer(q, k, v, is_causal)?.0);
+        let expected = output_and_gradients(&official, inputs.each_ref(), is_causal)?;
+        let actual = output_and_gradients(attention, inputs.each_ref(), is_causal)?;
+        for ((name, actual), expected) in ["dq", "dk", "dv"].into_iter().zip(&actual[1..]).zip(&expected[1..]) {
             largest =
                 largest.max(assert_close(name, actual, expected).with_context(|| format!("is_causal {is_causal}"))?);
         }

@@ -1,18 +1,19 @@
 //! The timed implementation against PyTorch's, its memory against the formula, and cases that cannot fit.
 
 use anyhow::{Result, ensure};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 use super::measure::{Params, PytorchAttention, accounting_of, pass};
 use crate::attention::{ImplementationName, attention};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
+use crate::checks::attention::output_and_gradients;
 use crate::error::Fault;
 use crate::harness::problem::{Measure as _, Verdict};
 use crate::harness::record::Profile;
+use crate::torch::Generator;
 use crate::torch::clock::Stopwatch;
 use crate::torch::random::SEED;
-use crate::torch::{Generator, autograd};
 use crate::units::human_bytes;
 
 /// The timed implementation against PyTorch's own operator, output and gradients.
@@ -25,12 +26,10 @@ pub fn naive_matches_pytorch() -> Result<Verdict> {
     {
         let generator = Generator::new(Device::Cpu, seed as i64)?;
         let draw = || generator.randn(shape, Kind::Double);
-        let (q, k, v, d_o) = (draw()?, draw()?, draw()?, draw()?);
-        let run = |choice| -> Result<Vec<Tensor>> {
-            let leaves = [&q, &k, &v].map(|t| t.copy().set_requires_grad(true));
-            let o = attention(choice, &leaves[0], &leaves[1], &leaves[2], *is_causal)?;
-            autograd::backward_from(&o, &d_o, false)?;
-            Ok([o.detach()].into_iter().chain(leaves.map(|t| t.grad())).collect())
+        let inputs = [draw()?, draw()?, draw()?, draw()?];
+        let run = |choice| {
+            let attention = |q: &_, k: &_, v: &_, is_causal| attention(choice, q, k, v, is_causal);
+            output_and_gradients(&attention, inputs.each_ref(), *is_causal)
         };
         for ((name, ours), theirs) in
             ["o", "dq", "dk", "dv"].iter().zip(run(ImplementationName::Naive)?).zip(run(ImplementationName::Sdpa)?)
@@ -52,15 +51,7 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
     for (profile, device) in &devices {
         let (stopwatch, generator) = (Stopwatch::new(*device)?, crate::torch::Generator::new(*device, SEED)?);
         for (d_model, seq) in [(8, 64), (32, 96), (100, 30)] {
-            let p = Params {
-                implementation: ImplementationName::Naive,
-                batch: 3,
-                d_model,
-                seq,
-                dtype: Dtype::Float32,
-                warmup: 1,
-                iterations: 1,
-            };
+            let p = plain(3, d_model, seq);
             // The first pass also allocates the workspaces of the products.
             pass(&p, &generator, &stopwatch)?;
             let (predicted, counted) = (accounting_of(&p, *profile), pass(&p, &generator, &stopwatch)?.memory);
@@ -82,16 +73,14 @@ pub fn memory_follows_the_formula() -> Result<Verdict> {
     Verdict::passed(format!("three shapes, four figures each, within {SLACK} bytes, on {profiles}"))
 }
 
+/// One pass of plain attention in float32, after one untimed.
+fn plain(batch: u32, d_model: u32, seq: u32) -> Params {
+    let (implementation, dtype) = (ImplementationName::Naive, Dtype::Float32);
+    Params { implementation, batch, d_model, seq, dtype, warmup: 1, iterations: 1 }
+}
+
 pub fn what_cannot_fit_is_refused() -> Result<Verdict> {
-    let p = Params {
-        implementation: ImplementationName::Naive,
-        batch: 8,
-        d_model: 64,
-        seq: 1 << 20,
-        dtype: Dtype::Float32,
-        warmup: 1,
-        iterations: 1,
-    };
+    let p = plain(8, 64, 1 << 20);
     let Err(error) = PytorchAttention::measure(&p, Profile::Cpu) else {
         anyhow::bail!("a case of {} ran", human_bytes(accounting_of(&p, Profile::Cpu).peak_bytes()))
     };
