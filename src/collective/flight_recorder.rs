@@ -3,7 +3,7 @@
 //! Each call is one `pwrite` of a line (2 us on a busy two-core machine), and each wait of the host is two more. A reader
 //! may see a line half written. So each line ends with a checksum of its text, and a line that fails it is ignored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use flate2::Crc;
 
 use super::Operation;
 
@@ -83,48 +84,24 @@ impl FlightRecorder {
         let mut bytes = [b' '; LINE];
         let length = text.len().min(TEXT);
         bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
-        let check = format!("{:08x}\n", check(&bytes[..TEXT]));
-        bytes[TEXT..].copy_from_slice(check.as_bytes());
+        let checksum = format!("{:08x}\n", checksum(&bytes[..TEXT]));
+        bytes[TEXT..].copy_from_slice(checksum.as_bytes());
         let _ = file.write_all_at(&bytes, line * LINE as u64);
     }
 }
 
-/// FNV-1a over words of eight bytes instead of bytes: the supervisor checks a thousand lines of every rank at each poll.
-fn check(text: &[u8]) -> u32 {
-    let (words, rest) = text.as_chunks();
-    debug_assert!(rest.is_empty(), "a line's text is a whole number of words");
-    let hash = words.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &word| {
-        let hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3);
-        // In a product the upper bits depend on the whole word, the lower bits only on the bits below them.
-        hash ^ (hash >> 32)
-    });
-    hash as u32
+fn checksum(text: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(text);
+    crc.sum()
 }
 
-/// A line as a reader may find it.
-#[derive(Debug, PartialEq, Eq)]
-enum Line<'a> {
-    /// Never written: a hole in the file reads as zeros.
-    Blank,
-    Whole(&'a str),
-    /// Half written: the writer is still at work, or it died.
-    Broken,
-}
-
-impl<'a> Line<'a> {
-    fn of(line: &'a [u8]) -> Self {
-        if line.iter().all(|&byte| byte == 0) {
-            return Self::Blank;
-        }
-        Self::text(line).map_or(Self::Broken, Self::Whole)
-    }
-
-    fn text(line: &'a [u8]) -> Option<&'a str> {
-        let (text, end) = line.split_at_checked(TEXT)?;
-        let digits = std::str::from_utf8(end.strip_suffix(b"\n")?).ok()?;
-        (u32::from_str_radix(digits, 16).ok()? == check(text)).then_some(())?;
-        Some(std::str::from_utf8(text).ok()?.trim_end())
-    }
+/// The text of a line; `None` if it is half written, because the writer is still at work or died.
+fn text_of(line: &[u8]) -> Option<&str> {
+    let (text, end) = line.split_at_checked(TEXT)?;
+    let digits = std::str::from_utf8(end.strip_suffix(b"\n")?).ok()?;
+    (u32::from_str_radix(digits, 16).ok()? == checksum(text)).then_some(())?;
+    Some(std::str::from_utf8(text).ok()?.trim_end())
 }
 
 /// The contents of a rank's file.
@@ -132,8 +109,8 @@ impl<'a> Line<'a> {
 pub struct FlightRecord {
     /// The number of the collective that the rank waits for.
     pub waits_in: Option<u64>,
-    /// The latest calls by their numbers, each as operation and details.
-    pub calls: BTreeMap<u64, (String, String)>,
+    /// The latest calls by their numbers: "all_reduce of 4 Float, average".
+    pub calls: BTreeMap<u64, String>,
 }
 
 impl FlightRecord {
@@ -154,14 +131,13 @@ impl FlightRecord {
     /// The record of the intact lines, and the number of broken lines.
     fn parse(bytes: &[u8]) -> (Self, usize) {
         let (mut record, mut broken) = (Self::default(), 0);
-        for (i, line) in bytes.chunks(LINE).enumerate() {
-            match Line::of(line) {
-                Line::Blank => {}
-                Line::Broken => broken += 1,
-                Line::Whole(state) if i == 0 => {
-                    record.waits_in = state.strip_prefix("waits ").and_then(|sequence| sequence.parse().ok());
-                }
-                Line::Whole(text) => record.calls.extend(call_of(text)),
+        // A line that was never written is a hole in the file, which reads as zeros.
+        let written = bytes.chunks(LINE).enumerate().filter(|(_, line)| line.iter().any(|&byte| byte != 0));
+        for (i, line) in written {
+            match text_of(line) {
+                None => broken += 1,
+                Some(state) if i == 0 => record.waits_in = state.strip_prefix("waits ").and_then(|at| at.parse().ok()),
+                Some(text) => record.calls.extend(call_of(text)),
             }
         }
         (record, broken)
@@ -172,12 +148,11 @@ impl FlightRecord {
         self.calls.last_key_value().map_or(0, |(sequence, _)| *sequence)
     }
 
-    /// A call as errors name it: "all_reduce 3 of 4 Float, average".
+    /// The call's [`call_name`].
     pub fn name(&self, sequence: u64) -> String {
-        match self.calls.get(&sequence) {
-            Some((operation, detail)) => format!("{operation} {sequence} {detail}").trim_end().to_string(),
-            None => format!("collective {sequence}"),
-        }
+        let Some(call) = self.calls.get(&sequence) else { return format!("collective {sequence}") };
+        let (operation, detail) = call.split_once(' ').unwrap_or((call, ""));
+        call_name(operation, sequence, detail)
     }
 
     /// What the rank was doing, as a clause for a message.
@@ -190,27 +165,30 @@ impl FlightRecord {
     }
 }
 
-/// A call's number, operation and details.
-fn call_of(text: &str) -> Option<(u64, (String, String))> {
+/// The call of a line: its number, and its operation and details.
+fn call_of(text: &str) -> Option<(u64, String)> {
     let (sequence, call) = text.split_once(' ')?;
-    let (operation, detail) = call.split_once(' ').unwrap_or((call, ""));
-    Some((sequence.parse().ok()?, (operation.to_string(), detail.to_string())))
+    Some((sequence.parse().ok()?, call.to_string()))
+}
+
+/// A call as errors name it: "all_reduce 3 of 4 Float, average".
+pub fn call_name(operation: &str, sequence: u64, detail: &str) -> String {
+    format!("{operation} {sequence} {detail}").trim_end().to_string()
 }
 
 /// The first collective whose operation or details differ between ranks, with what each rank calls.
 pub fn disagreement(ranks: &[&FlightRecord]) -> Option<String> {
-    let first = ranks.iter().flat_map(|record| record.calls.keys()).copied().collect::<std::collections::BTreeSet<_>>();
+    let sequences: BTreeSet<u64> = ranks.iter().flat_map(|record| record.calls.keys()).copied().collect();
     let differs = |sequence: &u64| {
         let mut calls = ranks.iter().filter_map(|record| record.calls.get(sequence));
         let one = calls.next();
         calls.any(|call| Some(call) != one)
     };
-    let sequence = first.into_iter().find(differs)?;
-    let of = |(rank, record): (usize, &&FlightRecord)| {
-        let (operation, detail) = record.calls.get(&sequence)?;
-        Some(format!("rank {rank} calls {operation} {detail}").trim_end().to_string())
+    let sequence = sequences.into_iter().find(differs)?;
+    let call = |(rank, record): (usize, &&FlightRecord)| {
+        record.calls.get(&sequence).map(|call| format!("rank {rank} calls {call}"))
     };
-    let calls: Vec<_> = ranks.iter().enumerate().filter_map(of).collect();
+    let calls: Vec<_> = ranks.iter().enumerate().filter_map(call).collect();
     Some(format!("the ranks disagree on collective {sequence}: {}", calls.join(", ")))
 }
 
@@ -280,7 +258,7 @@ mod tests {
             for length in 0..=LINE {
                 let mixed = [&new[..length], &old[length..]].concat();
                 let known = mixed == *old || mixed == *new;
-                assert_eq!(Line::of(&mixed) != Line::Broken, known, "{:?}", String::from_utf8_lossy(&mixed));
+                assert_eq!(text_of(&mixed).is_some(), known, "{:?}", String::from_utf8_lossy(&mixed));
             }
         }
     }
@@ -316,8 +294,8 @@ mod tests {
         });
         while !writer.is_finished() {
             let record = FlightRecord::read(file.path());
-            let made = ("all_reduce".to_string(), "of 144 Float, average".to_string());
-            assert!(record.calls.values().all(|call| *call == made), "{:?}", record.calls);
+            let made = "all_reduce of 144 Float, average";
+            assert!(record.calls.values().all(|call| call == made), "{:?}", record.calls);
         }
         writer.join().unwrap();
         assert_eq!(FlightRecord::read(file.path()).last(), 20_000);

@@ -142,7 +142,7 @@ mod tests {
     use crate::process::wait_until;
 
     fn watched(waits_in: Option<u64>, last: u64) -> WatchedRank {
-        let call = (last, ("all_reduce".to_string(), "of 4 Float, sum".to_string()));
+        let call = (last, "all_reduce of 4 Float, sum".to_string());
         WatchedRank {
             pid: u32::MAX,
             flight_record: PathBuf::new(),
