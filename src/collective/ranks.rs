@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
 use super::flight_recorder::FLIGHT_RECORD;
 use super::nccl::{self, NVLS};
-use super::supervisor::{Rank, StopConditions, supervise};
+use super::supervisor::{Rank, supervise};
 use super::{Backend, Shared};
 use crate::error::Fault;
 use crate::torch;
@@ -116,8 +116,7 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
         Ok(Rank { command, flight_record })
     };
     let ranks = (0..launch.world_size).map(rank).collect::<Result<Vec<_>>>()?;
-    let &Launch { deadline, patience, interrupted, .. } = launch;
-    let replies = supervise(ranks, input, StopConditions { deadline, patience, interrupted })?;
+    let replies = supervise(launch, ranks, input)?;
     replies.into_iter().enumerate().map(|(rank, reply)| read_reply(rank, reply)).collect()
 }
 

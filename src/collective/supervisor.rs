@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
 
+use super::ranks::Launch;
 use super::watchdog::Watchdog;
 use crate::process::{ChildProcess, Death, Event, after, wait_for_any};
 use crate::units::human_seconds;
@@ -15,17 +16,6 @@ use crate::units::human_seconds;
 pub struct Rank {
     pub command: Command,
     pub flight_record: PathBuf,
-}
-
-/// When to end a run although no rank has failed.
-#[derive(Debug, Clone, Copy)]
-pub struct StopConditions {
-    /// From start to the last rank's exit.
-    pub deadline: Duration,
-    /// How long ranks may wait in a collective for one that does nothing.
-    pub patience: Duration,
-    /// Whether the user has interrupted the run, for instance with Ctrl-C.
-    pub interrupted: fn() -> bool,
 }
 
 /// How often the supervisor looks at ranks that neither print nor reply.
@@ -38,18 +28,16 @@ const READ_INTERVAL: Duration = Duration::from_millis(100);
 /// Ranks that fail within this time are named as well.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Starts every rank, sends it `input`, and waits until all have exited with success; gives back each rank's reply, a line
-/// of JSON, where it gave one.
+/// Starts every rank of `launch`, sends it `input`, and waits until all have exited with success; gives back each rank's
+/// reply, a line of JSON, where it gave one.
 ///
 /// # Errors
 /// Names each rank that failed on its own (or still ran at the deadline), with its exit status, its last output and its
 /// collective; or the stalled rank, or the collective on which the ranks disagree. Every process has been killed and
 /// reaped by then.
-pub fn supervise(ranks: Vec<Rank>, input: &Value, conditions: StopConditions) -> Result<Vec<Option<String>>> {
+pub fn supervise(launch: &Launch, ranks: Vec<Rank>, input: &Value) -> Result<Vec<Option<String>>> {
     let started = Instant::now();
-    let mut running = Running::start(ranks, input)?;
-    let processes = running.ranks.iter().map(|rank| (rank.process.id(), rank.flight_record.clone()));
-    let mut watch = Watchdog::new(processes, conditions.patience);
+    let mut running = Running::start(ranks, input, launch.patience)?;
     let mut last_read = Instant::now();
     loop {
         let mut failed = running.poll();
@@ -59,31 +47,33 @@ pub fn supervise(ranks: Vec<Rank>, input: &Value, conditions: StopConditions) ->
                 running.wait();
                 failed.extend(running.poll());
             }
-            running.update(&mut watch);
+            running.read_flight_records();
             // A rank that failed while it waited for another probably failed because of it, so it is named last.
-            failed.sort_by_key(|&rank| watch.is_waiting(rank));
-            return Err(running.fault(&watch, vec![watch.disagreement().or(watch.delay())], &failed));
+            failed.sort_by_key(|&rank| running.watchdog.is_waiting(rank));
+            let why = running.watchdog.disagreement().or(running.watchdog.delay());
+            return Err(running.fault(why, &failed));
         }
         if running.all_done() {
-            running.update(&mut watch);
+            running.read_flight_records();
             // With NCCL, ranks that called different collectives may all exit with success, but with wrong values.
-            return match watch.disagreement() {
-                Some(fault) => Err(running.fault(&watch, vec![Some(fault)], &[])),
+            return match running.watchdog.disagreement() {
+                Some(fault) => Err(running.fault([fault], &[])),
                 None => Ok(running.ranks.iter_mut().map(|rank| rank.reply.take()).collect()),
             };
         }
-        let deadline = (started.elapsed() >= conditions.deadline)
-            .then(|| format!("the deadline of {} passed", human_seconds(conditions.deadline.as_secs_f64())));
-        if let Some(end) = deadline.or_else(|| (conditions.interrupted)().then(|| "interrupted".to_string())) {
-            running.update(&mut watch);
+        let deadline = (started.elapsed() >= launch.deadline)
+            .then(|| format!("the deadline of {} passed", human_seconds(launch.deadline.as_secs_f64())));
+        if let Some(end) = deadline.or_else(|| (launch.interrupted)().then(|| "interrupted".to_string())) {
+            running.read_flight_records();
+            let why = running.watchdog.disagreement().or(running.watchdog.delay());
             let late = running.unfinished();
-            return Err(running.fault(&watch, vec![Some(end), watch.disagreement().or(watch.delay())], &late));
+            return Err(running.fault([end].into_iter().chain(why), &late));
         }
         if last_read.elapsed() >= READ_INTERVAL {
             last_read = Instant::now();
-            running.update(&mut watch);
-            if let Some(fault) = watch.fault() {
-                return Err(running.fault(&watch, vec![Some(fault)], &[]));
+            running.read_flight_records();
+            if let Some(fault) = running.watchdog.fault() {
+                return Err(running.fault([fault], &[]));
             }
         }
         running.wait();
@@ -92,7 +82,6 @@ pub fn supervise(ranks: Vec<Rank>, input: &Value, conditions: StopConditions) ->
 
 struct Started {
     process: ChildProcess,
-    flight_record: PathBuf,
     reply: Option<String>,
     death: Option<Death>,
 }
@@ -100,15 +89,17 @@ struct Started {
 /// The started ranks; dropping it kills and reaps those that still run, so that no return path leaves a process behind.
 struct Running {
     ranks: Vec<Started>,
+    watchdog: Watchdog,
 }
 
 impl Running {
-    fn start(ranks: Vec<Rank>, input: &Value) -> Result<Self> {
-        let mut running = Self { ranks: Vec::new() };
+    fn start(ranks: Vec<Rank>, input: &Value, patience: Duration) -> Result<Self> {
+        let mut running = Self { ranks: Vec::new(), watchdog: Watchdog::new(patience) };
         for (rank, Rank { command, flight_record }) in ranks.into_iter().enumerate() {
             let mut process = ChildProcess::start(command).with_context(|| format!("starting rank {rank}"))?;
             process.send(input)?;
-            running.ranks.push(Started { process, flight_record, reply: None, death: None });
+            running.watchdog.add(process.id(), flight_record);
+            running.ranks.push(Started { process, reply: None, death: None });
         }
         Ok(running)
     }
@@ -150,23 +141,22 @@ impl Running {
         self.ranks.iter_mut().for_each(|rank| rank.process.kill());
     }
 
-    fn update(&self, watch: &mut Watchdog) {
-        watch.update(|rank| self.ranks[rank].death.is_some());
+    fn read_flight_records(&mut self) {
+        self.watchdog.update(|rank| self.ranks[rank].death.is_some());
     }
 
     /// Ends the run and gives the error: the reasons, then the ranks `to_blame`, then what the other ranks were doing.
-    fn fault(&mut self, watch: &Watchdog, why: Vec<Option<String>>, to_blame: &[usize]) -> anyhow::Error {
+    fn fault(&mut self, why: impl IntoIterator<Item = String>, to_blame: &[usize]) -> anyhow::Error {
         self.end();
+        let mut lines: Vec<String> = why.into_iter().collect();
+        lines.extend(to_blame.iter().map(|&rank| self.describe(rank)));
         let others = (0..self.ranks.len()).filter(|rank| !to_blame.contains(rank));
-        let others = others.filter_map(|rank| Some(format!("rank {rank}: {}", watch.state(rank)?)));
-        let others: Vec<_> = others.collect();
-        let blamed = to_blame.iter().map(|&rank| self.describe(rank, watch.state(rank)));
-        let lines: Vec<_> = why.into_iter().flatten().chain(blamed).chain(others).collect();
+        lines.extend(others.filter_map(|rank| Some(format!("rank {rank}: {}", self.watchdog.state(rank)?))));
         anyhow!(lines.join("\n"))
     }
 
-    fn describe(&mut self, rank: usize, state: Option<String>) -> String {
-        let of = self.ranks.len();
+    fn describe(&mut self, rank: usize) -> String {
+        let (of, state) = (self.ranks.len(), self.watchdog.state(rank));
         let Started { process, death, .. } = &mut self.ranks[rank];
         let (how, last_output) = match death {
             Some(death) => (death.cause.to_string(), death.last_output.clone()),

@@ -32,18 +32,22 @@ const TICK: Duration = Duration::from_millis(10);
 const PATIENCE_AFTER_EXIT: Duration = Duration::from_secs(1);
 
 impl Watchdog {
-    /// `ranks` are process ids and the files of their flight records; `patience` is how long the others may wait for an
-    /// idle rank.
-    pub fn new(ranks: impl IntoIterator<Item = (u32, PathBuf)>, patience: Duration) -> Self {
-        let watched = |(pid, flight_record)| WatchedRank {
+    /// `patience` is how long the others may wait for an idle rank.
+    pub fn new(patience: Duration) -> Self {
+        Self { ranks: Vec::new(), patience }
+    }
+
+    /// Watches the next rank, by its process id and the file of its flight record.
+    pub fn add(&mut self, pid: u32, flight_record: PathBuf) {
+        let (record, idle_since) = (FlightRecord::default(), Instant::now());
+        self.ranks.push(WatchedRank {
             pid,
             flight_record,
-            record: FlightRecord::default(),
+            record,
             has_ended: false,
-            idle_since: Instant::now(),
+            idle_since,
             cpu_time: Duration::ZERO,
-        };
-        Self { ranks: ranks.into_iter().map(watched).collect(), patience }
+        });
     }
 
     /// Reads every rank's flight record and processor time.
@@ -95,12 +99,11 @@ impl Watchdog {
     /// The earliest collective that one rank waits in and others have not called: the waiting rank, the collective's
     /// number, and the others. A rank that waits in a later collective may only be delayed by this one.
     fn first_wait(&self) -> Option<(usize, u64, Vec<usize>)> {
-        let late =
-            |sequence: u64| (0..self.ranks.len()).filter(|&rank| self.ranks[rank].record.last() < sequence).collect();
-        let waits = self.ranks.iter().enumerate().filter_map(|(rank, watched)| Some((rank, watched.record.waits_in?)));
-        let waits = waits.map(|(rank, sequence)| (rank, sequence, late(sequence)));
+        let records = || self.ranks.iter().map(|rank| &rank.record).enumerate();
+        let late = |sequence| records().filter(|(_, record)| record.last() < sequence).map(|(rank, _)| rank).collect();
+        let waits = records().filter_map(|(rank, record)| Some((rank, record.waits_in?, late(record.waits_in?))));
         waits
-            .filter(|(_, _, late): &(_, _, Vec<_>)| !late.is_empty())
+            .filter(|(.., late): &(_, _, Vec<_>)| !late.is_empty())
             .min_by_key(|(rank, sequence, _)| (*sequence, *rank))
     }
 }

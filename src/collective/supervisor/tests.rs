@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn conditions(deadline: Duration) -> StopConditions {
-    StopConditions { deadline, patience: deadline, interrupted: || false }
+fn launch(deadline: Duration) -> Launch<'static> {
+    Launch { patience: deadline, ..Launch::new("scripts", 2, deadline) }
 }
 
 /// Runs one shell script a rank; gives back the error and the processes that the scripts left behind.
@@ -15,7 +15,7 @@ fn run_scripts(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
         command.arg("-c").arg(format!("echo $$ > {}\n{script}", pid_file.display()));
         Rank { command, flight_record: folder.path().join("none") }
     });
-    let outcome = supervise(ranks.collect(), &Value::Null, conditions(deadline)).map(drop);
+    let outcome = supervise(&launch(deadline), ranks.collect(), &Value::Null).map(drop);
     let pid =
         |rank: usize| std::fs::read_to_string(folder.path().join(format!("{rank}.pid"))).ok()?.trim().parse().ok();
     let alive = |pid: &i32| std::path::Path::new(&format!("/proc/{pid}")).exists();
@@ -51,7 +51,7 @@ fn every_rank_gets_the_input_and_its_reply_comes_back_in_rank_order() {
         Rank { command, flight_record: PathBuf::from("none") }
     };
     let input = serde_json::json!({ "steps": 3 });
-    let replies = supervise(vec![echo(0), echo(1)], &input, conditions(Duration::from_secs(30))).unwrap();
+    let replies = supervise(&launch(Duration::from_secs(30)), vec![echo(0), echo(1)], &input).unwrap();
     assert_eq!(replies, [0, 1].map(|number| Some(format!("{number} {input}"))));
 }
 
@@ -87,6 +87,6 @@ fn a_rank_that_cannot_start_ends_those_that_did() {
         Rank { command: sleeper, flight_record: folder.path().join("none") },
         Rank { command: Command::new("/nowhere/cs336"), flight_record: folder.path().join("none") },
     ];
-    let message = format!("{:#}", supervise(ranks, &Value::Null, conditions(Duration::from_secs(30))).unwrap_err());
+    let message = format!("{:#}", supervise(&launch(Duration::from_secs(30)), ranks, &Value::Null).unwrap_err());
     assert!(message.contains("starting rank 1: failed to start /nowhere/cs336"), "{message}");
 }
