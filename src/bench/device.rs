@@ -4,8 +4,6 @@ use anyhow::{Result, ensure};
 use tch::Device;
 
 use crate::attention::ImplementationName;
-use crate::collective::Backend;
-use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::model::memory::Update;
 use crate::torch;
@@ -40,23 +38,6 @@ pub fn device_for(profile: Profile) -> Result<Device> {
         "TF32 is on in float32 matrix products: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
     );
     Ok(device)
-}
-
-/// Requires a GPU for each of `world_size` ranks under NCCL. Gloo needs none.
-///
-/// Errors: [`Fault::NotAvailable`] with both numbers.
-pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
-    if backend == Backend::Gloo {
-        return Ok(());
-    }
-    let gpus = match torch::cuda_device(0) {
-        Ok(_) => usize::try_from(tch::Cuda::device_count()).unwrap_or(0),
-        Err(_) => 0,
-    };
-    if gpus >= world_size {
-        return Ok(());
-    }
-    Err(Fault::NotAvailable { needs: format!("{world_size} GPUs, one a process"), has: format!("{gpus}") }.into())
 }
 
 /// Frees the allocator's cached memory for other processes. Does nothing on the CPU.

@@ -85,19 +85,22 @@ pub fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<
         (1..=MAX_WORLD_SIZE).contains(&world_size),
         "world_size is {world_size}, not between 1 and {MAX_WORLD_SIZE}"
     );
-    require_devices(launch)?;
+    require_devices(launch.backend, world_size)?;
     run_ranks(program, launch, input).with_context(|| format!("task {} on {world_size} ranks", launch.task))
 }
 
-/// NCCL needs one GPU for each rank. Checked here, a missing GPU is a typed fault; a rank could return only a message.
-fn require_devices(launch: &Launch) -> Result<()> {
-    if launch.backend == Backend::Gloo {
+/// Requires NCCL and a GPU for each of `world_size` ranks under NCCL. Gloo needs neither.
+///
+/// # Errors
+/// [`Fault::NotAvailable`] with both numbers. [`launch`] checks it too: a rank could return only a message.
+pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
+    if backend == Backend::Gloo {
         return Ok(());
     }
-    let count = torch::load_cuda().map_or(0, |()| usize::try_from(tch::Cuda::device_count()).unwrap_or(0));
-    if count < launch.world_size {
-        let gpus = |count: usize| if count == 1 { "1 GPU".to_string() } else { format!("{count} GPUs") };
-        return Err(Fault::NotAvailable { needs: gpus(launch.world_size), has: gpus(count) }.into());
+    let gpus = torch::load_cuda().map_or(0, |()| usize::try_from(tch::Cuda::device_count()).unwrap_or(0));
+    if gpus < world_size {
+        let (needs, has) = (format!("{world_size} GPUs, one a process"), gpus.to_string());
+        return Err(Fault::NotAvailable { needs, has }.into());
     }
     nccl::version().map(drop)
 }
@@ -157,7 +160,10 @@ mod tests {
     fn more_nccl_ranks_than_gpus_are_a_typed_fault() {
         let plan = Launch { backend: Backend::Nccl, ..Launch::new("none", MAX_WORLD_SIZE, Duration::from_secs(5)) };
         let error = launch_program(Path::new("/bin/true"), &plan, &Value::Null).unwrap_err();
-        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs == "16 GPUs"), "{error:#}");
+        assert!(
+            matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs.starts_with("16 GPUs")),
+            "{error:#}"
+        );
     }
 
     #[test]

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use self::on_rank::{Input, Output, StepOutput};
 use super::all_reduce::RankTimes;
-use super::device::require_devices;
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
 use super::training_step::{self, Execution, StepPass, handout, total_work};
@@ -231,7 +230,6 @@ pub fn run(params: &Params, columns: &Columns) -> Result<Vec<Output>> {
 
 /// [`run`] by another rank task, which calls [`on_rank::measure`] with trainers of its own.
 pub fn run_task(task: &RankTask, params: &Params, columns: &Columns) -> Result<Vec<Output>> {
-    require_devices(params.backend, params.world_size)?;
     let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
     let input = Input {
         params: params.clone(),

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::bench::device::require_devices;
 use crate::checks::fault_test::RankFault;
 use crate::checks::faulty_runs::{self, by_hand, says};
 use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, Seen, ShardedCase};
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, launch};
+use crate::collective::ranks::{Launch, launch, require_devices};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::model::toy::{Bias, Blueprint, Layer};

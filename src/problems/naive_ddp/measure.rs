@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::bench::device::require_devices;
 use crate::checks::fault_test::{FaultTest, RankFault, TASK, is_alive, pids};
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, launch};
+use crate::collective::ranks::{Launch, launch, require_devices};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
