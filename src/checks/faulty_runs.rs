@@ -8,8 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::fault_test::{self, FaultTest, RankFault, is_alive, pids};
+use super::selftest;
+use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch, program};
-use crate::collective::{Backend, selftest};
 use crate::process::{PARENT, wait_until};
 
 /// A faulty run must end within this time. The machine may be busy with other tests.

@@ -24,5 +24,7 @@ pub mod golden;
 pub mod mutants;
 /// The official data-parallel test.
 pub mod protocol;
+/// Values, order and records of every collective.
+pub mod selftest;
 /// The official sharded-optimizer test.
 pub mod sharded_protocol;

@@ -16,7 +16,6 @@ pub mod gloo;
 pub mod nccl;
 pub mod ranks;
 pub mod rendezvous;
-pub mod selftest;
 mod supervisor;
 pub mod timeline;
 mod watchdog;

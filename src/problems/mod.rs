@@ -2,9 +2,8 @@
 
 use crate::bench::ddp_step::on_rank as ddp_step;
 use crate::checks::golden::training;
-use crate::checks::{self, device, edge_cases, fault_test, protocol, sharded_protocol};
+use crate::checks::{self, device, edge_cases, fault_test, protocol, selftest, sharded_protocol};
 use crate::collective::ranks::RankTask;
-use crate::collective::selftest;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Problem;
 

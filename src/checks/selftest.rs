@@ -4,17 +4,15 @@
 //! Written for NCCL on two GPUs or more (`cs336 launch --task nccl_selftest --backend nccl --world-size 2`). Gloo
 //! passes it too, so the task itself is tested on machines without a GPU.
 
-use std::time::Instant;
-
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
-use super::consistency_check::require_equal_parameters;
-use super::ranks::RankTask;
-use super::timeline::busy_seconds;
-use super::{Collective, Op, Operation, Shared};
-use crate::torch::stream::synchronize;
+use crate::bench::all_reduce::Sums;
+use crate::collective::consistency_check::require_equal_parameters;
+use crate::collective::ranks::RankTask;
+use crate::collective::timeline::busy_seconds;
+use crate::collective::{Collective, Op, Operation, Shared};
 
 pub const TASK: RankTask = RankTask { name: "nccl_selftest", run };
 
@@ -23,6 +21,8 @@ const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Int64];
 /// A size at which latency dominates, and how often it is timed.
 const LATENCY_BYTES: i64 = 1_000_000;
 const LATENCY_RUNS: usize = 50;
+/// The first few set up connections and caches.
+const LATENCY_WARMUP: usize = 5;
 
 fn run(collective: &Shared, _input: Value) -> Result<Value> {
     let group = collective.as_ref();
@@ -35,7 +35,7 @@ fn run(collective: &Shared, _input: Value) -> Result<Value> {
     memory_is_kept_while_it_is_used(group)?;
     unequal_parameters_are_found(group)?;
     the_timeline_matches_the_calls(group)?;
-    let seconds = latency(group)?;
+    let seconds = Sums::new(collective, LATENCY_BYTES / 4)?.turn(LATENCY_WARMUP, LATENCY_RUNS)?;
     Ok(json!({ "backend": group.backend(), "device": format!("{:?}", group.device()), "all_reduce_1mb_s": seconds }))
 }
 
@@ -74,7 +74,8 @@ fn movements(group: &dyn Collective, kind: Kind) -> Result<()> {
 
 fn coalesced_operations(group: &dyn Collective) -> Result<()> {
     let (rank, n) = (group.rank() as i64, group.world_size() as i64);
-    let tensors = (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>()?;
+    let numbered = || (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>();
+    let tensors = numbered()?;
     group.all_reduce_coalesced_async(&tensors, Op::Sum)?.wait()?;
     for (i, tensor) in (1i64..).zip(&tensors) {
         let expected = (i * n * (n + 1) / 2) as f64;
@@ -82,7 +83,7 @@ fn coalesced_operations(group: &dyn Collective) -> Result<()> {
     }
     // Rank r's tensor i holds i * (r + 1). All ranks gather the same tensors, so that the sum is n times as large.
     let zeros = |rows: i64| full(group, &[rows], 0, Kind::Float);
-    let mine = (1..=4).map(|i| full(group, &[i], i * (rank + 1), Kind::Float)).collect::<Result<Vec<_>>>()?;
+    let mine = numbered()?;
     let wholes = (1..=4).map(|i| zeros(i * n)).collect::<Result<Vec<_>>>()?;
     group.all_gather_coalesced_async(&wholes, &mine)?.wait()?;
     let shares = (1..=4).map(zeros).collect::<Result<Vec<_>>>()?;
@@ -174,24 +175,6 @@ fn the_timeline_matches_the_calls(group: &dyn Collective) -> Result<()> {
     );
     ensure!(busy_seconds(&entries) <= after - before, "{entries:?} in {} s", after - before);
     Ok(())
-}
-
-/// Each run's seconds, from an idle device until it is idle again.
-fn latency(group: &dyn Collective) -> Result<Vec<f64>> {
-    let tensor = full(group, &[LATENCY_BYTES / 4], 0, Kind::Float)?;
-    let mut seconds = Vec::with_capacity(LATENCY_RUNS);
-    for run in 0..LATENCY_RUNS + 5 {
-        group.barrier()?;
-        synchronize(group.device())?;
-        let started = Instant::now();
-        group.all_reduce(&tensor, Op::Sum)?;
-        synchronize(group.device())?;
-        // The first few set up connections and caches.
-        if run >= 5 {
-            seconds.push(started.elapsed().as_secs_f64());
-        }
-    }
-    Ok(seconds)
 }
 
 fn full(group: &dyn Collective, shape: &[i64], value: i64, kind: Kind) -> Result<Tensor> {
