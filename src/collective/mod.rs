@@ -1,6 +1,5 @@
 //! Collective communication: the [`Collective`] trait, its backends, and the launcher of rank processes.
 
-use std::fmt;
 use std::slice::from_ref;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -16,22 +15,19 @@ pub mod gloo;
 pub mod nccl;
 pub mod ranks;
 pub mod rendezvous;
+mod request;
 mod supervisor;
 pub mod timeline;
 mod watchdog;
 
+use flight_recorder::FlightRecorder;
+pub use request::{Operation, Request};
 use timeline::Timeline;
+
+pub use crate::torch::gloo::ReduceOp as Op;
 
 /// A collective that strategies, hooks and rank tasks share; a hook may run on a thread of libtorch, hence `Arc`.
 pub type Shared = Arc<dyn Collective>;
-
-/// How a reduction combines the ranks' values, element by element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    Sum,
-    /// The sum divided by the world size; floating point only.
-    Average,
-}
 
 /// The library that carries the collectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,14 +39,25 @@ pub enum Backend {
     Nccl,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operation {
-    AllReduce,
-    Broadcast,
-    AllGather,
-    ReduceScatter,
-    Barrier,
+/// A process group, as one of its ranks sees it.
+pub struct Group {
+    backend: Backend,
+    device: Device,
+    rank: usize,
+    world_size: usize,
+    recorder: Arc<FlightRecorder>,
+    timeline: Timeline,
+}
+
+impl Group {
+    /// `device` is where this rank's tensors must be.
+    ///
+    /// # Errors
+    /// The flight record that the environment names cannot be opened.
+    pub fn new(backend: Backend, device: Device, rank: usize, world_size: usize) -> Result<Self> {
+        let (recorder, timeline) = (Arc::new(FlightRecorder::open()?), Timeline::new(device));
+        Ok(Self { backend, device, rank, world_size, recorder, timeline })
+    }
 }
 
 /// The collective operations of one process group; every rank must make the same calls in the same order.
@@ -60,37 +67,59 @@ pub enum Operation {
 /// alive; do not use them until its work has been waited for. An error contains the backend's message, and after it the
 /// group cannot be used.
 pub trait Collective: Send + Sync {
-    /// The backend's name: "gloo" or "nccl".
-    fn backend(&self) -> &'static str;
+    fn group(&self) -> &Group;
 
-    /// Where this rank's tensors must be: its GPU under NCCL, the CPU under Gloo.
-    fn device(&self) -> Device;
-
-    /// This process's number, from 0 to `world_size() - 1`.
-    fn rank(&self) -> usize;
-
-    fn world_size(&self) -> usize;
-
-    /// Starts reducing each of `tensors` in place over all ranks. In every coalesced operation the tensors have one
-    /// dtype, each is handled on its own, and together they are one call with one wait.
-    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
-
-    /// Starts replacing `tensor` in place by rank `root`'s values.
-    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>>;
-
-    /// Starts filling each of `outputs` (world_size * n, ...) with every rank's counterpart in `inputs` (n, ...), in rank
-    /// order. An input may be this rank's share of its output.
-    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>>;
-
-    /// Starts filling each of `outputs` (n, ...) with this rank's share of its counterpart in `inputs`
-    /// (world_size * n, ...) combined over all ranks.
-    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>>;
+    /// Starts an operation. The methods below name each.
+    fn start(&self, request: Request) -> Result<Box<dyn Work>>;
 
     /// Returns once every rank has called it.
-    fn barrier(&self) -> Result<()>;
+    fn barrier(&self) -> Result<()> {
+        self.start(Request::Barrier)?.wait()
+    }
+
+    /// The backend's name: "gloo" or "nccl".
+    fn backend(&self) -> &'static str {
+        self.group().backend.name()
+    }
+
+    /// Where this rank's tensors must be: its GPU under NCCL, the CPU under Gloo.
+    fn device(&self) -> Device {
+        self.group().device
+    }
+
+    /// This process's number, from 0 to `world_size() - 1`.
+    fn rank(&self) -> usize {
+        self.group().rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.group().world_size
+    }
 
     /// When each collective started and ended; off until started.
-    fn timeline(&self) -> &Timeline;
+    fn timeline(&self) -> &Timeline {
+        &self.group().timeline
+    }
+
+    /// Starts [`Request::AllReduce`].
+    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        self.start(Request::AllReduce { tensors, op })
+    }
+
+    /// Starts [`Request::Broadcast`].
+    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
+        self.start(Request::Broadcast { tensor, root })
+    }
+
+    /// Starts [`Request::AllGather`].
+    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
+        self.start(Request::AllGather { outputs, inputs })
+    }
+
+    /// Starts [`Request::ReduceScatter`].
+    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
+        self.start(Request::ReduceScatter { outputs, inputs, op })
+    }
 
     /// [`Self::all_reduce_coalesced_async`] of one tensor.
     fn all_reduce_async(&self, tensor: &Tensor, op: Op) -> Result<Box<dyn Work>> {
@@ -147,6 +176,13 @@ pub trait Work: Send {
     fn wait(self: Box<Self>) -> Result<()>;
 }
 
+/// An operation that was done when it was started.
+impl Work for () {
+    fn wait(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
 impl Backend {
     pub fn name(self) -> &'static str {
         match self {
@@ -163,49 +199,4 @@ impl FromStr for Backend {
         let known = [Self::Gloo, Self::Nccl].into_iter().find(|backend| backend.name() == name);
         known.with_context(|| format!("there is no backend {name:?}: use gloo or nccl"))
     }
-}
-
-impl Operation {
-    /// PyTorch's name of the operation.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Barrier => "barrier",
-        }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// What must agree between the ranks of a call besides the operation, as error messages name it.
-fn detail_of(tensors: &[Tensor], how: &str) -> String {
-    let elements: usize = tensors.iter().map(Tensor::numel).sum();
-    match tensors {
-        [] => String::new(),
-        [tensor] => format!("of {elements} {:?}{how}", tensor.kind()),
-        [tensor, ..] => format!("of {elements} {:?} in {}{how}", tensor.kind(), tensors.len()),
-    }
-}
-
-impl Op {
-    /// The end of a call's details.
-    fn detail(self) -> &'static str {
-        match self {
-            Self::Sum => ", sum",
-            Self::Average => ", average",
-        }
-    }
-}
-
-/// The bytes that the tensors' elements take.
-fn bytes_of(tensors: &[Tensor]) -> Result<u64> {
-    let of = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
-    u64::try_from(tensors.iter().map(of).sum::<usize>()).context("the tensors' size")
 }

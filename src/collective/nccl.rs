@@ -5,16 +5,17 @@
 //! collectives under way. When a peer is lost or late, it aborts the communicator and ends the process: a thread that
 //! waits for the device would otherwise continue with values that never arrived. Not for use inside a CUDA graph capture.
 
+use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::environment::Environment;
-use super::flight_recorder::FlightRecorder;
-use super::timeline::{Call, Span, Timeline};
-use super::{Collective, Op, Operation, Work, bytes_of, detail_of};
+use super::flight_recorder::call_name;
+use super::timeline::{Call, Span};
+use super::{Backend, Collective, Group, Op, Request, Work};
 use crate::cuda::{Event, Stream, make_current};
 use crate::torch;
 use crate::torch::store::Store;
@@ -23,25 +24,16 @@ mod communicator;
 mod guard;
 mod library;
 
-use communicator::{Communicator, Membership, Request, data_type};
+use communicator::{Communicator, Membership, data_type};
 use guard::{Guard, UnderWay};
 
 /// NVLink multicast. It stays off unless the user decides otherwise: a program that dies while it is in use can take all
 /// GPUs of a shared machine out of service, and with up to four GPUs it makes no collective faster (NVIDIA/nccl#1455).
 pub const NVLS: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
-/// With 0, NCCL launches each collective on its own thread, so that no call can block forever. By default it launches on
-/// the calling thread: 1 MB between two H200s took 35 us that way, and 100 us with 0. If such a call blocks, the guard
-/// ends the process.
-const BLOCKING: &str = "CS336_NCCL_BLOCKING";
-
 /// An NCCL communicator and its collectives under way.
 pub struct Nccl {
-    rank: usize,
-    world_size: usize,
-    device: Device,
-    timeline: Timeline,
-    recorder: Arc<FlightRecorder>,
+    group: Group,
     /// Locked while a collective is launched, so that calls are numbered in the order of the stream.
     stream: Mutex<CommunicationStream>,
     communicator: Arc<Communicator>,
@@ -80,74 +72,87 @@ impl Nccl {
         let device = torch::cuda_device(local_rank)?;
         make_current(device)?;
         let id = exchange(store, rank, || library::Api::get()?.unique_id())?;
-        let is_blocking = std::env::var(BLOCKING).map_or(true, |value| value != "0");
-        let communicator = Communicator::form(Membership { id, rank, world_size, device, timeout }, is_blocking)?;
-        let (communicator, recorder) = (Arc::new(communicator), Arc::new(FlightRecorder::open()?));
+        let communicator = Arc::new(Communicator::form(Membership { id, rank, world_size, device, timeout })?);
+        let group = Group::new(Backend::Nccl, device, rank, world_size)?;
         let under_way = Arc::new(UnderWay::default());
-        let guard = Guard::start(communicator.clone(), under_way.clone(), recorder.clone(), rank, timeout)?;
+        let guard = Guard::start(communicator.clone(), under_way.clone(), group.recorder.clone(), rank, timeout)?;
         let stream = Stream::new(device)?;
-        let (ready, timeline) = (stream.event(false)?, Timeline::new(device));
-        let stream = Mutex::new(CommunicationStream { ready, stream });
-        Ok(Self { rank, world_size, device, timeline, recorder, stream, communicator, under_way, guard })
+        let stream = Mutex::new(CommunicationStream { ready: stream.event(false)?, stream });
+        Ok(Self { group, stream, communicator, under_way, guard })
     }
 
-    /// Launches `requests` as one collective over the whole of `tensors`; `held` are all the tensors they touch.
-    fn start(
-        &self,
-        operation: Operation,
-        tensors: &[Tensor],
-        how: &str,
-        requests: &[Request],
-        held: Vec<Tensor>,
-    ) -> Result<Pending> {
-        held.iter().try_for_each(|tensor| self.usable(tensor)).with_context(|| operation.name())?;
+    /// Launches the request as one group of NCCL's calls. A barrier is the sum of one number.
+    fn launch(&self, request: Request) -> Result<Pending> {
+        let Group { device, recorder, timeline, .. } = &self.group;
+        let (operation, detail) = (request.operation(), request.detail());
+        let token = match request {
+            Request::Barrier => Some(Tensor::f_zeros([1], (Kind::Float, *device))?),
+            _ => None,
+        };
+        let sent = token.as_ref().map_or(request, |token| Request::AllReduce { tensors: from_ref(token), op: Op::Sum });
+        check(&self.group, sent).with_context(|| operation.name())?;
         let stream: MutexGuard<_> = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let CommunicationStream { stream, ready } = &*stream;
         self.under_way.release_done()?;
-        let detail = detail_of(tensors, how);
-        let sequence = self.recorder.call(operation, &detail);
-        let name = format!("{operation} {sequence} {detail}").trim_end().to_string();
+        let sequence = recorder.call(operation, &detail);
+        let name = call_name(operation.name(), sequence, &detail);
         let launched = Instant::now();
         let launch = || -> Result<_> {
             ready.record_current()?;
             stream.wait_for(ready)?;
-            let started = self.timeline.is_on().then(|| stream.event(true)).transpose()?;
+            let started = timeline.is_on().then(|| stream.event(true)).transpose()?;
             started.iter().try_for_each(|started| started.record_on(stream))?;
-            self.communicator.launch(requests, stream)?;
+            self.communicator.launch(sent, stream)?;
             let ended = Arc::new(stream.event(started.is_some())?);
             ended.record_on(stream)?;
             if let Some(started) = started {
-                let span = Span::Device { started: Arc::new(started), ended: ended.clone() };
-                self.timeline.add(Call { sequence, operation, bytes: bytes_of(tensors)?, launched, span });
+                let span = Span::Device { started, ended: ended.clone() };
+                timeline.add(Call { sequence, operation, bytes: request.bytes(), launched, span });
             }
             Ok(ended)
         };
         let ended = launch().with_context(|| name.clone())?;
+        let (outputs, inputs) = sent.tensors();
+        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
         self.under_way.add(sequence, name.clone(), ended.clone(), held);
         Ok(Pending { name, ended })
     }
+}
 
-    /// NCCL counts elements from the data pointer, so from a tensor with gaps it would read other memory.
-    fn usable(&self, tensor: &Tensor) -> Result<()> {
-        let (device, wanted) = (tensor.device(), self.device);
+/// Refuses tensors and ranks with which NCCL would read or write other memory, and averages that it does not have.
+fn check(group: &Group, request: Request) -> Result<()> {
+    let (outputs, inputs) = request.tensors();
+    ensure!(!outputs.is_empty(), "no tensors");
+    for tensor in outputs.iter().chain(inputs) {
+        let (device, wanted) = (tensor.device(), group.device);
         ensure!(device == wanted, "this rank's tensors must be on {wanted:?}, this one is on {device:?}");
+        // NCCL counts elements from the data pointer, so from a tensor with gaps it would read other memory.
         ensure!(tensor.is_contiguous(), "nccl works on contiguous tensors, this one has strides {:?}", tensor.stride());
-        data_type(tensor).map(drop)
+        data_type(tensor)?;
     }
+    if let Request::AllReduce { op: Op::Average, .. } | Request::ReduceScatter { op: Op::Average, .. } = request {
+        let is_float = outputs.iter().all(|tensor| tensor.kind() != Kind::Int64);
+        ensure!(is_float, "average of Int64 tensors: averages need floating point");
+    }
+    let ranks = group.world_size;
+    match request {
+        Request::AllGather { outputs, inputs } => check_shares(outputs, inputs, ranks),
+        Request::ReduceScatter { outputs, inputs, .. } => check_shares(inputs, outputs, ranks),
+        Request::Broadcast { root, .. } => Ok(ensure!(root < ranks, "broadcast from rank {root} of {ranks} ranks")),
+        Request::AllReduce { .. } | Request::Barrier => Ok(()),
+    }
+}
 
-    /// Checks that each of `wholes` has `world_size` times the elements of its counterpart in `shares`.
-    fn check_shares(&self, wholes: &[Tensor], shares: &[Tensor]) -> Result<()> {
-        ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
-        ensure!(!wholes.is_empty(), "no tensors");
-        for (whole, share) in wholes.iter().zip(shares) {
-            let (have, one) = (whole.numel(), share.numel());
-            let (of, ours) = (whole.kind(), share.kind());
-            ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
-            let ranks = self.world_size;
-            ensure!(have == one * ranks, "{have} elements are not {ranks} shares of {one} elements");
-        }
-        Ok(())
+/// Checks that each of `wholes` has `ranks` times the elements of its counterpart in `shares`.
+fn check_shares(wholes: &[Tensor], shares: &[Tensor], ranks: usize) -> Result<()> {
+    ensure!(wholes.len() == shares.len(), "{} tensors, but {} shares", wholes.len(), shares.len());
+    for (whole, share) in wholes.iter().zip(shares) {
+        let (have, one) = (whole.numel(), share.numel());
+        let (of, ours) = (whole.kind(), share.kind());
+        ensure!(of == ours, "the whole is of {of:?}, but the share is of {ours:?}");
+        ensure!(have == one * ranks, "{have} elements are not {ranks} shares of {one} elements");
     }
+    Ok(())
 }
 
 /// Returns, at every rank, the unique id that rank 0 makes.
@@ -162,15 +167,6 @@ fn exchange(store: &Store, rank: usize, make: impl FnOnce() -> Result<[u8; 128]>
     id.as_slice().try_into().with_context(|| format!("rank 0's NCCL id has {} bytes, not 128", id.len()))
 }
 
-fn check_average(op: Op, tensor: &Tensor) -> Result<()> {
-    ensure!(
-        op == Op::Sum || tensor.kind() != Kind::Int64,
-        "average of {:?} tensors: averages need floating point",
-        tensor.kind()
-    );
-    Ok(())
-}
-
 struct Pending {
     name: String,
     ended: Arc<Event>,
@@ -183,82 +179,36 @@ impl Work for Pending {
 }
 
 impl Collective for Nccl {
-    fn backend(&self) -> &'static str {
-        "nccl"
+    fn group(&self) -> &Group {
+        &self.group
     }
 
-    fn device(&self) -> Device {
-        self.device
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        ensure!(!tensors.is_empty(), "all-reduce of no tensors");
-        tensors.iter().try_for_each(|tensor| check_average(op, tensor))?;
-        let held = tensors.iter().map(Tensor::shallow_clone).collect();
-        let requests: Vec<_> = tensors.iter().map(|tensor| Request::AllReduce { tensor, op }).collect();
-        Ok(Box::new(self.start(Operation::AllReduce, tensors, op.detail(), &requests, held)?))
-    }
-
-    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
-        ensure!(root < self.world_size, "broadcast from rank {root} of {} ranks", self.world_size);
-        let (whole, held) = (std::slice::from_ref(tensor), vec![tensor.shallow_clone()]);
-        let request = Request::Broadcast { tensor, root };
-        Ok(Box::new(self.start(Operation::Broadcast, whole, &format!(" from rank {root}"), &[request], held)?))
-    }
-
-    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
-        self.check_shares(outputs, inputs).context("all_gather")?;
-        let pairs = outputs.iter().zip(inputs);
-        let requests: Vec<_> = pairs.map(|(output, input)| Request::AllGather { output, input }).collect();
-        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
-        Ok(Box::new(self.start(Operation::AllGather, outputs, "", &requests, held)?))
-    }
-
-    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        self.check_shares(inputs, outputs).context("reduce_scatter")?;
-        inputs.iter().try_for_each(|input| check_average(op, input))?;
-        let pairs = outputs.iter().zip(inputs);
-        let requests: Vec<_> = pairs.map(|(output, input)| Request::ReduceScatter { output, input, op }).collect();
-        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
-        Ok(Box::new(self.start(Operation::ReduceScatter, inputs, op.detail(), &requests, held)?))
+    fn start(&self, request: Request) -> Result<Box<dyn Work>> {
+        Ok(Box::new(self.launch(request)?))
     }
 
     /// The host waits too. Afterwards no tensor is kept alive for an earlier collective.
     fn barrier(&self) -> Result<()> {
-        let token = Tensor::f_zeros([1], (Kind::Float, self.device))?;
-        let request = Request::AllReduce { tensor: &token, op: Op::Sum };
-        let work = self.start(Operation::Barrier, &[], "", &[request], vec![token.shallow_clone()])?;
+        let Pending { name, ended } = self.launch(Request::Barrier)?;
         let since = Instant::now();
-        while !work.ended.has_passed().with_context(|| work.name.clone())? {
+        while !ended.has_passed().with_context(|| name.clone())? {
             if since.elapsed() > SPIN {
                 std::thread::sleep(Duration::from_micros(20));
             }
         }
         self.under_way.release_done()
     }
-
-    fn timeline(&self) -> &Timeline {
-        &self.timeline
-    }
 }
 
 impl Drop for Nccl {
     /// Ends the communicator together with the other ranks. `cs336 rank` lets a failed rank exit without this.
     fn drop(&mut self) {
-        // The guard stays until the communicator is gone: a peer may be lost now as well, and in NCCL's default mode
-        // the calls below return only when every rank has made them.
-        let idle = torch::stream::synchronize(self.device);
+        // The guard stays until the communicator is gone: a peer may be lost now as well, and the calls below return only
+        // when every rank has made them.
+        let idle = torch::stream::synchronize(self.group.device);
         self.guard.expect_end();
         if let Err(error) = idle.and_then(|()| self.communicator.finalize()) {
-            eprintln!("cs336: rank {}: {error:#}", self.rank);
+            eprintln!("cs336: rank {}: {error:#}", self.group.rank);
             self.communicator.abort(Duration::ZERO);
         }
         self.guard.stop();
@@ -270,6 +220,8 @@ impl Drop for Nccl {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+
+    use tch::Device;
 
     use super::*;
 
@@ -286,10 +238,28 @@ mod tests {
     }
 
     #[test]
-    fn an_average_of_integers_is_refused_and_the_version_has_dots() {
-        let whole = Tensor::from_slice(&[1i64]);
-        assert!(check_average(Op::Average, &whole).unwrap_err().to_string().contains("Int64"));
-        assert!(check_average(Op::Sum, &whole).is_ok());
+    fn a_request_that_nccl_would_carry_out_wrongly_is_refused() {
+        let group = Group::new(Backend::Nccl, Device::Cpu, 0, 2).unwrap();
+        let [one, two] = [1, 2].map(|n| [Tensor::zeros([n], (Kind::Float, Device::Cpu))]);
+        let [integer, gaps] = [Tensor::from_slice(&[1i64]), Tensor::zeros([2, 2], (Kind::Float, Device::Cpu)).tr()];
+        let refused = |request| check(&group, request).unwrap_err().to_string();
+        let all_reduce = |tensors, op| Request::AllReduce { tensors, op };
+        assert!(check(&group, all_reduce(from_ref(&integer), Op::Sum)).is_ok());
+        assert!(refused(all_reduce(from_ref(&integer), Op::Average)).contains("Int64"));
+        assert!(refused(all_reduce(&[], Op::Sum)).contains("no tensors"));
+        assert!(refused(all_reduce(from_ref(&gaps), Op::Sum)).contains("contiguous"));
+        assert!(refused(Request::Broadcast { tensor: &integer, root: 2 }).contains("rank 2 of 2"));
+        assert!(check(&group, Request::AllGather { outputs: &two, inputs: &one }).is_ok());
+        assert!(refused(Request::AllGather { outputs: &one, inputs: &one }).contains("not 2 shares of 1"));
+        assert!(check(&group, Request::ReduceScatter { outputs: &one, inputs: &two, op: Op::Average }).is_ok());
+        assert!(refused(Request::ReduceScatter { outputs: &two, inputs: &one, op: Op::Sum }).contains("not 2 shares"));
+        assert!(
+            refused(Request::AllGather { outputs: &two, inputs: from_ref(&integer) }).contains("the share is of Int64")
+        );
+    }
+
+    #[test]
+    fn the_version_has_dots() {
         assert!(version().unwrap().starts_with("2."), "{:?}", version());
     }
 }

@@ -63,30 +63,25 @@ pub(super) enum Span {
     /// `ended` is set by the thread that sees the end; the collective starts when the one before it has ended.
     Host { ended: Arc<OnceLock<Instant>> },
     /// Timed events around the collective on the communication stream.
-    Device { started: Arc<Event>, ended: Arc<Event> },
+    Device { started: Event, ended: Arc<Event> },
 }
 
 /// A moment in this thread's own work, for drawing computation along with communication.
 pub struct Mark {
     origin: Origin,
-    at: Moment,
-}
-
-enum Moment {
-    Host(Instant),
-    Device(Event),
+    host: Instant,
+    device: Option<Event>,
 }
 
 impl Mark {
     /// Seconds from the start of the recording; on CUDA, waits until the device has reached the moment.
     pub fn seconds(&self) -> Result<f64> {
-        match (&self.at, &self.origin.device) {
-            (Moment::Device(event), Some(zero)) => {
+        match (&self.device, &self.origin.device) {
+            (Some(event), Some(zero)) => {
                 event.wait()?;
                 event.seconds_since(zero)
             }
-            (Moment::Host(at), _) => Ok(at.duration_since(self.origin.host).as_secs_f64()),
-            (Moment::Device(_), None) => unreachable!("a mark has the clocks of its timeline"),
+            _ => Ok(self.host.duration_since(self.origin.host).as_secs_f64()),
         }
     }
 }
@@ -103,15 +98,8 @@ impl Timeline {
     /// Starts a new recording: now is second zero. On CUDA, waits until the device is idle.
     pub fn start(&self) -> Result<()> {
         synchronize(self.device)?;
-        let device = match self.device {
-            Device::Cpu => None,
-            device => {
-                let event = Event::new(device, true)?;
-                event.record_current()?;
-                event.wait()?;
-                Some(Arc::new(event))
-            }
-        };
+        let device = self.event_now()?.map(Arc::new);
+        device.iter().try_for_each(|event| event.wait())?;
         *self.state() = State { origin: Some(Origin { host: Instant::now(), device }), calls: Vec::new() };
         self.is_on.store(true, Ordering::Release);
         Ok(())
@@ -140,15 +128,17 @@ impl Timeline {
     /// The recording was not started.
     pub fn mark(&self) -> Result<Mark> {
         let origin = self.state().origin.clone().context("the timeline was not started: call start first")?;
-        let at = match self.device {
-            Device::Cpu => Moment::Host(Instant::now()),
-            device => {
-                let event = Event::new(device, true)?;
-                event.record_current()?;
-                Moment::Device(event)
-            }
-        };
-        Ok(Mark { origin, at })
+        Ok(Mark { origin, host: Instant::now(), device: self.event_now()? })
+    }
+
+    /// A timed event after what this thread has launched so far; `None` on the CPU.
+    fn event_now(&self) -> Result<Option<Event>> {
+        if self.device == Device::Cpu {
+            return Ok(None);
+        }
+        let event = Event::new(self.device, true)?;
+        event.record_current()?;
+        Ok(Some(event))
     }
 
     pub(super) fn is_on(&self) -> bool {

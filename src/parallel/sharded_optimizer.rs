@@ -137,68 +137,24 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::collective::timeline::Timeline;
-    use crate::collective::{Collective, Op, Work};
+    use crate::collective::{Backend, Collective, Group, Request, Work};
     use crate::model::optim::Sgd;
 
     /// One rank whose collectives do nothing, which is enough to distribute parameters.
-    struct Silent {
-        rank: usize,
-        world_size: usize,
-    }
-
-    struct Done;
-
-    impl Work for Done {
-        fn wait(self: Box<Self>) -> Result<()> {
-            Ok(())
-        }
-    }
+    struct Silent(Group);
 
     impl Collective for Silent {
-        fn backend(&self) -> &'static str {
-            "silent"
+        fn group(&self) -> &Group {
+            &self.0
         }
 
-        fn device(&self) -> Device {
-            Device::Cpu
-        }
-
-        fn rank(&self) -> usize {
-            self.rank
-        }
-
-        fn world_size(&self) -> usize {
-            self.world_size
-        }
-
-        fn all_reduce_coalesced_async(&self, _: &[Tensor], _: Op) -> Result<Box<dyn Work>> {
-            Ok(Box::new(Done))
-        }
-
-        fn broadcast_async(&self, _: &Tensor, _: usize) -> Result<Box<dyn Work>> {
-            Ok(Box::new(Done))
-        }
-
-        fn all_gather_coalesced_async(&self, _: &[Tensor], _: &[Tensor]) -> Result<Box<dyn Work>> {
-            Ok(Box::new(Done))
-        }
-
-        fn reduce_scatter_coalesced_async(&self, _: &[Tensor], _: &[Tensor], _: Op) -> Result<Box<dyn Work>> {
-            Ok(Box::new(Done))
-        }
-
-        fn barrier(&self) -> Result<()> {
-            Ok(())
-        }
-
-        fn timeline(&self) -> &Timeline {
-            unreachable!("distributing parameters reads no timeline")
+        fn start(&self, _: Request) -> Result<Box<dyn Work>> {
+            Ok(Box::new(()))
         }
     }
 
     fn silent(rank: usize, world_size: usize) -> Shared {
-        Arc::new(Silent { rank, world_size })
+        Arc::new(Silent(Group::new(Backend::Gloo, Device::Cpu, rank, world_size).unwrap()))
     }
 
     fn group(numels: &[i64], prefix: &str) -> ParamGroup {

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use tch::Tensor;
 
-use crate::collective::timeline::Timeline;
-use crate::collective::{Collective, Op, Shared, Work};
+use crate::collective::{Collective, Group, Op, Request, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::parallel::trainer::Trainer;
 use crate::parallel::{Options, Strategy};
@@ -111,24 +110,7 @@ struct Faulty {
     fault: CollectiveFault,
 }
 
-/// Work that has ended already.
-struct Done;
-
-impl Work for Done {
-    fn wait(self: Box<Self>) -> Result<()> {
-        Ok(())
-    }
-}
-
 impl Faulty {
-    fn has(&self, fault: CollectiveFault, tensors: &[Tensor]) -> bool {
-        self.fault == fault && tensors.iter().all(Tensor::is_floating_point)
-    }
-
-    fn op(&self, op: Op) -> Op {
-        if self.fault == CollectiveFault::Summed { Op::Sum } else { op }
-    }
-
     /// The part of `whole` that belongs to rank (rank + `offset`) mod world size.
     fn shard(&self, whole: &Tensor, offset: usize) -> Result<Tensor> {
         let shards = whole.f_chunk(self.world_size() as i64, 0)?;
@@ -137,70 +119,53 @@ impl Faulty {
 }
 
 impl Collective for Faulty {
-    fn backend(&self) -> &'static str {
-        self.sound.backend()
+    fn group(&self) -> &Group {
+        self.sound.group()
     }
 
-    fn device(&self) -> tch::Device {
-        self.sound.device()
-    }
-
-    fn rank(&self) -> usize {
-        self.sound.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.sound.world_size()
-    }
-
-    fn all_reduce_coalesced_async(&self, tensors: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        if self.has(CollectiveFault::Local, tensors) {
-            return Ok(Box::new(Done));
-        }
-        self.sound.all_reduce_coalesced_async(tensors, self.op(op))
-    }
-
-    fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Box<dyn Work>> {
-        match self.fault {
-            CollectiveFault::NoBroadcast => Ok(Box::new(Done)),
-            CollectiveFault::WrongRoot => self.sound.broadcast_async(tensor, (root + 1) % self.world_size()),
-            _ => self.sound.broadcast_async(tensor, root),
-        }
-    }
-
-    fn all_gather_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Box<dyn Work>> {
-        if self.has(CollectiveFault::NoGather, inputs) {
-            for (output, input) in outputs.iter().zip(inputs) {
-                self.shard(output, 0)?.f_copy_(input)?;
+    fn start(&self, request: Request) -> Result<Box<dyn Work>> {
+        let are_floats = |tensors: &[Tensor]| tensors.iter().all(Tensor::is_floating_point);
+        let request = match (self.fault, request) {
+            (CollectiveFault::Summed, Request::AllReduce { tensors, .. }) => {
+                Request::AllReduce { tensors, op: Op::Sum }
             }
-            return Ok(Box::new(Done));
-        }
-        self.sound.all_gather_coalesced_async(outputs, inputs)
-    }
-
-    fn reduce_scatter_coalesced_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: Op) -> Result<Box<dyn Work>> {
-        if !matches!(self.fault, CollectiveFault::Local | CollectiveFault::WrongShard) {
-            return self.sound.reduce_scatter_coalesced_async(outputs, inputs, self.op(op));
-        }
-        for (output, input) in outputs.iter().zip(inputs) {
-            let mine = if self.fault == CollectiveFault::Local {
-                self.shard(input, 0)?
-            } else {
-                let whole = input.copy();
-                self.sound.all_reduce(&whole, op)?;
-                self.shard(&whole, 1)?
-            };
-            output.shallow_clone().f_copy_(&mine)?;
-        }
-        Ok(Box::new(Done))
+            (CollectiveFault::Summed, Request::ReduceScatter { outputs, inputs, .. }) => {
+                Request::ReduceScatter { outputs, inputs, op: Op::Sum }
+            }
+            (CollectiveFault::Local, Request::AllReduce { tensors, .. }) if are_floats(tensors) => {
+                return Ok(Box::new(()));
+            }
+            (CollectiveFault::Local, Request::ReduceScatter { outputs, inputs, .. }) => {
+                for (output, input) in outputs.iter().zip(inputs) {
+                    output.shallow_clone().f_copy_(&self.shard(input, 0)?)?;
+                }
+                return Ok(Box::new(()));
+            }
+            (CollectiveFault::WrongShard, Request::ReduceScatter { outputs, inputs, op }) => {
+                for (output, input) in outputs.iter().zip(inputs) {
+                    let whole = input.copy();
+                    self.sound.all_reduce(&whole, op)?;
+                    output.shallow_clone().f_copy_(&self.shard(&whole, 1)?)?;
+                }
+                return Ok(Box::new(()));
+            }
+            (CollectiveFault::NoBroadcast, Request::Broadcast { .. }) => return Ok(Box::new(())),
+            (CollectiveFault::WrongRoot, Request::Broadcast { tensor, root }) => {
+                Request::Broadcast { tensor, root: (root + 1) % self.world_size() }
+            }
+            (CollectiveFault::NoGather, Request::AllGather { outputs, inputs }) if are_floats(inputs) => {
+                for (output, input) in outputs.iter().zip(inputs) {
+                    self.shard(output, 0)?.f_copy_(input)?;
+                }
+                return Ok(Box::new(()));
+            }
+            (_, request) => request,
+        };
+        self.sound.start(request)
     }
 
     fn barrier(&self) -> Result<()> {
         self.sound.barrier()
-    }
-
-    fn timeline(&self) -> &Timeline {
-        self.sound.timeline()
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, bail};
-use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use libloading::Library;
 
 use crate::error::Fault;
@@ -17,29 +17,46 @@ use crate::torch;
 const LIBRARY: &str = "libnccl.so.2";
 
 type Stream = *mut c_void;
-type DataType = ncclDataType_t;
 
-/// The functions that we call, under NCCL's names without the prefix.
-pub(super) struct Api {
-    pub get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
-    pub get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> c_int,
-    pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    pub get_last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
-    pub comm_init_rank_config:
-        unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> c_int,
-    pub comm_get_async_error: unsafe extern "C" fn(ncclComm_t, *mut c_int) -> c_int,
-    pub comm_finalize: unsafe extern "C" fn(ncclComm_t) -> c_int,
-    pub comm_destroy: unsafe extern "C" fn(ncclComm_t) -> c_int,
-    pub comm_abort: unsafe extern "C" fn(ncclComm_t) -> c_int,
-    pub all_reduce:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, DataType, ncclRedOp_t, ncclComm_t, Stream) -> c_int,
-    pub broadcast:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, DataType, c_int, ncclComm_t, Stream) -> c_int,
-    pub all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, DataType, ncclComm_t, Stream) -> c_int,
-    pub reduce_scatter:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, DataType, ncclRedOp_t, ncclComm_t, Stream) -> c_int,
-    pub group_start: unsafe extern "C" fn() -> c_int,
-    pub group_end: unsafe extern "C" fn() -> c_int,
+/// Declares [`Api`] by a table: a field, NCCL's name and type of the function.
+macro_rules! api {
+    ($($field:ident = $name:literal: fn($($parameter:ty),*) -> $result:ty,)*) => {
+        /// The functions that we call.
+        pub(super) struct Api {
+            $(pub $field: unsafe extern "C" fn($($parameter),*) -> $result,)*
+        }
+
+        impl Api {
+            fn find(library: Library) -> Result<Self> {
+                // Never unloaded: communicators and NCCL's own threads live as long as the process.
+                let library: &'static Library = Box::leak(Box::new(library));
+                Ok(Self { $(
+                    // SAFETY: the type is that function's in nccl.h 2.28, with enums as the C ints they are.
+                    $field: *unsafe { library.get($name) }?,
+                )* })
+            }
+        }
+    };
+}
+
+api! {
+    get_version = "ncclGetVersion": fn(*mut c_int) -> c_int,
+    get_unique_id = "ncclGetUniqueId": fn(*mut ncclUniqueId) -> c_int,
+    get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char,
+    get_last_error = "ncclGetLastError": fn(ncclComm_t) -> *const c_char,
+    comm_init_rank = "ncclCommInitRank": fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> c_int,
+    comm_get_async_error = "ncclCommGetAsyncError": fn(ncclComm_t, *mut c_int) -> c_int,
+    comm_finalize = "ncclCommFinalize": fn(ncclComm_t) -> c_int,
+    comm_destroy = "ncclCommDestroy": fn(ncclComm_t) -> c_int,
+    comm_abort = "ncclCommAbort": fn(ncclComm_t) -> c_int,
+    all_reduce = "ncclAllReduce":
+        fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, Stream) -> c_int,
+    broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, Stream) -> c_int,
+    all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, Stream) -> c_int,
+    reduce_scatter = "ncclReduceScatter":
+        fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, Stream) -> c_int,
+    group_start = "ncclGroupStart": fn() -> c_int,
+    group_end = "ncclGroupEnd": fn() -> c_int,
 }
 
 impl Api {
@@ -70,36 +87,6 @@ impl Api {
         bail!("{}", failures.join("; "))
     }
 
-    fn find(library: Library) -> Result<Self> {
-        // Never unloaded: communicators and NCCL's own threads live as long as the process.
-        let library: &'static Library = Box::leak(Box::new(library));
-        macro_rules! functions {
-            ($($field:ident: $name:literal),* $(,)?) => {
-                Self { $(
-                    // SAFETY: the field's type is that function's in nccl.h 2.28, with enums as the C ints they are.
-                    $field: *unsafe { library.get($name) }?,
-                )* }
-            };
-        }
-        Ok(functions! {
-            get_version: b"ncclGetVersion\0",
-            get_unique_id: b"ncclGetUniqueId\0",
-            get_error_string: b"ncclGetErrorString\0",
-            get_last_error: b"ncclGetLastError\0",
-            comm_init_rank_config: b"ncclCommInitRankConfig\0",
-            comm_get_async_error: b"ncclCommGetAsyncError\0",
-            comm_finalize: b"ncclCommFinalize\0",
-            comm_destroy: b"ncclCommDestroy\0",
-            comm_abort: b"ncclCommAbort\0",
-            all_reduce: b"ncclAllReduce\0",
-            broadcast: b"ncclBroadcast\0",
-            all_gather: b"ncclAllGather\0",
-            reduce_scatter: b"ncclReduceScatter\0",
-            group_start: b"ncclGroupStart\0",
-            group_end: b"ncclGroupEnd\0",
-        })
-    }
-
     /// The library's version in NCCL's own coding, as 22809 for 2.28.9.
     pub fn version(&self) -> Result<c_int> {
         let mut version = 0;
@@ -125,13 +112,12 @@ impl Api {
         let message = unsafe { CStr::from_ptr((self.get_error_string)(code)) }.to_string_lossy();
         // SAFETY: a communicator or null, as the function takes; the C string is NCCL's own and lasts until its next error.
         let last = unsafe { (self.get_last_error)(communicator.unwrap_or(std::ptr::null_mut())) };
-        let last = match last.is_null() {
-            true => String::new(),
-            // SAFETY: not null, so a C string of NCCL's, as above.
-            false => unsafe { CStr::from_ptr(last) }.to_string_lossy().trim().to_string(),
-        };
-        let last = if last.is_empty() { last } else { format!("; NCCL's last error: {last}") };
-        bail!("NCCL: {message} ({code}){last}")
+        // SAFETY: where not null, a C string of NCCL's, as above.
+        let last = if last.is_null() { c"" } else { unsafe { CStr::from_ptr(last) } }.to_string_lossy();
+        match last.trim() {
+            "" => bail!("NCCL: {message} ({code})"),
+            last => bail!("NCCL: {message} ({code}); NCCL's last error: {last}"),
+        }
     }
 }
 
@@ -150,7 +136,7 @@ mod tests {
     fn the_library_beside_libtorch_reports_its_version_and_its_error_messages() {
         let api = Api::get().unwrap();
         let version = api.version().unwrap();
-        assert!((22800..30000).contains(&version), "NCCL {version}: its config is that of 2.28");
+        assert!((22800..30000).contains(&version), "NCCL {version}: its functions are those of 2.28");
         let error = api.check(ncclResult_t::ncclInvalidUsage as c_int, None).unwrap_err().to_string();
         assert!(error.starts_with("NCCL: invalid usage") && error.contains("(5)"), "{error}");
         assert!(api.check(ncclResult_t::ncclSuccess as c_int, None).is_ok());
