@@ -49,11 +49,9 @@ struct Launcher {
     local_world_size: &'static str,
 }
 
-const TORCHRUN: Launcher =
-    Launcher { rank: "RANK", local_rank: "LOCAL_RANK", world_size: "WORLD_SIZE", local_world_size: "LOCAL_WORLD_SIZE" };
-
-/// Tried if RANK is missing. `sbatch` sets SLURM's variables under mpirun too, so Open MPI comes first.
-const OTHERS: &[Launcher] = &[
+/// The first whose rank is set counts. `sbatch` sets SLURM's variables under mpirun too, so Open MPI comes before it.
+const LAUNCHERS: [Launcher; 3] = [
+    Launcher { rank: "RANK", local_rank: "LOCAL_RANK", world_size: "WORLD_SIZE", local_world_size: "LOCAL_WORLD_SIZE" },
     Launcher {
         rank: "OMPI_COMM_WORLD_RANK",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -79,8 +77,8 @@ impl Environment {
     }
 
     fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let of = |launcher: &&Launcher| variable(launcher.rank).is_some();
-        let launcher = [&TORCHRUN].into_iter().chain(OTHERS).find(of).unwrap_or(&TORCHRUN);
+        let [torchrun, ..] = &LAUNCHERS;
+        let launcher = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some()).unwrap_or(torchrun);
         let text = |name: &str| {
             variable(name)
                 .with_context(|| format!("{name} is not set: start ranks with cs336, torchrun, srun or mpirun"))
@@ -98,7 +96,7 @@ impl Environment {
                 .with_context(|| format!("{DEADLINE} is {text:?}"))?,
             None => DEFAULT_TIMEOUT,
         };
-        let is_torchrun = launcher.rank == TORCHRUN.rank;
+        let is_torchrun = launcher.rank == torchrun.rank;
         let master_port = match variable("MASTER_PORT") {
             None if !is_torchrun => DEFAULT_PORT,
             _ => {
