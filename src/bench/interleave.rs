@@ -1,15 +1,12 @@
 //! Variants of one computation, timed in interleaved turns, and the outcome of each.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tch::Device;
 
 use crate::error::{Fault, fault_of};
 use crate::harness::samples::{Samples, Work};
-use crate::torch::stream::synchronize;
 
 /// How one column of a case ended. Other columns of the case may end differently.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,15 +81,8 @@ impl<'a> Variant<'a> {
     }
 
     fn take_turn(&mut self) -> Result<()> {
-        let ColumnOutcome::Measured { row: laps } = &mut self.ended else { return Ok(()) };
-        match ColumnOutcome::of((self.turn)())? {
-            ColumnOutcome::Measured { row } => {
-                row.into_iter().for_each(|(pass, seconds)| laps.entry(pass).or_default().extend(seconds));
-            }
-            ColumnOutcome::OutOfMemory { requested_bytes, message } => {
-                self.ended = ColumnOutcome::OutOfMemory { requested_bytes, message };
-            }
-            ended @ (ColumnOutcome::NotRun { .. } | ColumnOutcome::Failed { .. }) => self.ended = ended,
+        if self.ended.measured().is_some() {
+            self.ended.extend(ColumnOutcome::of((self.turn)())?);
         }
         Ok(())
     }
@@ -125,10 +115,12 @@ pub fn take_turns(rounds: usize, variants: &mut [Variant]) -> Result<()> {
 }
 
 impl ColumnOutcome<Laps> {
-    /// Adds the laps of other passes, or takes over their outcome if they failed.
+    /// Adds more laps, or takes over their outcome if they failed.
     pub fn extend(&mut self, more: Self) {
         match (self, more) {
-            (Self::Measured { row }, Self::Measured { row: more }) => row.extend(more),
+            (Self::Measured { row: laps }, Self::Measured { row }) => {
+                row.into_iter().for_each(|(pass, seconds)| laps.entry(pass).or_default().extend(seconds));
+            }
             (column @ Self::Measured { .. }, ended) => *column = ended,
             (_, _) => {}
         }
@@ -178,16 +170,6 @@ impl<T> ColumnOutcome<T> {
             Self::Failed { .. } => "failed",
         }
     }
-}
-
-/// Runs `body` and returns its value and the seconds until `device` has finished: a monotonic clock between two
-/// synchronisations, as in the peer.
-pub fn lap<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
-    synchronize(device)?;
-    let start = Instant::now();
-    let value = body()?;
-    synchronize(device)?;
-    Ok((value, start.elapsed().as_secs_f64()))
 }
 
 /// The samples of one pass out of a column's laps.

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
 use super::device::device_for;
 use super::nvml;
+use super::timing::lap;
 use crate::harness::conditions::Reading;
 use crate::harness::provenance::Facts;
 use crate::harness::record::{Gpu, Peaks, Profile};
@@ -24,7 +24,7 @@ use crate::units::MIB;
 pub fn facts(profile: Profile) -> Result<Facts> {
     static MEASURED: OnceLock<Peaks> = OnceLock::new();
     let gpus = if profile == Profile::Gpu { gpus()? } else { Vec::new() };
-    let peaks = match (profile, gpus.first().map(|gpu| gpu_peaks(&gpu.name))) {
+    let peaks = match (profile, gpus.first()) {
         (Profile::Cpu, _) => cpu_peaks()?,
         (Profile::Gpu, None) => Peaks {
             flops_per_s: BTreeMap::new(),
@@ -32,9 +32,8 @@ pub fn facts(profile: Profile) -> Result<Facts> {
             cache_bytes: 0.0,
             source: "no such device here".into(),
         },
-        (Profile::Gpu, Some(Some(known))) => known,
-        (Profile::Gpu, Some(None)) => match MEASURED.get() {
-            Some(peaks) => peaks.clone(),
+        (Profile::Gpu, Some(gpu)) => match gpu_peaks(&gpu.name).or_else(|| MEASURED.get().cloned()) {
+            Some(known) => known,
             None => {
                 let measured = measured_peaks(device_for(profile)?)?;
                 MEASURED.get_or_init(|| measured).clone()
@@ -62,7 +61,7 @@ pub fn clean_up() -> Result<()> {
 }
 
 /// Versions of the software that the numbers depend on.
-pub fn software() -> BTreeMap<String, String> {
+fn software() -> BTreeMap<String, String> {
     let versions = [
         ("cs336", Some(env!("CARGO_PKG_VERSION").to_string())),
         ("torch", Some(torch::version())),
@@ -106,6 +105,11 @@ pub fn gpus() -> Result<Vec<Gpu>> {
         .collect()
 }
 
+/// Peaks in the order of the names here.
+fn by_precision(peaks: [f64; 5]) -> BTreeMap<String, f64> {
+    ["float32", "tf32", "bfloat16", "float16", "float64"].map(String::from).into_iter().zip(peaks).collect()
+}
+
 /// Dense peaks of NVIDIA's data sheets (H100 and H200 SXM, without sparsity), in FLOP/s and B/s.
 ///
 /// With TF32 off, fp32 runs on the CUDA cores. Traffic that fits the 50 MB L2 is not compared with the DRAM peak.
@@ -115,10 +119,8 @@ fn gpu_peaks(gpu: &str) -> Option<Peaks> {
         name if name.contains("H100 80GB HBM3") => 3.35e12,
         _ => return None,
     };
-    let flops =
-        [("float32", 66.9e12), ("tf32", 494.7e12), ("bfloat16", 989.4e12), ("float16", 989.4e12), ("float64", 66.9e12)];
     Some(Peaks {
-        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), peak)).collect(),
+        flops_per_s: by_precision([66.9e12, 494.7e12, 989.4e12, 989.4e12, 66.9e12]),
         bytes_per_s,
         cache_bytes: 50.0 * MIB,
         source: "NVIDIA's data sheet, dense".into(),
@@ -145,15 +147,10 @@ fn cpu_peaks() -> Result<Peaks> {
         (false, false) => float32,
     };
     let cores = std::thread::available_parallelism().context("failed to count the cores")?.get() as f64;
-    let flops = [
-        ("float32", float32),
-        ("tf32", float32),
-        ("bfloat16", matrix("amx_bf16", "avx512_bf16")),
-        ("float16", matrix("amx_fp16", "avx512_fp16")),
-        ("float64", float32 / 2.0),
-    ];
+    let (bfloat16, float16) = (matrix("amx_bf16", "avx512_bf16"), matrix("amx_fp16", "avx512_fp16"));
+    let a_cycle = [float32, float32, bfloat16, float16, float32 / 2.0];
     Ok(Peaks {
-        flops_per_s: flops.into_iter().map(|(name, a_cycle)| (name.to_string(), a_cycle * CPU_HZ * cores)).collect(),
+        flops_per_s: by_precision(a_cycle.map(|flop| flop * CPU_HZ * cores)),
         bytes_per_s: 3.0 * vector_bytes * CPU_HZ * cores,
         cache_bytes: 0.0,
         source: format!("the instruction set's bound: {cores} cores, {float32} fp32 FLOP a cycle, 5 GHz"),
@@ -167,15 +164,9 @@ fn measured_peaks(device: Device) -> Result<Peaks> {
     let float32 = best_matmul(device, Kind::Float)?;
     let lower = |kind| best_matmul(device, kind).map(|peak| peak.max(float32));
     let (bfloat16, float16) = (lower(Kind::BFloat16)?, lower(Kind::Half)?);
-    let flops = [
-        ("float32", float32),
-        ("tf32", bfloat16),
-        ("bfloat16", bfloat16),
-        ("float16", float16),
-        ("float64", best_matmul(device, Kind::Double)?),
-    ];
+    let peaks = [float32, bfloat16, bfloat16, float16, best_matmul(device, Kind::Double)?];
     Ok(Peaks {
-        flops_per_s: flops.into_iter().map(|(name, peak)| (name.to_string(), MARGIN * peak)).collect(),
+        flops_per_s: by_precision(peaks.map(|peak| MARGIN * peak)),
         bytes_per_s: MARGIN * best_copy(device)?,
         cache_bytes: 50.0 * MIB,
         source: "1.25 times the best of repeated matrix products and copies before the run".into(),
@@ -188,23 +179,17 @@ fn best_matmul(device: Device, kind: Kind) -> Result<f64> {
         let a = generator.randn(&[size, size], Kind::Float)?.f_to_kind(kind)?;
         let flops = 2.0 * (size as f64).powi(3);
         for _ in 0..repeats {
-            best = best.max(flops / timed(device, || a.f_matmul(&a))?);
+            best = best.max(flops / lap(device, || Ok(a.f_matmul(&a)?))?.1);
         }
     }
     Ok(best)
 }
 
+/// In bytes read and written a second.
 fn best_copy(device: Device) -> Result<f64> {
-    let mut best: f64 = 0.0;
-    for elements in [1i64 << 26, 1 << 28] {
-        let from = Tensor::f_zeros([elements], (Kind::Float, device))?;
-        let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
-        let bytes = 2.0 * 4.0 * elements as f64;
-        for _ in 0..20 {
-            best = best.max(bytes / timed(device, || to.f_copy_(&from))?);
-        }
-    }
-    Ok(best)
+    let Samples { samples, work, .. } = copy_bandwidth(device)?;
+    let fastest = samples.into_iter().fold(f64::INFINITY, f64::min);
+    Ok(work.map_or(0.0, |work| work.bytes) / fastest)
 }
 
 /// The time in which `device` copies its own memory. `work.bytes` counts what a sample reads and writes.
@@ -217,21 +202,14 @@ pub fn copy_bandwidth(device: Device) -> Result<Samples> {
     let elements: i64 = if device == Device::Cpu { 1 << 23 } else { 1 << 28 };
     let from = Tensor::f_ones([elements], (Kind::Float, device))?;
     let mut to = Tensor::f_zeros([elements], (Kind::Float, device))?;
-    let mut sample = || timed(device, || (0..COPIES).try_for_each(|_| to.f_copy_(&from).map(drop)));
+    let mut copies = || Ok((0..COPIES).try_for_each(|_| to.f_copy_(&from).map(drop))?);
+    let mut sample = || Ok(lap(device, &mut copies)?.1);
     // The clock is still low during the first copies.
     let warm_up = (0..5).map(|_| sample()).collect::<Result<Vec<_>>>();
     warm_up.context("warming up the copy")?;
     let seconds = (0..SAMPLES).map(|_| sample()).collect::<Result<Vec<_>>>()?;
     let bytes = (COPIES as i64 * 2 * 4 * elements) as f64;
     Samples::seconds(seconds, Work { flops: 0.0, bytes, precision: "float32".into() })
-}
-
-fn timed<T>(device: Device, body: impl FnOnce() -> std::result::Result<T, tch::TchError>) -> Result<f64> {
-    torch::stream::synchronize(device)?;
-    let started = Instant::now();
-    body()?;
-    torch::stream::synchronize(device)?;
-    Ok(started.elapsed().as_secs_f64())
 }
 
 #[cfg(test)]
@@ -250,10 +228,9 @@ mod tests {
     #[test]
     fn a_copy_has_its_bytes_and_is_no_faster_than_the_roof() {
         let copy = copy_bandwidth(Device::Cpu).unwrap();
-        let (best, bytes) = (copy.samples.iter().copied().fold(f64::INFINITY, f64::min), copy.work.unwrap().bytes);
-        assert_eq!((copy.samples.len(), bytes), (25, 8.0 * 2.0 * 32.0 * MIB));
-        let roof = cpu_peaks().unwrap().bytes_per_s;
-        assert!((1e8..roof).contains(&(bytes / best)), "{:.1e} B/s, roof {roof:.1e}", bytes / best);
+        assert_eq!((copy.samples.len(), copy.work.unwrap().bytes), (25, 8.0 * 2.0 * 32.0 * MIB));
+        let (best, roof) = (best_copy(Device::Cpu).unwrap(), cpu_peaks().unwrap().bytes_per_s);
+        assert!((1e8..roof).contains(&best), "{best:.1e} B/s, roof {roof:.1e}");
     }
 
     #[test]

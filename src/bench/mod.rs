@@ -1,4 +1,9 @@
 //! Measuring code that several problems share.
+//!
+//! Calls are timed in one of three ways: a kernel's many calls by [`timing::TimingBench`], an operation that Python times too
+//! by [`timing::lap`], and the parts of a step by [`crate::torch::clock::Stopwatch`], on the host's clock and the device's.
+//! Variants are compared by [`interleave`]: each takes its turn in every round. What they cost is recorded as samples with
+//! their least work, which the harness compares with the peaks of [`machine`].
 
 /// All-reduces of known values, timed.
 pub mod all_reduce;
@@ -26,7 +31,7 @@ pub mod model_bench;
 pub mod nvml;
 /// The Python process that runs PyTorch's side.
 pub mod peer;
-/// Triton's `do_bench`.
+/// A call between two synchronisations, and Triton's `do_bench`.
 pub mod timing;
 /// Error bounds of timed results.
 pub mod tolerance;

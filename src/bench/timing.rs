@@ -1,4 +1,6 @@
-//! Timing of a pass by the protocol of Triton's `do_bench`, in turns.
+//! Timing of a call between two synchronisations, and of many calls by the protocol of Triton's `do_bench`.
+
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -124,6 +126,16 @@ impl TimingBench {
         }
         Ok(())
     }
+}
+
+/// Runs `body` and returns its value and the seconds until `device` has finished: a monotonic clock between two
+/// synchronisations, as in the peer.
+pub fn lap<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    synchronize(device)?;
+    let start = Instant::now();
+    let value = body()?;
+    synchronize(device)?;
+    Ok((value, start.elapsed().as_secs_f64()))
 }
 
 /// Neither clock is finer than a nanosecond, and more digits would double the size of a record.

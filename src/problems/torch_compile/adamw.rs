@@ -10,9 +10,10 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::bench::device::empty_cache;
-use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, lap, samples};
+use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
 use crate::bench::machine::copy_bandwidth;
 use crate::bench::peer::{Software, TorchPeer, Verified, errors_of};
+use crate::bench::timing::lap;
 use crate::bench::tolerance;
 use crate::bench::training_step::work_of_passes;
 use crate::harness::samples::Samples;

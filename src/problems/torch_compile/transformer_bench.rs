@@ -6,8 +6,9 @@ use anyhow::{Context as _, Result};
 use tch::Tensor;
 
 use crate::bench::device::empty_cache;
-use crate::bench::interleave::{Laps, Turns, lap};
+use crate::bench::interleave::{Laps, Turns};
 use crate::bench::model_bench::{Batch, ModelBench};
+use crate::bench::timing::lap;
 use crate::bench::training_step::captured::prove_replays;
 use crate::model::optim::{Optimizer, zero_grad};
 use crate::torch::autograd::backward;

@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::OPTIONS;
-use crate::bench::interleave::lap;
 use crate::bench::machine::copy_bandwidth;
+use crate::bench::timing::lap;
 use crate::error::Fault;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
