@@ -1,4 +1,4 @@
-//! The cost of communication between ranks: a time per call and a bandwidth, and the overhead that they predict.
+//! The cost of communication between ranks: a time per call and a bandwidth.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -93,32 +93,6 @@ impl Interconnect {
         const MARGIN: f64 = 1.25;
         bus_bytes / (MARGIN * self.fastest_bus_bytes_per_s)
     }
-
-    /// The handout's model of the communication left after the backward pass, for `bytes` in `calls` equal buckets, each
-    /// computed while the previous one is communicated: the last bucket and the fixed costs, s / (n w) + n o.
-    pub fn overhead(&self, bytes: u64, calls: u64) -> f64 {
-        bytes as f64 / (calls as f64 * self.bytes_per_s) + calls as f64 * self.overhead_s
-    }
-
-    /// The minimum of the model: n = sqrt(s / (w o)) buckets of sqrt(s w o) bytes. `None` if a call costs nothing: then more
-    /// buckets are always better.
-    pub fn best(&self, bytes: u64) -> Option<Best> {
-        let (s, w, o) = (bytes as f64, self.bytes_per_s, self.overhead_s);
-        (o > 0.0).then(|| Best {
-            calls: (s / (w * o)).sqrt(),
-            bucket_bytes: (s * w * o).sqrt(),
-            overhead_s: 2.0 * (s * o / w).sqrt(),
-        })
-    }
-}
-
-/// The optimum of the bucket model.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Best {
-    pub calls: f64,
-    pub bucket_bytes: f64,
-    pub overhead_s: f64,
 }
 
 /// o and w of t = o + S / w by least squares of the relative errors, so that small and large sums have equal weight. o is
@@ -159,10 +133,6 @@ pub fn adds(entry: &TimelineEntry) -> bool {
 mod tests {
     use super::*;
 
-    fn link(overhead_s: f64, bytes_per_s: f64) -> Interconnect {
-        Interconnect { points: Vec::new(), overhead_s, bytes_per_s, fastest_bus_bytes_per_s: bytes_per_s }
-    }
-
     #[test]
     fn the_fit_recovers_the_line_of_exact_times() {
         let on_line = |o: f64, w: f64| [1e5, 1e6, 1e7, 1e9].map(|s: f64| (s, o + s / w));
@@ -172,17 +142,6 @@ mod tests {
         let (o, w) = fit(&[(1e6, 0.9e-3), (1e7, 1.1e-2)]).unwrap();
         assert!(o == 0.0 && (w / 1e9 - 1.0).abs() < 0.15, "{o} {w}");
         assert!(fit(&[(1e6, 1e-3)]).is_err() && fit(&[(1e6, 1e-2), (1e9, 1e-3)]).is_err());
-    }
-
-    #[test]
-    fn no_number_of_buckets_beats_the_best() {
-        let (link, bytes) = (link(30e-6, 300e9), 7_992_940_800);
-        let best = link.best(bytes).unwrap();
-        let least = (1..2000).map(|n| link.overhead(bytes, n)).fold(f64::INFINITY, f64::min);
-        assert!(least >= best.overhead_s && least < 1.001 * best.overhead_s, "{least} {best:?}");
-        assert!((best.calls * best.bucket_bytes / bytes as f64 - 1.0).abs() < 1e-12);
-        assert_eq!(link.overhead(bytes, 1), bytes as f64 / 300e9 + 30e-6);
-        assert_eq!(super::tests::link(0.0, 1e9).best(bytes), None);
     }
 
     #[test]

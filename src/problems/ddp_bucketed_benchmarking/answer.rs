@@ -6,9 +6,7 @@ use serde::Serialize;
 use super::measure::{Bucketed, Row};
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
-use crate::bench::ddp_step::tables::{
-    HasSteps, StepSetting, StrategyNumbers, StrategyRecords, side_by_side, steps_table,
-};
+use crate::bench::ddp_step::tables::{HasSteps, StepSetting, StrategyNumbers, steps_table};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{
@@ -17,6 +15,10 @@ use crate::harness::answer::{
 use crate::harness::record::{Machine, Profile};
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
 use crate::model::{Config, Precision};
+
+mod strategies;
+
+use strategies::side_by_side;
 
 /// The problems whose records the table of all strategies reads.
 pub const READS: &[&str] = &[NAIVE, FLAT, OVERLAPPED, SHARDED];
@@ -285,8 +287,7 @@ fn strategies(answer: &mut Answer, records: &Records) -> Result<()> {
         ("sharded_optimizer", sharded),
         ("zero1", sharded),
         ("zero1_in_backward", sharded),
-    ]
-    .map(|(strategy, records)| StrategyRecords { strategy, records });
+    ];
     for profile in [Profile::Gpu, Profile::Cpu] {
         for (i, table) in side_by_side(&entries, profile)?.into_iter().enumerate() {
             answer.table(format!("strategies-{profile}-{i}"), table)?;
