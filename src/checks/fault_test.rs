@@ -87,12 +87,6 @@ pub fn pids(folder: &Path) -> Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
-pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
-}
-
 /// Returns when every other rank has recorded that it waits in collective `sequence`, so that the fault comes after that
 /// even on a busy machine. Without a supervisor no rank records it, and under NCCL it is recorded a second late; the
 /// run's deadline bounds the wait.

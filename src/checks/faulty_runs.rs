@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::fault_test::{self, FaultTest, RankFault, is_alive, pids};
+use super::fault_test::{self, FaultTest, RankFault, pids};
 use super::selftest;
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch, program};
-use crate::process::{PARENT, wait_until};
+use crate::process::{PARENT, is_alive, wait_until};
 
 /// A faulty run must end within this time. The machine may be busy with other tests.
 pub const LIMIT: Duration = Duration::from_secs(40);

@@ -204,6 +204,12 @@ impl Drop for ChildProcess {
     }
 }
 
+/// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
 /// Waits until `condition` holds, at most `limit`; returns whether it held.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();

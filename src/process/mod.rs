@@ -10,7 +10,7 @@ mod lines;
 mod output;
 mod parent;
 
-pub use child::{Answer, ChildProcess, Event, wait_for_any, wait_until};
+pub use child::{Answer, ChildProcess, Event, is_alive, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
 pub use parent::{Parent, has_parent};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Answer, Cause, ChildProcess, wait_until};
+use super::{Answer, Cause, ChildProcess, is_alive, wait_until};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
 const LONG_LIMIT: Duration = Duration::from_secs(60);
@@ -99,13 +99,7 @@ fn last_output(answer: &Answer) -> &str {
 /// Whether the grandchild whose process id was printed is killed; the kernel may take a moment.
 fn grandchild_ends(answer: &Answer) -> bool {
     let pid: u32 = last_output(answer).trim().parse().expect("the script prints its child's process id");
-    wait_until(LONG_LIMIT, || !runs(pid))
-}
-
-/// Whether `pid` still runs; a zombie does not.
-fn runs(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+    wait_until(LONG_LIMIT, || !is_alive(pid))
 }
 
 fn start(script: &str) -> ChildProcess {
@@ -142,7 +136,7 @@ fn an_interrupt_ends_the_wait_and_the_child() {
     let mut child = start("sleep 60");
     let pid = child.id();
     assert!(matches!(child.receive(LONG_LIMIT, &|| true), Answer::Interrupted));
-    assert!(!runs(pid));
+    assert!(!is_alive(pid));
 }
 
 #[test]

@@ -7,10 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cs336::checks::fault_test::{self, RankFault, is_alive, pids};
+use cs336::checks::fault_test::{self, RankFault, pids};
 use cs336::checks::faulty_runs::{by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works};
 use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
+use cs336::process::is_alive;
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 

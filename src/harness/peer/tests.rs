@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::Peer;
 use crate::error::{Fault, fault_of};
-use crate::process::wait_until;
+use crate::process::{is_alive, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const GREETING: &str = r#"echo '{"protocol": 1, "name": "fake"}' >&0"#;
@@ -26,12 +26,6 @@ fn answering(answer: &str) -> Peer {
 
 fn call(peer: &mut Peer) -> Result<Value> {
     peer.call("add", json!({"a": 1}), PATIENCE)
-}
-
-/// Whether `pid` still runs; a zombie does not.
-fn runs(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    status.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
 #[test]
@@ -79,7 +73,7 @@ fn a_peer_that_hangs_is_killed_with_its_helpers() {
     let error = format!("{error:#}");
     assert!(error.contains("no answer within 0.3 s"), "{error}");
     let helper: u32 = error.lines().last().unwrap().trim().parse().unwrap();
-    assert!(wait_until(PATIENCE, || !runs(helper)), "the helper {helper} outlived its peer");
+    assert!(wait_until(PATIENCE, || !is_alive(helper)), "the helper {helper} outlived its peer");
 }
 
 #[test]
@@ -109,7 +103,7 @@ fn another_version_or_none_is_refused_with_both_numbers() {
 fn a_dropped_peer_is_dead() {
     let peer = start(&format!("{GREETING}; sleep 60"), PATIENCE).unwrap();
     let pid = peer.process.id();
-    assert!(runs(pid));
+    assert!(is_alive(pid));
     drop(peer);
-    assert!(!runs(pid));
+    assert!(!is_alive(pid));
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::checks::fault_test::{FaultTest, RankFault, TASK, is_alive, pids};
+use crate::checks::fault_test::{FaultTest, RankFault, TASK, pids};
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch, require_devices};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
+use crate::process::is_alive;
 
 pub struct FaultTests;
 
