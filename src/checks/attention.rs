@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::attention::cases::{Case, Fill, Layout};
+use crate::attention::cases::{Case, Fill, Layout, Tally as _};
 use crate::attention::error_bounds::LargestErrors;
 use crate::attention::tiled::Tile;
 use crate::attention::{ImplementationName, attention, differentiate};

@@ -6,7 +6,6 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::Done;
 use crate::collective::{Op, Shared, Work};
 use crate::parallel::bucket::{Bucket, bounded, views_of};
 use crate::parallel::ordered_launch::OrderedLaunch;
@@ -34,7 +33,7 @@ fn with_units(
     let (units, collective) = (units_of(&buckets), collective.clone());
     let launch = move |unit: usize| {
         collective.all_reduce(&buckets[unit].flat, Op::Average)?;
-        Ok(Box::new(Done) as Box<dyn Work>)
+        Ok(Box::new(()) as Box<dyn Work>)
     };
     Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
 }
