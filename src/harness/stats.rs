@@ -6,14 +6,16 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 /// Chance of calling two samples of one distribution different; also one minus the confidence of an interval.
-pub const ALPHA: f64 = 0.05;
+const ALPHA: f64 = 0.05;
+/// The standard normal quantile: P(Z > z) is half of [`ALPHA`].
+const Z: f64 = 1.959_963_985;
 
 /// A relative difference below this has no practical importance.
 ///
 /// A rank test sees only the spread *within* a run. Between two runs of one build on one machine, clocks, memory
 /// placement and other users move a median by a few percent. Without this bound, a test with many samples would call
 /// nearly every pair of runs changed.
-pub const PRACTICAL_BOUND: f64 = 0.05;
+const PRACTICAL_BOUND: f64 = 0.05;
 
 /// Statistics of one noisy quantity for the report, in the unit of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -67,26 +69,21 @@ pub struct Comparison {
     pub interval: Option<(f64, f64)>,
 }
 
-/// Compares `newer` with `older` at [`ALPHA`] and [`PRACTICAL_BOUND`].
-pub fn compare(older: &[f64], newer: &[f64]) -> Result<Comparison> {
-    compare_with(older, newer, ALPHA, PRACTICAL_BOUND)
-}
-
-/// Compares `newer` with `older`; every sample must be finite and above zero.
+/// Compares `newer` with `older` at `ALPHA` and `PRACTICAL_BOUND`; every sample must be finite and above zero.
 ///
 /// `Same` needs evidence too: the interval must lie inside the bound (two one-sided tests, Schuirmann 1987). Three noisy
 /// samples are therefore `Indistinct`.
-pub fn compare_with(older: &[f64], newer: &[f64], alpha: f64, bound: f64) -> Result<Comparison> {
+pub fn compare(older: &[f64], newer: &[f64]) -> Result<Comparison> {
     ensure!(!older.is_empty() && !newer.is_empty(), "nothing to compare: one of the two samples is empty");
     let fine = |x: &f64| x.is_finite() && *x > 0.0;
     ensure!(older.iter().chain(newer).all(fine), "a sample to compare is not a finite number above zero");
     let p = mann_whitney(older, newer).p;
-    let (ratio, interval) = ratio_interval(older, newer, alpha);
-    let within = |x: f64| x <= 1.0 + bound && x >= 1.0 / (1.0 + bound);
+    let (ratio, interval) = ratio_interval(older, newer);
+    let within = |x: f64| x <= 1.0 + PRACTICAL_BOUND && x >= 1.0 / (1.0 + PRACTICAL_BOUND);
     let change = match interval {
         Some((low, high)) if within(low) && within(high) => Change::Same,
-        _ if p < alpha && !within(ratio) && ratio < 1.0 => Change::Faster,
-        _ if p < alpha && !within(ratio) => Change::Slower,
+        _ if p < ALPHA && !within(ratio) && ratio < 1.0 => Change::Faster,
+        _ if p < ALPHA && !within(ratio) => Change::Slower,
         _ => Change::Indistinct,
     };
     Ok(Comparison { change, p, ratio, interval })
@@ -135,11 +132,11 @@ pub fn max(x: &[f64]) -> f64 {
 
 /// The Mann-Whitney test of two independent samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MannWhitney {
+struct MannWhitney {
     /// Pairs (i, j) with a_i > b_j, ties counting one half.
-    pub u: f64,
+    u: f64,
     /// Two-sided.
-    pub p: f64,
+    p: f64,
 }
 
 /// Largest product of sample sizes whose null distribution is counted exactly; beyond it the normal limit is close.
@@ -147,7 +144,7 @@ const EXACT_PAIRS: usize = 2500;
 
 /// Exact without ties up to 50 samples a side; else the normal approximation with tie and continuity corrections
 /// (Mann and Whitney 1947; Lehmann, Nonparametrics, 1975). Empty samples give p = 1.
-pub fn mann_whitney(a: &[f64], b: &[f64]) -> MannWhitney {
+fn mann_whitney(a: &[f64], b: &[f64]) -> MannWhitney {
     let pairs = a.len() * b.len();
     let win = |x: f64, y: f64| if x > y { 1.0 } else { f64::from(x == y) * 0.5 };
     let u: f64 = a.iter().map(|&x| b.iter().map(|&y| win(x, y)).sum::<f64>()).sum();
@@ -170,14 +167,14 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> MannWhitney {
 ///
 /// Deterministic, and without the assumption of a normal distribution; it assumes that a change scales the distribution.
 /// The interval runs between the order statistics of the pairwise ratios that the test would not reject.
-pub fn ratio_interval(older: &[f64], newer: &[f64], alpha: f64) -> (f64, Option<(f64, f64)>) {
+fn ratio_interval(older: &[f64], newer: &[f64]) -> (f64, Option<(f64, f64)>) {
     let ratios = sorted(&newer.iter().flat_map(|n| older.iter().map(move |o| n / o)).collect::<Vec<_>>());
     let pairs = ratios.len();
     let rejected = if pairs <= EXACT_PAIRS {
-        lower_tail(older.len(), newer.len()).iter().take_while(|tail| **tail <= alpha / 2.0).count()
+        lower_tail(older.len(), newer.len()).iter().take_while(|tail| **tail <= ALPHA / 2.0).count()
     } else {
         let spread = (pairs as f64 * (older.len() + newer.len() + 1) as f64 / 12.0).sqrt();
-        (pairs as f64 / 2.0 - normal_upper_quantile(alpha / 2.0) * spread).max(0.0) as usize
+        (pairs as f64 / 2.0 - Z * spread).max(0.0) as usize
     };
     let interval = (rejected > 0 && pairs > 0).then(|| (ratios[rejected - 1], ratios[pairs - rejected]));
     (median(&ratios), interval)
@@ -214,16 +211,6 @@ fn normal_upper_tail(z: f64) -> f64 {
     let coefficients = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
     let polynomial = coefficients.iter().rev().fold(0.0, |sum, c| (sum + c) * t);
     (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt() * polynomial
-}
-
-/// The z with P(Z > z) = `tail`, for tails up to one half, by bisection.
-fn normal_upper_quantile(tail: f64) -> f64 {
-    let (mut low, mut high) = (0.0, 40.0);
-    for _ in 0..60 {
-        let middle = (low + high) / 2.0;
-        if normal_upper_tail(middle) > tail { low = middle } else { high = middle }
-    }
-    low
 }
 
 fn sorted(x: &[f64]) -> Vec<f64> {
@@ -291,10 +278,9 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_tail_and_its_inverse_hit_known_points() {
+    fn the_normal_tail_hits_known_points() {
         close(normal_upper_tail(0.0), 0.5, 1e-7);
-        close(normal_upper_tail(1.959_963_985), 0.025, 1e-7);
-        close(normal_upper_quantile(0.025), 1.959_964, 1e-5);
+        close(normal_upper_tail(Z), ALPHA / 2.0, 1e-7);
     }
 
     #[test]
@@ -311,13 +297,13 @@ mod tests {
     fn the_interval_inverts_the_test() {
         let older = [10.0, 11.0, 12.0, 13.0, 14.0];
         let newer = older.map(|x| 2.0 * x);
-        let (ratio, interval) = ratio_interval(&older, &newer, 0.05);
+        let (ratio, interval) = ratio_interval(&older, &newer);
         close(ratio, 2.0, 1e-12);
         let (low, high) = interval.unwrap();
         close(low * high, 4.0, 1e-12);
         let ratios = sorted(&newer.iter().flat_map(|n| older.iter().map(move |o| n / o)).collect::<Vec<_>>());
         assert_eq!((low, high), (ratios[2], ratios[22]));
-        assert_eq!(ratio_interval(&older[..3], &newer[..3], 0.05).1, None);
+        assert_eq!(ratio_interval(&older[..3], &newer[..3]).1, None);
     }
 
     /// A fixed jitter of about 1 %, with one outlier as timings have.
