@@ -14,12 +14,12 @@ use serde_json::Value;
 use crate::error::{Fault, fault_in_words};
 use crate::process::{Answer, ChildProcess, after};
 
-/// A running peer; its whole process group is killed when this is dropped.
+/// A peer; its whole process group is killed when this is dropped.
 pub struct Peer {
-    process: ChildProcess,
+    /// `None` once it has died, hung or sent an invalid reply.
+    process: Option<ChildProcess>,
     greeting: Value,
     next_id: u64,
-    usable: bool,
 }
 
 #[derive(Serialize)]
@@ -57,15 +57,15 @@ impl Peer {
     /// Starts `command` and waits for its greeting, which must be of protocol `version`.
     pub fn start(command: Command, version: u64, deadline: Duration) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
-        let process = ChildProcess::start(command).context("starting the peer")?;
-        let mut peer = Self { process, greeting: Value::Null, next_id: 0, usable: true };
-        peer.greeting = peer.receive(deadline).with_context(|| format!("waiting for the peer {program} to greet"))?;
-        let spoken = &peer.greeting["protocol"];
+        let mut process = ChildProcess::start(command).context("starting the peer")?;
+        let greeting = receive(&mut process, deadline);
+        let greeting = greeting.with_context(|| format!("waiting for the peer {program} to greet"))?;
+        let spoken = &greeting["protocol"];
         ensure!(
             spoken.as_u64() == Some(version),
             "the peer {program} has protocol {spoken}, this program {version}: use the peer of this version"
         );
-        Ok(peer)
+        Ok(Self { process: Some(process), greeting, next_id: 0 })
     }
 
     /// The peer's first message.
@@ -75,7 +75,7 @@ impl Peer {
 
     /// Whether the peer can take another job: false once it has died, hung or sent an invalid reply.
     pub fn is_usable(&self) -> bool {
-        self.usable
+        self.process.is_some()
     }
 
     /// Sends `job` and waits for its result, at most `deadline`.
@@ -83,49 +83,39 @@ impl Peer {
     /// Errors: [`Fault::OutOfMemory`], [`Fault::NotAvailable`] or a failed job, after which the peer can be used again; or
     /// the peer's death, with its last output, after which it cannot.
     pub fn call<R: DeserializeOwned>(&mut self, job: &str, settings: impl Serialize, deadline: Duration) -> Result<R> {
-        ensure!(self.usable, "the peer has ended; start another one");
+        let mut process = self.process.take().context("the peer has ended; start another one")?;
         self.next_id += 1;
-        self.process.send(&Job { id: self.next_id, job, settings })?;
-        let result = self.exchange(deadline).with_context(|| format!("in the peer's job {job:?}"))?;
+        process.send(&Job { id: self.next_id, job, settings })?;
+        let in_job = || format!("in the peer's job {job:?}");
+        let reply = receive(&mut process, deadline).and_then(|reply| self.result(&reply)).with_context(in_job)?;
+        self.process = Some(process);
+        let result = reply.map_err(Refusal::into_error).with_context(in_job)?;
         serde_json::from_value(result).with_context(|| format!("the peer's result of the job {job:?}"))
     }
 
-    fn exchange(&mut self, deadline: Duration) -> Result<Value> {
-        let reply = self.receive(deadline)?;
-        let Reply { id, result, error } = Reply::deserialize(&reply).inspect_err(|_| self.usable = false)?;
-        if id != self.next_id {
-            self.usable = false;
-            bail!("the peer answered job {id}, expected was job {}", self.next_id);
-        }
+    fn result(&self, reply: &Value) -> Result<Result<Value, Refusal>> {
+        let Reply { id, result, error } = Reply::deserialize(reply)?;
+        ensure!(id == self.next_id, "the peer answered job {id}, expected was job {}", self.next_id);
         match (result, error) {
-            (Some(result), None) => Ok(result),
-            (None, Some(refusal)) => Err(refusal.into_error()),
-            _ => {
-                self.usable = false;
-                bail!("a reply must hold a result or an error, this one is {reply}")
-            }
+            (Some(result), None) => Ok(Ok(result)),
+            (None, Some(refusal)) => Ok(Err(refusal)),
+            _ => bail!("a reply must hold a result or an error, this one is {reply}"),
         }
     }
+}
 
-    fn receive(&mut self, deadline: Duration) -> Result<Value> {
-        // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
-        let error = match self.process.receive(deadline, &|| false) {
-            Answer::Line(line) => match serde_json::from_str(&line) {
-                Ok(reply) => return Ok(reply),
-                Err(error) => {
-                    let start: String = line.chars().take(200).collect();
-                    anyhow!(error).context(format!("the peer sent {start:?}, which is not JSON"))
-                }
-            },
-            Answer::Died(death) => anyhow!("the peer {death}"),
-            Answer::TimedOut { last_output } => {
-                anyhow!("the peer gave no answer within {} s{}", deadline.as_secs_f64(), after(&last_output))
-            }
-            Answer::Interrupted => anyhow!("interrupted"),
-        };
-        self.usable = false;
-        self.process.kill();
-        Err(error)
+fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
+    // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
+    match process.receive(deadline, &|| false) {
+        Answer::Line(line) => serde_json::from_str(&line).with_context(|| {
+            let start: String = line.chars().take(200).collect();
+            format!("the peer sent {start:?}, which is not JSON")
+        }),
+        Answer::Died(death) => bail!("the peer {death}"),
+        Answer::TimedOut { last_output } => {
+            bail!("the peer gave no answer within {} s{}", deadline.as_secs_f64(), after(&last_output))
+        }
+        Answer::Interrupted => bail!("interrupted"),
     }
 }
 

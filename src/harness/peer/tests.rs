@@ -102,7 +102,7 @@ fn another_version_or_none_is_refused_with_both_numbers() {
 #[test]
 fn a_dropped_peer_is_dead() {
     let peer = start(&format!("{GREETING}; sleep 60"), PATIENCE).unwrap();
-    let pid = peer.process.id();
+    let pid = peer.process.as_ref().unwrap().id();
     assert!(is_alive(pid));
     drop(peer);
     assert!(!is_alive(pid));
