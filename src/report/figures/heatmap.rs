@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::plot::{FONT, INK, PALETTE, RIGHT, SIZE, WIDTH, text, width_of};
+use super::plot::{PALETTE, RIGHT, WIDTH, file, text, width_of};
 use crate::harness::answer::figure::Heatmap;
 
 const ROW: f64 = 15.0;
@@ -36,11 +36,7 @@ pub fn svg(heatmap: &Heatmap) -> String {
         text(&mut out, left + slot * (i as f64 + 0.5), top + 6.0, "middle", name);
     }
     text(&mut out, (left + WIDTH - RIGHT) / 2.0, top + 19.0, "middle", &heatmap.x_label);
-    let height = top + 25.0;
-    format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="{INK}"><rect width="{WIDTH}" height="{height}" fill="white"/>{out}</svg>{}"#,
-        "\n"
-    )
+    file(top + 25.0, &out)
 }
 
 /// What the colours mean, at the right of the first line.

@@ -11,11 +11,11 @@ use crate::harness::answer::figure::{Plot, PlotKind, X};
 
 /// The text column of an A4 page with margins of 25 mm.
 pub(super) const WIDTH: f64 = 453.0;
-pub(super) const PLOT_HEIGHT: f64 = 104.0;
+const PLOT_HEIGHT: f64 = 104.0;
 pub(super) const LEFT: f64 = 36.0;
 pub(super) const RIGHT: f64 = 10.0;
-pub(super) const SIZE: f64 = 8.5;
-pub(super) const FONT: &str = "Libertinus Serif, Georgia, serif";
+const SIZE: f64 = 8.5;
+const FONT: &str = "Libertinus Serif, Georgia, serif";
 pub(super) const INK: &str = "#222222";
 const FAINT: &str = "#d9d9d9";
 
@@ -39,11 +39,7 @@ pub fn svg(plot: &Plot) -> String {
     }
     text(&mut out, 0.0, 9.0, "start", &plot.y_label);
     text(&mut out, (LEFT + WIDTH - RIGHT) / 2.0, bottom + 26.0, "middle", &plot.x_label);
-    let height = bottom + 32.0;
-    format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="{INK}"><rect width="{WIDTH}" height="{height}" fill="white"/>{}{out}</svg>{}"#,
-        legend.svg, "\n"
-    )
+    file(bottom + 32.0, &(legend.svg + &out))
 }
 
 struct Legend {
@@ -195,6 +191,14 @@ fn marker(out: &mut String, series: usize, x: f64, y: f64) {
     };
     let halo = if series < 5 { r##" stroke="#ffffff" stroke-width=".6""## } else { "" };
     let _ = write!(out, r#"{shape} fill="{colour}"{halo}/>"#);
+}
+
+/// The SVG file of what is drawn, on white.
+pub(super) fn file(height: f64, drawn: &str) -> String {
+    format!(
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="{INK}"><rect width="{WIDTH}" height="{height}" fill="white"/>{drawn}</svg>{}"#,
+        "\n"
+    )
 }
 
 pub(super) fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {

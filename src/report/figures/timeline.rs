@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::plot::{FONT, INK, PALETTE, RIGHT, SIZE, WIDTH, draw_x, text, width_of};
+use super::plot::{INK, PALETTE, RIGHT, WIDTH, draw_x, file, text, width_of};
 use crate::harness::answer::figure::{Lane, Timeline};
 
 /// A bar as drawn on the page.
@@ -51,11 +51,7 @@ pub fn svg(timeline: &Timeline) -> String {
         }
     }
     text(&mut out, (left + WIDTH - RIGHT) / 2.0, bottom + 26.0, "middle", &timeline.x_label);
-    let height = bottom + 32.0;
-    format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="{INK}"><rect width="{WIDTH}" height="{height}" fill="white"/>{out}</svg>{}"#,
-        "\n"
-    )
+    file(bottom + 32.0, &out)
 }
 
 /// The spans in order. Equal spans without a visible gap are merged.
