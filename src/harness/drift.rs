@@ -198,38 +198,14 @@ pub fn acceptable(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use super::super::record::{Peaks, Profile, Run};
+    use super::super::answer::made_up::MadeUp;
     use super::*;
     use serde_json::json;
 
     fn file(cpu: &str, outcome: Outcome) -> RecordFile {
-        let machine = Machine { cpu: cpu.into(), cores: 2, memory_bytes: 1, os: "test".into(), gpus: vec![] };
-        let peaks = Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() };
-        let run = Run {
-            id: "r".into(),
-            started: "2026-01-01T00:00:00Z".into(),
-            commit: "c".into(),
-            dirty: false,
-            suite_hash: "s".into(),
-            machine,
-            software: BTreeMap::new(),
-            settings: BTreeMap::new(),
-            peaks,
-        };
-        let case = CaseRecord {
-            grid: "g".into(),
-            params: json!({"n": 1}),
-            run: "r".into(),
-            revision: 1,
-            kernels: BTreeMap::new(),
-            elapsed_s: 1.0,
-            conditions: None,
-            outcome,
-        };
-        let mut file = RecordFile::new("p", Profile::Cpu);
-        file.put(case, &run);
+        let mut file = MadeUp::cpu("p").failed("g", &json!({"n": 1})).set().file;
+        file.runs[0].machine.cpu = cpu.into();
+        file.cases[0].outcome = outcome;
         file
     }
 

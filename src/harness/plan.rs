@@ -56,28 +56,26 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     if suite.cases(profile).next().is_none() {
         return Ok(None);
     }
-    let kernels = kernel_hashes(layout, measured, profile)?;
+    let why_stale = staleness(layout, problem, &suite, profile)?;
     let old = layout.read_local(profile, problem)?;
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
     // Only used for an estimate. Commands that need the figures report an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
+    let wanted = |case: &CaseRecord| match scope {
+        Scope::All => true,
+        _ if why_stale(case).is_some() => true,
+        Scope::Unfinished => matches!(case.outcome, Outcome::Failed { .. } | Outcome::NotRun { .. }),
+        Scope::Outdated => false,
+    };
     let mut pending = Vec::new();
     for (grid, params) in suite.cases(profile) {
-        let known = record.case(params);
-        let wanted = match (known, scope) {
-            (None, _) | (_, Scope::All) => true,
-            (Some(case), _) if staleness_of_case(case, measured, &kernels).is_some() => true,
-            (Some(case), Scope::Unfinished) => {
-                matches!(case.outcome, Outcome::Failed { .. } | Outcome::NotRun { .. })
-            }
-            (Some(_), Scope::Outdated) => false,
-        };
-        if wanted {
+        if record.case(params).is_none_or(&wanted) {
             let last_elapsed_s = took(Some(&record), params).or_else(|| took(accepted.as_ref(), params));
             pending.push(Pending { grid: grid.into(), params: params.clone(), last_elapsed_s });
         }
     }
+    drop(why_stale);
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
     Ok(Some(Plan { problem, measured, profile, suite, record, pending }))
 }
@@ -97,22 +95,17 @@ pub fn staleness<'a>(
         if !suite.cases(profile).any(|(_, params)| params == &case.params) {
             return Some("its parameters have left the suite".into());
         }
-        staleness_of_case(case, measured, &kernels)
+        if case.revision != measured.revision {
+            return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
+        }
+        if let Some((name, _)) = case.kernels.iter().find(|(name, hash)| kernels.get(*name) != Some(*hash)) {
+            return Some(format!("kernels/{name} has changed since"));
+        }
+        match &case.outcome {
+            Outcome::Measured { row } => (measured.check_row)(row).err().map(|e| format!("{e:#}")),
+            _ => None,
+        }
     })
-}
-
-fn staleness_of_case(case: &CaseRecord, measured: &Measured, kernels: &BTreeMap<String, String>) -> Option<String> {
-    if case.revision != measured.revision {
-        return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
-    }
-    let changed = case.kernels.iter().find(|(name, hash)| kernels.get(*name) != Some(*hash));
-    if let Some((name, _)) = changed {
-        return Some(format!("kernels/{name} has changed since"));
-    }
-    match &case.outcome {
-        Outcome::Measured { row } => (measured.check_row)(row).err().map(|e| format!("{e:#}")),
-        _ => None,
-    }
 }
 
 /// The kernels that a problem's figures depend on, each with its present hash. A CPU runs no kernels.
@@ -133,8 +126,8 @@ mod tests {
     use serde_json::json;
 
     use super::super::answer::Answer;
+    use super::super::answer::made_up::MadeUp;
     use super::super::problem::Measure;
-    use super::super::record::{Machine, Peaks, Run};
     use super::super::store::write_atomically;
     use super::*;
 
@@ -194,33 +187,9 @@ mod tests {
     fn tree(suite: &str) -> (tempfile::TempDir, Layout) {
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout { root: folder.path().into() };
-        let machine = Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![] };
-        let peaks = Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() };
-        let run = Run {
-            id: "r".into(),
-            started: "2026-01-01T00:00:00Z".into(),
-            commit: "c".into(),
-            dirty: false,
-            suite_hash: "s".into(),
-            machine,
-            software: BTreeMap::new(),
-            settings: BTreeMap::new(),
-            peaks,
-        };
-        let mut record = RecordFile::new("toy", Profile::Cpu);
-        for n in [1, 2] {
-            let case = CaseRecord {
-                grid: "all".into(),
-                params: json!({"n": n}),
-                run: "r".into(),
-                revision: 1,
-                kernels: BTreeMap::new(),
-                elapsed_s: 1.0,
-                conditions: None,
-                outcome: Outcome::Measured { row: json!({"sum": 0.5}) },
-            };
-            record.put(case, &run);
-        }
+        let row = json!({"sum": 0.5});
+        let record = MadeUp::cpu("toy").measured("all", &json!({"n": 1}), &row).measured("all", &json!({"n": 2}), &row);
+        let record = record.set().file;
         for path in [layout.local(Profile::Cpu, "toy"), layout.accepted(Profile::Cpu, "toy")] {
             write_atomically(&path, record.to_json().unwrap().as_bytes()).unwrap();
         }
