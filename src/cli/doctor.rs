@@ -3,20 +3,22 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use serde::Serialize;
 
 use super::Ended;
 use crate::bench::{machine, nvml};
 use crate::cuda;
 use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
+use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::units::human_bytes;
 
 /// One requirement: whether it is met, and what does not work without it.
+#[derive(Serialize)]
 struct Requirement {
     name: &'static str,
-    well: bool,
+    ok: bool,
     /// Whether the program cannot work at all without it.
     required: bool,
     detail: String,
@@ -25,14 +27,10 @@ struct Requirement {
 pub fn run(as_json: bool) -> Result<Ended> {
     let findings = examine()?;
     if as_json {
-        let list: Vec<_> = findings
-            .iter()
-            .map(|f| json!({"name": f.name, "ok": f.well, "required": f.required, "detail": f.detail}))
-            .collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
+        println!("{}", serde_json::to_string_pretty(&findings)?);
     } else {
         for finding in &findings {
-            let mark = match (finding.well, finding.required) {
+            let mark = match (finding.ok, finding.required) {
                 (true, _) => "ok",
                 (false, true) => "MISSING",
                 (false, false) => "absent",
@@ -40,23 +38,19 @@ pub fn run(as_json: bool) -> Result<Ended> {
             println!("{mark:<8} {:<12} {}", finding.name, finding.detail);
         }
     }
-    let broken = findings.iter().any(|f| f.required && !f.well);
+    let broken = findings.iter().any(|f| f.required && !f.ok);
     Ok(if broken { Ended::WithFindings } else { Ended::Well })
 }
 
 fn examine() -> Result<Vec<Requirement>> {
     let gpus = machine::gpus()?;
     let here = machine(&gpus)?;
-    let finding = |name, well, required, detail| Requirement { name, well, required, detail };
+    let finding = |name, ok, required, detail| Requirement { name, ok, required, detail };
     let torch = crate::torch::version();
-    let tree = Layout::find();
-    let names: Vec<String> = gpus
-        .iter()
-        .map(|g| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability))
-        .collect();
-    let gpu_detail = match names.len() {
-        0 => "no CUDA device: the cpu profile runs here, gpu cases are recorded as not run".to_string(),
-        _ => names.join("; "),
+    let describe = |g: &Gpu| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability);
+    let gpu_detail = match gpus.as_slice() {
+        [] => "no CUDA device: the cpu profile runs here, gpu cases are recorded as not run".to_string(),
+        gpus => gpus.iter().map(describe).collect::<Vec<_>>().join("; "),
     };
     let memory =
         format!("{}, {} of it available", human_bytes(here.memory_bytes), human_bytes(available_memory_bytes()?));
@@ -77,8 +71,12 @@ fn examine() -> Result<Vec<Requirement>> {
             "without it, kernels are not compiled, and cases that need them are not run",
         ),
         part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
-        tool("git", "git", "names the commit in every record; without it records count as dirty and are not accepted"),
-        match tree {
+        part(
+            "git",
+            git(),
+            "it names the commit in every record; without it records count as dirty and are not accepted",
+        ),
+        match Layout::find() {
             Ok(layout) => finding("tree", true, true, layout.root.display().to_string()),
             Err(error) => finding("tree", false, true, format!("{error:#}")),
         },
@@ -87,9 +85,9 @@ fn examine() -> Result<Vec<Requirement>> {
 
 /// Shows the description of a working part, or why it does not work and what is lost without it.
 fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Requirement {
-    let well = described.is_ok();
+    let ok = described.is_ok();
     let detail = described.unwrap_or_else(|error| format!("{error:#}; {otherwise}"));
-    Requirement { name, well, required: false, detail }
+    Requirement { name, ok, required: false, detail }
 }
 
 /// The interpreter that runs `suites/peers`, with its versions of PyTorch and Triton. Imports no large module.
@@ -107,11 +105,8 @@ fn peers() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>().join(" "))
 }
 
-fn tool(name: &'static str, program: &str, purpose: &str) -> Requirement {
-    let version = Command::new(program).arg("--version").output().ok().filter(|o| o.status.success());
-    let detail = match &version {
-        Some(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
-        None => format!("{program} is not on the path; it {purpose}"),
-    };
-    Requirement { name, well: version.is_some(), required: false, detail }
+fn git() -> Result<String> {
+    let version = Command::new("git").arg("--version").output().ok().filter(|output| output.status.success());
+    let version = version.context("git is not on the path")?;
+    Ok(String::from_utf8_lossy(&version.stdout).trim().to_string())
 }
