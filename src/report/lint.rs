@@ -2,8 +2,10 @@
 
 use anyhow::{Result, bail};
 
-/// Placeholder words, matched as whole words, as written or in capitals.
-const WORDS: [&str; 7] = ["TODO", "TBD", "XXX", "FIXME", "TKTK", "lorem", "PLACEHOLDER"];
+/// Placeholder words, matched as whole words.
+const WORDS: [&str; 6] = ["TODO", "TBD", "XXX", "FIXME", "TKTK", "PLACEHOLDER"];
+/// Words of placeholder text, in capitals or not.
+const LATIN: [&str; 2] = ["lorem", "ipsum"];
 
 /// Refuses placeholder text in `text`; messages call it `origin`.
 pub fn leftovers(origin: &str, text: &str) -> Result<()> {
@@ -16,23 +18,17 @@ pub fn leftovers(origin: &str, text: &str) -> Result<()> {
 }
 
 fn leftover(line: &str) -> Option<&str> {
-    let words = line.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty());
-    let word = words.into_iter().find(|w| WORDS.iter().any(|x| w == x || **w == x.to_uppercase() || is_lorem(w)));
+    let mut words = line.split(|c: char| !c.is_alphanumeric());
+    let word = words.find(|w| WORDS.contains(w) || LATIN.iter().any(|x| w.eq_ignore_ascii_case(x)));
     word.or_else(|| ["{{ ", "{% "].into_iter().find(|x| line.contains(x))).or_else(|| tool_call(line))
-}
-
-fn is_lorem(word: &str) -> bool {
-    word.eq_ignore_ascii_case("lorem") || word.eq_ignore_ascii_case("ipsum")
 }
 
 /// "[1 tool called]", copied from a chat program.
 fn tool_call(line: &str) -> Option<&str> {
-    line.match_indices('[').find_map(|(start, _)| {
-        let inside = &line[start + 1..line[start..].find(']')? + start];
-        let mut words = inside.split_whitespace();
-        let counted = words.next()?.parse::<u32>().is_ok();
-        let rest: Vec<&str> = words.collect();
-        (counted && matches!(rest[..], ["tool" | "tools", "called"])).then_some(inside)
+    let mut bracketed = line.split('[').skip(1).filter_map(|rest| Some(rest.split_once(']')?.0));
+    bracketed.find(|text| match text.split_whitespace().collect::<Vec<_>>()[..] {
+        [count, "tool" | "tools", "called"] => count.parse::<u32>().is_ok(),
+        _ => false,
     })
 }
 

@@ -6,16 +6,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{typst as escape, typst_string};
-use super::footnotes::Footnotes;
 use super::latex;
 use super::table::TypstTable;
 
-/// The running numbers of tables, figures and footnotes; one for the whole document.
+/// The running numbers of tables and figures; one for the whole document.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub tables: usize,
     pub figures: usize,
-    pub footnotes: usize,
     /// Level of the last heading in the typst document, so that none is skipped.
     pub heading: usize,
 }
@@ -24,7 +22,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Converted {
     pub typst: String,
-    /// The input Markdown with numbered captions and unique footnote labels.
+    /// The input Markdown with numbered captions.
     pub markdown: String,
 }
 
@@ -61,7 +59,6 @@ enum Open {
     Code(Option<String>),
     List { start: Option<u64>, items: Vec<String> },
     Item,
-    Footnote(String),
     Table(TypstTable),
     Cell,
     Emphasis,
@@ -80,7 +77,6 @@ struct Writer<'c> {
     counters: &'c mut Counters,
     stack: Vec<Frame>,
     waiting: Option<Waiting>,
-    notes: Footnotes,
     /// Replacements in the Markdown, by position.
     edits: Vec<(Range<usize>, String)>,
 }
@@ -88,12 +84,12 @@ struct Writer<'c> {
 impl<'c> Writer<'c> {
     fn new(counters: &'c mut Counters) -> Self {
         let root = Frame { kind: Open::Root, typst: String::new(), plain: None };
-        Self { counters, stack: vec![root], waiting: None, notes: Footnotes::default(), edits: Vec::new() }
+        Self { counters, stack: vec![root], waiting: None, edits: Vec::new() }
     }
 
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
         match event {
-            Event::Start(tag) => self.start(tag, range)?,
+            Event::Start(tag) => self.start(tag)?,
             Event::End(tag) => self.end(tag)?,
             Event::Text(text) => self.text(&text, range),
             Event::Code(code) => {
@@ -104,15 +100,13 @@ impl<'c> Writer<'c> {
             Event::DisplayMath(latex) => self.inline(&latex::typst(&latex, true)?),
             Event::SoftBreak => self.text(" ", range),
             Event::HardBreak => self.inline("#linebreak();"),
-            Event::Rule => self.block("#separator"),
-            Event::FootnoteReference(label) => self.footnote_reference(&label, range),
             Event::Html(html) | Event::InlineHtml(html) => bail!("HTML ({:?}) is not supported; use Markdown", &*html),
-            Event::TaskListMarker(_) => bail!("a task list is not supported"),
+            other => bail!("{other:?} is not supported"),
         }
         Ok(())
     }
 
-    fn start(&mut self, tag: Tag<'_>, range: Range<usize>) -> Result<()> {
+    fn start(&mut self, tag: Tag<'_>) -> Result<()> {
         let is_root = matches!(self.top().kind, Open::Root);
         if is_root && self.waiting.is_some() && !matches!(tag, Tag::Paragraph) {
             self.no_caption()?;
@@ -131,12 +125,6 @@ impl<'c> Writer<'c> {
             ),
             Tag::List(start) => Open::List { start, items: Vec::new() },
             Tag::Item => Open::Item,
-            Tag::FootnoteDefinition(label) => {
-                let number = self.notes.number(&label, &mut self.counters.footnotes);
-                let at = range.start;
-                self.edits.push((at..at + label.len() + 3, format!("[^{number}]")));
-                Open::Footnote(label.to_string())
-            }
             Tag::Table(alignments) => {
                 ensure!(is_root, "a table inside a list or a quotation is not supported");
                 Open::Table(TypstTable::new(alignments))
@@ -193,7 +181,6 @@ impl<'c> Writer<'c> {
                     items.push(typst);
                 }
             }
-            Open::Footnote(label) => self.notes.define(label, typst),
             Open::Table(table) => self.waiting = Some(Waiting::Table(table)),
             Open::Cell => {
                 if let Open::Table(table) = &mut self.top().kind {
@@ -300,17 +287,9 @@ impl<'c> Writer<'c> {
         }
     }
 
-    fn footnote_reference(&mut self, label: &str, range: Range<usize>) {
-        let number = self.notes.number(label, &mut self.counters.footnotes);
-        self.edits.push((range, format!("[^{number}]")));
-        self.inline(&Footnotes::mark(label));
-    }
-
     fn finish(mut self, markdown: &str) -> Result<Converted> {
         self.no_caption()?;
         let Some(root) = self.stack.pop() else { bail!("nothing was written") };
-        let typst = self.notes.place(&root.typst)?;
-        self.edits.sort_by_key(|(range, _)| range.start);
         let (mut numbered, mut at) = (String::new(), 0);
         for (range, text) in &self.edits {
             numbered += &markdown[at..range.start];
@@ -318,7 +297,7 @@ impl<'c> Writer<'c> {
             at = range.end;
         }
         numbered += &markdown[at..];
-        Ok(Converted { typst, markdown: numbered })
+        Ok(Converted { typst: root.typst, markdown: numbered })
     }
 
     fn top(&mut self) -> &mut Frame {

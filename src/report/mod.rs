@@ -7,7 +7,6 @@ pub mod document;
 pub mod escape;
 pub mod figures;
 pub mod filters;
-mod footnotes;
 pub mod latex;
 mod latex_symbols;
 pub mod lint;
