@@ -171,7 +171,7 @@ fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
 /// The answer to `flash_backward` from GPU records of `trials` only, each with its outcome and why it is stale.
 fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
     let mut document = document(&layout(), RecordSource::Accepted).unwrap();
-    document.problems.retain(|problem| problem.name == "flash_backward");
+    document.problems.retain(|problem| problem.handout.name == "flash_backward");
     let problem = &mut document.problems[0];
     let gpu = problem.records.gpu.as_mut().expect("accepted records");
     let some = gpu.file.cases[0].clone();
@@ -182,7 +182,7 @@ fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
     };
     gpu.file.cases = trials.iter().map(case).collect();
     gpu.stale = trials.iter().enumerate().filter_map(|(at, t)| Some((at, t.2?.to_string()))).collect();
-    let entry = REGISTRY.iter().find(|entry| entry.name == problem.name).expect("a registered problem");
+    let entry = REGISTRY.iter().find(|entry| entry.name == problem.handout.name).expect("a registered problem");
     problem.answer = (entry.answer)(&problem.records, Audience::Ours).unwrap();
     cs336::report::render(&document).unwrap().markdown
 }

@@ -1,6 +1,7 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
 use cs336::harness::answer::Claim;
+use cs336::harness::handout::{DeliverableKind, Part};
 use cs336::report;
 use proptest::prelude::*;
 
@@ -58,7 +59,7 @@ fn answers_claims_points_and_captions_are_collected() {
     let rendered = report::render(&full()).unwrap();
     assert_eq!(rendered.answered.len(), 3);
     assert_eq!(rendered.answered.iter().map(|a| a.points).sum::<f64>(), 9.0);
-    let claims: Vec<(&str, bool)> = rendered.claims.iter().map(|c| (c.id.as_str(), c.held)).collect();
+    let claims: Vec<(&str, bool)> = rendered.claims.iter().map(|(_, c)| (c.id.as_str(), c.held)).collect();
     assert_eq!(claims, [("backward-slower", true), ("sorted", true), ("sum", true)]);
     let paths: Vec<&str> = rendered.figures.iter().map(|f| f.0.as_str()).collect();
     assert_eq!(paths, ["figures/sample_attention-scaling.svg", "figures/sample_attention-bars.svg"]);
@@ -136,7 +137,7 @@ fn a_claim_chooses_the_wording_and_is_listed_with_what_decided_it() {
     let template = "It is {% if claim(\"c\") %}so{% else %}not so{% endif %}.";
     for (held, words, listed) in [(true, "It is so.", "yes"), (false, "It is not so.", "no")] {
         let rendered = claimed(held, template).unwrap();
-        assert!(rendered.markdown.contains(words) && rendered.claims[0].held == held);
+        assert!(rendered.markdown.contains(words) && rendered.claims[0].1.held == held);
         assert!(rendered.markdown.contains(&format!("| `x` | c | {listed} | of 2 |")), "{}", rendered.markdown);
     }
 }
@@ -186,13 +187,17 @@ fn the_columns_of_an_alignment_stand_apart() {
 
 #[test]
 fn an_answer_without_records_says_what_it_is() {
-    let line = |kinds: &[&str]| {
+    let line = |kinds: &'static [DeliverableKind]| {
         let mut input = problem("x", &[("", 1.0)], "{{ part(\"\") }}\n\nText.");
-        (input.records.cpu, input.parts[0].kinds) = (None, kinds.iter().map(|k| (*k).to_string()).collect());
+        input.records.cpu = None;
+        input.handout.parts = vec![Part { kinds, ..input.handout.parts[0] }].leak();
         report::render(&document(vec![input])).unwrap().markdown
     };
-    assert!(line(&["code"]).contains("*Records:* none; this answer is code and its checks."));
-    assert!(line(&["equations"]).contains("*Records:* none; the numbers of this answer are computed, not measured."));
+    assert!(line(&[DeliverableKind::Code]).contains("*Records:* none; this answer is code and its checks."));
+    assert!(
+        line(&[DeliverableKind::Equations])
+            .contains("*Records:* none; the numbers of this answer are computed, not measured.")
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::harness::answer::{Answer, Audience, RecordSet, Records};
+use crate::harness::answer::{Audience, RecordSet, Records};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::plan::staleness;
 use crate::harness::problem::Problem;
@@ -10,7 +10,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report::{self, Document, PartInput, ProblemInput};
+use crate::report::{self, Document, ProblemInput};
 
 /// The records that a document is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,38 +36,15 @@ pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
 }
 
 pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSource) -> Result<ProblemInput> {
-    let entry = REGISTRY.iter().find(|entry| entry.name == problem.name);
-    let template = match entry {
-        Some(_) => {
-            let path = layout.root.join("templates").join(format!("{}.md", problem.name));
-            let text = std::fs::read_to_string(&path);
-            Some(text.with_context(|| format!("failed to read templates/{}.md, which answers it", problem.name))?)
-        }
-        None => None,
-    };
-    let records = entry.map(|e| answer_records(layout, e, source)).transpose()?.unwrap_or_default();
-    let answer = match entry {
-        Some(entry) => (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?,
-        None => Answer::default(),
-    };
-    let part = |part: &crate::harness::handout::Part| PartInput {
-        id: part.id.into(),
-        points: part.points,
-        kinds: part.kinds.iter().map(|k| k.name().to_string()).collect(),
-        question: part.question.into(),
-    };
-    Ok(ProblemInput {
-        name: problem.name.into(),
-        title: problem.title.into(),
-        section: problem.section.into(),
-        points: problem.points,
-        parts: problem.parts.iter().map(part).collect(),
-        answers: entry.map(|e| e.answers.iter().map(|a| a.to_string()).collect()).unwrap_or_default(),
-        template,
-        shared: shared_templates(layout)?,
-        answer,
-        records,
-    })
+    let handout = *problem;
+    let Some(entry) = super::entry(problem) else { return Ok(ProblemInput { handout, ..ProblemInput::default() }) };
+    let path = format!("templates/{}.md", entry.name);
+    let template = std::fs::read_to_string(layout.root.join(&path));
+    let template = template.with_context(|| format!("failed to read {path}, which answers it"))?;
+    let records = answer_records(layout, entry, source)?;
+    let answer = (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?;
+    let answers = entry.answers.iter().map(|part| part.to_string()).collect();
+    Ok(ProblemInput { handout, answers, template: Some(template), shared: shared_templates(layout)?, answer, records })
 }
 
 /// The records that a problem's answer reads: its own, and those of the problems in `reads`.

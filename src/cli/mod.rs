@@ -184,11 +184,12 @@ fn shared_words(a: &str, b: &str) -> usize {
 
 /// The registry entry of a problem; the error says that it is not answered yet.
 fn registered(name: &str) -> Result<&'static Problem> {
-    let problem = handout_problem(name)?;
-    REGISTRY
-        .iter()
-        .find(|p| p.name == problem.name)
-        .with_context(|| format!("{name} is not answered yet: it has no code"))
+    entry(handout_problem(name)?).with_context(|| format!("{name} is not answered yet: it has no code"))
+}
+
+/// The registry entry of a problem; `None` while its code does not exist.
+fn entry(problem: &HandoutProblem) -> Option<&'static Problem> {
+    REGISTRY.iter().find(|entry| entry.name == problem.name)
 }
 
 /// The named problems, or all of the registry.

@@ -70,7 +70,7 @@ fn build(layout: &Layout) -> Result<String> {
     Ok(format!(
         "report/writeup.pdf and report/writeup.md are ready: {} points answered, {} claims hold",
         crate::harness::grade::points(points),
-        rendered.claims.iter().filter(|c| c.held).count()
+        rendered.claims.iter().filter(|(_, claim)| claim.held).count()
     ))
 }
 
@@ -78,7 +78,7 @@ fn build(layout: &Layout) -> Result<String> {
 fn fresh(layout: &Layout) -> Result<Ended> {
     let document = document(layout, RecordSource::Here)?;
     let pdf = report::pdf(&report::render(&document)?, &frame(layout)?)?;
-    let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (&p.name, r.stale.len())));
+    let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (p.handout.name, r.stale.len())));
     let stale = records.find(|(_, stale)| *stale > 0);
     if let Some((name, count)) = stale {
         bail!("{count} cases of {name} are stale: run `make writeup`, check the report, and try again");

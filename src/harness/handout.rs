@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 type Text = &'static str;
 
 /// One problem as the handout poses it.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandoutProblem {
     /// The handout's identifier, which is also the name of the module, suite, template and record.
@@ -30,7 +30,7 @@ pub struct HandoutProblem {
 }
 
 /// One deliverable of a problem.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// The handout's letter, or "" where a problem has no letters.
@@ -40,7 +40,7 @@ pub struct Part {
     pub points: f64,
     #[serde(deserialize_with = "list")]
     pub kinds: &'static [DeliverableKind],
-    /// Our paraphrase, in Markdown.
+    /// Our paraphrase, in Markdown, on one line.
     #[serde(deserialize_with = "text")]
     pub question: Text,
 }

@@ -7,10 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use super::escape::{self, typst as typst_text, typst_string};
 use super::markdown::{self, Counters};
 use super::title_page::Front;
-use super::{AnsweredPart, Claim, Document, PartInput, ProblemInput, Rendered};
+use super::{AnsweredPart, Document, ProblemInput, Rendered};
 use super::{figures, lint, points, run_index, template};
-use crate::harness::answer::RecordSet;
 use crate::harness::answer::records::machine_name;
+use crate::harness::answer::{Claim, RecordSet};
+use crate::harness::handout::{DeliverableKind, HandoutProblem, Part};
 use crate::harness::record::Outcome;
 
 /// Renders every problem in order and joins the pieces.
@@ -42,7 +43,7 @@ struct Pieces {
     typst: String,
     counters: Counters,
     figures: Vec<(String, Vec<u8>)>,
-    claims: Vec<Claim>,
+    claims: Vec<(&'static str, Claim)>,
     answered: Vec<AnsweredPart>,
 }
 
@@ -51,39 +52,44 @@ impl Pieces {
         self.check_parts(problem)?;
         let answer = template::fill(problem)?;
         self.problem_heading(problem);
-        if let Some(answer) = answer {
+        if let Some((markdown, used)) = answer {
             let origin = template::origin(problem);
-            lint::leftovers(&origin, &answer.markdown)?;
-            self.convert(&origin, &answer.markdown)?;
-            self.figures.extend(answer.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
-            self.claims.extend(answer.claims);
-            self.answered.extend(answer.answered);
+            lint::leftovers(&origin, &markdown)?;
+            self.convert(&origin, &markdown)?;
+            self.figures.extend(used.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
+            self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
+            self.answered.extend(used.answered);
             self.small_print(&provenance(problem)?)?;
         }
-        let open: Vec<&PartInput> = problem.parts.iter().filter(|p| !self.is_answered(problem, p)).collect();
+        let open = self.open_parts(&problem.handout);
         if !open.is_empty() {
-            self.small_print(&format!("*Not answered:* {}.", open_parts(&open)))?;
+            self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))?;
         }
         Ok(())
     }
 
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
         for id in &problem.answers {
-            let known = problem.parts.iter().any(|p| p.id == *id);
-            ensure!(known, "problem {} claims to answer part {id:?}, which the handout does not have", problem.name);
+            let name = problem.handout.name;
+            let known = problem.handout.part(id).is_some();
+            ensure!(known, "problem {name} claims to answer part {id:?}, which the handout does not have");
+            ensure!(
+                problem.template.is_some(),
+                "problem {name} answers parts but has no template: add templates/{name}.md"
+            );
         }
-        let answers = problem.answers.is_empty() || problem.template.is_some();
-        ensure!(answers, "problem {} answers parts but has no template: add templates/{0}.md", problem.name);
         Ok(())
     }
 
-    fn is_answered(&self, problem: &ProblemInput, part: &PartInput) -> bool {
-        self.answered.iter().any(|a| a.problem == problem.name && a.part == part.id)
+    /// The parts without an answer.
+    fn open_parts(&self, problem: &HandoutProblem) -> Vec<&'static Part> {
+        let is_answered = |part: &Part| self.answered.iter().any(|a| a.problem == problem.name && a.part == part.id);
+        problem.parts.iter().filter(|part| !is_answered(part)).collect()
     }
 
     fn problem_heading(&mut self, problem: &ProblemInput) {
-        let ProblemInput { name, title, section, .. } = problem;
-        let worth = points_in_words(problem.points);
+        let HandoutProblem { name, title, section, points, .. } = problem.handout;
+        let worth = points_in_words(points);
         let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
         let _ = write!(
             self.typst,
@@ -124,10 +130,10 @@ impl Pieces {
         let mut rows = String::new();
         let (mut count, mut sum) = (0, 0.0);
         for problem in problems {
-            let open: Vec<&PartInput> = problem.parts.iter().filter(|p| !self.is_answered(problem, p)).collect();
+            let HandoutProblem { name, section, .. } = problem.handout;
+            let open = self.open_parts(&problem.handout);
             let worth = open.iter().map(|p| p.points).sum::<f64>();
             if !open.is_empty() {
-                let ProblemInput { name, section, .. } = problem;
                 let _ = writeln!(rows, "| {section} | `{name}` | {} | {} |", part_ids(&open), points(worth));
             }
             (count, sum) = (count + open.len(), sum + worth);
@@ -153,7 +159,7 @@ impl Pieces {
                          where one does not hold, the prose says so or leaves it out.\n\n\
                          | Problem | Claim | Holds | Decided by |\n|:---|:---|:---|:---|\n"
                 .to_string();
-        for Claim { problem, id, held, operands } in &self.claims {
+        for (problem, Claim { id, held, operands }) in &self.claims {
             let held = if *held { "yes" } else { "no" };
             let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, o.value)).collect();
             let operands = operands.join("; ");
@@ -169,13 +175,13 @@ fn points_in_words(n: f64) -> String {
 }
 
 /// "(a), (c)", or "whole" for a problem without letters.
-fn part_ids(parts: &[&PartInput]) -> String {
+fn part_ids(parts: &[&Part]) -> String {
     let ids = parts.iter().map(|p| if p.id.is_empty() { "whole".into() } else { format!("({})", p.id) });
     ids.collect::<Vec<_>>().join(", ")
 }
 
-fn open_parts(parts: &[&PartInput]) -> String {
-    let words = parts.iter().map(|p| match p.id.as_str() {
+fn parts_with_points(parts: &[&Part]) -> String {
+    let words = parts.iter().map(|p| match p.id {
         "" => points_in_words(p.points),
         id => format!("part ({id}), {}", points_in_words(p.points)),
     });
@@ -186,8 +192,8 @@ fn open_parts(parts: &[&PartInput]) -> String {
 fn provenance(problem: &ProblemInput) -> Result<String> {
     let sets: Vec<&RecordSet> = problem.records.sets().collect();
     if sets.is_empty() {
-        let mut parts = problem.parts.iter().filter(|p| problem.answers.contains(&p.id));
-        let is_code = parts.all(|p| p.kinds.iter().all(|kind| kind == "code"));
+        let mut parts = problem.answers.iter().filter_map(|id| problem.handout.part(id));
+        let is_code = parts.all(|p| p.kinds == [DeliverableKind::Code]);
         return Ok(match is_code {
             true => "*Records:* none; this answer is code and its checks.".into(),
             false => "*Records:* none; the numbers of this answer are computed, not measured.".into(),
@@ -196,7 +202,7 @@ fn provenance(problem: &ProblemInput) -> Result<String> {
     let mut paragraphs = Vec::new();
     for set in sets {
         let runs = set.runs();
-        let newest = runs.last().with_context(|| format!("the records of {} name no run", problem.name))?;
+        let newest = runs.last().with_context(|| format!("the records of {} name no run", problem.handout.name))?;
         let machine = escape::markdown(&machine_name(&newest.machine, set.file.profile));
         let from = runs.iter().map(|run| {
             let commit = run.commit.get(..10).unwrap_or(&run.commit);

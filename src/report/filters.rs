@@ -3,11 +3,12 @@
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
+use super::session::invalid;
 use crate::harness::answer::format::{self, NOTHING, Style};
 use crate::harness::answer::quantity::Unit;
 use crate::units::GIB;
 
-/// Registers a filter for every [`Style`] (`value | ms(2)`), `time`, `memory`, `range` and `listed`.
+/// Registers a filter for every [`Style`] (`value | ms(2)`), `memory`, `range` and `listed`.
 pub fn register(env: &mut Environment<'_>) {
     for (name, style) in Style::ALL {
         env.add_filter(name, move |value: Value, digits: Option<usize>| {
@@ -16,7 +17,6 @@ pub fn register(env: &mut Environment<'_>) {
             print(&value, style, digits.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?)
         });
     }
-    env.add_filter("time", |value: Value| Ok::<_, Error>(number(&value)?.map_or(NOTHING.into(), format::time)));
     env.add_filter("memory", memory);
     env.add_filter("range", range);
     env.add_filter("listed", |words: Vec<String>| format::listed(&words));
@@ -82,10 +82,6 @@ fn number(value: &Value) -> Result<Option<f64>, Error> {
     }
     let x = f64::try_from(value.clone())?;
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
 #[cfg(test)]

@@ -22,7 +22,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-use crate::harness::answer::{Answer, Operand, Records};
+use crate::harness::answer::{Answer, Claim, Records};
+use crate::harness::handout::HandoutProblem;
 use crate::harness::store::write_atomically;
 
 pub use crate::harness::grade::points;
@@ -38,13 +39,9 @@ pub struct Document {
 }
 
 /// One problem: its questions, and the inputs of our answer.
+#[derive(Default)]
 pub struct ProblemInput {
-    pub name: String,
-    pub title: String,
-    /// The handout's section, such as "1.1.3".
-    pub section: String,
-    pub points: f64,
-    pub parts: Vec<PartInput>,
+    pub handout: HandoutProblem,
     /// The ids of the parts that the template must answer, each exactly once.
     pub answers: Vec<String>,
     /// The text of `templates/<name>.md`; `None` lists the problem as unanswered.
@@ -54,17 +51,6 @@ pub struct ProblemInput {
     /// The problem's answer from its records.
     pub answer: Answer,
     pub records: Records,
-}
-
-/// One part of a problem, as the handout letters it ("" where it has no letters).
-#[derive(Debug, Clone)]
-pub struct PartInput {
-    pub id: String,
-    pub points: f64,
-    /// What the part must hand in, such as "table" or "1-2 sentences".
-    pub kinds: Vec<String>,
-    /// Our paraphrase of the question, in Markdown.
-    pub question: String,
 }
 
 /// A finished write-up: the generated files, and the claims and answered parts for grading.
@@ -77,25 +63,16 @@ pub struct Rendered {
     pub front: String,
     /// Paths relative to `writeup.md`, and SVG.
     pub figures: Vec<(String, Vec<u8>)>,
-    pub claims: Vec<Claim>,
+    /// The claims that each problem's template states, with the problem's name.
+    pub claims: Vec<(&'static str, Claim)>,
     pub answered: Vec<AnsweredPart>,
-}
-
-/// One claim of a template, checked against the records.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Claim {
-    pub problem: String,
-    pub id: String,
-    pub held: bool,
-    /// The values that decided it.
-    pub operands: Vec<Operand>,
 }
 
 /// One part that a template answers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnsweredPart {
-    pub problem: String,
-    pub part: String,
+    pub problem: &'static str,
+    pub part: &'static str,
     pub points: f64,
 }
 

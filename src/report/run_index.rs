@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use serde::Serialize;
-
 use super::{Document, escape, title_page};
 use crate::harness::answer::RecordSet;
 use crate::harness::answer::format::{NOTHING, grouped};
@@ -14,7 +12,7 @@ use crate::harness::record::{CaseRecord, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
 
 /// The sensor's readings over several cases.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// The number of cases that ran long enough for a reading.
     pub cases: usize,
@@ -70,7 +68,7 @@ pub fn index(document: &Document) -> Option<String> {
     let mut lines: Vec<Line> = Vec::new();
     for (problem, set) in sets {
         for run in set.runs() {
-            lines.push(Line::new(&problem.name, set, run));
+            lines.push(Line::new(problem.handout.name, set, run));
         }
     }
     if lines.is_empty() {

@@ -1,18 +1,20 @@
 //! One rendering of a template: the claims, tables, figures and parts that it uses, checked against the answer.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use minijinja::{Error, ErrorKind};
 
 use super::figures::PlacedFigure;
-use super::{AnsweredPart, Claim, PartInput, ProblemInput, escape, points};
-use crate::harness::answer::Answer;
+use super::{AnsweredPart, ProblemInput, escape, points};
+use crate::harness::answer::{Answer, Claim};
+use crate::harness::handout::HandoutProblem;
 
 /// The state of one rendering, shared by the template's functions.
+#[derive(Clone)]
 pub(super) struct Session {
-    problem: String,
-    parts: Vec<PartInput>,
+    problem: HandoutProblem,
     answers: Vec<String>,
     pub answer: Answer,
     pub claims: Vec<Claim>,
@@ -24,8 +26,7 @@ pub(super) struct Session {
 impl Session {
     pub fn new(problem: &ProblemInput) -> Self {
         Self {
-            problem: problem.name.clone(),
-            parts: problem.parts.clone(),
+            problem: problem.handout,
             answers: problem.answers.clone(),
             answer: problem.answer.clone(),
             claims: Vec::new(),
@@ -37,10 +38,10 @@ impl Session {
 
     /// The part's heading (where parts have letters) and its question, set apart as a quotation.
     pub fn part(&mut self, id: &str) -> Result<String, Error> {
-        let ids = || self.answers.iter().map(|a| format!("{a:?}")).collect::<Vec<_>>().join(", ");
-        let part = self.parts.iter().find(|p| p.id == id && self.answers.iter().any(|a| a == id));
+        let part = self.problem.part(id).filter(|_| self.answers.iter().any(|a| a == id));
         let part = part.ok_or_else(|| {
-            invalid(format!("{} has no part {id:?} to answer; its answers are {}", self.problem, ids()))
+            let name = self.problem.name;
+            invalid(format!("{name} has no part {id:?} to answer; its answers are {}", listed(&self.answers)))
         })?;
         if self.answered.iter().any(|a| a.part == id) {
             return Err(invalid(format!("part {id:?} is answered twice")));
@@ -50,58 +51,49 @@ impl Session {
             let plural = if part.points == 1.0 { "" } else { "s" };
             let _ = writeln!(out, "### Part ({id}) · {} point{plural}\n", points(part.points));
         }
-        for line in part.question.trim().lines() {
-            let _ = writeln!(out, "> {}", line.trim_end());
-        }
-        if !part.kinds.is_empty() {
-            let _ = writeln!(out, ">\n> *To hand in: {}.*", escape::markdown(&part.kinds.join(", ")));
-        }
-        self.answered.push(AnsweredPart { problem: self.problem.clone(), part: id.into(), points: part.points });
+        let kinds: Vec<&str> = part.kinds.iter().map(|kind| kind.name()).collect();
+        let _ = writeln!(out, "> {}\n>\n> *To hand in: {}.*", part.question, kinds.join(", "));
+        self.answered.push(AnsweredPart { problem: self.problem.name, part: part.id, points: part.points });
         Ok(out + "\n")
     }
 
     /// Whether a claim of the answer holds. Adds the claim to the list.
     pub fn claim(&mut self, id: &str) -> Result<bool, Error> {
-        let known = || self.answer.claims().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let claim = self.answer.claims().get(id);
-        let claim = claim.ok_or_else(|| invalid(format!("the answer has no claim {id:?}; it has {}", known())))?;
-        let (held, operands) = (claim.held, claim.operands.clone());
+        let claim = named("claim", self.answer.claims(), id)?;
         if !self.claims.iter().any(|c| c.id == id) {
-            self.claims.push(Claim { problem: self.problem.clone(), id: id.into(), held, operands });
+            self.claims.push(claim.clone());
         }
-        Ok(held)
+        Ok(claim.held)
     }
 
     pub fn table(&mut self, id: &str) -> Result<String, Error> {
-        let known = || self.answer.tables().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let table = self.answer.tables().get(id);
-        let table = table.ok_or_else(|| invalid(format!("the answer has no table {id:?}; it has {}", known())))?;
-        let markdown = table.markdown();
+        let table = named("table", self.answer.tables(), id)?;
         if self.tables.iter().any(|t| t == id) {
             return Err(invalid(format!("table {id:?} is printed twice")));
         }
         self.tables.push(id.into());
-        Ok(format!("\n\n{markdown}\n"))
+        Ok(format!("\n\n{}\n", table.markdown()))
     }
 
     /// A figure of the answer with its caption. Without a caption, the template's next paragraph must be the caption and begin
     /// with "Figure: ".
     pub fn figure(&mut self, id: &str) -> Result<String, Error> {
-        let known = || self.answer.figures().keys().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(", ");
-        let figure = self.answer.figures().get(id);
-        let figure = figure.ok_or_else(|| invalid(format!("the answer has no figure {id:?}; it has {}", known())))?;
-        let figure = figure.clone();
-        let path = format!("figures/{}-{id}.svg", self.problem);
+        let figure = named("figure", self.answer.figures(), id)?;
+        let path = self.path(id);
         if self.figures.iter().any(|f| f.path == path) {
             return Err(invalid(format!("figure {id:?} is printed twice")));
         }
-        self.figures.push(PlacedFigure { path: path.clone(), drawing: figure.drawing });
-        let caption = figure.caption.map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
+        self.figures.push(PlacedFigure { path: path.clone(), drawing: figure.drawing.clone() });
+        let caption = figure.caption.as_ref().map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
         Ok(format!("\n\n![{}]({path})\n\n{caption}", escape::markdown(&figure.alt)))
     }
 
-    /// Errors: a claim, table or figure of the answer that the template does not use.
+    /// Errors: a part, claim, table or figure of the answer that the template does not use.
     pub fn all_used(&self) -> Result<()> {
+        for id in &self.answers {
+            let used = self.answered.iter().any(|a| a.part == id);
+            ensure!(used, "part {id:?} is registered as answered, but the template has no {{{{ part({id:?}) }}}}");
+        }
         for id in self.answer.claims().keys() {
             ensure!(self.claims.iter().any(|c| c.id == *id), "the template does not use the answer's claim {id:?}");
         }
@@ -109,25 +101,27 @@ impl Session {
             ensure!(self.tables.contains(id), "the template does not print the answer's table {id:?}");
         }
         for id in self.answer.figures().keys() {
-            let path = format!("figures/{}-{id}.svg", self.problem);
-            ensure!(
-                self.figures.iter().any(|f| f.path == path),
-                "the template does not print the answer's figure {id:?}"
-            );
+            let used = self.figures.iter().any(|f| f.path == self.path(id));
+            ensure!(used, "the template does not print the answer's figure {id:?}");
         }
         Ok(())
     }
 
-    pub fn all_answered(&self, answers: &[String]) -> Result<()> {
-        for id in answers {
-            if !self.answered.iter().any(|a| a.part == *id) {
-                bail!("part {id:?} is registered as answered, but the template has no {{{{ part({id:?}) }}}}");
-            }
-        }
-        Ok(())
+    fn path(&self, figure: &str) -> String {
+        format!("figures/{}-{figure}.svg", self.problem.name)
     }
 }
 
-fn invalid(message: impl Into<String>) -> Error {
+/// The item of the answer with this id. The error lists those that exist.
+fn named<'a, T>(kind: &str, items: &'a BTreeMap<String, T>, id: &str) -> Result<&'a T, Error> {
+    let unknown = || invalid(format!("the answer has no {kind} {id:?}; it has {}", listed(items.keys())));
+    items.get(id).ok_or_else(unknown)
+}
+
+fn listed<'a>(ids: impl IntoIterator<Item = &'a String>) -> String {
+    ids.into_iter().map(|id| format!("{id:?}")).collect::<Vec<_>>().join(", ")
+}
+
+pub(super) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }

@@ -5,25 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
 use minijinja::value::{Serde, Value};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+use minijinja::{AutoEscape, Environment, Error, UndefinedBehavior};
 use serde_json::json;
 
-use super::figures::PlacedFigure;
-use super::session::Session;
-use super::{AnsweredPart, Claim, ProblemInput, filters};
+use super::session::{Session, invalid};
+use super::{ProblemInput, filters};
 
-/// A rendered template.
-pub struct Filled {
-    pub markdown: String,
-    pub claims: Vec<Claim>,
-    pub figures: Vec<PlacedFigure>,
-    pub answered: Vec<AnsweredPart>,
-}
-
-/// Renders `problem.template`; `None` for a problem without one.
+/// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
 /// Errors name `templates/<name>.md` and the line.
-pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
+pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> {
     let Some(text) = &problem.template else { return Ok(None) };
     let origin = origin(problem);
     let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
@@ -40,21 +31,14 @@ pub fn fill(problem: &ProblemInput) -> Result<Option<Filled>> {
     let scope = json!({"answer": problem.answer.quoted()});
     let rendered = env.get_template(&origin).map_err(|e| located(&e))?.render(Value::from(Serde(scope)));
     let markdown = rendered.map_err(|e| located(&e))?;
-    drop(env);
-    let session = lock(&session);
-    session.all_answered(&problem.answers).with_context(|| origin.clone())?;
-    session.all_used().with_context(|| origin.clone())?;
-    Ok(Some(Filled {
-        markdown: tidy(&markdown),
-        claims: session.claims.clone(),
-        figures: session.figures.clone(),
-        answered: session.answered.clone(),
-    }))
+    let session = lock(&session).clone();
+    session.all_used().context(origin)?;
+    Ok(Some((tidy(&markdown), session)))
 }
 
 /// The name of a problem's template in messages.
 pub fn origin(problem: &ProblemInput) -> String {
-    format!("templates/{}.md", problem.name)
+    format!("templates/{}.md", problem.handout.name)
 }
 
 type Shared = Arc<Mutex<Session>>;
@@ -65,9 +49,7 @@ fn lock(session: &Shared) -> MutexGuard<'_, Session> {
 
 fn register(env: &mut Environment<'_>, session: &Shared) {
     let shared = session.clone();
-    env.add_function("part", move |id: String| lock(&shared).part(&id).map(Value::from_safe_string));
-    let shared = session.clone();
-    env.add_function("claim", move |id: String| lock(&shared).claim(&id).map(Value::from));
+    env.add_function("claim", move |id: String| lock(&shared).claim(&id));
     let shared = session.clone();
     env.add_function("must", move |id: String| match lock(&shared).claim(&id)? {
         true => Ok(""),
@@ -75,22 +57,15 @@ fn register(env: &mut Environment<'_>, session: &Shared) {
             "claim {id:?} does not hold on these records; correct the prose, or write {{% if claim({id:?}) %}} with an else"
         ))),
     });
-    let shared = session.clone();
-    env.add_function("table", move |id: String| lock(&shared).table(&id).map(Value::from_safe_string));
-    let shared = session.clone();
-    env.add_function("tables", move |prefix: String| {
-        let mut session = lock(&shared);
-        let ids = session.answer.tables_of(&prefix);
-        ids.iter().map(|id| session.table(id)).collect::<Result<String, Error>>().map(Value::from_safe_string)
-    });
-    let shared = session.clone();
-    env.add_function("figure", move |id: String| lock(&shared).figure(&id).map(Value::from_safe_string));
-    let shared = session.clone();
-    env.add_function("figures", move |prefix: String| {
-        let mut session = lock(&shared);
-        let ids = session.answer.figures_of(&prefix);
-        ids.iter().map(|id| session.figure(id)).collect::<Result<String, Error>>().map(Value::from_safe_string)
-    });
+    let mut add = |name: &'static str, text: fn(&mut Session, &str) -> Result<String, Error>| {
+        let shared = session.clone();
+        env.add_function(name, move |id: String| text(&mut lock(&shared), &id).map(Value::from_safe_string));
+    };
+    add("part", Session::part);
+    add("table", Session::table);
+    add("tables", |session, prefix| session.answer.tables_of(prefix).iter().map(|id| session.table(id)).collect());
+    add("figure", Session::figure);
+    add("figures", |session, prefix| session.answer.figures_of(prefix).iter().map(|id| session.figure(id)).collect());
 }
 
 /// Removes blank lines inside tables, and repeated blank lines, which loops leave behind.
@@ -125,8 +100,4 @@ fn located(error: &Error) -> anyhow::Error {
         cause = inner.source();
     }
     anyhow!(message)
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
 }

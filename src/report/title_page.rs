@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{AnsweredPart, Document, ProblemInput, escape, points};
+use super::{AnsweredPart, Document, escape, points};
 use crate::harness::answer::RecordSet;
 use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
+use crate::harness::handout::HandoutProblem;
 use crate::harness::record::{Profile, Run};
 use crate::units::human_bytes;
 
@@ -44,9 +45,9 @@ struct CommitRuns {
 
 #[derive(Serialize)]
 struct ContentsLine {
-    name: String,
-    title: String,
-    section: String,
+    name: &'static str,
+    title: &'static str,
+    section: &'static str,
     points: String,
     earned: String,
     open: bool,
@@ -56,11 +57,12 @@ impl Front {
     pub fn new(document: &Document, answered: &[AnsweredPart]) -> Self {
         // an empty sum of floats is -0
         let earned =
-            |p: &ProblemInput| answered.iter().filter(|a| a.problem == p.name).map(|a| a.points).sum::<f64>() + 0.0;
-        let problems = document.problems.iter().map(|p| ContentsLine {
-            name: p.name.clone(),
-            title: p.title.clone(),
-            section: p.section.clone(),
+            |p: &HandoutProblem| answered.iter().filter(|a| a.problem == p.name).map(|a| a.points).sum::<f64>() + 0.0;
+        let handout = || document.problems.iter().map(|p| &p.handout);
+        let problems = handout().map(|p| ContentsLine {
+            name: p.name,
+            title: p.title,
+            section: p.section,
             points: points(p.points),
             earned: points(earned(p)),
             open: earned(p) == 0.0,
@@ -69,8 +71,8 @@ impl Front {
         Self {
             title: document.title.clone(),
             assignment: document.assignment.clone(),
-            points: points(document.problems.iter().map(earned).sum()),
-            total: points(document.problems.iter().map(|p| p.points).sum()),
+            points: points(handout().map(earned).sum()),
+            total: points(handout().map(|p| p.points).sum()),
             date: runs.iter().map(|(_, r)| &r.started).max().map(|day| day.get(..10).unwrap_or(day).to_string()),
             machines: machines(&runs),
             problems: problems.collect(),

@@ -11,7 +11,7 @@ use crate::harness::problem::{Measured, Verdict};
 use crate::harness::record::{Profile, RecordFile};
 use crate::harness::suite::{self, Suite};
 use crate::problems::harmonic_sum::PROBLEM;
-use crate::report::{self, Document, PartInput, ProblemInput};
+use crate::report::{self, Document, ProblemInput};
 
 /// The grid, the parameters and the row of each case.
 type Measurements = Vec<(String, Value, Value)>;
@@ -38,18 +38,8 @@ fn document(answer: Answer, records: Records) -> Document {
     let mut handout: BTreeMap<String, Vec<HandoutProblem>> = toml::from_str(include_str!("handout.toml")).unwrap();
     let handout = handout.remove("problem").unwrap().remove(0);
     assert_eq!(handout.name, PROBLEM.name);
-    let parts = handout.parts.iter().map(|part| PartInput {
-        id: part.id.into(),
-        points: part.points,
-        kinds: part.kinds.iter().map(|kind| kind.name().to_string()).collect(),
-        question: part.question.into(),
-    });
     let problem = ProblemInput {
-        name: handout.name.into(),
-        title: handout.title.into(),
-        section: handout.section.into(),
-        points: handout.points,
-        parts: parts.collect(),
+        handout,
         answers: PROBLEM.answers.iter().map(ToString::to_string).collect(),
         template: Some(include_str!("templates/harmonic_sum.md").into()),
         shared: Vec::new(),
@@ -78,7 +68,7 @@ fn a_newcomers_problem_goes_from_its_suite_to_its_answer() {
         let text = format!("{:.6}", number.abs());
         assert!(rendered.markdown.contains(&text), "{text} is not in\n{}", rendered.markdown);
     }
-    let claims: Vec<_> = rendered.claims.iter().map(|claim| (claim.id.as_str(), claim.held)).collect();
+    let claims: Vec<_> = rendered.claims.iter().map(|(_, claim)| (claim.id.as_str(), claim.held)).collect();
     assert_eq!(claims, [("small-terms-first-errs-less", true)]);
     assert!(rendered.markdown.contains("So adding small terms first errs less"), "{}", rendered.markdown);
     assert_eq!(rendered.answered.len(), 1);

@@ -8,9 +8,9 @@ use cs336::harness::answer::{
     Answer, Case, CaseOutcome, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
 };
 use cs336::harness::conditions::{Conditions, During, Reading, ReadingRange, Throttle};
-use cs336::harness::handout::HANDOUT;
+use cs336::harness::handout::{DeliverableKind, HANDOUT, HandoutProblem, Part};
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
-use cs336::report::{self, Document, PartInput, ProblemInput, Rendered};
+use cs336::report::{self, Document, ProblemInput, Rendered};
 use serde_json::{Value, json};
 
 const ATTENTION: &str = include_str!("sample_attention.md");
@@ -99,23 +99,22 @@ fn records() -> RecordSet {
     RecordSet { file, stale: [(2, "kernels/flash_forward.cu has changed since".to_string())].into() }
 }
 
-pub fn problem(name: &str, parts: &[(&str, f64)], template: &str) -> ProblemInput {
+pub fn problem(name: &str, parts: &[(&'static str, f64)], template: &str) -> ProblemInput {
+    let part = |&(id, points): &(&'static str, f64)| Part {
+        id,
+        points,
+        kinds: &[DeliverableKind::Table, DeliverableKind::Written],
+        question: "Measure attention over head sizes and sequence lengths, forward and backward, 100 times each; \
+                   report times, or that memory ran out. How does the memory saved for `backward` change with $N$?",
+    };
     ProblemInput {
-        name: name.into(),
-        title: format!("Test problem {name}"),
-        section: "1.2.1".into(),
-        points: parts.iter().map(|p| p.1).sum(),
-        parts: parts
-            .iter()
-            .map(|(id, points)| PartInput {
-                id: (*id).into(),
-                points: *points,
-                kinds: vec!["table".into(), "written".into()],
-                question: "Measure attention over head sizes and sequence lengths, forward and backward, 100 times each; \
-                           report times, or that memory ran out. How does the memory saved for `backward` change with $N$?"
-                    .into(),
-            })
-            .collect(),
+        handout: HandoutProblem {
+            name: name.to_string().leak(),
+            title: format!("Test problem {name}").leak(),
+            section: "1.2.1",
+            points: parts.iter().map(|p| p.1).sum(),
+            parts: parts.iter().map(part).collect::<Vec<_>>().leak(),
+        },
         answers: parts.iter().map(|p| p.0.to_string()).collect(),
         template: Some(template.into()),
         shared: shared(),
@@ -236,29 +235,7 @@ pub fn long(name: &str) -> ProblemInput {
 /// Every feature, followed by the handout's problems as unanswered ones.
 pub fn full() -> Document {
     let mut problems = vec![attention("sample_attention"), long("sample_long")];
-    problems.extend(HANDOUT.iter().map(|p| {
-        ProblemInput {
-            name: p.name.into(),
-            title: p.title.into(),
-            section: p.section.into(),
-            points: p.points,
-            parts: p
-                .parts
-                .iter()
-                .map(|part| PartInput {
-                    id: part.id.into(),
-                    points: part.points,
-                    kinds: vec![],
-                    question: part.question.into(),
-                })
-                .collect(),
-            answers: vec![],
-            template: None,
-            shared: vec![],
-            answer: Answer::default(),
-            records: Records::default(),
-        }
-    }));
+    problems.extend(HANDOUT.iter().map(|handout| ProblemInput { handout: *handout, ..ProblemInput::default() }));
     document(problems)
 }
 
