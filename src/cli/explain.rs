@@ -2,19 +2,18 @@
 
 use anyhow::Result;
 
-use super::{Ended, handout_problem};
+use super::{Ended, entry, handout_problem};
 use crate::harness::grade::points;
 use crate::harness::plan::{Scope, plan};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite;
-use crate::problems::REGISTRY;
 use crate::units::human_seconds;
 
 pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
     let problem = handout_problem(name)?;
-    let entry = REGISTRY.iter().find(|e| e.name == problem.name);
+    let entry = entry(problem);
     println!("{} - {} (section {}, {} points)", problem.name, problem.title, problem.section, points(problem.points));
     for part in problem.parts {
         let answered = entry.is_some_and(|e| e.answers.contains(&part.id));

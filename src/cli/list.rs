@@ -3,72 +3,58 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::Ended;
-use crate::harness::grade::{Status, points, status};
-use crate::harness::handout::{HANDOUT, HandoutProblem, total_points};
-use crate::harness::problem::Problem;
-use crate::problems::REGISTRY;
+use super::{Ended, entry};
+use crate::harness::grade::{points, status};
+use crate::harness::handout::{HANDOUT, HandoutProblem, Part, total_points};
 
 pub fn run(as_json: bool) -> Result<Ended> {
     print!("{}", if as_json { json_text()? } else { text() });
     Ok(Ended::Well)
 }
 
-fn entry(problem: &HandoutProblem) -> Option<&'static Problem> {
-    REGISTRY.iter().find(|entry| entry.name == problem.name)
-}
-
-/// Points of the parts that are answered.
-pub fn answered_points() -> f64 {
-    let parts = |p: &'static HandoutProblem| p.parts.iter().filter(move |part| is_answered(p, part.id));
-    HANDOUT.iter().flat_map(parts).map(|part| part.points).sum()
-}
-
-pub fn is_answered(problem: &HandoutProblem, part: &str) -> bool {
-    entry(problem).is_some_and(|entry| entry.answers.contains(&part))
+fn is_answered(problem: &HandoutProblem, part: &Part) -> bool {
+    entry(problem).is_some_and(|entry| entry.answers.contains(&part.id))
 }
 
 fn text() -> String {
     let mut out = format!("{:<8} {:<46} {:>6}  {:<10}  parts (* answered)\n", "section", "problem", "points", "status");
+    let mut answered = 0.0;
     for problem in HANDOUT.iter() {
-        let mark = |id: &str| if is_answered(problem, id) { "*" } else { "" };
-        let part = |id: &str| if id.is_empty() { format!("whole{}", mark(id)) } else { format!("{id}{}", mark(id)) };
-        let parts: Vec<String> = problem.parts.iter().map(|p| part(p.id)).collect();
-        let state: Status = status(problem, entry(problem));
+        let mut parts = Vec::new();
+        for part in problem.parts {
+            let id = if part.id.is_empty() { "whole" } else { part.id };
+            let is_answered = is_answered(problem, part);
+            parts.push(format!("{id}{}", if is_answered { "*" } else { "" }));
+            answered += if is_answered { part.points } else { 0.0 };
+        }
         out += &format!(
             "{:<8} {:<46} {:>6}  {:<10}  {}\n",
             problem.section,
             problem.name,
             points(problem.points),
-            state.name(),
+            status(problem, entry(problem)).name(),
             parts.join(" ")
         );
     }
-    let answered = points(answered_points());
-    out + &format!("{} problems, {} points; {answered} points answered\n", HANDOUT.len(), points(total_points()))
+    let (total, answered) = (points(total_points()), points(answered));
+    out + &format!("{} problems, {total} points; {answered} points answered\n", HANDOUT.len())
 }
 
 fn json_text() -> Result<String> {
-    let problems: Vec<_> = HANDOUT
-        .iter()
-        .map(|problem| {
-            let parts: Vec<_> = problem
-                .parts
-                .iter()
-                .map(|part| {
-                    let kinds: Vec<_> = part.kinds.iter().map(|k| k.name()).collect();
-                    json!({"id": part.id, "points": part.points, "kinds": kinds, "answered": is_answered(problem, part.id)})
-                })
-                .collect();
-            json!({
-                "name": problem.name,
-                "title": problem.title,
-                "section": problem.section,
-                "points": problem.points,
-                "parts": parts,
-                "status": status(problem, entry(problem)).name(),
-            })
+    let part = |problem: &HandoutProblem, part: &Part| {
+        let answered = is_answered(problem, part);
+        json!({"id": part.id, "points": part.points, "kinds": part.kinds, "answered": answered})
+    };
+    let problem = |problem: &HandoutProblem| {
+        json!({
+            "name": problem.name,
+            "title": problem.title,
+            "section": problem.section,
+            "points": problem.points,
+            "parts": problem.parts.iter().map(|p| part(problem, p)).collect::<Vec<_>>(),
+            "status": status(problem, entry(problem)),
         })
-        .collect();
+    };
+    let problems: Vec<_> = HANDOUT.iter().map(problem).collect();
     Ok(serde_json::to_string_pretty(&problems)? + "\n")
 }
