@@ -138,11 +138,6 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
     (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 
-/// The snapshot file of a problem's rendered text.
-pub fn rendered_path(layout: &Layout, name: &str) -> PathBuf {
-    layout.root.join("snapshots").join("rendered").join(format!("{name}.snap"))
-}
-
 fn check(layout: &Layout) -> Result<Ended> {
     if let Some(message) = device::unproven(layout)? {
         println!("device: {message}");
@@ -154,12 +149,14 @@ fn check(layout: &Layout) -> Result<Ended> {
     }
     let mut drifted = 0;
     for (name, markdown) in accepted_markdown(layout)? {
-        let path = rendered_path(layout, name);
-        let stored =
-            std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))?;
-        let stored = snapshot_body(&stored).with_context(|| format!("{} is no snapshot", layout.display(&path)))?;
-        if let Some((number, old, new)) = first_difference(stored, &markdown) {
-            println!("{name}: drifted from {} at line {number}\n  - {old}\n  + {new}", layout.display(&path));
+        let path = format!("snapshots/rendered/{name}.snap");
+        let stored = std::fs::read_to_string(layout.root.join(&path));
+        let stored = stored.with_context(|| format!("failed to read {path}"))?;
+        // insta writes a header between two lines of dashes.
+        let body = stored.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
+        let (_, body) = body.with_context(|| format!("{path} is no snapshot"))?;
+        if let Some((number, (old, new))) = first_difference(body, &markdown) {
+            println!("{name}: drifted from {path} at line {number}\n  - {old}\n  + {new}");
             drifted += 1;
         }
     }
