@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use cs336::harness::record::{Outcome, Profile, RecordFile};
-use cs336::harness::store::{Layout, Lock};
+use cs336::harness::store::{Layout, lock_records};
 use cs336::harness::suite;
 use cs336::process::wait_until;
 use rstest::rstest;
@@ -186,7 +186,7 @@ fn a_folder_that_cannot_be_written_is_named_and_nothing_is_lost() {
 #[test]
 fn two_measures_at_once_are_refused() {
     let tree = Tree::new();
-    let lock = Lock::acquire(&tree.layout()).unwrap();
+    let lock = lock_records(&tree.layout()).unwrap();
     let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
     assert!(said.contains("another cs336 is writing records here"), "{said}");
     drop(lock);

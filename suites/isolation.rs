@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cs336::collective::ranks::set_program;
-use cs336::harness::case::{CheckEnding, Runner};
+use cs336::harness::case::Runner;
+use cs336::harness::grade::CheckStatus;
 use cs336::harness::plan::{Pending, Scope, plan};
-use cs336::harness::pool::Pool;
 use cs336::harness::problem::{Check, Problem, Verdict};
 use cs336::harness::provenance::Facts;
 use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
 use cs336::harness::run::{MeasureSummary, Progress, Tally};
-use cs336::harness::schedule::PendingTable;
+use cs336::harness::schedule::{Clock, PendingTable};
 use cs336::harness::store::Layout;
-use cs336::harness::worker::{Abilities, serve};
+use cs336::harness::worker::{Abilities, Worker, serve};
 use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/actions.rs"]
@@ -40,14 +40,14 @@ struct Notes {
 }
 
 impl Progress for Notes {
-    fn table_started(&mut self, _: &Problem, _: &PendingTable) {}
+    fn table_started(&mut self, _: &PendingTable) {}
     fn checks_started(&mut self, _: &Problem) {}
     fn case_started(&mut self, case: &Pending) {
         self.cases.push(case.params["action"].as_str().unwrap_or_default().into());
     }
     fn case_ended(&mut self, _: &Pending, _: &Outcome, _: Duration) {}
     fn table_ended(&mut self) {}
-    fn refused(&mut self, _: &Problem, error: &anyhow::Error) {
+    fn refused(&mut self, error: &anyhow::Error) {
         self.refused.push(format!("{error:#}"));
     }
 }
@@ -77,8 +77,8 @@ fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
     Ok((folder, layout))
 }
 
-fn runner(layout: &Layout) -> Result<Runner<'_>> {
-    Runner::here(layout, &|| false)
+fn runner(layout: &Layout) -> Runner<'_> {
+    Runner::new(layout, &|| false)
 }
 
 /// Tries `body` with a time limit, then with longer ones, because a busy machine can make the first too short. A real
@@ -101,7 +101,7 @@ fn visit(runner: &Runner, problem: &'static Problem, scope: Scope, notes: &mut N
 
 fn measure(layout: &Layout, problem: &'static Problem, scope: Scope) -> Result<Tally> {
     let mut notes = Notes::default();
-    let visit = visit(&runner(layout)?, problem, scope, &mut notes)?;
+    let visit = visit(&runner(layout), problem, scope, &mut notes)?;
     ensure!(notes.refused.is_empty(), "{}", notes.refused.join("; "));
     Ok(visit.tally)
 }
@@ -113,7 +113,7 @@ fn record(layout: &Layout) -> Result<RecordFile> {
 /// Measures one action, followed by one that works, and returns its outcome.
 fn outcome_of(action: &str) -> Result<Outcome> {
     let (_folder, layout) = tree("actions", &format!("\"{action}\", \"works\""))?;
-    outcome_by(&runner(&layout)?)
+    outcome_by(&runner(&layout))
 }
 
 fn outcome_by(runner: &Runner) -> Result<Outcome> {
@@ -158,7 +158,7 @@ fn faults_become_outcomes() -> Result<()> {
 fn a_hang_ends_at_the_limit() -> Result<()> {
     in_time(|limit| {
         let (_folder, layout) = tree("actions", "\"hangs\", \"works\"")?;
-        let outcome = outcome_by(&Runner { limit, ..runner(&layout)? })?;
+        let outcome = outcome_by(&Runner { limit, ..runner(&layout) })?;
         require_failure(&outcome, &format!("limit of {} s", limit.as_secs()))
     })
 }
@@ -234,7 +234,7 @@ fn a_problem_that_fails_its_checks_is_not_timed() -> Result<()> {
 fn an_interrupt_keeps_what_was_measured() -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\", \"hangs\"")?;
     let hangs = || layout.root.join("hanging").exists();
-    let runner = Runner::here(&layout, &hangs)?;
+    let runner = Runner::new(&layout, &hangs);
     let tally = visit(&runner, &TEST_REGISTRY[0], Scope::All, &mut Notes::default())?.tally;
     ensure!(tally.interrupted && tally.measured == 1, "{tally:?}");
     ensure!(record(&layout)?.cases.len() == 1, "the running case was recorded, or the measured one lost");
@@ -243,11 +243,10 @@ fn an_interrupt_keeps_what_was_measured() -> Result<()> {
 
 fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\"")?;
-    let runner = runner(&layout)?;
-    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let runner = runner(&layout);
     let stranger = Check { name: "stranger", part: "", run: || Verdict::passed("") };
-    match runner.check(&mut pool, &TEST_REGISTRY[0], &stranger)? {
-        CheckEnding::Failed { error } if error.contains("stranger") => Ok(()),
+    match runner.check(&mut Worker::new(&layout), &TEST_REGISTRY[0], &stranger, &Clock::start(None))? {
+        Some(CheckStatus::Failed { error }) if error.contains("stranger") => Ok(()),
         other => bail!("{other:?}"),
     }
 }
@@ -255,20 +254,20 @@ fn an_unknown_check_is_a_failure_with_its_name() -> Result<()> {
 /// A crash, a panic or a missing device affects only that device check. Each check has its own process.
 fn device_checks_end_each_for_itself() -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\"")?;
-    let runner = runner(&layout)?;
-    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
-    let mut end = |check| runner.device_check(&mut pool, check);
+    let runner = runner(&layout);
+    let mut worker = Worker::new(&layout);
+    let mut end = |check| runner.device_check(&mut worker, check);
     let [aborts, panics, lacks, works] = TEST_DEVICE_CHECKS else { bail!("four device checks") };
     for (check, words) in [(aborts, "signal 6"), (panics, "panicked: a deliberate error")] {
         let ending = end(check)?;
         ensure!(
-            matches!(&ending, CheckEnding::Failed { error } if error.contains(words)),
+            matches!(&ending, Some(CheckStatus::Failed { error }) if error.contains(words)),
             "{}: {ending:?}",
             check.name
         );
     }
     let reason = "needs a second GPU, has one".to_string();
-    ensure!(end(lacks)? == CheckEnding::Skipped { reason }, "{} did not end in a skip", lacks.name);
+    ensure!(end(lacks)? == Some(CheckStatus::Skipped { reason }), "{} did not end in a skip", lacks.name);
     ensure!(end(works)? != end(works)?, "one process ran two device checks");
     Ok(())
 }

@@ -8,26 +8,16 @@ use crate::harness::conditions::{Conditions, in_words};
 use crate::harness::device::DEVICE;
 use crate::harness::drift::{acceptable, drift};
 use crate::harness::record::Profile;
-use crate::harness::store::{Layout, Lock, write_atomically};
+use crate::harness::store::{Layout, lock_records, write_atomically};
 use crate::harness::suite;
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    chosen: Chosen,
-    /// Show what would be accepted and write nothing
-    #[arg(long)]
-    dry_run: bool,
-}
-
-pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    let _lock = Lock::acquire(layout)?;
+pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
+    let _lock = lock_records(layout)?;
     let (mut accepted, mut refused) = (0, 0);
-    let (device_named, named): (Vec<_>, Vec<_>) =
-        arguments.chosen.problems.iter().cloned().partition(|name| name == DEVICE);
-    let everything = arguments.chosen.problems.is_empty();
-    if (everything || !device_named.is_empty()) && arguments.chosen.profiles().contains(&Profile::Gpu) {
-        match device::accept(layout, arguments.dry_run)? {
+    let (device_named, named): (Vec<_>, Vec<_>) = chosen.problems.iter().cloned().partition(|name| name == DEVICE);
+    let everything = chosen.problems.is_empty();
+    if (everything || !device_named.is_empty()) && chosen.profiles().contains(&Profile::Gpu) {
+        match device::accept(layout, dry_run)? {
             Some(true) => accepted += 1,
             Some(false) => refused += 1,
             None => {}
@@ -35,7 +25,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     }
     let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };
     for problem in problems {
-        for profile in arguments.chosen.profiles() {
+        for profile in chosen.profiles() {
             let (Some(local), Some(suite)) =
                 (layout.read_local(profile, problem)?, suite::load(&layout.root, problem)?)
             else {
@@ -57,7 +47,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                     println!("  slowed down while measured: {}: {}", short(&case.params), in_words(&reasons));
                 }
             }
-            if !arguments.dry_run {
+            if !dry_run {
                 write_atomically(&layout.accepted(profile, problem.name), local.to_json()?.as_bytes())?;
             }
             accepted += 1;
@@ -66,9 +56,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if accepted + refused == 0 {
         bail!("nothing to accept: no records here; run `cs336 measure` first");
     }
-    let verb = if arguments.dry_run { "would be accepted" } else { "accepted into snapshots/" };
+    let verb = if dry_run { "would be accepted" } else { "accepted into snapshots/" };
     println!("{accepted} {verb}, {refused} refused");
-    if accepted > 0 && !arguments.dry_run {
+    if accepted > 0 && !dry_run {
         println!(
             "the rendered report changes too: run `INSTA_UPDATE=always cargo test --test drift`, check the diff, and commit both"
         );

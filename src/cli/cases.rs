@@ -9,9 +9,8 @@ use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run as run_case};
-use crate::harness::pool::Pool;
 use crate::harness::store::Layout;
-use crate::harness::worker::{Ending, Job, Reply};
+use crate::harness::worker::{Ending, Job, Reply, Worker};
 
 /// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -39,10 +38,10 @@ struct CaseResult {
 
 pub fn run(layout: &Layout, folder: &Path, as_json: bool) -> Result<Ended> {
     watch_for_interrupt();
-    let mut pool = Pool::new(std::env::current_exe()?, layout.root.clone());
+    let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files(folder)? {
-        let Some(result) = grade(&mut pool, &path)? else { return Ok(Ended::Interrupted) };
+        let Some(result) = grade(&mut worker, &path)? else { return Ok(Ended::Interrupted) };
         if !as_json {
             print(&result);
         }
@@ -89,16 +88,16 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
-fn grade(pool: &mut Pool, path: &Path) -> Result<Option<CaseResult>> {
+fn grade(worker: &mut Worker, path: &Path) -> Result<Option<CaseResult>> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let path = path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?;
     let failed = |error: String| CaseResult { file: file.clone(), compared: Compared::default(), error: Some(error) };
-    Ok(Some(match pool.run(&Job::Case { path }, LIMIT, &interrupted)? {
+    Ok(Some(match worker.run(&Job::Case { path }, LIMIT, &interrupted)? {
         Ending::Interrupted => return Ok(None),
         Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s", limit.as_secs())),
         Ending::Died { how, .. } => failed(how),
-        Ending::Reply(Reply::Failed { error }) => failed(error),
-        Ending::Reply(Reply::Compared { result }) => {
+        Ending::Reply(Reply::Failed(error)) => failed(error),
+        Ending::Reply(Reply::Compared(result)) => {
             let compared = Compared::deserialize(result).context("a worker's comparisons")?;
             CaseResult { file, compared, error: None }
         }

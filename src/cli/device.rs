@@ -1,20 +1,22 @@
 //! `cs336 grade --device`: checks that need a GPU, one process each. `cs336 accept device` promotes the results.
 
+use std::fs::File;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::bench::machine;
 use crate::checks::device::versions;
-use crate::harness::case::{CheckEnding, Runner};
+use crate::harness::case::Runner;
 use crate::harness::device::{DEVICE, DeviceCheck, DeviceGroup};
 use crate::harness::grade::CheckStatus;
-use crate::harness::pool::Pool;
 use crate::harness::provenance::open_run;
-use crate::harness::record::{Profile, RecordFile, Run};
-use crate::harness::store::{Layout, Lock, write_atomically};
+use crate::harness::record::{Outcome, Profile, RecordFile, Run};
+use crate::harness::store::{Layout, lock_records, write_atomically};
+use crate::harness::worker::Worker;
 use crate::problems::DEVICE_CHECKS;
 
 /// How one check ended.
@@ -33,7 +35,7 @@ struct Recording<'a> {
     group: &'a DeviceGroup,
     run: Run,
     file: RecordFile,
-    _lock: Lock,
+    _lock: File,
 }
 
 /// Runs the named checks, or all, and records the results. A check that this machine cannot run is skipped and keeps its
@@ -44,16 +46,15 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
     let chosen = chosen(&group, names)?;
     let gpus = machine::gpus()?.len();
     let mut recording = (gpus > 0).then(|| Recording::open(layout, &group)).transpose()?;
-    let runner = Runner::here(layout, &interrupted)?;
-    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut results = Vec::new();
     for check in chosen {
         let started = Instant::now();
         let ending = match check.lacks(gpus) {
-            Some(reason) => CheckEnding::Skipped { reason },
-            None => runner.device_check(&mut pool, check)?,
+            Some(reason) => Some(CheckStatus::Skipped { reason }),
+            None => runner.device_check(&mut worker, check)?,
         };
-        let Some(ending) = CheckStatus::of(ending) else { return Ok(Ended::Interrupted) };
+        let Some(ending) = ending else { return Ok(Ended::Interrupted) };
         let result = DeviceResult { check, ending, elapsed_s: started.elapsed().as_secs_f64() };
         if !as_json {
             print(&result);
@@ -121,7 +122,7 @@ fn chosen(group: &DeviceGroup, names: &[String]) -> Result<Vec<&'static DeviceCh
 
 impl<'a> Recording<'a> {
     fn open(layout: &'a Layout, group: &'a DeviceGroup) -> Result<Self> {
-        let _lock = Lock::acquire(layout)?;
+        let _lock = lock_records(layout)?;
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
         // There is no suite file.
@@ -130,13 +131,12 @@ impl<'a> Recording<'a> {
     }
 
     fn put(&mut self, result: &DeviceResult) -> Result<()> {
-        let ended = match &result.ending {
-            CheckStatus::Passed { note } => Ok(note.as_str()),
-            CheckStatus::Failed { error } => Err(error.as_str()),
+        let outcome = match &result.ending {
+            CheckStatus::Passed { note } => Outcome::Measured { row: json!({ "note": note }) },
+            CheckStatus::Failed { error } => Outcome::Failed { error: error.clone() },
             CheckStatus::Skipped { .. } => return Ok(()),
         };
-        self.file.put(self.group.entry(result.check, &self.run, result.elapsed_s, ended), &self.run);
-        self.group.sort(&mut self.file);
+        self.group.put(&mut self.file, &self.run, result.check, outcome, result.elapsed_s);
         write_atomically(&self.layout.local(Profile::Gpu, DEVICE), self.file.to_json()?.as_bytes())
     }
 }

@@ -5,27 +5,20 @@ use anyhow::Result;
 use super::progress::short;
 use super::{Chosen, Ended, selected};
 use crate::harness::drift::{Drift, Finding, drift};
-use crate::harness::problem::Problem;
-use crate::harness::record::Profile;
 use crate::harness::stats::Change;
 use crate::harness::store::Layout;
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    chosen: Chosen,
-    #[arg(long)]
-    json: bool,
-}
-
-pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+pub fn run(layout: &Layout, chosen: &Chosen, as_json: bool) -> Result<Ended> {
     let mut found = Vec::new();
-    for problem in selected(&arguments.chosen.problems)? {
-        for profile in arguments.chosen.profiles() {
-            found.extend(between(layout, problem, profile)?);
+    for problem in selected(&chosen.problems)? {
+        for profile in chosen.profiles() {
+            let (local, accepted) = (layout.read_local(profile, problem)?, layout.read_accepted(profile, problem)?);
+            if let (Some(local), Some(accepted)) = (local, accepted) {
+                found.push(drift(&local, &accepted)?);
+            }
         }
     }
-    if arguments.json {
+    if as_json {
         println!("{}", serde_json::to_string_pretty(&found)?);
     } else if found.is_empty() {
         println!(
@@ -36,13 +29,6 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     }
     let contradicted = found.iter().flat_map(|d| &d.cases).flat_map(|c| &c.changes).any(Finding::is_contradiction);
     Ok(if contradicted { Ended::WithFindings } else { Ended::Well })
-}
-
-/// The drift of one problem; `None` unless both sides have records.
-fn between(layout: &Layout, problem: &Problem, profile: Profile) -> Result<Option<Drift>> {
-    let local = layout.read_local(profile, problem)?;
-    let accepted = layout.read_accepted(profile, problem)?;
-    local.zip(accepted).map(|(local, accepted)| drift(&local, &accepted)).transpose()
 }
 
 /// Prints the differences, and the number of unchanged timings.

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Ended, handout_problem, interrupted, watch_for_interrupt, writeup};
+use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt, writeup};
 use crate::harness::case::Runner;
-use crate::harness::grade::{CheckResult, CheckStatus, Evidence, ProblemGrade, grade, points};
+use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
-use crate::harness::pool::Pool;
 use crate::harness::problem::Problem;
+use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
-use crate::problems::REGISTRY;
+use crate::harness::worker::Worker;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -50,9 +50,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     };
     let mut grades = Vec::new();
     for problem in chosen {
-        let entry = REGISTRY.iter().find(|e| e.name == problem.name);
-        let Some((checks, evidence)) = results(layout, entry)? else { return Ok(Ended::Interrupted) };
-        let graded = grade(problem, entry, &checks, &evidence);
+        let entry = entry(problem);
+        let Some((checks, lacking)) = results(layout, entry)? else { return Ok(Ended::Interrupted) };
+        let graded = grade(problem, entry, &checks, &lacking);
         if !arguments.json {
             print(&graded);
             if let Some(message) = entry.map(|entry| writeup::unattested(layout, entry)).transpose()?.flatten() {
@@ -73,29 +73,24 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(path) = &arguments.gradescope {
         write_atomically(path, gradescope(&grades)?.as_bytes())?;
     }
-    let failed = grades
-        .iter()
-        .flat_map(|g| &g.parts)
-        .flat_map(|p| &p.checks)
-        .any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
+    let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
 }
 
-/// Runs a problem's checks and looks at its records and template; `None` when interrupted.
-fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(Vec<CheckResult>, Evidence)>> {
+/// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.
+fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(Vec<CheckResult>, Vec<String>)>> {
     let Some(entry) = entry else { return Ok(Some(Default::default())) };
-    let runner = Runner::here(layout, &interrupted)?;
-    let mut pool = Pool::new(runner.program.clone(), layout.root.clone());
+    let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut checks = Vec::new();
     for check in entry.checks {
         let started = Instant::now();
-        let ending = runner.check(&mut pool, entry, check)?;
-        match CheckResult::new(check.name, check.part, ending, started.elapsed()) {
-            Some(result) => checks.push(result),
-            None => return Ok(None),
-        }
+        let ending = runner.check(&mut worker, entry, check, &Clock::start(None))?;
+        let Some(ending) = ending else { return Ok(None) };
+        let elapsed_s = started.elapsed().as_secs_f64();
+        checks.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
     }
-    Ok(Some((checks, writeup::evidence(layout, entry)?)))
+    Ok(Some((checks, writeup::lacking(layout, entry)?)))
 }
 
 fn print(graded: &ProblemGrade) {

@@ -10,14 +10,14 @@ use crate::bench::machine;
 use crate::harness::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
-use crate::harness::pool::Pool;
 use crate::harness::problem::Problem;
 use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile};
-use crate::harness::run::{MeasureSummary, Tally, UnmeasuredTable};
+use crate::harness::run::{MeasureSummary, Tally};
 use crate::harness::samples::{Unit, each_samples};
-use crate::harness::schedule::{Clock, parse_duration};
-use crate::harness::store::{Layout, Lock};
+use crate::harness::schedule::{Clock, PendingTable, parse_duration};
+use crate::harness::store::{Layout, lock_records};
+use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
 use crate::units::human_seconds;
 
@@ -38,9 +38,6 @@ pub struct Arguments {
     /// replaced, as in attention=flash (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
-    /// End a case that takes longer than this many seconds
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
-    case_limit: u64,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
@@ -58,27 +55,19 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 names.len()
             );
         };
-        return one_case(layout, problem, profile, arguments);
+        return one_case(layout, problem, profile, &arguments.settings);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
     if arguments.dry_run {
         return dry_run(layout, &problems, profile, scope);
     }
-    let limits = Limits { case: Duration::from_secs(arguments.case_limit), budget: arguments.budget };
-    let visit = measure(layout, &problems, profile, scope, limits)?;
-    print_left(layout, &visit.left, arguments)?;
+    let visit = measure(layout, &problems, profile, scope, arguments.budget)?;
+    print_left(layout, &visit.left, profile, arguments)?;
     Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
         Tally { failed: 0, .. } => Ended::Well,
         _ => Ended::WithFindings,
     })
-}
-
-/// Time limits of one case and of all cases.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    pub case: Duration,
-    pub budget: Option<Duration>,
 }
 
 /// Measures what `scope` asks for and prints how the cases ended; shared with `writeup`.
@@ -87,22 +76,19 @@ pub fn measure(
     problems: &[&'static Problem],
     profile: Profile,
     scope: Scope,
-    limits: Limits,
+    budget: Option<Duration>,
 ) -> Result<MeasureSummary> {
-    let plans = || -> Result<Vec<Plan>> {
-        problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose()).collect()
-    };
+    let plans = || plans(layout, problems, profile, scope);
     if plans()?.iter().all(|p| p.pending.is_empty()) {
         return Ok(MeasureSummary::default());
     }
-    let _lock = Lock::acquire(layout)?;
+    let _lock = lock_records(layout)?;
     // Plan again: the process that held the lock may have measured some of these cases.
     let plans = plans()?;
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
-    let runner =
-        Runner { limit: limits.case, budget: limits.budget, sensor: &sensor, ..Runner::here(layout, &interrupted)? };
+    let runner = Runner { budget, sensor: &sensor, ..Runner::new(layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
     let tally = visit.tally;
     eprintln!(
@@ -113,18 +99,21 @@ pub fn measure(
 }
 
 /// Prints the cases that the budget left out, and the command that continues with them.
-fn print_left(layout: &Layout, left: &[UnmeasuredTable], arguments: &Arguments) -> Result<()> {
-    let Some(UnmeasuredTable { profile, .. }) = left.first() else { return Ok(()) };
+fn print_left(layout: &Layout, left: &[PendingTable], profile: Profile, arguments: &Arguments) -> Result<()> {
+    if left.is_empty() {
+        return Ok(());
+    }
     eprintln!("the budget left out:");
-    for UnmeasuredTable { problem, profile, table } in left {
-        let record = layout.read_local(*profile, super::registered(problem)?)?;
+    for table in left {
+        let PendingTable { problem, grid, pending, .. } = table;
+        let record = layout.read_local(profile, super::registered(problem)?)?;
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
-        let earlier = match table.pending.iter().filter(kept).count() {
+        let earlier = match pending.iter().filter(kept).count() {
             0 => String::new(),
             n => format!("; {n} of them keep their earlier figures"),
         };
         let about = table.estimate_s().map_or(String::new(), |seconds| format!(", about {}", human_seconds(seconds)));
-        eprintln!("  {problem} {profile}.{}: {} cases{about}{earlier}", table.grid, table.pending.len());
+        eprintln!("  {problem} {profile}.{grid}: {} cases{about}{earlier}", pending.len());
     }
     let names = arguments.chosen.problems.iter().map(|name| format!(" {name}")).collect::<String>();
     let budget = match arguments.budget.map(|budget| budget.as_secs()) {
@@ -137,37 +126,33 @@ fn print_left(layout: &Layout, left: &[UnmeasuredTable], arguments: &Arguments) 
 }
 
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
-    let ahead = Ahead::of(layout, problems, profile, scope)?;
-    for plan in &ahead.plans {
+    let plans = plans(layout, problems, profile, scope)?;
+    for plan in &plans {
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
         }
     }
-    println!("estimate: {}", ahead.describe());
+    println!("estimate: {}", describe(&plans));
     Ok(Ended::Well)
 }
 
-/// The cases still to be measured, with an estimate of the time.
-pub struct Ahead {
-    plans: Vec<Plan<'static>>,
+/// The plans of the problems that measure something under this profile.
+pub fn plans(
+    layout: &Layout,
+    problems: &[&'static Problem],
+    profile: Profile,
+    scope: Scope,
+) -> Result<Vec<Plan<'static>>> {
+    problems.iter().filter_map(|problem| plan(layout, problem, profile, scope).transpose()).collect()
 }
 
-impl Ahead {
-    pub fn of(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Self> {
-        let plans = problems.iter().filter_map(|p| plan(layout, p, profile, scope).transpose());
-        Ok(Self { plans: plans.collect::<Result<_>>()? })
-    }
-
-    pub fn cases(&self) -> usize {
-        self.plans.iter().map(|plan| plan.pending.len()).sum()
-    }
-
-    pub fn describe(&self) -> String {
-        let estimates = self.plans.iter().map(Plan::estimate);
-        let (seconds, unknown) = estimates.fold((0.0, 0), |(s, n), (seconds, unknown)| (s + seconds, n + unknown));
-        estimate(seconds, self.cases() - unknown, unknown)
-    }
+/// How many cases are to be measured, and how long that may take.
+pub fn describe(plans: &[Plan]) -> String {
+    let estimates = plans.iter().map(Plan::estimate);
+    let (seconds, unknown) = estimates.fold((0.0, 0), |(s, n), (seconds, unknown)| (s + seconds, n + unknown));
+    let cases: usize = plans.iter().map(|plan| plan.pending.len()).sum();
+    estimate(seconds, cases - unknown, unknown)
 }
 
 /// "12.0 min for the 40 cases measured before; 2 were never measured". Only cases with a known time are counted in it.
@@ -181,17 +166,15 @@ fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
 }
 
 /// Measures one case and prints it. It is not recorded: no suite declares it, so its record would be stale.
-fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, arguments: &Arguments) -> Result<Ended> {
+fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, settings: &[String]) -> Result<Ended> {
     let suite = suite::load(&layout.root, problem)?.with_context(|| format!("{} measures nothing", problem.name))?;
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
-    let params = suite::override_case(&suite, profile, &arguments.settings, problem)?;
+    let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
     let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?)?;
     let sensor = || machine::reading(profile);
-    let limit = Duration::from_secs(arguments.case_limit);
-    let runner = Runner { limit, sensor: &sensor, ..Runner::here(layout, &interrupted)? };
-    let pool = Pool::new(runner.program.clone(), layout.root.clone());
-    let mut context = MeasurementContext { problem, measured, profile, pool, run };
+    let runner = Runner { sensor: &sensor, ..Runner::new(layout, &interrupted) };
+    let mut context = MeasurementContext { problem, measured, profile, worker: Worker::new(layout), run };
     eprintln!("{}: {}", problem.name, short(&params));
     match runner.measure_case(&mut context, &params, &Clock::start(None))? {
         CaseEnding::Interrupted | CaseEnding::OutOfTime => Ok(Ended::Interrupted),

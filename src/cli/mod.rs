@@ -66,9 +66,20 @@ enum Verb {
     /// Build report/writeup.pdf and writeup.md, measure missing and stale cases, and build again
     Writeup(writeup::Arguments),
     /// Compare this machine's records with the accepted ones
-    Diff(diff::Arguments),
+    Diff {
+        #[command(flatten)]
+        chosen: Chosen,
+        #[arg(long)]
+        json: bool,
+    },
     /// Promote this machine's records to snapshots/, after showing the difference
-    Accept(accept::Arguments),
+    Accept {
+        #[command(flatten)]
+        chosen: Chosen,
+        /// Show what would be accepted and write nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Show what this machine has and what it can run
     Doctor {
         #[arg(long)]
@@ -155,8 +166,8 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Grade(arguments) => grade::run(&Layout::find()?, &arguments),
         Verb::Measure(arguments) => measure::run(&Layout::find()?, &arguments),
         Verb::Writeup(arguments) => writeup::run(&Layout::find()?, &arguments),
-        Verb::Diff(arguments) => diff::run(&Layout::find()?, &arguments),
-        Verb::Accept(arguments) => accept::run(&Layout::find()?, &arguments),
+        Verb::Diff { chosen, json } => diff::run(&Layout::find()?, &chosen, json),
+        Verb::Accept { chosen, dry_run } => accept::run(&Layout::find()?, &chosen, dry_run),
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
         Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),

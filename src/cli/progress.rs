@@ -14,64 +14,56 @@ use crate::harness::schedule::PendingTable;
 use crate::units::human_seconds;
 
 /// Progress of one table after another on standard error.
-#[derive(Default)]
-pub struct Bars(Option<Bar>);
-
-/// The progress of one table.
-struct Bar {
-    name: String,
+pub struct Bars {
+    table: String,
     bar: ProgressBar,
 }
 
-impl Bar {
-    fn new(problem: &Problem, table: &PendingTable) -> Self {
-        let name = format!("{}.{}", problem.name, table.grid);
-        let cases = table.pending.len();
-        let terminal = std::io::stderr().is_terminal();
-        let bar = if terminal { ProgressBar::new(cases as u64) } else { ProgressBar::hidden() };
-        if let Ok(style) =
-            ProgressStyle::with_template("{prefix:<40} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}")
-        {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar.set_prefix(name.clone());
-        if !terminal {
-            let about = table.estimate_s().map_or(String::new(), |s| format!(", about {}", human_seconds(s)));
-            eprintln!("{name}: measuring {cases} cases{about}");
-        }
-        Self { name, bar }
+impl Default for Bars {
+    fn default() -> Self {
+        Self { table: String::new(), bar: ProgressBar::hidden() }
     }
 }
 
 impl Progress for Bars {
-    fn table_started(&mut self, problem: &Problem, table: &PendingTable) {
-        self.0 = Some(Bar::new(problem, table));
+    fn table_started(&mut self, table: &PendingTable) {
+        let (name, cases) = (format!("{}.{}", table.problem, table.grid), table.pending.len());
+        let terminal = std::io::stderr().is_terminal();
+        self.bar = if terminal { ProgressBar::new(cases as u64) } else { ProgressBar::hidden() };
+        let template = "{prefix:<40} [{bar:24}] {pos}/{len} {elapsed_precise} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(style.progress_chars("=> "));
+        }
+        self.bar.set_prefix(name.clone());
+        if !terminal {
+            let about = table.estimate_s().map_or(String::new(), |s| format!(", about {}", human_seconds(s)));
+            eprintln!("{name}: measuring {cases} cases{about}");
+        }
+        self.table = name;
     }
 
     fn checks_started(&mut self, problem: &Problem) {
-        self.0.iter().for_each(|Bar { bar, .. }| bar.set_message(format!("running {} checks", problem.checks.len())));
+        self.bar.set_message(format!("running {} checks", problem.checks.len()));
     }
 
     fn case_started(&mut self, case: &Pending) {
-        self.0.iter().for_each(|Bar { bar, .. }| bar.set_message(short(&case.params)));
+        self.bar.set_message(short(&case.params));
     }
 
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration) {
-        let Some(Bar { name, bar }) = &self.0 else { return };
-        bar.inc(1);
+        self.bar.inc(1);
         if let Outcome::Failed { error } = outcome {
-            let line = format!("{name} {}: failed after {:.1} s: {error}", short(&case.params), elapsed.as_secs_f64());
-            if bar.is_hidden() { eprintln!("{line}") } else { bar.println(line) }
+            let (table, case) = (&self.table, short(&case.params));
+            let line = format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64());
+            if self.bar.is_hidden() { eprintln!("{line}") } else { self.bar.println(line) }
         }
     }
 
     fn table_ended(&mut self) {
-        if let Some(Bar { bar, .. }) = self.0.take() {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
     }
 
-    fn refused(&mut self, _: &Problem, error: &anyhow::Error) {
+    fn refused(&mut self, error: &anyhow::Error) {
         eprintln!("cs336: {error:#}");
     }
 }

@@ -1,15 +1,10 @@
 //! `cs336 writeup`: measures missing cases, renders every answer, builds the PDF, and checks committed records for drift.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::document::{RecordSource, accepted_markdown, answer_records, document, problem_input, with_problems};
-use super::measure::Ahead;
 use super::{Ended, device, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
-use crate::harness::grade::Evidence;
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile};
@@ -44,15 +39,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if !arguments.no_measure {
         let problems: Vec<&'static Problem> = REGISTRY.iter().collect();
         let profile = profile_or_default(arguments.profile);
-        let ahead = Ahead::of(layout, &problems, profile, Scope::Outdated)?;
-        if ahead.cases() > 0 {
+        let plans = measure::plans(layout, &problems, profile, Scope::Outdated)?;
+        if plans.iter().any(|plan| !plan.pending.is_empty()) {
             println!("{}, from the existing records", build(layout)?);
             println!(
                 "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
-                ahead.describe()
+                measure::describe(&plans)
             );
-            let limits = measure::Limits { case: Duration::from_secs(600), budget: None };
-            if measure::measure(layout, &problems, profile, Scope::Outdated, limits)?.tally.interrupted {
+            if measure::measure(layout, &problems, profile, Scope::Outdated, None)?.tally.interrupted {
                 return Ok(Ended::Interrupted);
             }
         }
@@ -94,14 +88,14 @@ fn frame(layout: &Layout) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
-/// Whether the records and the template behind a problem's written answer are in order. A failing answer is not an `Err`.
-pub fn evidence(layout: &Layout, problem: &'static Problem) -> Result<Evidence> {
+/// Why the records do not cover the suite, and why the template does not render with every claim true; empty if all is well.
+pub fn lacking(layout: &Layout, problem: &'static Problem) -> Result<Vec<String>> {
     let handout = super::handout_problem(problem.name)?;
     let records = answer_records(layout, problem, RecordSource::Here)?;
-    let records_missing = records.suite.as_ref().and_then(|suite| missing(suite, &records, problem.name));
+    let missing = records.suite.as_ref().and_then(|suite| missing(suite, &records, problem.name));
     let render = || report::render(&with_problems(vec![problem_input(layout, handout, RecordSource::Here)?])).map(drop);
-    let answer_broken = render().err().map(|e| format!("its answer does not render: {e:#}"));
-    Ok(Evidence { records_missing, answer_broken })
+    let broken = render().err().map(|e| format!("its answer does not render: {e:#}"));
+    Ok(missing.into_iter().chain(broken).collect())
 }
 
 /// How many of the suite's GPU cases have no fresh accepted record, with the first reason; `None` if all have one.
@@ -170,21 +164,8 @@ fn check(layout: &Layout) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
-/// The text of an insta snapshot file, without its header.
-fn snapshot_body(file: &str) -> Option<&str> {
-    let rest = file.strip_prefix("---\n")?;
-    rest.split_once("\n---\n").map(|(_, body)| body)
-}
-
-fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, &'a str, &'a str)> {
-    let (old, new) = (old.trim(), new.trim());
-    let (mut a, mut b) = (old.lines(), new.lines());
-    for number in 1.. {
-        match (a.next(), b.next()) {
-            (None, None) => return None,
-            (x, y) if x == y => {}
-            (x, y) => return Some((number, x.unwrap_or("(end)"), y.unwrap_or("(end)"))),
-        }
-    }
-    None
+/// The number and the texts of the first line that differs.
+fn first_difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, (&'a str, &'a str))> {
+    let lines = |text: &'a str| text.trim().lines().chain(["(end)"]);
+    (1..).zip(lines(old).zip(lines(new))).find(|(_, (old, new))| old != new)
 }

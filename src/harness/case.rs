@@ -1,6 +1,5 @@
 //! Runs one check or one case in a worker, with a time limit and readings of the device's sensor.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -9,17 +8,16 @@ use serde_json::Value;
 use super::conditions::{Conditions, ConditionsMonitor, Sensor};
 use super::device::DeviceCheck;
 use super::floor;
-use super::pool::Pool;
-use super::problem::{Check, Measured, Problem};
+use super::grade::CheckStatus;
+use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
 use super::schedule::Clock;
 use super::store::Layout;
-use super::worker::{Ending, Job, Reply};
+use super::worker::{Ending, Job, Reply, Worker};
 
-/// How cases run: the worker program, the time limits, the interrupt flag and the device's sensor.
+/// How cases run: the time limits, the interrupt flag and the device's sensor.
 pub struct Runner<'a> {
     pub layout: &'a Layout,
-    pub program: PathBuf,
     /// Time limit of one case.
     pub limit: Duration,
     /// Time limit of all cases together. Cases that do not fit are left out.
@@ -34,7 +32,7 @@ pub struct MeasurementContext<'a> {
     pub problem: &'a Problem,
     pub measured: &'a Measured,
     pub profile: Profile,
-    pub pool: Pool,
+    pub worker: Worker,
     pub run: Run,
 }
 
@@ -55,21 +53,10 @@ pub enum CaseEnding {
     Interrupted,
 }
 
-/// How one check ended.
-#[derive(Debug, Clone, PartialEq)]
-pub enum CheckEnding {
-    Passed { note: String },
-    Skipped { reason: String },
-    Failed { error: String },
-    Interrupted,
-}
-
 impl<'a> Runner<'a> {
-    /// Workers run this program. Ten minutes a case, no budget, no sensor.
-    pub fn here(layout: &'a Layout, interrupted: &'a dyn Fn() -> bool) -> Result<Self> {
-        let program = std::env::current_exe().context("failed to find this program's own file")?;
-        let limit = Duration::from_secs(600);
-        Ok(Self { layout, program, limit, budget: None, interrupted, sensor: &|| None })
+    /// Ten minutes a case, no budget, no sensor.
+    pub fn new(layout: &'a Layout, interrupted: &'a dyn Fn() -> bool) -> Self {
+        Self { layout, limit: Duration::from_secs(600), budget: None, interrupted, sensor: &|| None }
     }
 
     /// Measures one case in a worker, and once more when the device was throttled meanwhile.
@@ -84,7 +71,7 @@ impl<'a> Runner<'a> {
         if spoiled.is_empty() || !matches!(first.outcome, Outcome::Measured { .. }) {
             return Ok(CaseEnding::Ended(first));
         }
-        context.pool.clean_up(self.interrupted);
+        context.worker.clean_up(self.interrupted);
         let mut second = match self.attempt(context, params, clock)? {
             CaseEnding::Ended(second) if matches!(second.outcome, Outcome::Measured { .. }) => second,
             // A figure marked as throttled is better than none.
@@ -100,7 +87,7 @@ impl<'a> Runner<'a> {
         let job =
             Job::Measure { problem: context.problem.name.into(), profile: context.profile, params: params.clone() };
         if (context.measured.fresh_process)(params) {
-            context.pool.restart();
+            context.worker.restart();
         }
         let watch = ConditionsMonitor::start(self.sensor);
         let started = Instant::now();
@@ -108,7 +95,7 @@ impl<'a> Runner<'a> {
             watch.poll();
             (self.interrupted)()
         };
-        let ending = context.pool.run(&job, self.limit_within(clock), &interrupted)?;
+        let ending = context.worker.run(&job, self.limit_within(clock), &interrupted)?;
         let elapsed = started.elapsed();
         let outcome = match ending {
             Ending::Interrupted => return Ok(CaseEnding::Interrupted),
@@ -122,42 +109,37 @@ impl<'a> Runner<'a> {
         clock.left().map_or(self.limit, |left| left.min(self.limit))
     }
 
-    /// Runs one check in a worker.
-    pub fn check(&self, pool: &mut Pool, problem: &Problem, check: &Check) -> Result<CheckEnding> {
-        self.check_within(pool, problem, check, &Clock::start(None))
-    }
-
-    /// Runs one check within what `clock` leaves.
-    pub fn check_within(
+    /// Runs one check within what `clock` leaves; `None` when interrupted.
+    pub fn check(
         &self,
-        pool: &mut Pool,
+        worker: &mut Worker,
         problem: &Problem,
         check: &Check,
         clock: &Clock,
-    ) -> Result<CheckEnding> {
+    ) -> Result<Option<CheckStatus>> {
         let job = Job::Check { problem: problem.name.into(), check: check.name.into() };
-        self.check_by(pool, &job, clock).with_context(|| format!("{}::{}", problem.name, check.name))
+        self.run_check(worker, &job, clock).with_context(|| format!("{}::{}", problem.name, check.name))
     }
 
-    /// Runs one device check in a worker that has done nothing else.
-    pub fn device_check(&self, pool: &mut Pool, check: &DeviceCheck) -> Result<CheckEnding> {
-        pool.restart();
+    /// Runs one device check in a process that has done nothing else; `None` when interrupted.
+    pub fn device_check(&self, worker: &mut Worker, check: &DeviceCheck) -> Result<Option<CheckStatus>> {
+        worker.restart();
         let job = Job::DeviceCheck { check: check.name.into() };
-        self.check_by(pool, &job, &Clock::start(None)).context(check.name)
+        self.run_check(worker, &job, &Clock::start(None)).context(check.name)
     }
 
-    fn check_by(&self, pool: &mut Pool, job: &Job, clock: &Clock) -> Result<CheckEnding> {
-        Ok(match pool.run(job, self.limit_within(clock), self.interrupted)? {
-            Ending::Interrupted => CheckEnding::Interrupted,
+    fn run_check(&self, worker: &mut Worker, job: &Job, clock: &Clock) -> Result<Option<CheckStatus>> {
+        Ok(Some(match worker.run(job, self.limit_within(clock), self.interrupted)? {
+            Ending::Interrupted => return Ok(None),
             Ending::TimedOut { limit } => {
-                CheckEnding::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
+                CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
             }
-            Ending::Died { how, .. } => CheckEnding::Failed { error: how },
-            Ending::Reply(Reply::Passed { note }) => CheckEnding::Passed { note },
-            Ending::Reply(Reply::Skipped { reason }) => CheckEnding::Skipped { reason },
-            Ending::Reply(Reply::Failed { error }) => CheckEnding::Failed { error },
+            Ending::Died { how, .. } => CheckStatus::Failed { error: how },
+            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },
+            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => CheckStatus::Skipped { reason },
+            Ending::Reply(Reply::Failed(error)) => CheckStatus::Failed { error },
             Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
-        })
+        }))
     }
 }
 
@@ -173,17 +155,15 @@ impl MeasurementContext<'_> {
                 Outcome::OutOfMemory { requested_bytes: None, predicted_bytes, message: how }
             }
             Ending::Died { how, out_of_memory: false } => failed(how),
-            Ending::Reply(Reply::Failed { error }) => failed(error),
-            Ending::Reply(Reply::Ended { outcome: Outcome::Measured { row } }) => {
-                match floor::check(&row, &self.run.peaks) {
-                    Ok(()) => Outcome::Measured { row },
-                    Err(error) => failed(format!("{error:#}")),
-                }
-            }
-            Ending::Reply(Reply::Ended { outcome: Outcome::OutOfMemory { requested_bytes, message, .. } }) => {
+            Ending::Reply(Reply::Failed(error)) => failed(error),
+            Ending::Reply(Reply::Ended(Outcome::Measured { row })) => match floor::check(&row, &self.run.peaks) {
+                Ok(()) => Outcome::Measured { row },
+                Err(error) => failed(format!("{error:#}")),
+            },
+            Ending::Reply(Reply::Ended(Outcome::OutOfMemory { requested_bytes, message, .. })) => {
                 Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
             }
-            Ending::Reply(Reply::Ended { outcome }) => outcome,
+            Ending::Reply(Reply::Ended(outcome)) => outcome,
             Ending::Reply(other) => bail!("a worker answered a measurement with {other:?}"),
         })
     }

@@ -79,14 +79,10 @@ impl DeviceGroup {
         Ok(Self { checks, kernels, versions })
     }
 
-    /// The record entry of one result. `Err` holds the reason of a failure.
-    pub fn entry(&self, check: &DeviceCheck, run: &Run, elapsed_s: f64, ended: Result<&str, &str>) -> CaseRecord {
+    /// Adds one result to a record, which keeps the order of the checks.
+    pub fn put(&self, file: &mut RecordFile, run: &Run, check: &DeviceCheck, outcome: Outcome, elapsed_s: f64) {
         let kernels = check.kernels.iter().map(|file| (file.to_string(), self.kernels[file].clone())).collect();
-        let outcome = match ended {
-            Ok(note) => Outcome::Measured { row: json!({ "note": note }) },
-            Err(error) => Outcome::Failed { error: error.into() },
-        };
-        CaseRecord {
+        let case = CaseRecord {
             grid: DEVICE.into(),
             params: check.params(),
             run: run.id.clone(),
@@ -95,11 +91,12 @@ impl DeviceGroup {
             elapsed_s,
             conditions: None,
             outcome,
-        }
+        };
+        file.put(case, run);
+        self.sort(file);
     }
 
-    /// Brings entries into the order of the checks.
-    pub fn sort(&self, file: &mut RecordFile) {
+    fn sort(&self, file: &mut RecordFile) {
         let params: Vec<Value> = self.checks.iter().map(|check| check.params()).collect();
         file.sort_like(params.iter());
     }

@@ -1,10 +1,7 @@
 //! Points: what each part of each problem earned, and why points are lost.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
-use super::case::CheckEnding;
 use super::handout::{DeliverableKind, HandoutProblem, Part};
 use super::problem::Problem;
 
@@ -39,6 +36,7 @@ pub struct CheckResult {
     pub elapsed_s: f64,
 }
 
+/// How one check ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum CheckStatus {
@@ -47,45 +45,18 @@ pub enum CheckStatus {
     Failed { error: String },
 }
 
-impl CheckResult {
-    /// `None` for an interrupted check, which has no result.
-    pub fn new(name: &'static str, part: &'static str, ending: CheckEnding, elapsed: Duration) -> Option<Self> {
-        Some(Self { name, part, ending: CheckStatus::of(ending)?, elapsed_s: elapsed.as_secs_f64() })
-    }
-}
-
-impl CheckStatus {
-    /// `None` for an interrupted check.
-    pub fn of(ending: CheckEnding) -> Option<Self> {
-        Some(match ending {
-            CheckEnding::Passed { note } => Self::Passed { note },
-            CheckEnding::Skipped { reason } => Self::Skipped { reason },
-            CheckEnding::Failed { error } => Self::Failed { error },
-            CheckEnding::Interrupted => return None,
-        })
-    }
-}
-
-/// Whether the records and the template behind a problem's written answer are in order.
-#[derive(Debug, Clone, Default)]
-pub struct Evidence {
-    /// Why the records do not cover the suite; `None` if they do, or if the problem measures nothing.
-    pub records_missing: Option<String>,
-    /// Why the template does not render with every claim true; `None` if it does.
-    pub answer_broken: Option<String>,
-}
-
 /// Grades one problem of the handout; `entry` is `None` while its code does not exist.
 ///
 /// A part earns the share of its checks that passed; a part that hands in more than code also needs records that
-/// cover the suite and a template that renders, and earns nothing without them. A skipped check earns nothing.
+/// cover the suite and a template that renders, and earns nothing if `lacking` says what is wrong with them. A skipped
+/// check earns nothing.
 pub fn grade(
     handout: &HandoutProblem,
     entry: Option<&Problem>,
     checks: &[CheckResult],
-    evidence: &Evidence,
+    lacking: &[String],
 ) -> ProblemGrade {
-    let parts: Vec<PartGrade> = handout.parts.iter().map(|part| grade_part(part, entry, checks, evidence)).collect();
+    let parts: Vec<PartGrade> = handout.parts.iter().map(|part| grade_part(part, entry, checks, lacking)).collect();
     ProblemGrade {
         name: handout.name,
         title: handout.title,
@@ -96,7 +67,7 @@ pub fn grade(
     }
 }
 
-fn grade_part(part: &Part, entry: Option<&Problem>, checks: &[CheckResult], evidence: &Evidence) -> PartGrade {
+fn grade_part(part: &Part, entry: Option<&Problem>, checks: &[CheckResult], lacking: &[String]) -> PartGrade {
     let checks: Vec<CheckResult> = checks.iter().filter(|c| c.part == part.id).cloned().collect();
     let graded = |share: f64, lost: Vec<String>, checks| PartGrade {
         id: part.id,
@@ -116,12 +87,9 @@ fn grade_part(part: &Part, entry: Option<&Problem>, checks: &[CheckResult], evid
         lost.push("the part hands in code, but none of its checks ran".into());
         share = 0.0;
     }
-    if part.kinds.iter().any(|k| *k != DeliverableKind::Code) {
-        let reasons = [&evidence.records_missing, &evidence.answer_broken];
-        for reason in reasons.into_iter().flatten() {
-            lost.push(reason.clone());
-            share = 0.0;
-        }
+    if part.kinds.iter().any(|k| *k != DeliverableKind::Code) && !lacking.is_empty() {
+        lost.extend_from_slice(lacking);
+        share = 0.0;
     }
     graded(share, lost, checks)
 }
@@ -199,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_complete_answer_earns_all_points() {
-        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed()], &Evidence::default());
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed()], &[]);
         assert_eq!((grade.earned, grade.parts.iter().all(|p| p.lost.is_empty())), (3.0, true));
     }
 
@@ -207,22 +175,21 @@ mod tests {
     fn a_failed_and_a_skipped_check_each_cost_their_share_and_say_why() {
         let failed = result(CheckStatus::Failed { error: "0.3 > 0.1".into() });
         let skipped = result(CheckStatus::Skipped { reason: "no GPU".into() });
-        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed(), failed, skipped, passed()], &Evidence::default());
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[passed(), failed, skipped, passed()], &[]);
         assert_eq!(grade.parts[0].earned, 1.0);
         assert_eq!(grade.parts[0].lost, ["c failed: 0.3 > 0.1", "c was skipped: no GPU"]);
     }
 
     #[test]
     fn code_without_a_check_and_a_table_without_records_earn_nothing() {
-        let evidence = Evidence { records_missing: Some("no record".into()), answer_broken: None };
-        let grade = grade(&HANDOUT, Some(&ENTRY), &[], &evidence);
+        let grade = grade(&HANDOUT, Some(&ENTRY), &[], &["no record".into()]);
         assert_eq!(grade.earned, 0.0);
         assert!(grade.parts.iter().all(|p| p.lost.len() == 1));
     }
 
     #[test]
     fn an_unanswered_problem_earns_nothing_and_says_so() {
-        let grade = grade(&HANDOUT, None, &[], &Evidence::default());
+        let grade = grade(&HANDOUT, None, &[], &[]);
         assert!(grade.earned == 0.0 && grade.parts[0].lost[0].contains("not answered"));
         assert_eq!(status(&HANDOUT, None), Status::Unanswered);
     }

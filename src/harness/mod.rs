@@ -13,7 +13,6 @@ pub mod grade_files;
 pub mod handout;
 pub mod peer;
 pub mod plan;
-pub mod pool;
 pub mod problem;
 pub mod provenance;
 pub mod python;

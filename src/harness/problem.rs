@@ -1,7 +1,7 @@
 //! A problem as the harness sees it: a name, checks, a measuring routine and an answer, all as plain data.
 
 use anyhow::{Context as _, Result};
-use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
@@ -31,7 +31,8 @@ pub struct Check {
 }
 
 /// How a check ended without a failure. A failure is an `Err`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// `note` holds a result, such as the largest error and its tolerance.
     Passed { note: String },

@@ -5,40 +5,33 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::case::{CaseEnding, CheckEnding, Measurement, MeasurementContext, Runner};
+use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
+use super::grade::CheckStatus;
 use super::plan::{Pending, Plan, kernel_hashes};
-use super::pool::Pool;
 use super::problem::Problem;
 use super::provenance::{Facts, open_run};
-use super::record::{CaseRecord, Outcome, Profile};
+use super::record::{CaseRecord, Outcome};
 use super::schedule::{Clock, PendingTable, tables};
 use super::store::write_atomically;
+use super::worker::Worker;
 
 /// Receives the events of measuring, to display them.
 pub trait Progress {
-    fn table_started(&mut self, problem: &Problem, table: &PendingTable);
+    fn table_started(&mut self, table: &PendingTable);
     fn checks_started(&mut self, problem: &Problem);
     fn case_started(&mut self, case: &Pending);
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration);
     fn table_ended(&mut self);
     /// The problem's measuring stops: a check failed, or its record cannot be written.
-    fn refused(&mut self, problem: &Problem, error: &anyhow::Error);
+    fn refused(&mut self, error: &anyhow::Error);
 }
 
 /// How measuring ended.
 #[derive(Debug, Default)]
 pub struct MeasureSummary {
     pub tally: Tally,
-    /// The tables that the budget had no time for.
-    pub left: Vec<UnmeasuredTable>,
-}
-
-/// The cases of one table that were not started or not finished.
-#[derive(Debug)]
-pub struct UnmeasuredTable {
-    pub problem: &'static str,
-    pub profile: Profile,
-    pub table: PendingTable,
+    /// The tables that the budget had no time for, each with the cases that were not started or not finished.
+    pub left: Vec<PendingTable>,
 }
 
 /// The number of cases by outcome.
@@ -72,22 +65,22 @@ impl Runner<'_> {
         for table in tables {
             // Only one problem at a time may hold device memory.
             let others = sessions.iter_mut().enumerate().filter(|(i, _)| *i != table.plan);
-            others.flat_map(|(_, session)| &mut session.context).for_each(|context| context.pool.restart());
+            others.flat_map(|(_, session)| &mut session.context).for_each(|context| context.worker.restart());
             let session = &mut sessions[table.plan];
             if session.refused {
                 summary.tally.failed += table.pending.len();
                 continue;
             }
             if !table.pending.iter().any(|case| clock.fits(&table, case)) {
-                summary.left.push(session.left(table));
+                summary.left.push(table);
                 continue;
             }
             let before = summary.tally;
-            progress.table_started(session.plan.problem, &table);
+            progress.table_started(&table);
             let ended = self.table(session, &table, facts, &mut clock, progress, &mut summary);
             progress.table_ended();
             if let Err(error) = ended {
-                progress.refused(session.plan.problem, &error);
+                progress.refused(&error);
                 session.refused = true;
                 summary.tally = Tally { failed: before.failed + table.pending.len(), ..before };
             }
@@ -124,7 +117,7 @@ impl Runner<'_> {
                     summary.tally.count(&measurement.outcome);
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
                     self.keep(session, pending, *measurement)?;
-                    session.context.iter_mut().for_each(|context| context.pool.clean_up(self.interrupted));
+                    session.context.iter_mut().for_each(|context| context.worker.clean_up(self.interrupted));
                 }
             }
             if summary.tally.interrupted {
@@ -132,7 +125,7 @@ impl Runner<'_> {
             }
         }
         if !left.is_empty() {
-            summary.left.push(session.left(PendingTable { pending: left, ..table.clone() }));
+            summary.left.push(PendingTable { pending: left, ..table.clone() });
         }
         Ok(())
     }
@@ -143,15 +136,14 @@ impl Runner<'_> {
             return Ok(true);
         }
         let Plan { problem, measured, profile, suite, .. } = &session.plan;
-        let new_pool = || Pool::new(self.program.clone(), self.layout.root.clone());
-        let mut pool = new_pool();
+        let mut worker = Worker::new(self.layout);
         progress.checks_started(problem);
         for check in problem.checks {
-            match self.check_within(&mut pool, problem, check, clock)? {
-                CheckEnding::Passed { .. } | CheckEnding::Skipped { .. } => {}
-                CheckEnding::Interrupted => return Ok(false),
-                CheckEnding::Failed { .. } if clock.is_over() => return Ok(false),
-                CheckEnding::Failed { error } => {
+            match self.check(&mut worker, problem, check, clock)? {
+                Some(CheckStatus::Passed { .. } | CheckStatus::Skipped { .. }) => {}
+                None => return Ok(false),
+                Some(CheckStatus::Failed { .. }) if clock.is_over() => return Ok(false),
+                Some(CheckStatus::Failed { error }) => {
                     bail!("{}::{} fails, so {0} is not timed: {error}", problem.name, check.name)
                 }
             }
@@ -159,7 +151,8 @@ impl Runner<'_> {
         session.kernels = kernel_hashes(self.layout, measured, *profile)?;
         let run = open_run(&self.layout.root, &suite.hash, facts)?;
         // Cases must not use caches that the checks have warmed.
-        session.context = Some(MeasurementContext { problem, measured, profile: *profile, pool: new_pool(), run });
+        worker.restart();
+        session.context = Some(MeasurementContext { problem, measured, profile: *profile, worker, run });
         Ok(true)
     }
 
@@ -192,10 +185,6 @@ impl Runner<'_> {
 impl<'a> Session<'a> {
     fn new(plan: Plan<'a>) -> Self {
         Self { plan, kernels: BTreeMap::new(), context: None, refused: false }
-    }
-
-    fn left(&self, table: PendingTable) -> UnmeasuredTable {
-        UnmeasuredTable { problem: self.plan.problem.name, profile: self.plan.profile, table }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result};
 
 use super::plan::{Pending, Plan};
 
@@ -14,6 +14,7 @@ use super::plan::{Pending, Plan};
 pub struct PendingTable {
     /// The index of the plan.
     pub plan: usize,
+    pub problem: &'static str,
     pub grid: String,
     pub pending: Vec<Pending>,
 }
@@ -39,7 +40,10 @@ pub fn tables(plans: &[Plan], budget: Option<Duration>) -> Vec<PendingTable> {
         for case in &planned.pending {
             match tables.iter_mut().find(|t| t.plan == plan && t.grid == case.grid) {
                 Some(table) => table.pending.push(case.clone()),
-                None => tables.push(PendingTable { plan, grid: case.grid.clone(), pending: vec![case.clone()] }),
+                None => {
+                    let (problem, grid) = (planned.problem.name, case.grid.clone());
+                    tables.push(PendingTable { plan, problem, grid, pending: vec![case.clone()] });
+                }
             }
         }
     }
@@ -94,25 +98,14 @@ impl Clock {
     }
 }
 
-/// Reads `90s`, `8m` or `1h`.
+/// Reads `90s`, `8m` or `1h`: at most a year, so that no clock overflows.
 pub fn parse_duration(text: &str) -> Result<Duration> {
-    let example = "as in 90s, 8m or 1h";
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits
-        .parse()
-        .ok()
-        .with_context(|| format!("{text:?} is not a time: write a whole number and a unit, {example}"))?;
-    let unit = match &text[digits.len()..] {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "" => bail!("{text:?} has no unit: write one, {example}"),
-        unit => bail!("{unit:?} is not a unit of time: use s, m or h, {example}"),
-    };
-    let seconds = number.checked_mul(unit).filter(|seconds| *seconds <= 365 * 24 * 3600);
-    let seconds = seconds.with_context(|| format!("{text:?} is longer than a year"))?;
-    ensure!(seconds > 0, "{text:?} must be above zero");
-    Ok(Duration::from_secs(seconds))
+    let read = |(unit, seconds): (char, u64)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds);
+    let seconds = [('s', 1), ('m', 60), ('h', 3600)].into_iter().find_map(read);
+    let seconds = seconds.filter(|seconds| (1..=365 * 24 * 3600).contains(seconds));
+    let explained =
+        || format!("{text:?} is not a time up to a year: write a whole number and a unit, as in 90s, 8m or 1h");
+    seconds.map(Duration::from_secs).with_context(explained)
 }
 
 #[cfg(test)]
@@ -127,7 +120,12 @@ mod tests {
             params: json!({ "n": i }),
             last_elapsed_s: *last_elapsed_s,
         };
-        PendingTable { plan: 0, grid: grid.into(), pending: seconds.iter().enumerate().map(case).collect() }
+        PendingTable {
+            plan: 0,
+            problem: "toy",
+            grid: grid.into(),
+            pending: seconds.iter().enumerate().map(case).collect(),
+        }
     }
 
     #[test]

@@ -131,28 +131,21 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         .with_context(|| format!("failed to write {}: is the folder writable and the disk not full?", path.display()))
 }
 
-/// Held while a command writes records. A second command is refused, not queued.
-#[must_use = "the lock is released when this is dropped"]
-pub struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    pub fn acquire(layout: &Layout) -> Result<Self> {
-        let path = layout.report().join("records").join(".lock");
-        let open = || -> std::io::Result<File> {
-            fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-            File::options().create(true).truncate(false).write(true).open(&path)
-        };
-        let shown = layout.display(&path);
-        let file = open().with_context(|| format!("failed to open {shown}: is the folder writable?"))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(fs::TryLockError::WouldBlock) => {
-                bail!("another cs336 is writing records here ({shown} is locked): wait for it, or end it")
-            }
-            Err(fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("failed to lock {shown}")),
+/// Locks the records until the file is dropped. A second command that writes records is refused, not queued.
+pub fn lock_records(layout: &Layout) -> Result<File> {
+    let path = layout.report().join("records").join(".lock");
+    let open = || -> std::io::Result<File> {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+        File::options().create(true).truncate(false).write(true).open(&path)
+    };
+    let shown = layout.display(&path);
+    let file = open().with_context(|| format!("failed to open {shown}: is the folder writable?"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            bail!("another cs336 is writing records here ({shown} is locked): wait for it, or end it")
         }
+        Err(fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("failed to lock {shown}")),
     }
 }
 
@@ -214,10 +207,10 @@ mod tests {
     fn a_second_lock_is_refused_until_the_first_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let layout = Layout { root: folder.path().to_path_buf() };
-        let first = Lock::acquire(&layout).unwrap();
-        let refusal = format!("{:#}", Lock::acquire(&layout).err().unwrap());
+        let first = lock_records(&layout).unwrap();
+        let refusal = format!("{:#}", lock_records(&layout).err().unwrap());
         assert!(refusal.contains("another cs336"), "{refusal}");
         drop(first);
-        Lock::acquire(&layout).map(drop).unwrap();
+        lock_records(&layout).map(drop).unwrap();
     }
 }

@@ -15,8 +15,12 @@ use serde_json::Value;
 use super::device::DeviceCheck;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
+use super::store::Layout;
 use crate::error::{Fault, fault_in_words, fault_of};
 use crate::process::{Answer, ChildProcess, Parent};
+
+/// A clean-up takes milliseconds. A process that needs longer hangs.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A job for a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,38 +50,19 @@ pub enum Job {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reply {
-    Passed {
-        note: String,
-    },
-    Skipped {
-        reason: String,
-    },
-    Ended {
-        outcome: Outcome,
-    },
+    Checked(Verdict),
+    Ended(Outcome),
     /// The result of a case file, as its runner serialised it.
-    Compared {
-        result: Value,
-    },
-    Failed {
-        error: String,
-    },
-}
-
-impl From<Verdict> for Reply {
-    fn from(verdict: Verdict) -> Self {
-        match verdict {
-            Verdict::Passed { note } => Self::Passed { note },
-            Verdict::Skipped { reason } => Self::Skipped { reason },
-        }
-    }
+    Compared(Value),
+    CleanedUp,
+    Failed(String),
 }
 
 /// How a job ended, seen from the parent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ending {
     Reply(Reply),
-    /// The worker died or sent an invalid reply. `how` has its last output; `out_of_memory` means that the operating
+    /// The process died or sent an invalid reply. `how` has its last output; `out_of_memory` means that the operating
     /// system killed it because memory ran out.
     Died {
         how: String,
@@ -89,46 +74,72 @@ pub enum Ending {
     Interrupted,
 }
 
-/// A running worker process; it is killed, with its process group, when this is dropped.
+/// One process kept alive over many jobs, and replaced after a job that failed. It is killed, with its process group, when
+/// this is dropped.
 pub struct Worker {
-    process: ChildProcess,
+    root: PathBuf,
+    process: Option<ChildProcess>,
 }
 
 impl Worker {
-    /// Starts `program worker` in the folder `root`.
-    pub fn start(program: &Path, root: &Path) -> Result<Self> {
-        let mut command = Command::new(program);
-        command.arg("worker").env("CS336_ROOT", root);
-        Ok(Self { process: ChildProcess::start(command).context("starting a worker")? })
+    /// The process starts with the first job.
+    pub fn new(layout: &Layout) -> Self {
+        Self { root: layout.root.clone(), process: None }
     }
 
-    /// Whether the worker is waiting for a job: it is alive and has sent nothing since its last reply.
-    pub fn is_idle(&mut self) -> bool {
-        self.process.is_idle()
+    /// Ends the process, so that the next job is the first of its process.
+    pub fn restart(&mut self) {
+        self.process = None;
     }
 
-    /// Sends a job and waits for its end, at most `limit`. Polls `interrupted` meanwhile.
-    ///
-    /// After any ending but a [`Reply`] the worker is dead or unusable and must be replaced.
+    /// Runs one job, at most `limit`. Polls `interrupted` meanwhile. If the job fails, the next job gets a new process.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
-        self.process.send(job)?;
-        Ok(match self.process.receive(limit, interrupted) {
+        // A process that died after its last reply must not fail this job.
+        let mut process = match self.process.take().and_then(|mut process| process.is_idle().then_some(process)) {
+            Some(process) => process,
+            None => self.start()?,
+        };
+        process.send(job)?;
+        let reply: Reply = match process.receive(limit, interrupted) {
             Answer::Line(text) => match serde_json::from_str(&text) {
-                Ok(reply) => Ending::Reply(reply),
+                Ok(reply) => reply,
                 Err(error) => {
                     let start: String = text.chars().take(200).collect();
-                    Ending::Died {
-                        how: format!("the worker sent {start:?}, not a reply: {error}"),
-                        out_of_memory: false,
-                    }
+                    let how = format!("the worker sent {start:?}, not a reply: {error}");
+                    return Ok(Ending::Died { how, out_of_memory: false });
                 }
             },
             Answer::Died(death) => {
-                Ending::Died { how: format!("the worker {death}"), out_of_memory: death.is_out_of_memory() }
+                let out_of_memory = death.is_out_of_memory();
+                return Ok(Ending::Died { how: format!("the worker {death}"), out_of_memory });
             }
-            Answer::TimedOut { .. } => Ending::TimedOut { limit },
-            Answer::Interrupted => Ending::Interrupted,
-        })
+            Answer::TimedOut { .. } => return Ok(Ending::TimedOut { limit }),
+            Answer::Interrupted => return Ok(Ending::Interrupted),
+        };
+        let failed = match &reply {
+            Reply::Failed(_) => true,
+            Reply::Ended(outcome) => !matches!(outcome, Outcome::Measured { .. }),
+            Reply::Checked(_) | Reply::Compared(_) | Reply::CleanedUp => false,
+        };
+        if !failed {
+            self.process = Some(process);
+        }
+        Ok(Ending::Reply(reply))
+    }
+
+    fn start(&self) -> Result<ChildProcess> {
+        let program = std::env::current_exe().context("failed to find this program's own file")?;
+        let mut command = Command::new(program);
+        command.arg("worker").env("CS336_ROOT", &self.root);
+        ChildProcess::start(command).context("starting a worker")
+    }
+
+    /// Asks the process to free what the last job left behind. If that fails, the next job gets a new process.
+    pub fn clean_up(&mut self, interrupted: &dyn Fn() -> bool) {
+        if self.process.is_some() {
+            // `run` drops a process whose clean-up failed.
+            let _ = self.run(&Job::CleanUp, CLEAN_UP_LIMIT, interrupted);
+        }
     }
 }
 
@@ -160,18 +171,18 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::DeviceCheck { check } => perform_device_check(abilities.device_checks, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
-        Job::Case { path } => (abilities.run_case)(path).map(|result| Reply::Compared { result }),
-        Job::CleanUp => (abilities.clean_up)().map(|()| Reply::Passed { note: String::new() }),
+        Job::Case { path } => (abilities.run_case)(path).map(Reply::Compared),
+        Job::CleanUp => (abilities.clean_up)().map(|()| Reply::CleanedUp),
     }));
     match attempt {
         Ok(Ok(reply)) => reply,
-        Ok(Err(error)) => Reply::Failed { error: format!("{error:#}") },
+        Ok(Err(error)) => Reply::Failed(format!("{error:#}")),
         Err(panic) => {
             let message = panic_message(panic.as_ref());
             let is_measure = matches!(job, Job::Measure { .. });
             match fault_in_words(&message).filter(|_| is_measure) {
-                Some(fault) => Reply::Ended { outcome: outcome_of(fault) },
-                None => Reply::Failed { error: format!("panicked: {message}") },
+                Some(fault) => Reply::Ended(outcome_of(fault)),
+                None => Reply::Failed(format!("panicked: {message}")),
             }
         }
     }
@@ -185,25 +196,26 @@ fn perform_check(registry: &[Problem], problem: &str, check: &str) -> Result<Rep
     let problem = find(registry, problem)?;
     let found = problem.checks.iter().find(|c| c.name == check);
     let found = found.with_context(|| format!("{} has no check {check:?}", problem.name))?;
-    Ok((found.run)()?.into())
+    (found.run)().map(Reply::Checked)
 }
 
 fn perform_device_check(checks: &[&[DeviceCheck]], name: &str) -> Result<Reply> {
     let found = checks.iter().copied().flatten().find(|check| check.name == name);
     let found = found.with_context(|| format!("no device check is called {name:?}"))?;
-    (found.run)().map(Reply::from).or_else(|error| match fault_of(&error) {
-        Some(Fault::NotAvailable { needs, has }) => Ok(Reply::Skipped { reason: format!("needs {needs}, has {has}") }),
+    let verdict = (found.run)().or_else(|error| match fault_of(&error) {
+        Some(Fault::NotAvailable { needs, has }) => Verdict::skipped(format!("needs {needs}, has {has}")),
         _ => Err(error),
-    })
+    });
+    verdict.map(Reply::Checked)
 }
 
 fn perform_measure(registry: &[Problem], problem: &str, profile: Profile, params: &Value) -> Result<Reply> {
     let problem = find(registry, problem)?;
     let Some(measured) = &problem.measured else { bail!("{} measures nothing", problem.name) };
     match (measured.measure)(params, profile) {
-        Ok(row) => Ok(Reply::Ended { outcome: Outcome::Measured { row } }),
+        Ok(row) => Ok(Reply::Ended(Outcome::Measured { row })),
         Err(error) => match fault_of(&error) {
-            Some(fault) => Ok(Reply::Ended { outcome: outcome_of(fault) }),
+            Some(fault) => Ok(Reply::Ended(outcome_of(fault))),
             None => Err(error),
         },
     }

@@ -52,7 +52,7 @@ fn watched(sensor: fn(&str) -> Option<Reading>) -> Result<(usize, Option<Conditi
         looks.and_then(|mut looks| looks.write_all(b".")).expect("the tree can be written");
         Some(reading)
     };
-    let runner = Runner { sensor: &look, ..runner(&layout)? };
+    let runner = Runner { sensor: &look, ..runner(&layout) };
     let tally = visit(&runner, &TEST_REGISTRY[0], Scope::All, &mut Notes::default())?.tally;
     ensure!(tally.measured == 1, "{tally:?}");
     Ok((attempts(&layout).matches('.').count(), record(&layout)?.cases.remove(0).conditions))
@@ -87,7 +87,7 @@ fn without_throttling_or_without_a_gpu_a_case_is_measured_once() -> Result<()> {
 }
 
 fn within(layout: &Layout, budget: Duration, scope: Scope, notes: &mut Notes) -> Result<MeasureSummary> {
-    let runner = Runner { budget: Some(budget), limit: Duration::from_secs(600), ..runner(layout)? };
+    let runner = Runner { budget: Some(budget), limit: Duration::from_secs(600), ..runner(layout) };
     visit(&runner, &TEST_REGISTRY[0], scope, notes)
 }
 
@@ -114,8 +114,7 @@ fn a_budget_bounds(budget: Duration) -> Result<()> {
     let (_folder, layout) = tree("actions", "\"works\", \"hangs\", \"chatters\"")?;
     let visit = within(&layout, budget, Scope::All, &mut Notes::default())?;
     ensure!((visit.tally.measured, visit.tally.failed) == (1, 0), "{visit:?}");
-    let left: Vec<_> =
-        visit.left.iter().flat_map(|left| &left.table.pending).map(|c| c.params["action"].clone()).collect();
+    let left: Vec<_> = visit.left.iter().flat_map(|table| &table.pending).map(|c| c.params["action"].clone()).collect();
     ensure!(left == ["hangs", "chatters"], "{left:?}");
     ensure!(record(&layout)?.cases.len() == 1, "what was cut off was recorded");
     let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, Scope::Unfinished)? else { bail!("no plan") };
@@ -131,7 +130,7 @@ fn a_case_too_long_for_the_budget_is_not_begun() -> Result<()> {
     fs::write(layout.local(Profile::Cpu, "actions"), old.to_json()?)?;
     let mut notes = Notes::default();
     let visit = within(&layout, Duration::from_secs(60), Scope::All, &mut notes)?;
-    ensure!(notes.cases == ["works"] && visit.left[0].table.pending.len() == 1, "{:?}, {visit:?}", notes.cases);
+    ensure!(notes.cases == ["works"] && visit.left[0].pending.len() == 1, "{:?}, {visit:?}", notes.cases);
     Ok(())
 }
 
@@ -143,7 +142,7 @@ fn records_copied_to_a_fresh_tree_are_resumed() -> Result<()> {
     fs::create_dir_all(to.parent().unwrap_or(&to))?;
     fs::copy(from, &to)?;
     let mut notes = Notes::default();
-    visit(&runner(&fresh)?, &TEST_REGISTRY[0], Scope::Unfinished, &mut notes)?;
+    visit(&runner(&fresh), &TEST_REGISTRY[0], Scope::Unfinished, &mut notes)?;
     ensure!(notes.cases == ["dawdles", "fails"], "{:?}", notes.cases);
     let record = record(&fresh)?;
     ensure!(record.cases.len() == 4 && record.runs.len() == 2, "{record:?}");

@@ -42,7 +42,13 @@ fn run(id: &str, dirty: bool) -> Run {
 /// Results of one run, in a file.
 fn results(group: &DeviceGroup, run: &Run, ended: &[(&DeviceCheck, Result<&str, &str>)]) -> RecordFile {
     let mut file = RecordFile::new(DEVICE, Profile::Gpu);
-    ended.iter().for_each(|(check, ended)| file.put(group.entry(check, run, 1.0, *ended), run));
+    for (check, ended) in ended {
+        let outcome = match ended {
+            Ok(note) => Outcome::Measured { row: json!({ "note": note }) },
+            Err(error) => Outcome::Failed { error: error.to_string() },
+        };
+        group.put(&mut file, run, check, outcome, 1.0);
+    }
     file
 }
 
