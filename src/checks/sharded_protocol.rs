@@ -197,10 +197,6 @@ impl Optimizer for Recorded {
         }
         self.inner.step(parameters)
     }
-
-    fn set_lr(&mut self, lr: f64) {
-        self.inner.set_lr(lr);
-    }
 }
 
 /// Makes a sharded optimizer by name, including mutants.

@@ -60,7 +60,7 @@ pub fn adamw_for(device: Device, options: AdamWOptions) -> Result<Box<dyn Optimi
 /// A step reads and writes 28 bytes a parameter and allocates nothing once each parameter has been seen. It copies
 /// nothing from the host and waits for nothing, so that it can be captured in a CUDA graph after one eager step. Each
 /// replay then counts a step further, on the gradients at the addresses of the capture, with the learning rate of
-/// the capture: [`Optimizer::set_lr`] changes later calls of `step`, not what was captured. The graph must not outlive
+/// the capture: [`FusedAdamW::set_lr`] changes later calls of `step`, not what was captured. The graph must not outlive
 /// the optimizer, whose state it changes.
 #[derive(Debug)]
 pub struct FusedAdamW {
@@ -134,6 +134,11 @@ impl FusedAdamW {
             free: 0,
             prepared: Prepared::default(),
         })
+    }
+
+    /// For the steps from here on; a captured step keeps the rate that it was captured with.
+    pub fn set_lr(&mut self, lr: f64) {
+        self.options.lr = lr;
     }
 
     /// Updates parameters, each given as its name, itself and its gradient (same shape), all in one go.
@@ -235,11 +240,6 @@ impl Optimizer for FusedAdamW {
         let pairs = parameters.iter().zip(&grads).filter(|(_, grad)| grad.defined());
         let items: Vec<_> = pairs.map(|((name, param), grad)| (name.as_str(), param, grad)).collect();
         self.update(&items)
-    }
-
-    /// For the steps from here on; a captured step keeps the rate that it was captured with.
-    fn set_lr(&mut self, lr: f64) {
-        self.options.lr = lr;
     }
 }
 

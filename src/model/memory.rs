@@ -4,24 +4,24 @@
 //! rule of what each saves for its backward. The allocator's rounding, workspaces and fragmentation are not counted.
 //! Letters: B batch, T sequence length, V vocabulary, d d_model, f d_ff, H heads.
 
-use serde::Serialize;
-
 use super::sizes::{Config, Precision};
 use crate::attention::ImplementationName;
 
 /// One kind of tensor that the forward pass saves for the backward pass.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SavedTensor {
     pub name: &'static str,
     pub shape: &'static str,
-    /// Why it is saved.
-    pub saved_by: &'static str,
     pub bytes_each: u64,
     /// How many of it the whole model saves.
     pub count: u64,
 }
 
 impl SavedTensor {
+    fn new(name: &'static str, shape: &'static str, bytes_each: u64, count: u64) -> Self {
+        Self { name, shape, bytes_each, count }
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes_each * self.count
     }
@@ -103,7 +103,9 @@ impl Memory {
 
     /// All tensors that the forward pass and the loss save, without parameters and [`Self::weight_copies`].
     pub fn saved(&self) -> Vec<SavedTensor> {
-        [self.saved_by_norms(), self.saved_by_attention(), self.saved_by_ffn(), self.saved_at_the_ends()].concat()
+        let (norms, attention) = (self.saved_by_norms(), self.saved_by_attention());
+        let ends = self.inputs_and_tables_by_tensor().into_iter().chain(self.saved_by_loss());
+        norms.into_iter().chain(attention).chain(self.saved_by_ffn()).chain(ends).collect()
     }
 
     /// The sum of [`Self::saved`].
@@ -133,18 +135,12 @@ impl Memory {
         self.recorded_forward_peak().max(self.parameters() + self.gradients())
     }
 
-    /// Peak of forward, backward and the step of an AdamW that updates by operators. Gradients are released before each
-    /// forward pass.
+    /// Peak of forward, backward and the step of AdamW. Gradients are released before each forward pass.
     ///
     /// In the very first step AdamW has no state while activations exist (`with_state` false). During backward,
     /// activations are freed and gradients appear, both linearly in the layers, so the peak is at its start or at its
     /// end.
-    pub fn step_peak(&self, with_state: bool) -> u64 {
-        self.step_peak_with(Update::ByOperators, with_state)
-    }
-
-    /// [`Self::step_peak`] with the AdamW that is used.
-    pub fn step_peak_with(&self, update: Update, with_state: bool) -> u64 {
+    pub fn step_peak(&self, update: Update, with_state: bool) -> u64 {
         let state = if with_state { self.optimizer_state() } else { 0 };
         let before_backward = self.recorded_forward_peak() + state;
         let largest_parameter = self.config.parameter_shapes().map(|(_, s)| s.iter().product::<i64>()).max();
@@ -155,90 +151,76 @@ impl Memory {
         before_backward.max(self.fixed() + self.inputs_and_tables() + held)
     }
 
-    fn saved_by_norms(&self) -> Vec<SavedTensor> {
-        let (layers, norms) = (self.layers(), 2 * self.layers() + 1);
-        let line = |name, shape, saved_by, bytes_each, count| SavedTensor { name, shape, saved_by, bytes_each, count };
-        let row = FLOAT32 * self.tokens();
-        let inputs =
-            line("residual stream", "(B, T, d)", "the square and the scaling of each RMSNorm", self.residual(), norms);
-        let roots = line("inverse root mean square", "(B, T, 1)", "rsqrt", row, norms);
-        let normed = line("normalised input", "(B, T, d)", "the product with the gain", self.residual(), norms);
+    fn saved_by_norms(&self) -> [SavedTensor; 4] {
+        let (layers, norms, residual) = (self.layers(), 2 * self.layers() + 1, self.residual());
         // In float32 all linear layers share the output; autocast casts it for each of them.
-        let (bytes_each, count) = match self.precision {
-            Precision::Float32 => (self.residual(), norms),
-            Precision::Bfloat16 => (self.residual() / 2, 5 * layers + 1),
+        let (output, outputs) = match self.precision {
+            Precision::Float32 => (residual, norms),
+            Precision::Bfloat16 => (residual / 2, 5 * layers + 1),
         };
-        let outputs = line("output of the norm", "(B, T, d)", "the linear layers that read it", bytes_each, count);
-        vec![inputs, roots, normed, outputs]
+        [
+            // For the square and the scaling, by rsqrt, for the product with the gain, and by the linear layers.
+            SavedTensor::new("residual stream", "(B, T, d)", residual, norms),
+            SavedTensor::new("inverse root mean square", "(B, T, 1)", FLOAT32 * self.tokens(), norms),
+            SavedTensor::new("normalised input", "(B, T, d)", residual, norms),
+            SavedTensor::new("output of the norm", "(B, T, d)", output, outputs),
+        ]
     }
 
     fn saved_by_attention(&self) -> Vec<SavedTensor> {
-        let layers = self.layers();
-        let per_layer =
-            |name, shape, saved_by, bytes_each| SavedTensor { name, shape, saved_by, bytes_each, count: layers };
         let heads = self.narrow(self.residual());
-        let mut saved = vec![
-            per_layer("rotated queries", "(B, H, T, d/H)", "the scores", heads),
-            per_layer("rotated keys", "(B, H, T, d/H)", "the scores", heads),
-            per_layer("values", "(B, H, T, d/H)", "the product with the probabilities", heads),
-            per_layer("attention output, heads joined", "(B, T, d)", "the output projection", heads),
+        let saved = |name, shape, bytes| SavedTensor::new(name, shape, bytes, self.layers());
+        // For the scores, the product with the probabilities, and the output projection.
+        let mut all = vec![
+            saved("rotated queries", "(B, H, T, d/H)", heads),
+            saved("rotated keys", "(B, H, T, d/H)", heads),
+            saved("values", "(B, H, T, d/H)", heads),
+            saved("attention output, heads joined", "(B, T, d)", heads),
         ];
-        if self.attention == ImplementationName::Naive {
-            saved.push(per_layer("attention probabilities", "(B, H, T, T)", "the softmax", self.scores()));
-            if self.precision == Precision::Bfloat16 {
-                let copy = self.scores() / 2;
-                saved.push(per_layer("probabilities in bfloat16", "(B, H, T, T)", "the product with the values", copy));
-            }
-        } else {
-            saved.push(per_layer("attention output by head", "(B, H, T, d/H)", "the fused attention", heads));
-            saved.push(per_layer("logsumexp", "(B, H, T)", "the fused attention", FLOAT32 * self.rows()));
+        if self.attention != ImplementationName::Naive {
+            all.push(saved("attention output by head", "(B, H, T, d/H)", heads));
+            all.push(saved("logsumexp", "(B, H, T)", FLOAT32 * self.rows()));
+            return all;
         }
-        saved
+        // By the softmax, and for the product with the values.
+        all.push(saved("attention probabilities", "(B, H, T, T)", self.scores()));
+        if self.precision == Precision::Bfloat16 {
+            all.push(saved("probabilities in bfloat16", "(B, H, T, T)", self.scores() / 2));
+        }
+        all
     }
 
-    fn saved_by_ffn(&self) -> Vec<SavedTensor> {
-        let hidden = self.narrow(self.hidden());
-        let lines = [
-            ("gate W1 y", "the product with its sigmoid"),
-            ("sigmoid of the gate", "sigmoid, and the product with the gate"),
-            ("silu of the gate", "the product with W3 y"),
-            ("W3 y", "the product with the silu"),
-            ("gated hidden", "the linear layer W2"),
-        ];
-        lines
-            .map(|(name, saved_by)| SavedTensor {
-                name,
-                shape: "(B, T, f)",
-                saved_by,
-                bytes_each: hidden,
-                count: self.layers(),
-            })
-            .into()
+    /// For the products, by sigmoid, and by the linear layer W2.
+    fn saved_by_ffn(&self) -> [SavedTensor; 5] {
+        ["gate W1 y", "sigmoid of the gate", "silu of the gate", "W3 y", "gated hidden"]
+            .map(|name| SavedTensor::new(name, "(B, T, f)", self.narrow(self.hidden()), self.layers()))
     }
 
-    fn saved_at_the_ends(&self) -> Vec<SavedTensor> {
-        let tokens = self.tokens();
-        let mut saved = self.inputs_and_tables_by_tensor();
-        saved.extend([
-            once("exponentials of the logits", "(B, T, V)", "exp", self.logits()),
-            once("log-probabilities", "(B, T, V)", "the gather of the loss", self.logits()),
-            once("places of the row maxima", "(B, T, 1)", "the maximum of the logits", INT64 * tokens),
-            once("sums of the exponentials", "(B, T, 1)", "log", FLOAT32 * tokens),
-        ]);
-        saved
+    /// By exp, for the loss's gather, by the maximum, and by log.
+    fn saved_by_loss(&self) -> [SavedTensor; 4] {
+        [
+            SavedTensor::new("exponentials of the logits", "(B, T, V)", self.logits(), 1),
+            SavedTensor::new("log-probabilities", "(B, T, V)", self.logits(), 1),
+            SavedTensor::new("places of the row maxima", "(B, T, 1)", INT64 * self.tokens(), 1),
+            SavedTensor::new("sums of the exponentials", "(B, T, 1)", FLOAT32 * self.tokens(), 1),
+        ]
     }
 
+    /// For the embedding, the loss's gather, the rotations, and the masking of naive attention.
     fn inputs_and_tables_by_tensor(&self) -> Vec<SavedTensor> {
-        let context = self.config.context_length;
-        let cache = 2 * FLOAT32 * (context * self.config.d_head() / 2) as u64;
+        let context = self.config.context_length as u64;
         let mut tensors = vec![
-            once("tokens", "(B, T)", "the embedding", INT64 * self.tokens()),
-            once("targets", "(B, T)", "the gather of the loss", INT64 * self.tokens()),
-            once("cosines and sines", "2 (context, d/2H)", "the rotations", cache),
+            SavedTensor::new("tokens", "(B, T)", INT64 * self.tokens(), 1),
+            SavedTensor::new("targets", "(B, T)", INT64 * self.tokens(), 1),
+            SavedTensor::new(
+                "cosines and sines",
+                "2 (context, d/2H)",
+                FLOAT32 * context * self.config.d_head() as u64,
+                1,
+            ),
         ];
         if self.attention == ImplementationName::Naive {
-            let mask = BOOL * (context * context) as u64;
-            tensors.push(once("causal mask", "(context, context)", "masked_fill", mask));
+            tensors.push(SavedTensor::new("causal mask", "(context, context)", BOOL * context * context, 1));
         }
         tensors
     }
@@ -293,10 +275,6 @@ impl Memory {
     fn rows(&self) -> u64 {
         self.tokens() * self.config.num_heads as u64
     }
-}
-
-fn once(name: &'static str, shape: &'static str, saved_by: &'static str, bytes_each: u64) -> SavedTensor {
-    SavedTensor { name, shape, saved_by, bytes_each, count: 1 }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Optimizers with PyTorch's semantics, gradient clipping, and the cosine learning-rate schedule.
+//! Optimizers with PyTorch's semantics.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,6 @@ use crate::torch::autograd::release_grad;
 pub trait Optimizer: Send {
     /// One step. State is kept by parameter name, so a subset of a model's parameters may be given.
     fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()>;
-    fn set_lr(&mut self, lr: f64);
 }
 
 /// The hyperparameters of [`AdamW`]; `default()` is that of `torch.optim.AdamW`.
@@ -66,6 +65,11 @@ impl AdamW {
     pub fn new(options: AdamWOptions) -> Result<Self> {
         options.validate()?;
         Ok(Self { options, state: BTreeMap::new() })
+    }
+
+    /// For the steps from here on.
+    pub fn set_lr(&mut self, lr: f64) {
+        self.options.lr = lr;
     }
 
     /// Updates one parameter by `grad` (same shape and dtype), with the state kept under `name`.
@@ -131,10 +135,6 @@ impl Optimizer for AdamW {
         }
         Ok(())
     }
-
-    fn set_lr(&mut self, lr: f64) {
-        self.options.lr = lr;
-    }
 }
 
 /// Plain gradient descent, as `torch.optim.SGD` without momentum or decay.
@@ -162,51 +162,11 @@ impl Optimizer for Sgd {
         }
         Ok(())
     }
-
-    fn set_lr(&mut self, lr: f64) {
-        self.lr = lr;
-    }
 }
 
 /// Releases every gradient, as `zero_grad` of PyTorch's optimizers does by default; the next backward makes new ones.
 pub fn zero_grad(parameters: &[(String, Tensor)]) -> Result<()> {
     parameters.iter().try_for_each(|(_, param)| release_grad(param))
-}
-
-/// Scales all gradients in place so that their common L2 norm is at most `max_norm`; gives back the norm before.
-///
-/// The coefficient is min(1, max_norm / (norm + 1e-6)), the reference's. Fails where the norm is not finite.
-pub fn clip_gradient(parameters: &[(String, Tensor)], max_norm: f64) -> Result<f64> {
-    let _no_grad = tch::no_grad_guard();
-    ensure!(max_norm > 0.0, "max_norm is {max_norm}: it must be positive");
-    let grads = parameters.iter().map(|(_, param)| param.f_grad()).collect::<Result<Vec<_>, _>>()?;
-    let grads: Vec<Tensor> = grads.into_iter().filter(Tensor::defined).collect();
-    if grads.is_empty() {
-        return Ok(0.0);
-    }
-    let norms = grads.iter().map(Tensor::f_norm).collect::<Result<Vec<_>, _>>()?;
-    let norm = Tensor::f_stack(&norms, 0)?.f_norm()?.f_double_value(&[])?;
-    ensure!(norm.is_finite(), "the norm of the gradients is {norm}: training has diverged");
-    let coefficient = max_norm / (norm + 1e-6);
-    if coefficient < 1.0 {
-        for mut grad in grads {
-            let _ = grad.f_mul_scalar_(coefficient)?;
-        }
-    }
-    Ok(norm)
-}
-
-/// The cosine schedule's learning rate at `step`: linear from 0 to `max_lr` over `warmup` steps, then a half cosine to
-/// `min_lr` at step `cycle`, then `min_lr`.
-pub fn cosine_lr(step: u64, max_lr: f64, min_lr: f64, warmup: u64, cycle: u64) -> f64 {
-    match step {
-        _ if step < warmup => max_lr * step as f64 / warmup as f64,
-        _ if step >= cycle => min_lr,
-        _ => {
-            let progress = (step - warmup) as f64 / (cycle - warmup) as f64;
-            min_lr + 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()) * (max_lr - min_lr)
-        }
-    }
 }
 
 #[cfg(test)]
@@ -240,36 +200,6 @@ mod tests {
         assert!(parameters.iter().all(|(_, param)| !param.grad().defined()));
         give_gradient(&parameters[0].1, &[2.0]);
         assert_eq!(parameters[0].1.grad().double_value(&[0]), 2.0);
-    }
-
-    #[test]
-    fn clipping_scales_only_above_the_norm_and_counts_all_parameters_together() {
-        let parameters = vec![("a".to_string(), leaf(&[1.0, 1.0])), ("b".to_string(), leaf(&[1.0]))];
-        give_gradient(&parameters[0].1, &[3.0, 0.0]);
-        give_gradient(&parameters[1].1, &[4.0]);
-        assert_eq!(clip_gradient(&parameters, 10.0).unwrap(), 5.0);
-        assert_eq!(parameters[1].1.grad().double_value(&[0]), 4.0);
-        assert_eq!(clip_gradient(&parameters, 1.0).unwrap(), 5.0);
-        let expected = 4.0 / (5.0 + 1e-6);
-        assert!((parameters[1].1.grad().double_value(&[0]) - expected).abs() < 1e-6);
-    }
-
-    #[test]
-    fn clipping_refuses_gradients_that_are_not_numbers() {
-        let parameters = vec![("a".to_string(), leaf(&[1.0]))];
-        give_gradient(&parameters[0].1, &[f32::NAN]);
-        assert!(clip_gradient(&parameters, 1.0).unwrap_err().to_string().contains("diverged"));
-    }
-
-    #[test]
-    fn the_schedule_has_three_parts_and_is_continuous() {
-        let lr = |step| cosine_lr(step, 1.0, 0.1, 7, 21);
-        assert_eq!(lr(0), 0.0);
-        assert!((lr(3) - 3.0 / 7.0).abs() < 1e-12);
-        assert_eq!(lr(7), 1.0);
-        assert!((lr(14) - 0.55).abs() < 1e-12);
-        assert_eq!((lr(21), lr(22)), (0.1, 0.1));
-        assert_eq!(cosine_lr(0, 1.0, 0.1, 0, 0), 0.1);
     }
 
     #[test]

@@ -23,8 +23,6 @@ impl Rope {
 
     /// The rotation of sequences of `seq` tokens, at positions 0..seq. Fails where they exceed the context length.
     pub fn first(&self, seq: i64) -> Result<Self> {
-        let (context_length, _) = self.cos.size2()?;
-        ensure!(seq <= context_length, "the sequence has {seq} tokens, more than the context length {context_length}");
         Ok(Self { cos: self.cos.f_narrow(0, 0, seq)?, sin: self.sin.f_narrow(0, 0, seq)? })
     }
 
@@ -37,16 +35,5 @@ impl Rope {
         let rotated_even = self.cos.f_mul(&even)?.f_sub(&self.sin.f_mul(&odd)?)?;
         let rotated_odd = self.sin.f_mul(&even)?.f_add(&self.cos.f_mul(&odd)?)?;
         Tensor::f_stack(&[rotated_even, rotated_odd], -1)?.f_flatten(-2, -1).context("interleaving the rotated pairs")
-    }
-
-    /// [`Self::rotate`] of a sequence that may be shorter than the context length.
-    ///
-    /// Fails where it is longer, and for another d_head.
-    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let size = x.size();
-        let (_, half) = self.cos.size2()?;
-        let [.., seq, d_head] = size[..] else { anyhow::bail!("x has shape {size:?}: rope needs (..., seq, d_head)") };
-        ensure!(d_head == 2 * half, "x has d_head {d_head}, the rope cache {}", 2 * half);
-        self.first(seq)?.rotate(x)
     }
 }

@@ -103,8 +103,7 @@ impl Config {
             ("d_ff", self.d_ff),
         ];
         for (name, value) in counts {
-            ensure!(value > 0, "{name} is {value}: it must be positive");
-            ensure!(value <= 1 << 32, "{name} is {value}: it must not exceed 2^32");
+            ensure!((1..=1 << 32).contains(&value), "{name} is {value}: it must lie between 1 and 2^32");
         }
         let (d_model, num_heads) = (self.d_model, self.num_heads);
         ensure!(d_model % num_heads == 0, "d_model {d_model} is no multiple of num_heads {num_heads}");
@@ -160,14 +159,18 @@ impl Config {
     /// Floating-point operations of the matrix products of one forward pass over (batch, seq) tokens:
     /// 2 B T (L (4 d² + 3 d d_ff) + V d) + 4 L B T² d, the causal square computed whole. Backward takes twice that.
     pub fn forward_flops(&self, batch: i64, seq: i64) -> f64 {
-        let [_, d, layers, tokens] = self.with_tokens(batch, seq);
-        2.0 * tokens * self.num_matmul_parameters() as f64 + 4.0 * layers * tokens * seq as f64 * d
+        self.flops(batch, seq, seq as f64)
     }
 
     /// [`Self::forward_flops`] with only the lower triangle of each causal square: the least that attention needs.
     pub fn causal_forward_flops(&self, batch: i64, seq: i64) -> f64 {
-        let [_, d, layers, tokens] = self.with_tokens(batch, seq);
-        2.0 * tokens * self.num_matmul_parameters() as f64 + 2.0 * layers * tokens * (seq + 1) as f64 * d
+        self.flops(batch, seq, (seq + 1) as f64 / 2.0)
+    }
+
+    /// With this many keys for the mean query.
+    fn flops(&self, batch: i64, seq: i64, keys: f64) -> f64 {
+        let (tokens, width) = ((batch * seq) as f64, (self.num_layers * self.d_model) as f64);
+        2.0 * tokens * self.num_matmul_parameters() as f64 + 4.0 * tokens * keys * width
     }
 
     fn layer_weights(&self) -> u64 {
@@ -177,10 +180,6 @@ impl Config {
 
     fn counts(&self) -> [u64; 4] {
         [self.vocab_size as u64, self.d_model as u64, self.num_layers as u64, self.d_ff as u64]
-    }
-
-    fn with_tokens(&self, batch: i64, seq: i64) -> [f64; 4] {
-        [self.vocab_size as f64, self.d_model as f64, self.num_layers as f64, (batch * seq) as f64]
     }
 }
 

@@ -1,11 +1,12 @@
 //! The two small networks of the official distributed tests, and any other chain of linear layers, from a blueprint.
-use crate::torch::Generator;
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
+
+use crate::torch::Generator;
 
 /// A parameter of the official toy model that neither trains nor takes part in the forward pass.
 pub const NO_GRAD_FIXED_PARAM: &str = "no_grad_fixed_param";
@@ -206,9 +207,7 @@ impl Toy {
 
     /// Sets all gradients to zero.
     pub fn zero_grad(&self) {
-        for (_, tensor) in &self.parameters {
-            tensor.shallow_clone().zero_grad();
-        }
+        self.parameters.iter().for_each(|(_, tensor)| tensor.shallow_clone().zero_grad());
     }
 
     fn weight_of(&self, layer: &Layer) -> Result<&Tensor> {

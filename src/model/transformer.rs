@@ -1,6 +1,6 @@
 //! The reference language model: a pre-norm decoder with RMSNorm, interleaved RoPE and SwiGLU, without biases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tch::{Device, Kind, Tensor};
@@ -161,51 +161,30 @@ struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     fn of(parameters: &'a [(String, Tensor)]) -> Self {
-        let [q_proj, k_proj, v_proj, output_proj, w1, w2, w3, ln1, ln2] = parameters else {
-            panic!("a layer has nine parameters, not {}", parameters.len())
-        };
-        Self {
-            q_proj: &q_proj.1,
-            k_proj: &k_proj.1,
-            v_proj: &v_proj.1,
-            output_proj: &output_proj.1,
-            w1: &w1.1,
-            w2: &w2.1,
-            w3: &w3.1,
-            ln1: &ln1.1,
-            ln2: &ln2.1,
-        }
+        let [q_proj, k_proj, v_proj, output_proj, w1, w2, w3, ln1, ln2] = std::array::from_fn(|i| &parameters[i].1);
+        Self { q_proj, k_proj, v_proj, output_proj, w1, w2, w3, ln1, ln2 }
     }
 }
 
 /// Whether `values` are the parameters of `config`; the error names up to eight that are not.
 pub fn check_parameters(config: &Config, values: &BTreeMap<String, Tensor>) -> Result<()> {
     const NAMED: usize = 8;
-    let mut wrong = Vec::new();
-    let mut found = 0;
-    for (name, shape) in config.parameter_shapes() {
-        match values.get(&name) {
-            None => wrong.push(format!("{name} is missing")),
-            Some(value) if value.size() != shape => {
-                found += 1;
-                wrong.push(format!("{name} has shape {:?}, not {shape:?}", value.size()));
-            }
-            Some(value) if !value.is_floating_point() => {
-                found += 1;
-                wrong.push(format!("{name} is {:?}, not of a floating dtype", value.kind()));
-            }
-            Some(_) => found += 1,
+    let misfit = |(name, shape): (String, Vec<i64>)| match values.get(&name) {
+        None => Some(format!("{name} is missing")),
+        Some(value) if value.size() != shape => Some(format!("{name} has shape {:?}, not {shape:?}", value.size())),
+        Some(value) if !value.is_floating_point() => {
+            Some(format!("{name} is {:?}, not of a floating dtype", value.kind()))
         }
-        if wrong.len() == NAMED {
-            bail!("these parameters do not fit the model (and there may be more): {}", wrong.join("; "));
-        }
-    }
-    if found < values.len() {
-        let known: std::collections::BTreeSet<_> = config.parameter_shapes().map(|(name, _)| name).collect();
+        Some(_) => None,
+    };
+    // Lazily: a config may ask for any number of layers.
+    let mut wrong: Vec<_> = config.parameter_shapes().filter_map(misfit).take(NAMED).collect();
+    if wrong.len() < NAMED {
+        let known: BTreeSet<_> = config.parameter_shapes().map(|(name, _)| name).collect();
         let unknown = values.keys().filter(|name| !known.contains(name.as_str())).take(NAMED - wrong.len());
         wrong.extend(unknown.map(|name| format!("{name} is no parameter of the model")));
     }
-    ensure!(wrong.is_empty(), "these parameters do not fit the model: {}", wrong.join("; "));
+    ensure!(wrong.is_empty(), "these parameters do not fit the model (and there may be more): {}", wrong.join("; "));
     Ok(())
 }
 

@@ -111,17 +111,9 @@ impl ShardedOptimizer {
         works.into_iter().try_for_each(|(name, work)| work.wait().with_context(|| format!("broadcasting {name}")))
     }
 
-    /// Sets the learning rate of one group, by the order in which they were added.
-    pub fn set_lr(&mut self, group: usize, lr: f64) -> Result<()> {
-        let groups = self.groups.len();
-        let group = self.groups.get_mut(group).with_context(|| format!("no parameter group {group} of {groups}"))?;
-        group.optimizer.set_lr(lr);
-        Ok(())
-    }
-
-    /// Values that each rank keeps state for, in rank order.
-    pub fn owned_numel(&self) -> &[usize] {
-        &self.owned_numel
+    /// Values that this rank keeps state for.
+    pub fn owned_numel(&self) -> usize {
+        self.owned_numel[self.collective.rank()]
     }
 }
 
@@ -173,8 +165,6 @@ mod tests {
         let message = |sharded: &mut ShardedOptimizer, group| sharded.add_param_group(group).unwrap_err().to_string();
         assert!(message(&mut sharded, again).contains("p1 is in a parameter group already"));
         assert!(message(&mut sharded, renamed).contains("other is the tensor of p0"));
-        assert!(sharded.set_lr(1, 0.2).unwrap_err().to_string().contains("no parameter group 1 of 1"));
-        sharded.set_lr(0, 0.2).unwrap();
     }
 
     proptest! {
@@ -189,15 +179,16 @@ mod tests {
                 let sharded = ShardedOptimizer::new(groups, &silent(rank, world_size)).unwrap();
                 let owners: Vec<_> = sharded.groups.iter().map(|group| group.owners.clone()).collect();
                 let mine: usize = sharded.groups.iter().flat_map(|g| &g.shard).map(|(_, p)| p.numel()).sum();
-                (owners, sharded.owned_numel().to_vec(), mine)
+                assert_eq!(sharded.owned_numel(), mine);
+                (owners, sharded.owned_numel)
             };
-            let (owners, owned, _) = shards(0);
+            let (owners, owned) = shards(0);
             let numels = first.iter().chain(&second).map(|&numel| numel as usize);
             let (total, largest) = (numels.clone().sum::<usize>(), numels.max().unwrap());
             prop_assert_eq!(owned.iter().sum::<usize>(), total);
             prop_assert!(owned.iter().all(|&owned| owned <= total / world_size + largest));
             for rank in 0..world_size {
-                prop_assert_eq!(shards(rank), (owners.clone(), owned.clone(), owned[rank]));
+                prop_assert_eq!(shards(rank), (owners.clone(), owned.clone()));
             }
         }
     }

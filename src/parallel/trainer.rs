@@ -101,11 +101,12 @@ impl Trainer {
             Self::Zero1(zero1) => zero1.step(),
         }
     }
-    /// Values that rank `rank` keeps optimizer state for; with ZeRO-1 `rank` must be this process's.
-    pub fn owned_numel(&self, rank: usize) -> usize {
+
+    /// Values that this rank keeps optimizer state for.
+    pub fn owned_numel(&self) -> usize {
         match self {
             Self::Replicated { parameters, .. } => parameters.iter().map(|(_, parameter)| parameter.numel()).sum(),
-            Self::Sharded { optimizer, .. } => optimizer.owned_numel()[rank],
+            Self::Sharded { optimizer, .. } => optimizer.owned_numel(),
             Self::Zero1(zero1) => zero1.owned_numel(),
         }
     }

@@ -121,10 +121,6 @@ impl Zero1 {
         gathers.into_iter().try_for_each(|work| work.wait().context("gathering updated parameters"))
     }
 
-    pub fn set_lr(&mut self, lr: f64) {
-        lock(&self.sharded).optimizer.set_lr(lr);
-    }
-
     /// Values that this rank keeps state for, with the padding of its shards.
     pub fn owned_numel(&self) -> usize {
         lock(&self.sharded).shards.iter().flat_map(|shard| &shard.mine).map(Tensor::numel).sum()

@@ -131,7 +131,7 @@ impl Params {
         match self.pass {
             StepPass::Forward => memory.forward_peak(),
             StepPass::ForwardBackward => memory.backward_peak(),
-            StepPass::TrainingStep => memory.step_peak_with(update_for(profile), true),
+            StepPass::TrainingStep => memory.step_peak(update_for(profile), true),
         }
     }
 }

@@ -15,7 +15,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
             bail!("x has shape {:?}: it must be (..., seq, d_head)", x.size())
         };
         ensure!(seq <= MAX_POSITIONS, "x has {seq} positions, more than the {MAX_POSITIONS} that a case may have");
-        Rope::new(theta, d_head, seq, Device::Cpu)?.apply(x)
+        Rope::new(theta, d_head, seq, Device::Cpu)?.rotate(x)
     })
 }
 

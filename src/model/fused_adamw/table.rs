@@ -52,10 +52,11 @@ pub fn tables(entries: &[Entry], chunk: u32) -> Result<Vec<Table>> {
 }
 
 fn table(entries: &[Entry], chunk: u32) -> Result<Table> {
-    let mut first_chunk = [0; TENSORS];
+    let (mut elements, mut first_chunk) = ([0; TENSORS], [0; TENSORS]);
     let mut chunks: u64 = 0;
-    for (entry, first) in entries.iter().zip(&mut first_chunk) {
-        *first = u32::try_from(chunks).context("counting chunks")?;
+    for (i, entry) in entries.iter().enumerate() {
+        elements[i] = i64::try_from(entry.elements)?;
+        first_chunk[i] = u32::try_from(chunks).context("counting chunks")?;
         chunks += entry.elements.div_ceil(u64::from(chunk));
         // The most blocks of a grid.
         ensure!(
@@ -67,10 +68,6 @@ fn table(entries: &[Entry], chunk: u32) -> Result<Table> {
     let address = |of: fn(&Entry) -> u64| {
         std::array::from_fn(|i| entries.get(i).map_or(Address::NULL, |entry| Address::from_raw(of(entry))))
     };
-    let mut elements = [0; TENSORS];
-    for (entry, elements) in entries.iter().zip(&mut elements) {
-        *elements = i64::try_from(entry.elements)?;
-    }
     let columns = Box::new(Columns {
         p: address(|entry| entry.p),
         g: address(|entry| entry.g),

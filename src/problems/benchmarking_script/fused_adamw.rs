@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::harness::problem::Verdict;
 use crate::model::FusedAdamW;
-use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _};
+use crate::model::optim::{AdamW, AdamWOptions};
 use crate::torch::graph::{Captured, on_side_stream};
 use crate::torch::random::SEED;
 use crate::torch::{self, Generator};

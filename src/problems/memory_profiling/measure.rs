@@ -136,7 +136,7 @@ impl Measure for MemoryProfiling {
     }
 
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
-        Some(params.memory().step_peak_with(update_for(profile), true))
+        Some(params.memory().step_peak(update_for(profile), true))
     }
 
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
@@ -161,8 +161,8 @@ pub fn measure_on(params: &Params, device: Device) -> Result<(Row, [History; 2])
     let points = params.timeline_points;
     let (forward, history_of_forward) = run(What::Forward, points, memory.forward_peak())?;
     let (recorded_forward, _) = run(What::RecordedForward, 0, memory.recorded_forward_peak())?;
-    let (first_step, _) = run(What::FirstStep, 0, memory.step_peak_with(update, false))?;
-    let (training_step, history_of_step) = run(What::TrainingStep, points, memory.step_peak_with(update, true))?;
+    let (first_step, _) = run(What::FirstStep, 0, memory.step_peak(update, false))?;
+    let (training_step, history_of_step) = run(What::TrainingStep, points, memory.step_peak(update, true))?;
     let row = Row {
         parameters_bytes: bench.parameters_bytes,
         optimizer_state_bytes: bench.state_bytes,

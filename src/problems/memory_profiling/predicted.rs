@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::attention::ImplementationName;
 use crate::harness::problem::Verdict;
-use crate::model::memory::Memory;
+use crate::model::memory::{Memory, Update};
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, VOCAB_SIZE};
 use crate::model::{Config, Precision, Size};
 
@@ -30,8 +30,8 @@ pub fn prediction_adds_up() -> Result<Verdict> {
             memory.parameters(),
             memory.forward_peak(),
             memory.recorded_forward_peak(),
-            memory.step_peak(false),
-            memory.step_peak(true),
+            memory.step_peak(Update::ByOperators, false),
+            memory.step_peak(Update::ByOperators, true),
         ];
         anyhow::ensure!(peaks.is_sorted(), "at {seq} in {} the peaks do not rise: {peaks:?}", precision.name());
     }

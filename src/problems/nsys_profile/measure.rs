@@ -148,7 +148,7 @@ impl Measure for NsysProfile {
                     OptimizerName::Fused => update_for(profile),
                     OptimizerName::Plain => Update::ByOperators,
                 };
-                memory.step_peak_with(update, true)
+                memory.step_peak(update, true)
             }
         })
     }

@@ -128,5 +128,5 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
         note(&format!("after {step} step"), state)?;
         zero_grad(parameters)?;
     }
-    Ok(RankMemory { owned_values: trainer.owned_numel(collective.rank()) as u64, moments })
+    Ok(RankMemory { owned_values: trainer.owned_numel() as u64, moments })
 }

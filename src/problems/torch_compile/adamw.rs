@@ -17,7 +17,6 @@ use crate::bench::timing::lap;
 use crate::bench::tolerance;
 use crate::bench::training_step::work_of_passes;
 use crate::harness::samples::Samples;
-use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
@@ -159,7 +158,7 @@ pub fn write_steps(file: &Path, generator: &Generator) -> Result<()> {
     for (i, parameter) in &parameters {
         tensors.push((format!("after.{i}"), parameter.f_detach_copy()?));
     }
-    write_safetensors(file, &tensors)
+    Ok(Tensor::write_safetensors(&tensors, file)?)
 }
 
 fn random_parameters(shapes: &[Vec<i64>], generator: &Generator) -> Result<Vec<(String, Tensor)>> {

@@ -19,7 +19,6 @@ use crate::bench::peer::{Compile, Software, TorchPeer, Verified, errors_of};
 use crate::bench::timing::lap;
 use crate::bench::work::{self, AttentionPass};
 use crate::harness::samples::Samples;
-use crate::model::export::write_safetensors;
 use crate::torch::Generator;
 use crate::torch::autograd::backward_from;
 use crate::torch::random::SEED;
@@ -142,8 +141,8 @@ pub fn write(inputs: &Inputs, expected: &[Tensor; 4], file: &Path) -> Result<()>
     let Inputs { q, k, v, d_o, .. } = inputs;
     let names = ["q", "k", "v", "d_o", "expected_o", "expected_dq", "expected_dk", "expected_dv"];
     let tensors = [q, k, v, d_o].into_iter().chain(expected);
-    let named = names.into_iter().zip(tensors).map(|(name, t)| (name.to_string(), t.shallow_clone()));
-    write_safetensors(file, &named.collect::<Vec<_>>())
+    let named = names.into_iter().zip(tensors).map(|(name, t)| Ok((name, t.f_contiguous()?)));
+    Ok(Tensor::write_safetensors(&named.collect::<Result<Vec<_>>>()?, file)?)
 }
 
 /// Pairs of passes on fresh inputs, as the peer's turn.

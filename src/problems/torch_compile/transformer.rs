@@ -20,7 +20,6 @@ use crate::bench::tolerance;
 use crate::bench::training_step::handout;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
-use crate::model::export::write_safetensors;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::memory::Memory;
 use crate::model::optim::{AdamWOptions, zero_grad};
@@ -117,7 +116,7 @@ impl Params {
         let (batch, seq) = (self.batch_size, self.context_length);
         let memory = Memory { config, batch, seq, precision, attention: ImplementationName::Naive };
         let (step, kept) =
-            (memory.step_peak_with(update_for(profile), true), memory.parameters() + memory.optimizer_state());
+            (memory.step_peak(update_for(profile), true), memory.parameters() + memory.optimizer_state());
         let captured = if profile == Profile::Gpu { step - kept } else { 0 };
         step + captured.max(kept)
     }
@@ -218,7 +217,7 @@ pub fn open(peer: &mut TorchPeer, bench: &ModelBench) -> Result<()> {
     let config = model.config();
     let folder = scratch(4 * config.num_parameters())?;
     let weights = folder.path().join("weights.safetensors");
-    write_safetensors(&weights, model.parameters())?;
+    Tensor::write_safetensors(model.parameters(), &weights)?;
     peer.open("transformer", json!({ "config": config, "weights": weights, "dtype": dtype, "batch_size": batch_size }))
 }
 
@@ -251,7 +250,6 @@ pub fn write_expected(bench: &ModelBench, file: &Path) -> Result<()> {
     zero_grad(parameters)?;
     let logits = tch::no_grad(|| bench.in_precision(|| bench.model.forward(&batch.tokens)))?;
     let narrow = |t: &Tensor| t.f_detach()?.f_to_kind(Kind::Float);
-    // Eight-byte values first, so that every tensor in the file is aligned.
     let mut tensors = vec![
         ("tokens".to_string(), batch.tokens),
         ("targets".to_string(), batch.targets),
@@ -260,7 +258,7 @@ pub fn write_expected(bench: &ModelBench, file: &Path) -> Result<()> {
         ("logits".to_string(), narrow(&logits)?),
     ];
     tensors.extend(samples);
-    write_safetensors(file, &tensors)
+    Ok(Tensor::write_safetensors(&tensors, file)?)
 }
 
 /// Never less than [`write_expected`] takes: the logits, and a sample and a norm of each gradient.
