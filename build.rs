@@ -6,22 +6,6 @@ use std::path::{Path, PathBuf};
 /// The one libtorch whose layouts `tch` and the shim's stand-in Gloo headers describe.
 const TORCH_VERSION: &str = "2.11.0";
 
-const SOURCES: &[&str] = &[
-    "error.cc",
-    "tensor.cc",
-    "attention.cc",
-    "autograd.cc",
-    "clock.cc",
-    "device.cc",
-    "gloo.cc",
-    "graph.cc",
-    "history.cc",
-    "library.cc",
-    "allocator_stats.cc",
-    "profiler.cc",
-    "random.cc",
-];
-
 const BRIDGES: &[&str] =
     &["src/torch/bridge.rs", "src/torch/memory_history/recorder.rs", "src/torch/allocator_stats.rs"];
 
@@ -95,7 +79,15 @@ fn compile_shim(libtorch: &Path, cuda_include: PathBuf) {
     for folder in [shim.join("gloo_headers"), include.join("torch/csrc/api/include"), include, cuda_include] {
         build.flag("-isystem").flag(folder.as_os_str());
     }
-    build.files(SOURCES.iter().map(|file| shim.join(file))).compile("cs336-shim");
+    build.files(sources(shim)).compile("cs336-shim");
+}
+
+fn sources(shim: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(shim).expect("the shim is a folder of this repository");
+    let files = entries.map(|entry| entry.expect("a file of the shim").path());
+    let mut sources: Vec<_> = files.filter(|file| file.extension().is_some_and(|ending| ending == "cc")).collect();
+    sources.sort();
+    sources
 }
 
 fn link(lib: &Path) {

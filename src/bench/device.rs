@@ -33,10 +33,7 @@ pub fn device_for(profile: Profile) -> Result<Device> {
         Profile::Cpu => return Ok(Device::Cpu),
         Profile::Gpu => torch::cuda_device(0)?,
     };
-    ensure!(
-        !torch::allow_tf32()?.matmul,
-        "TF32 is on in float32 matrix products: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-    );
+    ensure!(!torch::allow_tf32()?, "TF32 is on in float32 matrix products: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE");
     Ok(device)
 }
 

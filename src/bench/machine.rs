@@ -79,10 +79,9 @@ fn driver_version() -> Option<String> {
 }
 
 fn settings(profile: Profile) -> Result<BTreeMap<String, String>> {
-    let tf32 = torch::allow_tf32()?;
     let settings = [
         ("threads", tch::get_num_threads().to_string()),
-        ("tf32", if tf32.matmul { "on" } else { "off" }.to_string()),
+        ("tf32", if torch::allow_tf32()? { "on" } else { "off" }.to_string()),
         ("cpu_capability", torch::cpu_capability()?),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_string(), value));

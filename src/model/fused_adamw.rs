@@ -9,7 +9,7 @@ use super::optim::{AdamW, AdamWOptions, Optimizer};
 use crate::cuda::{self, Kernel, LaunchConfig, Program};
 use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
-use crate::torch::data_ptr::{Pair, float32_pair};
+use crate::torch::data_ptr::{Float32Pair, float32_pair};
 
 mod table;
 
@@ -81,7 +81,7 @@ pub struct FusedAdamW {
 #[derive(Debug, Default)]
 struct Prepared {
     names: Vec<String>,
-    pairs: Vec<Pair>,
+    pairs: Vec<Float32Pair>,
     tables: Vec<Table>,
 }
 
@@ -157,7 +157,7 @@ impl FusedAdamW {
         items.iter().try_for_each(|(_, param, _)| changed_in_place(param))
     }
 
-    fn pair(&self, param: &Tensor, grad: &Tensor) -> Result<Pair> {
+    fn pair(&self, param: &Tensor, grad: &Tensor) -> Result<Float32Pair> {
         if let Some(pair) = float32_pair(param, grad, self.device)? {
             return Ok(pair);
         }
@@ -166,7 +166,7 @@ impl FusedAdamW {
         bail!("gradient {:?}, parameter {:?}", grad.size(), param.size())
     }
 
-    fn prepare(&mut self, items: &[(&str, &Tensor, &Tensor)], pairs: Vec<Pair>) -> Result<Prepared> {
+    fn prepare(&mut self, items: &[(&str, &Tensor, &Tensor)], pairs: Vec<Float32Pair>) -> Result<Prepared> {
         let mut entries = Vec::with_capacity(items.len());
         for ((name, param, _), pair) in items.iter().zip(&pairs) {
             entries.push(self.entry(name, param, *pair).with_context(|| format!("updating {name}"))?);
@@ -176,7 +176,7 @@ impl FusedAdamW {
         Ok(Prepared { names, pairs, tables: table::tables(&entries, self.shape.chunk)? })
     }
 
-    fn entry(&mut self, name: &str, param: &Tensor, pair: Pair) -> Result<Entry> {
+    fn entry(&mut self, name: &str, param: &Tensor, pair: Float32Pair) -> Result<Entry> {
         if !self.state.contains_key(name) {
             let state = self.new_state(param)?;
             self.state.insert(name.to_string(), state);
@@ -184,7 +184,7 @@ impl FusedAdamW {
         let State { m, v, progress } = &self.state[name];
         ensure!(m.size() == param.size(), "it had shape {:?} in earlier steps", m.size());
         let [m, v] = [m, v].map(|tensor| tensor.data_ptr() as u64);
-        let Pair { parameter: p, gradient: g, elements } = pair;
+        let Float32Pair { parameter: p, gradient: g, elements, .. } = pair;
         Ok(Entry { p, g, m, v, progress: *progress, elements })
     }
 

@@ -1,70 +1,110 @@
 //! Bytes of tensors in use and at their peak since a point in the program, counted exactly on either device.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+
 use anyhow::Result;
 use cxx::UniquePtr;
 use tch::Device;
 
-use super::memory;
+use super::memory::{self, Gauge};
 
 #[cxx::bridge(namespace = "cs336")]
 mod ffi {
+    extern "Rust" {
+        type AllocationCallback;
+        fn report(self: &AllocationCallback, address: u64, bytes: i64);
+    }
+
     unsafe extern "C++" {
         include!("cs336/src/torch/shim/allocator_stats.h");
 
-        type CpuAllocations;
-        fn new_cpu_allocations() -> UniquePtr<CpuAllocations>;
-        fn in_use(self: &CpuAllocations) -> i64;
-        fn peak(self: &CpuAllocations) -> i64;
-        fn reset_peak(self: &CpuAllocations);
+        #[namespace = "c10"]
+        type DebugInfoGuard;
+        fn observe_cpu(callback: Box<AllocationCallback>) -> UniquePtr<DebugInfoGuard>;
     }
+}
+
+/// Takes an allocation: its address, and its bytes, negative where they are freed.
+struct AllocationCallback(Box<dyn Fn(u64, i64) + Send + Sync>);
+
+impl AllocationCallback {
+    fn report(&self, address: u64, bytes: i64) {
+        (self.0)(address, bytes);
+    }
+}
+
+/// Reports the CPU allocations of this thread, and of the backward passes that it starts, until the result is dropped.
+///
+/// Observers of one thread must be dropped in the reverse of their order; each gets all reports in its life.
+pub(super) fn observe_cpu(report: impl Fn(u64, i64) + Send + Sync + 'static) -> UniquePtr<ffi::DebugInfoGuard> {
+    ffi::observe_cpu(Box::new(AllocationCallback(Box::new(report))))
 }
 
 /// Counts from its construction until its drop.
 ///
 /// On the CPU: the allocations of this thread and of the backward passes that it starts, to the byte, as libtorch
-/// reports them to its profiler (whose observer this replaces meanwhile). A tensor that is older than the tracker is
-/// never counted. On CUDA: what the caching allocator holds for tensors beyond what it held at the start, in its blocks
-/// of 512 bytes. Trackers of one thread must be dropped in the reverse of their order.
+/// reports them to its profiler. A tensor that is older than the tracker is never counted. On CUDA: what the caching
+/// allocator holds for tensors beyond what it held at the start, in its blocks of 512 bytes. Trackers of one thread must
+/// be dropped in the reverse of their order.
 pub struct AllocationTracker(Source);
 
 enum Source {
-    Cpu(UniquePtr<ffi::CpuAllocations>),
+    Cpu { counts: Arc<Counts>, _observer: UniquePtr<ffi::DebugInfoGuard> },
     Cuda { device: Device, before: u64 },
+}
+
+/// Bytes; below zero where a tensor of an outer tracker has been freed.
+#[derive(Default)]
+struct Counts {
+    in_use: AtomicI64,
+    peak: AtomicI64,
 }
 
 impl AllocationTracker {
     pub fn start(device: Device) -> Result<Self> {
-        match device {
-            Device::Cpu => Ok(Self(Source::Cpu(ffi::new_cpu_allocations()))),
-            device => Ok(Self(Source::Cuda { device, before: memory::stats(device)?.allocated_bytes.current })),
+        if device != Device::Cpu {
+            return Ok(Self(Source::Cuda { device, before: memory::stats(device)?.allocated_bytes.current }));
         }
+        let counts = Arc::new(Counts::default());
+        let counted = counts.clone();
+        let _observer = observe_cpu(move |_, bytes| {
+            let in_use = counted.in_use.fetch_add(bytes, SeqCst) + bytes;
+            counted.peak.fetch_max(in_use, SeqCst);
+        });
+        Ok(Self(Source::Cpu { counts, _observer }))
     }
 
     /// Bytes of tensors alive now.
     pub fn in_use(&self) -> Result<u64> {
-        match &self.0 {
-            Source::Cpu(tracker) => Ok(u64::try_from(tracker.in_use()).unwrap_or(0)),
-            Source::Cuda { device, before } => {
-                Ok(memory::stats(*device)?.allocated_bytes.current.saturating_sub(*before))
-            }
-        }
+        Ok(self.gauge()?.current)
     }
 
     /// The most bytes alive at once since the start or the last [`AllocationTracker::reset_peak`].
     pub fn peak(&self) -> Result<u64> {
-        match &self.0 {
-            Source::Cpu(tracker) => Ok(u64::try_from(tracker.peak()).unwrap_or(0)),
-            Source::Cuda { device, before } => Ok(memory::stats(*device)?.allocated_bytes.peak.saturating_sub(*before)),
-        }
+        Ok(self.gauge()?.peak)
     }
 
     /// Starts a new peak from what is in use now. On CUDA this resets the allocator's own peaks.
     pub fn reset_peak(&self) -> Result<()> {
         match &self.0 {
-            Source::Cpu(tracker) => tracker.reset_peak(),
+            Source::Cpu { counts, .. } => counts.peak.store(counts.in_use.load(SeqCst), SeqCst),
             Source::Cuda { device, .. } => memory::reset_peaks(*device)?,
         }
         Ok(())
+    }
+
+    fn gauge(&self) -> Result<Gauge> {
+        match &self.0 {
+            Source::Cpu { counts, .. } => {
+                let [current, peak] = [&counts.in_use, &counts.peak].map(|count| count.load(SeqCst).max(0) as u64);
+                Ok(Gauge { current, peak })
+            }
+            Source::Cuda { device, before } => {
+                let Gauge { current, peak } = memory::stats(*device)?.allocated_bytes;
+                Ok(Gauge { current: current.saturating_sub(*before), peak: peak.saturating_sub(*before) })
+            }
+        }
     }
 }
 

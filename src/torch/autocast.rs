@@ -25,19 +25,18 @@ pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>
         cuda_index(device)?;
     }
     let before = check(ffi::enter_autocast(is_cuda, scalar_type))?;
-    let _scope = Scope { is_cuda, before: Some(before) };
+    let _scope = Scope { is_cuda, before };
     body()
 }
 
 struct Scope {
     is_cuda: bool,
-    before: Option<ffi::AutocastState>,
+    before: ffi::AutocastState,
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let Some(before) = self.before.take() else { return };
-        check(ffi::leave_autocast(self.is_cuda, before)).expect("setting thread-local flags does not fail");
+        check(ffi::leave_autocast(self.is_cuda, self.before)).expect("setting thread-local flags does not fail");
     }
 }
 

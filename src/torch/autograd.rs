@@ -1,12 +1,13 @@
 //! Autograd functions whose forward and backward are written in Rust, and a backward that keeps its errors' types.
 
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, ensure};
 use tch::Tensor;
 
 use super::bridge::{self, Outcome, TensorList, check, ffi};
+use super::lock;
 
 /// One differentiable operation: what `torch.autograd.Function` is in Python.
 ///
@@ -105,7 +106,7 @@ impl Callback {
     ) -> Box<Outcome> {
         let context = || format!("in the forward of {}", self.name);
         Outcome::of(context, || {
-            let mut function = self.function.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut function = lock(&self.function);
             let forward = function.forward(&bridge::share_all(inputs))?;
             ensure!(!forward.outputs.is_empty(), "gave no output");
             forward.outputs.iter().for_each(|tensor| ffi::push(outputs.as_mut(), bridge::borrow(tensor)));
@@ -122,14 +123,11 @@ impl Callback {
     ) -> Box<Outcome> {
         let context = || format!("in the backward of {}", self.name);
         Outcome::of(context, || {
-            let function = self.function.lock().unwrap_or_else(PoisonError::into_inner);
+            let function = lock(&self.function);
             let gradients = function.backward(&bridge::share_all(saved), &bridge::share_defined(grad_outputs))?;
             ensure!(gradients.len() == self.num_inputs, "{} gradients for {} inputs", gradients.len(), self.num_inputs);
-            for gradient in &gradients {
-                match gradient {
-                    Some(tensor) => ffi::push(grad_inputs.as_mut(), bridge::borrow(tensor)),
-                    None => ffi::push_undefined(grad_inputs.as_mut()),
-                }
+            for gradient in gradients {
+                ffi::push(grad_inputs.as_mut(), bridge::borrow(&gradient.unwrap_or_default()));
             }
             Ok(())
         })

@@ -15,6 +15,7 @@ pub(super) type TensorList = CxxVector<ffi::Tensor>;
 #[cxx::bridge(namespace = "cs336")]
 pub(super) mod ffi {
     /// The autocast setting before a scope; `dtype` is libtorch's number of a kind.
+    #[derive(Clone, Copy)]
     struct AutocastState {
         enabled: bool,
         dtype: i8,
@@ -38,14 +39,12 @@ pub(super) mod ffi {
         active_bytes: Gauge,
         /// In tensors, before rounding.
         requested_bytes: Gauge,
-        /// Allocations that succeeded only after the cache had been emptied.
-        num_alloc_retries: u64,
-        num_ooms: u64,
     }
 
-    /// Addresses of a parameter and its gradient; zeros unless both are what a float32 kernel can read.
+    /// A parameter and its gradient as a float32 kernel reads them: addresses on the device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct Float32Pair {
+        /// False, and the rest zero, where the kernel cannot read one of them.
         fits: bool,
         parameter: u64,
         gradient: u64,
@@ -103,8 +102,6 @@ pub(super) mod ffi {
         type Tensor;
         fn new_tensors() -> UniquePtr<CxxVector<Tensor>>;
         fn push(list: Pin<&mut CxxVector<Tensor>>, tensor: &Tensor);
-        fn push_undefined(list: Pin<&mut CxxVector<Tensor>>);
-        fn is_defined(tensor: &Tensor) -> bool;
         fn float32_pair(parameter: &Tensor, gradient: &Tensor, cuda_index: i32) -> Result<Float32Pair>;
 
         fn apply_function(callback: Box<Callback>, inputs: &CxxVector<Tensor>) -> Result<UniquePtr<CxxVector<Tensor>>>;
@@ -161,33 +158,24 @@ pub(super) mod ffi {
         fn new_cuda_graph(device: i8) -> Result<UniquePtr<CudaGraph>>;
         fn begin(self: Pin<&mut CudaGraph>) -> Result<()>;
         fn end(self: Pin<&mut CudaGraph>) -> Result<()>;
-        fn abandon(self: Pin<&mut CudaGraph>);
         fn replay(self: &CudaGraph) -> Result<()>;
         fn num_nodes(self: &CudaGraph) -> u64;
 
         fn load_library(name: &str) -> Result<()>;
         fn abi_version() -> u64;
         fn cpu_capability() -> Result<String>;
-        fn parallel_info() -> Result<String>;
-        fn build_config() -> Result<String>;
-        fn cuda_runtime_version() -> Result<i64>;
         fn cudnn_version() -> Result<i64>;
-        fn num_threads() -> Result<i32>;
-        fn set_num_threads(count: i32) -> Result<()>;
-        fn allow_tf32_matmul() -> Result<bool>;
-        fn allow_tf32_cudnn() -> Result<bool>;
-        fn set_allow_tf32(matmul: bool, cudnn: bool) -> Result<()>;
+        fn allow_tf32() -> Result<bool>;
+        fn set_allow_tf32(allow: bool) -> Result<()>;
 
         type UserScope;
         fn open_user_scope(name: &str) -> UniquePtr<UserScope>;
         fn start_kineto(is_cuda: bool) -> Result<()>;
-        fn stop_kineto(path: &str) -> Result<()>;
         fn start_nvtx() -> Result<()>;
-        fn stop_nvtx() -> Result<()>;
+        fn stop_profiler(path: &str) -> Result<()>;
 
         type GlooWork;
         fn wait(self: &GlooWork, timeout_ms: i64) -> Result<()>;
-        fn is_completed(self: &GlooWork) -> Result<bool>;
         fn when_done(self: &GlooWork, callback: Box<CompletionCallback>) -> Result<()>;
         type GlooGroup;
         fn all_reduce_sum(self: &GlooGroup, tensors: &CxxVector<Tensor>) -> Result<UniquePtr<GlooWork>>;
@@ -336,5 +324,5 @@ pub(super) fn share_all(list: &TensorList) -> Vec<tch::Tensor> {
 
 /// As [`share_all`], with `None` for an undefined tensor.
 pub(super) fn share_defined(list: &TensorList) -> Vec<Option<tch::Tensor>> {
-    list.iter().map(|tensor| ffi::is_defined(tensor).then(|| share(tensor))).collect()
+    list.iter().map(|tensor| Some(share(tensor)).filter(tch::Tensor::defined)).collect()
 }

@@ -30,11 +30,7 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
     pub fn new(device: Device) -> Result<Self> {
-        let events = match device {
-            Device::Cpu => None,
-            _ => Some(RefCell::new(check(ffi::new_event_pair(cuda_index(device)?))?)),
-        };
-        Ok(Self { device, events })
+        Ok(Self { device, events: events_on(device)?.map(RefCell::new) })
     }
 
     /// Runs `body` between two synchronisations of the device, the first of them outside the clock.
@@ -43,10 +39,8 @@ impl Stopwatch {
     ///
     /// Errors: those of `body`, and those of kernels that failed on the device meanwhile.
     pub fn lap<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<(T, Lap)> {
-        let mut events = match &self.events {
-            Some(events) => Some(events.try_borrow_mut().context("laps of one stopwatch do not nest")?),
-            None => None,
-        };
+        let events = self.events.as_ref().map(RefCell::try_borrow_mut).transpose();
+        let mut events = events.context("laps of one stopwatch do not nest")?;
         synchronize(self.device)?;
         if let Some(events) = &mut events {
             check(events.pin_mut().record_start())?;
@@ -66,47 +60,49 @@ impl Stopwatch {
 /// One stretch of a device's work, timed without waiting for it: a stream may have many of them under way.
 ///
 /// Between events on the thread's current stream on CUDA, by the host's clock on the CPU.
-pub struct Interval(Ends);
-
-enum Ends {
-    Host { start: Instant, seconds: f64 },
-    Events(UniquePtr<ffi::EventPair>),
+pub struct Interval {
+    events: Option<UniquePtr<ffi::EventPair>>,
+    start: Instant,
+    host_s: f64,
 }
 
 impl Interval {
     /// Errors: [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
     pub fn new(device: Device) -> Result<Self> {
-        Ok(Self(match device {
-            Device::Cpu => Ends::Host { start: Instant::now(), seconds: 0.0 },
-            _ => Ends::Events(check(ffi::new_event_pair(cuda_index(device)?))?),
-        }))
+        Ok(Self { events: events_on(device)?, start: Instant::now(), host_s: 0.0 })
     }
 
     pub fn start(&mut self) -> Result<()> {
-        match &mut self.0 {
-            Ends::Host { start, .. } => *start = Instant::now(),
-            Ends::Events(events) => check(events.pin_mut().record_start())?,
+        match &mut self.events {
+            Some(events) => check(events.pin_mut().record_start())?,
+            None => self.start = Instant::now(),
         }
         Ok(())
     }
 
     pub fn end(&mut self) -> Result<()> {
-        match &mut self.0 {
-            Ends::Host { start, seconds } => *seconds = start.elapsed().as_secs_f64(),
-            Ends::Events(events) => check(events.pin_mut().record_end())?,
+        match &mut self.events {
+            Some(events) => check(events.pin_mut().record_end())?,
+            None => self.host_s = self.start.elapsed().as_secs_f64(),
         }
         Ok(())
     }
 
     /// Waits for the end on CUDA; an error unless the interval was started and ended.
     pub fn seconds(&self) -> Result<f64> {
-        match &self.0 {
-            Ends::Host { seconds, .. } => {
-                ensure!(*seconds > 0.0, "an interval was read that has not ended");
-                Ok(*seconds)
-            }
-            Ends::Events(events) => check(events.elapsed_seconds()),
+        if let Some(events) = &self.events {
+            return check(events.elapsed_seconds());
         }
+        ensure!(self.host_s > 0.0, "an interval was read that has not ended");
+        Ok(self.host_s)
+    }
+}
+
+/// `None` on the CPU.
+fn events_on(device: Device) -> Result<Option<UniquePtr<ffi::EventPair>>> {
+    match device {
+        Device::Cpu => Ok(None),
+        _ => Ok(Some(check(ffi::new_event_pair(cuda_index(device)?))?)),
     }
 }
 

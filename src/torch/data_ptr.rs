@@ -3,30 +3,21 @@
 use anyhow::Result;
 use tch::{Device, Tensor};
 
+pub use super::bridge::ffi::Float32Pair;
 use super::bridge::{borrow, check, ffi};
-
-/// A parameter and its gradient as a float32 kernel reads them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
-    /// Addresses on the device.
-    pub parameter: u64,
-    pub gradient: u64,
-    pub elements: u64,
-}
 
 /// The pair's addresses; `None` unless both are contiguous float32 tensors of one shape on `device`.
 ///
 /// An optimizer calls this for hundreds of tensors a step. Separate calls for device, dtype, strides and shape would
 /// each cross the boundary, and some would allocate.
-pub fn float32_pair(parameter: &Tensor, gradient: &Tensor, device: Device) -> Result<Option<Pair>> {
+pub fn float32_pair(parameter: &Tensor, gradient: &Tensor, device: Device) -> Result<Option<Float32Pair>> {
     let cuda_index = match device {
         Device::Cpu => -1,
         Device::Cuda(index) => i32::try_from(index)?,
         _ => return Ok(None),
     };
-    let ffi::Float32Pair { fits, parameter, gradient, elements } =
-        check(ffi::float32_pair(borrow(parameter), borrow(gradient), cuda_index))?;
-    Ok(fits.then_some(Pair { parameter, gradient, elements }))
+    let pair = check(ffi::float32_pair(borrow(parameter), borrow(gradient), cuda_index))?;
+    Ok(pair.fits.then_some(pair))
 }
 
 #[cfg(test)]

@@ -63,25 +63,14 @@ impl ProcessGroup {
         let (of, ranks) = (i32::try_from(rank)?, i32::try_from(world_size)?);
         let group = ffi::connect_gloo(&store.inner, interface, host, of, ranks, milliseconds(timeout));
         let group = Self { group: check(group).with_context(context)?, rank, world_size };
-        // One rank serves the store, so no rank may continue before all have read their peers' addresses.
-        group.barrier().with_context(context)?;
+        // One rank serves the store, so no rank may continue before all have read their peers' addresses. The group's own
+        // timeout ends the wait: its error has more detail than ours.
+        group.barrier_async()?.wait(Duration::MAX).with_context(context)?;
         Ok(group)
     }
 
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    pub fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    /// Replaces each tensor by the sum or average over ranks, in place; several tensors of one kind go as one message.
-    pub fn all_reduce(&self, tensors: &[Tensor], op: ReduceOp) -> Result<()> {
-        self.all_reduce_async(tensors, op)?.wait_done()
-    }
-
-    /// Starts [`ProcessGroup::all_reduce`]; leave the tensors alone until the work is waited for.
+    /// Starts replacing each tensor by the sum or average over ranks, in place; several tensors of one kind go as one
+    /// message. Leave the tensors of any operation alone until its work is waited for.
     pub fn all_reduce_async(&self, tensors: &[Tensor], op: ReduceOp) -> Result<Work> {
         ensure!(!tensors.is_empty(), "all-reduce of no tensors");
         tensors.iter().try_for_each(usable)?;
@@ -95,11 +84,7 @@ impl ProcessGroup {
         self.work("all-reduce", work, tensors.iter().map(Tensor::shallow_clone).collect(), divisor)
     }
 
-    /// Replaces `tensor` by rank `root`'s, in place.
-    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<()> {
-        self.broadcast_async(tensor, root)?.wait_done()
-    }
-
+    /// Starts replacing `tensor` by rank `root`'s, in place.
     pub fn broadcast_async(&self, tensor: &Tensor, root: usize) -> Result<Work> {
         ensure!(root < self.world_size, "broadcast from rank {root} of {} ranks", self.world_size);
         usable(tensor)?;
@@ -107,8 +92,8 @@ impl ProcessGroup {
         self.work("broadcast", work, vec![tensor.shallow_clone()], None)
     }
 
-    /// Fills each of `outputs` (world_size * n, ...) with every rank's counterpart in `inputs` (n, ...), in order of rank;
-    /// several tensors of one kind go as one message.
+    /// Starts filling each of `outputs` (world_size * n, ...) with every rank's counterpart in `inputs` (n, ...), in order
+    /// of rank; several tensors of one kind go as one message.
     pub fn all_gather_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Work> {
         let (wholes, shares) = (flattened(outputs)?, flattened(inputs)?);
         self.check_shares(&wholes, &shares).context("all-gather")?;
@@ -116,8 +101,8 @@ impl ProcessGroup {
         self.work("all-gather", work, wholes, None)
     }
 
-    /// Fills each of `outputs` (n, ...) with this rank's share of the sum or average over ranks of its counterpart in
-    /// `inputs` (world_size * n, ...).
+    /// Starts filling each of `outputs` (n, ...) with this rank's share of the sum or average over ranks of its counterpart
+    /// in `inputs` (world_size * n, ...).
     pub fn reduce_scatter_async(&self, outputs: &[Tensor], inputs: &[Tensor], op: ReduceOp) -> Result<Work> {
         let (shares, wholes) = (flattened(outputs)?, flattened(inputs)?);
         self.check_shares(&wholes, &shares).context("reduce-scatter")?;
@@ -140,11 +125,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns when every rank has called it and all their earlier work is done.
-    pub fn barrier(&self) -> Result<()> {
-        self.barrier_async()?.wait_done()
-    }
-
+    /// Work that is done when every rank has called this and all their earlier work is done.
     pub fn barrier_async(&self) -> Result<Work> {
         self.work("barrier", self.group.barrier(), Vec::new(), None)
     }
@@ -189,16 +170,7 @@ impl Work {
     /// Errors: libtorch's if it failed, or "Operation timed out!" if `timeout` passed first (it then goes on, and may
     /// be waited for again).
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.wait_milliseconds(milliseconds(timeout))
-    }
-
-    /// Waits until the group's own timeout, because Gloo's error has more detail than ours.
-    fn wait_done(&mut self) -> Result<()> {
-        self.wait_milliseconds(0)
-    }
-
-    fn wait_milliseconds(&mut self, timeout: i64) -> Result<()> {
-        check(self.work.wait(timeout)).with_context(|| self.name.clone())?;
+        check(self.work.wait(milliseconds(timeout))).with_context(|| self.name.clone())?;
         if let Some(divisor) = self.divisor.take() {
             // A gradient or a parameter may require a gradient of its own; this division is no part of its graph.
             tch::no_grad(|| self.outputs.iter_mut().try_for_each(|tensor| tensor.f_div_scalar_(divisor).map(drop)))?;
@@ -206,19 +178,9 @@ impl Work {
         Ok(())
     }
 
-    /// Whether the collective has ended, with or without an error; never blocks.
-    pub fn is_completed(&self) -> Result<bool> {
-        check(self.work.is_completed())
-    }
-
     /// Calls `callback` when the collective ends, with or without an error, before any waiter continues.
     pub fn when_done(&self, callback: impl Fn() + Send + Sync + 'static) -> Result<()> {
         check(self.work.when_done(CompletionCallback::new(callback)))
-    }
-
-    /// The tensors that the collective filled: for an all-reduce and a broadcast those it was given.
-    pub fn into_outputs(self) -> Vec<Tensor> {
-        self.outputs
     }
 }
 

@@ -1,6 +1,6 @@
 //! Work of a device that is captured once as a CUDA graph and then replayed at the cost of a single launch.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
@@ -8,8 +8,9 @@ use tch::Device;
 
 use super::bridge::{check, ffi};
 use super::library::{cuda_index, require_built_version};
+use super::lock;
 use super::memory::empty_cache;
-use super::stream::synchronize;
+use super::stream::{self, synchronize};
 
 /// The work that libtorch and this thread launched in a closure, as a CUDA graph.
 ///
@@ -37,19 +38,20 @@ impl<T> Captured<T> {
         let index = cuda_index(device)?;
         require_built_version()?;
         static UNDER_WAY: Mutex<()> = Mutex::new(());
-        let _only_one = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        let _only_one = lock(&UNDER_WAY);
         synchronize(device)?;
         // The pool takes fresh memory from the driver, and cannot empty the cache while the capture is under way.
         empty_cache(device)?;
-        let mut capture = Capture(check(ffi::new_cuda_graph(index))?);
+        // Dropped before its capture has ended, it abandons the capture.
+        let mut graph = check(ffi::new_cuda_graph(index))?;
         let _side_stream = check(ffi::enter_side_stream(index))?;
-        check(capture.0.pin_mut().begin()).context("starting to capture a CUDA graph")?;
+        check(graph.pin_mut().begin()).context("starting to capture a CUDA graph")?;
         let output = body().context("while a CUDA graph was captured")?;
-        check(capture.0.pin_mut().end()).context(
+        check(graph.pin_mut().end()).context(
             "a CUDA graph cannot hold what was captured: it may not wait for the device, copy from or to ordinary host \
              memory, or leave work on other streams",
         )?;
-        Ok(Self { graph: std::mem::replace(&mut capture.0, UniquePtr::null()), output })
+        Ok(Self { graph, output })
     }
 
     /// Launches the captured work once more on the thread's current stream, without waiting for it.
@@ -68,28 +70,17 @@ impl<T> Captured<T> {
     }
 }
 
-/// A capture under way; dropping it ends the capture.
-struct Capture(UniquePtr<ffi::CudaGraph>);
-
-impl Drop for Capture {
-    fn drop(&mut self) {
-        if let Some(graph) = self.0.as_mut() {
-            graph.abandon();
-        }
-    }
-}
-
 /// Runs `body` on the stream that captures use, between two synchronisations of `device`.
 ///
 /// Errors: those of `body`; [`crate::error::Fault::NotAvailable`] on the CPU.
 pub fn on_side_stream<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let index = cuda_index(device)?;
+    cuda_index(device)?;
     synchronize(device)?;
-    let side_stream = check(ffi::enter_side_stream(index))?;
-    let value = body()?;
-    synchronize(device)?;
-    drop(side_stream);
-    Ok(value)
+    stream::on_side_stream(device, || {
+        let value = body()?;
+        synchronize(device)?;
+        Ok(value)
+    })
 }
 
 #[cfg(test)]

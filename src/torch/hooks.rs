@@ -1,12 +1,12 @@
 //! Hooks that fire as soon as a parameter's gradient has been accumulated.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use anyhow::{Context, Result};
 use tch::Tensor;
 
-pub use super::autograd::backward;
 use super::bridge::{self, Outcome, check, ffi};
+use super::lock;
 
 /// Calls `hook` with `parameter` each time a backward has finished accumulating into its gradient.
 ///
@@ -64,11 +64,6 @@ impl HookList {
     }
 }
 
-/// Locks what a panic may have poisoned: the panic has been reported as the backward's error.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
@@ -78,6 +73,7 @@ mod tests {
 
     use super::*;
     use crate::torch::Generator;
+    use crate::torch::autograd::backward;
     use crate::torch::random::SEED;
 
     fn leaf() -> Tensor {

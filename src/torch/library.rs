@@ -1,4 +1,4 @@
-//! The libtorch that is loaded: its version, its CUDA half, and the switches that change its numbers.
+//! The libtorch that is loaded: its version, its CUDA half, and the switch that changes its numbers.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -86,7 +86,7 @@ pub(super) fn require_built_version() -> Result<()> {
 /// The version of CUDA that libtorch brings, as `"13.0"`; `None` where its CUDA half is not loaded.
 pub fn cuda_version() -> Option<String> {
     load_cuda().ok()?;
-    let version = check(ffi::cuda_runtime_version()).ok()?;
+    let version = tch::utils::version_cudart();
     Some(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
@@ -102,56 +102,21 @@ pub fn cpu_capability() -> Result<String> {
     check(ffi::cpu_capability())
 }
 
-/// libtorch's description of its thread pools, in several lines.
-pub fn parallel_info() -> Result<String> {
-    check(ffi::parallel_info())
+/// Whether float32 matrix products may be rounded to TF32 on CUDA; libtorch starts with `false`.
+pub fn allow_tf32() -> Result<bool> {
+    check(ffi::allow_tf32())
 }
 
-/// libtorch's description of its build and its libraries, in several lines.
-pub fn build_config() -> Result<String> {
-    check(ffi::build_config())
-}
-
-/// How many threads one operator may use on the CPU.
-pub fn num_threads() -> Result<usize> {
-    Ok(usize::try_from(check(ffi::num_threads())?)?)
-}
-
-/// Sets how many threads one operator may use on the CPU, for the whole process.
-pub fn set_num_threads(count: usize) -> Result<()> {
-    ensure!(count > 0, "an operator needs at least one thread");
-    check(ffi::set_num_threads(i32::try_from(count)?))
-}
-
-/// Whether fp32 products may be rounded to TF32 on CUDA.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AllowTf32 {
-    /// In cuBLAS, so in every matrix product; libtorch starts with `false`.
-    pub matmul: bool,
-    /// In cuDNN, so in convolutions; libtorch starts with `true`.
-    pub cudnn: bool,
-}
-
-pub fn allow_tf32() -> Result<AllowTf32> {
-    Ok(AllowTf32 { matmul: check(ffi::allow_tf32_matmul())?, cudnn: check(ffi::allow_tf32_cudnn())? })
-}
-
-/// Sets, for the whole process, whether fp32 products may be rounded to TF32 on CUDA.
-pub fn set_allow_tf32(allow: AllowTf32) -> Result<()> {
-    check(ffi::set_allow_tf32(allow.matmul, allow.cudnn))
-}
-
-/// Runs `body` with TF32 allowed in matrix products, and restores the switches, also after an error or a panic.
+/// Runs `body` with TF32 allowed in matrix products, and restores the switch, also after an error or a panic.
 pub fn allowing_tf32<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    struct Restore(AllowTf32);
+    struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
-            set_allow_tf32(self.0).expect("setting a flag to what it was does not fail");
+            check(ffi::set_allow_tf32(self.0)).expect("setting a flag to what it was does not fail");
         }
     }
-    let before = allow_tf32()?;
-    let _restore = Restore(before);
-    set_allow_tf32(AllowTf32 { matmul: true, ..before })?;
+    let _restore = Restore(allow_tf32()?);
+    check(ffi::set_allow_tf32(true))?;
     body()
 }
 
@@ -165,23 +130,15 @@ mod tests {
         assert_eq!(version(), "2.11.0");
         require_built_version().unwrap();
         assert!(["DEFAULT", "AVX2", "AVX512", "NO AVX"].contains(&cpu_capability().unwrap().as_str()));
-        assert!(parallel_info().unwrap().contains("at::get_num_threads()"));
-        assert!(build_config().unwrap().contains("PyTorch built with"));
-        assert!(num_threads().unwrap() > 0);
-        assert!(set_num_threads(0).is_err());
         assert!(library_folder().unwrap().join("libtorch_cpu.so").exists());
     }
 
     #[test]
     fn tf32_products_are_off_by_default_and_can_be_switched_on() {
-        let before = allow_tf32().unwrap();
-        assert!(!before.matmul);
-        set_allow_tf32(AllowTf32 { matmul: true, cudnn: false }).unwrap();
-        assert_eq!(allow_tf32().unwrap(), AllowTf32 { matmul: true, cudnn: false });
-        set_allow_tf32(before).unwrap();
-        assert!(allowing_tf32(|| Ok(allow_tf32()?.matmul)).unwrap());
+        assert!(!allow_tf32().unwrap());
+        assert!(allowing_tf32(allow_tf32).unwrap());
         assert!(allowing_tf32(|| -> Result<()> { anyhow::bail!("inside") }).is_err());
-        assert_eq!(allow_tf32().unwrap(), before);
+        assert!(!allow_tf32().unwrap());
     }
 
     #[test]

@@ -8,16 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, ensure};
 
+pub use recorder::ffi::{Action, Event, Segment, SegmentBlock, Source};
 pub use recorder::record;
-
-/// What ran when memory was allocated or freed; either part may be empty.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Source {
-    /// The open ranges, outermost first, as "forward/attention".
-    pub range: String,
-    /// libtorch's operators and autograd nodes, outermost first, as "aten::softmax/aten::_softmax".
-    pub operators: String,
-}
 
 impl Source {
     /// The outermost range, by which a program names its phases.
@@ -31,78 +23,6 @@ impl Source {
         let first = self.operators.split('/').next().unwrap_or_default();
         first.strip_prefix(ENGINE).unwrap_or(first)
     }
-}
-
-/// The steps of c10's caching allocators, in the order and under the names of c10/core/CachingDeviceAllocator.h.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    Alloc,
-    FreeRequested,
-    /// The memory may be used again, now that no stream waits for it.
-    FreeCompleted,
-    SegmentAlloc,
-    SegmentFree,
-    SegmentMap,
-    SegmentUnmap,
-    Snapshot,
-    OutOfMemory,
-}
-
-impl Action {
-    const ALL: [(Self, &str); 9] = [
-        (Self::Alloc, "alloc"),
-        (Self::FreeRequested, "free_requested"),
-        (Self::FreeCompleted, "free_completed"),
-        (Self::SegmentAlloc, "segment_alloc"),
-        (Self::SegmentFree, "segment_free"),
-        (Self::SegmentMap, "segment_map"),
-        (Self::SegmentUnmap, "segment_unmap"),
-        (Self::Snapshot, "snapshot"),
-        (Self::OutOfMemory, "oom"),
-    ];
-
-    fn of_c10(number: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(number)).map(|(action, _)| *action)
-    }
-
-    fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-}
-
-/// One step of an allocator.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Event {
-    pub action: Action,
-    /// Of the memory; of an out-of-memory, the bytes that the device had left.
-    pub address: u64,
-    /// As asked for, before any rounding; of a segment, its whole size.
-    pub bytes: u64,
-    /// Since 1970.
-    pub time_us: i64,
-    pub source: Source,
-}
-
-/// Memory that a caching allocator has from the driver, at the end of a recording.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Segment {
-    pub address: u64,
-    pub bytes: u64,
-    pub is_large: bool,
-    /// Side by side, filling the segment.
-    pub blocks: Vec<SegmentBlock>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct SegmentBlock {
-    pub bytes: u64,
-    pub requested_bytes: u64,
-    /// Belongs to a tensor.
-    pub allocated: bool,
-    /// Belongs to a tensor, or was given back while a stream may still use it.
-    pub active: bool,
-    /// Of its allocation; empty for one that is older than the recording.
-    pub source: Source,
 }
 
 /// A recording; the segments are those at its end, and none for a CPU, whose allocator has none.
@@ -204,19 +124,8 @@ impl History {
             let source = block.born.map_or(&OLDER, |step| &self.events[step].source);
             *groups.entry((Reverse(block.bytes), source)).or_default() += 1;
         }
-        let group = |((bytes, source), count): ((Reverse<u64>, &Source), u64)| Group {
-            bytes_each: bytes.0,
-            count,
-            source: source.clone(),
-        };
-        groups.into_iter().map(group).collect()
-    }
-}
-
-impl Block {
-    /// Whether the block is in use after `step`.
-    pub fn alive_after(&self, step: usize) -> bool {
-        self.born.is_none_or(|born| born <= step) && self.died.is_none_or(|died| died > step)
+        let groups = groups.into_iter();
+        groups.map(|((bytes, source), count)| Group { bytes_each: bytes.0, count, source: source.clone() }).collect()
     }
 }
 

@@ -1,5 +1,7 @@
 //! libtorch beyond `tch`: a small C++ shim and the safe functions over it.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 mod bridge;
 mod library;
 
@@ -24,8 +26,12 @@ pub mod trace;
 pub use autocast::autocast;
 pub use autograd::{backward, backward_from};
 pub use library::{
-    AllowTf32, allow_tf32, allowing_tf32, build_config, cpu_capability, cuda_device, cuda_version, cudnn_version,
-    library_folder, load_cuda, load_shared_library, num_threads, parallel_info, set_allow_tf32, set_num_threads,
-    version,
+    allow_tf32, allowing_tf32, cpu_capability, cuda_device, cuda_version, cudnn_version, library_folder, load_cuda,
+    load_shared_library, version,
 };
 pub use random::Generator;
+
+/// Locks what a panic may have poisoned, because the panic is reported elsewhere.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,11 +1,12 @@
 //! Named ranges of the program, such as "forward" or "softmax", to which profiles and memory histories attribute work.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cxx::UniquePtr;
 
 use super::bridge::ffi;
+use super::lock;
 
 /// How many listeners there are; without one a range costs a single load.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -21,14 +22,14 @@ pub fn range<T>(name: &'static str, body: impl FnOnce() -> T) -> T {
     if LISTENERS.load(Ordering::Relaxed) == 0 {
         return body();
     }
-    open().push(name);
+    lock(&OPEN).push(name);
     let _close = Close { _scope: ffi::open_user_scope(name) };
     body()
 }
 
 /// The open ranges joined by '/', such as "forward/layer/attention"; empty outside all of them and without a listener.
 pub fn current() -> String {
-    open().join("/")
+    lock(&OPEN).join("/")
 }
 
 /// Ranges are tracked while at least one of these exists.
@@ -55,10 +56,6 @@ struct Close {
 
 impl Drop for Close {
     fn drop(&mut self) {
-        open().pop();
+        lock(&OPEN).pop();
     }
-}
-
-fn open() -> MutexGuard<'static, Vec<&'static str>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

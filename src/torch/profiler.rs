@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context as _, Result, ensure};
 use flate2::Compression;
@@ -12,6 +12,7 @@ use flate2::write::GzEncoder;
 use tch::Device;
 
 use super::bridge::{check, ffi};
+use super::lock;
 use super::nvtx::Listener;
 use super::trace::Trace;
 
@@ -30,17 +31,17 @@ pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     static ONE: Mutex<()> = Mutex::new(());
     // libtorch does not refuse a profile inside another one of the same thread: it loses the outer one.
     ensure!(!PROFILED.get(), "this thread is being profiled already: a profile cannot hold another one");
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = lock(&ONE);
     let listener = Listener::start();
     check(ffi::start_kineto(device.is_cuda())).context("starting Kineto")?;
     PROFILED.set(true);
-    let collecting = Collecting;
+    let collecting = Profiler;
     let value = body()?;
     std::mem::forget(collecting);
     PROFILED.set(false);
     let file = tempfile::Builder::new().suffix(".json").tempfile().context("creating a temporary file for a trace")?;
     let path = file.path().to_str().context("the folder of temporary files has no name in UTF-8")?;
-    check(ffi::stop_kineto(path)).context("ending Kineto's collection")?;
+    check(ffi::stop_profiler(path)).context("ending Kineto's collection")?;
     drop(listener);
     let json = fs::read(path).context("reading Kineto's trace")?;
     Ok((value, Profile { json }))
@@ -50,14 +51,14 @@ thread_local! {
     static PROFILED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Ends a collection whose body failed, so that the next one can start.
-struct Collecting;
+/// libtorch's profiler, on; its drop turns it off and throws away what it has collected.
+struct Profiler;
 
-impl Drop for Collecting {
+impl Drop for Profiler {
     fn drop(&mut self) {
         PROFILED.set(false);
-        // The body's error is reported instead.
-        let _ = ffi::stop_kineto("");
+        // An error of the body is reported instead.
+        let _ = ffi::stop_profiler("");
     }
 }
 
@@ -84,16 +85,8 @@ impl Profile {
 pub fn with_nvtx<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _listener = Listener::start();
     check(ffi::start_nvtx()).context("starting NVTX marks")?;
-    let _marking = Marking;
+    let _marking = Profiler;
     body()
-}
-
-struct Marking;
-
-impl Drop for Marking {
-    fn drop(&mut self) {
-        let _ = ffi::stop_nvtx();
-    }
 }
 
 #[cfg(test)]

@@ -37,8 +37,8 @@ impl Generator {
 
     /// Standard normal values of a floating-point `kind`.
     pub fn randn(&self, shape: &[i64], kind: Kind) -> Result<Tensor> {
-        let values = check(ffi::draw_normal(&self.inner, shape, scalar_type(kind)?));
-        Ok(share(&*values.with_context(|| format!("drawing normal {kind:?} values of shape {shape:?}"))?))
+        let values = ffi::draw_normal(&self.inner, shape, scalar_type(kind)?);
+        drawn(values, || format!("drawing normal {kind:?} values of shape {shape:?}"))
     }
 
     /// Values of a floating-point `kind`, uniform on [0, 1).
@@ -48,23 +48,26 @@ impl Generator {
 
     /// Values of a floating-point `kind`, uniform on [low, high): as `torch.empty(shape).uniform_(low, high)`.
     pub fn uniform(&self, low: f64, high: f64, shape: &[i64], kind: Kind) -> Result<Tensor> {
-        let values = check(ffi::draw_uniform(&self.inner, shape, scalar_type(kind)?, low, high));
-        Ok(share(&*values.with_context(|| format!("drawing uniform {kind:?} values of shape {shape:?}"))?))
+        let values = ffi::draw_uniform(&self.inner, shape, scalar_type(kind)?, low, high);
+        drawn(values, || format!("drawing uniform {kind:?} values of shape {shape:?}"))
     }
 
     /// Integers, uniform on [low, high), as values of `kind`.
     ///
     /// Errors: no integer lies in that range.
     pub fn randint(&self, low: i64, high: i64, shape: &[i64], kind: Kind) -> Result<Tensor> {
-        let values = check(ffi::draw_integers(&self.inner, shape, scalar_type(kind)?, low, high));
-        Ok(share(&*values.with_context(|| format!("drawing integers from {low} to below {high}, shape {shape:?}"))?))
+        let values = ffi::draw_integers(&self.inner, shape, scalar_type(kind)?, low, high);
+        drawn(values, || format!("drawing integers from {low} to below {high}, shape {shape:?}"))
     }
 
     /// The integers from 0 to `n - 1` in random order, int64.
     pub fn randperm(&self, n: i64) -> Result<Tensor> {
-        let values = check(ffi::draw_permutation(&self.inner, n));
-        Ok(share(&*values.with_context(|| format!("drawing a permutation of {n} numbers"))?))
+        drawn(ffi::draw_permutation(&self.inner, n), || format!("drawing a permutation of {n} numbers"))
     }
+}
+
+fn drawn(values: Result<UniquePtr<ffi::Tensor>, cxx::Exception>, what: impl FnOnce() -> String) -> Result<Tensor> {
+    Ok(share(&*check(values).with_context(what)?))
 }
 
 /// A dtype's number in c10/core/ScalarType.h.

@@ -1,7 +1,5 @@
 //! A profile as plain events, read from the Chrome trace that Kineto writes.
 
-use std::collections::HashMap;
-
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde_json::Value;
@@ -59,22 +57,17 @@ struct ChromeTrace {
     trace_events: Vec<ChromeEvent>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct ChromeEvent {
     ph: String,
-    #[serde(default)]
     cat: String,
-    #[serde(default)]
     name: String,
     /// Microseconds with three decimals, as is `dur`.
-    #[serde(default)]
     ts: f64,
-    #[serde(default)]
     dur: f64,
     // A number for a thread, a name for other rows.
-    #[serde(default)]
     tid: Value,
-    #[serde(default)]
     args: ChromeArguments,
 }
 
@@ -93,12 +86,6 @@ impl Trace {
             serde_json::from_slice(json).context("this is not a Chrome trace as Kineto writes it")?;
         let events = file.trace_events.into_iter().filter(|event| event.ph == "X");
         Ok(Self { events: events.filter_map(ChromeEvent::read).collect() })
-    }
-
-    /// The call that launched each piece of GPU work, by their correlation.
-    fn calls(&self) -> HashMap<i64, &Event> {
-        let calls = self.events.iter().filter(|event| event.source == Source::Call);
-        calls.filter_map(|call| Some((call.correlation?, call))).collect()
     }
 }
 

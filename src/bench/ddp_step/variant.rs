@@ -37,7 +37,7 @@ pub struct ReplicaBench<'a> {
 impl<'a> ReplicaBench<'a> {
     /// Every rank draws a different model and different tokens, so that a missing broadcast would be detected.
     pub fn new(params: &'a Params, collective: &'a Shared) -> Result<Self> {
-        ensure!(!allow_tf32()?.matmul, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
+        ensure!(!allow_tf32()?, "TF32 is on: is TORCH_ALLOW_TF32_CUBLAS_OVERRIDE set?");
         let (device, seed) = (collective.device(), collective.rank() as i64);
         let model = Transformer::new(&params.config(), ImplementationName::Naive, &Generator::new(device, seed)?)?;
         let generator = Generator::new(device, seed)?;

@@ -187,7 +187,7 @@ pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Re
         return Err(Fault::NotAvailable { needs, has }.into());
     }
     let measure = || {
-        let allowed = allow_tf32()?.matmul;
+        let allowed = allow_tf32()?;
         ensure!(
             allowed == params.allow_tf32,
             "TF32 is {} in matrix products, unlike the case: unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",

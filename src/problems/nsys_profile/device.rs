@@ -17,7 +17,7 @@ use crate::torch::random::SEED;
 use crate::torch::stream::synchronize;
 use crate::torch::trace::ranges::Ranges;
 use crate::torch::trace::{Event, Source};
-use crate::torch::{AllowTf32, Generator, cuda_device, set_allow_tf32};
+use crate::torch::{Generator, allowing_tf32, cuda_device};
 
 pub const CHECKS: &[DeviceCheck] = &[
     DeviceCheck::new(
@@ -108,8 +108,7 @@ fn backward_kernels_are_launched_by_another_thread_inside_its_range() -> Result<
 fn a_tf32_product_is_known_by_its_name() -> Result<Verdict> {
     let device = cuda_device(0)?;
     let x = random(2048, device)?;
-    let units = |matmul| -> Result<(Units, String)> {
-        set_allow_tf32(AllowTf32 { matmul, cudnn: true })?;
+    let units = || -> Result<(Units, String)> {
         let product = || {
             let _ = x.f_mm(&x)?;
             synchronize(device)
@@ -121,7 +120,7 @@ fn a_tf32_product_is_known_by_its_name() -> Result<Verdict> {
         let name = &kernel.context("a product ran no matmul kernel")?.name;
         Ok((Units::of(name), name.clone()))
     };
-    let (with, without) = (units(true)?, units(false)?);
+    let (with, without) = (allowing_tf32(units)?, units()?);
     ensure!((with.0, without.0) == (Units::TensorCores, Units::CudaCores), "{with:?} {without:?}");
     Verdict::passed(format!("{} and {}", with.1, without.1))
 }

@@ -1,44 +1,93 @@
 //! Records what a device's allocator does while a body runs.
 
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use anyhow::{Context as _, Result, ensure};
+use ffi::{Action, Event, Snapshot, Source};
 use tch::Device;
 
-use super::{Action, Event, History, Segment, SegmentBlock, Source};
+use super::History;
+use crate::torch::allocator_stats::observe_cpu;
 use crate::torch::bridge::check;
 use crate::torch::library::{cuda_index, require_built_version};
-use crate::torch::nvtx;
+use crate::torch::lock;
+use crate::torch::nvtx::{self, current as current_range};
 
 #[cxx::bridge(namespace = "cs336")]
-mod ffi {
-    struct RawEvent {
-        /// A number of c10's `TraceEntry::Action`.
-        action: u8,
-        address: u64,
-        bytes: u64,
-        time_us: i64,
+pub(super) mod ffi {
+    /// The steps of c10's caching allocators; cxx compares the numbers with c10/core/CachingDeviceAllocator.h.
+    #[derive(Debug)]
+    #[repr(u32)]
+    enum Action {
+        #[cxx_name = "ALLOC"]
+        Alloc,
+        #[cxx_name = "FREE_REQUESTED"]
+        FreeRequested,
+        /// The memory may be used again, now that no stream waits for it.
+        #[cxx_name = "FREE_COMPLETED"]
+        FreeCompleted,
+        #[cxx_name = "SEGMENT_ALLOC"]
+        SegmentAlloc,
+        #[cxx_name = "SEGMENT_FREE"]
+        SegmentFree,
+        #[cxx_name = "SEGMENT_MAP"]
+        SegmentMap,
+        #[cxx_name = "SEGMENT_UNMAP"]
+        SegmentUnmap,
+        #[cxx_name = "SNAPSHOT"]
+        Snapshot,
+        #[cxx_name = "OOM"]
+        OutOfMemory,
+    }
+
+    /// What ran when memory was allocated or freed; either part may be empty.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+    struct Source {
+        /// The open ranges, outermost first, as "forward/attention".
         range: String,
+        /// libtorch's operators and autograd nodes, outermost first, as "aten::softmax/aten::_softmax".
         operators: String,
     }
 
-    struct RawBlock {
+    /// One step of an allocator.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Event {
+        action: Action,
+        /// Of the memory; of an out-of-memory, the bytes that the device had left.
+        address: u64,
+        /// As asked for, before any rounding; of a segment, its whole size.
+        bytes: u64,
+        /// Since 1970.
+        time_us: i64,
+        source: Source,
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    struct SegmentBlock {
         bytes: u64,
         requested_bytes: u64,
+        /// Belongs to a tensor.
         allocated: bool,
+        /// Belongs to a tensor, or was given back while a stream may still use it.
         active: bool,
-        range: String,
-        operators: String,
+        /// Of its allocation; empty for one that is older than the recording.
+        source: Source,
     }
 
-    struct RawSegment {
+    /// Memory that a caching allocator has from the driver, at the end of a recording.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Segment {
         address: u64,
         bytes: u64,
         is_large: bool,
-        blocks: Vec<RawBlock>,
+        /// Side by side, filling the segment.
+        blocks: Vec<SegmentBlock>,
     }
 
-    struct RawSnapshot {
-        events: Vec<RawEvent>,
-        segments: Vec<RawSegment>,
+    struct Snapshot {
+        events: Vec<Event>,
+        segments: Vec<Segment>,
     }
 
     extern "Rust" {
@@ -48,15 +97,14 @@ mod ffi {
     unsafe extern "C++" {
         include!("cs336/src/torch/shim/history.h");
 
+        type Action;
+
         type OperatorNames;
         fn name_operators() -> Result<UniquePtr<OperatorNames>>;
+        fn running_operators() -> String;
 
-        type CpuLog;
-        fn log_cpu_allocations() -> UniquePtr<CpuLog>;
-        fn take(self: &CpuLog) -> Vec<RawEvent>;
-
-        fn start_cuda_history(max_entries: usize, paced: bool) -> Result<()>;
-        fn cuda_snapshot(device: i8) -> Result<RawSnapshot>;
+        fn start_cuda_history(max_entries: usize) -> Result<()>;
+        fn cuda_snapshot(device: i8) -> Result<Snapshot>;
         fn stop_cuda_history() -> Result<()>;
     }
 }
@@ -67,30 +115,43 @@ const MAX_EVENTS: usize = 1 << 20;
 /// Runs `body` and gives what the allocator of `device` did meanwhile; `before_bytes` are the tensors alive before.
 ///
 /// On the CPU, steps are those of this thread and of the backward passes that it starts, as for
-/// [`crate::torch::allocator_stats::AllocationTracker`], under which this may run. On CUDA they are those of the whole process, and each step
+/// [`crate::torch::allocator_stats::AllocationTracker`]. On CUDA they are those of the whole process, and each step
 /// waits for the device first: the order and the sizes stay, and the times become those of the device's work instead of
 /// those of a host that runs ahead of it. Fails where a history is being kept already or is too long to be kept.
 pub fn record<T>(device: Device, before_bytes: u64, body: impl FnOnce() -> Result<T>) -> Result<(T, History)> {
     let _ranges = nvtx::Listener::start();
     let _operators = check(ffi::name_operators()).context("failed to listen to operators")?;
-    let (value, raw) = match device {
-        Device::Cpu => {
-            let log = ffi::log_cpu_allocations();
-            let value = body()?;
-            (value, ffi::RawSnapshot { events: log.take(), segments: Vec::new() })
-        }
+    let (value, Snapshot { events, segments }) = match device {
+        Device::Cpu => record_cpu(body)?,
         _ => record_cuda(device, body).context("failed to record the CUDA allocator's history")?,
     };
-    ensure!(raw.events.len() < MAX_EVENTS, "the history has outgrown {MAX_EVENTS} steps: record a shorter body");
-    let events = raw.events.into_iter().map(event).collect::<Result<_>>()?;
-    Ok((value, History { before_bytes, events, segments: raw.segments.into_iter().map(segment).collect() }))
+    ensure!(events.len() < MAX_EVENTS, "the history has outgrown {MAX_EVENTS} steps: record a shorter body");
+    Ok((value, History { before_bytes, events, segments }))
 }
 
-fn record_cuda<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, ffi::RawSnapshot)> {
+fn record_cpu<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Snapshot)> {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let recorded = events.clone();
+    let _observer = observe_cpu(move |address, bytes| {
+        let event = Event {
+            action: if bytes < 0 { Action::FreeCompleted } else { Action::Alloc },
+            address,
+            bytes: bytes.unsigned_abs(),
+            time_us: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64),
+            source: Source { range: current_range(), operators: ffi::running_operators() },
+        };
+        lock(&recorded).push(event);
+    });
+    let value = body()?;
+    let events = std::mem::take(&mut *lock(&events));
+    Ok((value, Snapshot { events, segments: Vec::new() }))
+}
+
+fn record_cuda<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, Snapshot)> {
     let index = cuda_index(device)?;
     // The allocator is called through its class's layout.
     require_built_version()?;
-    check(ffi::start_cuda_history(MAX_EVENTS, true))?;
+    check(ffi::start_cuda_history(MAX_EVENTS))?;
     let _stop = Stop;
     let value = body()?;
     Ok((value, check(ffi::cuda_snapshot(index))?))
@@ -103,32 +164,6 @@ impl Drop for Stop {
     fn drop(&mut self) {
         // After a failure the recording goes on unread, until the next one clears it.
         let _ = check(ffi::stop_cuda_history());
-    }
-}
-
-fn current_range() -> String {
-    nvtx::current()
-}
-
-fn event(raw: ffi::RawEvent) -> Result<Event> {
-    let ffi::RawEvent { action, address, bytes, time_us, range, operators } = raw;
-    let action = Action::of_c10(action).with_context(|| format!("the allocator's action {action} is not known"))?;
-    Ok(Event { action, address, bytes, time_us, source: Source { range, operators } })
-}
-
-fn segment(raw: ffi::RawSegment) -> Segment {
-    let block = |raw: ffi::RawBlock| SegmentBlock {
-        bytes: raw.bytes,
-        requested_bytes: raw.requested_bytes,
-        allocated: raw.allocated,
-        active: raw.active,
-        source: Source { range: raw.range, operators: raw.operators },
-    };
-    Segment {
-        address: raw.address,
-        bytes: raw.bytes,
-        is_large: raw.is_large,
-        blocks: raw.blocks.into_iter().map(block).collect(),
     }
 }
 

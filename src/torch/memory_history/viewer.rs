@@ -3,119 +3,77 @@
 use std::io::Write;
 
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde_json::{Value, json};
 use serde_pickle::SerOptions;
 
-use super::{Action, Event, History, Source};
+use super::{Action, Event, History, Segment, SegmentBlock, Source};
 
 /// Beyond this the viewer becomes slow; the last steps are kept.
 const MAX_EVENTS: usize = 100_000;
 
-/// Writes `history` to `out`. What the allocator calls a Python stack is the operators and, outside them, the ranges.
+/// The names of [`Action`]s, in their order.
+const ACTIONS: [&str; 9] = [
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+];
+
+/// Writes `history` to `out`, with the keys that the viewer and `torch/cuda/_memory_viz.py` read. What the allocator
+/// calls a Python stack is the operators and, outside them, the ranges.
 pub fn write(history: &History, out: &mut impl Write) -> Result<()> {
     let recent = history.events.len().saturating_sub(MAX_EVENTS);
-    let snapshot = Snapshot {
-        segments: history.segments.iter().map(segment).collect(),
-        device_traces: vec![history.events[recent..].iter().map(step).collect()],
-        allocator_settings: AllocatorSettings { expandable_segments: false },
-        external_annotations: [],
-    };
+    let snapshot = json!({
+        "segments": history.segments.iter().map(segment).collect::<Vec<_>>(),
+        "device_traces": [history.events[recent..].iter().map(step).collect::<Vec<_>>()],
+        "allocator_settings": { "expandable_segments": false },
+        "external_annotations": [],
+    });
     serde_pickle::to_writer(out, &snapshot, SerOptions::new()).context("failed to write a memory snapshot")
 }
 
-/// The keys that the viewer and `torch/cuda/_memory_viz.py` read.
-#[derive(Serialize)]
-struct Snapshot<'a> {
-    segments: Vec<Segment<'a>>,
-    device_traces: Vec<Vec<Step<'a>>>,
-    allocator_settings: AllocatorSettings,
-    external_annotations: [u8; 0],
-}
-
-#[derive(Serialize)]
-struct AllocatorSettings {
-    expandable_segments: bool,
-}
-
-#[derive(Serialize)]
-struct Segment<'a> {
-    device: u32,
-    address: u64,
-    total_size: u64,
-    allocated_size: u64,
-    active_size: u64,
-    requested_size: u64,
-    stream: u64,
-    segment_type: &'static str,
-    segment_pool_id: (u64, u64),
-    is_expandable: bool,
-    frames: Vec<Frame<'a>>,
-    blocks: Vec<Block<'a>>,
-}
-
-#[derive(Serialize)]
-struct Block<'a> {
-    address: u64,
-    size: u64,
-    requested_size: u64,
-    state: &'static str,
-    frames: Vec<Frame<'a>>,
-}
-
-#[derive(Serialize)]
-struct Step<'a> {
-    action: &'static str,
-    addr: u64,
-    size: u64,
-    stream: u64,
-    time_us: i64,
-    frames: Vec<Frame<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_free: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Frame<'a> {
-    filename: &'static str,
-    name: &'a str,
-    line: u32,
-}
-
-fn step(event: &Event) -> Step<'_> {
-    let is_oom = event.action == Action::OutOfMemory;
-    Step {
-        action: event.action.name(),
-        addr: event.address,
-        size: event.bytes,
-        stream: 0,
-        time_us: event.time_us,
-        frames: frames(&event.source),
-        device_free: is_oom.then_some(event.address),
+fn step(event: &Event) -> Value {
+    let mut step = json!({
+        "action": ACTIONS[event.action.repr as usize],
+        "addr": event.address,
+        "size": event.bytes,
+        "stream": 0,
+        "time_us": event.time_us,
+        "frames": frames(&event.source),
+    });
+    if event.action == Action::OutOfMemory {
+        step["device_free"] = event.address.into();
     }
+    step
 }
 
-fn segment(segment: &super::Segment) -> Segment<'_> {
-    let sum = |of: fn(&super::SegmentBlock) -> u64| segment.blocks.iter().map(of).sum();
+fn segment(segment: &Segment) -> Value {
+    let sum = |of: fn(&SegmentBlock) -> u64| segment.blocks.iter().map(of).sum::<u64>();
     let mut address = segment.address;
     let block = |block| place(block, &mut address);
-    Segment {
-        device: 0,
-        address: segment.address,
-        total_size: segment.bytes,
-        allocated_size: sum(|b| if b.allocated { b.bytes } else { 0 }),
-        active_size: sum(|b| if b.active { b.bytes } else { 0 }),
-        requested_size: sum(|b| if b.active { b.requested_bytes } else { 0 }),
-        stream: 0,
-        segment_type: if segment.is_large { "large" } else { "small" },
-        segment_pool_id: (0, 0),
-        is_expandable: false,
-        frames: Vec::new(),
-        blocks: segment.blocks.iter().map(block).collect(),
-    }
+    json!({
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.bytes,
+        "allocated_size": sum(|b| if b.allocated { b.bytes } else { 0 }),
+        "active_size": sum(|b| if b.active { b.bytes } else { 0 }),
+        "requested_size": sum(|b| if b.active { b.requested_bytes } else { 0 }),
+        "stream": 0,
+        "segment_type": if segment.is_large { "large" } else { "small" },
+        "segment_pool_id": (0, 0),
+        "is_expandable": false,
+        "frames": [],
+        "blocks": segment.blocks.iter().map(block).collect::<Vec<_>>(),
+    })
 }
 
 /// A block at the next free `address` of its segment.
-fn place<'a>(block: &'a super::SegmentBlock, address: &mut u64) -> Block<'a> {
+fn place(block: &SegmentBlock, address: &mut u64) -> Value {
     let at = *address;
     *address += block.bytes;
     let state = match (block.allocated, block.active) {
@@ -123,16 +81,21 @@ fn place<'a>(block: &'a super::SegmentBlock, address: &mut u64) -> Block<'a> {
         (false, true) => "active_pending_free",
         (false, false) => "inactive",
     };
-    // The size asked for by a block's last tensor stays with it after that tensor's end.
-    let requested_size = if block.active { block.requested_bytes } else { 0 };
-    Block { address: at, size: block.bytes, requested_size, state, frames: frames(&block.source) }
+    json!({
+        "address": at,
+        "size": block.bytes,
+        // The size asked for by a block's last tensor stays with it after that tensor's end.
+        "requested_size": if block.active { block.requested_bytes } else { 0 },
+        "state": state,
+        "frames": frames(&block.source),
+    })
 }
 
 /// The innermost first, as in a stack.
-fn frames(source: &Source) -> Vec<Frame<'_>> {
+fn frames(source: &Source) -> Vec<Value> {
     let of = |filename, names| {
         let names = str::rsplit(names, '/').filter(|name: &&str| !name.is_empty());
-        names.map(move |name| Frame { filename, name, line: 0 })
+        names.map(move |name| json!({ "filename": filename, "name": name, "line": 0 }))
     };
     of("operator", &source.operators).chain(of("range", &source.range)).collect()
 }
@@ -144,7 +107,6 @@ mod tests {
 
     use super::*;
     use crate::torch::memory_history::tests::event;
-    use crate::torch::memory_history::{Segment, SegmentBlock};
 
     fn example() -> History {
         let source = Source { range: "forward/attention".into(), operators: "aten::softmax/aten::_softmax".into() };

@@ -1,28 +1,17 @@
-// Counts the bytes of CPU tensors that one thread's work allocates.
+// Reports one thread's allocations of CPU tensors to Rust.
 #pragma once
 
-#include <cstdint>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <rust/cxx.h>
+
 #include <memory>
 
 namespace cs336 {
 
-class AllocationObserver;
+struct AllocationCallback; // the Rust type of allocator_stats.rs
 
-// While it lives, libtorch reports this thread's CPU allocations (and those of the backward passes it starts) here.
-class CpuAllocations {
-public:
-  CpuAllocations();
-  ~CpuAllocations();
-  int64_t in_use() const noexcept;
-  int64_t peak() const noexcept;
-  void reset_peak() const noexcept;
-
-private:
-  struct Installed;
-  std::shared_ptr<AllocationObserver> observer_;
-  std::unique_ptr<Installed> installed_;
-};
-
-std::unique_ptr<CpuAllocations> new_cpu_allocations();
+// While the result lives, `callback` gets this thread's CPU allocations (and those of the backward passes that it starts);
+// each report goes on to the previous observer.
+std::unique_ptr<c10::DebugInfoGuard> observe_cpu(rust::Box<AllocationCallback> callback);
 
 } // namespace cs336

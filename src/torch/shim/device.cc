@@ -46,12 +46,8 @@ void leave_autocast(bool is_cuda, AutocastState before) {
 
 AllocatorStats allocator_stats(int8_t device) {
   const auto stats = allocator().getDeviceStats(device);
-  return {gauge(stats.allocated_bytes),
-          gauge(stats.reserved_bytes),
-          gauge(stats.active_bytes),
-          gauge(stats.requested_bytes),
-          static_cast<uint64_t>(stats.num_alloc_retries),
-          static_cast<uint64_t>(stats.num_ooms)};
+  return {gauge(stats.allocated_bytes), gauge(stats.reserved_bytes), gauge(stats.active_bytes),
+          gauge(stats.requested_bytes)};
 }
 
 bool allocator_is_used() {

@@ -57,8 +57,6 @@ GlooWork::~GlooWork() = default;
 // kNoTimeout is zero milliseconds.
 void GlooWork::wait(int64_t timeout_ms) const { work_->wait(milliseconds(timeout_ms)); }
 
-bool GlooWork::is_completed() const { return work_->isCompleted(); }
-
 void GlooWork::when_done(rust::Box<CompletionCallback> callback) const {
   // A callback must be copyable, which a box is not.
   auto shared = std::make_shared<rust::Box<CompletionCallback>>(std::move(callback));

@@ -27,7 +27,6 @@ public:
   explicit GlooWork(c10::intrusive_ptr<c10d::Work> work);
   ~GlooWork();
   void wait(int64_t timeout_ms) const;
-  bool is_completed() const;
   // Calls the callback on the thread that ends the work, before any waiter continues.
   void when_done(rust::Box<CompletionCallback> callback) const;
 

@@ -90,7 +90,9 @@ std::unique_ptr<SideStream> enter_side_stream(int8_t device) { return std::make_
 CudaGraph::CudaGraph(int8_t device) : device_(at::kCUDA, device) { runtime(); }
 
 CudaGraph::~CudaGraph() {
-  abandon();
+  if (capturing_) {
+    abandon();
+  }
   try {
     cuda().synchronizeDevice(device_.index());
     if (executable_ != nullptr) {
@@ -136,10 +138,6 @@ void CudaGraph::end() {
 }
 
 void CudaGraph::abandon() noexcept {
-  if (!capturing_) {
-    return;
-  }
-  capturing_ = false;
   cudaGraph_t graph = nullptr;
   // Fails if an error has invalidated the capture, but ends it.
   runtime().cudaStreamEndCapture(stream_, &graph);

@@ -30,11 +30,11 @@ private:
 
 std::unique_ptr<SideStream> enter_side_stream(int8_t device);
 
-// One capture: `begin`, work, then `end` or `abandon`; after `end`, any number of `replay`s.
+// One capture: `begin`, work, then `end`; after `end`, any number of `replay`s.
 class CudaGraph {
 public:
   explicit CudaGraph(int8_t device);
-  // Waits for the device, then frees the graph and its memory.
+  // Ends a capture that is under way, waits for the device, then frees the graph and its memory.
   ~CudaGraph();
   CudaGraph(const CudaGraph &) = delete;
   CudaGraph &operator=(const CudaGraph &) = delete;
@@ -43,14 +43,14 @@ public:
   void begin();
   // Throws where the work cannot be kept; the capture is over either way.
   void end();
-  // Ends the capture if one is under way, and keeps nothing.
-  void abandon() noexcept;
   // Launches the kept work on the calling thread's current stream.
   void replay() const;
   // Kernels, copies and fills of the graph.
   uint64_t num_nodes() const;
 
 private:
+  // Ends the capture and keeps nothing.
+  void abandon() noexcept;
   void end_pool();
 
   c10::Device device_;

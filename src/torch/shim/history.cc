@@ -1,16 +1,11 @@
-// Records an allocator's steps, each with the ranges and the operators that were running.
+// The steps of CUDA's caching allocators, and the ranges and operators that run at each.
 #include "cs336/src/torch/memory_history/recorder.rs.h"
 
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <atomic>
-#include <chrono>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,19 +27,6 @@ void operator_ends(const at::RecordFunction &, at::ObserverContext *) {
   }
 }
 
-rust::String running_operators() {
-  std::string joined;
-  for (const auto &name : running) {
-    joined.append(joined.empty() ? "" : "/").append(name);
-  }
-  return rust::String::lossy(joined);
-}
-
-int64_t now_us() {
-  using namespace std::chrono;
-  return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
-}
-
 } // namespace
 
 OperatorNames::OperatorNames()
@@ -58,49 +40,13 @@ OperatorNames::~OperatorNames() {
 
 std::unique_ptr<OperatorNames> name_operators() { return std::make_unique<OperatorNames>(); }
 
-class LogObserver final : public c10::MemoryReportingInfoBase {
-public:
-  void reportMemoryUsage(void *address, int64_t size, size_t allocated, size_t reserved, c10::Device device) override {
-    if (device.is_cpu()) {
-      const auto action = static_cast<uint8_t>(size < 0 ? Action::FREE_COMPLETED : Action::ALLOC);
-      RawEvent event{action,
-                     reinterpret_cast<uintptr_t>(address),
-                     static_cast<uint64_t>(size < 0 ? -size : size),
-                     now_us(),
-                     current_range(),
-                     running_operators()};
-      const std::lock_guard<std::mutex> lock(mutex);
-      events.push_back(std::move(event));
-    }
-    if (before != nullptr) {
-      before->reportMemoryUsage(address, size, allocated, reserved, device);
-    }
+rust::String running_operators() noexcept {
+  std::string joined;
+  for (const auto &name : running) {
+    joined.append(joined.empty() ? "" : "/").append(name);
   }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  using Action = c10::CachingDeviceAllocator::TraceEntry::Action;
-  // The previous observer, which outlives this one.
-  c10::MemoryReportingInfoBase *before = dynamic_cast<c10::MemoryReportingInfoBase *>(
-      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE));
-  std::mutex mutex;
-  rust::Vec<RawEvent> events;
-};
-
-struct CpuLog::Installed {
-  explicit Installed(std::shared_ptr<LogObserver> observer)
-      : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(observer)) {}
-  c10::DebugInfoGuard guard;
-};
-
-CpuLog::CpuLog() : observer_(std::make_shared<LogObserver>()), installed_(std::make_unique<Installed>(observer_)) {}
-CpuLog::~CpuLog() = default;
-
-rust::Vec<RawEvent> CpuLog::take() const {
-  const std::lock_guard<std::mutex> lock(observer_->mutex);
-  return std::move(observer_->events);
+  return rust::String::lossy(joined);
 }
-
-std::unique_ptr<CpuLog> log_cpu_allocations() { return std::make_unique<CpuLog>(); }
 
 namespace {
 
@@ -117,78 +63,58 @@ CUDAAllocator &cuda_allocator() {
 }
 
 // The context that the allocator stores with each step.
-struct Source final : c10::GatheredContext {
-  rust::String range = current_range();
-  rust::String operators = running_operators();
+struct Gathered final : c10::GatheredContext {
+  Source source{current_range(), running_operators()};
 };
-
-std::atomic<bool> paced{false};
 
 // The allocator calls it before it takes its lock.
 std::shared_ptr<c10::GatheredContext> gather() {
-  if (paced.load(std::memory_order_relaxed)) {
-    try {
-      const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-      guard.synchronizeDevice(guard.getDevice().index());
-    } catch (const std::exception &) {
-      // A kernel failed. CUDA reports it again at the next call; this call may be a free, which must not throw.
-    }
+  try {
+    const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+    guard.synchronizeDevice(guard.getDevice().index());
+  } catch (const std::exception &) {
+    // A kernel failed. CUDA reports it again at the next call; this call may be a free, which must not throw.
   }
-  return std::make_shared<Source>();
+  return std::make_shared<Gathered>();
 }
 
-const Source *source_of(const std::shared_ptr<c10::GatheredContext> &context) {
-  return dynamic_cast<const Source *>(context.get());
+Source source_of(const std::shared_ptr<c10::GatheredContext> &context) {
+  const auto *gathered = dynamic_cast<const Gathered *>(context.get());
+  return gathered == nullptr ? Source{} : gathered->source;
 }
 
-RawEvent event_of(const c10::CachingDeviceAllocator::TraceEntry &entry) {
-  const auto *source = source_of(entry.context_);
-  return {static_cast<uint8_t>(entry.action_),
-          entry.addr_,
-          entry.size_,
-          static_cast<int64_t>(entry.time_.t_),
-          source == nullptr ? rust::String() : source->range,
-          source == nullptr ? rust::String() : source->operators};
-}
-
-RawSegment segment_of(const c10::CachingDeviceAllocator::SegmentInfo &info) {
-  RawSegment segment{info.address, info.total_size, info.is_large, {}};
+Segment segment_of(const c10::CachingDeviceAllocator::SegmentInfo &info) {
+  Segment segment{info.address, info.total_size, info.is_large, {}};
   for (const auto &block : info.blocks) {
-    const auto *source = source_of(block.context_when_allocated);
-    segment.blocks.push_back({block.size,
-                              block.requested_size,
-                              block.allocated,
-                              block.active,
-                              source == nullptr ? rust::String() : source->range,
-                              source == nullptr ? rust::String() : source->operators});
+    segment.blocks.push_back(
+        {block.size, block.requested_size, block.allocated, block.active, source_of(block.context_when_allocated)});
   }
   return segment;
 }
 
 } // namespace
 
-void start_cuda_history(size_t max_entries, bool is_paced) {
-  paced.store(is_paced);
+void start_cuda_history(size_t max_entries) {
   cuda_allocator().recordHistory(
       true, gather, max_entries, c10::CachingDeviceAllocator::RecordContext::ALL, true, {});
 }
 
-RawSnapshot cuda_snapshot(int8_t device) {
-  const auto snapshot = cuda_allocator().snapshot();
-  RawSnapshot raw;
-  for (const auto &entry : snapshot.device_traces.at(static_cast<size_t>(device))) {
-    raw.events.push_back(event_of(entry));
+Snapshot cuda_snapshot(int8_t device) {
+  const auto allocator = cuda_allocator().snapshot();
+  Snapshot snapshot;
+  for (const auto &entry : allocator.device_traces.at(static_cast<size_t>(device))) {
+    const auto time_us = static_cast<int64_t>(entry.time_.t_);
+    snapshot.events.push_back({entry.action_, entry.addr_, entry.size_, time_us, source_of(entry.context_)});
   }
-  for (const auto &segment : snapshot.segments) {
+  for (const auto &segment : allocator.segments) {
     if (segment.device == device) {
-      raw.segments.push_back(segment_of(segment));
+      snapshot.segments.push_back(segment_of(segment));
     }
   }
-  return raw;
+  return snapshot;
 }
 
 void stop_cuda_history() {
-  paced.store(false);
   cuda_allocator().recordHistory(false, nullptr, 1, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
 }
 

@@ -1,7 +1,6 @@
 // libtorch's profiler: Kineto traces, ranges for any of its collectors, and NVTX ranges for external profilers.
 #include "cs336/src/torch/bridge.rs.h"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <set>
@@ -16,19 +15,11 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-struct UserScope::Open {
-  explicit Open(std::string given) : name(std::move(given)), record(at::RecordScope::USER_SCOPE) {
-    if (record.isActive()) {
-      record.before(std::string_view(name));
-    }
+UserScope::UserScope(std::string name) : name_(std::move(name)), record_(at::RecordScope::USER_SCOPE) {
+  if (record_.isActive()) {
+    record_.before(std::string_view(name_));
   }
-  // The record keeps a view of it.
-  const std::string name;
-  at::RecordFunction record;
-};
-
-UserScope::UserScope(std::string name) : open_(std::make_unique<Open>(std::move(name))) {}
-UserScope::~UserScope() = default;
+}
 
 std::unique_ptr<UserScope> open_user_scope(rust::Str name) noexcept {
   return std::make_unique<UserScope>(std::string(name));
@@ -46,18 +37,16 @@ void start_kineto(bool is_cuda) {
       {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
 }
 
-void stop_kineto(rust::Str path) {
-  const auto result = profiler::disableProfiler();
-  if (!path.empty()) {
-    result->save(std::string(path));
-  }
-}
-
 void start_nvtx() {
   profiler::enableProfiler(ProfilerConfig(ProfilerState::NVTX), {ActivityType::CPU, ActivityType::CUDA},
                            {at::RecordScope::USER_SCOPE});
 }
 
-void stop_nvtx() { profiler::disableProfiler(); }
+void stop_profiler(rust::Str path) {
+  const auto result = profiler::disableProfiler();
+  if (!path.empty()) {
+    result->save(std::string(path));
+  }
+}
 
 } // namespace cs336

@@ -3,6 +3,8 @@
 
 #include "error.h"
 
+#include <ATen/record_function.h>
+
 #include <memory>
 #include <string>
 
@@ -12,22 +14,20 @@ namespace cs336 {
 class UserScope {
 public:
   explicit UserScope(std::string name);
-  ~UserScope();
 
 private:
-  struct Open;
-  std::unique_ptr<Open> open_;
+  // The record keeps a view of it.
+  const std::string name_;
+  at::RecordFunction record_;
 };
 std::unique_ptr<UserScope> open_user_scope(rust::Str name) noexcept;
 
 // Kineto's collection on this thread and in the backward passes that it starts, of operators and, with `is_cuda`, of
 // CUDA calls, kernels and copies. Throws if a profiler is on already.
 void start_kineto(bool is_cuda);
-// Ends it, and writes what was collected to `path` as a Chrome trace; an empty `path` throws it away.
-void stop_kineto(rust::Str path);
-
-// Marks this thread's user scopes for NVIDIA's tools until `stop_nvtx`. Throws without libtorch's CUDA half.
+// Marks this thread's user scopes for NVIDIA's tools. Throws without libtorch's CUDA half.
 void start_nvtx();
-void stop_nvtx();
+// Ends either, and writes what Kineto collected to `path` as a Chrome trace; an empty `path` throws it away.
+void stop_profiler(rust::Str path);
 
 } // namespace cs336

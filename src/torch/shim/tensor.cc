@@ -9,10 +9,6 @@ std::unique_ptr<std::vector<at::Tensor>> new_tensors() { return std::make_unique
 
 void push(std::vector<at::Tensor> &list, const at::Tensor &tensor) { list.push_back(tensor); }
 
-void push_undefined(std::vector<at::Tensor> &list) { list.emplace_back(); }
-
-bool is_defined(const at::Tensor &tensor) noexcept { return tensor.defined(); }
-
 Float32Pair float32_pair(const at::Tensor &parameter, const at::Tensor &gradient, int32_t cuda_index) {
   const auto fits = [&](const at::Tensor &tensor) {
     const bool placed = cuda_index < 0 ? tensor.is_cpu() : tensor.is_cuda() && tensor.get_device() == cuda_index;

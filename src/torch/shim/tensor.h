@@ -11,8 +11,6 @@ namespace cs336 {
 
 std::unique_ptr<std::vector<at::Tensor>> new_tensors();
 void push(std::vector<at::Tensor> &list, const at::Tensor &tensor);
-void push_undefined(std::vector<at::Tensor> &list);
-bool is_defined(const at::Tensor &tensor) noexcept;
 
 struct Float32Pair; // shared with bridge.rs
 

@@ -1,5 +1,7 @@
 //! Which range each piece of work belongs to: the one that was open when it was launched.
 
+use std::collections::HashMap;
+
 use anyhow::{Result, ensure};
 
 use super::{Event, Source, Trace};
@@ -116,7 +118,8 @@ impl Ranges {
     /// Work whose call the trace lacks belongs to the outermost range that was open when it ran: the host waits for the
     /// device at the end of an outermost range, but not at the end of the ranges inside it.
     pub fn place_gpu_work<'a>(&self, trace: &'a Trace) -> Vec<Placed<'a>> {
-        let calls = trace.calls();
+        let calls = trace.events.iter().filter(|event| event.source == Source::Call);
+        let calls: HashMap<i64, &Event> = calls.filter_map(|call| Some((call.correlation?, call))).collect();
         let work = trace.events.iter().filter(|event| event.source.is_gpu());
         work.map(|event| {
             let call = event.correlation.and_then(|correlation| calls.get(&correlation));
