@@ -20,7 +20,7 @@ use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use crate::parallel::zero1::{Stepping, Zero1};
-use crate::parallel::{DataParallel as _, Options, bucket, trainer};
+use crate::parallel::{DataParallel as _, Options, bucket, trained, trainer};
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -126,11 +126,7 @@ fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, 
     let replica = single.deep_copy(device)?;
     let all = single.named_parameters().len();
     let split = case.second_group_from.map_or(all, |from| from.min(all));
-    let later = |network: &Toy| -> Vec<(String, Tensor)> {
-        let trains = |(_, parameter): &&(String, Tensor)| parameter.requires_grad();
-        let share = |(name, parameter): &(String, Tensor)| (name.clone(), parameter.shallow_clone());
-        network.named_parameters()[split..].iter().filter(trains).map(share).collect()
-    };
+    let later = |network: &Toy| trained(&network.named_parameters()[split..]);
     let (single_later, replica_later) = (later(&single), later(&replica));
     let freeze = |parameters: &[(String, Tensor)], frozen: bool| -> Result<()> {
         for (_, parameter) in parameters {

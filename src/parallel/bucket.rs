@@ -3,21 +3,17 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Options, gradient_of};
+use super::gradient_of;
 use crate::torch::autograd::{copy_all, set_grad};
 
 /// Gradients of one dtype on one device, end to end in memory that is allocated once.
 pub struct Bucket {
     /// (numel,): the members' gradients in order, each from a multiple of [`ALIGNMENT`] on, with zeros between.
     pub flat: Tensor,
-    members: Vec<Member>,
-}
-
-struct Member {
-    name: String,
-    parameter: Tensor,
-    /// The parameter's place in the bucket, of its shape.
-    view: Tensor,
+    /// The members.
+    pub parameters: Vec<(String, Tensor)>,
+    /// Each member's place in `flat`, of its shape.
+    views: Vec<Tensor>,
 }
 
 /// In bytes: kernels load 16 bytes in one instruction where the address is aligned, and are slower elsewhere.
@@ -39,8 +35,7 @@ impl Bucket {
         let numel = numel.next_multiple_of(shards * alignment_of(key.0));
         let flat = Tensor::f_zeros([numel as i64], key)?;
         let views = views_of(&flat, parameters.iter().map(|(_, parameter)| parameter.size()))?;
-        let member = |((name, parameter), view)| Member { name, parameter, view };
-        Ok(Self { flat, members: parameters.into_iter().zip(views).map(member).collect() })
+        Ok(Self { flat, parameters, views })
     }
 
     /// Makes every member's gradient its view of the bucket. A gradient that backward accumulated in the bucket stays.
@@ -50,22 +45,21 @@ impl Bucket {
     /// # Errors
     /// Names a member without a gradient.
     pub fn collect(&self) -> Result<()> {
-        let (mut elsewhere, mut to, mut from) = (Vec::new(), Vec::new(), Vec::new());
-        for member in &self.members {
-            let gradient = gradient_of(&member.name, &member.parameter)?;
-            if gradient.data_ptr() != member.view.data_ptr() {
-                elsewhere.push(member);
-                to.push(member.view.shallow_clone());
-                from.push(gradient);
+        let mut elsewhere = Vec::new();
+        for ((name, parameter), view) in self.parameters.iter().zip(&self.views) {
+            let gradient = gradient_of(name, parameter)?;
+            if gradient.data_ptr() != view.data_ptr() {
+                elsewhere.push((parameter, view, gradient));
             }
         }
-        copy_all(&to, &from)?;
-        elsewhere.iter().try_for_each(|member| set_grad(&member.parameter, &member.view))
+        copy_all(elsewhere.iter().map(|(_, view, gradient)| (*view, gradient)))?;
+        elsewhere.iter().try_for_each(|(parameter, view, _)| set_grad(parameter, view))
     }
+}
 
-    /// The members, sharing their tensors.
-    pub fn parameters(&self) -> Vec<(String, Tensor)> {
-        self.members.iter().map(|member| (member.name.clone(), member.parameter.shallow_clone())).collect()
+impl AsRef<[(String, Tensor)]> for Bucket {
+    fn as_ref(&self) -> &[(String, Tensor)] {
+        &self.parameters
     }
 }
 
@@ -84,17 +78,8 @@ pub fn views_of(flat: &Tensor, shapes: impl Iterator<Item = Vec<i64>>) -> Result
         .collect()
 }
 
-/// One bucket for each dtype and device, whatever its size.
-pub fn unbounded(parameters: &[(String, Tensor)]) -> Result<Vec<Bucket>> {
-    buckets(parameters, f64::INFINITY)
-}
-
-/// Buckets of at most `options.bucket_size_mb`, in the order in which backward is expected to complete them.
-pub fn bounded(parameters: &[(String, Tensor)], options: &Options) -> Result<Vec<Bucket>> {
-    buckets(parameters, options.bucket_bytes()?)
-}
-
-fn buckets(parameters: &[(String, Tensor)], capacity: f64) -> Result<Vec<Bucket>> {
+/// Buckets of at most `capacity` bytes, in the order in which backward is expected to complete them.
+pub fn buckets(parameters: &[(String, Tensor)], capacity: f64) -> Result<Vec<Bucket>> {
     planned(parameters, capacity).into_iter().map(|members| Bucket::new(members, 1)).collect()
 }
 
@@ -177,7 +162,7 @@ mod tests {
         for (blueprint, expected) in [(Blueprint::toy(), [3, 3, 1]), (Blueprint::tied(), [4, 4, 1])] {
             let parameters = trained(Toy::new(&blueprint, &generator).unwrap().named_parameters());
             for (bucket_size_mb, count) in [0.0016, 0.0001, 0.01].into_iter().zip(expected) {
-                let buckets = bounded(&parameters, &Options { bucket_size_mb }).unwrap();
+                let buckets = buckets(&parameters, bucket_size_mb * 1e6).unwrap();
                 assert_eq!(buckets.len(), count, "{} at {bucket_size_mb} MB", blueprint.name);
             }
         }
@@ -196,7 +181,7 @@ mod tests {
     #[test]
     fn gradients_become_views_of_the_bucket_and_backward_accumulates_in_place() {
         let parameters = [("a".to_string(), leaf(3, Kind::Float)), ("b".to_string(), leaf(2, Kind::Float))];
-        let bucket = &unbounded(&parameters).unwrap()[0];
+        let bucket = &buckets(&parameters, f64::INFINITY).unwrap()[0];
         let loss = || (&parameters[0].1 * 2.0).sum(Kind::Float) + (&parameters[1].1 * 3.0).sum(Kind::Float);
         let flat = || Vec::<f32>::try_from(&bucket.flat).unwrap();
         for _ in 0..2 {

@@ -33,10 +33,8 @@ pub struct Strategy {
     pub name: &'static str,
     /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and the gradients of later
     /// backward passes are averaged. `parameters` are the replica's, each tensor once.
-    pub construct: Construct,
+    pub construct: fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>,
 }
-
-pub type Construct = fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>;
 
 /// The options of all strategies; each strategy reads those that it needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,6 +79,13 @@ pub trait DataParallel: Send {
     /// Whether later backward passes communicate; [`no_sync`] calls it. The default does nothing, for strategies in
     /// which only `finish_gradient_synchronization` communicates.
     fn set_gradient_synchronization(&mut self, _enabled: bool) {}
+}
+
+/// A strategy that communicates only at the end of a step is what it does there.
+impl<F: FnMut() -> Result<()> + Send> DataParallel for F {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
+        self()
+    }
 }
 
 /// Runs `passes`, whose backward passes accumulate gradients on each rank and communicate nothing (PyTorch's `no_sync`).
@@ -130,10 +135,16 @@ fn check_same_model(parameters: &[(String, Tensor)], collective: &Shared) -> Res
     Ok(())
 }
 
+/// The parameters, sharing their tensors.
+pub fn shared(parameters: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+    parameters.iter().map(|(name, parameter)| (name.clone(), parameter.shallow_clone())).collect()
+}
+
 /// The parameters that train, in order, sharing their tensors.
 pub fn trained(parameters: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
-    let trains = |(_, parameter): &&(String, Tensor)| parameter.requires_grad();
-    parameters.iter().filter(trains).map(|(name, parameter)| (name.clone(), parameter.shallow_clone())).collect()
+    let mut trained = shared(parameters);
+    trained.retain(|(_, parameter)| parameter.requires_grad());
+    trained
 }
 
 /// The gradient that backward left on `parameter`; a missing one is an error, because a rank that left out a

@@ -8,28 +8,12 @@ use crate::collective::{Op, Shared};
 
 pub const STRATEGY: Strategy = Strategy { name: "naive", construct };
 
-struct Naive {
-    trained: Vec<(String, Tensor)>,
-    collective: Shared,
-}
-
-fn construct(
-    parameters: &[(String, Tensor)],
-    collective: &Shared,
-    _options: &Options,
-) -> Result<Box<dyn DataParallel>> {
+fn construct(parameters: &[(String, Tensor)], collective: &Shared, _: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    Ok(Box::new(Naive { trained: trained(parameters), collective: collective.clone() }))
-}
-
-impl DataParallel for Naive {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        for (name, parameter) in &self.trained {
-            let gradient = gradient_of(name, parameter)?;
-            self.collective
-                .all_reduce(&gradient, Op::Average)
-                .with_context(|| format!("averaging the gradient of {name}"))?;
-        }
-        Ok(())
-    }
+    let (trained, collective) = (trained(parameters), collective.clone());
+    let average = move |(name, parameter): &(String, Tensor)| {
+        let averaged = collective.all_reduce(&gradient_of(name, parameter)?, Op::Average);
+        averaged.with_context(|| format!("averaging the gradient of {name}"))
+    };
+    Ok(Box::new(move || trained.iter().try_for_each(&average)))
 }

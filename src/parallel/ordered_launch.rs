@@ -4,17 +4,15 @@
 //! Collectives are paired across ranks only by their order, and gradients may become ready in another order on each rank.
 //! So a unit that is ready early waits for the units before it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result, ensure};
 use tch::Tensor;
 
-use super::DataParallel;
+use super::{DataParallel, shared};
 use crate::collective::Work;
 use crate::torch::hooks::{HookHandle, post_accumulate_grad};
-
-/// Starts the communication of the unit of that index.
-pub type Launch = Box<dyn FnMut(usize) -> Result<Box<dyn Work>> + Send>;
+use crate::torch::lock;
 
 /// Watches the parameters of all units from its construction until it is dropped.
 pub struct OrderedLaunch {
@@ -24,7 +22,8 @@ pub struct OrderedLaunch {
 
 struct State {
     units: Vec<Unit>,
-    launch: Launch,
+    /// Starts the communication of the unit of that index.
+    launch: Box<dyn FnMut(usize) -> Result<Box<dyn Work>> + Send>,
     /// All units before this one have been started.
     next: usize,
     works: Vec<Box<dyn Work>>,
@@ -37,17 +36,25 @@ struct Unit {
 }
 
 impl OrderedLaunch {
-    /// `units` names each unit's parameters, all of which train.
-    pub fn new(units: &[Vec<(String, Tensor)>], launch: Launch) -> Result<Self> {
+    /// A unit is its parameters, all of which train. `launch` starts the communication of a unit, given with its index.
+    pub fn new<U: AsRef<[(String, Tensor)]> + Send + 'static>(
+        units: Vec<U>,
+        mut launch: impl FnMut(usize, &U) -> Result<Box<dyn Work>> + Send + 'static,
+    ) -> Result<Self> {
+        let watched: Vec<_> = units.iter().map(|unit| shared(unit.as_ref())).collect();
         let unit = |parameters: &Vec<(String, Tensor)>| Unit {
             names: parameters.iter().map(|(name, _)| name.clone()).collect(),
             fired: vec![false; parameters.len()],
         };
-        let units_state = units.iter().map(unit).collect();
-        let state = State { units: units_state, launch, next: 0, works: Vec::new(), enabled: true };
-        let state = Arc::new(Mutex::new(state));
+        let state = Arc::new(Mutex::new(State {
+            units: watched.iter().map(unit).collect(),
+            launch: Box::new(move |unit| launch(unit, &units[unit])),
+            next: 0,
+            works: Vec::new(),
+            enabled: true,
+        }));
         let mut hooks = Vec::new();
-        for (unit, parameters) in units.iter().enumerate() {
+        for (unit, parameters) in watched.iter().enumerate() {
             for (member, (name, parameter)) in parameters.iter().enumerate() {
                 let state = state.clone();
                 let hook = post_accumulate_grad(parameter, move |_| lock(&state).fired(unit, member));
@@ -56,18 +63,15 @@ impl OrderedLaunch {
         }
         Ok(Self { state, _hooks: hooks })
     }
+}
 
-    /// Whether later backward passes start communication.
-    pub fn set_enabled(&mut self, enabled: bool) {
-        lock(&self.state).enabled = enabled;
-    }
-
+impl DataParallel for OrderedLaunch {
     /// Starts the units that no hook has started, then waits for all units: on CUDA the stream waits and not this
     /// thread. Hooks start no unit in passes under `no_sync`, and none with a parameter that the last pass did not use.
     ///
     /// # Errors
     /// Names the unit's parameters; `launch`'s error, for instance of a missing gradient.
-    pub fn finish(&mut self) -> Result<()> {
+    fn finish_gradient_synchronization(&mut self) -> Result<()> {
         let mut state = lock(&self.state);
         while state.next < state.units.len() {
             state.launch_next()?;
@@ -80,16 +84,9 @@ impl OrderedLaunch {
         }
         Ok(())
     }
-}
-
-/// Strategies that differ only in their units and in what they launch need nothing else.
-impl DataParallel for OrderedLaunch {
-    fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.finish()
-    }
 
     fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.set_enabled(enabled);
+        lock(&self.state).enabled = enabled;
     }
 }
 
@@ -130,11 +127,6 @@ impl Unit {
     }
 }
 
-/// Locks what a panic in a hook may have poisoned: the panic has been reported as the backward's error.
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
@@ -161,11 +153,11 @@ mod tests {
         let (sender, launched) = channel();
         let member = |&i: &usize| (parameters[i].0.clone(), parameters[i].1.shallow_clone());
         let units: Vec<Vec<_>> = units.iter().map(|unit| unit.iter().map(member).collect()).collect();
-        let launch = move |unit| {
+        let launch = move |unit, _: &Vec<_>| {
             sender.send(unit)?;
             Ok(Box::new(Done) as Box<dyn Work>)
         };
-        (OrderedLaunch::new(&units, Box::new(launch)).unwrap(), launched)
+        (OrderedLaunch::new(units, launch).unwrap(), launched)
     }
 
     fn use_of(parameters: &[&(String, Tensor)]) {
@@ -185,7 +177,7 @@ mod tests {
             assert_eq!(seen(), [0usize; 0]);
             use_of(&[&parameters[1]]);
             assert_eq!(seen(), [0, 1]);
-            ordered.finish().unwrap();
+            ordered.finish_gradient_synchronization().unwrap();
             assert_eq!(seen(), [0usize; 0]);
         }
     }
@@ -194,13 +186,13 @@ mod tests {
     fn a_disabled_pass_starts_nothing_and_finish_starts_the_remaining_units() {
         let parameters = [leaf("a"), leaf("b")];
         let (mut ordered, launched) = watched(&parameters, &[&[0], &[1]]);
-        ordered.set_enabled(false);
+        ordered.set_gradient_synchronization(false);
         use_of(&[&parameters[0], &parameters[1]]);
         assert_eq!(launched.try_iter().count(), 0);
-        ordered.set_enabled(true);
+        ordered.set_gradient_synchronization(true);
         use_of(&[&parameters[0]]);
         assert_eq!(launched.try_iter().collect::<Vec<_>>(), [0]);
-        ordered.finish().unwrap();
+        ordered.finish_gradient_synchronization().unwrap();
         assert_eq!(launched.try_iter().collect::<Vec<_>>(), [1]);
     }
 
@@ -210,11 +202,11 @@ mod tests {
         let (mut ordered, _launched) = watched(&parameters, &[&[0], &[1]]);
         for enabled in [true, false] {
             use_of(&[&parameters[0]]);
-            ordered.set_enabled(enabled);
+            ordered.set_gradient_synchronization(enabled);
             let message = format!("{:#}", backward(&parameters[0].1.sum(Kind::Float)).unwrap_err());
             assert!(message.contains("the gradient of a while it was being averaged") && message.contains("no_sync"));
-            ordered.set_enabled(true);
-            ordered.finish().unwrap();
+            ordered.set_gradient_synchronization(true);
+            ordered.finish_gradient_synchronization().unwrap();
         }
     }
 

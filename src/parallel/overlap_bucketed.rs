@@ -4,7 +4,7 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::bucket::{Bucket, bounded};
+use super::bucket::{Bucket, buckets};
 use super::ordered_launch::OrderedLaunch;
 use super::{DataParallel, Options, Strategy, broadcast_parameters, trained};
 use crate::collective::{Op, Shared};
@@ -13,13 +13,10 @@ pub const STRATEGY: Strategy = Strategy { name: "overlap_bucketed", construct };
 
 fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let buckets = bounded(&trained(parameters), options)?;
-    let units: Vec<_> = buckets.iter().map(Bucket::parameters).collect();
-    let collective = collective.clone();
-    let launch = move |unit: usize| {
-        let bucket: &Bucket = &buckets[unit];
+    let (buckets, collective) = (buckets(&trained(parameters), options.bucket_bytes()?)?, collective.clone());
+    let launch = move |_, bucket: &Bucket| {
         bucket.collect()?;
         collective.all_reduce_async(&bucket.flat, Op::Average)
     };
-    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(buckets, launch)?))
 }

@@ -13,13 +13,10 @@ pub const STRATEGY: Strategy = Strategy { name: "overlap_coalesced", construct }
 
 fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let buckets = planned(&trained(parameters), options.bucket_bytes()?);
-    let units: Vec<_> = buckets.iter().map(|bucket| trained(bucket)).collect();
-    let collective = collective.clone();
-    let launch = move |unit: usize| {
-        let bucket: &[(String, Tensor)] = &buckets[unit];
-        let gradients = bucket.iter().map(|(name, parameter)| gradient_of(name, parameter));
+    let (units, collective) = (planned(&trained(parameters), options.bucket_bytes()?), collective.clone());
+    let launch = move |_, unit: &Vec<(String, Tensor)>| {
+        let gradients = unit.iter().map(|(name, parameter)| gradient_of(name, parameter));
         collective.all_reduce_coalesced_async(&gradients.collect::<Result<Vec<_>>>()?, Op::Average)
     };
-    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(units, launch)?))
 }

@@ -10,19 +10,11 @@ use crate::collective::{Op, Shared};
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_individual_parameters", construct };
 
-fn construct(
-    parameters: &[(String, Tensor)],
-    collective: &Shared,
-    _options: &Options,
-) -> Result<Box<dyn DataParallel>> {
+fn construct(parameters: &[(String, Tensor)], collective: &Shared, _: &Options) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let mut last_first = trained(parameters);
-    last_first.reverse();
-    let units: Vec<_> = last_first.iter().map(|(name, p)| vec![(name.clone(), p.shallow_clone())]).collect();
-    let collective = collective.clone();
-    let launch = move |unit: usize| {
-        let (name, parameter) = &last_first[unit];
+    let (last_first, collective) = (trained(parameters).into_iter().rev(), collective.clone());
+    let launch = move |_, [(name, parameter)]: &[(String, Tensor); 1]| {
         collective.all_reduce_async(&gradient_of(name, parameter)?, Op::Average)
     };
-    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(last_first.map(|parameter| [parameter]).collect(), launch)?))
 }

@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::Tensor;
 
+use super::shared;
 use crate::collective::Shared;
 use crate::model::optim::Optimizer;
 
@@ -17,8 +18,7 @@ pub struct ParamGroup {
 
 impl ParamGroup {
     pub fn new(parameters: &[(String, Tensor)], optimizer: Box<dyn Optimizer>) -> Self {
-        let share = |(name, parameter): &(String, Tensor)| (name.clone(), parameter.shallow_clone());
-        Self { parameters: parameters.iter().map(share).collect(), optimizer }
+        Self { parameters: shared(parameters), optimizer }
     }
 }
 

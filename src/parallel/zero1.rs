@@ -9,7 +9,7 @@
 //! narrower bucket it keeps a float32 copy of its shards, because a bfloat16 weight would lose updates below 1/256 of
 //! it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
@@ -20,6 +20,7 @@ use super::{DataParallel, Options, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::torch::autograd::{copy_all, set_grad};
+use crate::torch::lock;
 use crate::torch::stream::on_side_stream;
 
 /// Data parallelism and optimizer in one, for elementwise optimizers such as SGD and AdamW: they get shards, not
@@ -61,6 +62,7 @@ struct Members {
 
 /// One bucket on this rank. The lists have an element for each of [`Members::whole`], and one for the rest.
 struct Shard {
+    members: Members,
     /// (world_size * n,) each: parameters.
     wholes: Vec<Tensor>,
     /// (n,) each: this rank's parts of them.
@@ -86,22 +88,16 @@ impl Zero1 {
     ) -> Result<Self> {
         broadcast_parameters(parameters, collective)?;
         let units = planned(&trained(parameters), options.bucket_bytes()?);
-        let buckets = units.iter().map(|unit| Members::new(unit, collective.world_size()));
-        let buckets: Vec<Members> = buckets.collect::<Result<_>>()?;
-        let shard = |(number, members)| Shard::new(number, members, collective);
-        let shards: Vec<Shard> = buckets.iter().enumerate().map(shard).collect::<Result<_>>()?;
+        let shard = |(number, unit): (usize, &Vec<_>)| Shard::new(number, unit, collective);
+        let shards = units.iter().enumerate().map(shard).collect::<Result<_>>()?;
         let sharded = Sharded { shards, optimizer, collective: collective.clone(), stepped_in_backward: 0 };
         let sharded = Arc::new(Mutex::new(sharded));
         let shared = sharded.clone();
-        let launch = move |unit: usize| {
-            let members: &Members = &buckets[unit];
-            let gradients = members.gradients()?;
-            match stepping {
-                Stepping::OnCall => lock(&shared).reduce(unit, &gradients),
-                Stepping::InBackward => lock(&shared).step_in_backward(unit, &gradients),
-            }
+        let launch = move |unit: usize, _: &Vec<_>| match stepping {
+            Stepping::OnCall => lock(&shared).reduce(unit),
+            Stepping::InBackward => lock(&shared).step_in_backward(unit),
         };
-        Ok(Self { ordered: OrderedLaunch::new(&units, Box::new(launch))?, sharded, stepping })
+        Ok(Self { ordered: OrderedLaunch::new(units, launch)?, sharded, stepping })
     }
 
     /// Steps this rank's shards and gathers those of the other ranks. Call it after
@@ -127,15 +123,11 @@ impl Zero1 {
     }
 }
 
-/// Locks what a panic in a hook may have poisoned: the panic has been reported as the backward's error.
-fn lock(sharded: &Mutex<Sharded>) -> MutexGuard<'_, Sharded> {
-    sharded.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Sharded {
-    /// Starts averaging this rank's shard of a bucket's `gradients`.
-    fn reduce(&self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
-        self.collective.reduce_scatter_coalesced_async(&self.shards[unit].gradients, gradients, Op::Average)
+    /// Starts averaging this rank's shard of a bucket's gradients.
+    fn reduce(&self, unit: usize) -> Result<Box<dyn Work>> {
+        let shard = &self.shards[unit];
+        self.collective.reduce_scatter_coalesced_async(&shard.gradients, &shard.members.gradients()?, Op::Average)
     }
 
     /// Steps one shard and starts gathering its bucket's updated parameters.
@@ -150,13 +142,13 @@ impl Sharded {
     /// Reduces and then steps on the side stream, while this thread's own stream goes on. No later work of this pass
     /// reads the bucket's parameters: a parameter's gradient is complete when the last operation that used it has been
     /// differentiated, and the reduction waits for what backward has launched until then.
-    fn step_in_backward(&mut self, unit: usize, gradients: &[Tensor]) -> Result<Box<dyn Work>> {
+    fn step_in_backward(&mut self, unit: usize) -> Result<Box<dyn Work>> {
         ensure!(
             self.stepped_in_backward < self.shards.len(),
             "this step's gradients have been used already: run all passes but the last one under no_sync, then call step"
         );
         self.stepped_in_backward += 1;
-        let reduced = self.reduce(unit, gradients)?;
+        let reduced = self.reduce(unit)?;
         on_side_stream(self.collective.device(), || {
             reduced.wait().context("reducing gradients")?;
             self.step(unit)
@@ -168,11 +160,11 @@ impl Sharded {
 /// norm would need another collective.
 impl DataParallel for Zero1 {
     fn finish_gradient_synchronization(&mut self) -> Result<()> {
-        self.ordered.finish()
+        self.ordered.finish_gradient_synchronization()
     }
 
     fn set_gradient_synchronization(&mut self, enabled: bool) {
-        self.ordered.set_enabled(enabled);
+        self.ordered.set_gradient_synchronization(enabled);
     }
 }
 
@@ -205,9 +197,8 @@ impl Members {
         let mut parameters = self.whole.iter().map(flat).collect::<Result<Vec<_>>>()?;
         if let Some(rest) = &self.rest {
             let flat = rest.flat.f_zeros_like()?;
-            let members = rest.parameters();
-            let places = views_of(&flat, members.iter().map(|(_, parameter)| parameter.size()))?;
-            for ((_, parameter), mut place) in members.into_iter().zip(places) {
+            let places = views_of(&flat, rest.parameters.iter().map(|(_, parameter)| parameter.size()))?;
+            for ((_, parameter), mut place) in rest.parameters.iter().zip(places) {
                 place.f_copy_(&parameter.f_detach()?)?;
                 parameter.shallow_clone().f_set_data(&place)?;
             }
@@ -218,7 +209,8 @@ impl Members {
 }
 
 impl Shard {
-    fn new(number: usize, members: &Members, collective: &Shared) -> Result<Self> {
+    fn new(number: usize, unit: &[(String, Tensor)], collective: &Shared) -> Result<Self> {
+        let members = Members::new(unit, collective.world_size())?;
         let (names, wholes): (Vec<_>, Vec<_>) = members.parameters(number)?.into_iter().unzip();
         let mine = wholes.iter().map(|whole| {
             let numel = whole.size()[0] / collective.world_size() as i64;
@@ -240,7 +232,7 @@ impl Shard {
             set_grad(&own, &gradient)?;
             stepped.push((format!("shard of {name}"), own));
         }
-        Ok(Self { wholes, mine, gradients, gradient, stepped, stepped_by })
+        Ok(Self { members, wholes, mine, gradients, gradient, stepped, stepped_by })
     }
 
     fn step(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
@@ -250,8 +242,7 @@ impl Shard {
         }
         optimizer.step(&self.stepped)?;
         if is_narrow {
-            let stepped: Vec<Tensor> = self.stepped.iter().map(|(_, stepped)| stepped.shallow_clone()).collect();
-            copy_all(&self.mine, &stepped)?;
+            copy_all(self.mine.iter().zip(self.stepped.iter().map(|(_, stepped)| stepped)))?;
         }
         Ok(())
     }
@@ -277,9 +268,9 @@ mod tests {
         let members = Members::new(&unit, 2).unwrap();
         let names =
             |parameters: &[(String, Tensor)]| parameters.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let rest = members.rest.as_ref().unwrap().parameters();
+        let rest = &members.rest.as_ref().unwrap().parameters;
         assert_eq!(
-            (names(&members.whole), names(&rest)),
+            (names(&members.whole), names(rest)),
             (vec!["even".into()], ["odd", "short", "turned"].map(String::from).to_vec())
         );
 

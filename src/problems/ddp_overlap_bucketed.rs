@@ -10,7 +10,7 @@ use crate::checks::data_parallel::{
 use crate::harness::answer::{Answer, Audience, Cell, Column, Records, Table};
 use crate::harness::problem::{Check, Problem};
 use crate::model::toy::{Blueprint, Toy};
-use crate::parallel::bucket::{ALIGNMENT, bounded};
+use crate::parallel::bucket::{ALIGNMENT, buckets};
 use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
@@ -82,9 +82,9 @@ fn bucket_table() -> Result<Table> {
 /// "a + b; c": each bucket's parameters.
 fn buckets_of(blueprint: &Blueprint, bucket_size_mb: f64) -> Result<String> {
     let network = Toy::new(blueprint, &Generator::new(Device::Cpu, SEED)?)?;
-    let buckets = bounded(&trained(network.named_parameters()), &Options { bucket_size_mb })?;
+    let buckets = buckets(&trained(network.named_parameters()), Options { bucket_size_mb }.bucket_bytes()?)?;
     let members = buckets.iter().map(|bucket| {
-        let names: Vec<String> = bucket.parameters().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = bucket.parameters.iter().map(|(name, _)| name.clone()).collect();
         names.join(" + ")
     });
     Ok(members.collect::<Vec<_>>().join("; "))

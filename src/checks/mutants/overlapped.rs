@@ -7,9 +7,9 @@ use anyhow::Result;
 use tch::Tensor;
 
 use crate::collective::{Op, Shared, Work};
-use crate::parallel::bucket::{Bucket, bounded, views_of};
+use crate::parallel::bucket::{Bucket, buckets, views_of};
 use crate::parallel::ordered_launch::OrderedLaunch;
-use crate::parallel::{DataParallel, Options, broadcast_parameters, overlap_bucketed, trained};
+use crate::parallel::{DataParallel, Options, broadcast_parameters, overlap_bucketed, shared, trained};
 use crate::torch::autograd::{release_grad, set_grad};
 
 type Parameters = [(String, Tensor)];
@@ -24,35 +24,37 @@ fn with_units(
     units_of: fn(&[Bucket]) -> Units,
 ) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
-    let buckets = bounded(&trained(parameters), options)?;
+    let buckets = buckets(&trained(parameters), options.bucket_bytes()?)?;
     for bucket in &buckets {
-        let members = bucket.parameters();
+        let members = &bucket.parameters;
         let views = views_of(&bucket.flat, members.iter().map(|(_, parameter)| parameter.size()))?;
         members.iter().zip(&views).try_for_each(|((_, parameter), view)| set_grad(parameter, view))?;
     }
     let (units, collective) = (units_of(&buckets), collective.clone());
-    let launch = move |unit: usize| {
+    let launch = move |unit: usize, _: &Vec<_>| {
         collective.all_reduce(&buckets[unit].flat, Op::Average)?;
         Ok(Box::new(()) as Box<dyn Work>)
     };
-    Ok(Box::new(OrderedLaunch::new(&units, Box::new(launch))?))
+    Ok(Box::new(OrderedLaunch::new(units, launch)?))
 }
 
 pub fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     with_units(parameters, collective, options, |buckets| {
-        buckets.iter().map(|bucket| bucket.parameters().into_iter().take(1).collect()).collect()
+        buckets.iter().map(|bucket| shared(&bucket.parameters[..1])).collect()
     })
 }
 
 pub fn wrong_hook(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
     with_units(parameters, collective, options, |buckets| {
         let hooked = (0..buckets.len()).map(|unit| unit.saturating_sub(1));
-        hooked.map(|unit| buckets[unit].parameters()).collect()
+        hooked.map(|unit| shared(&buckets[unit].parameters)).collect()
     })
 }
 
 pub fn stale_view(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    with_units(parameters, collective, options, |buckets| buckets.iter().map(Bucket::parameters).collect())
+    with_units(parameters, collective, options, |buckets| {
+        buckets.iter().map(|bucket| shared(&bucket.parameters)).collect()
+    })
 }
 
 struct FirstStepOnly {
