@@ -5,62 +5,61 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::quantity::{Quantity, Unit};
 use super::records::CaseId;
 
-/// Two quantities of one run: the machine, its clocks and the build were the same.
-#[derive(Debug, Clone, Copy)]
-pub struct SameRun<'a>(&'a Quantity, &'a Quantity);
+/// Compares quantities of one run: the machine, its clocks and the build were the same.
+pub struct SameRun;
 
-/// Two quantities measured on the same kind of machine, possibly in two runs.
+/// Compares quantities measured on the same kind of machine, possibly in two runs.
 ///
 /// Records hold no host name. Two machines with the same processors, memory and GPUs therefore count as one.
+pub struct SameMachine;
+
+/// Two quantities that may be compared.
 #[derive(Debug, Clone, Copy)]
-pub struct SameMachine<'a>(&'a Quantity, &'a Quantity);
+pub struct Comparable<'a>(&'a Quantity, &'a Quantity);
 
-impl<'a> SameRun<'a> {
+impl SameRun {
     /// Errors: the two come from different runs, from no record, or have different units.
-    pub fn of(first: &'a Quantity, second: &'a Quantity) -> Result<Self> {
-        same_unit(first, second)?;
-        same(first, second, |source| (source.profile, source.run.clone())).with_context(|| {
-            format!("{} and {} cannot be compared: they are not of one run", first.short(), second.short())
-        })?;
-        Ok(Self(first, second))
-    }
-
-    /// The first over the second.
-    pub fn ratio(self) -> Quantity {
-        ratio(self.0, self.1)
-    }
-
-    /// The first less the second.
-    pub fn difference(self) -> Quantity {
-        difference(self.0, self.1)
+    pub fn of<'a>(first: &'a Quantity, second: &'a Quantity) -> Result<Comparable<'a>> {
+        Comparable::of(first, second, "run", |source| (source.profile, source.run.clone()))
     }
 }
 
-impl<'a> SameMachine<'a> {
+impl SameMachine {
     /// Errors: the two come from different machines, from no record, or have different units.
-    pub fn of(first: &'a Quantity, second: &'a Quantity) -> Result<Self> {
-        same_unit(first, second)?;
-        same(first, second, |source| (source.profile, source.machine().clone())).with_context(|| {
-            format!("{} and {} cannot be compared: they are not of one machine", first.short(), second.short())
-        })?;
+    pub fn of<'a>(first: &'a Quantity, second: &'a Quantity) -> Result<Comparable<'a>> {
+        Comparable::of(first, second, "machine", |source| (source.profile, source.machine().clone()))
+    }
+}
+
+impl<'a> Comparable<'a> {
+    /// Errors: the two have different units, or are not of one `place`, which `key` identifies.
+    fn of<K: PartialEq>(
+        first: &'a Quantity,
+        second: &'a Quantity,
+        place: &str,
+        key: impl Fn(&CaseId) -> K,
+    ) -> Result<Self> {
+        let ((a, b), (x, y)) = ((first.unit(), second.unit()), (first.short(), second.short()));
+        ensure!(a == b, "{x} and {y} cannot be compared: {a:?} and {b:?} are different units");
+        same(first, second, key)
+            .with_context(|| format!("{x} and {y} cannot be compared: they are not of one {place}"))?;
         Ok(Self(first, second))
     }
 
     /// The first over the second.
     pub fn ratio(self) -> Quantity {
-        ratio(self.0, self.1)
+        Quantity::new(self.0.value() / self.1.value(), Unit::One, self.sources())
     }
 
     /// The first less the second.
     pub fn difference(self) -> Quantity {
-        difference(self.0, self.1)
+        Quantity::new(self.0.value() - self.1.value(), self.0.unit(), self.sources())
     }
-}
 
-fn same_unit(first: &Quantity, second: &Quantity) -> Result<()> {
-    let (a, b) = (first.unit(), second.unit());
-    ensure!(a == b, "{} and {} cannot be compared: {a:?} and {b:?} are different units", first.short(), second.short());
-    Ok(())
+    fn sources(&self) -> Vec<CaseId> {
+        let (first, second) = (self.0.sources(), self.1.sources());
+        first.iter().chain(second.iter().filter(|source| !first.contains(source))).cloned().collect()
+    }
 }
 
 /// Both quantities have sources, and all sources have the same key.
@@ -75,20 +74,6 @@ fn same<K: PartialEq>(first: &Quantity, second: &Quantity, key: impl Fn(&CaseId)
         }
     }
     Ok(())
-}
-
-fn ratio(first: &Quantity, second: &Quantity) -> Quantity {
-    Quantity::new(first.value() / second.value(), Unit::One, union(first, second))
-}
-
-fn difference(first: &Quantity, second: &Quantity) -> Quantity {
-    Quantity::new(first.value() - second.value(), first.unit(), union(first, second))
-}
-
-fn union(first: &Quantity, second: &Quantity) -> Vec<CaseId> {
-    let mut sources = first.sources().to_vec();
-    sources.extend(second.sources().iter().filter(|source| !first.sources().contains(source)).cloned());
-    sources
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
 use super::quantity::Unit;
+use crate::harness::stats;
 use crate::units::{GB, GIB, MB, MIB};
 
 /// Printed where there is no number, such as the standard deviation of one sample.
@@ -101,6 +102,13 @@ pub fn time(seconds: f64) -> String {
     print(seconds, Style::Ms, digits)
 }
 
+/// "12.60 ± 0.84": a statistic of times and their standard deviation in milliseconds; a single time has none.
+pub fn with_deviation(seconds: &[f64], statistic: fn(&[f64]) -> f64, digits: usize) -> String {
+    let std = Some(stats::std(seconds)).filter(|std| std.is_finite());
+    let std = std.map_or(NOTHING.into(), |std| print(std, Style::Ms, digits));
+    format!("{} ± {std}", print(statistic(seconds), Style::Ms, digits))
+}
+
 /// "a", "a and b", "a, b and c".
 pub fn listed<S: AsRef<str>>(words: &[S]) -> String {
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
@@ -109,6 +117,17 @@ pub fn listed<S: AsRef<str>>(words: &[S]) -> String {
         Some((last, [])) => (*last).to_string(),
         Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
     }
+}
+
+/// Each item once, in the order of its first appearance.
+pub fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for item in items {
+        if !distinct.contains(&item) {
+            distinct.push(item);
+        }
+    }
+    distinct
 }
 
 /// "1.02 to 1.35", or "1.02" where both print alike.
@@ -199,10 +218,13 @@ mod tests {
         for (seconds, expected) in [(9.9e-5, "0.0990"), (2.5e-3, "2.500"), (2.5e-2, "25.00"), (0.25, "250.0")] {
             assert_eq!(time(seconds), expected);
         }
+        assert_eq!(with_deviation(&[0.001, 0.003], stats::median, 2), "2.00 ± 1.41");
+        assert_eq!(with_deviation(&[0.001], stats::median, 1), "1.0 ± –");
         assert_eq!(listed(&["a"]), "a");
         assert_eq!(listed(&["a", "b"]), "a and b");
         assert_eq!(listed(&["a", "b", "c"]), "a, b and c");
         assert_eq!(listed::<&str>(&[]), "");
+        assert_eq!(distinct(["b", "a", "b"]), ["b", "a"]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub use figure::{Drawing, Figure};
 pub use format::Style;
 pub use quantity::{Quantity, Range, Unit};
 pub use records::{Case, CaseId, CaseOutcome, RecordSet, Records};
-pub use table::{Cell, Column, Table};
+pub use table::{Cell, Column, Table, TableBuilder};
 
 /// The readers for whom the report is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,18 @@ impl Answer {
         Ok(Self { quoted, ..Self::default() })
     }
 
+    /// [`Self::new`] from records: the template also sees `answer.gpu`, `answer.machine` and `answer.source`, the records'
+    /// machines with their runs.
+    ///
+    /// Errors: as of [`Self::new`]; the records name no run.
+    pub fn of(set: &RecordSet, quoted: &impl Serialize) -> Result<Self> {
+        let mut answer = Self::new(quoted)?;
+        answer.quoted["gpu"] = set.is_gpu().into();
+        answer.quoted["machine"] = set.machine()?.into();
+        answer.quoted["source"] = set.source().into();
+        Ok(answer)
+    }
+
     /// Adds a claim; the template asks for it by its id.
     pub fn claim(&mut self, claim: Claim) -> Result<()> {
         let id = claim.id.clone();
@@ -67,8 +79,8 @@ impl Answer {
     /// Adds a table. The template prints it with `table("<id>")`, or all with a common prefix with `tables("<prefix>")`.
     ///
     /// Errors: another table of this id; a row with more or fewer cells than there are columns.
-    pub fn table(&mut self, id: impl Into<String>, table: Table) -> Result<()> {
-        let id = id.into();
+    pub fn table(&mut self, id: impl Into<String>, table: impl Into<Table>) -> Result<()> {
+        let (id, table) = (id.into(), table.into());
         table.validate().with_context(|| format!("table {id:?}"))?;
         ensure!(self.tables.insert(id.clone(), table).is_none(), "there are two tables {id:?}; give each its own id");
         self.table_order.push(id);
@@ -127,3 +139,19 @@ impl Answer {
 
 /// How a problem answers: `answer(records, audience)`.
 pub type AnswerFn = fn(&Records, Audience) -> Result<Answer>;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::made_up::MadeUp;
+    use super::*;
+
+    #[test]
+    fn a_template_sees_what_is_quoted_and_the_machine_of_the_records() {
+        let records = MadeUp::gpu("x").failed("a", &json!({})).records();
+        let answer = Answer::of(records.main().unwrap(), &json!({"n": 1})).unwrap();
+        let run = "NVIDIA H200, run 20260101T000000Z-gpu0";
+        assert_eq!(*answer.quoted(), json!({"n": 1, "gpu": true, "machine": "NVIDIA H200", "source": run}));
+    }
+}

@@ -1,6 +1,6 @@
 //! Quantities: numbers with a unit and the cases that they come from, compared only where the comparison means something.
 
-use std::sync::Arc;
+use std::borrow::Borrow;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -137,14 +137,14 @@ impl Quantity {
         }
     }
 
-    /// The smallest of several quantities of one unit, with its own sources; `None` for an empty slice.
-    pub fn smallest(of: &[Self]) -> Option<&Self> {
-        of.iter().min_by(|a, b| a.value.total_cmp(&b.value))
+    /// The smallest of several quantities of one unit, with its own sources; `None` of none.
+    pub fn smallest<Q: Borrow<Self>>(of: impl IntoIterator<Item = Q>) -> Option<Q> {
+        of.into_iter().min_by(|a, b| a.borrow().value.total_cmp(&b.borrow().value))
     }
 
-    /// The largest of several quantities of one unit, with its own sources; `None` for an empty slice.
-    pub fn largest(of: &[Self]) -> Option<&Self> {
-        of.iter().max_by(|a, b| a.value.total_cmp(&b.value))
+    /// The largest of several quantities of one unit, with its own sources; `None` of none.
+    pub fn largest<Q: Borrow<Self>>(of: impl IntoIterator<Item = Q>) -> Option<Q> {
+        of.into_iter().max_by(|a, b| a.borrow().value.total_cmp(&b.borrow().value))
     }
 
     /// The geometric mean of ratios, with the sources of all.
@@ -169,16 +169,11 @@ pub struct Range {
 }
 
 impl Range {
-    /// `None` for an empty slice.
-    pub fn of(quantities: &[Quantity]) -> Option<Self> {
-        let (low, high) = (Quantity::smallest(quantities)?, Quantity::largest(quantities)?);
-        Some(Self { low: low.clone(), high: high.clone() })
+    /// `None` of no quantity.
+    pub fn of<Q: Borrow<Quantity>>(quantities: impl IntoIterator<Item = Q>) -> Option<Self> {
+        let all: Vec<Quantity> = quantities.into_iter().map(|quantity| quantity.borrow().clone()).collect();
+        Some(Self { low: Quantity::smallest(&all)?.clone(), high: Quantity::largest(&all)?.clone() })
     }
-}
-
-/// A cheap clone of a text that many sources share.
-pub(super) fn shared(text: &str) -> Arc<str> {
-    Arc::from(text)
 }
 
 #[cfg(test)]
@@ -199,7 +194,7 @@ mod tests {
         let ratio = |x| Quantity::constant(x, Unit::One);
         let range = Range::of(&[ratio(2.0), ratio(1.0), ratio(2.0)]).unwrap();
         assert_eq!((range.low.value(), range.high.value()), (1.0, 2.0));
-        assert_eq!(Range::of(&[]), None);
+        assert_eq!(Range::of::<Quantity>([]), None);
     }
 
     #[test]

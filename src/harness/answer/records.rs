@@ -8,7 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::format::markdown;
-use super::quantity::{Quantity, Unit, shared};
+use super::quantity::{Quantity, Unit};
+use super::table::Cell;
 use crate::harness::conditions::Conditions;
 use crate::harness::problem::Measure;
 use crate::harness::record::{Machine, Outcome, Profile, RecordFile, Run};
@@ -45,8 +46,6 @@ pub struct Case<P, R> {
     pub stale: Option<String>,
     /// Readings of the device's sensor; `None` without a sensor.
     pub conditions: Option<Conditions>,
-    /// Wall time of the whole case, in seconds.
-    pub elapsed_s: f64,
 }
 
 /// [`Outcome`] with a typed row; the texts are as recorded, not yet escaped.
@@ -71,7 +70,7 @@ pub struct CaseId {
 
 impl CaseId {
     pub fn new(problem: &str, profile: Profile, case: usize, run: &str, machine: Arc<Machine>) -> Self {
-        Self { problem: shared(problem), profile, case, run: shared(run), machine }
+        Self { problem: problem.into(), profile, case, run: run.into(), machine }
     }
 
     pub fn machine(&self) -> &Machine {
@@ -94,12 +93,21 @@ impl Records {
 
     /// `None` if no case is recorded.
     pub fn cpu(&self) -> Option<&RecordSet> {
-        self.cpu.as_ref().filter(|set| !set.file.cases.is_empty())
+        self.of(Profile::Cpu)
     }
 
     /// `None` if no case is recorded.
     pub fn gpu(&self) -> Option<&RecordSet> {
-        self.gpu.as_ref().filter(|set| !set.file.cases.is_empty())
+        self.of(Profile::Gpu)
+    }
+
+    /// `None` if no case is recorded under the profile.
+    pub fn of(&self, profile: Profile) -> Option<&RecordSet> {
+        let set = match profile {
+            Profile::Cpu => &self.cpu,
+            Profile::Gpu => &self.gpu,
+        };
+        set.as_ref().filter(|set| !set.file.cases.is_empty())
     }
 
     /// All existing sets, the GPU's first because its figures answer the handout.
@@ -175,7 +183,6 @@ impl RecordSet {
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
                 conditions: record.conditions.clone(),
-                elapsed_s: record.elapsed_s,
             })
         });
         cases.collect()
@@ -205,15 +212,35 @@ impl<R> CaseOutcome<R> {
             Self::Failed { .. } => "failed",
         }
     }
+
+    /// What a case that was not measured says of its end, as recorded; empty for a measured one.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Measured(_) => "",
+            Self::OutOfMemory { message: why, .. } | Self::NotRun { reason: why, .. } | Self::Failed { error: why } => {
+                why
+            }
+        }
+    }
 }
 
 impl<P, R> Case<P, R> {
+    /// The case with its row, if it was measured.
+    pub fn measured(&self) -> Option<(&Self, &R)> {
+        Some((self, self.row()?))
+    }
+
     /// The row of a measured case.
     pub fn row(&self) -> Option<&R> {
         match &self.outcome {
             CaseOutcome::Measured(row) => Some(row),
             _ => None,
         }
+    }
+
+    /// What a table shows of the case: a cell of its row, or how it ended.
+    pub fn cell<C: Into<Cell>>(&self, of: impl FnOnce(&R) -> C) -> Cell {
+        self.row().map_or_else(|| self.outcome.label().into(), |row| of(row).into())
     }
 
     /// A number of this case, in base units.
@@ -288,7 +315,20 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::made_up::MadeUp;
     use super::*;
+
+    #[test]
+    fn a_cell_is_of_the_row_or_says_how_the_case_ended() {
+        let made_up = MadeUp::cpu("x").measured("a", &json!({"n": 1}), &1.5).not_run("a", &json!({"n": 2}));
+        let cases = made_up.records().main().unwrap().cases_as::<Value, f64>().unwrap();
+        let cells: Vec<Cell> = cases.iter().map(|case| case.cell(|row| *row)).collect();
+        assert_eq!(cells, [Cell::from(1.5), "not run".into()]);
+        assert_eq!(cases.iter().filter_map(Case::measured).count(), 1);
+        assert_eq!(cases[1].outcome.reason(), "needs 6 GPUs, has 2");
+    }
 
     #[test]
     fn a_machine_name_has_no_trademark_symbols() {

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::format::{NOTHING, Style, print, time};
-use super::quantity::Quantity;
+use super::quantity::{Quantity, Unit};
 
 /// A table of an answer; [`Table::markdown`] is its one text form.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +61,52 @@ impl Column {
     }
 }
 
+/// A table that grows by columns: what heads a column stands beside what fills it, for each item's row.
+pub struct TableBuilder<T> {
+    items: Vec<T>,
+    table: Table,
+}
+
+impl<T> TableBuilder<T> {
+    pub fn text<C: Into<Cell>>(self, head: impl Into<String>, cell: impl Fn(&T) -> C) -> Self {
+        self.column(Column::text(head), cell)
+    }
+
+    pub fn right<C: Into<Cell>>(self, head: impl Into<String>, cell: impl Fn(&T) -> C) -> Self {
+        self.column(Column::right(head), cell)
+    }
+
+    /// Numbers in `style` with `digits` after the point; a cell may hold a text in place of its number.
+    pub fn number<C: Into<Cell>>(
+        self,
+        head: impl Into<String>,
+        style: Style,
+        digits: usize,
+        cell: impl Fn(&T) -> C,
+    ) -> Self {
+        self.column(Column::number(head, style, digits), cell)
+    }
+
+    pub fn column<C: Into<Cell>>(mut self, column: Column, cell: impl Fn(&T) -> C) -> Self {
+        self.table.columns.push(column);
+        for (row, item) in self.table.rows.iter_mut().zip(&self.items) {
+            row.push(cell(item).into());
+        }
+        self
+    }
+
+    /// With a caption of its own, in Markdown.
+    pub fn captioned(self, caption: impl Into<String>) -> Table {
+        self.table.captioned(caption)
+    }
+}
+
+impl<T> From<TableBuilder<T>> for Table {
+    fn from(builder: TableBuilder<T>) -> Self {
+        builder.table
+    }
+}
+
 impl Cell {
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
@@ -79,6 +125,13 @@ impl From<String> for Cell {
     }
 }
 
+/// A number without a unit that comes from no record.
+impl From<f64> for Cell {
+    fn from(number: f64) -> Self {
+        Quantity::constant(number, Unit::One).into()
+    }
+}
+
 impl From<Quantity> for Cell {
     fn from(quantity: Quantity) -> Self {
         Self::Number(quantity)
@@ -91,15 +144,22 @@ impl From<&Quantity> for Cell {
     }
 }
 
-impl From<Option<Quantity>> for Cell {
-    fn from(quantity: Option<Quantity>) -> Self {
-        quantity.map_or(Self::Missing, Self::Number)
+impl<T: Into<Self>> From<Option<T>> for Cell {
+    fn from(cell: Option<T>) -> Self {
+        cell.map_or(Self::Missing, Into::into)
     }
 }
 
 impl Table {
     pub fn new(columns: Vec<Column>) -> Self {
         Self { columns, rows: Vec::new(), caption: None }
+    }
+
+    /// A table with a row for each item, whose columns [`TableBuilder`] adds.
+    pub fn of<T>(items: impl IntoIterator<Item = T>) -> TableBuilder<T> {
+        let items: Vec<T> = items.into_iter().collect();
+        let rows = items.iter().map(|_| Vec::new()).collect();
+        TableBuilder { items, table: Self { rows, ..Self::new(Vec::new()) } }
     }
 
     pub fn row(&mut self, cells: Vec<Cell>) {
@@ -165,7 +225,6 @@ impl Cell {
 
 #[cfg(test)]
 mod tests {
-    use super::super::quantity::Unit;
     use super::*;
 
     fn table(cell: Cell) -> Table {
@@ -180,6 +239,19 @@ mod tests {
         assert_eq!(measured.markdown(), "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n");
         assert!(table(Cell::Missing).markdown().ends_with("| xl | – |\n"));
         assert!(table("OOM".into()).captioned("Steps.").markdown().ends_with("| xl | OOM |\n\nTable: Steps.\n"));
+    }
+
+    #[test]
+    fn columns_fill_a_row_for_each_item() {
+        let steps = Table::of([("xl", Some(0.0125)), ("2.7B", None)])
+            .text("size", |(size, _)| *size)
+            .number("step (ms)", Style::Ms, 1, |(_, step)| step.map(|s| Quantity::constant(s, Unit::Seconds)))
+            .captioned("Steps.");
+        assert_eq!(
+            steps.markdown(),
+            "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n| 2.7B | – |\n\nTable: Steps.\n"
+        );
+        assert!(steps.validate().is_ok());
     }
 
     #[test]

@@ -5,13 +5,11 @@ use serde::Serialize;
 
 use self::timings::{Gain, Setting};
 use super::dtypes::{Observed, on_cuda};
-use super::layer_norm::{Example, FEATURES, Scheme, examples};
+use super::layer_norm::{Example, FEATURES, Input, Scheme, examples};
 use super::measure::{MixedPrecision, Params, Row};
 use crate::bench::dtype::Dtype;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{
-    Answer, Audience, Case, Cell, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
-};
+use crate::harness::answer::{Answer, Audience, Case, Cell, Claim, Quantity, RecordSet, Records, Style, Table, Unit};
 
 mod timings;
 
@@ -20,9 +18,6 @@ type MixedCase = Case<Params, Row>;
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    machine: String,
-    source: String,
     /// Of the CPU's record, where there is one.
     cpu_source: Option<String>,
     /// Whether a GPU's types were observed, and what the CPU's layer norm gives under float16 autocast.
@@ -59,27 +54,25 @@ struct LayerNorm {
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let set = records.main()?;
     let cases = set.cases::<MixedPrecision>()?;
-    let cpu = records.cpu().map(|cpu| Ok::<_, anyhow::Error>((cpu, cpu.cases::<MixedPrecision>()?))).transpose()?;
+    let cpu = records.cpu().map(RecordSet::cases::<MixedPrecision>).transpose()?;
     let small = cpu.as_ref().filter(|_| set.is_gpu());
     let on_gpu = if set.is_gpu() { observed(&cases) } else { None };
-    let on_cpu = cpu.as_ref().and_then(|(_, cases)| observed(cases));
-    let (examples, pairs) = (examples(), timings::pairs(&cases));
-    let gain = Gain::of(&pairs)?;
+    let on_cpu = cpu.as_ref().and_then(|cases| observed(cases));
+    let (examples, pairs) = (examples(), timings::pairs(&cases)?);
+    let small_pairs = small.map(|cases| timings::pairs(cases)).transpose()?;
+    let gain = Gain::of(&pairs);
     let quoted = Quoted {
-        gpu: set.is_gpu(),
-        machine: set.machine()?,
-        source: set.source(),
         cpu_source: records.cpu().map(RecordSet::source),
         observed: on_gpu.is_some(),
         cpu_layer_norm: on_cpu.as_ref().map(|[half, _]| half.ln_output.clone()),
         layer_norm: LayerNorm::of(&examples),
         setting: Setting::of(&pairs),
-        small: small.map(|(_, cases)| Setting::of(&timings::pairs(cases))),
+        small: small_pairs.as_ref().map(|pairs| Setting::of(pairs)),
         timed: gain.is_some(),
         explained: set.is_gpu() && gain.as_ref().is_some_and(Gain::rises),
         gain,
     };
-    let mut answer = Answer::new(&quoted)?;
+    let mut answer = Answer::of(set, &quoted)?;
     if let Some(seen) = on_gpu {
         answer.claim(as_documented(seen))?;
         answer.table("dtypes-gpu", dtypes_table(seen))?;
@@ -91,13 +84,13 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     }
     quoted.layer_norm.claims(&mut answer)?;
     answer.table("layer-norm", layer_norm_table(&examples))?;
-    answer.table("timings", timings::table(&pairs, if set.is_gpu() { 2 } else { 1 })?)?;
+    answer.table("timings", timings::table(&pairs, if set.is_gpu() { 2 } else { 1 }))?;
     if let Some(gain) = &quoted.gain {
         gain.claims(&mut answer)?;
-        answer.figure("ratio", timings::figure(&pairs)?)?;
+        answer.figure("ratio", timings::figure(&pairs))?;
     }
-    if let Some((_, cases)) = small {
-        answer.table("timings-cpu", timings::table(&timings::pairs(cases), 1)?)?;
+    if let Some(pairs) = small_pairs {
+        answer.table("timings-cpu", timings::table(&pairs, 1))?;
     }
     Ok(answer)
 }
@@ -136,12 +129,11 @@ fn as_documented([half, brain]: [&Observed; 2]) -> Claim {
 }
 
 fn dtypes_table([half, brain]: [&Observed; 2]) -> Table {
-    let heads = ["Step", "float16 autocast", "bfloat16 autocast"];
-    let mut table = Table::new(heads.map(Column::text).into());
-    for ((step, half), (_, brain)) in steps(half).into_iter().zip(steps(brain)) {
-        table.row([step, half, brain].map(Cell::from).into());
-    }
-    table
+    Table::of(steps(half).into_iter().zip(steps(brain)))
+        .text("Step", |((step, _), _)| *step)
+        .text("float16 autocast", |((_, half), _)| *half)
+        .text("bfloat16 autocast", |(_, (_, brain))| *brain)
+        .into()
 }
 
 impl LayerNorm {
@@ -170,35 +162,21 @@ impl LayerNorm {
 }
 
 fn layer_norm_table(examples: &[Example]) -> Table {
-    let number = |head: &str, digits| Column::number(head, Style::Fixed, digits);
-    let mut table = Table::new(vec![
-        Column::text("Input"),
-        Column::text("Format"),
-        Column::text("Inside"),
-        number("Mean", 3),
-        number("Exact mean", 3),
-        number("Variance", 3),
-        number("Exact variance", 3),
-        number("Largest error of the output", 4),
-    ]);
-    for example in examples {
-        let Example { input, dtype, scheme, .. } = example;
-        let ends = [input.offset - input.spread, input.offset + input.spread].map(|x| print(x, Style::Fixed, 0));
-        let inside = if *scheme == Scheme::Everything { *dtype } else { Dtype::Float32 };
-        let exact = |x: f64| Cell::from(Quantity::constant(x, Unit::One));
-        let or = |x: Option<f64>, word: &str| x.map_or(word.into(), exact);
-        table.row(vec![
-            ends.join(" to ").into(),
-            dtype.name().into(),
-            inside.name().into(),
-            or(example.mean, "overflow"),
-            exact(example.exact_mean),
-            or(example.variance, "overflow"),
-            exact(example.exact_variance),
-            or(example.largest_error, "not a number"),
-        ]);
-    }
-    table
+    let or = |x: Option<f64>, word: &str| x.map_or(word.into(), Cell::from);
+    let ends = |x: &Input| [x.offset - x.spread, x.offset + x.spread].map(|x| print(x, Style::Fixed, 0));
+    Table::of(examples)
+        .text("Input", |example| ends(&example.input).join(" to "))
+        .text("Format", |example| example.dtype.name())
+        .text("Inside", |example| match example.scheme {
+            Scheme::Everything => example.dtype.name(),
+            Scheme::StatisticsInFloat32 => Dtype::Float32.name(),
+        })
+        .number("Mean", Style::Fixed, 3, |example| or(example.mean, "overflow"))
+        .number("Exact mean", Style::Fixed, 3, |example| example.exact_mean)
+        .number("Variance", Style::Fixed, 3, |example| or(example.variance, "overflow"))
+        .number("Exact variance", Style::Fixed, 3, |example| example.exact_variance)
+        .number("Largest error of the output", Style::Fixed, 4, |example| or(example.largest_error, "not a number"))
+        .into()
 }
 
 #[cfg(test)]

@@ -9,12 +9,10 @@ use self::passes::Passes;
 use self::warm_up::WarmUp;
 use super::measure::BenchmarkingScript;
 use crate::bench::training_step::{Params, Row};
-use crate::harness::answer::format::{NOTHING, grouped, print};
-use crate::harness::answer::{
-    Answer, Audience, Case, CaseOutcome, Cell, Column, Quantity, RecordSet, Records, SameMachine, Style, Table, Unit,
-};
+use crate::harness::answer::format::{distinct, grouped, with_deviation};
+use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, RecordSet, Records, SameMachine, Style, Table};
 use crate::harness::samples::Samples;
-use crate::harness::stats::Summary;
+use crate::harness::stats;
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
 use crate::model::{Config, SizeName};
 
@@ -31,8 +29,6 @@ const SWEEP: &str = "sweep";
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    source: String,
     /// Whether a case of the sweep was measured, and every case that the study of the warm-up needs.
     measured: bool,
     studied: bool,
@@ -55,27 +51,25 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (passes, replays) = (Passes::of(&cases), Captured::of(&cases));
     let (attentions, warm_up) = (Attention::of(&cases), WarmUp::of(&cases));
     let quoted = Quoted {
-        gpu: main.is_gpu(),
-        source: main.source(),
         measured: passes.is_some(),
         studied: warm_up.is_some(),
-        captured: replays.as_ref().map(Captured::setting),
-        attention: attentions.as_ref().map(Attention::context),
+        captured: replays.as_ref().map(|captured| captured.setting.clone()),
+        attention: attentions.as_ref().map(|attention| attention.params.context_length),
         passes,
         replays,
         attentions,
         warm_up,
     };
-    let mut answer = Answer::new(&quoted)?;
+    let mut answer = Answer::of(main, &quoted)?;
     answer.table("sizes", size_table())?;
     if let Some(passes) = &quoted.passes {
-        passes.conclude(&mut answer, &cases, quoted.gpu)?;
+        passes.conclude(&mut answer, &cases, main.is_gpu())?;
     }
-    if let Some(replays) = &quoted.replays {
-        replays.conclude(&mut answer, &cases)?;
+    if let Some(captured) = &quoted.replays {
+        captured.conclude(&mut answer, &cases)?;
     }
-    if let Some(attentions) = &quoted.attentions {
-        attentions.conclude(&mut answer, main, &cases)?;
+    if let Some(attention) = &quoted.attentions {
+        attention.conclude(&mut answer, main, &cases)?;
     }
     if let Some(warm_up) = &quoted.warm_up {
         warm_up.conclude(&mut answer)?;
@@ -96,24 +90,17 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 /// The sizes and the work of a forward pass, by counting.
 fn size_table() -> Table {
     const CONTEXT: i64 = 512;
-    let whole = |head: &str| Column::number(head, Style::Grouped, 0);
-    let mut table = Table::new(vec![
-        Column::text("size"),
-        whole("$d_\\mathrm{model}$"),
-        whole("$d_\\mathrm{ff}$"),
-        whole("layers"),
-        whole("heads"),
-        whole("parameters"),
-        Column::number(format!("forward, context {CONTEXT}, batch {BATCH_SIZE} (TFLOP)"), Style::Fixed, 3),
-    ]);
-    for size in TABLE_1.iter().chain([&TINY]) {
-        let config = Config::of_size(size, VOCAB_SIZE, CONTEXT);
-        let counts = [size.d_model, size.d_ff, size.num_layers, size.num_heads].map(|n| n as f64);
-        let work = [config.num_parameters() as f64, config.forward_flops(BATCH_SIZE, CONTEXT) / 1e12];
-        let numbers = counts.into_iter().chain(work).map(|x| Quantity::constant(x, Unit::One).into());
-        table.row([Cell::from(size.name)].into_iter().chain(numbers).collect());
-    }
-    table
+    let sizes = TABLE_1.iter().chain([&TINY]).map(|size| (size, Config::of_size(size, VOCAB_SIZE, CONTEXT)));
+    let work = format!("forward, context {CONTEXT}, batch {BATCH_SIZE} (TFLOP)");
+    Table::of(sizes)
+        .text("size", |(size, _)| size.name)
+        .number("$d_\\mathrm{model}$", Style::Grouped, 0, |(size, _)| size.d_model as f64)
+        .number("$d_\\mathrm{ff}$", Style::Grouped, 0, |(size, _)| size.d_ff as f64)
+        .number("layers", Style::Grouped, 0, |(size, _)| size.num_layers as f64)
+        .number("heads", Style::Grouped, 0, |(size, _)| size.num_heads as f64)
+        .number("parameters", Style::Grouped, 0, |(_, config)| config.num_parameters() as f64)
+        .number(work, Style::Fixed, 3, |(_, config)| config.forward_flops(BATCH_SIZE, CONTEXT) / 1e12)
+        .into()
 }
 
 /// "small, context 512".
@@ -129,15 +116,8 @@ fn of_grid<'a>(cases: &'a [StepCase], grid: &str) -> Vec<&'a StepCase> {
     cases.iter().filter(|case| case.grid == grid).collect()
 }
 
-/// Each once, in the order of the cases.
 fn sizes(cases: &[&StepCase]) -> Vec<SizeName> {
-    let mut sizes = Vec::new();
-    for case in cases {
-        if !sizes.contains(&case.params.size) {
-            sizes.push(case.params.size);
-        }
-    }
-    sizes
+    distinct(cases.iter().map(|case| case.params.size))
 }
 
 /// The median of a measured whole step.
@@ -148,7 +128,7 @@ fn total(case: Option<&StepCase>) -> Option<Quantity> {
 
 /// None where the two are not of one machine.
 fn ratio(first: &Quantity, second: &Quantity) -> Option<Quantity> {
-    SameMachine::of(first, second).ok().map(SameMachine::ratio)
+    Some(SameMachine::of(first, second).ok()?.ratio())
 }
 
 /// Digits of milliseconds: steps of a shared processor vary too much for two.
@@ -167,30 +147,23 @@ type Part = fn(&Row) -> Option<&Samples>;
 
 const TOTAL: Part = |row| Some(&row.total);
 
-/// What `show` makes of a case's samples; of a case that was not measured its outcome, and a dash where there is nothing.
-fn cell(case: Option<&StepCase>, part: Part, show: impl Fn(&StepCase, &Samples) -> Cell) -> Cell {
-    let Some(case) = case else { return Cell::Missing };
-    match &case.outcome {
-        CaseOutcome::Measured(row) => part(row).map_or(Cell::Missing, |samples| show(case, samples)),
-        ended => ended.label().into(),
-    }
+/// What `show` makes of a part's samples, how the case ended, or a dash where it was to measure no such part.
+fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&StepCase, &Samples) -> C) -> Cell {
+    case.cell(|row| part(row).map(|samples| show(case, samples)))
 }
 
-fn median(case: &StepCase, samples: &Samples) -> Cell {
-    case.median(samples).into()
+fn median(case: &StepCase, part: Part) -> Cell {
+    cell(case, part, StepCase::median)
 }
 
-/// "12.60 ± 0.84", a statistic and the standard deviation in milliseconds.
-fn with_deviation(samples: &Samples, statistic: fn(&Summary) -> f64, digits: usize) -> Cell {
-    Summary::of(&samples.samples).map_or(Cell::Missing, |summary| {
-        let deviation = summary.std.map_or(NOTHING.into(), |std| print(std, Style::Ms, digits));
-        format!("{} ± {deviation}", print(statistic(&summary), Style::Ms, digits)).into()
-    })
+/// "12.60 ± 0.84", the mean and the standard deviation in milliseconds.
+fn mean(case: &StepCase, part: Part, digits: usize) -> Cell {
+    cell(case, part, |_, samples| with_deviation(&samples.samples, stats::mean, digits))
 }
 
 /// The median of a whole step and its standard deviation.
-fn whole_step(case: Option<&StepCase>) -> Cell {
-    cell(case, TOTAL, |_, samples| with_deviation(samples, |summary| summary.median, 1))
+fn whole_step(case: &StepCase) -> Cell {
+    cell(case, TOTAL, |_, samples| with_deviation(&samples.samples, stats::median, 1))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::formulas::{ACCOUNTING, Chip, Mesh, Model, Reading, StaticBytes, Times, best_split, optimum_x, splits};
 use super::{H100_GB, MESH, V5P, V5P_GB, XXL};
-use crate::harness::answer::{Answer, Audience, Cell, Claim, Column, Quantity, Records, Style, Table, Unit};
+use crate::harness::answer::{Answer, Audience, Cell, Claim, Quantity, Records, Style, Table, Unit};
 use crate::units::{GB, GIB};
 
 /// Tokens held at once: none, and round numbers up to the last that half the activations leave room for.
@@ -91,18 +91,11 @@ struct Pipeline {
 pub fn answer(_records: &Records, _audience: Audience) -> Result<Answer> {
     let quoted = quoted()?;
     let mut answer = Answer::new(&quoted)?;
-    let d_ff = XXL.d_ff as f64;
-    answer.claim(
-        Claim::new("tensor-axis-short-enough", quoted.tensor_condition < d_ff)
-            .operand("alpha Y / M_Y", &number(quoted.tensor_condition))
-            .operand("F", &number(d_ff)),
-    )?;
-    let (best, given) = (quoted.best.batch.per_chip, quoted.added.per_chip);
-    answer.claim(
-        Claim::new("given-split-not-best", best < given)
-            .operand("tokens per device of the best split", &number(best))
-            .operand("of the given one", &number(given)),
-    )?;
+    let [condition, d_ff] = [quoted.tensor_condition, XXL.d_ff as f64].map(number);
+    answer.claim(Claim::less("tensor-axis-short-enough", ("alpha Y / M_Y", &condition), ("F", &d_ff)))?;
+    let [best, given] = [quoted.best.batch.per_chip, quoted.added.per_chip].map(number);
+    let best = ("tokens per device of the best split", &best);
+    answer.claim(Claim::less("given-split-not-best", best, ("of the given one", &given)))?;
     answer.table("memory", memory_table(&quoted.fixed))?;
     answer.table("devices", device_table(&TOKENS.map(|tokens| held(quoted.fixed.total, quoted.per_token, tokens))))?;
     answer.table("splits", split_table())?;
@@ -115,13 +108,8 @@ fn quoted() -> Result<Quoted> {
     let per_token = (ACCOUNTING.activation_bytes_per_token)(&XXL);
     let bytes = fixed.total as f64;
     let held = |tokens| held(fixed.total, per_token, tokens);
-    let all = splits(MESH.chips(), MESH.m_x, MESH.m_y);
-    let too_long = "the tensor axis is too long for d_ff";
-    let added = threshold(&MESH, Reading::Added).context(too_long)?;
-    let overlapped = threshold(&MESH, Reading::Overlapped).context(too_long)?;
-    let (best, best_tokens) = best_split(&ACCOUNTING, &XXL, &V5P, &all, Reading::Added).context("no split works")?;
-    let (freest, freest_tokens) =
-        best_split(&ACCOUNTING, &XXL, &V5P, &all, Reading::Overlapped).context("no split works")?;
+    let tokens = |mesh, how| threshold(mesh, how).context("the tensor axis is too long for d_ff");
+    let overlapped = tokens(&MESH, Reading::Overlapped)?;
     let optimum = batch((ACCOUNTING.optimum)(&XXL, &V5P, MESH.m_x, MESH.m_y));
     // Sending weights in one byte an element halves FSDP's time and leaves the tensor axis alone: M_X counts double.
     let one_byte = Mesh { m_x: 2 * MESH.m_x, ..MESH };
@@ -142,22 +130,30 @@ fn quoted() -> Result<Quoted> {
         some_held: held(TOKENS[2]),
         most_held: held(TOKENS[4]),
         most_tokens: (2.0 * V5P_GB * GB / per_token as f64).ceil() as u64 - 1,
-        added,
+        added: tokens(&MESH, Reading::Added)?,
         overlapped,
         tensor_condition: V5P.flops_per_byte() * MESH.y as f64 / MESH.m_y as f64,
         times: (ACCOUNTING.times)(&XXL, &V5P, &MESH, overlapped.all),
         optimum,
         optimum_x: optimum_x(&XXL, optimum.all, MESH.chips(), MESH.m_x, MESH.m_y),
-        best: SplitBatch { x: best.x, y: best.y, batch: batch(best_tokens) },
-        freest: SplitBatch { x: freest.x, y: freest.y, batch: batch(freest_tokens) },
-        one_byte_added: threshold(&one_byte, Reading::Added).context(too_long)?,
-        one_byte_overlapped: threshold(&one_byte, Reading::Overlapped).context(too_long)?,
-        ring_added: ring_added().context(too_long)?,
-        sequences_of_8192: added.all / 8192.0,
+        best: SplitBatch::best(Reading::Added)?,
+        freest: SplitBatch::best(Reading::Overlapped)?,
+        one_byte_added: tokens(&one_byte, Reading::Added)?,
+        one_byte_overlapped: tokens(&one_byte, Reading::Overlapped)?,
+        ring_added: ring_added().context("the tensor axis is too long for d_ff")?,
+        sequences_of_8192: tokens(&MESH, Reading::Added)?.all / 8192.0,
         pipeline: pipeline(),
         fixed,
         per_token,
     })
+}
+
+impl SplitBatch {
+    fn best(how: Reading) -> Result<Self> {
+        let all = splits(MESH.chips(), MESH.m_x, MESH.m_y);
+        let (Mesh { x, y, .. }, tokens) = best_split(&ACCOUNTING, &XXL, &V5P, &all, how).context("no split works")?;
+        Ok(Self { x, y, batch: batch(tokens) })
+    }
 }
 
 fn held(fixed_bytes: u64, per_token: u64, tokens: u64) -> Held {
@@ -214,71 +210,50 @@ fn number(x: f64) -> Quantity {
     Quantity::constant(x, Unit::One)
 }
 
+fn bytes(bytes: f64) -> Quantity {
+    Quantity::constant(bytes, Unit::Bytes)
+}
+
 fn memory_table(fixed: &StaticBytes) -> Table {
-    let mut table = Table::new(vec![
-        Column::text("What one device would hold"),
-        Column::text("Bytes"),
-        Column::number("GB", Style::Gb, 2),
-        Column::number("GiB", Style::Gib, 2),
-    ]);
-    for (what, formula, bytes) in [
+    let parts = [
         ("Master weights, float32", "$4 P$", fixed.weights),
         ("Accumulated gradients, float32", "$4 P$", fixed.gradients),
         ("Adam's two moments, float32", "$8 P$", fixed.optimizer),
         ("Together", "$16 P$", fixed.total),
-    ] {
-        let bytes = Cell::from(Quantity::constant(bytes as f64, Unit::Bytes));
-        table.row(vec![what.into(), formula.into(), bytes.clone(), bytes]);
-    }
-    table
+    ];
+    Table::of(parts)
+        .text("What one device would hold", |(what, ..)| *what)
+        .text("Bytes", |(_, formula, _)| *formula)
+        .number("GB", Style::Gb, 2, |(.., n)| bytes(*n as f64))
+        .number("GiB", Style::Gib, 2, |(.., n)| bytes(*n as f64))
+        .into()
 }
 
 fn device_table(held: &[Held]) -> Table {
-    let count = |head: String| Column::number(head, Style::Fixed, 0);
-    let mut table = Table::new(vec![
-        Column::number("Tokens $T$", Style::Grouped, 0),
-        Column::number("$A$ (GB)", Style::Gb, 2),
-        count(format!("$N_\\mathrm{{FSDP}}$ at {V5P_GB} GB")),
-        Column::number("Each (GB)", Style::Gb, 3),
-        count(format!("$N_\\mathrm{{FSDP}}$ at {V5P_GB} GiB")),
-        count("$N_\\mathrm{FSDP}$, half not kept".into()),
-    ]);
-    for row in held {
-        let whole = |n: Option<u64>| Cell::from(n.map(|n| number(n as f64)));
-        let bytes = |bytes: f64| Quantity::constant(bytes, Unit::Bytes);
-        table.row(vec![
-            number(row.tokens as f64).into(),
-            bytes(row.activation_bytes as f64).into(),
-            whole(row.n_fsdp),
-            row.bytes_per_device.map(bytes).into(),
-            whole(row.n_fsdp_binary),
-            whole(row.n_fsdp_half_dropped),
-        ]);
-    }
-    table
+    let whole = |n: Option<u64>| n.map(|n| n as f64);
+    Table::of(held)
+        .number("Tokens $T$", Style::Grouped, 0, |held| held.tokens as f64)
+        .number("$A$ (GB)", Style::Gb, 2, |held| bytes(held.activation_bytes as f64))
+        .number(format!("$N_\\mathrm{{FSDP}}$ at {V5P_GB} GB"), Style::Fixed, 0, |held| whole(held.n_fsdp))
+        .number("Each (GB)", Style::Gb, 3, |held| held.bytes_per_device.map(bytes))
+        .number(format!("$N_\\mathrm{{FSDP}}$ at {V5P_GB} GiB"), Style::Fixed, 0, |held| whole(held.n_fsdp_binary))
+        .number("$N_\\mathrm{FSDP}$, half not kept", Style::Fixed, 0, |held| whole(held.n_fsdp_half_dropped))
+        .into()
 }
 
 /// Every split of the chips, and the tokens that it needs in both readings.
 fn split_table() -> Table {
-    let mut table = Table::new(vec![
-        Column::right("$X$ (FSDP)"),
-        Column::right("$Y$ (tensor)"),
-        Column::number("Per device, added", Style::Grouped, 1),
-        Column::number("All, added", Style::Grouped, 0),
-        Column::number("Per device, overlapped", Style::Grouped, 1),
-        Column::number("All, overlapped", Style::Grouped, 0),
-    ]);
-    for mesh in splits(MESH.chips(), MESH.m_x, MESH.m_y) {
-        let cells = |reading| match threshold(&mesh, reading) {
-            Some(Batch { per_chip, all }) => [per_chip, all].map(|x| Cell::from(number(x))),
-            None => ["none"; 2].map(Cell::from),
-        };
-        let [added, added_all] = cells(Reading::Added);
-        let [overlapped, overlapped_all] = cells(Reading::Overlapped);
-        let [x, y] = [mesh.x, mesh.y].map(|n| Cell::text(n.to_string()));
-        table.row(vec![x, y, added, added_all, overlapped, overlapped_all]);
-    }
-    table
+    let tokens = |how, number: fn(Batch) -> f64| {
+        move |mesh: &Mesh| threshold(mesh, how).map_or("none".into(), |batch| Cell::from(number(batch)))
+    };
+    Table::of(splits(MESH.chips(), MESH.m_x, MESH.m_y))
+        .right("$X$ (FSDP)", |mesh| mesh.x.to_string())
+        .right("$Y$ (tensor)", |mesh| mesh.y.to_string())
+        .number("Per device, added", Style::Grouped, 1, tokens(Reading::Added, |batch| batch.per_chip))
+        .number("All, added", Style::Grouped, 0, tokens(Reading::Added, |batch| batch.all))
+        .number("Per device, overlapped", Style::Grouped, 1, tokens(Reading::Overlapped, |batch| batch.per_chip))
+        .number("All, overlapped", Style::Grouped, 0, tokens(Reading::Overlapped, |batch| batch.all))
+        .into()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::measure::{Accumulation, Cast, Params, Row, accumulate_in_software};
 use crate::bench::dtype::Dtype;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::{Answer, Audience, Case, Cell, Claim, Column, Quantity, Records, Style, Table, Unit};
+use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Records, Style, Table, Unit};
 
 type Loop = Case<Params, Row>;
 
@@ -19,7 +19,6 @@ const ADDEND: f64 = 0.01;
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    source: String,
     float32_error: Quantity,
     float16_sum: Quantity,
     mixed_sum: Quantity,
@@ -50,17 +49,15 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let float16_long = narrow(Dtype::Float16, LONG)?;
     let implicit = find(&loops, Dtype::Float32, Dtype::Float16, Cast::Implicit, SHORT)?;
     let explicit = find(&loops, Dtype::Float32, Dtype::Float16, Cast::Explicit, SHORT)?;
-    let half = rounding(Dtype::Float16);
-    let brain = rounding(Dtype::Bfloat16);
-    let mut answer = Answer::new(&Quoted {
-        source: set.source(),
+    let quoted = Quoted {
         float32_error: float32.error.clone(),
         float16_sum: float16.sum.clone(),
         mixed_sum: implicit.sum.clone(),
         bfloat16_last_change: bfloat16.last_change,
-        float16: rounding(Dtype::Float16),
-        bfloat16: rounding(Dtype::Bfloat16),
-    })?;
+        float16: Rounding::of(Dtype::Float16),
+        bfloat16: Rounding::of(Dtype::Bfloat16),
+    };
+    let mut answer = Answer::of(set, &quoted)?;
     let [a, b, c] = [&float16, &implicit, &float32].map(|sum| sum.error.value());
     answer.claim(
         Claim::new("float16-is-worst", a > 10.0 * b && b > c)
@@ -73,16 +70,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
             .operand("promoted", &implicit.sum)
             .operand("converted", &explicit.sum),
     )?;
-    for (id, sum, rounding) in
-        [("float16-stagnates", &float16_long.sum, &half), ("bfloat16-stagnates", &bfloat16.sum, &brain)]
-    {
-        answer.claim(
-            Claim::new(id, sum.value() == rounding.stagnates_at)
-                .operand("sum", sum)
-                .operand_text("stands still at", rounding.stagnates_at.to_string()),
-        )?;
-    }
-    answer.table("loops", loop_table(&loops)?)?;
+    answer.claim(quoted.float16.stagnates("float16-stagnates", &float16_long.sum))?;
+    answer.claim(quoted.bfloat16.stagnates("bfloat16-stagnates", &bfloat16.sum))?;
+    answer.table("loops", loop_table(&loops))?;
     answer.table("binades", binade_table())?;
     answer.figure("error", error_figure())?;
     Ok(answer)
@@ -96,11 +86,10 @@ struct Sum {
     last_change: u32,
 }
 
+/// Errors: there is no such loop, or it was not measured.
 fn find(loops: &[Loop], accumulator: Dtype, addend: Dtype, cast: Cast, iterations: u32) -> Result<Sum> {
-    let wanted =
-        |p: &Params| (p.accumulator, p.addend, p.cast, p.iterations) == (accumulator, addend, cast, iterations);
-    let case = loops.iter().find(|case| wanted(&case.params));
-    let found = case.and_then(|case| Some((case, case.row()?)));
+    let wanted = Params { accumulator, addend, cast, addend_value: ADDEND, iterations };
+    let found = loops.iter().find(|case| case.params == wanted).and_then(Case::measured);
     let (case, row) = found.with_context(|| {
         let (accumulator, addend) = (accumulator.name(), addend.name());
         format!("no loop of {iterations} additions of {addend} in {accumulator} was measured")
@@ -110,89 +99,75 @@ fn find(loops: &[Loop], accumulator: Dtype, addend: Dtype, cast: Cast, iteration
 }
 
 /// A line for each loop, the short one and the long one side by side.
-fn loop_table(loops: &[Loop]) -> Result<Table> {
-    let sum = |n: &str| Column::number(format!("Sum of {n}"), Style::Fixed, 6);
-    let error = || Column::number("Error", Style::Fixed, 6);
-    let mut table = Table::new(vec![
-        Column::text("Accumulator"),
-        Column::text("Addend"),
-        Column::text("Conversion"),
-        sum("1,000"),
-        error(),
-        sum("10,000"),
-        error(),
-        Column::number("Last change at", Style::Grouped, 0),
-    ]);
-    for short in loops.iter().filter(|case| case.params.iterations == SHORT) {
-        let p = &short.params;
-        let long = loops.iter().find(|case| {
-            let q = &case.params;
-            (q.accumulator, q.addend, q.cast, q.iterations) == (p.accumulator, p.addend, p.cast, LONG)
-        });
-        let cast = match p.cast {
-            _ if p.accumulator == p.addend => "none",
+fn loop_table(loops: &[Loop]) -> Table {
+    let short = loops.iter().filter(|case| case.params.iterations == SHORT);
+    let pairs = short.map(|short| {
+        let long = Params { iterations: LONG, ..short.params.clone() };
+        (short, loops.iter().find(|case| case.params == long))
+    });
+    let of = |case: Option<&Loop>, number: fn(&Row) -> f64| {
+        let (case, row) = case?.measured()?;
+        Some(case.quantity(number(row), Unit::One))
+    };
+    Table::of(pairs)
+        .text("Accumulator", |(short, _)| short.params.accumulator.name())
+        .text("Addend", |(short, _)| short.params.addend.name())
+        .text("Conversion", |(short, _)| match short.params.cast {
+            _ if short.params.accumulator == short.params.addend => "none",
             Cast::Implicit => "implicit",
             Cast::Explicit => "explicit",
-        };
-        let cells = |case: Option<&Loop>| -> [Cell; 3] {
-            let Some((case, row)) = case.and_then(|case| Some((case, case.row()?))) else {
-                return [const { Cell::Missing }; 3];
-            };
-            [row.sum, row.error, f64::from(row.last_change)].map(|x| case.quantity(x, Unit::One).into())
-        };
-        let [sum, error, _] = cells(Some(short));
-        let [long_sum, long_error, last_change] = cells(long);
-        let [accumulator, addend] = [p.accumulator, p.addend].map(|dtype| Cell::from(dtype.name()));
-        table.row(vec![accumulator, addend, cast.into(), sum, error, long_sum, long_error, last_change]);
-    }
-    Ok(table)
+        })
+        .number("Sum of 1,000", Style::Fixed, 6, |(short, _)| of(Some(short), |row| row.sum))
+        .number("Error", Style::Fixed, 6, |(short, _)| of(Some(short), |row| row.error))
+        .number("Sum of 10,000", Style::Fixed, 6, |(_, long)| of(*long, |row| row.sum))
+        .number("Error", Style::Fixed, 6, |(_, long)| of(*long, |row| row.error))
+        .number("Last change at", Style::Grouped, 0, |(_, long)| of(*long, |row| f64::from(row.last_change)))
+        .into()
 }
 
-fn rounding(dtype: Dtype) -> Rounding {
-    let format = dtype.format();
-    let addend = format.round(ADDEND);
-    let stagnates_at = format.stagnates_at(addend);
-    Rounding {
-        significand_bits: format.significand_bits,
-        addend,
-        addend_off: addend / ADDEND - 1.0,
-        stagnates_at,
-        half_ulp_there: format.ulp(stagnates_at) / 2.0,
+impl Rounding {
+    fn of(dtype: Dtype) -> Self {
+        let format = dtype.format();
+        let addend = format.round(ADDEND);
+        let stagnates_at = format.stagnates_at(addend);
+        Self {
+            significand_bits: format.significand_bits,
+            addend,
+            addend_off: addend / ADDEND - 1.0,
+            stagnates_at,
+            half_ulp_there: format.ulp(stagnates_at) / 2.0,
+        }
+    }
+
+    fn stagnates(&self, id: &str, sum: &Quantity) -> Claim {
+        let claim = Claim::new(id, sum.value() == self.stagnates_at).operand("sum", sum);
+        claim.operand_text("stands still at", self.stagnates_at.to_string())
     }
 }
 
 /// How far one addition really moves a float16 sum between powers of two, up to where it moves no more.
 fn binade_table() -> Table {
-    let mut table = Table::new(vec![
-        Column::text("Sum between"),
-        Column::number("Spacing of float16", Style::Fixed, 6),
-        Column::number("One addition adds", Style::Fixed, 6),
-        Column::number("Relative to 0.01", Style::Percent, 1),
-    ]);
     let format = Dtype::Float16.format();
     let addend = format.round(ADDEND);
     let end = format.stagnates_at(addend);
-    let mut from = 1.0;
-    while from <= end {
-        let step = format.round(from + addend) - from;
-        let numbers = [format.ulp(from), step, step / ADDEND - 1.0].map(|x| Quantity::constant(x, Unit::One).into());
-        let [spacing, step, relative] = numbers;
-        table.row(vec![format!("{from} and {}", 2.0 * from).into(), spacing, step, relative]);
-        from *= 2.0;
-    }
-    table
+    let step = |from: f64| format.round(from + addend) - from;
+    Table::of(std::iter::successors(Some(1.0), |from| Some(2.0 * from)).take_while(|from| *from <= end))
+        .text("Sum between", |from| format!("{from} and {}", 2.0 * from))
+        .number("Spacing of float16", Style::Fixed, 6, |from| format.ulp(*from))
+        .number("One addition adds", Style::Fixed, 6, |from| step(*from))
+        .number("Relative to 0.01", Style::Percent, 1, |from| step(*from) / ADDEND - 1.0)
+        .into()
 }
 
 /// The size of the running sum's error over a thousand additions, at every 50th.
 fn error_figure() -> Figure {
     use Dtype::{Float16, Float32};
     let series = [(Float16, Float16), (Float32, Float16), (Float32, Float32)].map(|(sum, addend)| trace(sum, addend));
-    let mut plot = Plot::new(PlotKind::Line, "additions", "|sum less exact sum|", series.to_vec());
-    plot.log_y = true;
+    let plot = Plot::new(PlotKind::Line, "additions", "|sum less exact sum|", series.to_vec());
     let alt = "Size of the error of three running sums over 1,000 additions of 0.01, logarithmic: the float16 sum's is \
                always the largest, dips near 450 additions and falls again towards 1,000; the float32 sum of float16 \
                addends rises steadily; the float32 sum of float32 addends stays lowest.";
-    Figure::plot(alt, plot)
+    Figure::plot(alt, Plot { log_y: true, ..plot })
 }
 
 /// A sum without any error has no point: a logarithmic axis cannot show it.
@@ -256,8 +231,8 @@ mod tests {
 
     #[test]
     fn a_loop_without_its_long_run_shows_dashes() {
-        let table = loop_table(&records(10.002, measured(32.0)).main().unwrap().cases::<Accumulation>().unwrap());
-        let markdown = table.unwrap().markdown();
+        let records = records(10.002, measured(32.0));
+        let markdown = loop_table(&records.main().unwrap().cases::<Accumulation>().unwrap()).markdown();
         assert!(markdown.contains("| float32 | float32 | none | 10.000100 | 0.000100 | – | – | – |"), "{markdown}");
         assert!(markdown.contains("| float16 | float16 | none | 9.950000 | −0.050000 | 32.000000 |"), "{markdown}");
     }

@@ -10,9 +10,7 @@ use crate::checks::data_parallel::ProtocolFacts;
 use crate::checks::fault_test::RankFault;
 use crate::collective::Backend;
 use crate::harness::answer::format::markdown;
-use crate::harness::answer::{
-    Answer, Audience, Case, CaseOutcome, Claim, Column, Quantity, RecordSet, Records, Style, Table, Unit,
-};
+use crate::harness::answer::{Answer, Audience, Case, Claim, RecordSet, Records, Style, Table, Unit};
 use crate::model::toy::{Blueprint, Toy};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
@@ -33,30 +31,29 @@ struct Quoted {
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
-    let [gpu, cpu] = [records.gpu(), records.cpu()]
-        .map(|set| set.map(|set| Ok::<_, anyhow::Error>((set, set.cases::<FaultTests>()?))).transpose());
-    let (gpu, cpu) = (gpu?, cpu?);
-    let rows: Vec<&Row> =
-        [&gpu, &cpu].into_iter().flatten().flat_map(|(_, cases)| cases).filter_map(Case::row).collect();
-    let tested = !rows.is_empty();
-    let unnamed = rows.iter().filter(|row| !(row.names_rank && row.names_call)).count();
-    let left = rows.iter().map(|row| row.left).sum();
-    let broken = rows.iter().filter(|row| !row.next_run_works).count();
-    let mut answer =
-        Answer::new(&Quoted { protocol: ProtocolFacts::of(CHECKS), tested, runs: rows.len(), unnamed, left, broken })?;
+    let sets = records.sets().map(|set| Ok((set, set.cases::<FaultTests>()?))).collect::<Result<Vec<_>>>()?;
+    let rows: Vec<&Row> = sets.iter().flat_map(|(_, cases)| cases).filter_map(Case::row).collect();
+    let quoted = Quoted {
+        protocol: ProtocolFacts::of(CHECKS),
+        tested: !rows.is_empty(),
+        runs: rows.len(),
+        unnamed: rows.iter().filter(|row| !(row.names_rank && row.names_call)).count(),
+        left: rows.iter().map(|row| row.left).sum(),
+        broken: rows.iter().filter(|row| !row.next_run_works).count(),
+    };
+    let mut answer = Answer::new(&quoted)?;
     answer.table("models", model_table()?)?;
+    let Quoted { tested, runs, unnamed, left, broken, .. } = quoted;
     if tested {
         answer.claim(
-            Claim::new("drill-ends-and-names", unnamed == 0 && left == 0 && broken == 0)
-                .count("runs", rows.len())
+            Claim::new("drill-ends-and-names", unnamed + left + broken == 0)
+                .count("runs", runs)
                 .count("without rank or collective", unnamed)
                 .count("processes left", left)
                 .count("next runs that failed", broken),
         )?;
-        for (id, set) in [("faults-gpu", &gpu), ("faults-cpu", &cpu)] {
-            if let Some((set, cases)) = set {
-                answer.table(id, fault_table(set, cases))?;
-            }
+        for (set, cases) in &sets {
+            answer.table(format!("faults-{}", set.profile()), fault_table(set, cases))?;
         }
     }
     Ok(answer)
@@ -64,42 +61,29 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 
 /// What each rank communicates in one step on the two models of the course's test; counted, not measured.
 fn model_table() -> Result<Table> {
-    let count = |head: &str| Column::number(head, Style::Grouped, 0);
-    let mut table = Table::new(vec![
-        Column::text("model"),
-        count("parameters"),
-        count("trained values"),
-        count("gradient bytes"),
-        count("all-reduces a step"),
-    ]);
-    for (name, blueprint) in [("toy", Blueprint::toy()), ("tied weights", Blueprint::tied())] {
-        let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
-        let parameters = network.named_parameters();
-        let trained = parameters.iter().filter(|(_, tensor)| tensor.requires_grad()).count();
+    let model =
+        |name, blueprint| Ok::<_, anyhow::Error>((name, Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?));
+    let models = [model("toy", Blueprint::toy())?, model("tied weights", Blueprint::tied())?];
+    let trained = |toy: &Toy| toy.named_parameters().iter().filter(|(_, tensor)| tensor.requires_grad()).count();
+    Ok(Table::of(models)
+        .text("model", |(name, _)| *name)
+        .number("parameters", Style::Grouped, 0, |(_, toy)| toy.named_parameters().len() as f64)
+        .number("trained values", Style::Grouped, 0, |(_, toy)| toy.num_trainable() as f64)
         // Gradients are float32.
-        let values = network.num_trainable() as f64;
-        let numbers = [parameters.len() as f64, values, 4.0 * values, trained as f64];
-        let cells = numbers.map(|x| Quantity::constant(x, Unit::One).into());
-        table.row([vec![name.into()], cells.to_vec()].concat());
-    }
-    Ok(table)
+        .number("gradient bytes", Style::Grouped, 0, |(_, toy)| 4.0 * toy.num_trainable() as f64)
+        .number("all-reduces a step", Style::Grouped, 0, |(_, toy)| trained(toy) as f64)
+        .into())
 }
 
 /// How each fault of rank 1 ended.
 fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Table {
-    let mut table = Table::new(vec![
-        Column::text("rank 1"),
-        Column::number("over after (s)", Style::Sec, 1),
-        Column::text("what is said"),
-    ]);
-    for case in cases {
-        let (seconds, said) = match &case.outcome {
-            CaseOutcome::Measured(row) => (case.quantity(row.seconds, Unit::Seconds).into(), said_first(&row.words)),
-            outcome => (outcome.label().into(), markdown(why_not(outcome))),
-        };
-        table.row(vec![does(case.params.fault).into(), seconds, said.into()]);
-    }
-    let Some(first) = cases.first() else { return table };
+    let table = Table::of(cases)
+        .text("rank 1", |case| does(case.params.fault))
+        .number("over after (s)", Style::Sec, 1, |case| case.cell(|row| case.quantity(row.seconds, Unit::Seconds)))
+        .text("what is said", |case| {
+            case.row().map_or_else(|| markdown(case.outcome.reason()), |row| said_first(&row.words))
+        });
+    let Some(first) = cases.first() else { return table.into() };
     let Params { patience_s, deadline_s, .. } = first.params;
     let over = match first.params.backend {
         Backend::Nccl => "NCCL between two GPUs",
@@ -111,15 +95,6 @@ fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Table {
          what the supervisor's error says first. {}.",
         set.source()
     ))
-}
-
-fn why_not<R>(outcome: &CaseOutcome<R>) -> &str {
-    match outcome {
-        CaseOutcome::NotRun { reason, .. } => reason,
-        CaseOutcome::OutOfMemory { message, .. } => message,
-        CaseOutcome::Failed { error } => error,
-        CaseOutcome::Measured(_) => "",
-    }
 }
 
 /// The first thing that the supervisor says; after a deadline, also where the first rank was.

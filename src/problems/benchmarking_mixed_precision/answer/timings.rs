@@ -7,35 +7,44 @@ use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{NOTHING, print};
-use crate::harness::answer::{Answer, Cell, Claim, Column, Quantity, Range, SameMachine, Style, Table, Unit};
+use crate::harness::answer::format::{print, with_deviation};
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, SameMachine, Style, Table, Unit};
 use crate::harness::samples::Samples;
-use crate::harness::stats::Summary;
+use crate::harness::stats;
 use crate::model::Precision;
 
 /// A table shows no ratio of passes whose standard deviation exceeds this share of the median.
 const STEADY: f64 = 0.25;
+
+type Pass = fn(&training_step::Row) -> Option<&Samples>;
+
+const FORWARD: Pass = |row| row.forward.as_ref();
+const BACKWARD: Pass = |row| row.backward.as_ref();
 
 /// One size in both types.
 pub(super) struct Pair<'a> {
     params: &'a training_step::Params,
     full: &'a MixedCase,
     low: Option<&'a MixedCase>,
-}
-
-#[derive(Clone, Copy)]
-enum Pass {
-    Forward,
-    Backward,
+    /// Time in float32 over time in bfloat16; none of a pass that was not measured in both.
+    forward: Option<Quantity>,
+    backward: Option<Quantity>,
 }
 
 /// The float32 cases in the record's order, each with the bfloat16 case of its size.
-pub(super) fn pairs(cases: &[MixedCase]) -> Vec<Pair<'_>> {
-    let pairs = timed(cases, Precision::Float32).map(|(params, full)| {
+///
+/// Errors: the two are of different machines.
+pub(super) fn pairs<'a>(cases: &'a [MixedCase]) -> Result<Vec<Pair<'a>>> {
+    let pair = |(params, full): (&'a training_step::Params, &'a MixedCase)| {
         let low = timed(cases, Precision::Bfloat16).find(|(other, _)| other.size == params.size);
-        Pair { params, full, low: low.map(|(_, case)| case) }
-    });
-    pairs.collect()
+        let low = low.map(|(_, case)| case);
+        let ratio = |pass| {
+            let times = median(full, pass).zip(low.and_then(|low| median(low, pass)));
+            times.map(|(full, low)| Ok::<_, anyhow::Error>(SameMachine::of(&full, &low)?.ratio())).transpose()
+        };
+        Ok(Pair { params, full, low, forward: ratio(FORWARD)?, backward: ratio(BACKWARD)? })
+    };
+    timed(cases, Precision::Float32).map(pair).collect()
 }
 
 fn timed(cases: &[MixedCase], dtype: Precision) -> impl Iterator<Item = (&training_step::Params, &MixedCase)> {
@@ -43,6 +52,35 @@ fn timed(cases: &[MixedCase], dtype: Precision) -> impl Iterator<Item = (&traini
         Params::Timing(params) if params.dtype == dtype => Some((params, case)),
         _ => None,
     })
+}
+
+/// None where the pass was not measured.
+fn samples(case: &MixedCase, pass: Pass) -> Option<&Samples> {
+    let Row::Timing(row) = case.row()? else { return None };
+    pass(row)
+}
+
+fn median(case: &MixedCase, pass: Pass) -> Option<Quantity> {
+    Some(case.median(samples(case, pass)?))
+}
+
+impl Pair<'_> {
+    fn size(&self) -> &'static str {
+        self.params.size.size().name
+    }
+
+    /// The standard deviation over the median in each type that was measured; a single sample has none.
+    fn spreads(&self, pass: Pass) -> impl Iterator<Item = Quantity> {
+        [Some(self.full), self.low].into_iter().flatten().filter_map(move |case| {
+            let x = &samples(case, pass)?.samples;
+            let std = if x.len() > 1 { stats::std(x) } else { 0.0 };
+            Some(case.quantity(std / stats::median(x), Unit::One))
+        })
+    }
+
+    fn is_steady(&self, pass: Pass) -> bool {
+        self.spreads(pass).all(|spread| spread.value() <= STEADY)
+    }
 }
 
 /// What all cases have in common.
@@ -100,8 +138,9 @@ struct Ratios {
 impl Ratios {
     /// Whether both passes' ratios compare so to those of another size.
     fn both(&self, other: &Self, compare: fn(&f64, &f64) -> bool) -> bool {
-        compare(&self.forward.value(), &other.forward.value())
-            && compare(&self.backward.value(), &other.backward.value())
+        let [forward, backward] = [(&self.forward, &other.forward), (&self.backward, &other.backward)]
+            .map(|(ours, theirs)| compare(&ours.value(), &theirs.value()));
+        forward && backward
     }
 }
 
@@ -109,13 +148,12 @@ impl Trend {
     /// None of a single size.
     fn of(ratios: &[Ratios]) -> Option<Self> {
         let [first, .., last] = ratios else { return None };
-        let two = |quantity: &Quantity| print(quantity.value(), Style::Fixed, 2);
-        let [a, b] = [two(&first.forward), two(&first.backward)];
-        let [c, d] = [two(&last.forward), two(&last.backward)];
+        let [a, b, c, d] = [&first.forward, &first.backward, &last.forward, &last.backward]
+            .map(|ratio| print(ratio.value(), Style::Fixed, 2));
         Some(Self {
             ends: format!("from {a} forward and {b} backward for {} to {c} and {d} for {}", first.size, last.size),
             rises: last.both(first, f64::gt),
-            steady: ratios.iter().zip(ratios.iter().skip(1)).all(|(before, after)| after.both(before, f64::ge)),
+            steady: ratios.windows(2).all(|sizes| sizes[1].both(&sizes[0], f64::ge)),
             first: first.clone(),
             last: last.clone(),
         })
@@ -124,17 +162,17 @@ impl Trend {
 
 impl Gain {
     /// None where no size was timed in both types.
-    pub fn of(pairs: &[Pair]) -> Result<Option<Self>> {
-        let mut ratios = Vec::new();
-        for pair in pairs {
-            if let (Some(forward), Some(backward)) = (pair.ratio(Pass::Forward)?, pair.ratio(Pass::Backward)?) {
-                ratios.push(Ratios { size: pair.params.size.size().name, forward, backward });
-            }
-        }
-        let all: Vec<Quantity> = ratios.iter().flat_map(|r| [r.forward.clone(), r.backward.clone()]).collect();
-        let spreads: Vec<Quantity> = pairs.iter().flat_map(Pair::spreads).collect();
-        let (Some(range), Some(spread)) = (Range::of(&all), Quantity::largest(&spreads)) else { return Ok(None) };
-        Ok(Some(Self { ratios: range, spread: spread.clone(), trend: Trend::of(&ratios) }))
+    pub fn of(pairs: &[Pair]) -> Option<Self> {
+        let ratios = pairs.iter().filter_map(|pair| {
+            Some(Ratios { size: pair.size(), forward: pair.forward.clone()?, backward: pair.backward.clone()? })
+        });
+        let ratios: Vec<Ratios> = ratios.collect();
+        let spreads = pairs.iter().flat_map(|pair| pair.spreads(FORWARD).chain(pair.spreads(BACKWARD)));
+        Some(Self {
+            ratios: Range::of(ratios.iter().flat_map(|size| [&size.forward, &size.backward]))?,
+            spread: Quantity::largest(spreads)?,
+            trend: Trend::of(&ratios),
+        })
     }
 
     pub fn rises(&self) -> bool {
@@ -156,96 +194,33 @@ impl Gain {
     }
 }
 
-/// One pass of one case.
-struct PassTiming<'a> {
-    case: &'a MixedCase,
-    samples: &'a Samples,
-}
-
-impl<'a> PassTiming<'a> {
-    /// None where the pass was not measured.
-    fn of(case: &'a MixedCase, pass: Pass) -> Option<Self> {
-        let Row::Timing(row) = case.row()? else { return None };
-        let samples = match pass {
-            Pass::Forward => row.forward.as_ref()?,
-            Pass::Backward => row.backward.as_ref()?,
-        };
-        Some(Self { case, samples })
-    }
-
-    fn median(&self) -> Quantity {
-        self.case.median(self.samples)
-    }
-
-    /// None for a single sample.
-    fn std(&self) -> Option<f64> {
-        Summary::of(&self.samples.samples)?.std
-    }
-
-    /// The standard deviation over the median; a single sample has none.
-    fn spread(&self) -> Quantity {
-        self.case.quantity(self.std().unwrap_or(0.0) / self.median().value(), Unit::One)
-    }
-}
-
-impl<'a> Pair<'a> {
-    fn both(&self, pass: Pass) -> Option<[PassTiming<'a>; 2]> {
-        Some([PassTiming::of(self.full, pass)?, PassTiming::of(self.low?, pass)?])
-    }
-
-    /// Time in float32 over time in bfloat16.
-    fn ratio(&self, pass: Pass) -> Result<Option<Quantity>> {
-        let Some([full, low]) = self.both(pass) else { return Ok(None) };
-        Ok(Some(SameMachine::of(&full.median(), &low.median())?.ratio()))
-    }
-
-    /// Of every pass that was measured.
-    fn spreads(&self) -> Vec<Quantity> {
-        let cases = [Some(self.full), self.low].into_iter().flatten();
-        let timings = cases.flat_map(|case| [Pass::Forward, Pass::Backward].map(|pass| PassTiming::of(case, pass)));
-        timings.flatten().map(|timing| timing.spread()).collect()
-    }
-}
-
 /// A line a size; times have as many digits after the point.
-pub(super) fn table(pairs: &[Pair], digits: usize) -> Result<Table> {
-    let ratio = || Column::number("Ratio", Style::Fixed, 2);
-    let mut table = Table::new(vec![
-        Column::text("Size"),
-        Column::right("Forward, float32 (ms)"),
-        Column::right("Forward, bfloat16 (ms)"),
-        ratio(),
-        Column::right("Backward, float32 (ms)"),
-        Column::right("Backward, bfloat16 (ms)"),
-        ratio(),
-    ]);
-    let time = |case: Option<&MixedCase>, pass: Pass| -> Cell {
-        let Some(case) = case else { return Cell::Missing };
-        let Some(timing) = PassTiming::of(case, pass) else { return case.outcome.label().into() };
-        let ms = |seconds: f64| print(seconds, Style::Ms, digits);
-        format!("{} ± {}", ms(timing.median().value()), timing.std().map_or(NOTHING.into(), ms)).into()
+pub(super) fn table(pairs: &[Pair], digits: usize) -> Table {
+    let time = |case: &MixedCase, pass| match samples(case, pass) {
+        Some(samples) => Cell::text(with_deviation(&samples.samples, stats::median, digits)),
+        None => case.outcome.label().into(),
     };
-    for pair in pairs {
-        let mut cells = vec![Cell::from(pair.params.size.size().name)];
-        for pass in [Pass::Forward, Pass::Backward] {
-            let steady = |both: &[PassTiming; 2]| both.iter().all(|timing| timing.spread().value() <= STEADY);
-            let shown = pair.both(pass).is_some_and(|both| steady(&both));
-            let ratio = pair.ratio(pass)?.filter(|_| shown);
-            cells.extend([time(Some(pair.full), pass), time(pair.low, pass), ratio.into()]);
-        }
-        table.row(cells);
-    }
-    Ok(table)
+    Table::of(pairs)
+        .text("Size", |pair| pair.size())
+        .right("Forward, float32 (ms)", |pair| time(pair.full, FORWARD))
+        .right("Forward, bfloat16 (ms)", |pair| pair.low.map(|low| time(low, FORWARD)))
+        .number("Ratio", Style::Fixed, 2, |pair| pair.forward.clone().filter(|_| pair.is_steady(FORWARD)))
+        .right("Backward, float32 (ms)", |pair| time(pair.full, BACKWARD))
+        .right("Backward, bfloat16 (ms)", |pair| pair.low.map(|low| time(low, BACKWARD)))
+        .number("Ratio", Style::Fixed, 2, |pair| pair.backward.clone().filter(|_| pair.is_steady(BACKWARD)))
+        .into()
 }
 
 /// The ratios of every size, whatever their spread.
-pub(super) fn figure(pairs: &[Pair]) -> Result<Figure> {
-    let bars = |name: &str, pass: Pass| -> Result<Series> {
-        let ratio = |pair: &Pair| Ok((pair.params.size.size().name, pair.ratio(pass)?.map(|ratio| ratio.value())));
-        Ok(Series::over_categories(name, pairs.iter().map(ratio).collect::<Result<Vec<_>>>()?))
+pub(super) fn figure(pairs: &[Pair]) -> Figure {
+    let bars = |name: &str, ratio: fn(&Pair) -> Option<f64>| {
+        Series::over_categories(name, pairs.iter().map(|pair| (pair.size(), ratio(pair))))
     };
-    let series = vec![bars("forward", Pass::Forward)?, bars("backward", Pass::Backward)?];
+    let series = vec![
+        bars("forward", |pair| Some(pair.forward.as_ref()?.value())),
+        bars("backward", |pair| Some(pair.backward.as_ref()?.value())),
+    ];
     let alt = "Bars for each model size, one for the forward and one for the backward pass: how many times as long float32 \
                takes as bfloat16. The numbers are the ratios of the table above.";
-    Ok(Figure::plot(alt, Plot::new(PlotKind::Bar, "model size", "float32 time / bfloat16 time", series)))
+    Figure::plot(alt, Plot::new(PlotKind::Bar, "model size", "float32 time / bfloat16 time", series))
 }

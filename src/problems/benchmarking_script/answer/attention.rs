@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{StepCase, count, of_grid, ratio, sizes, total, whole_step};
 use crate::attention::ImplementationName::{self, Flash, Naive, Sdpa};
 use crate::bench::training_step::Params;
-use crate::harness::answer::{Answer, Claim, Column, Quantity, Range, RecordSet, Table};
+use crate::harness::answer::{Answer, Claim, Range, RecordSet, Table};
 use crate::model::SizeName;
 
 const GRID: &str = "flash";
@@ -14,7 +14,7 @@ const GRID: &str = "flash";
 #[derive(Serialize)]
 pub(super) struct Attention {
     #[serde(skip)]
-    params: Params,
+    pub(super) params: Params,
     /// The other attention's step over ours, of all sizes.
     over_plain: Option<Range>,
     over_sdpa: Option<Range>,
@@ -27,11 +27,10 @@ impl Attention {
         let compared = of_grid(cases, GRID);
         let first = compared.first()?;
         let over_ours = |other| {
-            let gains = sizes(&compared).into_iter().filter_map(|size| {
+            Range::of(sizes(&compared).into_iter().filter_map(|size| {
                 let step = |attention| total(find(&compared, size, attention));
                 ratio(&step(other)?, &step(Flash)?)
-            });
-            Range::of(&gains.collect::<Vec<Quantity>>())
+            }))
         };
         Some(Self {
             params: first.params.clone(),
@@ -39,10 +38,6 @@ impl Attention {
             over_sdpa: over_ours(Sdpa),
             mixed_runs: compared.iter().any(|case| case.id.run != first.id.run),
         })
-    }
-
-    pub(super) fn context(&self) -> i64 {
-        self.params.context_length
     }
 
     /// Adds the claim and the table.
@@ -55,26 +50,26 @@ impl Attention {
         }
         answer.claim(claim.operand_text("wanted", "the first above 1"))?;
         let Params { batch_size, steps, warmup, .. } = self.params;
+        let compared = of_grid(cases, GRID);
+        let time = |attention| {
+            let compared = &compared;
+            move |size: &SizeName| find(compared, *size, attention).map(whole_step)
+        };
+        let table = Table::of(sizes(&compared))
+            .text("size", |size| size.size().name)
+            .right("plain (ms)", time(Naive))
+            .right("PyTorch's (ms)", time(Sdpa))
+            .right("ours (ms)", time(Flash));
         let caption = format!(
             "A whole training step, eager, at context {} and batch {batch_size} in bfloat16 (autocast): medians ± standard \
              deviations in ms over {steps} steps after {warmup} warm-up steps. {}.",
-            count(self.context()),
+            count(self.params.context_length),
             set.source()
         );
-        answer.table("attention", table(&of_grid(cases, GRID)).captioned(caption))
+        answer.table("attention", table.captioned(caption))
     }
 }
 
 fn find<'a>(cases: &[&'a StepCase], size: SizeName, attention: ImplementationName) -> Option<&'a StepCase> {
     cases.iter().copied().find(|case| case.params.size == size && case.params.attention == attention)
-}
-
-fn table(cases: &[&StepCase]) -> Table {
-    let times = ["plain (ms)", "PyTorch's (ms)", "ours (ms)"].map(Column::right);
-    let mut table = Table::new([Column::text("size")].into_iter().chain(times).collect());
-    for size in sizes(cases) {
-        let times = [Naive, Sdpa, Flash].map(|attention| whole_step(find(cases, size, attention)));
-        table.row([size.size().name.into()].into_iter().chain(times).collect());
-    }
-    table
 }

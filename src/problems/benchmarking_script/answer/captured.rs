@@ -3,10 +3,10 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{SWEEP, StepCase, TOTAL, cell, median, of_grid, ratio, sizes, total, whole_step};
+use super::{SWEEP, StepCase, TOTAL, median, of_grid, ratio, sizes, total, whole_step};
 use crate::bench::training_step::Params;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Cell, Claim, Column, Quantity, Range, Style, Table, Unit};
+use crate::harness::answer::{Answer, Claim, Quantity, Range, Style, Table, Unit};
 use crate::harness::stats;
 use crate::model::{Precision, SizeName};
 
@@ -15,7 +15,10 @@ const CAPTURED: &str = "captured";
 #[derive(Serialize)]
 pub(super) struct Captured {
     #[serde(skip)]
-    params: Params,
+    context: i64,
+    /// "context 512 and batch 4, over 10 steps after 5 warm-up steps".
+    #[serde(skip)]
+    pub(super) setting: String,
     /// The largest of all captured steps, as are the time of capturing and the deviation over the median.
     loss_error: Quantity,
     nodes: Range,
@@ -94,45 +97,34 @@ impl Captured {
     /// None where no captured step was measured.
     pub(super) fn of(cases: &[StepCase]) -> Option<Self> {
         let captured = of_grid(cases, CAPTURED);
-        let (mut errors, mut nodes, mut times, mut deviations) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for case in &captured {
-            let Some((row, capture)) = case.row().and_then(|row| Some((row, row.capture.as_ref()?))) else { continue };
-            errors.push(case.quantity(capture.loss_error, Unit::One));
-            nodes.push(case.quantity(capture.nodes as f64, Unit::One));
-            times.push(case.median(&capture.time));
+        let Params { context_length: context, batch_size, steps, warmup, .. } = captured.first()?.params;
+        let captures = || captured.iter().filter_map(|case| Some((case, case.row()?, case.row()?.capture.as_ref()?)));
+        let deviations = captures().filter(|(_, row, _)| row.total.samples.len() > 1).map(|(case, row, _)| {
             let samples = &row.total.samples;
-            if samples.len() > 1 {
-                deviations.push(case.quantity(stats::std(samples) / stats::median(samples), Unit::One));
-            }
-        }
-        let params = captured.first()?.params.clone();
-        let ways = Ways::all(cases, params.context_length);
+            case.quantity(stats::std(samples) / stats::median(samples), Unit::One)
+        });
+        let ways = Ways::all(cases, context);
         let mut gains: Vec<(Quantity, String)> = ways.iter().flat_map(Ways::gains).collect();
         gains.sort_by(|a, b| a.0.value().total_cmp(&b.0.value()));
         let at = |gain: Option<&(Quantity, String)>| gain.map(|(_, at)| at.clone()).unwrap_or_default();
-        let (least_at, most_at) = (at(gains.first()), at(gains.last()));
-        let gains: Vec<Quantity> = gains.into_iter().map(|(gain, _)| gain).collect();
-        let tf32: Vec<Quantity> = ways.iter().filter_map(|way| over(way.float32[0], way.tf32)).collect();
         let faster: Vec<&Ways> = ways.iter().filter(|way| way.tf32_beats_eager()).collect();
+        let number = |case: &StepCase, x| case.quantity(x, Unit::One);
         Some(Self {
-            params,
-            loss_error: Quantity::largest(&errors)?.clone(),
-            nodes: Range::of(&nodes)?,
-            capturing: Quantity::largest(&times)?.clone(),
-            captured_std: Quantity::largest(&deviations).cloned(),
-            gains: Range::of(&gains),
-            least_at,
-            most_at,
-            tf32: Range::of(&tf32),
+            loss_error: Quantity::largest(captures().map(|(case, _, capture)| number(case, capture.loss_error)))?,
+            nodes: Range::of(captures().map(|(case, _, capture)| number(case, capture.nodes as f64)))?,
+            capturing: Quantity::largest(captures().map(|(case, _, capture)| case.median(&capture.time)))?,
+            captured_std: Quantity::largest(deviations),
+            least_at: at(gains.first()),
+            most_at: at(gains.last()),
+            gains: Range::of(gains.iter().map(|(gain, _)| gain)),
+            tf32: Range::of(ways.iter().filter_map(|way| over(way.float32[0], way.tf32))),
             bfloat16: faster.iter().filter_map(|way| way.captured_beats_tf32()).collect(),
             faster: faster.iter().map(|way| way.size.size().name).collect(),
+            setting: format!(
+                "context {context} and batch {batch_size}, over {steps} steps after {warmup} warm-up steps"
+            ),
+            context,
         })
-    }
-
-    /// "context 512 and batch 4, over 10 steps after 5 warm-up steps".
-    pub(super) fn setting(&self) -> String {
-        let Params { context_length, batch_size, steps, warmup, .. } = self.params;
-        format!("context {context_length} and batch {batch_size}, over {steps} steps after {warmup} warm-up steps")
     }
 
     /// Adds the claims and the table.
@@ -151,30 +143,19 @@ impl Captured {
             let (faster, of) = (self.bfloat16.len(), self.faster.len());
             answer.claim(Claim::all("captured-bfloat16-beats-tf32", name, faster, of))?;
         }
-        answer.table("captured", table(&Ways::all(cases, self.params.context_length)))
+        answer.table("captured", table(&Ways::all(cases, self.context)))
     }
 }
 
 fn table(ways: &[Ways]) -> Table {
-    let time = |head: &str| Column::number(head, Style::Ms, 1);
-    let gain = || Column::number("ratio", Style::Fixed, 2);
-    let mut table = Table::new(vec![
-        Column::text("size"),
-        Column::right("float32: eager"),
-        time("captured"),
-        gain(),
-        Column::right("bfloat16: eager"),
-        time("captured"),
-        gain(),
-        Column::right("TF32: eager"),
-    ]);
-    for way in ways {
-        let mut row: Vec<Cell> = vec![way.size.size().name.into()];
-        for [eager, captured] in [way.float32, way.bfloat16] {
-            row.extend([whole_step(eager), cell(captured, TOTAL, median), over(eager, captured).into()]);
-        }
-        row.push(whole_step(way.tf32));
-        table.row(row);
-    }
-    table
+    Table::of(ways)
+        .text("size", |way| way.size.size().name)
+        .right("float32: eager", |way| way.float32[0].map(whole_step))
+        .number("captured", Style::Ms, 1, |way| way.float32[1].map(|case| median(case, TOTAL)))
+        .number("ratio", Style::Fixed, 2, |way| over(way.float32[0], way.float32[1]))
+        .right("bfloat16: eager", |way| way.bfloat16[0].map(whole_step))
+        .number("captured", Style::Ms, 1, |way| way.bfloat16[1].map(|case| median(case, TOTAL)))
+        .number("ratio", Style::Fixed, 2, |way| over(way.bfloat16[0], way.bfloat16[1]))
+        .right("TF32: eager", |way| way.tf32.map(whole_step))
+        .into()
 }

@@ -3,10 +3,10 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Part, SWEEP, StepCase, cell, count, digits, median, noise, of_grid, place, ratio, with_deviation};
+use super::{Part, SWEEP, StepCase, count, digits, mean, median, noise, of_grid, place, ratio};
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::{Answer, Claim, Column, Quantity, Range, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Answer, Claim, Quantity, Range, RecordSet, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -105,9 +105,6 @@ impl Passes {
         let paced = cells.iter().filter(|cell| steady.is_empty() || cell.is_steady());
         let by_mean = |a: &&Timed, b: &&Timed| a.mean().value().total_cmp(&b.mean().value());
         let (low, high) = (paced.min_by(by_mean)?, cells.iter().max_by(by_mean)?);
-        let backward: Vec<Quantity> = cells.iter().map(Timed::backward_over_forward).collect();
-        let [all, calm] = [cells.iter().collect(), steady.clone()]
-            .map(|cells| cells.into_iter().filter_map(Timed::variation).collect::<Vec<_>>());
         let gaps = cells.iter().flat_map(Timed::between_clocks);
         let gap = gaps.reduce(|a, b| if b.0.value() > a.0.value() { b } else { a });
         // Of the contexts that most sizes were measured at, the longest.
@@ -119,11 +116,11 @@ impl Passes {
             low_at: low.place(),
             high: high.mean(),
             high_at: high.place(),
-            backward: Range::of(&backward)?,
-            cells: all.len(),
-            worst: Quantity::largest(&all).cloned(),
+            backward: Range::of(cells.iter().map(Timed::backward_over_forward))?,
+            cells: steady.len() + unsteady.len(),
+            worst: Quantity::largest(cells.iter().filter_map(Timed::variation)),
             steady: steady.len(),
-            steady_worst: Quantity::largest(&calm).cloned(),
+            steady_worst: Quantity::largest(steady.iter().filter_map(|cell| cell.variation())),
             unsteady: unsteady.iter().map(|cell| name(&cell.case.params)).collect(),
             waiting: unsteady.iter().filter_map(|cell| as_long_at_twice(cell, &cells)).collect(),
             gap_at: gap.as_ref().map(|(_, at)| at.clone()).unwrap_or_default(),
@@ -174,11 +171,10 @@ fn figure(cells: &[Timed], context: i64) -> Figure {
         });
         Series::over_categories(name, points)
     });
-    let mut plot = Plot::new(PlotKind::Bar, "size", "time (ms)", series.to_vec());
-    plot.log_y = true;
+    let plot = Plot::new(PlotKind::Bar, "size", "time (ms)", series.to_vec());
     let alt = "Marks on a logarithmic axis for the median time of the forward pass, the backward pass and the optimizer \
                step, one group for each model size.";
-    Figure::plot(alt, plot)
+    Figure::plot(alt, Plot { log_y: true, ..plot })
 }
 
 /// Every case of the sweep; none where there is no case.
@@ -186,17 +182,16 @@ pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
     let sweep = of_grid(cases, SWEEP);
     let p = &sweep.first()?.params;
     let digits = digits(set);
-    let columns = PARTS.iter().flat_map(|(part, ..)| {
-        [Column::right(format!("{part}: mean ± std")), Column::number("median", Style::Ms, digits)]
-    });
-    let mut table = Table::new([Column::text("size"), Column::right("context")].into_iter().chain(columns).collect());
-    for case in &sweep {
-        let mut row = vec![case.params.size.size().name.into(), count(case.params.context_length).into()];
-        for (_, host, _) in PARTS {
-            row.push(cell(Some(case), host, |_, samples| with_deviation(samples, |summary| summary.mean, digits)));
-            row.push(cell(Some(case), host, median));
-        }
-        table.row(row);
+    let mut table = Table::of(sweep.iter().copied())
+        .text("size", |case| case.params.size.size().name)
+        .right("context", |case| count(case.params.context_length));
+    for (name, host, _) in PARTS {
+        table = table.right(format!("{name}: mean ± std"), |case| mean(case, host, digits)).number(
+            "median",
+            Style::Ms,
+            digits,
+            |case| median(case, host),
+        );
     }
     Some(table.captioned(format!(
         "The parts of a training step by the host's clock, over {} steps after {} warm-up steps; {} with TF32 off, batch {}, \

@@ -3,10 +3,10 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Part, SWEEP, StepCase, TOTAL, cell, digits, median, noise, of_grid, ratio, sizes, with_deviation};
+use super::{Part, SWEEP, StepCase, TOTAL, cell, digits, mean, median, noise, of_grid, ratio, sizes};
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Claim, Column, Quantity, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Answer, Case, Claim, Quantity, RecordSet, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -100,8 +100,8 @@ impl WarmUp {
         let parts = named
             .iter()
             .filter_map(|(name, samples)| Some(format!("{name} {}", ms(&sample(cold.case, samples.as_ref()?, 0)?))));
-        let measured: Vec<_> = studied.iter().filter_map(|case| Some((&case.params, case.row()?))).collect();
-        let shared = measured.iter().filter(|(_, row)| !row.first_in_process);
+        let measured: Vec<_> = studied.iter().filter_map(|case| Case::measured(case)).collect();
+        let shared = measured.iter().filter(|(_, row)| !row.first_in_process).map(|(case, _)| &case.params);
         Some(Self {
             size: p.size.size().name,
             first: cold.total(0)?,
@@ -116,9 +116,9 @@ impl WarmUp {
             medians: [&one, &two].map(|steps| ms(&steps.median())).to_vec(),
             warm: warm.median(),
             warmup: warm.case.params.warmup,
-            apart: Quantity::largest(&[one.apart()?, two.apart()?, warm.apart()?])?.clone(),
+            apart: Quantity::largest([one.apart()?, two.apart()?, warm.apart()?])?,
             runs: measured.len(),
-            shared: shared.map(|(p, _)| format!("{} with {}", p.size.size().name, p.warmup)).collect(),
+            shared: shared.map(|p| format!("{} with {}", p.size.size().name, p.warmup)).collect(),
         })
     }
 
@@ -151,27 +151,16 @@ pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
     let studied = of_grid(cases, GRID);
     let p = &studied.first()?.params;
     let digits = digits(set);
-    let mut table = Table::new(vec![
-        Column::text("size"),
-        Column::right("warm-up steps"),
-        Column::right("forward: mean ± std"),
-        Column::number("median", Style::Ms, digits),
-        Column::number("first whole step", Style::Ms, 1),
-        Column::number("whole step, median", Style::Ms, 1),
-    ]);
-    for size in sizes(&studied) {
-        let swept = of_grid(cases, SWEEP).into_iter().filter(|case| case.params.context_length == p.context_length);
-        for case in studied.iter().copied().chain(swept).filter(|case| case.params.size == size) {
-            table.row(vec![
-                size.size().name.into(),
-                case.params.warmup.to_string().into(),
-                cell(Some(case), FORWARD, |_, samples| with_deviation(samples, |summary| summary.mean, digits)),
-                cell(Some(case), FORWARD, median),
-                cell(Some(case), TOTAL, |case, samples| sample(case, samples, 0).into()),
-                cell(Some(case), TOTAL, median),
-            ]);
-        }
-    }
+    let swept = of_grid(cases, SWEEP).into_iter().filter(|case| case.params.context_length == p.context_length);
+    let all: Vec<&StepCase> = studied.iter().copied().chain(swept).collect();
+    let of_size = |size| all.iter().copied().filter(move |case| case.params.size == size);
+    let table = Table::of(sizes(&studied).into_iter().flat_map(of_size))
+        .text("size", |case| case.params.size.size().name)
+        .right("warm-up steps", |case| case.params.warmup.to_string())
+        .right("forward: mean ± std", |case| mean(case, FORWARD, digits))
+        .number("median", Style::Ms, digits, |case| median(case, FORWARD))
+        .number("first whole step", Style::Ms, 1, |case| cell(case, TOTAL, |case, samples| sample(case, samples, 0)))
+        .number("whole step, median", Style::Ms, 1, |case| median(case, TOTAL));
     Some(table.captioned(format!(
         "The same measurement after different numbers of warm-up steps, context {}, batch {}; \"first whole step\" is the \
          first one that is counted. All times in ms.{} {}.",

@@ -6,6 +6,11 @@ use super::*;
 use crate::bench::all_reduce::bus_factor;
 use crate::harness::answer::made_up::{MadeUp, seconds};
 
+const SMALL: &str = "latency-bounds-small-sums";
+const HOLDS: &str = "busbw-holds";
+const FASTER: &str = "nccl-is-faster";
+const NOT_SLOWER: &str = "as-fast-as-pytorch";
+
 fn params(backend: Backend, world_size: usize, size_mb: u64) -> Params {
     Params { backend, world_size, size_mb, rounds: 2, warmup: 1, iterations: 5 }
 }

@@ -4,14 +4,14 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::measure::{HarmonicSum, Order, Params, Row};
-use crate::harness::answer::{Answer, Audience, Case, Cell, Claim, Column, Quantity, Records, Style, Table, Unit};
+use crate::harness::answer::format::distinct;
+use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Records, Style, Table, Unit};
 
 type Sum = Case<Params, Row>;
 
 /// What the sentences quote, of the longest sums.
 #[derive(Serialize)]
 struct Quoted {
-    source: String,
     terms: u32,
     ascending_error: Quantity,
     descending_error: Quantity,
@@ -21,26 +21,21 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let set = records.main()?;
     let sums = set.cases::<HarmonicSum>()?;
     let terms = sums.iter().map(|case| case.params.n).max().context("no sum is recorded")?;
-    let ascending_error = error(&sums, terms, Order::Ascending)?;
-    let descending_error = error(&sums, terms, Order::Descending)?;
-    let mut answer = Answer::new(&Quoted {
-        source: set.source(),
+    let quoted = Quoted {
         terms,
-        ascending_error: ascending_error.clone(),
-        descending_error: descending_error.clone(),
-    })?;
-    answer.claim(
-        Claim::new("small-terms-first-errs-less", ascending_error.value() < descending_error.value())
-            .operand("error, small terms first", &ascending_error)
-            .operand("error, large terms first", &descending_error),
-    )?;
+        ascending_error: error(&sums, terms, Order::Ascending)?,
+        descending_error: error(&sums, terms, Order::Descending)?,
+    };
+    let mut answer = Answer::of(set, &quoted)?;
+    let ascending = ("error, small terms first", &quoted.ascending_error);
+    let descending = ("error, large terms first", &quoted.descending_error);
+    answer.claim(Claim::less("small-terms-first-errs-less", ascending, descending))?;
     answer.table("sums", table(&sums))?;
     Ok(answer)
 }
 
 fn find(sums: &[Sum], n: u32, order: Order) -> Option<(&Sum, &Row)> {
-    let case = sums.iter().find(|case| case.params == Params { n, order })?;
-    Some((case, case.row()?))
+    sums.iter().find(|case| case.params == Params { n, order })?.measured()
 }
 
 /// The size of one sum's error.
@@ -52,25 +47,16 @@ fn error(sums: &[Sum], n: u32, order: Order) -> Result<Quantity> {
 
 /// A line for each number of terms, both orders side by side.
 fn table(sums: &[Sum]) -> Table {
-    let sum = |order: &str| Column::number(format!("Sum, {order} terms first"), Style::Fixed, 6);
-    let error = || Column::number("Error", Style::Fixed, 6);
-    let mut table = Table::new(vec![Column::text("Terms"), sum("small"), error(), sum("large"), error()]);
-    let mut seen = Vec::new();
-    for n in sums.iter().map(|case| case.params.n) {
-        if seen.contains(&n) {
-            continue;
-        }
-        seen.push(n);
-        let mut cells = vec![Cell::text(n.to_string())];
-        for order in [Order::Ascending, Order::Descending] {
-            cells.extend(match find(sums, n, order) {
-                Some((case, row)) => [row.sum, row.error].map(|x| case.quantity(x, Unit::One).into()),
-                None => [Cell::Missing, Cell::Missing],
-            });
-        }
-        table.row(cells);
-    }
-    table
+    let number = |order, of: fn(&Row) -> f64| {
+        move |n: &u32| find(sums, *n, order).map(|(case, row)| case.quantity(of(row), Unit::One))
+    };
+    Table::of(distinct(sums.iter().map(|case| case.params.n)))
+        .text("Terms", |n| n.to_string())
+        .number("Sum, small terms first", Style::Fixed, 6, number(Order::Ascending, |row| row.sum))
+        .number("Error", Style::Fixed, 6, number(Order::Ascending, |row| row.error))
+        .number("Sum, large terms first", Style::Fixed, 6, number(Order::Descending, |row| row.sum))
+        .number("Error", Style::Fixed, 6, number(Order::Descending, |row| row.error))
+        .into()
 }
 
 #[cfg(test)]
