@@ -1,10 +1,12 @@
 //! Tables of data-parallel training steps, with a line a column of each case.
 
-use serde::Serialize;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use super::{Params, Row, StrategyColumn};
+use super::{Params, Row};
+use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
-use crate::harness::answer::{Case, CaseOutcome, Cell, Column, Quantity, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Answer, Case, CaseOutcome, Quantity, RecordSet, Records, Style, Table, Unit};
 use crate::harness::stats;
 
 /// The strategies in the order of tables, each with its name there.
@@ -19,16 +21,23 @@ pub const TITLES: [(&str, &str); 8] = [
     ("zero1_in_backward", "ZeRO-1, stepping in backward"),
 ];
 
-/// A row with the columns of a step.
-pub trait HasSteps {
-    fn steps(&self) -> &Row;
+/// A row of any problem on data parallelism.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum AnyRow {
+    Within { steps: Row },
+    Alone(Row),
 }
 
-impl HasSteps for Row {
-    fn steps(&self) -> &Row {
-        self
+impl AnyRow {
+    pub fn steps(&self) -> &Row {
+        match self {
+            Self::Within { steps } | Self::Alone(steps) => steps,
+        }
     }
 }
+
+pub type StepCase = Case<Params, AnyRow>;
 
 /// The setting of a record's cases, as sentences describe it.
 #[derive(Debug, Clone, Serialize)]
@@ -57,7 +66,7 @@ impl StepSetting {
     }
 
     /// "the xl model on 2 ranks over NCCL (GPU), 2 sequences of 512 tokens a rank".
-    pub fn describe(&self) -> String {
+    fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
         let device = if *backend == "Gloo" { "CPU" } else { "GPU" };
         format!(
@@ -67,9 +76,16 @@ impl StepSetting {
     }
 }
 
-/// The quantities of one column of one case.
+/// The quantities of one strategy in one case.
+#[derive(Serialize)]
 pub struct StrategyNumbers {
     pub step: Quantity,
+    /// The step without communication, and PyTorch's DDP.
+    pub single: Quantity,
+    pub pytorch: Option<Quantity>,
+    /// The step less that without communication, and its ratio to it.
+    pub beyond_single: Quantity,
+    pub over_single: Quantity,
     pub communication: Quantity,
     pub tail: Quantity,
     pub hidden: Quantity,
@@ -79,85 +95,107 @@ pub struct StrategyNumbers {
 }
 
 impl StrategyNumbers {
-    pub fn of<R>(case: &Case<Params, R>, column: &StrategyColumn) -> Self {
-        Self {
-            step: case.median(&column.step.last_rank),
+    /// `None` if the case, whose row holds `steps`, did not measure the strategy.
+    pub fn of<R>(case: &Case<Params, R>, steps: &Row, strategy: &str) -> Option<Self> {
+        let column = steps.strategies.get(strategy)?;
+        let (step, single) = (case.median(&column.step.last_rank), case.median(&steps.single.last_rank));
+        Some(Self {
+            pytorch: steps.pytorch_ddp.as_ref().map(|theirs| case.median(&theirs.last_rank)),
+            beyond_single: case.quantity(step.value() - single.value(), Unit::Seconds),
+            over_single: case.quantity(step.value() / single.value(), Unit::One),
             communication: case.median(&column.communication.mean),
             tail: case.median(&column.tail.mean),
             hidden: case.quantity(column.overlap, Unit::One),
             bytes: case.quantity(column.bytes as f64, Unit::Bytes),
             bus_bytes: case.quantity(column.bus_bytes, Unit::Bytes),
             calls: column.calls,
-        }
+            step,
+            single,
+        })
     }
 }
 
-/// Every column of every case. `label` names a case.
-pub fn steps_table<R: HasSteps>(
-    set: &RecordSet,
-    head: &str,
-    cases: &[&Case<Params, R>],
-    label: impl Fn(&Params) -> String,
-) -> Table {
-    let ms = |head: &str| Column::number(head, Style::Ms, 1);
-    let mut table = Table::new(vec![
-        Column::text(head),
-        Column::text("column"),
-        ms("step (ms)"),
-        ms("p99 (ms)"),
-        ms("beyond single (ms)"),
-        ms("communication (ms)"),
-        ms("exposed tail (ms)"),
-        Column::number("hidden", Style::Percent, 0),
-        Column::number("MB sent", Style::Mb, 1),
-        Column::right("calls"),
-    ]);
-    for case in cases {
-        let label = label(&case.params);
-        match case.row() {
-            Some(row) => lines(&mut table, &label, case, row.steps()),
-            None => {
-                let cells = [vec![label.into(), ending(&case.outcome).into()], dashes(8)].concat();
-                table.row(cells);
-            }
-        }
+/// The answer of a problem that measures steps alone, with the tables `steps-<profile>`. Its template sees the setting and
+/// `answer.measured`, whether a case has the `numbers`; then it sees those of the first one, and the caller gets them.
+///
+/// Errors: no records, or rows of another shape.
+pub fn steps_answer<N: Serialize>(
+    records: &Records,
+    numbers: impl Fn(&StepCase, &Row) -> Option<N>,
+) -> Result<(Answer, Option<N>)> {
+    #[derive(Serialize)]
+    struct Quoted<N> {
+        #[serde(flatten)]
+        setting: Option<StepSetting>,
+        measured: bool,
+        #[serde(flatten)]
+        numbers: Option<N>,
     }
-    table.captioned(caption(set, cases))
+    let main = records.main()?;
+    let cases: Vec<StepCase> = main.cases_as()?;
+    let setting = cases.first().map(|case| StepSetting::of(&case.params));
+    let numbers = cases.iter().find_map(|case| numbers(case, case.row()?.steps()));
+    let quoted = Quoted { setting, measured: numbers.is_some(), numbers };
+    let mut answer = Answer::of(main, &quoted)?;
+    steps_tables(&mut answer, records, "arithmetic", |params| params.dtype.name().into())?;
+    Ok((answer, quoted.numbers))
 }
 
-fn lines<R>(table: &mut Table, label: &str, case: &Case<Params, R>, steps: &Row) {
+/// Adds the table `steps-<profile>` of each profile; `label` names a case.
+pub fn steps_tables(answer: &mut Answer, records: &Records, head: &str, label: fn(&Params) -> String) -> Result<()> {
+    for set in records.sets() {
+        let cases = set.cases_as()?;
+        answer.table(
+            format!("steps-{}", set.profile()),
+            steps_table(set, head, &cases.iter().collect::<Vec<_>>(), label),
+        )?;
+    }
+    Ok(())
+}
+
+/// Every column of every case; `label` names a case.
+pub fn steps_table(set: &RecordSet, head: &str, cases: &[&StepCase], label: fn(&Params) -> String) -> Table {
     let p99 = |samples: &[f64]| stats::quantile(samples, 0.99);
-    let alone = &steps.single.last_rank;
-    let single = stats::median(&alone.samples);
-    let beyond = |step: &Quantity| Cell::from(case.quantity(step.value() - single, Unit::Seconds));
-    let times = vec![case.median(alone).into(), case.statistic(alone, p99).into()];
-    table.row([vec![label.into(), "single process".into()], times, dashes(6)].concat());
+    let of = |number: fn(&StrategyNumbers) -> &Quantity| move |line: &Line| line.numbers.as_ref().map(number).cloned();
+    Table::of(cases.iter().flat_map(|case| lines(case)))
+        .text(head, |line| label(&line.case.params))
+        .text("column", |line| line.title.clone())
+        .number("step (ms)", Style::Ms, 1, |line| line.times.map(|times| line.case.median(&times.last_rank)))
+        .number("p99 (ms)", Style::Ms, 1, |line| line.times.map(|times| line.case.statistic(&times.last_rank, p99)))
+        .number("beyond single (ms)", Style::Ms, 1, |line| line.beyond.clone())
+        .number("communication (ms)", Style::Ms, 1, of(|numbers| &numbers.communication))
+        .number("exposed tail (ms)", Style::Ms, 1, of(|numbers| &numbers.tail))
+        .number("hidden", Style::Percent, 0, of(|numbers| &numbers.hidden))
+        .number("MB sent", Style::Mb, 1, of(|numbers| &numbers.bytes))
+        .right("calls", |line| line.numbers.as_ref().map(|numbers| numbers.calls.to_string()))
+        .captioned(caption(set, cases))
+}
+
+/// One line of a table of steps: a column of a case, or how the case ended.
+struct Line<'a> {
+    case: &'a StepCase,
+    title: String,
+    times: Option<&'a RankTimes>,
+    /// The step less the one without communication.
+    beyond: Option<Quantity>,
+    numbers: Option<StrategyNumbers>,
+}
+
+fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
+    let ended = Line { case, title: ending(&case.outcome), times: None, beyond: None, numbers: None };
+    let Some(steps) = case.row().map(AnyRow::steps) else { return vec![ended] };
+    let single = stats::median(&steps.single.last_rank.samples);
+    let line = |title: &str, times: &'a RankTimes| {
+        let beyond = case.quantity(stats::median(&times.last_rank.samples) - single, Unit::Seconds);
+        Line { title: title.into(), times: Some(times), beyond: Some(beyond), numbers: None, case }
+    };
+    let mut lines = vec![Line { beyond: None, ..line("single process", &steps.single) }];
     for (name, title) in TITLES {
         let Some(column) = steps.strategies.get(name) else { continue };
-        let numbers = StrategyNumbers::of(case, column);
-        table.row(vec![
-            label.into(),
-            title.into(),
-            (&numbers.step).into(),
-            case.statistic(&column.step.last_rank, p99).into(),
-            beyond(&numbers.step),
-            numbers.communication.into(),
-            numbers.tail.into(),
-            numbers.hidden.into(),
-            numbers.bytes.into(),
-            numbers.calls.to_string().into(),
-        ]);
+        lines.push(Line { numbers: StrategyNumbers::of(case, steps, name), ..line(title, &column.step) });
     }
-    if let Some(theirs) = &steps.pytorch_ddp {
-        let step = case.median(&theirs.last_rank);
-        let times = vec![(&step).into(), case.statistic(&theirs.last_rank, p99).into(), beyond(&step)];
-        table.row([vec![label.into(), "PyTorch DDP".into()], times, dashes(5)].concat());
-    }
-}
-
-/// `n` cells without a number.
-pub fn dashes(n: usize) -> Vec<Cell> {
-    vec![Cell::Missing; n]
+    lines.extend(steps.pytorch_ddp.as_ref().map(|theirs| line("PyTorch DDP", theirs)));
+    lines
 }
 
 /// "not run: needs 6 GPUs, has 2".
@@ -168,7 +206,7 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
     }
 }
 
-fn caption<R>(set: &RecordSet, cases: &[&Case<Params, R>]) -> String {
+fn caption(set: &RecordSet, cases: &[&StepCase]) -> String {
     let Some(first) = cases.first() else { return format!("{}.", set.source()) };
     let Params { rounds, steps, warmup, .. } = first.params;
     format!(

@@ -7,24 +7,16 @@ use super::measure::{Row, Sharding};
 use super::memory::Moment;
 use super::{BESIDE_SHARDED, SCHEMES};
 use crate::bench::ddp_step::Params;
-use crate::bench::ddp_step::tables::{HasSteps, StepSetting, StrategyNumbers, ending, steps_table};
-use crate::harness::answer::{
-    Answer, Audience, Case, Cell, Claim, Column, Quantity, Range, RecordSet, Records, SameRun, Style, Table, Unit,
-};
+use crate::bench::ddp_step::tables::{StepSetting, StrategyNumbers, ending, steps_tables};
+use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Range, RecordSet, Records, Style, Table, Unit};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
-impl HasSteps for Row {
-    fn steps(&self) -> &crate::bench::ddp_step::Row {
-        &self.steps
-    }
-}
+type ShardingCase = Case<Params, Row>;
 
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    source: String,
     #[serde(flatten)]
     setting: Option<StepSetting>,
     bucket_mb: u64,
@@ -38,8 +30,8 @@ struct Quoted {
     steps: Option<StepNumbers>,
 }
 
-/// Bytes of rank 0 in the first measured case.
-#[derive(Clone, Serialize)]
+/// Bytes of rank 0.
+#[derive(Serialize)]
 struct MemoryNumbers {
     parameters: Quantity,
     state: Quantity,
@@ -50,8 +42,10 @@ struct MemoryNumbers {
     half: Quantity,
     owned: Range,
     /// What is in use before there is any state, and by how much the two differ then.
+    #[serde(skip)]
     in_use_before: Quantity,
     before: Quantity,
+    /// The peaks before the first step and before a later one, each with what counting predicts.
     peak: Quantity,
     counted: Quantity,
     peak_later: Quantity,
@@ -61,25 +55,24 @@ struct MemoryNumbers {
     other: Quantity,
 }
 
-/// Steps of the first measured case, and ratios of all.
-#[derive(Clone, Serialize)]
+/// Steps of the case, and ratios of all cases.
+#[derive(Serialize)]
 struct StepNumbers {
     dtype: &'static str,
-    base: Quantity,
-    sharded: Quantity,
-    zero1: Quantity,
-    base_tail: Quantity,
-    sharded_tail: Quantity,
-    zero1_tail: Quantity,
-    ahead_tail: Quantity,
+    #[serde(flatten)]
+    sharded: StrategyNumbers,
+    base: StrategyNumbers,
+    zero1: StrategyNumbers,
+    backward: StrategyNumbers,
     /// The share of AdamW's work that a rank no longer has, and that it keeps.
     spared: f64,
     kept: f64,
     more_bytes: Quantity,
     more_calls: u64,
-    /// Over the step of bucketed data parallelism.
+    /// Over the step of bucketed data parallelism, in every measured case: ZeRO-1, and stepping in the backward pass.
     over: Range,
     ahead: Range,
+    /// What the handout's scheme moves, and ZeRO-1, over what data parallelism does.
     volume: Quantity,
     of_zero1: Quantity,
 }
@@ -87,32 +80,28 @@ struct StepNumbers {
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
     let cases = main.cases::<Sharding>()?;
-    let first = cases.iter().find_map(|case| Some((case, case.row()?)));
-    let memory = first.and_then(|(case, row)| memory_numbers(case, row));
-    let steps = first.map(|(case, row)| step_numbers(case, row, &cases)).transpose()?.flatten();
-    let ended = |case: &Case<Params, Row>| format!("{}: {}", case.params.dtype.name(), ending(&case.outcome));
-    let mut answer = Answer::new(&Quoted {
-        gpu: main.is_gpu(),
-        source: main.source(),
+    let first = cases.iter().find_map(Case::measured);
+    let numbers =
+        first.and_then(|(case, row)| Some((MemoryNumbers::of(case, row)?, StepNumbers::of(case, row, &cases)?)));
+    let ended = |case: &ShardingCase| format!("{}: {}", case.params.dtype.name(), ending(&case.outcome));
+    let (memory, steps) = numbers.unzip();
+    let quoted = Quoted {
         setting: cases.first().map(|case| StepSetting::of(&case.params)),
         bucket_mb: cases.first().and_then(|case| case.params.bucket_size_mb).unwrap_or(0.0).round() as u64,
-        measured: memory.is_some() && steps.is_some(),
+        measured: memory.is_some(),
         endings: cases.iter().map(ended).collect(),
-        memory: memory.clone(),
-        steps: steps.clone(),
-    })?;
-    if let (Some(memory), Some(steps), Some((case, row))) = (&memory, &steps, first) {
-        memory_claims(&mut answer, memory)?;
-        step_claims(&mut answer, steps)?;
+        memory,
+        steps,
+    };
+    let mut answer = Answer::of(main, &quoted)?;
+    if let (Some(memory), Some(steps), Some((case, row))) = (&quoted.memory, &quoted.steps, first) {
+        memory.claims(&mut answer)?;
+        steps.claims(&mut answer)?;
         answer.table("memory", memory_table(main, case, row))?;
         answer.table("volumes", volume_table(main, case, row))?;
     }
-    for set in records.sets() {
-        let cases = set.cases::<Sharding>()?;
-        let label = |p: &Params| format!("{}, {:.0} MB", p.dtype.name(), p.bucket_size_mb.unwrap_or(0.0));
-        let table = steps_table(set, "arithmetic, buckets", &cases.iter().collect::<Vec<_>>(), label);
-        answer.table(format!("steps-{}", set.profile()), table)?;
-    }
+    let label = |p: &Params| format!("{}, {:.0} MB", p.dtype.name(), p.bucket_size_mb.unwrap_or(0.0));
+    steps_tables(&mut answer, records, "arithmetic, buckets", label)?;
     Ok(answer)
 }
 
@@ -126,107 +115,97 @@ fn world_size(params: &Params) -> Option<f64> {
     (params.world_size > 0).then_some(params.world_size as f64)
 }
 
-fn memory_numbers(case: &Case<Params, Row>, row: &Row) -> Option<MemoryNumbers> {
-    let bytes = |n: u64| case.quantity(n as f64, Unit::Bytes);
-    let quantity = |x: f64| case.quantity(x, Unit::Bytes);
-    let less = |a: u64, b: u64| quantity(a as f64 - b as f64);
-    let world_size = world_size(&case.params)?;
-    let [plain, shared, zero] = SCHEMES.map(|scheme| moments(row, scheme));
-    let (plain, shared, zero) = (plain?, shared?, zero?);
-    let p = row.predicted;
-    let ranks = row.memory.get(SHARDED_OPTIMIZER)?;
-    let owned: Vec<_> = ranks.iter().map(|rank| case.quantity(rank.owned_values as f64, Unit::One)).collect();
-    let of_rank_0 = ranks.first()?.owned_values;
-    Some(MemoryNumbers {
-        parameters: bytes(p.parameters),
-        state: bytes(p.optimizer_state),
-        expected: quantity([p.parameters, p.gradients, p.optimizer_state].map(|n| n as f64).iter().sum()),
-        unsharded: bytes(plain[2].in_use),
-        saved: less(plain[2].in_use, shared[2].in_use),
-        half: quantity(p.optimizer_state as f64 - 8.0 * of_rank_0 as f64),
-        owned: Range::of(&owned)?,
-        in_use_before: bytes(plain[1].in_use),
-        before: bytes(shared[1].in_use.abs_diff(plain[1].in_use)),
-        peak: bytes(plain[1].peak),
-        counted: bytes(p.peak_before_first_step),
-        peak_later: bytes(plain[3].peak),
-        counted_later: bytes(p.peak_before_later_step),
-        sharded_peak: bytes(shared[3].peak),
-        shard: quantity(p.gradients as f64 / world_size),
-        other: less(zero[2].other, shared[2].other),
-    })
+impl MemoryNumbers {
+    fn of(case: &ShardingCase, row: &Row) -> Option<Self> {
+        let quantity = |x: f64| case.quantity(x, Unit::Bytes);
+        let bytes = |n: u64| quantity(n as f64);
+        let less = |a: u64, b: u64| quantity(a as f64 - b as f64);
+        let [plain, shared, zero] = SCHEMES.map(|scheme| moments(row, scheme));
+        let (plain, shared, zero) = (plain?, shared?, zero?);
+        let p = row.predicted;
+        let ranks = row.memory.get(SHARDED_OPTIMIZER)?;
+        Some(Self {
+            parameters: bytes(p.parameters),
+            state: bytes(p.optimizer_state),
+            expected: quantity([p.parameters, p.gradients, p.optimizer_state].map(|n| n as f64).iter().sum()),
+            unsharded: bytes(plain[2].in_use),
+            saved: less(plain[2].in_use, shared[2].in_use),
+            half: quantity(p.optimizer_state as f64 - 8.0 * ranks.first()?.owned_values as f64),
+            owned: Range::of(ranks.iter().map(|rank| case.quantity(rank.owned_values as f64, Unit::One)))?,
+            in_use_before: bytes(plain[1].in_use),
+            before: bytes(shared[1].in_use.abs_diff(plain[1].in_use)),
+            peak: bytes(plain[1].peak),
+            counted: bytes(p.peak_before_first_step),
+            peak_later: bytes(plain[3].peak),
+            counted_later: bytes(p.peak_before_later_step),
+            sharded_peak: bytes(shared[3].peak),
+            shard: quantity(p.gradients as f64 / world_size(&case.params)?),
+            other: less(zero[2].other, shared[2].other),
+        })
+    }
+
+    fn claims(&self, answer: &mut Answer) -> Result<()> {
+        let within = |id: &str, value: &Quantity, wanted: &Quantity, least: f64, most: f64| {
+            let share = value.value() / wanted.value();
+            let claim = Claim::new(id, share >= least && share < most).operand("measured", value);
+            claim.operand("counted", wanted).operand_text("wanted", format!("{least} to {most} of it"))
+        };
+        // What is counted is there to the byte at the least.
+        answer.claim(within("memory-is-as-counted", &self.unsharded, &self.expected, 1.0, 1.05))?;
+        answer.claim(within("saves-the-others-state", &self.saved, &self.half, 0.9, 1.1))?;
+        answer.claim(within("keeps-a-gradient-shard", &self.other, &self.shard, 0.95, 1.05))?;
+        let (before, in_use) = (&self.before, &self.in_use_before);
+        let claim = Claim::new("same-before-the-first-step", before.value() < 0.01 * in_use.value());
+        answer.claim(claim.operand("difference before the first step", before).operand("in use then", in_use))
+    }
 }
 
-fn memory_claims(answer: &mut Answer, memory: &MemoryNumbers) -> Result<()> {
-    let MemoryNumbers { expected, unsharded, saved, half, before, shard, other, .. } = memory;
-    let within = |id: &str, value: &Quantity, wanted: &Quantity, least: f64, most: f64| {
-        let share = value.value() / wanted.value();
-        let claim = Claim::new(id, share >= least && share < most).operand("measured", value);
-        claim.operand("counted", wanted).operand_text("wanted", format!("{least} to {most} of it"))
-    };
-    // What is counted is there to the byte at the least.
-    answer.claim(within("memory-is-as-counted", unsharded, expected, 1.0, 1.05))?;
-    answer.claim(within("saves-the-others-state", saved, half, 0.9, 1.1))?;
-    answer.claim(within("keeps-a-gradient-shard", other, shard, 0.95, 1.05))?;
-    let in_use = &memory.in_use_before;
-    let claim = Claim::new("same-before-the-first-step", before.value() < 0.01 * in_use.value());
-    answer.claim(claim.operand("difference before the first step", before).operand("in use then", in_use))
-}
+impl StepNumbers {
+    fn of(case: &ShardingCase, row: &Row, cases: &[ShardingCase]) -> Option<Self> {
+        let of = |name| StrategyNumbers::of(case, &row.steps, name);
+        let (base, sharded, zero1) = (of(BESIDE_SHARDED)?, of(SHARDED_OPTIMIZER)?, of(ZERO1)?);
+        let volume =
+            |numbers: &StrategyNumbers| case.quantity(numbers.bus_bytes.value() / base.bus_bytes.value(), Unit::One);
+        let kept = 1.0 / world_size(&case.params)?;
+        Some(Self {
+            dtype: case.params.dtype.name(),
+            spared: 1.0 - kept,
+            kept,
+            more_bytes: case.quantity(sharded.bytes.value() - base.bytes.value(), Unit::Bytes),
+            more_calls: sharded.calls.saturating_sub(base.calls),
+            over: over_bucketed(cases, ZERO1)?,
+            ahead: over_bucketed(cases, ZERO1_IN_BACKWARD)?,
+            volume: volume(&sharded),
+            of_zero1: volume(&zero1),
+            backward: of(ZERO1_IN_BACKWARD)?,
+            base,
+            sharded,
+            zero1,
+        })
+    }
 
-fn step_numbers(case: &Case<Params, Row>, row: &Row, cases: &[Case<Params, Row>]) -> Result<Option<StepNumbers>> {
-    let of = |name| Some(StrategyNumbers::of(case, row.steps.strategies.get(name)?));
-    let (Some(base), Some(sharded)) = (of(BESIDE_SHARDED), of(SHARDED_OPTIMIZER)) else { return Ok(None) };
-    let (Some(zero1), Some(in_backward)) = (of(ZERO1), of(ZERO1_IN_BACKWARD)) else { return Ok(None) };
-    let (Some(over), Some(ahead)) = (over_bucketed(cases, ZERO1)?, over_bucketed(cases, ZERO1_IN_BACKWARD)?) else {
-        return Ok(None);
-    };
-    let Some(world_size) = world_size(&case.params) else { return Ok(None) };
-    let kept = 1.0 / world_size;
-    Ok(Some(StepNumbers {
-        dtype: case.params.dtype.name(),
-        more_bytes: SameRun::of(&sharded.bytes, &base.bytes)?.difference(),
-        more_calls: sharded.calls.saturating_sub(base.calls),
-        volume: SameRun::of(&sharded.bus_bytes, &base.bus_bytes)?.ratio(),
-        of_zero1: SameRun::of(&zero1.bus_bytes, &base.bus_bytes)?.ratio(),
-        base: base.step,
-        sharded: sharded.step,
-        zero1: zero1.step,
-        base_tail: base.tail,
-        sharded_tail: sharded.tail,
-        zero1_tail: zero1.tail,
-        ahead_tail: in_backward.tail,
-        spared: 1.0 - kept,
-        kept,
-        over,
-        ahead,
-    }))
+    fn claims(&self, answer: &mut Answer) -> Result<()> {
+        let (sharded, zero1) = (&self.sharded.step, &self.zero1.step);
+        let (volume, of_zero1, most) = (&self.volume, &self.of_zero1, &self.ahead.high);
+        answer.claim(Claim::greater("sharding-costs-time", ("sharded", sharded), ("not sharded", &self.base.step)))?;
+        let claim = Claim::new("zero1-is-faster", zero1.value() < 0.98 * sharded.value());
+        answer.claim(claim.operand("ZeRO-1", zero1).operand("sharded", sharded))?;
+        answer.claim(Claim::new("free-in-backward", most.value() <= 1.0).operand("largest ratio", most))?;
+        let claim = Claim::new("zero1-moves-like-ddp", of_zero1.value() < 1.01 && volume.value() > 1.4);
+        answer.claim(claim.operand("ZeRO-1's volume", of_zero1).operand("the handout's", volume))
+    }
 }
 
 /// A strategy's step over that of bucketed data parallelism, in every measured case.
-fn over_bucketed(cases: &[Case<Params, Row>], strategy: &str) -> Result<Option<Range>> {
-    let mut ratios = Vec::new();
-    for case in cases {
-        let Some(row) = case.row() else { continue };
-        let of = |name| Some(StrategyNumbers::of(case, row.steps.strategies.get(name)?));
-        let (Some(ours), Some(buckets)) = (of(strategy), of(overlap_bucketed::STRATEGY.name)) else { continue };
-        ratios.push(SameRun::of(&ours.step, &buckets.step)?.ratio());
-    }
-    Ok(Range::of(&ratios))
+fn over_bucketed(cases: &[ShardingCase], strategy: &str) -> Option<Range> {
+    Range::of(cases.iter().filter_map(|case| {
+        let of = |name| StrategyNumbers::of(case, &case.row()?.steps, name);
+        let (ours, buckets) = (of(strategy)?, of(overlap_bucketed::STRATEGY.name)?);
+        Some(case.quantity(ours.step.value() / buckets.step.value(), Unit::One))
+    }))
 }
 
-fn step_claims(answer: &mut Answer, steps: &StepNumbers) -> Result<()> {
-    let StepNumbers { base, sharded, zero1, volume, of_zero1, ahead, .. } = steps;
-    let claim = Claim::new("sharding-costs-time", sharded.value() > base.value());
-    answer.claim(claim.operand("sharded", sharded).operand("not sharded", base))?;
-    let claim = Claim::new("zero1-is-faster", zero1.value() < 0.98 * sharded.value());
-    answer.claim(claim.operand("ZeRO-1", zero1).operand("sharded", sharded))?;
-    let most = &ahead.high;
-    answer.claim(Claim::new("free-in-backward", most.value() <= 1.0).operand("largest ratio", most))?;
-    let claim = Claim::new("zero1-moves-like-ddp", of_zero1.value() < 1.01 && volume.value() > 1.4);
-    answer.claim(claim.operand("ZeRO-1's volume", of_zero1).operand("the handout's", volume))
-}
-
-fn scheme_name(scheme: &str) -> &str {
+fn scheme_name(scheme: &str) -> &'static str {
     match scheme {
         SHARDED_OPTIMIZER => "sharded",
         ZERO1 => "ZeRO-1",
@@ -240,68 +219,48 @@ fn memory_style(set: &RecordSet) -> (Style, &'static str) {
 }
 
 /// Rank 0, a line a moment; the ranks differ by what they own.
-fn memory_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
+fn memory_table(set: &RecordSet, case: &ShardingCase, row: &Row) -> Table {
     let (style, unit) = memory_style(set);
-    let bytes = |head: String| Column::number(head, style, 2);
-    let mut table = Table::new(vec![
-        Column::text("scheme"),
-        Column::text("moment"),
-        bytes(format!("peak until then ({unit})")),
-        bytes(format!("in use ({unit})")),
-        bytes("parameters".into()),
-        bytes("gradients".into()),
-        bytes("optimizer state".into()),
-        bytes("other".into()),
-    ]);
-    for scheme in SCHEMES {
-        for m in moments(row, scheme).unwrap_or_default() {
-            let numbers = [m.peak, m.in_use, m.parameters, m.gradients, m.optimizer_state, m.other];
-            let cells = numbers.map(|n| Cell::from(case.quantity(n as f64, Unit::Bytes)));
-            table.row([vec![scheme_name(scheme).into(), m.name.as_str().into()], cells.to_vec()].concat());
-        }
-    }
+    let of = |scheme| moments(row, scheme).unwrap_or_default().iter().map(move |moment| (scheme, moment));
+    let bytes =
+        |of: fn(&Moment) -> u64| move |(_, moment): &(&str, &Moment)| case.quantity(of(moment) as f64, Unit::Bytes);
     let Params { dtype, world_size, context_length, .. } = &case.params;
     let StepSetting { size, sequences, .. } = StepSetting::of(&case.params);
-    table.captioned(format!(
-        "Memory of rank 0 around its optimizer steps, {size} model, {}, {world_size} ranks, {sequences} of {context_length} \
-         tokens a rank. A peak is the most in use since the moment before.",
-        dtype.name()
-    ))
+    Table::of(SCHEMES.into_iter().flat_map(of))
+        .text("scheme", |(scheme, _)| scheme_name(scheme))
+        .text("moment", |(_, moment)| moment.name.as_str())
+        .number(format!("peak until then ({unit})"), style, 2, bytes(|moment| moment.peak))
+        .number(format!("in use ({unit})"), style, 2, bytes(|moment| moment.in_use))
+        .number("parameters", style, 2, bytes(|moment| moment.parameters))
+        .number("gradients", style, 2, bytes(|moment| moment.gradients))
+        .number("optimizer state", style, 2, bytes(|moment| moment.optimizer_state))
+        .number("other", style, 2, bytes(|moment| moment.other))
+        .captioned(format!(
+            "Memory of rank 0 around its optimizer steps, {size} model, {}, {world_size} ranks, {sequences} of \
+             {context_length} tokens a rank. A peak is the most in use since the moment before.",
+            dtype.name()
+        ))
 }
 
 /// What one step hands to collectives on each rank, and memory after a later step.
-fn volume_table(set: &RecordSet, case: &Case<Params, Row>, row: &Row) -> Table {
+fn volume_table(set: &RecordSet, case: &ShardingCase, row: &Row) -> Table {
     let (style, unit) = memory_style(set);
-    let mut table = Table::new(vec![
-        Column::text("scheme"),
-        Column::number("handed to collectives (MB)", Style::Mb, 1),
-        Column::number("carried by each link (MB)", Style::Mb, 1),
-        Column::right("calls"),
-        Column::number(format!("state on rank 0 ({unit})"), style, 2),
-        Column::number(format!("in use after a step ({unit})"), style, 2),
-    ]);
-    for scheme in SCHEMES {
-        let (Some(column), Some(moments)) = (row.steps.strategies.get(scheme), moments(row, scheme)) else { continue };
-        let numbers = StrategyNumbers::of(case, column);
-        let bytes = |n: u64| Cell::from(case.quantity(n as f64, Unit::Bytes));
-        let calls = numbers.calls.to_string().into();
-        let (state, in_use) = (bytes(moments[4].optimizer_state), bytes(moments[4].in_use));
-        table.row(vec![
-            scheme_name(scheme).into(),
-            numbers.bytes.into(),
-            numbers.bus_bytes.into(),
-            calls,
-            state,
-            in_use,
-        ]);
-    }
-    table.captioned(format!(
-        "Volume of one step on each rank, counted where collectives are called, and memory after a later step ({}). What a \
-         link carries in each direction follows by the bus factors of the operations: $2(n-1)/n$ for an all-reduce, \
-         $(n-1)/n$ for a reduce-scatter or an all-gather, 1 for a broadcast. {}.",
-        case.params.dtype.name(),
-        set.source()
-    ))
+    let bytes = |n: u64| case.quantity(n as f64, Unit::Bytes);
+    let of = |scheme| Some((scheme, StrategyNumbers::of(case, &row.steps, scheme)?, &moments(row, scheme)?[4]));
+    Table::of(SCHEMES.into_iter().filter_map(of))
+        .text("scheme", |(scheme, ..)| scheme_name(scheme))
+        .number("handed to collectives (MB)", Style::Mb, 1, |(_, numbers, _)| numbers.bytes.clone())
+        .number("carried by each link (MB)", Style::Mb, 1, |(_, numbers, _)| numbers.bus_bytes.clone())
+        .right("calls", |(_, numbers, _)| numbers.calls.to_string())
+        .number(format!("state on rank 0 ({unit})"), style, 2, |(.., after)| bytes(after.optimizer_state))
+        .number(format!("in use after a step ({unit})"), style, 2, |(.., after)| bytes(after.in_use))
+        .captioned(format!(
+            "Volume of one step on each rank, counted where collectives are called, and memory after a later step ({}). What \
+             a link carries in each direction follows by the bus factors of the operations: $2(n-1)/n$ for an all-reduce, \
+             $(n-1)/n$ for a reduce-scatter or an all-gather, 1 for a broadcast. {}.",
+            case.params.dtype.name(),
+            set.source()
+        ))
 }
 
 #[cfg(test)]

@@ -20,11 +20,11 @@ fn claims(answer: &Answer) -> [Option<bool>; 3] {
 fn claims_and_numbers_follow_the_two_steps() {
     let faster = answered(&[("naive", 1.5, 0.5, 0.5), ("flat", 1.2, 0.2, 0.2)]);
     assert_eq!(claims(&faster), [Some(true); 3]);
-    assert!((faster.quoted()["step"]["value"].as_f64().unwrap() - 0.3).abs() < 1e-12);
+    assert!((faster.quoted()["difference"]["value"].as_f64().unwrap() - 0.3).abs() < 1e-12);
     assert!((faster.quoted()["share"]["value"].as_f64().unwrap() - 0.2).abs() < 1e-12);
     let slower = answered(&[("naive", 1.2, 0.2, 0.2), ("flat", 1.5, 0.2, 0.1)]);
     assert_eq!(claims(&slower), [Some(false); 3], "a tie in communication, too");
-    assert!(slower.quoted()["step"]["value"].as_f64().unwrap() > 0.0, "a length, whichever is longer");
+    assert!(slower.quoted()["difference"]["value"].as_f64().unwrap() > 0.0, "a length, whichever is longer");
 }
 
 #[test]

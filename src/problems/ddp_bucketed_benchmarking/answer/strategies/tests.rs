@@ -5,8 +5,7 @@ use crate::bench::ddp_step::made_up::{params, row};
 use crate::harness::answer::made_up::MadeUp;
 
 fn shown(records: &Records) -> String {
-    let entries = [("naive", records), ("flat", records)];
-    let tables = side_by_side(&entries, Profile::Gpu).unwrap();
+    let tables = side_by_side(&[("naive", records), ("flat", records)], Profile::Gpu).unwrap();
     tables.iter().map(Table::markdown).collect()
 }
 
