@@ -66,7 +66,7 @@ impl StepSetting {
     }
 
     /// "the xl model on 2 ranks over NCCL (GPU), 2 sequences of 512 tokens a rank".
-    fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
         let device = if *backend == "Gloo" { "CPU" } else { "GPU" };
         format!(

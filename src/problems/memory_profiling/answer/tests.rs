@@ -55,7 +55,8 @@ fn timeline() -> Timeline {
         gradients: curve(),
         saved: curve(),
         working: curve(),
-        ..Timeline::default()
+        weight_copies: Vec::new(),
+        other: Vec::new(),
     }
 }
 
