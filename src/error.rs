@@ -17,8 +17,7 @@ fn requested(bytes: &Option<u64>) -> String {
 
 /// The [`Fault`] inside `error`, if one of its causes is (or reads like) one.
 ///
-/// libtorch reaches us on two roads: our shim, which keeps the type, and tch, which keeps only the
-/// words. The words are those of `c10::OutOfMemoryError` ("... out of memory. Tried to allocate 2.00 GiB")
+/// libtorch is called through our C++ shim, which keeps the type, and through tch, which keeps only the words. They are those of `c10::OutOfMemoryError` ("... out of memory. Tried to allocate 2.00 GiB")
 /// and of the CPU allocator ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes").
 pub fn fault_of(error: &anyhow::Error) -> Option<Fault> {
     error

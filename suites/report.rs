@@ -42,7 +42,6 @@ fn the_full_document_becomes_the_same_pdf_twice() {
     }
 }
 
-/// The best of a few tries, each from a cold cache: the other tests share the machine's cores.
 #[test]
 fn a_document_of_forty_pages_is_laid_out() {
     let mut many = full();

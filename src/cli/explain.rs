@@ -32,9 +32,11 @@ pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
 }
 
 fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
+    let name = entry.name;
+    let folder = layout.root.join("src").join("problems").join(name);
     println!(
-        "\nfiles: src/problems/{0}.rs, templates/{0}.md{1}",
-        entry.name,
+        "\nfiles: src/problems/{name}{}, templates/{name}.md{}",
+        if folder.is_dir() { "/" } else { ".rs" },
         if entry.measured.is_some() { format!(", suites/{}.toml", entry.name) } else { String::new() }
     );
     println!("checks:");

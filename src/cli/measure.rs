@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use super::progress::{Bars, short};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
 use crate::bench::machine;
-use crate::harness::case::{CaseEnding, Measurement, MeasurementContext, Runner};
+use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementContext, Runner};
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
@@ -38,6 +38,9 @@ pub struct Arguments {
     /// replaced, as in attention=flash (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
+    /// End a case that takes longer than this many seconds
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    case_limit: u64,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
@@ -61,7 +64,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if arguments.dry_run {
         return dry_run(layout, &problems, profile, scope);
     }
-    let visit = measure(layout, &problems, profile, scope, arguments.budget)?;
+    let limits = Limits { case: Duration::from_secs(arguments.case_limit), budget: arguments.budget };
+    let visit = measure(layout, &problems, profile, scope, limits)?;
     print_left(layout, &visit.left, profile, arguments)?;
     Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
@@ -70,13 +74,26 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     })
 }
 
+/// Time limits of one case and of all cases.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub case: Duration,
+    pub budget: Option<Duration>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { case: CASE_LIMIT, budget: None }
+    }
+}
+
 /// Measures what `scope` asks for and prints how the cases ended; shared with `writeup`.
 pub fn measure(
     layout: &Layout,
     problems: &[&'static Problem],
     profile: Profile,
     scope: Scope,
-    budget: Option<Duration>,
+    Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
     let plans = || plans(layout, problems, profile, scope);
     if plans()?.iter().all(|p| p.pending.is_empty()) {
@@ -88,7 +105,7 @@ pub fn measure(
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
-    let runner = Runner { budget, sensor: &sensor, ..Runner::new(layout, &interrupted) };
+    let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
     let tally = visit.tally;
     eprintln!(

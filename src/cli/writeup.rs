@@ -46,7 +46,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
                 measure::describe(&plans)
             );
-            if measure::measure(layout, &problems, profile, Scope::Outdated, None)?.tally.interrupted {
+            if measure::measure(layout, &problems, profile, Scope::Outdated, measure::Limits::default())?
+                .tally
+                .interrupted
+            {
                 return Ok(Ended::Interrupted);
             }
         }

@@ -15,6 +15,9 @@ use super::schedule::Clock;
 use super::store::Layout;
 use super::worker::{Ending, Job, Reply, Worker};
 
+/// Time limit of one case if the user sets none.
+pub const CASE_LIMIT: Duration = Duration::from_secs(600);
+
 /// How cases run: the time limits, the interrupt flag and the device's sensor.
 pub struct Runner<'a> {
     pub layout: &'a Layout,
@@ -56,7 +59,7 @@ pub enum CaseEnding {
 impl<'a> Runner<'a> {
     /// Ten minutes a case, no budget, no sensor.
     pub fn new(layout: &'a Layout, interrupted: &'a dyn Fn() -> bool) -> Self {
-        Self { layout, limit: Duration::from_secs(600), budget: None, interrupted, sensor: &|| None }
+        Self { layout, limit: CASE_LIMIT, budget: None, interrupted, sensor: &|| None }
     }
 
     /// Measures one case in a worker, and once more when the device was throttled meanwhile.
@@ -150,7 +153,9 @@ impl MeasurementContext<'_> {
         let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);
         Ok(match ending {
             Ending::Interrupted => bail!("an interrupted case has no outcome"),
-            Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s for one case", limit.as_secs())),
+            Ending::TimedOut { limit } => {
+                failed(format!("exceeded the limit of {} s for one case; --case-limit sets it", limit.as_secs()))
+            }
             Ending::Died { how, out_of_memory: true } => {
                 Outcome::OutOfMemory { requested_bytes: None, predicted_bytes, message: how }
             }

@@ -151,7 +151,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a_tile_is_overwritten_while_it_is_read",
         file: "textbook_forward.cu",
-        line: "    // No thread reads the tiles before any more.\n    __syncthreads();\n",
+        line: "    // All threads have read the previous tiles.\n    __syncthreads();\n",
         changed: "",
         check: "flash_forward::textbook_kernel",
         message: WRONG,

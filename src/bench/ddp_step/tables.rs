@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Params, Row};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
-use crate::harness::answer::{Answer, Case, CaseOutcome, Quantity, RecordSet, Records, Style, Table, Unit};
+use crate::harness::answer::{Answer, Case, CaseOutcome, Quantity, RecordSet, Records, SameRun, Style, Table, Unit};
 use crate::harness::stats;
 
 /// The strategies in the order of tables, each with its name there.
@@ -101,8 +101,8 @@ impl StrategyNumbers {
         let (step, single) = (case.median(&column.step.last_rank), case.median(&steps.single.last_rank));
         Some(Self {
             pytorch: steps.pytorch_ddp.as_ref().map(|theirs| case.median(&theirs.last_rank)),
-            beyond_single: case.quantity(step.value() - single.value(), Unit::Seconds),
-            over_single: case.quantity(step.value() / single.value(), Unit::One),
+            beyond_single: SameRun::of(&step, &single).ok()?.difference(),
+            over_single: SameRun::of(&step, &single).ok()?.ratio(),
             communication: case.median(&column.communication.mean),
             tail: case.median(&column.tail.mean),
             hidden: case.quantity(column.overlap, Unit::One),

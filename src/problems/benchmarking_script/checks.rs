@@ -8,6 +8,7 @@ use crate::bench::training_step::captured::CapturedStep;
 use crate::bench::training_step::eager::StepBench;
 use crate::bench::training_step::{Execution, Params, Row, StepPass, measure_on};
 use crate::checks::golden;
+use crate::error::{Fault, fault_of};
 use crate::harness::problem::Verdict;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
@@ -149,7 +150,10 @@ pub fn every_pass_is_timed() -> Result<Verdict> {
 pub fn captured_steps_train_like_eager_ones() -> Result<Verdict> {
     let device = match torch::cuda_device(0) {
         Ok(device) => device,
-        Err(error) => return Verdict::skipped(format!("{error:#}")),
+        Err(error) => match fault_of(&error) {
+            Some(Fault::NotAvailable { needs, has }) => return Verdict::skipped(format!("needs {needs}, has {has}")),
+            _ => return Err(error),
+        },
     };
     let mut notes = Vec::new();
     for dtype in [Precision::Float32, Precision::Bfloat16] {

@@ -8,8 +8,8 @@ use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{grouped, markdown};
 use crate::harness::answer::{
-    Answer, Audience, Case, CaseOutcome, Cell, Claim, Quantity, Range, RecordSet, Records, SameMachine, Style, Table,
-    Unit,
+    Answer, Audience, Case, CaseOutcome, Cell, Claim, Quantity, Range, RecordSet, Records, SameMachine, SameRun, Style,
+    Table, Unit,
 };
 use crate::harness::stats;
 use crate::units::GB;
@@ -137,7 +137,7 @@ impl<'a> Sum<'a> {
             spread: case.quantity((stats::max(&ranks) - stats::min(&ranks)) / time.value(), Unit::One),
             algbw: rate(row.bytes as f64),
             busbw: rate(row.bus_factor * row.bytes as f64),
-            over_c10d: case.quantity(time.value() / c10d.value(), Unit::One),
+            over_c10d: SameRun::of(&time, &c10d).ok()?.ratio(),
             time,
             c10d,
         })

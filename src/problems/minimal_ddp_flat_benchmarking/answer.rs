@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::bench::ddp_step::Row;
 use crate::bench::ddp_step::tables::{StepCase, StrategyNumbers, steps_answer};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, Unit};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameRun, Unit};
 
 /// What the sentences quote of the first measured case.
 #[derive(Serialize)]
@@ -35,12 +35,12 @@ impl Quoted {
     fn of(case: &StepCase, row: &Row) -> Option<Self> {
         let [flat, naive] = ["flat", "naive"].map(|name| StrategyNumbers::of(case, row, name));
         let (flat, naive) = (flat?, naive?);
-        let saved = naive.step.value() - flat.step.value();
+        let saved = SameRun::of(&naive.step, &flat.step).ok()?.difference();
         let seconds = |x| case.quantity(x, Unit::Seconds);
         Some(Self {
             dtype: case.params.dtype.name(),
-            difference: seconds(saved.abs()),
-            share: case.quantity(saved / naive.step.value(), Unit::One),
+            difference: seconds(saved.value().abs()),
+            share: SameRun::of(&saved, &naive.step).ok()?.ratio(),
             by_calls: seconds(naive.calls.saturating_sub(flat.calls) as f64 * row.link.overhead_s),
             overhead: seconds(row.link.overhead_s),
             flat,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::bench::ddp_step::Row;
 use crate::bench::ddp_step::tables::{StepCase, StrategyNumbers, steps_answer};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, Unit};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameRun, Unit};
 
 /// What the sentences quote of the first measured case.
 #[derive(Serialize)]
@@ -39,7 +39,7 @@ impl Quoted {
         let seconds = |x| case.quantity(x, Unit::Seconds);
         Some(Self {
             dtype: case.params.dtype.name(),
-            share: case.quantity(naive.communication.value() / naive.step.value(), Unit::One),
+            share: SameRun::of(&naive.communication, &naive.step).ok()?.ratio(),
             by_bytes: seconds(naive.bytes.value() / row.link.bytes_per_s),
             by_calls: seconds(naive.calls as f64 * row.link.overhead_s),
             overhead: seconds(row.link.overhead_s),

@@ -8,7 +8,9 @@ use super::memory::Moment;
 use super::{BESIDE_SHARDED, SCHEMES};
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::tables::{StepSetting, StrategyNumbers, ending, steps_tables};
-use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, Range, RecordSet, Records, Style, Table, Unit};
+use crate::harness::answer::{
+    Answer, Audience, Case, Claim, Quantity, Range, RecordSet, Records, SameRun, Style, Table, Unit,
+};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
@@ -164,19 +166,18 @@ impl StepNumbers {
     fn of(case: &ShardingCase, row: &Row, cases: &[ShardingCase]) -> Option<Self> {
         let of = |name| StrategyNumbers::of(case, &row.steps, name);
         let (base, sharded, zero1) = (of(BESIDE_SHARDED)?, of(SHARDED_OPTIMIZER)?, of(ZERO1)?);
-        let volume =
-            |numbers: &StrategyNumbers| case.quantity(numbers.bus_bytes.value() / base.bus_bytes.value(), Unit::One);
+        let volume = |numbers: &StrategyNumbers| Some(SameRun::of(&numbers.bus_bytes, &base.bus_bytes).ok()?.ratio());
         let kept = 1.0 / world_size(&case.params)?;
         Some(Self {
             dtype: case.params.dtype.name(),
             spared: 1.0 - kept,
             kept,
-            more_bytes: case.quantity(sharded.bytes.value() - base.bytes.value(), Unit::Bytes),
+            more_bytes: SameRun::of(&sharded.bytes, &base.bytes).ok()?.difference(),
             more_calls: sharded.calls.saturating_sub(base.calls),
             over: over_bucketed(cases, ZERO1)?,
             ahead: over_bucketed(cases, ZERO1_IN_BACKWARD)?,
-            volume: volume(&sharded),
-            of_zero1: volume(&zero1),
+            volume: volume(&sharded)?,
+            of_zero1: volume(&zero1)?,
             backward: of(ZERO1_IN_BACKWARD)?,
             base,
             sharded,
@@ -201,7 +202,7 @@ fn over_bucketed(cases: &[ShardingCase], strategy: &str) -> Option<Range> {
     Range::of(cases.iter().filter_map(|case| {
         let of = |name| StrategyNumbers::of(case, &case.row()?.steps, name);
         let (ours, buckets) = (of(strategy)?, of(overlap_bucketed::STRATEGY.name)?);
-        Some(case.quantity(ours.step.value() / buckets.step.value(), Unit::One))
+        Some(SameRun::of(&ours.step, &buckets.step).ok()?.ratio())
     }))
 }
 

@@ -1,5 +1,7 @@
 //! Axes of a plot: the range of the data, round marks on it, and how a mark is written.
 
+use crate::harness::answer::format::grouped;
+
 /// One axis: maps data values to positions in points.
 pub struct Axis {
     log: bool,
@@ -78,19 +80,8 @@ pub fn label(tick: f64, ticks: &[f64]) -> String {
     };
     let even = ticks.len() > 2 && (ticks[1] - ticks[0] - (ticks[2] - ticks[1])).abs() < 1e-9 * size.max(1e-9);
     let digits = if even { ticks.iter().map(|t| own(*t)).max().unwrap_or(0) } else { own(tick) } as usize;
-    let text = format!("{tick:.digits$}").replace('-', "−");
-    match text.len() {
-        4.. if digits == 0 && size >= 1e3 => {
-            let at = text.len() - 3;
-            let (head, tail) = text.split_at(at);
-            if head.len() > 3 {
-                format!("{},{},{tail}", &head[..head.len() - 3], &head[head.len() - 3..])
-            } else {
-                format!("{head},{tail}")
-            }
-        }
-        _ => text,
-    }
+    let text = if digits == 0 { grouped(tick, 0) } else { format!("{tick:.digits$}") };
+    text.replace('-', "−")
 }
 
 fn superscript(digit: char) -> char {
@@ -131,6 +122,7 @@ mod tests {
         let write = |ticks: &[f64]| ticks.iter().map(|t| label(*t, ticks)).collect::<Vec<_>>();
         assert_eq!(write(&[0.0, 0.5, 1.0]), ["0.0", "0.5", "1.0"]);
         assert_eq!(write(&[-200.0, 0.0, 200.0]), ["−200", "0", "200"]);
+        assert_eq!(write(&[-2e3, 0.0, 2e3]), ["−2,000", "0", "2,000"]);
         assert_eq!(write(&[512.0, 1024.0, 16384.0, 1048576.0]), ["512", "1,024", "16,384", "1,048,576"]);
         assert_eq!(write(&[1e-6, 1.0, 1e9]), ["10⁻⁶", "1", "10⁹"]);
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{Part, SWEEP, StepCase, TOTAL, cell, digits, mean, median, noise, of_grid, ratio, sizes};
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Case, Claim, Quantity, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Answer, Case, Claim, Quantity, RecordSet, SameRun, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -68,7 +68,7 @@ impl<'a> Steps<'a> {
 
     /// The first step over the median.
     fn start(&self) -> Option<Quantity> {
-        Some(self.case.quantity(self.total(0)?.value() / self.median().value(), Unit::One))
+        Some(SameRun::of(&self.total(0)?, &self.median()).ok()?.ratio())
     }
 
     /// How far the two are apart.
