@@ -9,7 +9,7 @@ use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tch::{Kind, Tensor};
 
 use super::environment::Environment;
@@ -138,8 +138,8 @@ fn check(group: &Group, request: Request) -> Result<()> {
     match request {
         Request::AllGather { outputs, inputs } => check_shares(outputs, inputs, ranks),
         Request::ReduceScatter { outputs, inputs, .. } => check_shares(inputs, outputs, ranks),
-        Request::Broadcast { root, .. } => Ok(ensure!(root < ranks, "broadcast from rank {root} of {ranks} ranks")),
-        Request::AllReduce { .. } | Request::Barrier => Ok(()),
+        Request::Broadcast { root, .. } if root >= ranks => bail!("broadcast from rank {root} of {ranks} ranks"),
+        Request::Broadcast { .. } | Request::AllReduce { .. } | Request::Barrier => Ok(()),
     }
 }
 

@@ -79,7 +79,7 @@ pub fn compare(older: &[f64], newer: &[f64]) -> Result<Comparison> {
     ensure!(older.iter().chain(newer).all(fine), "a sample to compare is not a finite number above zero");
     let p = mann_whitney(older, newer).p;
     let (ratio, interval) = ratio_interval(older, newer);
-    let within = |x: f64| x <= 1.0 + PRACTICAL_BOUND && x >= 1.0 / (1.0 + PRACTICAL_BOUND);
+    let within = |x: f64| (1.0 / (1.0 + PRACTICAL_BOUND)..=1.0 + PRACTICAL_BOUND).contains(&x);
     let change = match interval {
         Some((low, high)) if within(low) && within(high) => Change::Same,
         _ if p < ALPHA && !within(ratio) && ratio < 1.0 => Change::Faster,

@@ -33,8 +33,11 @@ pub struct Strategy {
     pub name: &'static str,
     /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and the gradients of later
     /// backward passes are averaged. `parameters` are the replica's, each tensor once.
-    pub construct: fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>,
+    pub construct: Construct,
 }
+
+/// Makes a strategy's replica of the parameters.
+pub type Construct = fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>;
 
 /// The options of all strategies; each strategy reads those that it needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

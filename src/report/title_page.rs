@@ -101,7 +101,7 @@ impl Front {
         out += "\n## Contents\n\n";
         for p in &self.problems {
             let status = if p.open { "not answered".into() } else { format!("{} of {}", p.earned, p.points) };
-            let _ = writeln!(out, "- {} [{}](#{}): {status} points", p.section, p.title, anchor(&p.title));
+            let _ = writeln!(out, "- {} [{}](#{}): {status} points", p.section, p.title, anchor(p.title));
         }
         out.replace("not answered points", "not answered")
     }

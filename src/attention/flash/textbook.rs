@@ -65,7 +65,8 @@ impl KernelSet for Textbook {
         };
         let tiles = TileConfig::backward(inputs.variant);
         let shared_bytes = tiles.shared_bytes();
-        static LOADED: Cache<Variant, (Kernel<Rowsums>, Kernel<Keys>, Kernel<Queries>)> = Cache::new();
+        type Kernels = (Kernel<Rowsums<'static>>, Kernel<Keys<'static>>, Kernel<Queries<'static>>);
+        static LOADED: Cache<Variant, Kernels> = Cache::new();
         let kernels = LOADED.get(inputs.device(), inputs.variant, || {
             let module = cuda::load(inputs.device(), &tiles.program())?;
             let (keys, queries) = (module.kernel()?, module.kernel()?);

@@ -227,8 +227,11 @@ fn named(kernel: &Kernel) -> String {
     if kernel.name.is_empty() { "the driver's copies and fills".into() } else { format!("`{}`", kernel.name) }
 }
 
+/// What a column shows of a profile.
+type ProfiledCell = fn(&Profiled) -> Cell;
+
 /// A line for each case: size, context and these columns; one that was not measured has its outcome instead.
-fn lines<const N: usize>(cases: &[&ProfileCase], columns: [(Column, fn(&Profiled) -> Cell); N]) -> Table {
+fn lines<const N: usize>(cases: &[&ProfileCase], columns: [(Column, ProfiledCell); N]) -> Table {
     let (heads, cells): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
     let mut table = Table::new([vec![Column::text("size"), Column::right("context")], heads].concat());
     for case in cases {

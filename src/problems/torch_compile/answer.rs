@@ -100,7 +100,7 @@ impl Compilation {
         let [breaks, hits] = [sum(|compile| compile.graph_breaks), sum(|compile| compile.cache_hits)];
         let whole = functions > 0 && graphs == functions && breaks == 0 && hits == 0;
         let first_calls = cases.attention.iter().filter_map(|case| case.first_calls(case.row?.compile.as_ref()?, true));
-        let range = Range::of(&first_calls.collect::<Vec<_>>());
+        let range = Range::of(first_calls);
         Self {
             functions,
             compiling: range.map(|Range { low, high }| format::range(low.value(), high.value(), Style::Sec, 1)),

@@ -101,7 +101,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let columns = interleave(
         p.turns(),
         [
-            Variant::new(|| turn(p, &generator, |inputs| eager_passes(inputs))),
+            Variant::new(|| turn(p, &generator, eager_passes)),
             Variant::prepared(&eager, |_| python("eager")),
             Variant::prepared(&compiled, |_| python("compiled")),
             Variant::prepared(&captured, |captured| turn(p, &generator, |inputs| captured.passes(inputs))),

@@ -24,7 +24,8 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let [keys, queries] = *schedule::cached(&SPLITS, inputs.variant, inputs, multiprocessors, search)?;
     let scratch = scratch(inputs, gradients, blocks, [keys, queries])?;
     let problem = problem(inputs, saved, gradients, &scratch, [keys, queries])?;
-    static LOADED: Cache<Variant, (Kernel<Prepare>, Kernel<Backward>, Kernel<Combine>)> = Cache::new();
+    type Kernels = (Kernel<Prepare<'static>>, Kernel<Backward<'static>>, Kernel<Combine<'static>>);
+    static LOADED: Cache<Variant, Kernels> = Cache::new();
     let kernels = LOADED.get(device, inputs.variant, || {
         let module = cuda::load(device, &config.program())?;
         let backward = module.kernel()?.allow_shared(config.most_shared_bytes())?;

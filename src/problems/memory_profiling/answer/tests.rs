@@ -124,7 +124,8 @@ fn number(answer: &Answer, path: &str) -> f64 {
 #[test]
 fn every_claim_follows_the_records() {
     // Ties do not hold.
-    let edits: [(&str, fn(&mut Row, &mut Row)); 9] = [
+    type Edit = fn(&mut Row, &mut Row);
+    let edits: [(&str, Edit); 9] = [
         ("autocast-changes-a-step-little", |_, mixed| mixed.training_step.peak.allocated_bytes /= 2),
         ("autocast-raises-forward", |full, mixed| mixed.forward.peak = full.forward.peak),
         ("backward-descends", |full, _| full.training_step.phases[0].peak.requested_bytes = 4000),

@@ -91,7 +91,8 @@ fn claims_follow_the_profiles() {
     let well = answered(&[small(512, |_| {})]);
     assert_eq!(well.holds("all-cases-fit"), Some(true));
     assert_eq!(well.holds("off-where-the-gpu-waits"), None, "nothing is off");
-    let ill: [(&str, fn(&mut Row)); 9] = [
+    type Edit = fn(&mut Row);
+    let ill: [(&str, Edit); 9] = [
         ("profile-matches-the-clock", |row| row.host.inference = samples(0.5)),
         ("calls-are-9L-plus-1", |row| row.matmuls.operators = 108),
         ("products-are-9L-plus-1", |row| row.matmuls.kernels = 120),

@@ -65,7 +65,7 @@ impl Training {
             step: in_step(&example, products)?,
             adamw: adamw_in_step(&example)?,
             plain: plain_adamw(&example, plain).unwrap_or_default(),
-            inferences: Range::of(&profiles.iter().map(inference).collect::<Vec<_>>())?,
+            inferences: Range::of(profiles.iter().map(inference))?,
             steps: Range::of(&steps)?,
             fell: n_of(fell, all),
             same_top: n_of(same_top, all),

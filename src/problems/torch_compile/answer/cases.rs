@@ -148,6 +148,6 @@ impl<'a, P, R> Ratio<'a, P, R> {
     /// From the smallest to the largest of those that fulfil a condition; none of nothing.
     pub fn range(ratios: &[Self], of: impl Fn(&P) -> bool) -> Option<Range> {
         let ratios = ratios.iter().filter(|ratio| of(ratio.case.params));
-        Range::of(&ratios.map(|ratio| ratio.value.clone()).collect::<Vec<_>>())
+        Range::of(ratios.map(|ratio| ratio.value.clone()))
     }
 }
