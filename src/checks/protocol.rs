@@ -34,7 +34,7 @@ pub const RTOL: f64 = 1e-5;
 pub const ATOL: f64 = 1e-8;
 
 /// A launch that is not done by now hangs: a case takes milliseconds.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// One network, how it is trained, and all random seeds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

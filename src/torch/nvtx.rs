@@ -1,7 +1,8 @@
 //! Named ranges of the program, such as "forward" or "softmax", to which profiles and memory histories attribute work.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 use cxx::UniquePtr;
 
@@ -11,15 +12,19 @@ use super::lock;
 /// How many listeners there are; without one a range costs a single load.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
 
-/// The ranges that are open, outermost first. They are the process's and not a thread's: libtorch may run parts of a
-/// backward pass on threads of its own while the thread that opened the range waits for it.
+/// The thread that has the listeners. Its ranges alone are tracked, so that steps on several threads keep theirs apart.
+static LISTENING: Mutex<Option<ThreadId>> = Mutex::new(None);
+static ENDED: Condvar = Condvar::new();
+
+/// The ranges that are open, outermost first. Any thread may read them: libtorch may run parts of a backward pass on threads
+/// of its own while the thread that opened the range waits for it.
 static OPEN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
-/// Runs `body` inside the range `name`; ranges nest. Only the thread that drives a step may open ranges.
+/// Runs `body` inside the range `name`; ranges nest. The thread that drives a step opens them.
 ///
 /// A Kineto profile shows the range as a user annotation, NVIDIA's profilers show it as an NVTX range.
 pub fn range<T>(name: &'static str, body: impl FnOnce() -> T) -> T {
-    if LISTENERS.load(Ordering::Relaxed) == 0 {
+    if LISTENERS.load(Ordering::Relaxed) == 0 || *lock(&LISTENING) != Some(thread::current().id()) {
         return body();
     }
     lock(&OPEN).push(name);
@@ -32,12 +37,17 @@ pub fn current() -> String {
     lock(&OPEN).join("/")
 }
 
-/// Ranges are tracked while at least one of these exists.
+/// The ranges of the thread that starts one are tracked until it is dropped there. They nest.
 #[derive(Debug)]
 pub struct Listener(());
 
 impl Listener {
+    /// Waits until no other thread has one.
     pub fn start() -> Self {
+        let this = thread::current().id();
+        let other = |owner: &mut Option<ThreadId>| owner.is_some_and(|owner| owner != this);
+        let mut owner = ENDED.wait_while(lock(&LISTENING), other).unwrap_or_else(PoisonError::into_inner);
+        *owner = Some(this);
         LISTENERS.fetch_add(1, Ordering::Relaxed);
         Self(())
     }
@@ -45,7 +55,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        LISTENERS.fetch_sub(1, Ordering::Relaxed);
+        let mut owner = lock(&LISTENING);
+        if LISTENERS.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *owner = None;
+            ENDED.notify_all();
+        }
     }
 }
 
@@ -57,5 +71,27 @@ struct Close {
 impl Drop for Close {
     fn drop(&mut self) {
         lock(&OPEN).pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_another_thread_are_not_tracked_and_its_listener_waits() {
+        let listener = Listener::start();
+        let nested = Listener::start();
+        let seen =
+            range("forward", || thread::scope(|scope| scope.spawn(|| range("another's", current)).join().unwrap()));
+        assert_eq!(seen, "forward");
+        let other = thread::spawn(|| {
+            let _listener = Listener::start();
+            range("backward", current)
+        });
+        drop(nested);
+        assert_eq!(range("optimizer", current), "optimizer");
+        drop(listener);
+        assert_eq!(other.join().unwrap(), "backward");
     }
 }

@@ -157,7 +157,7 @@ impl Sizes {
         if set.reads(&four) {
             return Ok(four);
         }
-        // In memory of its own, which begins where the allocator's blocks do.
+        // A copy, since the allocator aligns the start of every block.
         let mut copy = Tensor::f_empty(four.size(), (t.kind(), t.device()))?;
         copy.f_copy_(&four).context("copying an input whose layout the kernels cannot read")?;
         Ok(copy)

@@ -119,7 +119,7 @@ impl Figure {
         Self { alt: alt.into(), drawing: Drawing::Heatmap(heatmap), caption: None }
     }
 
-    /// With a caption of its own, in Markdown.
+    /// Sets the caption, in Markdown.
     pub fn captioned(mut self, caption: impl Into<String>) -> Self {
         self.caption = Some(caption.into());
         self

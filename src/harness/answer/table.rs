@@ -95,7 +95,7 @@ impl<T> TableBuilder<T> {
         self
     }
 
-    /// With a caption of its own, in Markdown.
+    /// Sets the caption, in Markdown.
     pub fn captioned(self, caption: impl Into<String>) -> Table {
         self.table.captioned(caption)
     }
@@ -166,7 +166,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// With a caption of its own, in Markdown.
+    /// Sets the caption, in Markdown.
     pub fn captioned(mut self, caption: impl Into<String>) -> Self {
         self.caption = Some(caption.into());
         self

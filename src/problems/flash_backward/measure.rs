@@ -61,7 +61,7 @@ struct Tried {
     /// What the names of its kernels on the device begin with: libtorch's take most of the time where a checker looks.
     prefix: &'static str,
     kinds: &'static [Kind],
-    /// One of the two 16-bit types, whose programs differ in conversions alone; `suites/kernels.rs` has both.
+    /// One of the two 16-bit types, whose programs differ in conversions alone; `attention/flash/*/tests.rs` run both.
     emulated_kinds: &'static [Kind],
     /// Head dimensions on a GPU.
     dimensions: &'static [i64],
@@ -75,7 +75,7 @@ struct Tried {
     more_tiles_than_places: Option<Shape>,
 }
 
-/// In both sizes of tiles, whatever the shape.
+/// Every shape runs with both tile sizes.
 const HOPPER: Tried = Tried {
     attentions: &Hopper::SIZES,
     kernels: &["flash_forward.cu", "flash_backward.cu"],
