@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::Mutex;
 
 use anyhow::{Context as _, Result, ensure};
 use flate2::Compression;
@@ -12,7 +11,6 @@ use flate2::write::GzEncoder;
 use tch::Device;
 
 use super::bridge::{check, ffi};
-use super::lock;
 use super::nvtx::Listener;
 use super::trace::Trace;
 
@@ -28,10 +26,9 @@ pub struct Profile {
 /// `body` must wait for the device, or its last work is missing. A process has one Kineto: another thread's profile
 /// waits until this one ends. Errors: those of `body`, and a profile inside a profile.
 pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T, Profile)> {
-    static ONE: Mutex<()> = Mutex::new(());
     // libtorch does not refuse a profile inside another one of the same thread: it loses the outer one.
     ensure!(!PROFILED.get(), "this thread is being profiled already: a profile cannot hold another one");
-    let _one = lock(&ONE);
+    // Waits for another thread's profile, which has a listener too.
     let listener = Listener::start();
     check(ffi::start_kineto(device.is_cuda())).context("starting Kineto")?;
     PROFILED.set(true);
