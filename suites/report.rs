@@ -45,7 +45,7 @@ fn the_full_document_becomes_the_same_pdf_twice() {
 #[test]
 fn a_document_of_forty_pages_is_laid_out() {
     let mut many = full();
-    for i in 0..8 {
+    for i in 0..12 {
         many.problems.push(attention(&format!("again_{i}")));
         many.problems.push(long(&format!("long_{i}")));
     }
