@@ -3,34 +3,32 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use self::printed::{bandwidth, machines, not_run, table};
+use self::printed::{bandwidth, not_run, table};
 use self::sum::{Sum, ends, of_size, on_two, ratio};
 use super::measure::AllReduce;
 use crate::collective::Backend;
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, Records, Unit};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, Records};
 
 mod printed;
 mod sum;
-
-/// One GPU's NVLink in one direction, in bytes per second: 18 links of 25 GB/s (data sheets of the H100 SXM and the H200).
-const NVLINK: f64 = 450e9;
-const GPUS_WITH_NVLINK: [&str; 2] = ["NVIDIA H100 80GB HBM3", "NVIDIA H200"];
 
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
     /// The back end whose sums decide the claims: NCCL where it was measured.
     backend: &'static str,
-    nccl_machine: String,
-    gloo_machine: String,
+    /// Whether two processes have several sizes; then they follow. So with the others.
+    sized: bool,
+    #[serde(flatten)]
     sizes: Option<Sizes>,
+    scaled: bool,
+    #[serde(flatten)]
     processes: Option<Processes>,
+    paired: bool,
+    #[serde(flatten)]
     backends: Option<Backends>,
     /// Gloo's bus bandwidth at its largest size, over all numbers of processes.
-    gloo: Option<Range>,
-    link: Option<Link>,
-    /// Our time over PyTorch's, in all paired turns of all sums.
-    over_pytorch: Option<Range>,
+    gloo_busbw: Option<Range>,
     /// What was not run, in sentences.
     not_run: Vec<String>,
 }
@@ -50,10 +48,13 @@ struct Sizes {
 /// The largest sum on two processes and on the most.
 #[derive(Serialize)]
 struct Processes {
+    #[serde(rename = "processes")]
     most: usize,
     /// Over the time on two.
     time: Range,
     busbw: Range,
+    /// Over the bandwidth of the link; none for GPUs whose links are not known.
+    link: Option<Quantity>,
     /// The bus bandwidth over that of two, over all turns.
     #[serde(skip)]
     kept: Range,
@@ -68,13 +69,6 @@ struct Backends {
     ratio: Option<Range>,
 }
 
-/// The highest bus bandwidth between GPUs against that of their links.
-#[derive(Serialize)]
-struct Link {
-    bandwidth: Quantity,
-    share: Quantity,
-}
-
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
     let cases = main.cases::<AllReduce>()?;
@@ -83,17 +77,18 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     };
     let (fast, slow) = (of(Backend::Nccl), of(Backend::Gloo));
     let judged = if fast.is_empty() { &slow } else { &fast };
-    let all = || fast.iter().chain(&slow);
+    let (sizes, processes) = (Sizes::of(judged), Processes::of(judged));
+    let backends = Backends::of(&fast, &slow);
+    let largest = on_two(&slow).pop();
     let quoted = Quoted {
+        sized: sizes.is_some(),
+        scaled: processes.is_some(),
+        paired: backends.is_some(),
         backend: if fast.is_empty() { "Gloo" } else { "NCCL" },
-        nccl_machine: machines(fast.iter().map(|sum| sum.case)),
-        gloo_machine: machines(slow.iter().map(|sum| sum.case)),
-        sizes: Sizes::of(judged),
-        processes: Processes::of(judged),
-        backends: Backends::of(&fast, &slow),
-        gloo: on_two(&slow).pop().and_then(|two| Range::of(of_size(&slow, two).flat_map(|sum| ends(sum.busbw())))),
-        link: Link::of(&fast),
-        over_pytorch: Range::of(all().filter_map(|sum| sum.over_pytorch.clone()).flat_map(ends)),
+        sizes,
+        processes,
+        backends,
+        gloo_busbw: largest.and_then(|two| Range::of(of_size(&slow, two).flat_map(|sum| ends(sum.busbw())))),
         not_run: not_run(&cases),
     };
     let mut answer = Answer::of(main, &quoted)?;
@@ -106,8 +101,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
             }
         }
     }
-    if all().next().is_some() {
-        answer.figure("bandwidth", bandwidth(&fast, &slow, quoted.link.as_ref()))?;
+    if !judged.is_empty() {
+        answer.figure("bandwidth", bandwidth(&fast, &slow, fast.iter().any(Sum::has_nvlink)))?;
     }
     Ok(answer)
 }
@@ -115,7 +110,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 fn claims(answer: &mut Answer, quoted: &Quoted) -> Result<()> {
     if let Some(Sizes { gain, .. }) = &quoted.sizes {
         let name = "least bandwidth of the largest sum over the most of the smallest";
-        answer.claim(Claim::above("latency-bounds-small-sums", name, &gain.low, 1.5))?;
+        answer.claim(Claim::above("latency-bound", name, &gain.low, 1.5))?;
     }
     if let Some(Processes { kept, .. }) = &quoted.processes {
         answer.claim(Claim::above("busbw-holds", "least busbw over the most of 2 processes", &kept.low, 0.9))?;
@@ -149,6 +144,7 @@ impl Processes {
             most: widest.params.world_size,
             time: ratio(&widest.range, &two.range)?,
             busbw: widest.said_busbw(),
+            link: widest.of_link(),
             kept: ratio(&widest.busbw(), &two.busbw())?,
         })
     }
@@ -159,23 +155,6 @@ impl Backends {
         let nccl = on_two(fast).pop()?;
         let gloo = of_size(slow, nccl).find(|sum| sum.params.world_size == 2)?;
         Some(Self { nccl: nccl.said_time(), gloo: gloo.said_time(), ratio: ratio(&gloo.range, &nccl.range) })
-    }
-}
-
-impl Link {
-    /// None for GPUs whose links are not known.
-    fn of(sums: &[Sum]) -> Option<Self> {
-        let known = |sum: &Sum| {
-            let gpus = &sum.case.id.machine().gpus;
-            gpus.iter().all(|gpu| GPUS_WITH_NVLINK.contains(&gpu.name.as_str()))
-        };
-        let fastest = sums.iter().filter(|sum| sum.turns.is_stable());
-        let fastest = fastest.max_by(|a, b| a.busbw().high.value().total_cmp(&b.busbw().high.value()))?;
-        let share = fastest.rate(&fastest.time).value() / NVLINK;
-        sums.iter().all(known).then(|| Self {
-            bandwidth: Quantity::constant(NVLINK, Unit::BytesPerSecond),
-            share: fastest.case.quantity(share, Unit::One),
-        })
     }
 }
 

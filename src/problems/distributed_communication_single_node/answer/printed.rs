@@ -1,8 +1,7 @@
 //! The tables and the figure of the all-reduces, and what their captions say.
 
 use super::super::measure::Params;
-use super::Link;
-use super::sum::{Sum, SumCase};
+use super::sum::{NVLINK, Sum, SumCase};
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{self, distinct, grouped, listed, markdown, time};
@@ -13,7 +12,7 @@ use crate::harness::stats;
 use crate::units::GB;
 
 /// The machines of `cases`. Sums over Gloo ran on the processor.
-pub fn machines<'a>(cases: impl IntoIterator<Item = &'a SumCase>) -> String {
+fn machines<'a>(cases: impl IntoIterator<Item = &'a SumCase>) -> String {
     let name = |case: &SumCase| {
         let profile = if case.params.backend == Backend::Nccl { Profile::Gpu } else { Profile::Cpu };
         markdown(&machine_name(case.id.machine(), profile))
@@ -66,7 +65,7 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
 }
 
 /// A line for each back end and number of processes, and one for the link.
-pub fn bandwidth(fast: &[Sum], slow: &[Sum], link: Option<&Link>) -> Figure {
+pub fn bandwidth(fast: &[Sum], slow: &[Sum], nvlink: bool) -> Figure {
     let mut series = Vec::new();
     for (name, sums) in [("NCCL", fast), ("Gloo", slow)] {
         for processes in distinct(sums.iter().map(|sum| sum.params.world_size)) {
@@ -75,13 +74,20 @@ pub fn bandwidth(fast: &[Sum], slow: &[Sum], link: Option<&Link>) -> Figure {
             series.push(Series::over_numbers(format!("{name}, {processes} processes"), points));
         }
     }
-    if let Some(Link { bandwidth, .. }) = link {
+    if nvlink {
         let sizes = distinct(fast.iter().map(|sum| sum.params.size_mb));
-        let points = sizes.into_iter().map(|size| (size as f64, Some(bandwidth.value() / GB)));
+        let points = sizes.into_iter().map(|size| (size as f64, Some(NVLINK / GB)));
         series.push(Series::over_numbers("NVLink, one direction", points));
     }
     let names: Vec<_> = series.iter().map(|series| series.name.clone()).collect();
     let plot = Plot::new(PlotKind::Line, "size (MB)", "bus bandwidth (GB/s)", series);
     let alt = format!("Bus bandwidth of an all-reduce against the size of the tensor: {}.", listed(&names));
-    Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot })
+    let places = [("NCCL connects GPUs", fast), ("Gloo connects processes", slow)];
+    let places = places.iter().filter(|(_, sums)| !sums.is_empty());
+    let places = places.map(|(what, sums)| format!("{what} ({})", machines(sums.iter().map(|sum| sum.case))));
+    let places = places.collect::<Vec<_>>().join("; ");
+    let link = format!(" NVLink carries {} GB/s per GPU and direction (data sheet).", NVLINK / GB);
+    let link = if nvlink { link } else { String::new() };
+    let caption = format!("Bus bandwidth of float32 all-reduces, medians of all calls. {places}.{link}");
+    Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot }).captioned(caption)
 }

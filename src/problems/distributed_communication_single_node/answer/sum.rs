@@ -2,9 +2,14 @@
 
 use super::super::measure::{Params, Row};
 use crate::bench::turns::TurnTimes;
+use crate::collective::Backend;
 use crate::harness::answer::{Case, Cell, Quantity, Range, SameMachine, Style, Unit, format};
 
 pub type SumCase = Case<Params, Row>;
+
+/// One GPU's NVLink in one direction, in bytes per second: 18 links of 25 GB/s (data sheets of the H100 SXM and the H200).
+pub const NVLINK: f64 = 450e9;
+const GPUS_WITH_NVLINK: [&str; 2] = ["NVIDIA H100 80GB HBM3", "NVIDIA H200"];
 
 /// A case that was measured.
 pub struct Sum<'a> {
@@ -47,6 +52,17 @@ impl<'a> Sum<'a> {
     /// Over the turns.
     pub fn busbw(&self) -> Range {
         Range { low: self.rate(&self.range.high), high: self.rate(&self.range.low) }
+    }
+
+    pub fn has_nvlink(&self) -> bool {
+        let gpus = &self.case.id.machine().gpus;
+        self.params.backend == Backend::Nccl && gpus.iter().all(|gpu| GPUS_WITH_NVLINK.contains(&gpu.name.as_str()))
+    }
+
+    /// The bus bandwidth over that of the link.
+    pub fn of_link(&self) -> Option<Quantity> {
+        let share = self.rate(&self.time).value() / NVLINK;
+        (self.has_nvlink() && self.turns.is_stable()).then(|| self.case.quantity(share, Unit::One))
     }
 
     /// What a sentence says: the median, or the range of unstable turns.
