@@ -61,7 +61,8 @@ fn back_ends_of_two_hosts_with_the_same_gpus_have_no_ratio() {
     let of = |gpus: usize, cores: usize| {
         let made_up = sum(MadeUp::gpu("x").run("nccl", Some("NVIDIA H200")), &nccl, 0.001);
         let mut records = sum(made_up.run("gloo", Some("NVIDIA H200")), &gloo, 0.14).records();
-        let host = &mut records.gpu.as_mut().unwrap().file.runs.iter_mut().find(|run| run.id == "nccl").unwrap().machine;
+        let host =
+            &mut records.gpu.as_mut().unwrap().file.runs.iter_mut().find(|run| run.id == "nccl").unwrap().machine;
         host.gpus = vec![host.gpus[0].clone(); gpus];
         host.cores = cores;
         answer(&records, Audience::Ours).unwrap()

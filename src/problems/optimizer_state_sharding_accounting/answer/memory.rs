@@ -123,7 +123,8 @@ fn lines<'a>(params: &Params, row: &'a Row) -> Vec<Line<'a>> {
         let own = at > 0 || rank.peak_since_start || scheme == SCHEMES[0] || params.backend == Backend::Gloo;
         Line { scheme, moment, peak: own.then_some(moment.peak) }
     };
-    let of = |scheme| rank_0(row, scheme).into_iter().flat_map(move |rank| (0..5).map(move |at| line(scheme, rank, at)));
+    let of =
+        |scheme| rank_0(row, scheme).into_iter().flat_map(move |rank| (0..5).map(move |at| line(scheme, rank, at)));
     SCHEMES.into_iter().flat_map(of).collect()
 }
 

@@ -152,9 +152,8 @@ fn optimizer(timeline: &Timeline) -> Option<&Span> {
 pub fn volume_table(case: &ShardingCase, row: &Row) -> Table {
     let (style, unit) = memory_style(case);
     let bytes = |n: u64| case.quantity(n as f64, Unit::Bytes);
-    let of = |scheme| {
-        Some((scheme, StrategyNumbers::of(case, &row.steps, scheme)?, rank_0(row, scheme)?.moments.get(4)?))
-    };
+    let of =
+        |scheme| Some((scheme, StrategyNumbers::of(case, &row.steps, scheme)?, rank_0(row, scheme)?.moments.get(4)?));
     Table::of(SCHEMES.into_iter().filter_map(of))
         .text("scheme", |(scheme, ..)| scheme_name(scheme))
         .number("to collectives (MB)", Style::Mb, 0, |(_, numbers, _)| numbers.bytes.clone())

@@ -14,8 +14,7 @@ use crate::model::{Precision, SizeName};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::ZERO1_IN_BACKWARD;
 
-const CLAIMS: [&str; 4] =
-    ["as-counted", "saves-state", "costs-time", "trade-adds-up"];
+const CLAIMS: [&str; 4] = ["as-counted", "saves-state", "costs-time", "trade-adds-up"];
 
 const MOMENTS: [&str; 5] =
     ["after init", "before the first step", "after the first step", "before a later step", "after a later step"];
@@ -75,8 +74,11 @@ impl MadeUpCase {
         sharded["calls"] = json!(150);
         let end = 10.0 + adamw + broadcasts;
         sharded["timeline"]["compute"] = json!([span("optimizer", 10.0, end)]);
-        sharded["timeline"]["communication"] =
-            json!([span("all_reduce", 1.0, 2.0), span("broadcast", 10.0 + adamw, 10.0 + adamw), span("broadcast", end, end)]);
+        sharded["timeline"]["communication"] = json!([
+            span("all_reduce", 1.0, 2.0),
+            span("broadcast", 10.0 + adamw, 10.0 + adamw),
+            span("broadcast", end, end)
+        ]);
         steps["strategies"][BESIDE_SHARDED]["timeline"]["compute"] = json!([span("optimizer", 5.0, 5.0 + alone)]);
         let memory: BTreeMap<_, _> =
             SCHEMES.iter().zip(self.memory).map(|(name, memory)| (name, rank(memory, self.marked))).collect();
