@@ -40,10 +40,16 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
     let measured = |case: &&SumCase| case.row().is_some();
     let none = !cases.iter().any(measured);
     let times = |low, high| format!("{} to {}", time(low), time(high));
-    Table::of(cases.iter().map(|case| (*case, Sum::of(case))))
+    let calls = |case: &SumCase| (case.params.rounds * case.params.iterations).to_string();
+    let counts = distinct(cases.iter().copied().filter(measured).map(calls));
+    let mut table = Table::of(cases.iter().map(|case| (*case, Sum::of(case))))
         .right("MB", |(case, _)| grouped(case.params.size_mb as f64, 0))
-        .right("processes", |(case, _)| case.params.world_size.to_string())
-        .right("calls", |(_, sum)| sum.as_ref().map(|sum| (sum.params.rounds * sum.params.iterations).to_string()))
+        .right("processes", |(case, _)| case.params.world_size.to_string());
+    if counts.len() > 1 {
+        table = table.right("calls", |(case, sum)| sum.as_ref().map(|_| calls(case)));
+    }
+    let count = if counts.len() == 1 { &counts[0] } else { "all" };
+    table
         .column(Column::time("time (ms)"), |(case, sum)| match sum {
             Some(sum) => sum.turns.cell(&sum.time, times),
             None => case.outcome.label().into(),
@@ -57,7 +63,7 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
             Some(format::range(low.value(), high.value(), Style::Fixed, 2))
         })
         .captioned(format!(
-            "All-reduce of float32 over {name} ({}): medians of all calls, or the lowest and the highest median of a turn \
+            "All-reduce of float32 over {name} ({}): medians of {count} calls, or the lowest and the highest median of a turn \
              where these differ by more than {}. Ratios are of paired turns.",
             machines(cases.iter().copied().filter(|case| none || measured(case))),
             format::print(stats::MOST_SPREAD - 1.0, Style::Percent, 0)

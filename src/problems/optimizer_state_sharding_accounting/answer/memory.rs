@@ -135,10 +135,12 @@ pub fn table(case: &ShardingCase, row: &Row) -> Table {
     let StepSetting { size, sequences, .. } = StepSetting::of(&case.params);
     let (style, unit) = memory_style(case);
     let caption = format!(
-        "Memory of rank 0: {size}, {}, {world_size} ranks with {sequences} of {context_length} tokens each, {}. A peak is the \
-         highest since the moment before; activations raise it before the step, by counting to {} {unit}.{}",
+        "Memory of rank 0: {size}, {}, {world_size} ranks with {sequences} of {context_length} tokens each, {}. Of what is in \
+         use, parameters are always {} {unit}; a peak is the highest since the moment before, and activations raise it before \
+         the step (counted: {} {unit}).{}",
         dtype.name(),
         machine(case),
+        print(row.predicted.parameters as f64, style, 2),
         print(row.predicted.peak_before_first_step as f64, style, 2),
         missing(&lines)
     );
@@ -151,9 +153,10 @@ pub fn other_moments(case: &ShardingCase, row: &Row) -> Table {
     let later = row.predicted.peak_before_later_step as f64;
     let (style, unit) = memory_style(case);
     let caption = format!(
-        "The other moments of the same runs: a later step, when optimizer state and activations exist together (counted peak \
-         without sharding: {} {unit}), and ZeRO-1.{}",
+        "The other moments: a later step, when optimizer state and activations exist together (counted peak without sharding: \
+         {} {unit}), and ZeRO-1. Parameters are always {} {unit}.{}",
         print(later, style, 2),
+        print(row.predicted.parameters as f64, style, 2),
         missing(&lines)
     );
     moments_table(case, lines).captioned(caption)
@@ -167,8 +170,8 @@ fn missing(lines: &[Line]) -> &'static str {
     match lines.iter().all(|line| line.peak.is_some()) {
         true => "",
         false => {
-            " The missing peaks after init were not recorded: the allocator's peak was not reset there. Until then all schemes \
-             run the same code."
+            " A missing peak was not recorded: the allocator's peak was not reset when that scheme began. Until after init all \
+             schemes run the same code."
         }
     }
 }
@@ -183,7 +186,6 @@ fn moments_table(case: &ShardingCase, lines: Vec<Line>) -> Table {
         .text("moment", |line| line.moment.name.as_str())
         .number(head("peak"), style, 2, |line| Cell::from(line.peak.map(bytes)))
         .number(head("in use"), style, 2, of(|moment| moment.in_use))
-        .number(head("parameters"), style, 2, of(|moment| moment.parameters))
         .number(head("gradients"), style, 2, of(|moment| moment.gradients))
         .number(head("state"), style, 2, of(|moment| moment.optimizer_state))
         .number(head("other"), style, 2, of(|moment| moment.other))
