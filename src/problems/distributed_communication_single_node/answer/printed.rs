@@ -64,7 +64,7 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
         })
         .captioned(format!(
             "All-reduce of float32 over {name} ({}): medians of {count} calls, or the lowest and the highest median of a turn \
-             where these differ by more than {}. Ratios are of paired turns.",
+             where these differ by over {}. Ratios are of paired turns.",
             machines(cases.iter().copied().filter(|case| none || measured(case))),
             format::print(stats::MOST_SPREAD - 1.0, Style::Percent, 0)
         ))
