@@ -135,9 +135,9 @@ pub fn table(case: &ShardingCase, row: &Row) -> Table {
     let StepSetting { size, sequences, .. } = StepSetting::of(&case.params);
     let (style, unit) = memory_style(case);
     let caption = format!(
-        "Memory of rank 0: {size}, {}, {world_size} ranks with {sequences} of {context_length} tokens each, {}. Of what is in \
-         use, parameters are always {} {unit}; a peak is the highest since the moment before, and activations raise it before \
-         the step (counted: {} {unit}).{}",
+        "Memory of rank 0: {size}, {}, {world_size} ranks with {sequences} of {context_length} tokens each, {}; parameters take \
+         {} {unit} throughout. A peak is the highest since the moment before (before the step {} {unit} are counted, with \
+         activations).{}",
         dtype.name(),
         machine(case),
         print(row.predicted.parameters as f64, style, 2),
@@ -154,7 +154,7 @@ pub fn other_moments(case: &ShardingCase, row: &Row) -> Table {
     let (style, unit) = memory_style(case);
     let caption = format!(
         "The other moments: a later step, when optimizer state and activations exist together (counted peak without sharding: \
-         {} {unit}), and ZeRO-1. Parameters are always {} {unit}.{}",
+         {} {unit}), and ZeRO-1. Parameters take {} {unit} throughout.{}",
         print(later, style, 2),
         print(row.predicted.parameters as f64, style, 2),
         missing(&lines)
@@ -170,8 +170,8 @@ fn missing(lines: &[Line]) -> &'static str {
     match lines.iter().all(|line| line.peak.is_some()) {
         true => "",
         false => {
-            " A missing peak was not recorded: the allocator's peak was not reset when that scheme began. Until after init all \
-             schemes run the same code."
+            " The missing peak was not recorded, because the allocator's peak was not reset when that scheme began; up to this \
+             moment all schemes run the same code."
         }
     }
 }
