@@ -82,11 +82,12 @@ impl Paired {
         self.steady && self.range.low.value() > 0.0
     }
 
-    /// The number if it is steady, else its range without decimals.
-    pub fn cell(&self, style: Style) -> Cell {
-        match self.steady {
+    /// Milliseconds: the number if its columns are steady and the rounds agree, else its range.
+    pub fn ms(&self) -> Cell {
+        let [low, high] = [&self.range.low, &self.range.high].map(Quantity::value);
+        match self.steady && low > 0.0 && high <= STEADY * low {
             true => Cell::from(&self.all),
-            false => range(self.range.low.value(), self.range.high.value(), style, 0).into(),
+            false => range(low, high, Style::Ms, if high < 0.01 { 1 } else { 0 }).into(),
         }
     }
 }
@@ -125,15 +126,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unsteady_column_is_printed_as_a_range_and_decides_nothing() {
+    fn what_is_not_steady_is_printed_as_a_range_and_decides_nothing() {
         let id = source("a", machine(None));
         let (noisy, base) = (rounds(&[2.0, 3.0], 2), rounds(&[1.0, 1.0], 2));
         let difference = Paired::difference(&id, &noisy, &base).unwrap();
         assert!(difference.range.low.value() > 0.0 && !difference.is_positive());
-        assert_eq!(difference.cell(Style::Ms), Cell::from("1,000 to 2,000"));
-        assert_eq!(
-            Paired::median(&id, &base).unwrap().cell(Style::Ms),
-            Cell::from(Quantity::new(1.0, Unit::Seconds, vec![id]))
-        );
+        assert_eq!(difference.ms(), Cell::from("1,000 to 2,000"));
+        // Both steps are steady, but their small difference is not.
+        let close = Paired::difference(&id, &rounds(&[1.002, 1.004], 2), &base).unwrap();
+        assert_eq!((close.ms(), close.is_positive()), (Cell::from("2.0 to 4.0"), true));
+        assert_eq!(Paired::median(&id, &base).unwrap().ms(), Cell::from(Quantity::new(1.0, Unit::Seconds, vec![id])));
     }
 }

@@ -14,6 +14,7 @@ use crate::harness::answer::format::{distinct, grouped, print};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{Answer, Case, CaseOutcome, Cell, RecordSet, Records, Style, Table, TableBuilder, Unit};
 use crate::harness::stats::max;
+use crate::units::MB;
 
 /// The strategies in the order of tables, each with its name there.
 pub const TITLES: [(&str, &str); 8] = [
@@ -71,10 +72,10 @@ impl StepSetting {
         }
     }
 
-    /// "xl model, 2 ranks over NCCL, 2 sequences of 512 tokens per rank".
+    /// "the xl model on 2 ranks over NCCL, 2 sequences of 512 tokens per rank".
     pub fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
-        format!("{size} model, {world_size} ranks over {backend}, {sequences} of {context} tokens per rank")
+        format!("the {size} model on {world_size} ranks over {backend}, {sequences} of {context} tokens per rank")
     }
 }
 
@@ -179,16 +180,16 @@ pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String
     if shown != Shown::Asked {
         table = rest(table);
     }
-    table.captioned(caption(cases))
+    table.captioned(caption(cases, shown))
 }
 
 fn asked<'a>(table: TableBuilder<Line<'a>>, hides: bool) -> TableBuilder<Line<'a>> {
     let table = table
         .number("step (ms)", Style::Ms, 1, |line| {
             let step = line.rounds.as_ref().and_then(|rounds| Paired::median(&line.case.id, rounds));
-            step.map(|step| step.cell(Style::Ms))
+            step.map(|step| step.ms())
         })
-        .number("above single (ms)", Style::Ms, 1, |line| line.beyond.as_ref().map(|beyond| beyond.cell(Style::Ms)));
+        .number("above single (ms)", Style::Ms, 1, |line| line.beyond.as_ref().map(|beyond| beyond.ms()));
     let table = if hides {
         table.number("hidden", Style::Percent, 0, |line| line.hidden.as_ref().map(|hidden| hidden.all.clone()))
     } else {
@@ -201,7 +202,7 @@ fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
     table
         .right("max/min of turns", |line| {
             line.rounds.as_ref().map(|rounds| {
-                let spread = print(rounds.spread(), Style::Fixed, 2);
+                let spread = print(rounds.spread(), Style::Fixed, 3);
                 if rounds.is_steady() { spread } else { format!("unstable, {spread}") }
             })
         })
@@ -227,7 +228,7 @@ struct Line<'a> {
 impl<'a> Line<'a> {
     fn lane(&self, of: fn(&StrategyColumn) -> &super::OverRanks) -> Option<Cell> {
         let rounds = Rounds::of(&of(self.column?).mean, self.case.params.rounds);
-        Some(Paired::median(&self.case.id, &rounds)?.cell(Style::Ms))
+        Some(Paired::median(&self.case.id, &rounds)?.ms())
     }
 }
 
@@ -259,13 +260,17 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
     }
 }
 
-/// The setting, how often it was timed, what every strategy sends, and the machine.
-fn caption(cases: &[&StepCase]) -> String {
+/// The setting with the machine, how often it was timed, and what every strategy sends.
+fn caption(cases: &[&StepCase], shown: Shown) -> String {
     let Some(first) = cases.first() else { return "No case is recorded.".into() };
     let Params { rounds, steps, .. } = first.params;
+    let setting = format!("{}, {}", StepSetting::of(&first.params).describe(), machines(cases.iter().copied()));
+    if shown == Shown::Rest {
+        return format!("Further columns of the table of steps: {setting}.");
+    }
     let columns = cases.iter().filter_map(|case| case.row()).flat_map(|row| row.steps().strategies.values());
     let sent = match distinct(columns.map(|column| column.bytes))[..] {
-        [bytes] => format!(" Every strategy sends {} MB per step.", grouped(bytes as f64 / crate::units::MB, 0)),
+        [bytes] => format!(" Every strategy sends {} MB per step.", grouped(bytes as f64 / MB, 0)),
         _ => String::new(),
     };
     let runs = match distinct(cases.iter().map(|case| &case.id.run)).len() {
@@ -273,11 +278,8 @@ fn caption(cases: &[&StepCase]) -> String {
         runs => format!(" The cases come from {runs} runs."),
     };
     format!(
-        "Training steps, {}: medians of {} steps in {rounds} turns, or the range of the turns' medians where unstable.{sent} \
-         {}.{runs}",
-        StepSetting::of(&first.params).describe(),
-        rounds * steps,
-        machines(cases.iter().copied())
+        "Training steps of {setting}: medians of {} steps, or ranges over {rounds} turns where unstable.{sent}{runs}",
+        rounds * steps
     )
 }
 

@@ -85,7 +85,8 @@ fn said_first(message: &str) -> String {
         true => format!("the deadline passed; {}", lines.next().unwrap_or_default()),
         false => first.to_string(),
     };
-    words.replace(" Float, sum", "").replace(" Float from rank 0", "")
+    let words = words.split("; its last words").next().unwrap_or(&words);
+    words.replace(" Float, sum", "").replace(" Float from rank 0", "").replace(", without a word", "")
 }
 
 /// What rank 1 does, in words.
@@ -147,6 +148,8 @@ mod tests {
     #[test]
     fn of_a_message_its_first_line_is_quoted_and_after_a_deadline_the_second_too() {
         assert_eq!(said_first("task fault_test on 2 ranks: rank 1 exited (status 7)\nmore"), "rank 1 exited");
+        let silent = "rank 1 exited; its last was barrier 1, without a word";
+        assert_eq!(said_first(silent), "rank 1 exited; its last was barrier 1");
         let late = "the deadline of 30 s passed (x)\nrank 0 waits in all-reduce 2 of 4 Float, sum (since 3 s)";
         assert_eq!(said_first(late), "the deadline passed; rank 0 waits in all-reduce 2 of 4");
     }

@@ -18,7 +18,7 @@ fn a_case_that_was_not_run_has_a_row_with_its_reason() {
     let not_run = || MadeUp::gpu("x").not_run("a", &params(Precision::Float32, None));
     let table = table_of(not_run(), Shown::Asked);
     assert!(table.contains("| float32 | not run: needs 6 GPUs, has 2 | – |"), "{table}");
-    assert!(table.contains("tiny model, 2 ranks over Gloo, 1 sequence of 16 tokens per rank"), "{table}");
+    assert!(table.contains("the tiny model on 2 ranks over Gloo, 1 sequence of 16 tokens per rank"), "{table}");
     assert!(!table_of(not_run(), Shown::Rest).contains("not run"));
 }
 
@@ -30,9 +30,9 @@ fn what_is_hidden_stands_apart_from_the_streams_own_overlap() {
     assert!(asked.contains("| float32 | naive | 1,400.0 | 400.0 | – | 400.0 |"), "{asked}");
     assert!(asked.contains("| float32 | overlap, buckets | 1,100.0 | 100.0 | 75% | 2,000.0 |"), "{asked}");
     assert!(asked.contains("| float32 | PyTorch DDP | 1,200.0 | 200.0 | 50% | – |"), "{asked}");
-    assert!(asked.contains("Every strategy sends 1,000 MB per step. NVIDIA H200."), "{asked}");
+    assert!(asked.contains("tokens per rank, NVIDIA H200: medians of 1 steps, or ranges over 1 turns where unstable. Every strategy sends 1,000 MB per step."), "{asked}");
     let rest = table_of(measured(), Shown::Rest);
-    assert!(rest.contains("| float32 | overlap, buckets | 1.00 | 20.0 | 99% | 100 |"), "{rest}");
+    assert!(rest.contains("| float32 | overlap, buckets | 1.000 | 20.0 | 99% | 100 |"), "{rest}");
 }
 
 #[test]
@@ -42,6 +42,6 @@ fn an_unstable_step_is_a_range_and_says_so() {
     steps["strategies"]["flat"]["step"]["last_rank"] = seconds(&[2.0, 2.0]);
     let params = Params { rounds: 2, ..params(Precision::Bfloat16, None) };
     let table = table_of(MadeUp::gpu("x").measured("a", &json!(params), &steps), Shown::All);
-    assert!(table.contains("| single (no communication) | 1,000 to 1,500 | – | – | unstable, 1.50 |"), "{table}");
-    assert!(table.contains("| flat | 2,000.0 | 500 to 1,000 | 200.0 | 1.00 |"), "{table}");
+    assert!(table.contains("| single (no communication) | 1,000 to 1,500 | – | – | unstable, 1.500 |"), "{table}");
+    assert!(table.contains("| flat | 2,000.0 | 500 to 1,000 | 200.0 | 1.000 |"), "{table}");
 }

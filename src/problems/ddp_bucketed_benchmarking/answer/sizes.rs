@@ -181,7 +181,7 @@ pub fn size_table(sizes: &[Size], set: &RecordSet) -> Result<Table> {
         .number("above single (ms)", Style::Ms, 1, |size| size.bucketed.beyond_single.all.clone())
         .number("hidden", Style::Percent, 0, |size| size.bucketed.hidden.as_ref().map(|share| share.all.clone()))
         .number("without copies: above single (ms)", Style::Ms, 1, |size| size.coalesced.beyond_single.all.clone())
-        .number("hidden", Style::Percent, 0, |size| size.coalesced.hidden.as_ref().map(|share| share.all.clone()))
+        .number("without copies: hidden", Style::Percent, 0, |size| size.coalesced.hidden.as_ref().map(|share| share.all.clone()))
         .number("PyTorch DDP: hidden", Style::Percent, 0, |size| pytorch(size))
         .captioned(format!(
             "Steps in buckets, float32, {}. *Single* is the step without communication in the same turns; *hidden* is the share \

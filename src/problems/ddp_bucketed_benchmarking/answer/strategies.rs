@@ -127,12 +127,12 @@ impl SideBySide {
             .text("dtype", |side| side.dtype.name())
             .text("strategy", |side| side.title.clone())
             .number("step (ms)", Style::Ms, 1, |side| match (side.rounds(), &side.shortest) {
-                (Some([step, _]), _) => step.cell(Style::Ms),
+                (Some([step, _]), _) => step.ms(),
                 (None, Err(ended)) => Cell::from(*ended),
                 (None, Ok(_)) => Cell::Missing,
             })
-            .number("single (ms)", Style::Ms, 1, |side| side.rounds().map(|[_, single]| single.cell(Style::Ms)))
-            .number("above single (ms)", Style::Ms, 1, |side| side.numbers().map(|n| n.beyond_single.cell(Style::Ms)))
+            .number("single (ms)", Style::Ms, 1, |side| side.rounds().map(|[_, single]| single.ms()))
+            .number("above single (ms)", Style::Ms, 1, |side| side.numbers().map(|n| n.beyond_single.ms()))
             .number("hidden", Style::Percent, 0, |side| Some(side.numbers()?.hidden.as_ref()?.all.clone()))
             .number("stream overlap", Style::Percent, 0, |side| Some(side.numbers()?.stream_overlap.clone()))
             .captioned(format!(
