@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
+use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
 use super::title_page::Front;
 use super::{AnsweredPart, Document, ProblemInput, Rendered};
 use super::{figures, lint, points, run_index, template};
 use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{Claim, RecordSet};
+use crate::harness::answer::{Claim, RecordSet, mark};
 use crate::harness::handout::{DeliverableKind, HandoutProblem, Part};
 use crate::harness::record::Outcome;
 
@@ -26,13 +27,15 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
         pieces.appendix("Runs", &index)?;
     }
     let front = Front::new(document, &pieces.answered);
+    pieces.edition.front = front.markdown();
     Ok(Rendered {
-        markdown: front.markdown() + &pieces.markdown,
+        markdown: pieces.edition.front.clone() + &pieces.markdown,
         typst: pieces.typst,
         front: serde_json::to_string_pretty(&front)?,
         figures: pieces.figures,
         claims: pieces.claims,
         answered: pieces.answered,
+        edition: pieces.edition,
     })
 }
 
@@ -45,6 +48,7 @@ struct Pieces {
     figures: Vec<(String, Vec<u8>)>,
     claims: Vec<(&'static str, Claim)>,
     answered: Vec<AnsweredPart>,
+    edition: Edition,
 }
 
 impl Pieces {
@@ -52,7 +56,10 @@ impl Pieces {
         self.check_parts(problem)?;
         let answer = template::fill(problem)?;
         self.problem_heading(problem);
-        if let Some((markdown, used)) = answer {
+        let marked = answer.as_ref().map_or("", |(marked, _)| marked);
+        self.edition.chapters.push(Chapter::new(problem.handout, marked));
+        if let Some((marked, used)) = answer {
+            let markdown = mark::plain(&marked);
             let origin = template::origin(problem);
             lint::leftovers(&origin, &markdown)?;
             self.convert(&origin, &markdown)?;
@@ -113,6 +120,7 @@ impl Pieces {
 
     /// Small grey text in the PDF, a plain paragraph in Markdown.
     fn small_print(&mut self, markdown: &str) -> Result<()> {
+        self.edition.chapters.last_mut().context("small print before the first problem")?.add(markdown);
         let converted = markdown::convert("the small print", markdown, &mut self.counters)?;
         let _ = write!(self.markdown, "{}\n\n", converted.markdown);
         let _ = write!(self.typst, "#small-print[{}]\n\n", converted.typst);
@@ -120,10 +128,11 @@ impl Pieces {
     }
 
     fn appendix(&mut self, title: &str, markdown: &str) -> Result<()> {
+        self.edition.appendices.push((title.into(), markdown.into()));
         let _ = write!(self.markdown, "\n## {title}\n\n");
         let _ = write!(self.typst, "\n// from the appendix\n#appendix[{}]\n\n", typst_text(title));
         self.counters.heading = 1;
-        self.convert("the appendix", markdown)
+        self.convert("the appendix", &mark::plain(markdown))
     }
 
     fn unanswered(&mut self, problems: &[ProblemInput]) -> Result<()> {
@@ -161,7 +170,7 @@ impl Pieces {
                 .to_string();
         for (problem, Claim { id, held, operands }) in &self.claims {
             let held = if *held { "yes" } else { "no" };
-            let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, o.value)).collect();
+            let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
             let operands = operands.join("; ");
             let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
         }
