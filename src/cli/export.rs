@@ -3,14 +3,14 @@
 use anyhow::{Context as _, Result, bail};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use super::document::{RecordSource, problem_input};
+use super::document::{RecordSource, problem_input, with_problems};
 use super::{Ended, handout_problem, registered};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
 use crate::harness::answer::{Cell, RecordSet, Records, Table};
 use crate::harness::record::Run;
 use crate::harness::store::Layout;
-use crate::report::{ProblemInput, figures, markdown};
+use crate::report::{self, ProblemInput, figures, markdown};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -49,8 +49,12 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let text = match (&arguments.item.table, &arguments.item.figure) {
         (Some(id), _) => {
             let tables = input.answer.tables();
-            let table = tables.get(id).with_context(|| unknown(name, "table", id, tables.keys()))?;
-            export_table(name, id, table, &provenance(&input, Some(table)), arguments.format.unwrap_or(Format::Md))?
+            let mut table = tables.get(id).with_context(|| unknown(name, "table", id, tables.keys()))?.clone();
+            let provenance = provenance(&input, Some(&table));
+            if table.caption.is_none() {
+                table.caption = caption(&report::render(&with_problems(vec![input]))?.markdown, &table);
+            }
+            export_table(name, id, &table, &provenance, arguments.format.unwrap_or(Format::Md))?
         }
         (None, Some(id)) => {
             let found = input.answer.figures();
@@ -66,6 +70,13 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     };
     print!("{text}");
     Ok(Ended::Well)
+}
+
+/// The caption that the template wrote below a table.
+fn caption(answer: &str, table: &Table) -> Option<String> {
+    let (_, rest) = answer.split_once(table.markdown().trim_end())?;
+    let (_, caption) = rest.trim_start().strip_prefix("**Table ")?.split_once(".** ")?;
+    caption.split("\n\n").next().map(|caption| caption.trim().to_string())
 }
 
 fn unknown<'a>(problem: &str, kind: &str, id: &str, known: impl Iterator<Item = &'a String>) -> String {

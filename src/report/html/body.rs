@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
-use pulldown_cmark::{CodeBlockKind, CowStr, Event, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{attribute, escape, slug, text_of};
 use super::table::Table;
@@ -46,7 +46,10 @@ pub fn html(markdown: &str, setting: &Setting, shared: &mut Shared) -> Result<St
     Ok(writer.stack.pop().unwrap_or_default().html)
 }
 
-/// An open element: its content so far, and an address, language or first number.
+/// The summary of the fold that holds the handout's question.
+const QUESTION: &str = "Question";
+
+/// An open element: its content so far, and an address, first number or summary.
 #[derive(Default)]
 struct Frame {
     html: String,
@@ -119,11 +122,12 @@ impl<'a> Writer<'a> {
                 self.closed += 1;
                 dest_url
             }
-            Tag::CodeBlock(kind) => {
+            Tag::CodeBlock(_) => {
                 self.closed += 1;
-                if let CodeBlockKind::Fenced(language) = kind { language } else { "".into() }
+                "".into()
             }
             Tag::List(Some(first)) => first.to_string().into(),
+            Tag::BlockQuote(_) if self.at_start && self.stack.len() == 1 => QUESTION.into(),
             _ => "".into(),
         };
         self.stack.push(Frame { html: String::new(), detail: detail.to_string() });
@@ -143,8 +147,8 @@ impl<'a> Writer<'a> {
         match tag {
             TagEnd::Paragraph => self.paragraph(html)?,
             TagEnd::Heading(level) => self.heading(level as usize, &html),
-            TagEnd::BlockQuote(_) if self.at_start && self.stack.len() == 1 => {
-                self.block(&format!("<details class=\"question\"><summary>Question</summary>{html}</details>"));
+            TagEnd::BlockQuote(_) if detail == QUESTION => {
+                self.block(&format!("<details class=\"question\"><summary>{QUESTION}</summary>{html}</details>"));
             }
             TagEnd::BlockQuote(_) => self.block(&format!("<blockquote>{html}</blockquote>")),
             TagEnd::CodeBlock => {

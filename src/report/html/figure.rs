@@ -1,5 +1,7 @@
 //! Figures inline: an SVG that fits its page, with ids of its own and its text as a label.
 
+use std::collections::BTreeSet;
+
 use super::escape::attribute;
 
 /// The figure with its caption; `id` begins its ids, so that two figures of a page have none in common.
@@ -20,13 +22,17 @@ fn without(tag: &str, name: &str) -> String {
     format!("{before}{}", rest.split_once('"').map_or("", |(_, after)| after))
 }
 
-/// The drawing with `id-` before each id and each reference to one.
+/// The drawing with `id-` before each id and each reference to one; of two equal ids the first stays.
 fn own_ids(drawn: &str, id: &str) -> String {
-    let mut out = drawn.to_string();
-    for opening in [" id=\"", "url(#", "href=\"#"] {
-        out = out.replace(opening, &format!("{opening}{id}-"));
+    let (mut out, mut known) = (String::new(), BTreeSet::new());
+    for (at, piece) in drawn.split(" id=\"").enumerate() {
+        match piece.split_once('"').filter(|_| at > 0) {
+            None => out += piece,
+            Some((name, rest)) if known.insert(name) => out += &format!(" id=\"{id}-{name}\"{rest}"),
+            Some((_, rest)) => out += rest,
+        }
     }
-    out
+    out.replace("url(#", &format!("url(#{id}-")).replace("href=\"#", &format!("href=\"#{id}-"))
 }
 
 #[cfg(test)]
@@ -35,12 +41,12 @@ mod tests {
 
     #[test]
     fn a_figure_fits_its_page_and_keeps_its_ids_to_itself() {
-        let svg = r##"<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="45" height="9" viewBox="0 0 45 9"><g id="a"/><use href="#a" stroke-width="1"/></svg>
+        let svg = r##"<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="45" height="9" viewBox="0 0 45 9"><g id="a"/><g id="a"/><use href="#a" stroke-width="1"/></svg>
 "##;
         let html = html(svg, "fig", "two \"lines\"", Some("All."));
         assert!(html.starts_with(r#"<figure id="fig"><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 45 9" role="img""#));
         assert!(html.contains(r#"aria-label="two &quot;lines&quot;""#), "{html}");
-        assert!(html.contains(r##"<g id="fig-a"/><use href="#fig-a" stroke-width="1"/></svg>"##), "{html}");
+        assert!(html.contains(r##"<g id="fig-a"/><g/><use href="#fig-a" stroke-width="1"/></svg>"##), "{html}");
         assert!(html.ends_with("<figcaption>All.</figcaption></figure>"));
     }
 }

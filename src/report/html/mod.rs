@@ -106,7 +106,8 @@ impl Chapter {
     fn contents(&self, html: &str) -> String {
         let name = self.problem.name;
         let parts = self.problem.parts.iter().filter(|part| html.contains(&format!("id=\"{name}-{}\"", part.id)));
-        let parts: String = parts.map(|part| format!(" <a href=\"#{name}-{}\">({})</a>", part.id, part.id)).collect();
+        let link = |id: &str| format!(" <a href=\"#{name}-{id}\" aria-label=\"{name}, part {id}\">({id})</a>");
+        let parts: String = parts.map(|part| link(part.id)).collect();
         format!("<li><a href=\"#{name}\">{}</a>{parts}</li>\n", self.heading())
     }
 }

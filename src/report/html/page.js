@@ -122,12 +122,13 @@
       ["outcome", found.outcome]];
     if (found.stale) facts.push(["stale", found.stale]);
     const details = make("details", { class: "entry" }, make("summary", {}, found.params || name));
-    details.addEventListener("toggle", () => {
+    const fill = () => {
       if (details.childElementCount > 1) return;
       details.append(pairs(facts), ...found.series.map(strip));
       if (found.values.length) details.append(pairs(found.values));
-    });
-    return details;
+    };
+    details.addEventListener("toggle", fill);
+    return [details, fill];
   };
   const dialog = document.getElementById("case");
   const show = (key, said) => {
@@ -135,9 +136,11 @@
     if (!known.length) return false;
     const title = known.length === 1 ? "The case" : `The ${known.length} cases`;
     document.getElementById("case-title").textContent = said ? `${title} behind ${said}` : title;
-    const body = document.getElementById("case-body");
-    body.replaceChildren(...known.map(entry));
-    body.firstElementChild.open = true;
+    const listed = known.map(entry);
+    document.getElementById("case-body").replaceChildren(...listed.map(([details]) => details));
+    const [first, fill] = listed[0];
+    fill();
+    first.open = true;
     if (!dialog.open) dialog.showModal();
     document.getElementById("case-title").focus();
     return true;

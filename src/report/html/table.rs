@@ -2,7 +2,7 @@
 
 use pulldown_cmark::Alignment;
 
-use super::escape::{quoted, text_of};
+use super::escape::text_of;
 
 /// A table with more rows can be filtered, and folds in an appendix.
 pub const LONG: usize = 12;
@@ -21,10 +21,9 @@ impl Table {
         let rows: String = body.iter().map(|row| self.row(row)).collect();
         let long = body.len() > LONG;
         let class = if long { " class=\"long\"" } else { "" };
-        let named = caption.map_or("Table".into(), |caption| quoted(&text_of(caption)));
         let caption_html = caption.map_or(String::new(), |caption| format!("<caption>{caption}</caption>"));
         let table = format!(
-            "<div class=\"wide\" role=\"group\" aria-label=\"{named}\" tabindex=\"0\"><table id=\"{id}\"{class}>\
+            "<div class=\"wide\" role=\"group\" aria-label=\"Table\" tabindex=\"0\"><table id=\"{id}\"{class}>\
              {caption_html}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>"
         );
         if !(fold && long) {
