@@ -97,8 +97,17 @@ fn browser() -> Option<PathBuf> {
     named.into_iter().chain(found).find(|file| file.is_file())
 }
 
-/// Runs `selftest.js` on the page in windows of three widths: every link, a sorted and a filtered table, the panel of cases,
-/// an enlarged figure. `REPORT_OUT` keeps pictures of the page.
+/// A page that shows the write-up in a frame of this width, which may be narrower than any window, and keeps its verdict.
+fn around(width: u32) -> String {
+    format!(
+        "<!DOCTYPE html><body style=\"margin:0\"><iframe src=\"writeup.html\" width=\"{width}\" height=\"1400\" \
+         style=\"border:0\"></iframe><script>addEventListener('message', (event) => {{ document.body.dataset.verdict = event.data; \
+         }});</script></body>"
+    )
+}
+
+/// Runs `selftest.js` on the page at several widths: every link, a sorted and a filtered table, the panel of cases, an enlarged
+/// figure. `REPORT_OUT` keeps pictures of the page.
 #[test]
 fn the_page_works_in_a_browser() {
     let Some(browser) = browser() else {
@@ -107,24 +116,22 @@ fn the_page_works_in_a_browser() {
     };
     let folder = tempfile::tempdir().unwrap();
     let script = format!("<script>{}</script></body>", include_str!("selftest.js"));
-    let file = folder.path().join("writeup.html");
-    std::fs::write(&file, page().replace("</body>", &script)).unwrap();
-    for (width, dark) in [(320, false), (1280, false), (1280, true), (3840, false)] {
+    std::fs::write(folder.path().join("writeup.html"), page().replace("</body>", &script)).unwrap();
+    for (width, scheme) in [(320, "light"), (1280, "light"), (1280, "dark"), (3840, "light")] {
+        let file = folder.path().join("around.html");
+        std::fs::write(&file, around(width)).unwrap();
         let mut command = Command::new(&browser);
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]);
-        command.arg("--virtual-time-budget=20000").arg(format!("--window-size={width},900"));
+        command.args(["--hide-scrollbars", "--virtual-time-budget=20000"]).arg(format!("--window-size={width},1400"));
         command.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
-        if dark {
-            command.arg("--blink-settings=preferredColorScheme=0");
-        }
+        command.arg(format!("--blink-settings=preferredColorScheme={}", if scheme == "dark" { 0 } else { 1 }));
         if let Some(out) = std::env::var_os("REPORT_OUT") {
-            let name = format!("{width}-{}.png", if dark { "dark" } else { "light" });
-            command.arg(format!("--screenshot={}", Path::new(&out).join(name).display()));
+            command.arg(format!("--screenshot={}", Path::new(&out).join(format!("{width}-{scheme}.png")).display()));
         }
         let output = command.arg(format!("file://{}", file.display())).output().unwrap();
         let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let verdict = dom.split("data-verdict=\"").nth(1).and_then(|rest| rest.split('"').next());
-        assert_eq!(verdict, Some("well"), "at {width} px: {log}");
-        assert!(!log.contains("CONSOLE"), "at {width} px the console says: {log}");
+        assert_eq!(verdict, Some("well"), "{width} px, {scheme}: {log}");
+        assert!(!log.contains("CONSOLE"), "{width} px, {scheme}: the console says {log}");
     }
 }

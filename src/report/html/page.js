@@ -102,7 +102,8 @@
     const [word, size] = scaled(unit, high);
     const at = (x) => 12 + 576 * (high > low ? (x - low) / (high - low) : 0.5);
     const say = (x) => `${digits(x / size)} ${word}`;
-    const words = `${name}: ${samples.length} samples, ${say(low)} to ${say(high)}, median ${say(median)}`;
+    const words = `${name}: ${samples.length} samples, median ${say(median)}, from ${say(low)} to ${say(high)}` +
+      (low > 0 ? ` (${digits(high / low)} times)` : "");
     const drawing = make("svg", { viewBox: "0 0 600 46", role: "img", "aria-label": words });
     drawing.append(make("path", { d: "M12 40H588", stroke: "var(--line)", "stroke-width": 1 }));
     // the first sample stands on top, the last at the bottom
