@@ -50,6 +50,13 @@
     zoom.close();
     dialog.close();
     expect(document.documentElement.scrollWidth <= innerWidth, `the page is ${document.documentElement.scrollWidth} wide`);
+    const levels = all("h1, h2, h3, h4, h5, h6", document.querySelector("main")).map((heading) => Number(heading.localName[1]));
+    expect(levels.every((level, i) => level <= (levels[i - 1] ?? 0) + 1), "the levels of headings skip one");
+    expect(levels.filter((level) => level === 1).length === 1, "there is not one heading of level 1");
+    for (const drawing of all("svg[role=img]")) expect(drawing.getAttribute("aria-label"), "a drawing has no text");
+    for (const field of all("input")) expect(document.querySelector(`label[for="${field.id}"]`), `${field.id} has no label`);
+    for (const button of all("button")) expect(button.textContent.trim(), "a button has no text");
+    for (const head of all("th")) expect(head.getAttribute("scope"), "a head of a table has no scope");
     for (const name of ["main", "nav", "h1", "a.skip"]) expect(document.querySelector(name), `there is no ${name}`);
   } catch (error) {
     findings.push(String(error));

@@ -25,6 +25,8 @@ pub struct Shared {
 pub struct Setting {
     /// What ids begin with: the problem's name.
     pub prefix: String,
+    /// The level of the heading above, so that none is skipped.
+    pub above: usize,
     /// Added to the level of each heading.
     pub deeper: usize,
     /// Whether long tables fold.
@@ -75,6 +77,8 @@ struct Writer<'a> {
     closed: usize,
     /// Whether a quotation here is the handout's question: nothing stands before it but a heading.
     at_start: bool,
+    /// The level of the last heading.
+    level: usize,
 }
 
 impl Shared {
@@ -87,7 +91,8 @@ impl<'a> Writer<'a> {
     fn new(setting: &'a Setting, shared: &'a mut Shared) -> Self {
         let stack = vec![Frame::default()];
         let table = Table::default();
-        Self { setting, shared, stack, table, waiting: None, key: None, in_link: false, closed: 0, at_start: true }
+        let (waiting, key, in_link, closed, level) = (None, None, false, 0, setting.above);
+        Self { setting, shared, stack, table, waiting, key, in_link, closed, at_start: true, level }
     }
 
     fn event(&mut self, event: Event<'_>) -> Result<()> {
@@ -247,7 +252,8 @@ impl<'a> Writer<'a> {
 
     /// The part's letter is the heading's id, else its words are.
     fn heading(&mut self, level: usize, html: &str) {
-        let (words, level) = (text_of(html), (level + self.setting.deeper).min(6));
+        let (words, level) = (text_of(html), (level + self.setting.deeper).min(self.level + 1).min(6));
+        self.level = level;
         let name = match words.split_once('(').and_then(|(before, rest)| Some((before, rest.split_once(')')?.0))) {
             Some((before, letter)) if before.len() <= 5 && letter.len() == 1 => letter.to_string(),
             _ => slug(&words),
@@ -290,7 +296,7 @@ mod tests {
         let mut shared = Shared::default();
         shared.figures.insert("figures/x-a.svg".into(), "<svg viewBox=\"0 0 1 1\"><g/></svg>".into());
         let appendices = vec![('B', "x-tables".to_string())];
-        let setting = Setting { prefix: "x".into(), appendices, ..Setting::default() };
+        let setting = Setting { prefix: "x".into(), above: 2, appendices, ..Setting::default() };
         (html(markdown, &setting, &mut shared).unwrap(), shared)
     }
 
@@ -310,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_question_folds_and_a_later_quotation_does_not() {
-        let (html, _) = set("### Part (a) · 2 points\n\n> Why?\n\n**So.**\n\n> Quoted.");
+        let (html, _) = set("#### Part (a) · 2 points\n\n> Why?\n\n**So.**\n\n> Quoted.");
         assert!(html.starts_with("<h3 id=\"x-a\">Part (a) · 2 points</h3>\n<details class=\"question\">"), "{html}");
         assert!(html.ends_with("<p><strong>So.</strong></p>\n<blockquote><p>Quoted.</p>\n</blockquote>\n"), "{html}");
     }

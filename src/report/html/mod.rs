@@ -90,14 +90,15 @@ impl Chapter {
 
     fn html(&self, shared: &mut Shared) -> Result<String> {
         let name = self.problem.name;
-        let mut setting = Setting { prefix: name.into(), appendices: self.appendices(), ..Setting::default() };
+        let appendices = self.appendices();
+        let mut setting = Setting { prefix: name.into(), above: 2, deeper: 0, fold: false, appendices };
         let mut out = format!("<section aria-labelledby=\"{name}\"><h2 id=\"{name}\">{}</h2>\n", self.heading());
         out += &body::html(&self.body, &setting, shared)?;
-        (setting.deeper, setting.fold) = (1, true);
+        (setting.above, setting.deeper, setting.fold) = (3, 1, true);
         for (title, markdown) in &self.folds {
             let id = format!("{name}-{}", slug(title));
             let inside = body::html(markdown, &setting, shared)?;
-            let _ = writeln!(out, "<details class=\"fold\" id=\"{id}\"><summary>{}</summary>{inside}</details>", escape(title));
+            let _ = writeln!(out, "<details class=\"fold\" id=\"{id}\"><summary><h3>{}</h3></summary>{inside}</details>", escape(title));
         }
         Ok(out + "</section>\n")
     }
@@ -130,7 +131,7 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
     }
     for (title, markdown) in &edition.appendices {
         let (id, title) = (format!("appendix-{}", slug(title)), escape(title));
-        let setting = Setting { prefix: id.clone(), fold: true, ..Setting::default() };
+        let setting = Setting { prefix: id.clone(), above: 2, fold: true, ..Setting::default() };
         let html = body::html(markdown, &setting, &mut shared).with_context(|| format!("{title} in HTML"))?;
         let _ = writeln!(main, "<section aria-labelledby=\"{id}\"><h2 id=\"{id}\">{title}</h2>\n{html}</section>");
         let _ = writeln!(contents, "<li><a href=\"#{id}\">{title}</a></li>");
@@ -172,7 +173,7 @@ mod tests {
         let html = chapter.html(&mut Shared::default()).unwrap();
         assert!(html.contains("<h2 id=\"x\">1.1 <code>x</code> <span class=\"points\">(1 point)</span></h2>"), "{html}");
         assert!(html.contains("(<a href=\"#x-tables\">appendix B</a>)"), "{html}");
-        assert!(html.contains("<details class=\"fold\" id=\"x-tables\"><summary>Tables</summary><h4 id=\"x-all\">"));
+        assert!(html.contains("<details class=\"fold\" id=\"x-tables\"><summary><h3>Tables</h3></summary><h4 id=\"x-all\">"));
     }
 
     #[test]
