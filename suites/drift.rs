@@ -15,6 +15,9 @@ use cs336::harness::store::Layout;
 use cs336::problems::REGISTRY;
 use serde_json::{Value, json};
 
+#[path = "drift/pages.rs"]
+mod pages;
+
 fn layout() -> Layout {
     Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() }
 }

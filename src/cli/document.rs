@@ -24,13 +24,17 @@ pub enum RecordSource {
 /// The inputs of the whole write-up.
 pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
     let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
-    Ok(with_problems(problems))
+    let summary = std::fs::read_to_string(layout.root.join("templates/summary.md"));
+    let summary = Some(summary.context("failed to read templates/summary.md")?);
+    Ok(Document { summary, ..with_problems(problems) })
 }
 
+/// A document without a summary.
 pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
     Document {
         title: "Systems and Parallelism".into(),
         assignment: "Stanford CS336, Assignment 2, Spring 2025 (handout 1.0.4)".into(),
+        summary: None,
         problems,
     }
 }

@@ -1,35 +1,41 @@
-//! The whole document from its problems: title page, contents, answers, where numbers come from, and indexes.
+//! The whole document from its problems: summary, answers, and the appendices that templates and records fill.
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
 use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
+use super::provenance;
+use super::sections::{self, APPENDICES};
 use super::title_page::Front;
 use super::{AnsweredPart, Document, ProblemInput, Rendered};
-use super::{figures, lint, points, run_index, template};
-use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{Claim, RecordSet, mark};
-use crate::harness::handout::{DeliverableKind, HandoutProblem, Part};
-use crate::harness::record::Outcome;
+use super::{figures, lint, points, template};
+use crate::harness::answer::{Claim, mark};
+use crate::harness::handout::{HandoutProblem, Part};
+
+/// The title of the appendix about records.
+const PROVENANCE: &str = "D. Runs, machines and claims";
 
 /// Renders every problem in order and joins the pieces.
 pub fn assemble(document: &Document) -> Result<Rendered> {
     let mut pieces = Pieces::default();
+    pieces.summary(document)?;
+    let summary = std::mem::take(&mut pieces.typst);
+    let head = std::mem::take(&mut pieces.markdown);
     for problem in &document.problems {
         pieces.problem(problem)?;
     }
-    pieces.unanswered(&document.problems)?;
-    pieces.claims_index()?;
-    if let Some(index) = run_index::index(document) {
-        pieces.appendix("Runs", &index)?;
-    }
+    pieces.appendices()?;
+    let provenance = provenance::markdown(document, &pieces.claims);
+    pieces.appendix(PROVENANCE, &provenance)?;
+    pieces.edition.provenance = (PROVENANCE.into(), provenance);
     let front = Front::new(document, &pieces.answered);
-    pieces.edition.front = front.markdown();
+    pieces.edition.front = front.markdown(&pieces.edition.front);
     Ok(Rendered {
-        markdown: pieces.edition.front.clone() + &pieces.markdown,
+        markdown: front.markdown(&head) + &pieces.markdown,
+        summary,
         typst: pieces.typst,
         front: serde_json::to_string_pretty(&front)?,
         figures: pieces.figures,
@@ -48,31 +54,42 @@ struct Pieces {
     figures: Vec<(String, Vec<u8>)>,
     claims: Vec<(&'static str, Claim)>,
     answered: Vec<AnsweredPart>,
+    /// The same pieces with marks.
     edition: Edition,
+    /// What templates put into each of [`APPENDICES`]: a problem, and its text.
+    put_off: [Vec<(HandoutProblem, String)>; APPENDICES.len()],
 }
 
 impl Pieces {
+    fn summary(&mut self, document: &Document) -> Result<()> {
+        let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
+        lint::leftovers(template::SUMMARY, &mark::plain(&markdown))?;
+        self.edition.front.clone_from(&markdown);
+        self.figures.extend(used.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
+        self.convert(template::SUMMARY, &markdown)
+    }
+
     fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
         self.check_parts(problem)?;
         let answer = template::fill(problem)?;
         self.problem_heading(problem);
-        let marked = answer.as_ref().map_or("", |(marked, _)| marked);
-        self.edition.chapters.push(Chapter::new(problem.handout, marked));
-        if let Some((marked, used)) = answer {
-            let markdown = mark::plain(&marked);
+        self.edition.chapters.push(Chapter::of(problem.handout));
+        if let Some((markdown, used)) = answer {
             let origin = template::origin(problem);
-            lint::leftovers(&origin, &markdown)?;
-            self.convert(&origin, &markdown)?;
+            lint::leftovers(&origin, &mark::plain(&markdown))?;
+            let sections = sections::split(&origin, &markdown)?;
+            self.small_print(&provenance::warnings(&problem.records))?;
+            self.convert(&origin, &sections.body)?;
+            self.chapter(|chapter| chapter.answer(&sections));
+            for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
+                pieces.extend(text.map(|text| (problem.handout, text)));
+            }
             self.figures.extend(used.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
             self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
             self.answered.extend(used.answered);
-            self.small_print(&provenance(problem)?)?;
         }
         let open = self.open_parts(&problem.handout);
-        if !open.is_empty() {
-            self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))?;
-        }
-        Ok(())
+        if open.is_empty() { Ok(()) } else { self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open))) }
     }
 
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
@@ -95,98 +112,81 @@ impl Pieces {
     }
 
     fn problem_heading(&mut self, problem: &ProblemInput) {
-        let HandoutProblem { name, title, section, points, .. } = problem.handout;
+        let HandoutProblem { name, section, points, .. } = problem.handout;
         let worth = points_in_words(points);
-        let _ = write!(self.markdown, "\n## {title}\n\n`{name}` · section {section} · {worth}\n\n");
+        let _ = write!(self.markdown, "\n## {}\n\n", heading(&problem.handout));
         let _ = write!(
             self.typst,
-            "\n// from {}\n#problem({}, section: {}, worth: {}, answered: {})[{}]\n\n",
+            "\n// from {}\n#problem({}, section: {}, worth: {}, answered: {})\n\n",
             template::origin(problem),
             typst_string(name),
             typst_string(section),
             typst_string(&worth),
             problem.template.is_some(),
-            typst_text(title)
         );
         self.counters.heading = 1;
     }
 
+    /// What the HTML edition has of the problem at hand.
+    fn chapter(&mut self, add: impl FnOnce(&mut Chapter)) {
+        self.edition.chapters.last_mut().into_iter().for_each(add);
+    }
+
+    /// Adds a text without its marks.
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
-        let converted = markdown::convert(origin, markdown, &mut self.counters)?;
+        let converted = markdown::convert(origin, &mark::plain(markdown), &mut self.counters)?;
         let _ = writeln!(self.markdown, "{}", converted.markdown);
         let _ = write!(self.typst, "{}\n\n", converted.typst);
         Ok(())
     }
 
-    /// Small grey text in the PDF, a plain paragraph in Markdown.
+    /// Small grey text in the PDF, a plain paragraph in Markdown; nothing of an empty text.
     fn small_print(&mut self, markdown: &str) -> Result<()> {
-        self.edition.chapters.last_mut().context("small print before the first problem")?.add(markdown);
+        if markdown.is_empty() {
+            return Ok(());
+        }
+        self.chapter(|chapter| chapter.add(markdown));
         let converted = markdown::convert("the small print", markdown, &mut self.counters)?;
         let _ = write!(self.markdown, "{}\n\n", converted.markdown);
         let _ = write!(self.typst, "#small-print[{}]\n\n", converted.typst);
         Ok(())
     }
 
+    /// The appendices that templates fill, each with its problems in the handout's order.
+    fn appendices(&mut self) -> Result<()> {
+        for ((_, title, about), pieces) in APPENDICES.iter().zip(std::mem::take(&mut self.put_off)) {
+            if pieces.is_empty() {
+                continue;
+            }
+            self.appendix(title, about)?;
+            for (problem, text) in pieces {
+                let heading = heading(&problem);
+                let _ = write!(self.markdown, "### {heading}\n\n");
+                let _ = write!(self.typst, "// from templates/{}.md\n", problem.name);
+                let _ = write!(self.typst, "#heading(level: 2)[{}]\n\n", typst_text(&heading));
+                (self.counters.heading, self.counters.deeper) = (2, 1);
+                self.convert(&format!("templates/{}.md", problem.name), &text)?;
+                self.counters.deeper = 0;
+            }
+        }
+        Ok(())
+    }
+
     fn appendix(&mut self, title: &str, markdown: &str) -> Result<()> {
-        self.edition.appendices.push((title.into(), markdown.into()));
         let _ = write!(self.markdown, "\n## {title}\n\n");
         let _ = write!(self.typst, "\n// from the appendix\n#appendix[{}]\n\n", typst_text(title));
         self.counters.heading = 1;
-        self.convert("the appendix", &mark::plain(markdown))
+        self.convert("the appendix", markdown)
     }
+}
 
-    fn unanswered(&mut self, problems: &[ProblemInput]) -> Result<()> {
-        let mut rows = String::new();
-        let (mut count, mut sum) = (0, 0.0);
-        for problem in problems {
-            let HandoutProblem { name, section, .. } = problem.handout;
-            let open = self.open_parts(&problem.handout);
-            let worth = open.iter().map(|p| p.points).sum::<f64>();
-            if !open.is_empty() {
-                let _ = writeln!(rows, "| {section} | `{name}` | {} | {} |", part_ids(&open), points(worth));
-            }
-            (count, sum) = (count + open.len(), sum + worth);
-        }
-        if count == 0 {
-            return self.appendix("Unanswered parts", "Every part is answered.");
-        }
-        let parts = if count == 1 { "one part".into() } else { format!("{count} parts") };
-        let table = format!(
-            "| Section | Problem | Parts | Points |\n|:---|:---|:---|---:|\n{rows}\nTable: The {parts} without an \
-             answer, worth {} together.\n",
-            points_in_words(sum)
-        );
-        self.appendix("Unanswered parts", &table)
-    }
-
-    fn claims_index(&mut self) -> Result<()> {
-        if self.claims.is_empty() {
-            return Ok(());
-        }
-        let mut table =
-            "Each comparison in the prose is a condition over the records, checked when this document is made; \
-                         where one does not hold, the prose says so or leaves it out.\n\n\
-                         | Problem | Claim | Holds | Decided by |\n|:---|:---|:---|:---|\n"
-                .to_string();
-        for (problem, Claim { id, held, operands }) in &self.claims {
-            let held = if *held { "yes" } else { "no" };
-            let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
-            let operands = operands.join("; ");
-            let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
-        }
-        let _ = writeln!(table, "\nTable: The {} claims of this document and whether they hold.", self.claims.len());
-        self.appendix("Claims", &table)
-    }
+/// "1.1.3 benchmarking_script (4 points)".
+fn heading(problem: &HandoutProblem) -> String {
+    format!("{} {} ({})", problem.section, escape::markdown(problem.name), points_in_words(problem.points))
 }
 
 fn points_in_words(n: f64) -> String {
     format!("{} point{}", points(n), if n == 1.0 { "" } else { "s" })
-}
-
-/// "(a), (c)", or "whole" for a problem without letters.
-fn part_ids(parts: &[&Part]) -> String {
-    let ids = parts.iter().map(|p| if p.id.is_empty() { "whole".into() } else { format!("({})", p.id) });
-    ids.collect::<Vec<_>>().join(", ")
 }
 
 fn parts_with_points(parts: &[&Part]) -> String {
@@ -195,52 +195,6 @@ fn parts_with_points(parts: &[&Part]) -> String {
         id => format!("part ({id}), {}", points_in_words(p.points)),
     });
     words.collect::<Vec<_>>().join("; ")
-}
-
-/// The runs behind a problem's numbers, with machine, commit and the outcomes of the cases.
-fn provenance(problem: &ProblemInput) -> Result<String> {
-    let sets: Vec<&RecordSet> = problem.records.sets().collect();
-    if sets.is_empty() {
-        let mut parts = problem.answers.iter().filter_map(|id| problem.handout.part(id));
-        let is_code = parts.all(|p| p.kinds == [DeliverableKind::Code]);
-        return Ok(match is_code {
-            true => "*Records:* none; this answer is code and its checks.".into(),
-            false => "*Records:* none; the numbers of this answer are computed, not measured.".into(),
-        });
-    }
-    let mut paragraphs = Vec::new();
-    for set in sets {
-        let runs = set.runs();
-        let newest = runs.last().with_context(|| format!("the records of {} name no run", problem.handout.name))?;
-        let machine = escape::markdown(&machine_name(&newest.machine, set.file.profile));
-        let from = runs.iter().map(|run| {
-            let commit = run.commit.get(..10).unwrap_or(&run.commit);
-            let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
-            format!("run {} at commit `{commit}`{dirty}", run.id)
-        });
-        let from = from.collect::<Vec<_>>().join("; ");
-        let cases = cases_in_words(set);
-        let seen =
-            run_index::Seen::of(set.file.cases.iter()).map_or(String::new(), |seen| format!(" {}.", seen.describe()));
-        paragraphs.push(format!("*Records ({}):* {machine}; {from}. {cases}{seen}", set.file.profile));
-    }
-    Ok(paragraphs.join("\n\n"))
-}
-
-/// "24 cases: 22 measured, 2 out of memory; 1 stale."
-fn cases_in_words(set: &RecordSet) -> String {
-    let count = |matches: fn(&Outcome) -> bool| set.file.cases.iter().filter(|c| matches(&c.outcome)).count();
-    let kinds: [(usize, &str); 4] = [
-        (count(|o| matches!(o, Outcome::Measured { .. })), "measured"),
-        (count(|o| matches!(o, Outcome::OutOfMemory { .. })), "out of memory"),
-        (count(|o| matches!(o, Outcome::NotRun { .. })), "not run"),
-        (count(|o| matches!(o, Outcome::Failed { .. })), "failed"),
-    ];
-    let words = kinds.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
-    let words = words.collect::<Vec<_>>().join(", ");
-    let n = set.file.cases.len();
-    let stale = if set.stale.is_empty() { "none stale".into() } else { format!("**{} stale**", set.stale.len()) };
-    format!("{n} case{}: {words}; {stale}.", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

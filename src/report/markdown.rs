@@ -16,6 +16,8 @@ pub struct Counters {
     pub figures: usize,
     /// Level of the last heading in the typst document, so that none is skipped.
     pub heading: usize,
+    /// How many levels deeper than in the body headings stand: one in the appendices.
+    pub deeper: usize,
 }
 
 /// The two forms of one piece of the document.
@@ -89,7 +91,7 @@ impl<'c> Writer<'c> {
 
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
         match event {
-            Event::Start(tag) => self.start(tag)?,
+            Event::Start(tag) => self.start(tag, range.start)?,
             Event::End(tag) => self.end(tag)?,
             Event::Text(text) => self.text(&text, range),
             Event::Code(code) => {
@@ -106,7 +108,7 @@ impl<'c> Writer<'c> {
         Ok(())
     }
 
-    fn start(&mut self, tag: Tag<'_>) -> Result<()> {
+    fn start(&mut self, tag: Tag<'_>, at: usize) -> Result<()> {
         let is_root = matches!(self.top().kind, Open::Root);
         if is_root && self.waiting.is_some() && !matches!(tag, Tag::Paragraph) {
             self.no_caption()?;
@@ -116,7 +118,8 @@ impl<'c> Writer<'c> {
             Tag::Heading { level, .. } => {
                 let level = level as usize;
                 ensure!(level >= 3, "headings of levels 1 and 2 are the document's; begin at ###");
-                Open::Heading((level - 1).min(self.counters.heading + 1))
+                self.edits.push((at..at, "#".repeat(self.counters.deeper)));
+                Open::Heading((level - 1 + self.counters.deeper).min(self.counters.heading + 1))
             }
             Tag::BlockQuote(_) => Open::Quote,
             Tag::CodeBlock(CodeBlockKind::Fenced(lang)) => Open::Code(Some(lang.to_string()).filter(|l| !l.is_empty())),

@@ -13,7 +13,8 @@ mod latex_symbols;
 pub mod lint;
 pub mod markdown;
 pub mod pdf;
-pub mod run_index;
+pub mod provenance;
+pub mod sections;
 mod session;
 pub mod table;
 pub mod template;
@@ -35,6 +36,8 @@ pub struct Document {
     pub title: String,
     /// The assignment and its version, for the title page.
     pub assignment: String,
+    /// The text of `templates/summary.md`; `None` for a document without a summary.
+    pub summary: Option<String>,
     /// All problems in the handout's order, answered or not.
     pub problems: Vec<ProblemInput>,
 }
@@ -58,7 +61,9 @@ pub struct ProblemInput {
 pub struct Rendered {
     /// `writeup.md`; its pictures are the `figures`.
     pub markdown: String,
-    /// The body that `writeup.typ` includes.
+    /// The summary that `writeup.typ` sets on the first page; empty without one.
+    pub summary: String,
+    /// The body that `writeup.typ` includes: answers and appendices.
     pub typst: String,
     /// The title page and contents, as JSON that `writeup.typ` reads.
     pub front: String,

@@ -59,11 +59,13 @@ struct Files {
 
 impl Files {
     fn new(rendered: &Rendered, writeup_typ: &str) -> Result<Self> {
-        let body = format!("#import \"page_style.typ\": *\n#import \"latex.typ\": *\n\n{}", rendered.typst);
+        let piece = |typst: &str| format!("#import \"page_style.typ\": *\n#import \"latex.typ\": *\n\n{typst}");
+        let (summary, body) = (piece(&rendered.summary), piece(&rendered.typst));
         let sources = [
             ("writeup.typ", writeup_typ),
             ("page_style.typ", PAGE_STYLE),
             ("latex.typ", latex::PRELUDE),
+            ("summary.typ", &summary),
             ("body.typ", &body),
         ];
         let sources = sources.into_iter().map(|(path, text)| Ok((id(path)?, Source::new(id(path)?, text.into()))));

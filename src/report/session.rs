@@ -11,6 +11,9 @@ use super::{AnsweredPart, ProblemInput, escape, points};
 use crate::harness::answer::{Answer, Claim};
 use crate::harness::handout::HandoutProblem;
 
+/// The figure of an answer that the report's first page prints, in place of the problem's template.
+pub(super) const SUMMARY_FIGURE: &str = "summary";
+
 /// The state of one rendering, shared by the template's functions.
 #[derive(Clone)]
 pub(super) struct Session {
@@ -49,10 +52,10 @@ impl Session {
         let mut out = String::from("\n\n");
         if !id.is_empty() {
             let plural = if part.points == 1.0 { "" } else { "s" };
-            let _ = writeln!(out, "### Part ({id}) · {} point{plural}\n", points(part.points));
+            let _ = writeln!(out, "### ({id}) · {} point{plural}\n", points(part.points));
         }
         let kinds: Vec<&str> = part.kinds.iter().map(|kind| kind.name()).collect();
-        let _ = writeln!(out, "> {}\n>\n> *To hand in: {}.*", part.question, kinds.join(", "));
+        let _ = writeln!(out, "> {} *({})*", part.question, kinds.join(", "));
         self.answered.push(AnsweredPart { problem: self.problem.name, part: part.id, points: part.points });
         Ok(out + "\n")
     }
@@ -100,7 +103,7 @@ impl Session {
         for id in self.answer.tables().keys() {
             ensure!(self.tables.contains(id), "the template does not print the answer's table {id:?}");
         }
-        for id in self.answer.figures().keys() {
+        for id in self.answer.figures().keys().filter(|id| *id != SUMMARY_FIGURE) {
             let used = self.figures.iter().any(|f| f.path == self.path(id));
             ensure!(used, "the template does not print the answer's figure {id:?}");
         }

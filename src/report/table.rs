@@ -1,5 +1,7 @@
 //! Converts a Markdown table to a three-line table with aligned decimal points.
 
+use std::fmt::Write as _;
+
 use anyhow::{Result, ensure};
 use pulldown_cmark::Alignment;
 
@@ -48,8 +50,13 @@ impl TypstTable {
         );
         let decimals: Vec<Option<usize>> =
             (0..self.alignments.len()).map(|column| self.most_decimals(column)).collect();
+        let groups = self.groups();
+        let _ = writeln!(out, "  gaps: ({}),", groups.iter().map(|row| format!("{row}, ")).collect::<String>());
         for (i, row) in self.rows.iter().enumerate() {
-            let cells = row.iter().zip(&decimals).map(|(cell, most)| match most {
+            // the first cell of a group stands for those below it
+            let repeats = i > 1 && !groups.is_empty() && !groups.contains(&(i - 1));
+            let cells = row.iter().zip(&decimals).enumerate().map(|(column, (cell, most))| match most {
+                _ if column == 0 && repeats => "[], ".to_string(),
                 Some(most) if i > 0 => format!("[{}], ", cell.aligned(*most)),
                 _ => format!("[{}], ", cell.typst),
             });
@@ -64,21 +71,24 @@ impl TypstTable {
         Ok(out + ");")
     }
 
-    /// The header of a column, broken into lines no longer than the column's other cells, or than its own words.
+    /// The header of a column in two lines of about equal length, or in one if it is one word.
     fn narrow_header(&self, column: usize) -> String {
         let cell = &self.rows[0][column];
         let Some(plain) = &cell.plain else { return cell.typst.clone() };
-        let length = |text: &str| text.chars().count();
-        let below = self.rows.iter().skip(1).filter_map(|row| row.get(column)?.plain.as_deref()).map(length).max();
-        let limit = plain.split_whitespace().map(length).chain(below).max().unwrap_or(0);
-        let mut lines: Vec<String> = Vec::new();
-        for word in plain.split_whitespace() {
-            match lines.last_mut() {
-                Some(line) if length(line) + 1 + length(word) <= limit => *line += &format!(" {word}"),
-                _ => lines.push(word.into()),
-            }
-        }
+        let words: Vec<&str> = plain.split_whitespace().collect();
+        let halves = (1..words.len()).map(|at| [words[..at].join(" "), words[at..].join(" ")]);
+        let shortest = halves.min_by_key(|lines| lines.iter().map(|line| line.chars().count()).max());
+        let lines = shortest.map_or(vec![plain.clone()], Vec::from);
         lines.iter().map(|line| super::escape::typst(line)).collect::<Vec<_>>().join(" #linebreak();")
+    }
+
+    /// The rows after which a group ends: runs of rows whose first cells are equal, if any two are.
+    fn groups(&self) -> Vec<usize> {
+        let first: Vec<Option<&str>> =
+            self.rows[1..].iter().map(|row| row.first().and_then(|cell| cell.plain.as_deref())).collect();
+        let repeats = |i: usize| first[i].is_some_and(|text| !text.is_empty()) && first[i] == first[i - 1];
+        let ends: Vec<usize> = (1..first.len()).filter(|i| !repeats(*i)).collect();
+        if ends.len() + 1 < first.len() { ends } else { Vec::new() }
     }
 
     /// The largest number of decimals in a right-aligned column; `None` without numbers.
@@ -138,6 +148,21 @@ mod tests {
         assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
         assert!(typst.contains("[OOM]") && typst.contains("[−0\\.50]"), "{typst}");
         assert!(typst.contains("[−3%#room(2, point: true);]"), "{typst}");
+    }
+
+    #[test]
+    fn equal_first_cells_make_groups_that_are_named_once() {
+        let grouped = table(&["size", "xl", "xl", "small", "small", "tiny"]);
+        assert!(grouped.contains("gaps: (2, 4, )"), "{grouped}");
+        assert_eq!(grouped.matches("[xl]").count(), 1);
+        let plain = table(&["size", "xl", "small"]);
+        assert!(plain.contains("gaps: ()"), "a table without repeats has no groups: {plain}");
+    }
+
+    #[test]
+    fn a_long_header_breaks_into_two_lines() {
+        let typst = table(&["peak memory of the step (GiB)", "1"]);
+        assert!(typst.contains("narrow: ([peak memory of #linebreak();the step (GiB)], )"), "{typst}");
     }
 
     #[test]

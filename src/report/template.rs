@@ -1,5 +1,6 @@
 //! Renders one problem's template to Markdown, and collects its claims, figures and answered parts.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,8 +9,9 @@ use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, UndefinedBehavior};
 use serde_json::json;
 
-use super::session::{Session, invalid};
-use super::{ProblemInput, filters};
+use super::figures::PlacedFigure;
+use super::session::{SUMMARY_FIGURE, Session, invalid};
+use super::{Document, ProblemInput, filters};
 
 /// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
@@ -18,11 +20,7 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let Some(text) = &problem.template else { return Ok(None) };
     let origin = origin(problem);
     let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
-    let mut env = Environment::new();
-    env.set_undefined_behavior(UndefinedBehavior::Strict);
-    env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_debug(true);
-    filters::register(&mut env);
+    let mut env = environment();
     register(&mut env, &session);
     for (name, text) in &problem.shared {
         env.add_template(name, text).map_err(|e| located(&e))?;
@@ -34,6 +32,44 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let session = lock(&session).clone();
     session.all_used().context(origin)?;
     Ok(Some((tidy(&markdown), session)))
+}
+
+/// The summary's template in messages.
+pub const SUMMARY: &str = "templates/summary.md";
+
+/// Renders the summary to Markdown, with the figures that it prints; `None` for a document without one.
+///
+/// It sees every answer's quoted values as `answers.<problem>`, and `figure("<problem>")` prints the figure that a problem's
+/// answer has for it.
+pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<PlacedFigure>)>> {
+    let Some(text) = &document.summary else { return Ok(None) };
+    let sessions = document.problems.iter().map(|p| (p.handout.name.to_string(), Session::new(p)));
+    let sessions: Arc<Mutex<BTreeMap<String, Session>>> = Arc::new(Mutex::new(sessions.collect()));
+    let mut env = environment();
+    let shared = sessions.clone();
+    env.add_function("figure", move |problem: String| {
+        let mut sessions = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = sessions.get_mut(&problem).ok_or_else(|| invalid(format!("there is no problem {problem:?}")))?;
+        session.figure(SUMMARY_FIGURE).map(Value::from_safe_string)
+    });
+    let answers: BTreeMap<&str, _> =
+        document.problems.iter().filter(|p| p.template.is_some()).map(|p| (p.handout.name, p.answer.quoted())).collect();
+    env.add_template(SUMMARY, text).map_err(|e| located(&e))?;
+    let rendered = env.get_template(SUMMARY).map_err(|e| located(&e))?.render(Value::from(Serde(json!({"answers": answers}))));
+    let markdown = rendered.map_err(|e| located(&e))?;
+    let sessions = sessions.lock().unwrap_or_else(PoisonError::into_inner);
+    let figures = sessions.values().flat_map(|session| session.figures.iter().cloned()).collect();
+    Ok(Some((tidy(&markdown), figures)))
+}
+
+/// What all templates share: strict look-ups and the filters.
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_debug(true);
+    filters::register(&mut env);
+    env
 }
 
 /// The name of a problem's template in messages.

@@ -46,7 +46,7 @@ fn document(answer: Answer, records: Records) -> Document {
         answer,
         records,
     };
-    Document { title: "A newcomer's problem".into(), assignment: "none".into(), problems: vec![problem] }
+    Document { title: "A newcomer's problem".into(), assignment: "none".into(), summary: None, problems: vec![problem] }
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn scaling(cases: &[Timed]) -> Figure {
     Figure::plot("Log-log plot of time against sequence length; all lines rise with slope two.", plot)
 }
 
-fn bars() -> Figure {
+pub fn bars() -> Figure {
     let bar = |name, times: [Option<f64>; 3]| {
         Series::over_categories(name, ["small", "medium", "large"].into_iter().zip(times))
     };
@@ -218,6 +218,7 @@ pub fn document(problems: Vec<ProblemInput>) -> Document {
     Document {
         title: "Systems and Parallelism".into(),
         assignment: "A test document, made-up numbers".into(),
+        summary: None,
         problems,
     }
 }

@@ -18,13 +18,15 @@ use anyhow::{Context as _, Result};
 use self::body::{Setting, Shared};
 use self::cases::Sets;
 use self::escape::{escape, slug};
+use super::sections::{APPENDICES, Sections};
 use super::{Document, Rendered, points};
-use crate::harness::answer::mark;
 use crate::harness::handout::HandoutProblem;
 use crate::harness::store::write_atomically;
 
 /// The page's style, whose colours the tests read.
 pub const STYLE: &str = include_str!("style.css");
+/// The id of the appendix about records.
+const PROVENANCE: &str = "appendix-d";
 const SCRIPT: &str = include_str!("page.js");
 
 /// The document as marked Markdown, in its order.
@@ -33,40 +35,41 @@ pub struct Edition {
     /// The first page.
     pub front: String,
     pub chapters: Vec<Chapter>,
-    /// What follows the problems: titles and text.
-    pub appendices: Vec<(String, String)>,
+    /// The appendix about records: title and text.
+    pub provenance: (String, String),
 }
 
-/// One problem: its heading, its answer, and what the PDF prints in its appendices.
+/// One problem: its answer, and what the PDF prints in the appendices that templates fill.
 #[derive(Debug, Clone)]
 pub struct Chapter {
-    pub problem: HandoutProblem,
+    problem: HandoutProblem,
     pub body: String,
-    /// Titles ("Tables") and text.
-    pub folds: Vec<(String, String)>,
+    folds: [Option<String>; APPENDICES.len()],
 }
 
 impl Chapter {
-    /// A problem from its template's Markdown: what stands under headings of level 2 folds.
-    pub fn new(problem: HandoutProblem, markdown: &str) -> Self {
-        let (mut pieces, mut in_code) = (vec![(String::new(), String::new())], false);
-        for line in markdown.lines() {
-            in_code ^= line.starts_with("```");
-            match line.strip_prefix("## ").filter(|_| !in_code) {
-                Some(title) => pieces.push((mark::plain(title).trim().to_string(), String::new())),
-                None => {
-                    let last = pieces.len() - 1;
-                    pieces[last].1 += &format!("{line}\n");
-                }
-            }
-        }
-        let body = pieces.remove(0).1;
-        Self { problem, body, folds: pieces }
+    pub fn of(problem: HandoutProblem) -> Self {
+        Self { problem, body: String::new(), folds: Default::default() }
     }
 
-    /// Adds a paragraph below the answer.
+    /// Adds a paragraph.
     pub fn add(&mut self, markdown: &str) {
-        self.body += &format!("\n{markdown}\n");
+        self.body += &format!("\n{markdown}\n\n");
+    }
+
+    /// Adds a filled template.
+    pub fn answer(&mut self, sections: &Sections) {
+        self.body += &sections.body;
+        self.folds.clone_from(&sections.appendices);
+    }
+
+    /// Letter, title, id and text of each fold.
+    fn folds(&self) -> impl Iterator<Item = (char, &str, String, &str)> {
+        APPENDICES.iter().zip(&self.folds).filter_map(|((name, title, _), text)| {
+            let (letter, title) = title.split_once(". ")?;
+            let id = format!("{}-{}", self.problem.name, slug(name));
+            Some((letter.chars().next()?, title, id, text.as_deref()?))
+        })
     }
 
     fn heading(&self) -> String {
@@ -75,30 +78,21 @@ impl Chapter {
         format!("{section} <code>{name}</code> <span class=\"points\">({} point{plural})</span>", points(worth))
     }
 
-    /// The appendices in which the PDF prints the folds, with the ids of the folds.
-    fn appendices(&self) -> Vec<(char, String)> {
-        let letter = |title: &str| match title {
-            "CPU grids" => Some('A'),
-            "Tables" => Some('B'),
-            "Method" => Some('C'),
-            _ => None,
-        };
-        let id = |title: &str| format!("{}-{}", self.problem.name, slug(title));
-        let folds = self.folds.iter().filter_map(|(title, _)| Some((letter(title)?, id(title))));
-        folds.chain([('D', "records".to_string())]).collect()
-    }
-
     fn html(&self, shared: &mut Shared) -> Result<String> {
         let name = self.problem.name;
-        let appendices = self.appendices();
+        let folds = self.folds().map(|(letter, _, id, _)| (letter, id));
+        let appendices = folds.chain([('D', PROVENANCE.to_string())]).collect();
         let mut setting = Setting { prefix: name.into(), above: 2, deeper: 0, fold: false, appendices };
         let mut out = format!("<section aria-labelledby=\"{name}\"><h2 id=\"{name}\">{}</h2>\n", self.heading());
         out += &body::html(&self.body, &setting, shared)?;
         (setting.above, setting.deeper, setting.fold) = (3, 1, true);
-        for (title, markdown) in &self.folds {
-            let id = format!("{name}-{}", slug(title));
-            let inside = body::html(markdown, &setting, shared)?;
-            let _ = writeln!(out, "<details class=\"fold\" id=\"{id}\"><summary><h3>{}</h3></summary>{inside}</details>", escape(title));
+        for (letter, title, id, text) in self.folds() {
+            let inside = body::html(text, &setting, shared)?;
+            let _ = writeln!(
+                out,
+                "<details class=\"fold\" id=\"{id}\"><summary><h3>{title} <span class=\"points\">(appendix {letter})</span></h3>\
+                 </summary>\n{inside}</details>"
+            );
         }
         Ok(out + "</section>\n")
     }
@@ -121,7 +115,8 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
     let text = |(path, svg): &(String, Vec<u8>)| (path.clone(), String::from_utf8_lossy(svg).into_owned());
     let mut shared = Shared::new(rendered.figures.iter().map(text).collect());
     let front = edition.front.split("\n## Contents").next().unwrap_or_default();
-    let setting = Setting { prefix: "front".into(), ..Setting::default() };
+    let appendices = vec![('D', PROVENANCE.to_string())];
+    let setting = Setting { prefix: "front".into(), appendices, ..Setting::default() };
     let mut main = format!("<section id=\"front\">{}</section>\n", body::html(front, &setting, &mut shared)?);
     let mut contents = String::new();
     for chapter in &edition.chapters {
@@ -129,13 +124,11 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
         contents += &chapter.contents(&html);
         main += &html;
     }
-    for (title, markdown) in &edition.appendices {
-        let (id, title) = (format!("appendix-{}", slug(title)), escape(title));
-        let setting = Setting { prefix: id.clone(), above: 2, fold: true, ..Setting::default() };
-        let html = body::html(markdown, &setting, &mut shared).with_context(|| format!("{title} in HTML"))?;
-        let _ = writeln!(main, "<section aria-labelledby=\"{id}\"><h2 id=\"{id}\">{title}</h2>\n{html}</section>");
-        let _ = writeln!(contents, "<li><a href=\"#{id}\">{title}</a></li>");
-    }
+    let (title, markdown) = &edition.provenance;
+    let setting = Setting { prefix: PROVENANCE.into(), above: 2, fold: true, ..Setting::default() };
+    let (title, html) = (escape(title), body::html(markdown, &setting, &mut shared)?);
+    let _ = writeln!(main, "<section aria-labelledby=\"{PROVENANCE}\"><h2 id=\"{PROVENANCE}\">{title}</h2>\n{html}</section>");
+    let _ = writeln!(contents, "<li><a href=\"#{PROVENANCE}\">{title}</a></li>");
     let sets = Sets::of(document);
     let (list, data) = (sets.list(&shared.cases)?, sets.json(&shared.cases)?);
     let page = include_str!("page.html");
@@ -164,16 +157,18 @@ fn filled(frame: &str, fields: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::sections;
 
     #[test]
-    fn what_stands_under_headings_of_level_two_folds() {
+    fn what_the_appendices_hold_folds_below_the_answer() {
         let problem = HandoutProblem { name: "x", section: "1.1", points: 1.0, ..HandoutProblem::default() };
-        let chapter = Chapter::new(problem, "So (appendix B).\n\n```text\n## no\n```\n\n## Tables\n\n### All\n\nRows.\n");
-        assert_eq!(chapter.folds, [("Tables".to_string(), "\n### All\n\nRows.\n".to_string())]);
+        let mut chapter = Chapter::of(problem);
+        chapter.answer(&sections::split("x", "So (appendix B, appendix C).\n\n## Tables\n\n### All\n\nRows.\n").unwrap());
         let html = chapter.html(&mut Shared::default()).unwrap();
         assert!(html.contains("<h2 id=\"x\">1.1 <code>x</code> <span class=\"points\">(1 point)</span></h2>"), "{html}");
-        assert!(html.contains("(<a href=\"#x-tables\">appendix B</a>)"), "{html}");
-        assert!(html.contains("<details class=\"fold\" id=\"x-tables\"><summary><h3>Tables</h3></summary><h4 id=\"x-all\">"));
+        assert!(html.contains("(<a href=\"#x-tables\">appendix B</a>, appendix C)"), "{html}");
+        let fold = "<details class=\"fold\" id=\"x-tables\"><summary><h3>Full tables <span class=\"points\">(appendix B)</span></h3>";
+        assert!(html.contains(fold) && html.contains("<h4 id=\"x-all\">All</h4>"), "{html}");
     }
 
     #[test]

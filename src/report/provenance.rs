@@ -1,21 +1,63 @@
-//! The index of runs at the end of the report: their cases, conditions and peak speeds.
+//! Where numbers come from, for the last appendix: machines, runs, how cases ended, and what decided each claim.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{Document, escape, title_page};
-use crate::harness::answer::RecordSet;
+use super::{Document, escape};
 use crate::harness::answer::format::{NOTHING, grouped};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
+use crate::harness::answer::{Claim, RecordSet, Records, mark};
 use crate::harness::conditions::{Throttle, in_words};
-use crate::harness::record::{CaseRecord, Peaks, Profile, Run};
+use crate::harness::record::{CaseRecord, Outcome, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
+use crate::units::human_bytes;
+
+const INTRODUCTION: &str = "A measured number comes from a *case*: one setting of a problem's suite, measured in one *run* on \
+    one machine. A case is *stale* when its setting has left the suite, the code of a kernel that it ran has changed, or the \
+    meaning of its measurement has; a mere change of Rust code leaves it fresh. The samples of every case are in \
+    `snapshots/`, one case a line.";
+
+/// The appendix in Markdown.
+pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String {
+    let mut out = format!("{INTRODUCTION}\n\n");
+    let lines = lines(document);
+    if !lines.is_empty() {
+        out += &format!("### Machines\n\n{}\n### Runs\n\n{}\n", machines(document), runs_table(&lines));
+    }
+    out + &cases_table(document) + &claims_table(claims)
+}
+
+/// What a reader must know before the answer: stale and failed cases. Empty if there are none.
+pub fn warnings(records: &Records) -> String {
+    let warning = |set: &RecordSet| {
+        let failed = set.file.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed { .. })).count();
+        let counts = [(set.stale.len(), "stale"), (failed, "failed")];
+        let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("**{n} {what}**"));
+        let counts = counts.collect::<Vec<_>>().join(", ");
+        let of = format!("{counts} of {} {} cases.", set.file.cases.len(), set.file.profile);
+        (!counts.is_empty()).then_some(of)
+    };
+    records.sets().filter_map(warning).collect::<Vec<_>>().join(" ")
+}
+
+/// Every run of every problem once, with the profile it ran under, oldest first.
+pub fn runs(document: &Document) -> Vec<(Profile, &Run)> {
+    let sets = document.problems.iter().flat_map(|p| p.records.sets());
+    let mut runs: Vec<(Profile, &Run)> = Vec::new();
+    for RecordSet { file, .. } in sets {
+        for run in runs_by_age(&file.runs) {
+            if !runs.iter().any(|(_, r)| r.id == run.id) {
+                runs.push((file.profile, run));
+            }
+        }
+    }
+    runs.sort_by(|a, b| (&a.1.started, &a.1.id).cmp(&(&b.1.started, &b.1.id)));
+    runs
+}
 
 /// The sensor's readings over several cases.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
-    /// The number of cases that ran long enough for a reading.
-    pub cases: usize,
     /// The median over the cases of each one's median.
     pub sm_clock_hz: f64,
     pub power_w: f64,
@@ -36,7 +78,6 @@ impl Seen {
         let clock = Summary::of(&during.iter().map(|d| d.sm_clock_hz.median).collect::<Vec<_>>())?;
         let power = Summary::of(&during.iter().map(|d| d.power_w.median).collect::<Vec<_>>())?;
         Some(Self {
-            cases: during.len(),
             sm_clock_hz: clock.median,
             power_w: power.median,
             max_temperature_c: during.iter().map(|d| d.max_temperature_c).fold(0.0, f64::max),
@@ -46,24 +87,13 @@ impl Seen {
         })
     }
 
-    /// "SM clock 1,980 MHz, 450 W, at most 61 °C".
-    pub fn describe(&self) -> String {
-        let spoiled = match self.spoiled {
-            0 => String::new(),
-            n => format!(", {n} of {} cases slowed down by {}", self.cases, in_words(self.reasons())),
-        };
-        let clock = grouped(self.sm_clock_hz / 1e6, 0);
-        format!("SM clock {clock} MHz, {:.0} W, at most {:.0} °C{spoiled}", self.power_w, self.max_temperature_c)
-    }
-
-    /// The throttle reasons while cases ran.
     fn reasons(&self) -> impl Iterator<Item = &Throttle> {
         self.throttle.iter().filter(|reason| **reason != Throttle::GpuIdle)
     }
 }
 
-/// The appendix as Markdown; `None` for a document without records.
-pub fn index(document: &Document) -> Option<String> {
+/// The runs of every problem, the GPU's first.
+fn lines(document: &Document) -> Vec<Line<'_>> {
     let sets = document.problems.iter().flat_map(|p| p.records.sets().map(move |r| (p, r)));
     let mut lines: Vec<Line> = Vec::new();
     for (problem, set) in sets {
@@ -71,18 +101,18 @@ pub fn index(document: &Document) -> Option<String> {
             lines.push(Line::new(problem.handout.name, set, run));
         }
     }
-    if lines.is_empty() {
-        return None;
-    }
     lines.sort_by_key(|line| (line.profile == Profile::Cpu, line.id));
-    let machines = machines(document);
+    lines
+}
+
+fn runs_table(lines: &[Line]) -> String {
     let watched = lines.iter().any(|line| line.seen.is_some());
-    let mut out = format!("{machines}\n{}\n", if watched { WATCHED } else { UNWATCHED });
-    for line in &lines {
+    let mut out = format!("{}\n", if watched { WATCHED } else { UNWATCHED });
+    for line in lines {
         let _ = writeln!(out, "| {} |", line.cells(watched).join(" | "));
     }
     let _ = writeln!(out, "\nTable: {}", if watched { WATCHED_CAPTION } else { UNWATCHED_CAPTION });
-    Some(out)
+    out
 }
 
 const WATCHED: &str = "| Run | Problem | Commit | Cases | SM clock (MHz) | Power (W) | Up to (°C) | Held down by |\n\
@@ -125,9 +155,10 @@ impl<'a> Line<'a> {
             (_, false) => {}
             (None, true) => cells.extend([NOTHING; 4].map(String::from)),
             (Some(seen), true) => {
-                let again = match seen.remeasured {
-                    0 => String::new(),
-                    n => format!("; {n} measured again"),
+                let again = match (seen.remeasured, seen.spoiled) {
+                    (0, _) => String::new(),
+                    (n, 0) => format!("; {n} measured again"),
+                    (n, slow) => format!("; {n} measured again, {slow} slow both times"),
                 };
                 let reasons = in_words(seen.reasons());
                 let reasons = if reasons.is_empty() { NOTHING.to_string() } else { reasons };
@@ -143,19 +174,38 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Each machine once, by its newest run: settings and peak speeds.
+/// Each machine once, by its newest run: memory, software, settings and peak speeds.
 fn machines(document: &Document) -> String {
     let mut out = String::new();
     let mut known = BTreeSet::new();
-    for (profile, run) in title_page::runs(document).into_iter().rev() {
+    for (profile, run) in runs(document).into_iter().rev() {
         let name = machine_name(&run.machine, profile);
         if known.insert((profile, name.clone())) {
-            let settings = title_page::settings(run);
-            let line = format!("{name} ({profile}): {settings}. Timings are held against {}.", roofs(&run.peaks));
+            let memory = human_bytes(memory_bytes(&run.machine, profile));
+            let software = run.software.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join(", ");
+            let (os, settings, roofs) = (&run.machine.os, settings(run), roofs(&run.peaks));
+            let line = format!("{name} ({profile}): {memory} of memory; {os}; {software}; {settings}. No timing may be faster than {roofs} allow.");
             let _ = writeln!(out, "- {}", escape::markdown(&line));
         }
     }
     out
+}
+
+/// The settings of a run that affect its numbers, in one line.
+fn settings(run: &Run) -> String {
+    run.settings.iter().rev().map(|(k, v)| setting(k, v)).collect::<Vec<_>>().join(", ")
+}
+
+/// A setting as text: "2 threads", "TF32 off", "AVX512 kernels".
+fn setting(key: &str, value: &str) -> String {
+    match key {
+        "threads" => format!("{value} thread{}", if value == "1" { "" } else { "s" }),
+        "tf32" => format!("TF32 {value}"),
+        "cpu_capability" => format!("{value} kernels"),
+        "max_sm_clock" => format!("SM clock up to {value}"),
+        "max_memory_clock" => format!("memory clock {value}"),
+        _ => format!("{} {value}", key.replace('_', " ")),
+    }
 }
 
 /// "66.9 TFLOP/s in float32, 4.80 TB/s of memory (NVIDIA's data sheet, dense)".
@@ -163,6 +213,52 @@ fn roofs(peaks: &Peaks) -> String {
     let flops = peaks.flops_per_s.iter().map(|(name, flops)| format!("{:.1} TFLOP/s in {name}", flops / 1e12));
     let memory = format!("{:.2} TB/s of memory", peaks.bytes_per_s / 1e12);
     format!("{} ({})", flops.chain([memory]).collect::<Vec<_>>().join(", "), peaks.source)
+}
+
+/// How the cases of every problem ended; empty if nothing was measured.
+fn cases_table(document: &Document) -> String {
+    let mut rows = String::new();
+    for problem in &document.problems {
+        for set in problem.records.sets() {
+            let count = |matches: fn(&Outcome) -> bool| set.file.cases.iter().filter(|c| matches(&c.outcome)).count();
+            let counts = [
+                set.file.cases.len(),
+                count(|o| matches!(o, Outcome::Measured { .. })),
+                count(|o| matches!(o, Outcome::OutOfMemory { .. })),
+                count(|o| matches!(o, Outcome::NotRun { .. })),
+                count(|o| matches!(o, Outcome::Failed { .. })),
+                set.stale.len(),
+            ];
+            let counts = counts.map(|n| if n == 0 { NOTHING.to_string() } else { n.to_string() }).join(" | ");
+            let _ = writeln!(rows, "| `{}` | {} | {counts} |", problem.handout.name, set.file.profile);
+        }
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    let head = "| Problem | Profile | Cases | Measured | Out of memory | Not run | Failed | Stale |\n\
+                |:---|:---|---:|---:|---:|---:|---:|---:|";
+    format!(
+        "### Cases\n\n{head}\n{rows}\nTable: How the cases of each problem ended. Problems that are not listed hand in code or \
+         computed numbers and measure nothing.\n\n"
+    )
+}
+
+fn claims_table(claims: &[(&'static str, Claim)]) -> String {
+    if claims.is_empty() {
+        return String::new();
+    }
+    let mut table = "### Claims\n\nA claim is a comparison in the text, decided by the records when this report is built. Where one does not hold, the \
+                     text says so or leaves it out.\n\n| Problem | Claim | Holds | Decided by |\n|:---|:---|:---|:---|\n"
+        .to_string();
+    for (problem, Claim { id, held, operands }) in claims {
+        let held = if *held { "yes" } else { "no" };
+        let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
+        let operands = operands.join("; ");
+        let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
+    }
+    let _ = writeln!(table, "\nTable: The {} claims of this report and whether they hold.", claims.len());
+    table
 }
 
 #[cfg(test)]
@@ -214,12 +310,11 @@ mod tests {
         let idle = [Throttle::GpuIdle];
         let cases = [case(1.98e9, 400.0, &idle, false), case(1.5e9, 690.0, &[Throttle::SwPowerCap], true)];
         let seen = Seen::of(cases.iter()).unwrap();
-        assert_eq!((seen.cases, seen.remeasured, seen.spoiled), (2, 1, 0));
-        assert_eq!(seen.describe(), "SM clock 1,740 MHz, 545 W, at most 69 °C");
+        assert_eq!((seen.remeasured, seen.spoiled), (1, 0));
+        assert_eq!((seen.sm_clock_hz, seen.power_w, seen.max_temperature_c), (1.74e9, 545.0, 69.0));
         assert_eq!(in_words(seen.reasons()), "power cap");
         let slow = [case(1.0e9, 200.0, &[Throttle::HwSlowdown], true)];
-        let words = Seen::of(slow.iter()).unwrap().describe();
-        assert!(words.ends_with("1 of 1 cases slowed down by hardware slowdown"), "{words}");
+        assert_eq!(Seen::of(slow.iter()).unwrap().spoiled, 1);
         assert_eq!(Seen::of([].iter()), None);
     }
 

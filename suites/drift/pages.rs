@@ -1,0 +1,139 @@
+//! The laid-out pages of the report from accepted records: their number, their words, and what stands where.
+
+use std::sync::LazyLock;
+
+use cs336::cli::document::{RecordSource, document};
+use cs336::report::{self, Rendered};
+use typst::introspection::Introspector as _;
+use typst::layout::{Abs, Frame, FrameItem, Point, Size};
+use typst_layout::PagedDocument;
+
+use super::layout;
+
+/// Pages before the appendices.
+const MOST_PAGES: usize = 26;
+/// Words before the appendices, the questions among them; tables, code and formulas are not counted.
+const MOST_WORDS: usize = 7000;
+/// The largest empty share of a page's text area at its foot.
+const MOST_EMPTY: f64 = 0.15;
+/// In points; smaller letters cannot be read in print.
+const LEAST_LETTER: f64 = 8.0;
+
+static RENDERED: LazyLock<Rendered> =
+    LazyLock::new(|| report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap());
+
+static PAGES: LazyLock<PagedDocument> = LazyLock::new(|| {
+    let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
+    report::pdf::compile(&RENDERED, &frame).unwrap()
+});
+
+/// The labelled places whose label begins with `prefix`: rest of the label, page (from 0) and distance from its top.
+fn labelled(prefix: &str) -> Vec<(String, usize, Abs)> {
+    let introspector = PAGES.introspector();
+    let labelled = introspector.query_labelled();
+    let place = |content: &typst::foundations::Content| {
+        let name = content.label()?.resolve().as_str().strip_prefix(prefix)?.to_string();
+        let position = introspector.position(content.location()?)?.as_paged()?;
+        Some((name, position.page.get() - 1, position.point.y))
+    };
+    let mut places: Vec<_> = labelled.iter().filter_map(place).collect();
+    places.sort_by_key(|(_, page, y)| (*page, *y));
+    places
+}
+
+/// The number of pages before the first appendix.
+fn body_pages() -> usize {
+    labelled("appendix").first().expect("an appendix").1
+}
+
+/// Calls `see` with each item of a page and its place on it.
+fn walk(frame: &Frame, at: Point, see: &mut impl FnMut(&FrameItem, Point)) {
+    for (place, item) in frame.items() {
+        match item {
+            FrameItem::Group(group) => walk(&group.frame, at + *place, see),
+            item => see(item, at + *place),
+        }
+    }
+}
+
+#[test]
+fn the_main_body_has_at_most_26_pages() {
+    assert!(body_pages() <= MOST_PAGES, "{} pages; move what a grader does not ask for to the appendix", body_pages());
+}
+
+#[test]
+fn the_main_body_has_at_most_7000_words() {
+    let (body, _) = RENDERED.markdown.split_once("\n## A. ").expect("an appendix");
+    let mut is_code = false;
+    let prose = body.lines().filter(|line| {
+        let fence = line.starts_with("```");
+        is_code ^= fence;
+        !is_code && !fence && !line.starts_with('|')
+    });
+    let is_word = |word: &&str| word.chars().any(char::is_alphabetic);
+    let count = |line: &str| line.split('$').step_by(2).flat_map(str::split_whitespace).filter(is_word).count();
+    let words: usize = prose.map(count).sum();
+    assert!(words <= MOST_WORDS, "{words} words; at most {MOST_WORDS}");
+}
+
+#[test]
+fn no_page_of_the_main_body_has_a_hole_at_its_foot() {
+    // the margins of report/writeup.typ
+    let (top, bottom) = (Abs::mm(28.0), Abs::mm(297.0 - 26.0));
+    let mut holes = Vec::new();
+    for (number, page) in PAGES.pages().iter().enumerate().take(body_pages() - 1) {
+        let mut lowest = top;
+        walk(&page.frame, Point::zero(), &mut |item, at| {
+            let height = match item {
+                FrameItem::Image(_, Size { y, .. }, _) => *y,
+                FrameItem::Text(_) | FrameItem::Shape(..) => Abs::zero(),
+                FrameItem::Group(_) | FrameItem::Link(..) | FrameItem::Tag(_) => return,
+            };
+            if at.y + height <= bottom {
+                lowest = lowest.max(at.y + height);
+            }
+        });
+        let empty = (bottom - lowest) / (bottom - top);
+        if empty > MOST_EMPTY {
+            holes.push(format!("page {}: {:.0} %", number + 1, 100.0 * empty));
+        }
+    }
+    assert!(holes.is_empty(), "empty at the foot: {}", holes.join(", "));
+}
+
+#[test]
+fn every_figure_of_the_main_body_stands_in_its_problem() {
+    let problems = labelled("problem-");
+    let figures = labelled("figures/");
+    assert!(!figures.is_empty(), "the report has no figure");
+    for (path, page, y) in figures.iter().filter(|(_, page, _)| *page < body_pages()) {
+        let before = problems.iter().rev().find(|(_, at, top)| (at, top) <= (page, y));
+        // A figure at the top of a page belongs to the problem that goes on below it.
+        let next = problems.iter().find(|(_, at, top)| (at, top) > (page, y));
+        let at_top = *y < Abs::mm(60.0);
+        let of = |problem: Option<&(String, usize, Abs)>| problem.is_some_and(|(name, ..)| path.starts_with(&format!("{name}-")));
+        let summary = path.ends_with("-summary.svg") && *page == 0;
+        assert!(summary || of(before) || (at_top && of(next)), "{path} stands on page {} outside its problem", page + 1);
+    }
+}
+
+#[test]
+fn no_letter_is_too_small_to_read() {
+    let mut small = std::collections::BTreeSet::new();
+    for (number, page) in PAGES.pages().iter().enumerate() {
+        walk(&page.frame, Point::zero(), &mut |item, _| {
+            let FrameItem::Text(text) = item else { return };
+            let is_formula = text.font.info().family.contains("Math");
+            if !is_formula && text.size.to_pt() < LEAST_LETTER - 0.01 {
+                small.insert((number + 1, format!("{:.1} pt", text.size.to_pt()), text.text.to_string()));
+            }
+        });
+    }
+    assert!(small.is_empty(), "{} texts are smaller than 8 pt: {:?}", small.len(), small.iter().take(12).collect::<Vec<_>>());
+    for (path, svg) in &RENDERED.figures {
+        let svg = std::str::from_utf8(svg).unwrap();
+        for size in svg.split("font-size=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok()) {
+            assert!(size >= LEAST_LETTER, "{path} has letters of {size} pt");
+        }
+    }
+}
