@@ -128,7 +128,7 @@ impl Pieces {
     }
 
     /// What the HTML edition has of the problem at hand.
-    fn chapter(&mut self, add: impl FnOnce(&mut Chapter)) {
+    fn chapter(&mut self, add: impl Fn(&mut Chapter)) {
         self.edition.chapters.last_mut().into_iter().for_each(add);
     }
 

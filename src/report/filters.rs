@@ -96,6 +96,7 @@ mod tests {
     use super::*;
     use minijinja::value::Serde;
 
+    use crate::harness::answer::made_up::{machine, source};
     use crate::harness::answer::quantity::{Quantity, Range};
 
     #[test]
@@ -116,5 +117,16 @@ mod tests {
         let ends = Value::from(Serde(Range::of(&ends)));
         assert_eq!(range(ends.clone(), "fixed".into(), 1).unwrap(), "1.5 to 2.0");
         assert!(range(ends, "ms".into(), 1).is_err());
+    }
+
+    #[test]
+    fn a_measured_number_is_marked_with_its_cases() {
+        let measured = |x| Quantity::new(x, Unit::Seconds, vec![source("a", machine(None))]);
+        let mark = |text| mark::marked(text, "made_up.cpu.0");
+        let value = Value::from(Serde(measured(0.0125)));
+        assert_eq!(print(&value, Style::Ms, 1).unwrap(), mark("12.5"));
+        let between = |low, high| Value::from(Serde(Range { low: measured(low), high: measured(high) }));
+        assert_eq!(range(between(1.0, 2.0), "sec".into(), 0).unwrap(), format!("{} to {}", mark("1"), mark("2")));
+        assert_eq!(range(between(1.0, 1.01), "sec".into(), 0).unwrap(), mark("1"));
     }
 }
