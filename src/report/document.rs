@@ -162,7 +162,7 @@ impl Pieces {
             for (problem, text) in pieces {
                 let heading = heading(&problem);
                 let _ = write!(self.markdown, "### {heading}\n\n");
-                let _ = write!(self.typst, "// from templates/{}.md\n", problem.name);
+                let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);
                 let _ = write!(self.typst, "#heading(level: 2)[{}]\n\n", typst_text(&heading));
                 (self.counters.heading, self.counters.deeper) = (2, 1);
                 self.convert(&format!("templates/{}.md", problem.name), &text)?;
