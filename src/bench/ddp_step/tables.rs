@@ -20,7 +20,7 @@ use crate::units::MB;
 pub const TITLES: [(&str, &str); 8] = [
     ("naive", "naive"),
     ("flat", "flat"),
-    ("overlap_individual_parameters", "overlap, single parameters"),
+    ("overlap_individual_parameters", "overlap, single gradients"),
     ("overlap_bucketed", "overlap, buckets"),
     ("overlap_coalesced", "overlap, buckets without copies"),
     ("sharded_optimizer", "sharded optimizer"),
