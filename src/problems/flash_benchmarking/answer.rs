@@ -159,11 +159,11 @@ fn of<'a>(grid: &[CellPass<'a>], dtype: Dtype) -> Vec<CellPass<'a>> {
 }
 
 fn by_width(pass: &CellPass) -> String {
-    format!("$d = {}$", pass.cell.d_model)
+    format!("d = {}", pass.cell.d_model)
 }
 
 fn width(passes: &[CellPass]) -> String {
-    passes.first().map_or_else(String::new, by_width)
+    passes.first().map_or_else(String::new, |pass| format!("${}$", by_width(pass)))
 }
 
 /// The small grid of a CPU.

@@ -89,7 +89,7 @@ pub fn beside(heads: &[CellPass]) -> Result<Option<Beside>> {
     let (Some(rested), Some(sustained)) = (Quantity::largest(rested), Range::of(sustained)) else { return Ok(None) };
     let table = table.captioned(
         "FlashAttention-3 (FA3) and ours: bfloat16, causal, 16 heads of 16,384; medians. The first three times were measured \
-         separately on another H200, not in our run. †: the turns differ by more than 5%.",
+         separately on another H200, not in our run. †: unstable, the turns spread beyond 5%.",
     );
     Ok(Some(Beside { rested, sustained, table }))
 }

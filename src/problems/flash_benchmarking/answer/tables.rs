@@ -74,8 +74,8 @@ pub fn answered(grid: &[CellPass], on: &str) -> Result<Option<Table>> {
         }
     }
     let caption = format!(
-        "Plain attention and ours on one {on}: bfloat16, causal, batch size 1; medians. †: the turns differ by more than \
-         5%. All cells: appendix B."
+        "Plain attention and ours on one {on}: bfloat16, causal, batch size 1; medians. †: unstable, the turns spread \
+         beyond 5%. All cells: appendix B."
     );
     Ok((!table.rows.is_empty()).then(|| table.captioned(caption)))
 }
@@ -97,7 +97,7 @@ pub fn times(cells: &[CellPass], group: impl Fn(&CellPass) -> String, of: &str) 
         table.row(row);
     }
     let caption =
-        format!("Causal attention, one head, {of}: medians. Bold: the least of a row. †: the turns differ by more than 5%.");
+        format!("Causal attention, one head, {of}: medians. Bold: the least of a row. †: unstable, the turns spread beyond 5%.");
     (!table.rows.is_empty()).then(|| table.captioned(caption))
 }
 
