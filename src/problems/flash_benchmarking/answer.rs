@@ -49,6 +49,8 @@ struct Quoted {
     wins: Option<Wins>,
     speed: Option<Speed>,
     passes: Option<Passes>,
+    /// Of the short cells with warm caches, launched by the host.
+    warm: Option<Passes>,
     tiles: Option<TileExample>,
     /// Of FlashAttention-3's times.
     beside: Option<Beside>,
@@ -121,6 +123,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         wins: Wins::of(answered),
         speed: Speed::of(answered, &graphs),
         passes: Passes::of(answered),
+        warm: Passes::of(&only(&warm, |p| p.cell.launch == Launch::Eager)),
         tiles: tiles.as_deref().and_then(tile_example),
         beside: beside(&heads)?,
         cap: power_cap(&heads)?,
@@ -140,16 +143,16 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("times-float32", tables::times(&of(answered, Dtype::Float32), by_width, &format!("float32, on {on}"))),
         ("regimes", quoted.speed.map(|speed| speed.table)),
         ("graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
-        ("warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, with warm caches, on {on}", width(&warm)))),
+        ("warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
         ("flash-attention-3", quoted.beside.map(|beside| beside.table)),
-        ("errors", tables::errors(answered)),
-        (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?)))),
+        ("errors", tables::errors(answered, &on)),
+        (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
     ];
     for (id, table) in printed {
         table.map_or(Ok(()), |table| answer.table(id, table))?;
     }
-    figures::rates(&mut answer, answered)?;
-    figures::speed_ups(&mut answer, answered)?;
+    figures::rates(&mut answer, answered, &on)?;
+    figures::speed_ups(&mut answer, answered, &on)?;
     cpu_grid(&mut answer, records)?;
     Ok(answer)
 }
@@ -171,7 +174,7 @@ fn cpu_grid(answer: &mut Answer, records: &Records) -> Result<()> {
     let Some(cpu) = records.cpu() else { return Ok(()) };
     let cases = cpu.cases::<FlashBenchmarking>()?;
     let both = only(&cells::grid(&passes(&cases)), |p| p.cell.dtype == Dtype::Float32 && p.pass == AttentionPass::Both);
-    let of = format!("float32, with warm caches, on {}; ours is the tiled version", cpu.machine()?);
+    let of = format!("float32, warm caches, on {}, where \"tiled\" is ours", cpu.machine()?);
     tables::times(&both, by_width, &of).map_or(Ok(()), |table| answer.table("cpu-times", table))
 }
 
@@ -192,7 +195,8 @@ fn tile_example(rows: &[TileRow]) -> Option<TileExample> {
         row.dtype == Dtype::Bfloat16 && first.is_some_and(|first| first.tiles.forward != row.tiles.forward)
     };
     let long = rows.iter().filter(|row| row.d == 64).find(grows)?;
-    let short = rows.iter().rfind(|row| (row.dtype, row.d) == (long.dtype, long.d) && row.lengths[1] < long.lengths[0])?;
+    let short =
+        rows.iter().rfind(|row| (row.dtype, row.d) == (long.dtype, long.d) && row.lengths[1] < long.lengths[0])?;
     let until = grouped(short.lengths[1] as f64, 0);
     Some(TileExample { d: long.d, short: short.tiles.forward, until, long: long.tiles.forward })
 }

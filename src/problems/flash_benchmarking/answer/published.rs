@@ -8,7 +8,7 @@ use super::tables::time;
 use crate::attention::implementations::by_name;
 use crate::bench::dtype::Dtype;
 use crate::bench::work::AttentionPass::{self, Backward, Both, Forward};
-use crate::harness::answer::format::{Style, range};
+use crate::harness::answer::format;
 use crate::harness::answer::{Column, Quantity, Range, Table, Unit};
 use crate::harness::conditions::Throttle;
 use crate::harness::stats::{max, min};
@@ -52,12 +52,11 @@ pub struct Beside {
 /// Of the cells with 16 heads; `None` without any.
 pub fn beside(heads: &[CellPass]) -> Result<Option<Beside>> {
     let (ours, cudnn) = (by_name("flash")?, by_name("sdpa_cudnn")?);
-    let ms = |head: &str| Column::number(head, Style::Ms, 2);
     let mut table = Table::new(vec![
         Column::right("$d$"),
         Column::text("pass"),
-        ms("FA3, rested (ms)"),
-        ms("FA3, sustained (ms)"),
+        Column::time("FA3, rested (ms)"),
+        Column::time("FA3, sustained (ms)"),
         Column::right("ours, sustained (ms)"),
         Column::time("ours, our run (ms)"),
         Column::time("cuDNN, our run (ms)"),
@@ -69,13 +68,13 @@ pub fn beside(heads: &[CellPass]) -> Result<Option<Beside>> {
         };
         let Some(cell) = heads.iter().find(is_same) else { continue };
         let seconds = |ms: f64| Quantity::constant(ms * 1e-3, Unit::Seconds);
-        let [low, high] = published.ours;
+        let [low, high] = published.ours.map(|ms| format::time(ms * 1e-3));
         table.row(vec![
             published.d.to_string().into(),
             title(cell.pass).into(),
             seconds(published.rested).into(),
             seconds(published.sustained).into(),
-            range(low, high, Style::Fixed, 2).into(),
+            if low == high { low } else { format!("{low} to {high}") }.into(),
             time(cell, ours),
             time(cell, cudnn),
         ]);

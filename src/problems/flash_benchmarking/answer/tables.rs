@@ -41,7 +41,9 @@ fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Op
 pub fn time(pass: &CellPass, of: &Implementation) -> Cell {
     let median = pass.median(of);
     match (&median, pass.turns(of)) {
-        (Some(median), Some(turns)) if !turns.is_stable() => format!("{}{UNSTABLE}", format::time(median.value())).into(),
+        (Some(median), Some(turns)) if !turns.is_stable() => {
+            format!("{}{UNSTABLE}", format::time(median.value())).into()
+        }
         _ => ending(pass.entry(of), pass.pass, median),
     }
 }
@@ -89,15 +91,19 @@ pub fn times(cells: &[CellPass], group: impl Fn(&CellPass) -> String, of: &str) 
     let mut sorted: Vec<&CellPass> = cells.iter().collect();
     sorted.sort_by_key(|p| (PASSES.iter().position(|pass| *pass == p.pass), p.cell.d_model, group(p), p.cell.seq));
     for pass in sorted {
-        let medians: Vec<Quantity> = shown.iter().filter_map(|e| pass.median(e)).collect();
-        let least = Quantity::smallest(&medians).map(Quantity::value);
-        let is_least = |e: &Implementation| least.is_some() && pass.median(e).map(|m| m.value()) == least;
-        let mut row = vec![format!("{}, {}", title(pass.pass), group(pass)).into(), grouped(pass.cell.seq as f64, 0).into()];
+        // As printed: two that print alike are both bold.
+        let printed = |e: &Implementation| Some(format::time(pass.median(e)?.value()));
+        let medians = shown.iter().filter_map(|e| pass.median(e));
+        let least = Quantity::smallest(medians).map(|least| format::time(least.value()));
+        let is_least = |e: &Implementation| least.is_some() && printed(e) == least;
+        let mut row =
+            vec![format!("{}, {}", title(pass.pass), group(pass)).into(), grouped(pass.cell.seq as f64, 0).into()];
         row.extend(shown.iter().map(|e| if is_least(e) { bold(pass, e) } else { time(pass, e) }));
         table.row(row);
     }
-    let caption =
-        format!("Causal attention, one head, {of}: medians. Bold: the least of a row. †: unstable, the turns spread beyond 5%.");
+    let caption = format!(
+        "Causal attention, one head, {of}; medians. Bold: the least of a row. †: unstable, the turns spread beyond 5%."
+    );
     (!table.rows.is_empty()).then(|| table.captioned(caption))
 }
 
@@ -135,8 +141,7 @@ pub fn tile_rows(set: &RecordSet, grid: &[CellPass]) -> Result<Option<Vec<TileRo
 pub fn tiles(rows: &[TileRow]) -> Table {
     let size = |[a, b]: [u32; 2]| format!("{a} × {b}");
     Table::of(rows)
-        .text("type", |row| row.dtype.name())
-        .right("$d$", |row| row.d.to_string())
+        .text("type and width", |row| format!("{}, d = {}", row.dtype.name(), row.d))
         .right("$T$", |row| format::range(row.lengths[0] as f64, row.lengths[1] as f64, Style::Grouped, 0))
         .right("forward (queries × keys)", |row| size(row.tiles.forward))
         .right("dK and dV (keys × queries)", |row| size(row.tiles.key_gradients))
@@ -148,7 +153,7 @@ pub fn tiles(rows: &[TileRow]) -> Table {
 }
 
 /// The largest error of each implementation over the grid, by type.
-pub fn errors(grid: &[CellPass]) -> Option<Table> {
+pub fn errors(grid: &[CellPass], on: &str) -> Option<Table> {
     let mut table = Table::new(vec![
         Column::text("implementation"),
         Column::number("largest error, bfloat16", Style::Sci, 1),
@@ -170,13 +175,15 @@ pub fn errors(grid: &[CellPass]) -> Option<Table> {
             table.row(vec![implementation.label.into(), narrow, wide, grouped(longest as f64, 0).into()]);
         }
     }
-    let caption = "The largest error of an implementation in any cell of the grid, over $O$, $dQ$, $dK$ and $dV$, as a share \
-                   of the norm.";
+    let caption = format!(
+        "The largest error of an implementation in any cell of the grid on {on}, over $O$, $dQ$, $dK$ and $dV$, as a share of \
+         the norm."
+    );
     (!table.rows.is_empty()).then(|| table.captioned(caption))
 }
 
 /// The leaderboard's function, an implementation a row.
-pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
+pub fn leaderboard(case: &FlashCase, row: &Row, on: &str) -> Table {
     let mut table = Table::new(vec![
         Column::text("implementation"),
         Column::time("mean (ms)"),
@@ -197,13 +204,12 @@ pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
         cells.resize(table.columns.len(), "".into());
         table.row(cells);
     }
-    table.captioned("The leaderboard's function, uninterrupted, an implementation after the other.")
+    table.captioned(format!("The leaderboard's function on {on}, each implementation without interruption."))
 }
 
 fn summary(case: &FlashCase, samples: &Samples) -> Option<Vec<Cell>> {
     let Summary { n, mean, median, min, .. } = Summary::of(&samples.samples)?;
-    let mut cells: Vec<Cell> =
-        [mean, median, min].map(|time| case.quantity(time, Unit::Seconds).into()).to_vec();
+    let mut cells: Vec<Cell> = [mean, median, min].map(|time| case.quantity(time, Unit::Seconds).into()).to_vec();
     let rate = samples.work.as_ref().map(|work| case.quantity(work.flops / median, Unit::FlopsPerSecond));
     cells.extend([grouped(n as f64, 0).into(), rate.into()]);
     Some(cells)
