@@ -55,8 +55,8 @@ struct Quoted {
     /// Of FlashAttention-3's times.
     beside: Option<Beside>,
     cap: Option<PowerCap>,
-    #[serde(flatten)]
-    endings: Endings,
+    /// What has no figure and why, a sentence for each way to end.
+    endings: Vec<String>,
     board: Option<Leaderboard>,
 }
 
@@ -79,12 +79,26 @@ struct TileExample {
 }
 
 /// What has no figure and why, each reason once.
-#[derive(Default, Serialize)]
+#[derive(Default)]
 struct Endings {
     missing: Vec<String>,
     not_run: Vec<String>,
     failed: Vec<String>,
     oom: Vec<String>,
+}
+
+impl Endings {
+    fn sentences(&self) -> Vec<String> {
+        let Self { missing, not_run, failed, oom } = self;
+        let lists = [
+            ("Cells without any time", missing),
+            ("Not run on this machine", not_run),
+            ("Refused before timing", failed),
+            ("Out of memory", oom),
+        ];
+        let filled = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        filled.map(|(what, list)| format!("{what}: {}.", list.join("; "))).collect()
+    }
 }
 
 #[derive(Serialize)]
@@ -127,7 +141,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         tiles: tiles.as_deref().and_then(tile_example),
         beside: beside(&heads)?,
         cap: power_cap(&heads)?,
-        endings: endings(&cases, &grid),
+        endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
     };
     let mut answer = Answer::of(main, &quoted)?;
@@ -138,14 +152,14 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let by_dtype = |p: &CellPass| p.cell.dtype.name().into();
     let printed = [
         ("answer", tables::answered(answered, &on)?),
-        ("tiles", tiles.map(|rows| tables::tiles(&rows))),
-        ("times-bfloat16", tables::times(&of(answered, Dtype::Bfloat16), by_width, &format!("bfloat16, on {on}"))),
-        ("times-float32", tables::times(&of(answered, Dtype::Float32), by_width, &format!("float32, on {on}"))),
-        ("regimes", quoted.speed.map(|speed| speed.table)),
-        ("graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
-        ("warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
-        ("flash-attention-3", quoted.beside.map(|beside| beside.table)),
-        ("errors", tables::errors(answered, &on)),
+        ("full-tiles", tiles.map(|rows| tables::tiles(&rows))),
+        ("full-times-bfloat16", tables::times(&of(answered, Dtype::Bfloat16), by_width, &format!("bfloat16, on {on}"))),
+        ("full-times-float32", tables::times(&of(answered, Dtype::Float32), by_width, &format!("float32, on {on}"))),
+        ("full-regimes", quoted.speed.map(|speed| speed.table)),
+        ("full-graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
+        ("full-warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
+        ("full-flash-attention-3", quoted.beside.map(|beside| beside.table)),
+        ("full-errors", tables::errors(answered, &on)),
         (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
     ];
     for (id, table) in printed {

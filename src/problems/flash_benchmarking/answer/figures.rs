@@ -41,7 +41,7 @@ pub fn rates(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()> {
                type, a panel for each width, a line for each implementation.";
     let caption =
         format!("Rate of forward and backward together, one causal head on {on}; masked scores count as no work.");
-    answer.figure("rates", Figure::small_multiples(alt, 4, plots).captioned(caption))
+    answer.figure("full-rates", Figure::small_multiples(alt, 4, plots).captioned(caption))
 }
 
 /// How many times as fast ours is, by width and length: both passes in bfloat16 in one figure, all else in another.
@@ -49,7 +49,7 @@ pub fn speed_ups(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()>
     let first = [(Dtype::Bfloat16, Both, OVER_PLAIN), (Dtype::Bfloat16, Both, OVER_PYTORCH)];
     let alone = DTYPES.map(|dtype| [(dtype, Forward, OVER_PYTORCH), (dtype, Backward, OVER_PYTORCH)]).concat();
     let float32 = [(Dtype::Float32, Both, OVER_PLAIN), (Dtype::Float32, Both, OVER_PYTORCH)];
-    for (id, panels) in [("speed-up", first.to_vec()), ("other-speed-ups", [alone, float32.to_vec()].concat())] {
+    for (id, panels) in [("speed-up", first.to_vec()), ("full-speed-up", [alone, float32.to_vec()].concat())] {
         let Some(map) = heatmap(grid, &panels) else { continue };
         let alt = "Heat map of our speed-up by width and length: a panel for each type, pass and peer.";
         let caption = format!(

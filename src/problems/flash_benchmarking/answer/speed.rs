@@ -26,8 +26,8 @@ struct Ratios {
 #[derive(Serialize)]
 pub struct Regime {
     seq: String,
-    bfloat16: Ratios,
-    float32: Ratios,
+    bf16: Ratios,
+    f32: Ratios,
 }
 
 #[derive(Serialize)]
@@ -74,8 +74,8 @@ impl Speed {
         ));
         let regime = |cells: &[CellPass], seq: i64| {
             let of = |dtype| ratios(cells, dtype, AttentionPass::Both);
-            let (bfloat16, float32) = (of(Dtype::Bfloat16)?, of(Dtype::Float32)?);
-            Some(Regime { seq: grouped(seq as f64, 0), bfloat16, float32 })
+            let (bf16, f32) = (of(Dtype::Bfloat16)?, of(Dtype::Float32)?);
+            Some(Regime { seq: grouped(seq as f64, 0), bf16, f32 })
         };
         let launched = launched(grid, &short);
         Some(Self { short: regime(&short, SHORT)?, long: regime(&long, LONG)?, d, launched, table })

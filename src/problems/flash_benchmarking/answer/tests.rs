@@ -95,7 +95,7 @@ fn turns_are_paired_where_each_round_had_as_many_calls() {
 
 #[test]
 fn an_unstable_time_is_marked_and_the_least_of_a_row_is_bold() {
-    let table = |answer: &Answer| answer.tables()["times-bfloat16"].markdown();
+    let table = |answer: &Answer| answer.tables()["full-times-bfloat16"].markdown();
     let stable = table(&of_ours(&[1e-3, 1.05e-3]));
     assert!(stable.contains("| forward, d = 64 | 1,024 | 4.000 | **1.025** | 2.000 |"), "{stable}");
     let unstable = table(&of_ours(&[1e-3, 1.06e-3]));
@@ -123,13 +123,13 @@ fn short_graphs_and_long_cells_are_two_regimes() {
     };
     let answer = ended(&made_up("graph").records());
     let of = |path: &str| ["low", "high"].map(|end| value(&answer, &format!("/speed/{path}/{end}")).round());
-    assert_eq!(of("short/bfloat16/plain"), [2.0, 2.0], "neither launched cells nor longer ones");
-    assert_eq!(of("long/float32/plain"), [10.0, 20.0]);
+    assert_eq!(of("short/bf16/plain"), [2.0, 2.0], "neither launched cells nor longer ones");
+    assert_eq!(of("long/f32/plain"), [10.0, 20.0]);
     assert_eq!(of("launched"), [4.0, 4.0]);
-    let regimes = answer.tables()["regimes"].markdown();
+    let regimes = answer.tables()["full-regimes"].markdown();
     assert!(regimes.contains("| as graphs, float32 | backward | 2.00 | 2.00 | 2.00 | 2.00 |"), "{regimes}");
     let without = ended(&MadeUp::gpu("x").measured("long", &cell(16_384), &row(&[("flash", &[1e-3])])).records());
-    assert!(without.quoted()["speed"].is_null() && !without.tables().contains_key("regimes"));
+    assert!(without.quoted()["speed"].is_null() && !without.tables().contains_key("full-regimes"));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn flash_attention_3_is_quoted_in_both_protocols_and_counts_nothing() {
     assert!((value(&answer, "/beside/rested") - 0.1238).abs() < 1e-3);
     assert!((value(&answer, "/beside/sustained/low") - 0.937).abs() < 1e-3);
     assert!((value(&answer, "/beside/sustained/high") - 1.051).abs() < 1e-3);
-    let table = answer.tables()["flash-attention-3"].markdown();
+    let table = answer.tables()["full-flash-attention-3"].markdown();
     assert!(table.contains("| 64 | backward | 2.259 | 2.542 | 2.489 to 2.520 | 2.000 | 2.750 † |"), "{table}");
     assert_eq!(table.matches("\n| 64 |").count(), 3, "{table}");
     assert!(answer.claims().is_empty() && of_ours(&[1e-3]).quoted()["beside"].is_null());
@@ -177,7 +177,7 @@ fn tiles_of_neighbouring_lengths_share_a_row_and_need_a_hopper_gpu() {
             .fold(MadeUp::gpu("x"), |made_up, seq| made_up.measured("grid", &cell(*seq), &columns))
             .records(),
     );
-    let table = answer.tables()["tiles"].markdown();
+    let table = answer.tables()["full-tiles"].markdown();
     for line in [
         "| bfloat16, d = 64 | 128 to 1,024 | 64 × 128 | 64 × 64 | 128 × 32 |",
         "| bfloat16, d = 64 | 2,048 to 8,192 | 64 × 128 | 128 × 128 | with dK and dV |",
@@ -200,12 +200,15 @@ fn a_pass_without_a_time_says_why() {
         "sdpa_cudnn": forward(timed(&[2e-3])),
     }});
     let answer = ended(&MadeUp::gpu("x").measured("grid", &cell(1024), &columns).records());
-    let table = answer.tables()["times-bfloat16"].markdown();
+    let table = answer.tables()["full-times-bfloat16"].markdown();
     assert!(table.contains("| forward, d = 64 | 1,024 | OOM (64 GiB) | wrong | **2.000** |"), "{table}");
     let quoted = answer.quoted();
-    assert_eq!(quoted["not_run"], json!(["tiled in bfloat16 (on the CPU only)"]));
-    assert_eq!(quoted["failed"], json!(["ours in bfloat16 at $d = 64$, $T = 1,024$: off by 3 of the norm"]));
-    assert_eq!(quoted["oom"], json!(["plain, forward, bfloat16, $d = 64$, $T = 1,024$"]));
+    let endings = [
+        "Not run on this machine: tiled in bfloat16 (on the CPU only).",
+        "Refused before timing: ours in bfloat16 at $d = 64$, $T = 1,024$: off by 3 of the norm.",
+        "Out of memory: plain, forward, bfloat16, $d = 64$, $T = 1,024$.",
+    ];
+    assert_eq!(quoted["endings"], json!(endings));
     assert!(quoted["wins"].is_null() && answer.claims().is_empty(), "nothing of ours was timed");
 }
 
@@ -213,9 +216,11 @@ fn a_pass_without_a_time_says_why() {
 fn a_cell_without_a_row_is_named() {
     let made_up = MadeUp::gpu("x").failed("grid", &cell(128)).out_of_memory("long", &cell(65536));
     let answer = ended(&made_up.not_run("leaderboard", &board()).records());
-    let missing = answer.quoted()["missing"].as_array().unwrap();
-    assert_eq!(missing[0], "bfloat16, $d = 64$, $T = 128$ (the worker died)");
-    assert_eq!(missing.len(), 2);
+    let missing = answer.quoted()["endings"][0].as_str().unwrap();
+    assert!(
+        missing.starts_with("Cells without any time: bfloat16, $d = 64$, $T = 128$ (the worker died); "),
+        "{missing}"
+    );
     assert_eq!(answer.quoted()["board"]["why"], "it needs 6 GPUs, and has 2");
     assert!(answer.quoted()["grid"].is_null() && answer.tables().is_empty() && answer.claims().is_empty());
     assert!(format!("{:#}", super::answer(&Records::default(), Audience::Ours).unwrap_err()).contains("cs336 measure"));
