@@ -6,6 +6,9 @@ use super::stats;
 /// The largest spread of a steady timing. Beyond it a median depends on which turn was asked.
 pub const STEADY: f64 = 1.05;
 
+/// From this spread on, the ends of a range have two significant digits instead of three.
+const COARSE: f64 = 1.2;
+
 /// The medians of the turns of one timing, in seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turns {
@@ -40,13 +43,14 @@ impl Turns {
         if self.is_steady() {
             return milliseconds(self.median);
         }
-        let [low, high] = [stats::min(&self.medians), stats::max(&self.medians)].map(|end| significant(end, 2));
+        let digits = if self.spread() < COARSE { 3 } else { 2 };
+        let [low, high] = [stats::min(&self.medians), stats::max(&self.medians)].map(|end| significant(end, digits));
         format!("{low}–{high}")
     }
 
-    /// The median in milliseconds, "12.6", with a mark where the turns disagree: "~12.6".
+    /// The median in milliseconds, "12.6", with a mark where the turns disagree: "≈12.6".
     pub fn marked(&self) -> String {
-        format!("{}{}", if self.is_steady() { "" } else { "~" }, milliseconds(self.median))
+        format!("{}{}", if self.is_steady() { "" } else { "≈" }, milliseconds(self.median))
     }
 }
 
@@ -79,7 +83,12 @@ mod tests {
         let humped = [0.028, 0.030, 0.034, 0.046, 0.050, 0.052];
         let turns = Turns::of(&humped, 2);
         assert!(!turns.is_steady() && turns.spread() > 1.6);
-        assert_eq!((turns.text().as_str(), turns.marked().as_str()), ("30–50", "~40.0"));
+        assert_eq!((turns.text().as_str(), turns.marked().as_str()), ("30–50", "≈40.0"));
+    }
+
+    #[test]
+    fn a_narrow_range_has_three_digits() {
+        assert_eq!(Turns::single(&[0.0163, 0.0182]).text(), "16.3–18.2");
     }
 
     #[test]

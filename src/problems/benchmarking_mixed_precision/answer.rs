@@ -171,7 +171,7 @@ fn layer_norm_table(examples: &[Example]) -> Table {
         })
         .number("Exact mean", Style::Fixed, 3, |example| example.exact_mean)
         .number("Mean", Style::Fixed, 3, |example| or(example.mean, "overflow"))
-        .number("Variance over exact", Style::Fixed, 3, |example| or(variance(example), "overflow"))
+        .number("Variance over exact", Style::Fixed, 2, |example| or(variance(example), "overflow"))
         .number("Largest error", Style::Fixed, 4, |example| or(example.largest_error, "not a number"))
         .into()
 }

@@ -123,7 +123,7 @@ fn four_table(four: [Sum; 4]) -> Table {
         .text("Addend", |sum| sum.case.params.addend.name())
         .text("Conversion", |sum| conversion(&sum.case.params))
         .number("Sum", Style::Fixed, 4, Sum::sum)
-        .number("Error", Style::Fixed, 4, Sum::error)
+        .number("Error", Style::Fixed, 5, Sum::error)
         .into()
 }
 
@@ -227,8 +227,8 @@ mod tests {
     fn short_loops_and_long_ones_have_a_table_each() {
         let answer = answer(&records(10.002, measured(32.0)), Audience::Ours).unwrap();
         let table = |id: &str| answer.tables()[id].markdown();
-        assert!(table("four").contains("| float32 | float16 | explicit | 10.0020 | 0.0020 |"), "{}", table("four"));
-        assert!(table("four").contains("| float16 | float16 | none | 9.9500 | −0.0500 |"), "{}", table("four"));
+        assert!(table("four").contains("| float32 | float16 | explicit | 10.0020 | 0.00200 |"), "{}", table("four"));
+        assert!(table("four").contains("| float16 | float16 | none | 9.9500 | −0.05000 |"), "{}", table("four"));
         assert!(table("long").contains("| float16 | float16 | none | 32.000 | −68.000 | 3,000 |"), "{}", table("long"));
         assert_eq!(answer.tables()["long"].rows.len(), 2);
     }

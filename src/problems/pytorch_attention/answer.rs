@@ -11,7 +11,7 @@ use crate::bench::dtype::Dtype;
 use crate::harness::answer::format::{grouped, print};
 use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Unit};
 use crate::harness::samples::Samples;
-use crate::harness::steadiness::Turns;
+use crate::harness::steadiness::{STEADY, Turns};
 
 mod memory;
 mod tables;
@@ -26,6 +26,8 @@ const WIDTH: u32 = 64;
 struct Quoted {
     /// Of the CPU's smaller grid, where the answer is a GPU's.
     cpu: Option<String>,
+    /// The largest spread of a steady time.
+    steady: f64,
     /// Whether enough cases ran for an answer; then the numbers follow.
     enough: bool,
     #[serde(flatten)]
@@ -36,9 +38,8 @@ struct Quoted {
 struct Numbers {
     batch: u32,
     dtype: Dtype,
-    warmup: u32,
-    timed: u32,
-    /// Of each of the longer cases, and of the other implementations: "10 passes after 1 warm-up".
+    /// Of each case in the handout's grid, of the longer ones and of the other implementations: "10 passes after 1 warm-up".
+    passes: String,
     beyond: String,
     recompute: Option<String>,
     /// Cells of the handout's grid: "18 of 20".
@@ -71,8 +72,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = Cases::of(&all);
     let small = records.cpu().filter(|_| set.is_gpu());
     let numbers = Numbers::of(set, &cases)?;
-    let quoted =
-        Quoted { cpu: small.map(RecordSet::machine).transpose()?, enough: numbers.is_some(), numbers };
+    let cpu = small.map(RecordSet::machine).transpose()?;
+    let quoted = Quoted { cpu, steady: STEADY, enough: numbers.is_some(), numbers };
     let mut answer = Answer::of(set, &quoted)?;
     answer.table("times", tables::times(set, &cases.plain)?)?;
     if let Some(numbers) = &quoted.numbers {
@@ -156,12 +157,11 @@ impl Numbers {
         let exhausted = memory::smallest_exhausted(&cases.plain);
         let tiled = recomputing(&others, longest, Tiled)?;
         let (tiled, sdpa) = tiled.zip(recomputing(&others, longest, Sdpa)?).unzip();
-        let Params { batch, dtype, warmup, iterations, .. } = first.case.params;
+        let Params { batch, dtype, .. } = first.case.params;
         Ok(Some(Self {
             batch,
             dtype,
-            warmup,
-            timed: iterations,
+            passes: passes(&cases.grid),
             beyond: passes(&cases.beyond),
             recompute: (!cases.recompute.is_empty()).then(|| passes(&cases.recompute)),
             ran: format!("{} of {}", fitting.len(), cases.grid.len()),

@@ -12,6 +12,7 @@ use super::measure::TorchCompile;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::{distinct, markdown};
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet, Records};
+use crate::harness::steadiness::STEADY;
 
 mod cases;
 mod optimizer;
@@ -28,6 +29,8 @@ struct Quoted {
     /// Of the CPU's smaller grids of attention and of models, where the answer is a GPU's.
     cpu_attention: Option<String>,
     cpu_models: Option<String>,
+    /// The largest spread of a steady time.
+    steady: f64,
     /// Whether the cases come from more than one run.
     several_runs: bool,
     attention: Option<Attention>,
@@ -66,6 +69,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let quoted = Quoted {
         cpu_attention: machine.clone().filter(|_| !on_cpu.attention.is_empty()),
         cpu_models: machine.filter(|_| !on_cpu.models.is_empty()),
+        steady: STEADY,
         several_runs: distinct(all.iter().map(|case| &case.id.run)).len() > 1,
         attention: Attention::of(&cases.attention),
         models: Models::of(&cases.models, &Alone::of(records.other(ALONE)?.of(main.profile()))?),

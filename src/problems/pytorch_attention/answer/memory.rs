@@ -54,9 +54,8 @@ impl Exhausted {
         let (needs, memory) = (accounting_of(&case.params, set.profile()), set.memory_bytes()?);
         let Accounting { batch: b, d_model: d, element_bytes: s, row_bytes, score_bytes, held_bytes, .. } = needs;
         let seq = length(case.params.seq);
-        let product = |factors: String, bytes: u64, digits| {
-            format!("{factors} = {}", print(bytes as f64, Style::Gib, digits))
-        };
+        let product =
+            |factors: String, bytes: u64, digits| format!("{factors} = {}", print(bytes as f64, Style::Gib, digits));
         let long: Vec<&Ran> = plain.iter().filter(|ran| ran.seq() >= FIFTH_FROM).collect();
         let five = long.iter().filter(|ran| ran.row.held_bytes >= ran.needs().held_bytes).count();
         let fits = forward_fits(set, &needs)?;

@@ -18,7 +18,7 @@ pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> 
     let widths: BTreeSet<u32> = plain.iter().map(|case| case.params.d_model).collect();
     let mut table = Table::new(vec![Column::right("$T$")]);
     table.columns.extend(widths.iter().map(|d| Column::right(format!("$d = {d}$ (ms)"))));
-    table.columns.extend(["before backward (MiB)", "backward peak (MiB)"].map(Column::right));
+    table.columns.extend(["before (MiB)", "peak (MiB)"].map(Column::right));
     for seq in lengths {
         let of_length: Vec<_> = plain.iter().filter(|case| case.params.seq == seq).copied().collect();
         let mut cells = vec![Cell::from(length(seq))];
@@ -73,9 +73,9 @@ pub(super) fn cells(plain: &[&AttentionCase]) -> Table {
         .right("$T$", |ran| length(ran.seq()))
         .number("forward, std (µs)", Style::Us, 0, |ran| deviation(ran.case, &ran.row.forward))
         .number("backward, std (µs)", Style::Us, 0, |ran| deviation(ran.case, &ran.row.backward))
-        .number("forward peak (MiB)", Style::Mib, 1, |ran| ran.bytes(ran.row.forward_peak_bytes))
-        .number("before backward (MiB)", Style::Mib, 1, |ran| ran.bytes(ran.row.before_backward_bytes))
-        .number("backward peak (MiB)", Style::Mib, 1, |ran| ran.bytes(ran.row.backward_peak_bytes))
+        .right("forward peak (MiB)", |ran| mebibytes(&[*ran], |row| row.forward_peak_bytes))
+        .right("before backward (MiB)", |ran| mebibytes(&[*ran], |row| row.before_backward_bytes))
+        .right("backward peak (MiB)", |ran| mebibytes(&[*ran], |row| row.backward_peak_bytes))
         .into()
 }
 

@@ -102,7 +102,11 @@ fn is_unsteady(case: &ModelCase) -> bool {
 fn error(cases: &[ModelCase], dtype: Precision) -> Vec<String> {
     let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype).filter_map(|case| case.row);
     let errors = of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients);
-    errors.reduce(f64::max).map(|error| format!("{} in {}", print(error, Style::Sci, 1), dtype.name())).into_iter().collect()
+    errors
+        .reduce(f64::max)
+        .map(|error| format!("{} in {}", print(error, Style::Sci, 1), dtype.name()))
+        .into_iter()
+        .collect()
 }
 
 /// How often each size was timed.

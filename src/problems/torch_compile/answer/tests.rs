@@ -82,7 +82,13 @@ fn ends(range: &Value) -> [f64; 2] {
 
 #[test]
 fn attention_gains_are_of_the_lengths_at_which_every_pass_is_steady() {
-    let steady = |times| gpu().measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9])).measured("a", &cell(256, 64), &passes(times));
+    let steady = |times| {
+        gpu().measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9])).measured(
+            "a",
+            &cell(256, 64),
+            &passes(times),
+        )
+    };
     let all = answered(steady([1.0, 1.0, 0.8, 0.5]));
     let attention = &all.quoted()["attention"];
     assert_eq!((ends(&attention["gain"]), &attention["from"]), ([1.25, 2.0], &json!("256")));
