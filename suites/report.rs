@@ -196,7 +196,8 @@ fn the_last_appendix_names_every_commit_and_machine() {
     file.runs.push(later);
     let rendered = report::render(&document(vec![input])).unwrap();
     let (_, appendix) = rendered.markdown.split_once("## D. Runs, machines and claims").expect("the appendix");
-    for expected in ["`fedcba9876`", "`0123456789`", "2 threads, TF32 off", "8.00 GiB of memory", "0.10 TB/s of memory"] {
+    for expected in ["`fedcba9876`", "`0123456789`", "2 threads, TF32 off", "8.00 GiB of memory", "0.10 TB/s of memory"]
+    {
         assert!(appendix.contains(expected), "{expected:?} is not in:\n{appendix}");
     }
 }
@@ -204,14 +205,24 @@ fn the_last_appendix_names_every_commit_and_machine() {
 #[test]
 fn appendices_collect_the_sections_of_all_problems_after_the_answers() {
     let parts = |name: &str| {
-        let template = format!("{{{{ part(\"\") }}}}\n\nAnswer of {name}.\n\n## Method\n\n### Clock\n\nMethod of {name}.\n");
+        let template =
+            format!("{{{{ part(\"\") }}}}\n\nAnswer of {name}.\n\n## Method\n\n### Clock\n\nMethod of {name}.\n");
         problem(name, &[("", 1.0)], &template)
     };
     let rendered = report::render(&document(vec![parts("x"), parts("y")])).unwrap();
-    let places: Vec<usize> = ["Answer of x", "Answer of y", "## C. Method", "### 1.2.1 x", "#### Clock", "Method of x", "### 1.2.1 y", "Method of y"]
-        .iter()
-        .map(|words| rendered.markdown.find(words).unwrap_or_else(|| panic!("{words:?} is not in:\n{}", rendered.markdown)))
-        .collect();
+    let places: Vec<usize> = [
+        "Answer of x",
+        "Answer of y",
+        "## C. Method",
+        "### 1.2.1 x",
+        "#### Clock",
+        "Method of x",
+        "### 1.2.1 y",
+        "Method of y",
+    ]
+    .iter()
+    .map(|words| rendered.markdown.find(words).unwrap_or_else(|| panic!("{words:?} is not in:\n{}", rendered.markdown)))
+    .collect();
     assert!(places.is_sorted(), "{places:?}");
     report::pdf::compile(&rendered, WRITEUP).unwrap();
 }

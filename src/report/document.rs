@@ -76,7 +76,11 @@ impl Pieces {
             self.answered.extend(used.answered);
         }
         let open = self.open_parts(&problem.handout);
-        if open.is_empty() { Ok(()) } else { self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open))) }
+        if open.is_empty() {
+            Ok(())
+        } else {
+            self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))
+        }
     }
 
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {

@@ -184,7 +184,9 @@ fn machines(document: &Document) -> String {
             let memory = human_bytes(memory_bytes(&run.machine, profile));
             let software = run.software.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>().join(", ");
             let (os, settings, roofs) = (&run.machine.os, settings(run), roofs(&run.peaks));
-            let line = format!("{name} ({profile}): {memory} of memory; {os}; {software}; {settings}. No timing may be faster than {roofs} allow.");
+            let line = format!(
+                "{name} ({profile}): {memory} of memory; {os}; {software}; {settings}. No timing may be faster than {roofs} allow."
+            );
             let _ = writeln!(out, "- {}", escape::markdown(&line));
         }
     }

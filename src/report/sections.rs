@@ -30,7 +30,9 @@ pub fn split(origin: &str, markdown: &str) -> Result<Sections> {
             let known = APPENDICES.iter().position(|(name, ..)| *name == heading.trim());
             let Some(next) = known else {
                 let names = APPENDICES.map(|(name, ..)| format!("\"## {name}\"")).join(", ");
-                bail!("{origin}: the heading \"## {heading}\" begins no appendix; use {names}, or ### for a heading within");
+                bail!(
+                    "{origin}: the heading \"## {heading}\" begins no appendix; use {names}, or ### for a heading within"
+                );
             };
             let in_order = section.is_none_or(|before| before < next);
             ensure!(in_order, "{origin}: \"## {heading}\" comes twice or out of order");

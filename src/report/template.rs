@@ -52,10 +52,15 @@ pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<Pl
         let session = sessions.get_mut(&problem).ok_or_else(|| invalid(format!("there is no problem {problem:?}")))?;
         session.figure(SUMMARY_FIGURE).map(Value::from_safe_string)
     });
-    let answers: BTreeMap<&str, _> =
-        document.problems.iter().filter(|p| p.template.is_some()).map(|p| (p.handout.name, p.answer.quoted())).collect();
+    let answers: BTreeMap<&str, _> = document
+        .problems
+        .iter()
+        .filter(|p| p.template.is_some())
+        .map(|p| (p.handout.name, p.answer.quoted()))
+        .collect();
     env.add_template(SUMMARY, text).map_err(|e| located(&e))?;
-    let rendered = env.get_template(SUMMARY).map_err(|e| located(&e))?.render(Value::from(Serde(json!({"answers": answers}))));
+    let rendered =
+        env.get_template(SUMMARY).map_err(|e| located(&e))?.render(Value::from(Serde(json!({"answers": answers}))));
     let markdown = rendered.map_err(|e| located(&e))?;
     let sessions = sessions.lock().unwrap_or_else(PoisonError::into_inner);
     let figures = sessions.values().flat_map(|session| session.figures.iter().cloned()).collect();

@@ -45,7 +45,8 @@ impl Front {
             open: earned(p) == 0.0,
         });
         let runs = provenance::runs(document);
-        let mut machines: Vec<_> = runs.iter().map(|(profile, r)| (profile, machine_name(&r.machine, *profile))).collect();
+        let mut machines: Vec<_> =
+            runs.iter().map(|(profile, r)| (profile, machine_name(&r.machine, *profile))).collect();
         machines.sort();
         machines.dedup();
         Self {

@@ -111,9 +111,15 @@ fn every_figure_of_the_main_body_stands_in_its_problem() {
         // A figure at the top of a page belongs to the problem that goes on below it.
         let next = problems.iter().find(|(_, at, top)| (at, top) > (page, y));
         let at_top = *y < Abs::mm(60.0);
-        let of = |problem: Option<&(String, usize, Abs)>| problem.is_some_and(|(name, ..)| path.starts_with(&format!("{name}-")));
+        let of = |problem: Option<&(String, usize, Abs)>| {
+            problem.is_some_and(|(name, ..)| path.starts_with(&format!("{name}-")))
+        };
         let summary = path.ends_with("-summary.svg") && *page == 0;
-        assert!(summary || of(before) || (at_top && of(next)), "{path} stands on page {} outside its problem", page + 1);
+        assert!(
+            summary || of(before) || (at_top && of(next)),
+            "{path} stands on page {} outside its problem",
+            page + 1
+        );
     }
 }
 
@@ -129,7 +135,12 @@ fn no_letter_is_too_small_to_read() {
             }
         });
     }
-    assert!(small.is_empty(), "{} texts are smaller than 8 pt: {:?}", small.len(), small.iter().take(12).collect::<Vec<_>>());
+    assert!(
+        small.is_empty(),
+        "{} texts are smaller than 8 pt: {:?}",
+        small.len(),
+        small.iter().take(12).collect::<Vec<_>>()
+    );
     for (path, svg) in &RENDERED.figures {
         let svg = std::str::from_utf8(svg).unwrap();
         for size in svg.split("font-size=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok()) {

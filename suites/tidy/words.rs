@@ -35,7 +35,9 @@ const TICS: &[(&str, &str)] = &[
 fn templates_use_none_of_the_banned_phrases() {
     let mut found = Vec::new();
     let folders = ["templates", "templates/shared"];
-    for path in folders.iter().flat_map(|folder| stems(folder, "md").into_iter().map(move |stem| format!("{folder}/{stem}.md"))) {
+    for path in
+        folders.iter().flat_map(|folder| stems(folder, "md").into_iter().map(move |stem| format!("{folder}/{stem}.md")))
+    {
         let text = fs::read_to_string(root().join(&path)).unwrap();
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
         for (tic, instead) in TICS {

@@ -29,13 +29,8 @@ struct Quoted {
     setting: Setting,
     /// Of the CPU's small cases, where the answer is a GPU's.
     small: Option<Setting>,
-    /// Whether a size was timed in both types; then the numbers follow.
-    timed: bool,
-    /// Whether a time is a range.
-    unsteady: bool,
     /// Whether the ratio rises on a GPU, for a reason that the text gives.
     explained: bool,
-    #[serde(flatten)]
     gain: Option<Gain>,
 }
 
@@ -71,8 +66,6 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         layer_norm: LayerNorm::of(&examples),
         setting: Setting::of(&pairs),
         small: small_pairs.as_ref().map(|pairs| Setting::of(pairs)),
-        timed: gain.is_some(),
-        unsteady: pairs.iter().any(timings::Pair::is_unsteady),
         explained: set.is_gpu() && gain.as_ref().is_some_and(Gain::rises),
         gain,
     };

@@ -10,9 +10,10 @@ use self::part_b::{Alone, Models};
 use super::adamw::BYTES_PER_PARAMETER;
 use super::measure::TorchCompile;
 use crate::bench::peer::{Compile, Software};
-use crate::harness::answer::format::{distinct, markdown};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet, Records};
+use crate::harness::answer::format::{self, markdown};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet, Records, Style};
 use crate::harness::steadiness::STEADY;
+use crate::model::Precision;
 
 mod cases;
 mod optimizer;
@@ -26,23 +27,25 @@ pub const ALONE: &str = "benchmarking_mixed_precision";
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    /// Of the CPU's smaller grids of attention and of models, where the answer is a GPU's.
-    cpu_attention: Option<String>,
-    cpu_models: Option<String>,
+    /// Whether the CPU's smaller grids stand beside a GPU's.
+    cpu: bool,
     /// The largest spread of a steady time.
     steady: f64,
-    /// Whether the cases come from more than one run.
-    several_runs: bool,
+    #[serde(flatten)]
     attention: Option<Attention>,
+    #[serde(flatten)]
     models: Option<Models>,
     adamw: Option<Adamw>,
-    /// Whether the optimizer was planned.
-    updates: bool,
     /// That an AdamW step moves per parameter.
     bytes: u64,
+    #[serde(flatten)]
     compilation: Compilation,
-    /// Why implementations were not compiled.
-    not_compiled: Option<String>,
+    /// Why functions were not compiled, in parentheses.
+    why: String,
+    /// Ours over PyTorch's eager time: "0.95 to 1.01 times for attention and 0.98 to 1.00 times for models".
+    eager: String,
+    /// PyTorch's results against ours: "$6.0 \\times 10^{-7}$ in attention and ..".
+    errors: String,
     /// Of the first measured case.
     software: Option<String>,
 }
@@ -51,9 +54,8 @@ struct Quoted {
 #[derive(Serialize)]
 struct Compilation {
     functions: u64,
-    /// The first calls, which compile: of both passes of a cell of attention, and of a model's.
-    attention: Option<Range>,
-    models: Option<Range>,
+    /// Of both passes: "0.7 to 3.3 s for attention and 23.4 to 106.9 s for a model".
+    first_calls: String,
     #[serde(skip)]
     claim: Option<Claim>,
 }
@@ -65,19 +67,23 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cpu = records.cpu().filter(|_| main.is_gpu());
     let on_cpu = cpu.map(RecordSet::cases::<TorchCompile>).transpose()?.unwrap_or_default();
     let on_cpu = Cases::of(&on_cpu);
-    let machine = cpu.map(RecordSet::machine).transpose()?;
+    let attention = Attention::of(&cases.attention);
+    let models = Models::of(&cases.models, &Alone::of(records.other(ALONE)?.of(main.profile()))?);
+    let eager = [
+        (attention.as_ref().and_then(|attention| attention.eager.clone()), "times for attention"),
+        (models.as_ref().and_then(|models| models.eager.clone()), "times for models"),
+    ];
     let quoted = Quoted {
-        cpu_attention: machine.clone().filter(|_| !on_cpu.attention.is_empty()),
-        cpu_models: machine.filter(|_| !on_cpu.models.is_empty()),
+        cpu: cpu.is_some(),
         steady: STEADY,
-        several_runs: distinct(all.iter().map(|case| &case.id.run)).len() > 1,
-        attention: Attention::of(&cases.attention),
-        models: Models::of(&cases.models, &Alone::of(records.other(ALONE)?.of(main.profile()))?),
+        eager: described(eager),
+        errors: errors(attention.as_ref(), models.as_ref()),
+        attention,
+        models,
         adamw: Adamw::of(&cases.updates),
-        updates: !cases.updates.is_empty(),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
-        not_compiled: cases.not_compiled(),
+        why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
         software: all.iter().find_map(|case| Some(software(case.row()?.software()))),
     };
     let mut answer = Answer::of(main, &quoted)?;
@@ -85,8 +91,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let models = quoted.models.iter().flat_map(|models| &models.claim);
     let claims = attention.chain(models).chain(&quoted.compilation.claim);
     claims.cloned().try_for_each(|claim| answer.claim(claim))?;
-    tables::main(&mut answer, &cases)?;
-    tables::compared(&mut answer, "cpu-", &on_cpu)?;
+    tables::main(&mut answer, main, &cases)?;
+    if let Some(cpu) = cpu {
+        tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
+    }
     Ok(answer)
 }
 
@@ -104,6 +112,8 @@ impl Compilation {
         let sum = |count: fn(&Compile) -> u64| compiled.iter().map(|compile| count(compile)).sum::<u64>();
         let [functions, graphs] = [sum(|compile| compile.functions), sum(|compile| compile.graphs)];
         let [breaks, hits] = [sum(|compile| compile.graph_breaks), sum(|compile| compile.cache_hits)];
+        let attention_calls = first_calls(attention().map(|(case, compile)| case.first_calls(compile)));
+        let model_calls = first_calls(models().map(|(case, compile)| case.first_calls(compile)));
         let claim = Claim::new("one-graph-per-function", graphs == functions && breaks == 0 && hits == 0)
             .operand_text("functions", functions.to_string())
             .operand_text("graphs", graphs.to_string())
@@ -111,15 +121,42 @@ impl Compilation {
             .operand_text("cache hits", hits.to_string());
         Self {
             functions,
-            attention: first_calls(attention().map(|(case, compile)| case.first_calls(compile))),
-            models: first_calls(models().map(|(case, compile)| case.first_calls(compile))),
+            first_calls: described([(attention_calls, "s for attention"), (model_calls, "s for a model")]),
             claim: (functions > 0).then_some(claim),
         }
     }
 }
 
-fn first_calls(seconds: impl Iterator<Item = Option<Quantity>>) -> Option<Range> {
-    Range::of(seconds.flatten())
+/// "1.02 to 1.35".
+fn times(Range { low, high }: &Range) -> String {
+    format::range(low.value(), high.value(), Style::Fixed, 2)
+}
+
+/// "5 turns of 10 passes, each after 2 untimed".
+fn turns(rounds: usize, iterations: usize, warmup: usize) -> String {
+    format!("{rounds} turns of {iterations} passes, each after {warmup} untimed")
+}
+
+fn first_calls(seconds: impl Iterator<Item = Option<Quantity>>) -> Option<String> {
+    let Range { low, high } = Range::of(seconds.flatten())?;
+    Some(format::range(low.value(), high.value(), Style::Sec, 1))
+}
+
+/// "0.95 to 1.01 of attention and 0.98 to 1.00 of models": the numbers that there are, each with its words.
+fn described<'a>(numbers: impl IntoIterator<Item = (Option<String>, &'a str)>) -> String {
+    let words = numbers.into_iter().filter_map(|(number, words)| Some(format!("{} {words}", number?)));
+    format::listed(&words.collect::<Vec<_>>())
+}
+
+/// The errors of attention and of the models of each dtype.
+fn errors(attention: Option<&Attention>, models: Option<&Models>) -> String {
+    let print = |error| Some(format::print(error, Style::Sci, 1));
+    let attention = attention.and_then(|attention| print(attention.error?));
+    let models = models.into_iter().flat_map(|models| &models.errors).map(|(dtype, error)| match dtype {
+        Precision::Float32 => (print(*error), "in models in float32"),
+        Precision::Bfloat16 => (print(*error), "in models in bfloat16"),
+    });
+    described(std::iter::once((attention, "in attention")).chain(models))
 }
 
 #[cfg(test)]

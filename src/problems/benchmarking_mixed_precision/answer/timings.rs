@@ -7,7 +7,7 @@ use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, SameMachine, Style, Table};
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::steadiness::Turns;
 use crate::model::Precision;
@@ -70,12 +70,6 @@ impl Pair<'_> {
     fn size(&self) -> &'static str {
         self.params.size.size().name
     }
-
-    pub fn is_unsteady(&self) -> bool {
-        let cases = [Some(self.full), self.low].into_iter().flatten();
-        let turns = cases.flat_map(|case| [FORWARD, BACKWARD].map(|pass| turns(case, pass)));
-        turns.flatten().any(|turns| !turns.is_steady())
-    }
 }
 
 /// What all cases have in common.
@@ -99,28 +93,17 @@ impl Setting {
     }
 }
 
-/// What bfloat16 gains.
+/// What bfloat16 gains, from the first size to the last.
 #[derive(Serialize)]
 pub(super) struct Gain {
-    /// Time in float32 over time in bfloat16, over every size and pass.
-    ratios: Range,
-    trend: Option<Trend>,
-}
-
-/// From the first size to the last.
-#[derive(Serialize)]
-struct Trend {
     /// "from 2.17 (forward) and 1.92 (backward) for small to 5.64 and 6.44 for 2.7B".
     ends: String,
     /// Whether both passes' ratios are larger at the end, and fall at no step of size.
     rises: bool,
     #[serde(skip)]
-    first: Ratios,
-    #[serde(skip)]
-    last: Ratios,
+    claims: [Claim; 2],
 }
 
-#[derive(Clone)]
 struct Ratios {
     size: &'static str,
     forward: Quantity,
@@ -136,47 +119,36 @@ impl Ratios {
     }
 }
 
-impl Trend {
-    /// None of a single size.
-    fn of(ratios: &[Ratios]) -> Option<Self> {
-        let [first, .., last] = ratios else { return None };
-        let [a, b, c, d] = [&first.forward, &first.backward, &last.forward, &last.backward]
-            .map(|ratio| print(ratio.value(), Style::Fixed, 2));
-        let never_falls = ratios.windows(2).all(|sizes| sizes[1].both(&sizes[0], f64::ge));
-        Some(Self {
-            ends: format!("from {a} (forward) and {b} (backward) for {} to {c} and {d} for {}", first.size, last.size),
-            rises: never_falls && last.both(first, f64::gt),
-            first: first.clone(),
-            last: last.clone(),
-        })
-    }
-}
-
 impl Gain {
-    /// None where no size has steady times of both passes in both types.
+    /// None unless two sizes have steady times of both passes in both types.
     pub fn of(pairs: &[Pair]) -> Option<Self> {
         let ratios = pairs.iter().filter_map(|pair| {
             Some(Ratios { size: pair.size(), forward: pair.forward.clone()?, backward: pair.backward.clone()? })
         });
         let ratios: Vec<Ratios> = ratios.collect();
-        let all = Range::of(ratios.iter().flat_map(|size| [&size.forward, &size.backward]))?;
-        Some(Self { ratios: all, trend: Trend::of(&ratios) })
+        let [first, .., last] = &ratios[..] else { return None };
+        let least = Quantity::smallest(ratios.iter().flat_map(|size| [&size.forward, &size.backward]))?;
+        let [a, b, c, d] = [&first.forward, &first.backward, &last.forward, &last.backward]
+            .map(|ratio| print(ratio.value(), Style::Fixed, 2));
+        let rises = last.both(first, f64::gt) && ratios.windows(2).all(|sizes| sizes[1].both(&sizes[0], f64::ge));
+        let rises_with_size = Claim::new("ratio-rises-with-size", rises)
+            .operand(&format!("forward, {}", first.size), &first.forward)
+            .operand(&format!("forward, {}", last.size), &last.forward)
+            .operand(&format!("backward, {}", first.size), &first.backward)
+            .operand(&format!("backward, {}", last.size), &last.backward);
+        Some(Self {
+            ends: format!("from {a} (forward) and {b} (backward) for {} to {c} and {d} for {}", first.size, last.size),
+            rises,
+            claims: [Claim::above("bfloat16-faster-everywhere", "smallest ratio", least, 1.0), rises_with_size],
+        })
     }
 
     pub fn rises(&self) -> bool {
-        self.trend.as_ref().is_some_and(|trend| trend.rises)
+        self.rises
     }
 
     pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        answer.claim(Claim::above("bfloat16-faster-everywhere", "smallest ratio", &self.ratios.low, 1.0))?;
-        let Some(Trend { first, last, rises, .. }) = &self.trend else { return Ok(()) };
-        answer.claim(
-            Claim::new("ratio-rises-with-size", *rises)
-                .operand(&format!("forward, {}", first.size), &first.forward)
-                .operand(&format!("forward, {}", last.size), &last.forward)
-                .operand(&format!("backward, {}", first.size), &first.backward)
-                .operand(&format!("backward, {}", last.size), &last.backward),
-        )
+        self.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))
     }
 }
 

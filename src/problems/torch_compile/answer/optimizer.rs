@@ -4,24 +4,28 @@ use serde::Serialize;
 
 use super::super::adamw::{BYTES_PER_PARAMETER, Row, Update};
 use super::cases::{ColumnOf, PassOf, UpdateCase};
-use crate::harness::answer::{Quantity, Range, Unit};
+use crate::harness::answer::format::range;
+use crate::harness::answer::{Quantity, Range, Style, Unit};
 
 pub const RUST: ColumnOf<Row, Update> = |row| &row.rust;
 pub const FUSED: ColumnOf<Row, Update> = |row| &row.python_fused;
 pub const FOREACH: ColumnOf<Row, Update> = |row| &row.python_foreach;
 pub const STEP: PassOf<Update> = |update| &update.step;
 
-/// Rates of one step as shares of the copy rate, over all models.
+/// Rates of one step as shares of the copy rate, over all models: "96% to 98%".
 #[derive(Serialize)]
 pub struct Adamw {
-    ours: Range,
-    fused: Range,
+    ours: String,
+    fused: String,
 }
 
 impl Adamw {
     /// None where ours or PyTorch's fused one was measured nowhere.
     pub fn of(cases: &[UpdateCase]) -> Option<Self> {
-        let shares = |column| Range::of(cases.iter().filter_map(|case| case.share(column)));
+        let shares = |column| {
+            let Range { low, high } = Range::of(cases.iter().filter_map(|case| case.share(column)))?;
+            Some(range(low.value(), high.value(), Style::Percent, 0))
+        };
         Some(Self { ours: shares(RUST)?, fused: shares(FUSED)? })
     }
 }

@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use super::super::attention::{Params, Passes, Row};
 use super::cases::{AttentionCase, ColumnOf, PassOf, ratios};
-use crate::bench::dtype::Dtype;
-use crate::bench::tolerance;
+use super::{times, turns};
+use crate::bench::errors::AttentionErrors;
+use crate::harness::answer::Claim;
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Claim, Quantity, Range, Unit};
 use crate::harness::steadiness::Turns;
 
 pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
@@ -21,20 +21,20 @@ const BOTH: [PassOf<Passes>; 2] = [PASSES[0].1, PASSES[1].1];
 /// What the sentences quote of attention.
 #[derive(Serialize)]
 pub struct Attention {
-    batch: i64,
-    rounds: usize,
-    warmup: usize,
-    iterations: usize,
-    /// PyTorch eager over torch.compile, over both passes of every cell from this length on: from it on all are steady.
-    gain: Option<Range>,
+    /// "5 turns of 10 passes, each after 2 untimed".
+    turns: String,
+    /// PyTorch eager over torch.compile, over both passes of every cell from this length on, all of them steady:
+    /// "1.18 to 1.63".
+    gain: Option<String>,
     from: String,
-    /// Whether shorter lengths were measured, some of whose times are unsteady.
-    shorter: bool,
+    /// Whether some times at shorter lengths are unsteady.
+    ranges: bool,
     /// Ours over PyTorch eager, over all steady passes.
-    eager: Option<Range>,
-    /// The largest error of outputs and gradients against ours, relative to their norm.
-    error: Option<Quantity>,
-    tolerance: f64,
+    #[serde(skip)]
+    pub eager: Option<String>,
+    /// The largest of outputs and gradients against ours, relative to their norm.
+    #[serde(skip)]
+    pub error: Option<f64>,
     #[serde(skip)]
     pub claim: Option<Claim>,
 }
@@ -42,28 +42,20 @@ pub struct Attention {
 impl Attention {
     /// None without cases.
     pub fn of(cases: &[AttentionCase]) -> Option<Self> {
-        let Params { batch, rounds, warmup, iterations, .. } = *cases.first()?.params;
+        let Params { rounds, warmup, iterations, .. } = *cases.first()?.params;
         let unsteady = cases.iter().filter(|case| is_unsteady(case)).map(|case| case.params.seq).max();
         let steady = || cases.iter().filter(|case| Some(case.params.seq) > unsteady);
         let gain = ratios(steady(), [PYTHON, COMPILED], &BOTH);
-        let errors = cases.iter().flat_map(|case| {
-            let errors = case.row.into_iter().flat_map(|row| row.errors.values());
-            errors.map(|errors| case.case.quantity(errors.largest(), Unit::One))
-        });
+        let errors = cases.iter().filter_map(|case| case.row).flat_map(|row| row.errors.values());
         Some(Self {
-            batch,
-            rounds,
-            warmup,
-            iterations,
+            turns: turns(rounds, iterations, warmup),
             from: grouped(steady().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
-            shorter: unsteady.is_some(),
-            eager: ratios(cases, [RUST, PYTHON], &BOTH),
-            error: Quantity::largest(errors),
-            tolerance: tolerance::attention(Dtype::Float32),
-            claim: gain.as_ref().map(|gain| {
-                Claim::above("compiled-attention-gains", "least PyTorch eager / torch.compile", &gain.low, 1.0)
-            }),
-            gain,
+            ranges: unsteady.is_some(),
+            eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
+            error: errors.map(AttentionErrors::largest).reduce(f64::max),
+            gain: gain.as_ref().map(times),
+            claim: gain
+                .map(|gain| Claim::above("attention-gains", "least PyTorch eager / torch.compile", &gain.low, 1.0)),
         })
     }
 }

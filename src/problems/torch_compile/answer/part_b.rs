@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::super::transformer::{Params, Passes, Row};
 use super::cases::{ColumnOf, ModelCase, PassOf, ratios};
-use crate::harness::answer::format::{distinct, listed, print};
-use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet, Style};
+use super::{times, turns};
+use crate::harness::answer::format::{distinct, listed};
+use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet};
 use crate::harness::samples::Samples;
 use crate::harness::steadiness::Turns;
 use crate::model::Precision;
@@ -21,25 +22,26 @@ pub const CAPTURED: ColumnOf<Row, Passes> = |row| &row.rust_captured;
 pub const FORWARD: PassOf<Passes> = |passes| &passes.forward;
 pub const STEP: PassOf<Passes> = |passes| &passes.step;
 
+const DTYPES: [Precision; 2] = [Precision::Float32, Precision::Bfloat16];
+
 /// What the sentences quote of whole models; ranges are over the steady passes alone.
 #[derive(Serialize)]
 pub struct Models {
-    context: i64,
-    batch: i64,
-    /// "small: 5 turns of 4 passes, each after 3 untimed".
+    /// "5 turns of 4 passes, each after 3 untimed (small)".
     protocol: String,
-    /// PyTorch eager over torch.compile.
-    forward: Option<Range>,
-    step: Option<Range>,
-    /// The same over both, for each dtype.
-    float32: Option<Range>,
-    bfloat16: Option<Range>,
+    /// PyTorch eager over torch.compile: "1.06 to 1.84".
+    forward: Option<String>,
+    step: Option<String>,
+    /// The same over both: "1.06 to 1.22 in float32 and 1.62 to 1.84 in bfloat16".
+    dtypes: String,
     /// The models with unsteady times of PyTorch's: "small in bfloat16 and xl in bfloat16"; none where all are steady.
     unsteady: Option<String>,
     /// Ours over PyTorch eager.
-    eager: Option<Range>,
+    #[serde(skip)]
+    pub eager: Option<String>,
     /// For each dtype the largest error of all gradients as one vector against ours, relative to its norm.
-    errors: String,
+    #[serde(skip)]
+    pub errors: Vec<(Precision, f64)>,
     beside: Option<Beside>,
     #[serde(skip)]
     pub claim: Option<Claim>,
@@ -51,37 +53,35 @@ struct Beside {
     model: String,
     turns: String,
     alone: Quantity,
-    /// Whether both were timed on one machine.
-    same_machine: bool,
+    /// "alone", or "alone and on another machine".
+    how: &'static str,
 }
 
 impl Models {
     /// None without cases.
     pub fn of(cases: &[ModelCase], alone: &Alone) -> Option<Self> {
-        let Params { context_length, batch_size, .. } = *cases.first()?.params;
+        cases.first()?;
         let gain = |passes: &[PassOf<Passes>], dtype: Option<Precision>| {
             let of_dtype = cases.iter().filter(|case| dtype.is_none_or(|dtype| case.params.dtype == dtype));
             ratios(of_dtype, [PYTHON, COMPILED], passes)
         };
         let (forward, step) = (gain(&[FORWARD], None), gain(&[STEP], None));
-        let of_dtype = |dtype| gain(&[FORWARD, STEP], Some(dtype));
+        let of_dtype =
+            |dtype: &Precision| Some(format!("{} in {}", times(&gain(&[FORWARD, STEP], Some(*dtype))?), dtype.name()));
         let claim = forward.as_ref().zip(step.as_ref()).map(|(Range { low: forward, .. }, Range { low: step, .. })| {
-            let claim = Claim::new("compiled-models-gain", forward.value() > 1.0 && step.value() > 1.0);
+            let claim = Claim::new("models-gain", forward.value() > 1.0 && step.value() > 1.0);
             claim.operand("least gain of a forward pass", forward).operand("of a step", step)
         });
         let unsteady: Vec<String> = cases.iter().filter(|case| is_unsteady(case)).map(|c| named(c.params)).collect();
         let beside = cases.iter().find_map(|case| alone.beside(case));
         Some(Self {
-            context: context_length,
-            batch: batch_size,
             protocol: protocol(cases),
-            forward,
-            step,
-            float32: of_dtype(Precision::Float32),
-            bfloat16: of_dtype(Precision::Bfloat16),
+            forward: forward.as_ref().map(times),
+            step: step.as_ref().map(times),
+            dtypes: listed(&DTYPES.iter().filter_map(of_dtype).collect::<Vec<_>>()),
             unsteady: (!unsteady.is_empty()).then(|| listed(&unsteady)),
-            eager: ratios(cases, [RUST, PYTHON], &[FORWARD, STEP]),
-            errors: listed(&[Precision::Float32, Precision::Bfloat16].map(|dtype| error(cases, dtype)).concat()),
+            eager: ratios(cases, [RUST, PYTHON], &[FORWARD, STEP]).as_ref().map(times),
+            errors: DTYPES.into_iter().filter_map(|dtype| Some((dtype, error(cases, dtype)?))).collect(),
             beside,
             claim,
         })
@@ -98,15 +98,10 @@ fn is_unsteady(case: &ModelCase) -> bool {
     turns.flatten().any(|turns: Turns| !turns.is_steady())
 }
 
-/// One word, or none where no gradient of this dtype was compared.
-fn error(cases: &[ModelCase], dtype: Precision) -> Vec<String> {
+/// None where no gradient of this dtype was compared.
+fn error(cases: &[ModelCase], dtype: Precision) -> Option<f64> {
     let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype).filter_map(|case| case.row);
-    let errors = of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients);
-    errors
-        .reduce(f64::max)
-        .map(|error| format!("{} in {}", print(error, Style::Sci, 1), dtype.name()))
-        .into_iter()
-        .collect()
+    of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients).reduce(f64::max)
 }
 
 /// How often each size was timed.
@@ -118,7 +113,7 @@ fn protocol(cases: &[ModelCase]) -> String {
             (q.rounds, q.iterations, q.warmup) == (p.rounds, p.iterations, p.warmup)
         };
         let sizes = distinct(cases.iter().filter(same).map(|case| case.params.size.size().name));
-        format!("{} turns of {} passes, each after {} untimed ({})", p.rounds, p.iterations, p.warmup, listed(&sizes))
+        format!("{} ({})", turns(p.rounds, p.iterations, p.warmup), listed(&sizes))
     });
     distinct(words).join("; ")
 }
@@ -145,7 +140,10 @@ impl Alone {
             model: named(p),
             turns: turns.text(),
             alone: alone.median(&samples),
-            same_machine: alone.id.machine() == case.case.id.machine(),
+            how: match alone.id.machine() == case.case.id.machine() {
+                true => "alone",
+                false => "alone and on another machine",
+            },
         })
     }
 }

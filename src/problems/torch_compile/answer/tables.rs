@@ -7,26 +7,59 @@ use anyhow::Result;
 use super::cases::{AttentionCase, Cases, ModelCase, UpdateCase};
 use super::{optimizer, part_a, part_b};
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Answer, Cell, Column, Style, Table, Unit};
+use crate::harness::answer::{Answer, Cell, Column, RecordSet, Style, Table, Unit};
 
-/// Those of the records that answer the handout.
-pub fn main(answer: &mut Answer, cases: &Cases) -> Result<()> {
-    compared(answer, "", cases)?;
-    if !cases.attention.is_empty() {
-        answer.table("ours-attention", our_attention(&cases.attention))?;
+const RANGES: &str = "Ranges mark times that differ from turn to turn.";
+
+/// Those of the records that answer the handout; what was not planned has no table.
+pub fn main(answer: &mut Answer, set: &RecordSet, cases: &Cases) -> Result<()> {
+    compared(answer, "", set, cases)?;
+    let machine = set.machine()?;
+    if let Some(case) = cases.attention.first() {
+        let caption = format!(
+            "Our plain attention (Rust), eager and captured as a CUDA graph, batch {}, float32, {machine}. {RANGES}",
+            case.params.batch
+        );
+        answer.table("ours-attention", our_attention(&cases.attention).captioned(caption))?;
     }
     if !cases.models.is_empty() {
-        answer.table("ours-models", our_models(&cases.models))?;
+        let caption = format!(
+            "Our model (Rust): eager beside the Python process; eager after that process has ended, in turns with the step \
+             captured as a CUDA graph; {machine}. {RANGES}"
+        );
+        answer.table("ours-models", our_models(&cases.models).captioned(caption))?;
     }
-    if cases.updates.is_empty() { Ok(()) } else { answer.table("updates", updates(&cases.updates)) }
+    if !cases.updates.is_empty() {
+        let caption = format!(
+            "One AdamW step over all parameters of a model in float32, {machine}. A share is the step's rate over that of \
+             a plain copy."
+        );
+        answer.table("updates", updates(&cases.updates).captioned(caption))?;
+    }
+    Ok(())
 }
 
-/// PyTorch's two implementations; what was not planned has no table.
-pub fn compared(answer: &mut Answer, prefix: &str, cases: &Cases) -> Result<()> {
-    if !cases.attention.is_empty() {
-        answer.table(format!("{prefix}attention"), attention(&cases.attention))?;
+/// PyTorch's two implementations.
+pub fn compared(answer: &mut Answer, prefix: &str, set: &RecordSet, cases: &Cases) -> Result<()> {
+    let (machine, runs) = (set.machine()?, set.runs().len());
+    let runs = if runs > 1 { " Rows come from several runs." } else { "" };
+    if let Some(case) = cases.attention.first() {
+        let caption = format!(
+            "Plain attention in PyTorch, eager / torch.compile: batch {}, float32, {machine}. {RANGES}{}",
+            case.params.batch,
+            runs.replace("Rows", "Cells")
+        );
+        answer.table(format!("{prefix}attention"), attention(&cases.attention).captioned(caption))?;
     }
-    if cases.models.is_empty() { Ok(()) } else { answer.table(format!("{prefix}models"), models(&cases.models)) }
+    if let Some(case) = cases.models.first() {
+        let caption = format!(
+            "PyTorch, eager and compiled: forward pass with its loss, and training step (forward, backward, AdamW); \
+             context {}, batch {}, {machine}. The ratio is eager over compiled. {RANGES}{runs}",
+            case.params.context_length, case.params.batch_size
+        );
+        answer.table(format!("{prefix}models"), models(&cases.models).captioned(caption))?;
+    }
+    Ok(())
 }
 
 /// A line for each pass and length, "5.24 / 3.21" for each width.
