@@ -168,7 +168,7 @@ pub enum Shown {
 /// Every implementation of every case; `label` names a case.
 pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String, shown: Shown) -> Table {
     let mut lines: Vec<Line> = cases.iter().flat_map(|case| lines(case)).collect();
-    if shown == Shown::Rest {
+    if shown == Shown::Rest && lines.iter().any(|line| line.rounds.is_some()) {
         lines.retain(|line| line.rounds.is_some());
     }
     let hides = lines.iter().any(|line| line.hidden.is_some());

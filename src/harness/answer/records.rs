@@ -327,7 +327,7 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 mod tests {
     use serde_json::json;
 
-    use super::super::made_up::MadeUp;
+    use super::super::made_up::{MadeUp, machine};
     use super::*;
 
     #[test]
@@ -342,13 +342,7 @@ mod tests {
 
     #[test]
     fn a_machine_name_has_no_trademark_symbols() {
-        let machine = Machine {
-            cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
-            cores: 2,
-            memory_bytes: 0,
-            os: "Linux".into(),
-            gpus: vec![],
-        };
+        let machine = Machine { cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(), cores: 2, ..machine(None) };
         assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
     }
 }
