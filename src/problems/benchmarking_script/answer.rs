@@ -13,6 +13,7 @@ use crate::harness::answer::format::{NOTHING, distinct, grouped, print};
 use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
+use crate::harness::steadiness::{Turns, milliseconds};
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
 use crate::model::{Config, SizeName};
 
@@ -149,39 +150,26 @@ fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&Samples) -> C
     case.cell(|row| part(row).map(&show))
 }
 
-/// Where the slowest sample takes longer than this many times the fastest, no sentence uses a median.
-const STABLE: f64 = 1.05;
-
+/// The slowest sample over the fastest.
 fn spread(samples: &Samples) -> f64 {
-    stats::max(&samples.samples) / stats::min(&samples.samples)
+    Turns::single(&samples.samples).spread()
 }
 
+/// No sentence uses the median of samples that are not stable.
 fn is_stable(samples: &Samples) -> bool {
-    spread(samples) <= STABLE
-}
-
-/// Milliseconds with three significant digits, and with the unit digit at least.
-fn three_digits(seconds: f64) -> String {
-    let digits = match 1e3 * seconds {
-        ms if ms < 1.0 => 3,
-        ms if ms < 10.0 => 2,
-        ms if ms < 100.0 => 1,
-        _ => 0,
-    };
-    print(seconds, Style::Ms, digits)
+    Turns::single(&samples.samples).is_steady()
 }
 
 /// "12.6 ± 0.84": mean and standard deviation in milliseconds; one sample has none.
 fn mean(samples: &Samples) -> String {
     let std = Some(stats::std(&samples.samples)).filter(|std| std.is_finite());
-    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { three_digits(std) });
-    format!("{} ± {std}", three_digits(stats::mean(&samples.samples)))
+    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { milliseconds(std) });
+    format!("{} ± {std}", milliseconds(stats::mean(&samples.samples)))
 }
 
 /// [`mean`], or the fastest and the slowest sample where these are not stable: "28.9–32.9".
 fn mean_or_range(samples: &Samples) -> String {
-    let [low, high] = [stats::min, stats::max].map(|end| three_digits(end(&samples.samples)));
-    if is_stable(samples) { mean(samples) } else { format!("{low}–{high}") }
+    if is_stable(samples) { mean(samples) } else { Turns::single(&samples.samples).text() }
 }
 
 fn whole_step(case: &StepCase) -> Cell {

@@ -5,7 +5,6 @@ use serde::Serialize;
 
 use super::{
     BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, cell, count, is_stable, mean, of_grid, place, sizes, spread,
-    three_digits,
 };
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
@@ -15,6 +14,7 @@ use crate::harness::answer::{Quantity, Range, RecordSet, Table, Unit};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 use crate::harness::stats;
+use crate::harness::steadiness::milliseconds;
 use crate::model::SizeName;
 
 /// The context that sentences quote, where most sizes were measured at it.
@@ -143,8 +143,8 @@ fn listed_of(words: impl Iterator<Item = String>) -> String {
 }
 
 fn mean_or_ends(samples: &Samples) -> String {
-    let [low, high] = [stats::min, stats::max].map(|end| three_digits(end(&samples.samples)));
-    if is_stable(samples) { three_digits(stats::mean(&samples.samples)) } else { format!("{low} to {high}") }
+    let [low, high] = [stats::min, stats::max].map(|end| milliseconds(end(&samples.samples)));
+    if is_stable(samples) { milliseconds(stats::mean(&samples.samples)) } else { format!("{low} to {high}") }
 }
 
 /// Where some step at twice the context is as fast as one at this context, kernels do not set the pace.
