@@ -12,7 +12,7 @@ setup: ## make .venv with the pinned PyTorch and the link to its libtorch
 build: setup ## compile everything once
 	@cargo build --bins --tests
 
-writeup: setup ## measure what is missing or stale here, then build report/writeup.pdf
+writeup: setup ## measure what is missing or stale here, then build report/writeup.pdf and writeup.html
 	@$(CS336) writeup
 
 test: setup ## grade correctness; afterwards plain `cargo test` does the same

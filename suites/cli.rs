@@ -1,5 +1,7 @@
 //! Tests of the command line: its output, its messages about bad input, and that errors lose no data.
 
+#[path = "cli/export.rs"]
+mod export;
 #[path = "cli/interruption.rs"]
 mod interruption;
 #[path = "cli/messages.rs"]

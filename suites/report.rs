@@ -5,6 +5,8 @@ use cs336::harness::handout::{DeliverableKind, Part};
 use cs336::report;
 use proptest::prelude::*;
 
+#[path = "report/html.rs"]
+mod html;
 #[path = "report/sample.rs"]
 mod sample;
 

@@ -97,7 +97,7 @@ impl Interconnect {
 
 /// o and w of t = o + S / w by least squares of the relative errors, so that small and large sums have equal weight. o is
 /// at least zero.
-fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
+pub fn fit(points: &[(f64, f64)]) -> Result<(f64, f64)> {
     ensure!(points.len() >= 2, "a line takes two sizes, {} were measured", points.len());
     // With a = 1 / t and b = S / t, minimise the sum of (o a + b / w - 1)^2.
     let sum = |of: fn(f64, f64) -> f64| points.iter().map(|(s, t)| of(1.0 / t, s / t)).sum::<f64>();

@@ -17,7 +17,7 @@ pub mod cuda;
 pub mod graphs;
 /// libtorch on a GPU.
 pub mod libtorch;
-/// Ranks on two GPUs.
+/// Two ranks over NCCL.
 pub mod nccl_ranks;
 
 /// The versions of libraries that results depend on. Missing libraries are left out.

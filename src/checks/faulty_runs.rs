@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::fault_test::{self, FaultTest, RankFault, pids};
 use super::selftest;
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, launch, program};
+use crate::collective::ranks::{Launch, Placement, launch, program};
 use crate::process::{PARENT, is_alive, wait_until};
 
 /// A faulty run must end within this time. The machine may be busy with other tests.
@@ -53,8 +53,8 @@ pub fn by_hand(
     command.args(["rank", "--task", fault_test::TASK.name, "--backend", backend.name(), "--input"]);
     command.arg(write_input(fault, folder)?);
     command.arg("--output").arg(folder.join(format!("{rank}.json")));
-    command
-        .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
+    command.envs([("RANK", rank), ("WORLD_SIZE", 2)].map(|(name, value)| (name, value.to_string())));
+    command.envs(Placement::of_checks().variables(rank, 2));
     command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]).envs(more.iter().copied());
     // The rank must not inherit the socket of this process's own parent.
     Process::start(command.env_remove(PARENT), folder.join(format!("{rank}.output")))
@@ -85,7 +85,8 @@ pub fn none_left(folder: &Path, patience: Duration) -> Result<()> {
 /// works.
 pub fn fault_ends_by(deadline: Duration, backend: Backend, fault: RankFault, expected: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let plan = Launch { backend, patience: Duration::from_secs(3), ..Launch::new(fault_test::TASK.name, 2, deadline) };
+    let (placement, patience) = (Placement::of_checks(), Duration::from_secs(3));
+    let plan = Launch { backend, placement, patience, ..Launch::new(fault_test::TASK.name, 2, deadline) };
     let outcome = launch(&plan, &input(fault, folder.path())?);
     says(&format!("{:#}", outcome.err().context("the run succeeded")?), expected)?;
     none_left(folder.path(), Duration::ZERO)?;
@@ -103,7 +104,8 @@ pub fn the_next_run_works() -> Result<()> {
 
 /// Checks every collective and dtype: values, order with computation, and records. Returns rank 0's seconds for 1 MB.
 pub fn selftest(backend: Backend, world_size: usize) -> Result<Vec<f64>> {
-    let plan = Launch { backend, ..Launch::new(selftest::TASK.name, world_size, Duration::from_secs(120)) };
+    let placement = Placement::of_checks();
+    let plan = Launch { backend, placement, ..Launch::new(selftest::TASK.name, world_size, Duration::from_secs(120)) };
     let results = launch(&plan, &Value::Null)?;
     ensure!(results.len() == world_size, "{} results of {world_size} ranks", results.len());
     let timed = |result: &Value| result["all_reduce_1mb_s"].as_array().is_some_and(|times| times.len() == 50);

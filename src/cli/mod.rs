@@ -24,6 +24,7 @@ mod diff;
 mod doctor;
 pub mod document;
 mod explain;
+mod export;
 mod grade;
 mod list;
 mod measure;
@@ -63,8 +64,10 @@ enum Verb {
     Grade(grade::Arguments),
     /// Run the checks, then measure into report/records; uses the gpu grids if there is a GPU
     Measure(measure::Arguments),
-    /// Build report/writeup.pdf and writeup.md, measure missing and stale cases, and build again
+    /// Build report/writeup.pdf, writeup.html and writeup.md, measure missing and stale cases, and build again
     Writeup(writeup::Arguments),
+    /// Print one table or figure of an answer, with its provenance as a comment
+    Export(export::Arguments),
     /// Compare this machine's records with the accepted ones
     Diff {
         #[command(flatten)]
@@ -166,6 +169,7 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Grade(arguments) => grade::run(&Layout::find()?, &arguments),
         Verb::Measure(arguments) => measure::run(&Layout::find()?, &arguments),
         Verb::Writeup(arguments) => writeup::run(&Layout::find()?, &arguments),
+        Verb::Export(arguments) => export::run(&Layout::find()?, &arguments),
         Verb::Diff { chosen, json } => diff::run(&Layout::find()?, &chosen, json),
         Verb::Accept { chosen, dry_run } => accept::run(&Layout::find()?, &chosen, dry_run),
         Verb::Doctor { json } => doctor::run(json),

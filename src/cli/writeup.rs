@@ -60,12 +60,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 
 /// Renders the existing records, writes the report's files, and returns a sentence about the result.
 fn build(layout: &Layout) -> Result<String> {
-    let rendered = report::render(&document(layout, RecordSource::Here)?)?;
+    let document = document(layout, RecordSource::Here)?;
+    let rendered = report::render(&document)?;
     let pdf = report::pdf(&rendered, &frame(layout)?)?;
     report::write(&layout.report(), &rendered, Some(&pdf))?;
+    report::html::write(&layout.report(), &report::html::page(&document, &rendered)?)?;
     let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
     Ok(format!(
-        "report/writeup.pdf and report/writeup.md are ready: {} points answered, {} claims hold",
+        "report/writeup.pdf, writeup.html and writeup.md are ready: {} points answered, {} claims hold",
         crate::harness::grade::points(points),
         rendered.claims.iter().filter(|(_, claim)| claim.held).count()
     ))
@@ -163,7 +165,11 @@ fn check(layout: &Layout) -> Result<Ended> {
             REGISTRY.len()
         );
     }
+    let document = document(layout, RecordSource::Accepted)?;
+    let html = report::html::page(&document, &report::render(&document)?)?;
+    let found = report::html::gate::check(&html).context("the HTML edition")?;
     println!("{} answers render from snapshots/ as committed", REGISTRY.len());
+    println!("{} numbers of the HTML edition link to {} cases", found.numbers, found.cases);
     Ok(Ended::Well)
 }
 

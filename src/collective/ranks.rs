@@ -30,6 +30,48 @@ pub struct RankTask {
     pub run: fn(&Shared, Value) -> Result<Value>,
 }
 
+/// The GPU of each rank under NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Rank k has GPU k.
+    GpuPerRank,
+    /// All ranks share GPU 0, each under the name of its own host, so that NCCL accepts them and connects them through
+    /// sockets. For checks on a machine with one GPU: results are right, times mean nothing.
+    SharedGpu,
+}
+
+impl Placement {
+    /// For checks of two ranks on this machine.
+    pub fn of_checks() -> Self {
+        if gpus() == 1 { Self::SharedGpu } else { Self::GpuPerRank }
+    }
+
+    /// What a verdict says of it.
+    pub fn note(self) -> &'static str {
+        match self {
+            Self::GpuPerRank => "a GPU per rank",
+            Self::SharedGpu => "two ranks on one GPU, through sockets",
+        }
+    }
+
+    /// The variables that place one of `world_size` ranks.
+    pub fn variables(self, rank: usize, world_size: usize) -> Vec<(&'static str, OsString)> {
+        let local = |rank: usize, world_size: usize| {
+            [("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world_size)]
+                .map(|(name, value)| (name, value.to_string().into()))
+        };
+        match self {
+            Self::GpuPerRank => local(rank, world_size).to_vec(),
+            Self::SharedGpu => {
+                let host = ("NCCL_HOSTID", format!("rank{rank}").into());
+                let sockets = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo")];
+                let sockets = sockets.map(|(name, value)| (name, value.into()));
+                local(0, 1).into_iter().chain([host]).chain(sockets).collect()
+            }
+        }
+    }
+}
+
 /// One run of a task on `world_size` processes of this machine.
 pub struct Launch<'a> {
     pub task: &'a str,
@@ -39,6 +81,7 @@ pub struct Launch<'a> {
     /// How long ranks may wait in a collective for one that does nothing; ranks that work have until the deadline.
     pub patience: Duration,
     pub backend: Backend,
+    pub placement: Placement,
     /// Whether the user has interrupted the run; polled while it runs.
     pub interrupted: fn() -> bool,
 }
@@ -49,7 +92,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 impl<'a> Launch<'a> {
     /// Ranks that communicate over Gloo; `Launch { backend: Backend::Nccl, ..Launch::new(..) }` for others.
     pub fn new(task: &'a str, world_size: usize, deadline: Duration) -> Self {
-        Self { task, world_size, deadline, patience: PATIENCE, backend: Backend::Gloo, interrupted: || false }
+        let (backend, placement) = (Backend::Gloo, Placement::GpuPerRank);
+        Self { task, world_size, deadline, patience: PATIENCE, backend, placement, interrupted: || false }
     }
 }
 
@@ -85,7 +129,8 @@ pub fn launch_program(program: &Path, launch: &Launch, input: &Value) -> Result<
         (1..=MAX_WORLD_SIZE).contains(&world_size),
         "world_size is {world_size}, not between 1 and {MAX_WORLD_SIZE}"
     );
-    require_devices(launch.backend, world_size)?;
+    let wanted = if launch.placement == Placement::SharedGpu { 1 } else { world_size };
+    require_devices(launch.backend, wanted)?;
     run_ranks(program, launch, input).with_context(|| format!("task {} on {world_size} ranks", launch.task))
 }
 
@@ -97,12 +142,17 @@ pub fn require_devices(backend: Backend, world_size: usize) -> Result<()> {
     if backend == Backend::Gloo {
         return Ok(());
     }
-    let gpus = torch::load_cuda().map_or(0, |()| usize::try_from(tch::Cuda::device_count()).unwrap_or(0));
+    let gpus = gpus();
     if gpus < world_size {
-        let (needs, has) = (format!("{world_size} GPUs, one a process"), gpus.to_string());
-        return Err(Fault::NotAvailable { needs, has }.into());
+        let needs = if world_size == 1 { "a GPU".to_string() } else { format!("{world_size} GPUs, one per process") };
+        return Err(Fault::NotAvailable { needs, has: gpus.to_string() }.into());
     }
     nccl::version().map(drop)
+}
+
+/// The GPUs that libtorch can use.
+fn gpus() -> usize {
+    torch::load_cuda().map_or(0, |()| usize::try_from(tch::Cuda::device_count()).unwrap_or(0))
 }
 
 fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
@@ -132,14 +182,13 @@ fn read_reply(rank: usize, reply: Option<String>) -> Result<Value> {
 fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str, OsString)> {
     let mut variables: Vec<(&'static str, OsString)> = vec![
         ("RANK", rank.to_string().into()),
-        ("LOCAL_RANK", rank.to_string().into()),
         ("WORLD_SIZE", launch.world_size.to_string().into()),
-        ("LOCAL_WORLD_SIZE", launch.world_size.to_string().into()),
         ("MASTER_ADDR", LOOPBACK.into()),
         ("MASTER_PORT", port.to_string().into()),
         (AGENT_STORE, "True".into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
     ];
+    variables.extend(launch.placement.variables(rank, launch.world_size));
     // As torchrun does: if every rank started one thread for each core, the ranks would slow each other down.
     if std::env::var_os("OMP_NUM_THREADS").is_none() {
         variables.push(("OMP_NUM_THREADS", "1".into()));
@@ -163,6 +212,29 @@ mod tests {
         assert!(
             matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs.starts_with("16 GPUs")),
             "{error:#}"
+        );
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_are_ranks_of_two_hosts() {
+        let launch = Launch { placement: Placement::SharedGpu, ..Launch::new("none", 2, Duration::from_secs(5)) };
+        let of = |rank: usize, name: &str| {
+            let variables = environment_of(rank, &launch, 1);
+            let mut values =
+                variables.iter().filter(|(n, _)| *n == name).map(|(_, value)| value.to_str().unwrap().to_string());
+            (values.next(), values.next())
+        };
+        for rank in 0..2 {
+            assert_eq!(of(rank, "LOCAL_RANK"), (Some("0".into()), None));
+            assert_eq!(of(rank, "LOCAL_WORLD_SIZE"), (Some("1".into()), None));
+        }
+        assert_ne!(of(0, "NCCL_HOSTID"), of(1, "NCCL_HOSTID"));
+        assert_eq!(
+            environment_of(1, &Launch { placement: Placement::GpuPerRank, ..launch }, 1)
+                .iter()
+                .filter(|(n, _)| n.starts_with("NCCL_H"))
+                .count(),
+            0
         );
     }
 

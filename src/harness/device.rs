@@ -23,8 +23,6 @@ pub struct DeviceCheck {
     pub name: &'static str,
     /// What the check proves, as a sentence.
     pub proves: &'static str,
-    /// The number of GPUs that the check needs.
-    pub gpus: usize,
     /// File names under `kernels/` that the check runs. A change of their code makes its result stale.
     pub kernels: &'static [&'static str],
     /// Runs in its own process. An error that holds [`crate::error::Fault::NotAvailable`] is a skip.
@@ -33,24 +31,13 @@ pub struct DeviceCheck {
 }
 
 impl DeviceCheck {
-    /// A check that needs one GPU and runs none of our kernels.
+    /// A check that runs none of our kernels.
     pub const fn new(name: &'static str, proves: &'static str, run: fn() -> Result<Verdict>) -> Self {
-        Self { name, proves, gpus: 1, kernels: &[], run }
-    }
-
-    pub const fn on_two_gpus(self) -> Self {
-        Self { gpus: 2, ..self }
+        Self { name, proves, kernels: &[], run }
     }
 
     pub const fn with_kernels(self, kernels: &'static [&'static str]) -> Self {
         Self { kernels, ..self }
-    }
-
-    /// Why a machine with `gpus` GPUs cannot run the check; `None` if it can.
-    pub fn lacks(&self, gpus: usize) -> Option<String> {
-        let needs = if self.gpus == 1 { "a GPU".to_string() } else { format!("{} GPUs", self.gpus) };
-        let has = if gpus == 0 { "none".to_string() } else { gpus.to_string() };
-        (gpus < self.gpus).then(|| format!("needs {needs}, this machine has {has}"))
     }
 
     fn params(&self) -> Value {

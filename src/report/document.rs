@@ -5,14 +5,18 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
+use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
 use super::provenance;
 use super::sections::{self, APPENDICES};
 use super::title_page::Front;
 use super::{AnsweredPart, Document, ProblemInput, Rendered};
 use super::{figures, lint, points, template};
-use crate::harness::answer::Claim;
+use crate::harness::answer::{Claim, mark};
 use crate::harness::handout::{HandoutProblem, Part};
+
+/// The title of the appendix about records.
+const PROVENANCE: &str = "D. Runs, machines and claims";
 
 /// Renders every problem in order and joins the pieces.
 pub fn assemble(document: &Document) -> Result<Rendered> {
@@ -24,8 +28,11 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
         pieces.problem(problem)?;
     }
     pieces.appendices()?;
-    pieces.appendix("D. Runs, machines and claims", &provenance::markdown(document, &pieces.claims))?;
+    let provenance = provenance::markdown(document, &pieces.claims);
+    pieces.appendix(PROVENANCE, &provenance)?;
+    pieces.edition.provenance = (PROVENANCE.into(), provenance);
     let front = Front::new(document, &pieces.answered);
+    pieces.edition.front = front.markdown(&pieces.edition.front);
     Ok(Rendered {
         markdown: front.markdown(&head) + &pieces.markdown,
         summary,
@@ -34,6 +41,7 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
         figures: pieces.figures,
         claims: pieces.claims,
         answered: pieces.answered,
+        edition: pieces.edition,
     })
 }
 
@@ -46,6 +54,8 @@ struct Pieces {
     figures: Vec<(String, Vec<u8>)>,
     claims: Vec<(&'static str, Claim)>,
     answered: Vec<AnsweredPart>,
+    /// The same pieces with marks.
+    edition: Edition,
     /// What templates put into each of [`APPENDICES`]: a problem, and its text.
     put_off: [Vec<(HandoutProblem, String)>; APPENDICES.len()],
 }
@@ -53,7 +63,8 @@ struct Pieces {
 impl Pieces {
     fn summary(&mut self, document: &Document) -> Result<()> {
         let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
-        lint::leftovers(template::SUMMARY, &markdown)?;
+        lint::leftovers(template::SUMMARY, &mark::plain(&markdown))?;
+        self.edition.front.clone_from(&markdown);
         self.figures.extend(used.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
         self.convert(template::SUMMARY, &markdown)
     }
@@ -62,12 +73,14 @@ impl Pieces {
         self.check_parts(problem)?;
         let answer = template::fill(problem)?;
         self.problem_heading(problem);
+        self.edition.chapters.push(Chapter::of(problem.handout));
         if let Some((markdown, used)) = answer {
             let origin = template::origin(problem);
-            lint::leftovers(&origin, &markdown)?;
+            lint::leftovers(&origin, &mark::plain(&markdown))?;
             let sections = sections::split(&origin, &markdown)?;
             self.small_print(&provenance::warnings(&problem.records))?;
             self.convert(&origin, &sections.body)?;
+            self.chapter(|chapter| chapter.answer(&sections));
             for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
                 pieces.extend(text.map(|text| (problem.handout, text)));
             }
@@ -118,8 +131,14 @@ impl Pieces {
         self.counters.heading = 1;
     }
 
+    /// What the HTML edition has of the problem at hand.
+    fn chapter(&mut self, add: impl Fn(&mut Chapter)) {
+        self.edition.chapters.last_mut().into_iter().for_each(add);
+    }
+
+    /// Adds a text without its marks.
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
-        let converted = markdown::convert(origin, markdown, &mut self.counters)?;
+        let converted = markdown::convert(origin, &mark::plain(markdown), &mut self.counters)?;
         let _ = writeln!(self.markdown, "{}", converted.markdown);
         let _ = write!(self.typst, "{}\n\n", converted.typst);
         Ok(())
@@ -130,6 +149,7 @@ impl Pieces {
         if markdown.is_empty() {
             return Ok(());
         }
+        self.chapter(|chapter| chapter.add(markdown));
         let converted = markdown::convert("the small print", markdown, &mut self.counters)?;
         let _ = write!(self.markdown, "{}\n\n", converted.markdown);
         let _ = write!(self.typst, "#small-print[{}]\n\n", converted.typst);
@@ -146,7 +166,7 @@ impl Pieces {
             for (problem, text) in pieces {
                 let heading = heading(&problem);
                 let _ = write!(self.markdown, "### {heading}\n\n");
-                let _ = write!(self.typst, "// from templates/{}.md\n", problem.name);
+                let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);
                 let _ = write!(self.typst, "#heading(level: 2)[{}]\n\n", typst_text(&heading));
                 (self.counters.heading, self.counters.deeper) = (2, 1);
                 self.convert(&format!("templates/{}.md", problem.name), &text)?;

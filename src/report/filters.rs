@@ -5,6 +5,7 @@ use minijinja::{Environment, Error, ErrorKind};
 
 use super::session::invalid;
 use crate::harness::answer::format::{self, NOTHING, Style};
+use crate::harness::answer::mark;
 use crate::harness::answer::quantity::Unit;
 use crate::units::GIB;
 
@@ -27,7 +28,7 @@ fn memory(value: Value) -> Result<String, Error> {
     fits(&value, Style::Gib)?;
     let Some(bytes) = number(&value)? else { return Ok(NOTHING.into()) };
     let (style, unit) = if bytes.abs() >= GIB { (Style::Gib, "GiB") } else { (Style::Mib, "MiB") };
-    Ok(format!("{} {unit}", format::print(bytes, style, 2)))
+    Ok(marked(&value, &format!("{} {unit}", format::print(bytes, style, 2))))
 }
 
 /// `answer.gain | range("fixed", 2)`: "1.02 to 1.35", or "1.02" where both ends print alike.
@@ -37,15 +38,21 @@ fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
     for end in [&low, &high] {
         fits(end, style)?;
     }
-    match (number(&low)?, number(&high)?) {
-        (Some(low), Some(high)) => Ok(format::range(low, high, style, digits)),
-        _ => Ok(NOTHING.into()),
-    }
+    let (Some(first), Some(last)) = (number(&low)?, number(&high)?) else { return Ok(NOTHING.into()) };
+    let [first, last] = [first, last].map(|x| format::print(x, style, digits));
+    let (first, last) = (marked(&low, &first), (first != last).then(|| marked(&high, &last)));
+    Ok(last.map_or(first.clone(), |last| format!("{first} to {last}")))
 }
 
 fn print(value: &Value, style: Style, digits: usize) -> Result<String, Error> {
     fits(value, style)?;
-    Ok(number(value)?.map_or(NOTHING.into(), |x| format::print(x, style, digits)))
+    Ok(number(value)?.map_or(NOTHING.into(), |x| marked(value, &format::print(x, style, digits))))
+}
+
+/// `text` with the mark of the quantity's cases.
+fn marked(value: &Value, text: &str) -> String {
+    let key = value.get_attr("cases").unwrap_or_default();
+    mark::marked(text, key.as_str().unwrap_or_default())
 }
 
 fn named(style: &str) -> Result<Style, Error> {
@@ -89,6 +96,7 @@ mod tests {
     use super::*;
     use minijinja::value::Serde;
 
+    use crate::harness::answer::made_up::{machine, source};
     use crate::harness::answer::quantity::{Quantity, Range};
 
     #[test]
@@ -109,5 +117,16 @@ mod tests {
         let ends = Value::from(Serde(Range::of(&ends)));
         assert_eq!(range(ends.clone(), "fixed".into(), 1).unwrap(), "1.5 to 2.0");
         assert!(range(ends, "ms".into(), 1).is_err());
+    }
+
+    #[test]
+    fn a_measured_number_is_marked_with_its_cases() {
+        let measured = |x| Quantity::new(x, Unit::Seconds, vec![source("a", machine(None))]);
+        let mark = |text| mark::marked(text, "made_up.cpu.0");
+        let value = Value::from(Serde(measured(0.0125)));
+        assert_eq!(print(&value, Style::Ms, 1).unwrap(), mark("12.5"));
+        let between = |low, high| Value::from(Serde(Range { low: measured(low), high: measured(high) }));
+        assert_eq!(range(between(1.0, 2.0), "sec".into(), 0).unwrap(), format!("{} to {}", mark("1"), mark("2")));
+        assert_eq!(range(between(1.0, 1.01), "sec".into(), 0).unwrap(), mark("1"));
     }
 }

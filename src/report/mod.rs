@@ -7,6 +7,7 @@ pub mod document;
 pub mod escape;
 pub mod figures;
 pub mod filters;
+pub mod html;
 pub mod latex;
 mod latex_symbols;
 pub mod lint;
@@ -71,6 +72,8 @@ pub struct Rendered {
     /// The claims that each problem's template states, with the problem's name.
     pub claims: Vec<(&'static str, Claim)>,
     pub answered: Vec<AnsweredPart>,
+    /// The same pieces with marks, for the HTML edition.
+    pub edition: html::Edition,
 }
 
 /// One part that a template answers.

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::{Document, escape};
 use crate::harness::answer::format::{NOTHING, grouped};
 use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
-use crate::harness::answer::{Claim, RecordSet, Records};
+use crate::harness::answer::{Claim, RecordSet, Records, mark};
 use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Outcome, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
@@ -255,7 +255,7 @@ fn claims_table(claims: &[(&'static str, Claim)]) -> String {
         .to_string();
     for (problem, Claim { id, held, operands }) in claims {
         let held = if *held { "yes" } else { "no" };
-        let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, o.value)).collect();
+        let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
         let operands = operands.join("; ");
         let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
     }

@@ -75,7 +75,7 @@ impl Session {
             return Err(invalid(format!("table {id:?} is printed twice")));
         }
         self.tables.push(id.into());
-        Ok(format!("\n\n{}\n", table.markdown()))
+        Ok(format!("\n\n{}\n", table.marked()))
     }
 
     /// A figure of the answer with its caption. Without a caption, the template's next paragraph must be the caption and begin

@@ -45,13 +45,32 @@ pub(super) fn observe_cpu(report: impl Fn(u64, i64) + Send + Sync + 'static) -> 
 ///
 /// On the CPU: the allocations of this thread and of the backward passes that it starts, to the byte, as libtorch
 /// reports them to its profiler. A tensor that is older than the tracker is never counted. On CUDA: what the caching
-/// allocator holds for tensors beyond what it held at the start, in its blocks of 512 bytes. Trackers of one thread must
-/// be dropped in the reverse of their order.
+/// allocator holds for tensors beyond what it held at the start, in its own blocks, which may be larger than their
+/// tensors. A new tracker resets that allocator's peaks, so one that is inside another ends the outer one's peak.
+/// Trackers of one thread must be dropped in the reverse of their order.
 pub struct AllocationTracker(Source);
 
 enum Source {
     Cpu { counts: Arc<Counts>, _observer: UniquePtr<ffi::DebugInfoGuard> },
-    Cuda { device: Device, before: u64 },
+    Caching { allocator: Box<dyn CachingAllocator>, before: u64 },
+}
+
+/// An allocator that counts for the whole process and keeps its peak until it is reset.
+trait CachingAllocator {
+    fn gauge(&self) -> Result<Gauge>;
+    fn reset_peak(&self) -> Result<()>;
+}
+
+struct Cuda(Device);
+
+impl CachingAllocator for Cuda {
+    fn gauge(&self) -> Result<Gauge> {
+        Ok(memory::stats(self.0)?.allocated_bytes)
+    }
+
+    fn reset_peak(&self) -> Result<()> {
+        memory::reset_peaks(self.0)
+    }
 }
 
 /// Bytes; below zero where a tensor of an outer tracker has been freed.
@@ -64,7 +83,7 @@ struct Counts {
 impl AllocationTracker {
     pub fn start(device: Device) -> Result<Self> {
         if device != Device::Cpu {
-            return Ok(Self(Source::Cuda { device, before: memory::stats(device)?.allocated_bytes.current }));
+            return Self::of(Box::new(Cuda(device)));
         }
         let counts = Arc::new(Counts::default());
         let counted = counts.clone();
@@ -73,6 +92,12 @@ impl AllocationTracker {
             counted.peak.fetch_max(in_use, SeqCst);
         });
         Ok(Self(Source::Cpu { counts, _observer }))
+    }
+
+    fn of(allocator: Box<dyn CachingAllocator>) -> Result<Self> {
+        // Otherwise the first peak would be that of whatever ran before.
+        allocator.reset_peak()?;
+        Ok(Self(Source::Caching { before: allocator.gauge()?.current, allocator }))
     }
 
     /// Bytes of tensors alive now.
@@ -89,7 +114,7 @@ impl AllocationTracker {
     pub fn reset_peak(&self) -> Result<()> {
         match &self.0 {
             Source::Cpu { counts, .. } => counts.peak.store(counts.in_use.load(SeqCst), SeqCst),
-            Source::Cuda { device, .. } => memory::reset_peaks(*device)?,
+            Source::Caching { allocator, .. } => allocator.reset_peak()?,
         }
         Ok(())
     }
@@ -100,8 +125,8 @@ impl AllocationTracker {
                 let [current, peak] = [&counts.in_use, &counts.peak].map(|count| count.load(SeqCst).max(0) as u64);
                 Ok(Gauge { current, peak })
             }
-            Source::Cuda { device, before } => {
-                let Gauge { current, peak } = memory::stats(*device)?.allocated_bytes;
+            Source::Caching { allocator, before } => {
+                let Gauge { current, peak } = allocator.gauge()?;
                 Ok(Gauge { current: current.saturating_sub(*before), peak: peak.saturating_sub(*before) })
             }
         }
@@ -110,9 +135,35 @@ impl AllocationTracker {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use tch::{Kind, Tensor};
 
     use super::*;
+
+    impl CachingAllocator for Rc<Cell<Gauge>> {
+        fn gauge(&self) -> Result<Gauge> {
+            Ok(self.get())
+        }
+
+        fn reset_peak(&self) -> Result<()> {
+            self.set(Gauge { peak: self.get().current, ..self.get() });
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_new_tracker_forgets_the_peak_before_its_start() {
+        // What the scheme before left in the process: 10 bytes in use, 100 at its peak.
+        let allocator = Rc::new(Cell::new(Gauge { current: 10, peak: 100 }));
+        let tracker = AllocationTracker::of(Box::new(allocator.clone())).unwrap();
+        assert_eq!((tracker.in_use().unwrap(), tracker.peak().unwrap()), (0, 0));
+        allocator.set(Gauge { current: 12, peak: 15 });
+        assert_eq!((tracker.in_use().unwrap(), tracker.peak().unwrap()), (2, 5));
+        tracker.reset_peak().unwrap();
+        assert_eq!(tracker.peak().unwrap(), 2);
+    }
 
     fn zeros(floats: i64) -> Tensor {
         Tensor::zeros([floats], (Kind::Float, Device::Cpu))

@@ -22,9 +22,12 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::{Config, Precision, SizeName};
 use crate::units::MB;
 
+pub mod link;
 #[cfg(test)]
 pub mod made_up;
+pub mod numbers;
 pub mod on_rank;
+pub mod rounds;
 pub mod tables;
 pub mod timeline;
 pub mod trainer;

@@ -1,24 +1,31 @@
-//! Tables of data-parallel training steps, with a line a column of each case.
+//! Tables of data-parallel training steps, with a row for each implementation of each case.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{Params, Row};
+use super::link::PooledLink;
+pub use super::numbers::StrategyNumbers;
+use super::numbers::{hidden, is_steady};
+use super::rounds::{Paired, Rounds};
+use super::{Params, Row, StrategyColumn};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
-use crate::harness::answer::{Answer, Case, CaseOutcome, Quantity, RecordSet, Records, SameRun, Style, Table, Unit};
-use crate::harness::stats;
+use crate::harness::answer::format::{distinct, grouped, print};
+use crate::harness::answer::records::machine_name;
+use crate::harness::answer::{Answer, Case, CaseOutcome, Cell, RecordSet, Records, Style, Table, TableBuilder, Unit};
+use crate::harness::stats::max;
+use crate::units::MB;
 
 /// The strategies in the order of tables, each with its name there.
 pub const TITLES: [(&str, &str); 8] = [
-    ("naive", "naive: a call a parameter"),
-    ("flat", "flat: one call"),
-    ("overlap_individual_parameters", "overlapped: a call a parameter"),
-    ("overlap_bucketed", "overlapped: buckets"),
-    ("overlap_coalesced", "overlapped: buckets, no copies"),
-    ("sharded_optimizer", "overlapped, sharded optimizer"),
+    ("naive", "naive"),
+    ("flat", "flat"),
+    ("overlap_individual_parameters", "overlap, single gradients"),
+    ("overlap_bucketed", "overlap, buckets"),
+    ("overlap_coalesced", "overlap, buckets without copies"),
+    ("sharded_optimizer", "sharded optimizer"),
     ("zero1", "ZeRO-1"),
-    ("zero1_in_backward", "ZeRO-1, stepping in backward"),
+    ("zero1_in_backward", "ZeRO-1, step in backward"),
 ];
 
 /// A row of any problem on data parallelism.
@@ -65,136 +72,183 @@ impl StepSetting {
         }
     }
 
-    /// "the xl model on 2 ranks over NCCL (GPU), 2 sequences of 512 tokens a rank".
+    /// "the xl model on 2 ranks over NCCL, 2 sequences of 512 tokens per rank".
     pub fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
-        let device = if *backend == "Gloo" { "CPU" } else { "GPU" };
-        format!(
-            "the {size} model on {world_size} ranks over {backend} ({device}), {sequences} of \
-             {context} tokens a rank"
-        )
+        format!("the {size} model on {world_size} ranks over {backend}, {sequences} of {context} tokens per rank")
     }
 }
 
-/// The quantities of one strategy in one case.
-#[derive(Serialize)]
-pub struct StrategyNumbers {
-    pub step: Quantity,
-    /// The step without communication, and PyTorch's DDP.
-    pub single: Quantity,
-    pub pytorch: Option<Quantity>,
-    /// The step less that without communication, and its ratio to it.
-    pub beyond_single: Quantity,
-    pub over_single: Quantity,
-    pub communication: Quantity,
-    pub tail: Quantity,
-    pub hidden: Quantity,
-    pub bytes: Quantity,
-    pub bus_bytes: Quantity,
-    pub calls: u64,
+/// The cases that no sentence quotes, because their steps are not steady.
+#[derive(Debug, Serialize)]
+pub struct Unsteady {
+    /// What tables call these cases.
+    unstable: Vec<String>,
+    /// The largest ratio between the medians of two turns of one of their columns.
+    spread: Option<f64>,
 }
 
-impl StrategyNumbers {
-    /// `None` if the case, whose row holds `steps`, did not measure the strategy.
-    pub fn of<R>(case: &Case<Params, R>, steps: &Row, strategy: &str) -> Option<Self> {
-        let column = steps.strategies.get(strategy)?;
-        let (step, single) = (case.median(&column.step.last_rank), case.median(&steps.single.last_rank));
-        Some(Self {
-            pytorch: steps.pytorch_ddp.as_ref().map(|theirs| case.median(&theirs.last_rank)),
-            beyond_single: SameRun::of(&step, &single).ok()?.difference(),
-            over_single: SameRun::of(&step, &single).ok()?.ratio(),
-            communication: case.median(&column.communication.mean),
-            tail: case.median(&column.tail.mean),
-            hidden: case.quantity(column.overlap, Unit::One),
-            bytes: case.quantity(column.bytes as f64, Unit::Bytes),
-            bus_bytes: case.quantity(column.bus_bytes, Unit::Bytes),
-            calls: column.calls,
-            step,
-            single,
-        })
+impl Unsteady {
+    pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Self {
+        let measured = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
+        let unsteady: Vec<_> = measured.filter(|(case, steps)| !is_steady(case, steps)).collect();
+        let rounds = unsteady.iter().flat_map(|(case, _)| lines(case)).filter_map(|line| line.rounds);
+        let spreads: Vec<f64> = rounds.map(|rounds| rounds.spread()).collect();
+        let unstable = distinct(unsteady.iter().map(|(case, _)| label(&case.params)));
+        Self { unstable, spread: (!spreads.is_empty()).then(|| max(&spreads)) }
     }
 }
 
-/// The answer of a problem that measures steps alone, with the tables `steps-<profile>`. Its template sees the setting and
-/// `answer.measured`, whether a case has the `numbers`; then it sees those of the first one, and the caller gets them.
+/// The answer of a problem that measures steps alone. Its template sees the setting, [`Unsteady`], and
+/// `answer.steady`, whether a steady case has the `numbers`; then it sees those of the first one, and the caller gets them.
+///
+/// On a GPU the tables are `steps-gpu`, what the handout asks for, and `streams-gpu`, the rest; of a CPU `steps-cpu` has all.
 ///
 /// Errors: no records, or rows of another shape.
 pub fn steps_answer<N: Serialize>(
     records: &Records,
-    numbers: impl Fn(&StepCase, &Row) -> Option<N>,
+    numbers: impl Fn(&StepCase, &Row, &PooledLink) -> Option<N>,
 ) -> Result<(Answer, Option<N>)> {
     #[derive(Serialize)]
     struct Quoted<N> {
         #[serde(flatten)]
         setting: Option<StepSetting>,
-        measured: bool,
+        #[serde(flatten)]
+        unsteady: Unsteady,
+        steady: bool,
         #[serde(flatten)]
         numbers: Option<N>,
     }
     let main = records.main()?;
     let cases: Vec<StepCase> = main.cases_as()?;
-    let setting = cases.first().map(|case| StepSetting::of(&case.params));
-    let numbers = cases.iter().find_map(|case| numbers(case, case.row()?.steps()));
-    let quoted = Quoted { setting, measured: numbers.is_some(), numbers };
+    let label = |params: &Params| params.dtype.name().to_string();
+    let rows = || cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
+    let numbers = rows().filter(|(case, steps)| is_steady(case, steps)).find_map(|(case, steps)| {
+        let link = PooledLink::of(&case.id, rows().map(|(case, steps)| (&case.id, steps)))?;
+        numbers(case, steps, &link)
+    });
+    let quoted = Quoted {
+        setting: cases.first().map(|case| StepSetting::of(&case.params)),
+        unsteady: Unsteady::of(&cases, label),
+        steady: numbers.is_some(),
+        numbers,
+    };
     let mut answer = Answer::of(main, &quoted)?;
-    steps_tables(&mut answer, records, "arithmetic", |params| params.dtype.name().into())?;
+    if let Some(set) = records.gpu() {
+        let cases = set.cases_as()?;
+        let cases: Vec<&StepCase> = cases.iter().collect();
+        answer.table("steps-gpu", steps_table(&cases, "dtype", label, Shown::Asked))?;
+        answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+    }
+    if let Some(set) = records.cpu() {
+        steps_tables_of(&mut answer, set, "dtype", label)?;
+    }
     Ok((answer, quoted.numbers))
 }
 
-/// Adds the table `steps-<profile>` of each profile; `label` names a case.
+/// Adds the table `steps-<profile>` of each profile, with all columns; `label` names a case.
 pub fn steps_tables(answer: &mut Answer, records: &Records, head: &str, label: fn(&Params) -> String) -> Result<()> {
-    for set in records.sets() {
-        let cases = set.cases_as()?;
-        answer.table(
-            format!("steps-{}", set.profile()),
-            steps_table(set, head, &cases.iter().collect::<Vec<_>>(), label),
-        )?;
+    records.sets().try_for_each(|set| steps_tables_of(answer, set, head, label))
+}
+
+fn steps_tables_of(answer: &mut Answer, set: &RecordSet, head: &str, label: fn(&Params) -> String) -> Result<()> {
+    let cases = set.cases_as()?;
+    let cases: Vec<&StepCase> = cases.iter().collect();
+    answer.table(format!("steps-{}", set.profile()), steps_table(&cases, head, label, Shown::All))
+}
+
+/// Which columns a table has: those that the handout asks for, the others, or all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    Asked,
+    Rest,
+    All,
+}
+
+/// Every implementation of every case; `label` names a case.
+pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String, shown: Shown) -> Table {
+    let mut lines: Vec<Line> = cases.iter().flat_map(|case| lines(case)).collect();
+    if shown == Shown::Rest {
+        lines.retain(|line| line.rounds.is_some());
     }
-    Ok(())
+    let hides = lines.iter().any(|line| line.hidden.is_some());
+    let mut table =
+        Table::of(lines).text(head, |line| label(&line.case.params)).text("implementation", |line| line.title.clone());
+    if shown != Shown::Rest {
+        table = asked(table, hides);
+    }
+    if shown != Shown::Asked {
+        table = rest(table);
+    }
+    table.captioned(caption(cases, shown))
 }
 
-/// Every column of every case; `label` names a case.
-pub fn steps_table(set: &RecordSet, head: &str, cases: &[&StepCase], label: fn(&Params) -> String) -> Table {
-    let p99 = |samples: &[f64]| stats::quantile(samples, 0.99);
-    let of = |number: fn(&StrategyNumbers) -> &Quantity| move |line: &Line| line.numbers.as_ref().map(number).cloned();
-    Table::of(cases.iter().flat_map(|case| lines(case)))
-        .text(head, |line| label(&line.case.params))
-        .text("column", |line| line.title.clone())
-        .number("step (ms)", Style::Ms, 1, |line| line.times.map(|times| line.case.median(&times.last_rank)))
-        .number("p99 (ms)", Style::Ms, 1, |line| line.times.map(|times| line.case.statistic(&times.last_rank, p99)))
-        .number("beyond single (ms)", Style::Ms, 1, |line| line.beyond.clone())
-        .number("communication (ms)", Style::Ms, 1, of(|numbers| &numbers.communication))
-        .number("exposed tail (ms)", Style::Ms, 1, of(|numbers| &numbers.tail))
-        .number("hidden", Style::Percent, 0, of(|numbers| &numbers.hidden))
-        .number("MB sent", Style::Mb, 1, of(|numbers| &numbers.bytes))
-        .right("calls", |line| line.numbers.as_ref().map(|numbers| numbers.calls.to_string()))
-        .captioned(caption(set, cases))
+fn asked<'a>(table: TableBuilder<Line<'a>>, hides: bool) -> TableBuilder<Line<'a>> {
+    let table = table
+        .number("step (ms)", Style::Ms, 1, |line| {
+            let step = line.rounds.as_ref().and_then(|rounds| Paired::median(&line.case.id, rounds));
+            step.map(|step| step.ms())
+        })
+        .number("above single (ms)", Style::Ms, 1, |line| line.beyond.as_ref().map(|beyond| beyond.ms()));
+    let table = if hides {
+        table.number("hidden", Style::Percent, 0, |line| line.hidden.as_ref().map(|hidden| hidden.all.clone()))
+    } else {
+        table
+    };
+    table.number("communication (ms)", Style::Ms, 1, |line| line.lane(|column| &column.communication))
 }
 
-/// One line of a table of steps: a column of a case, or how the case ended.
+fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
+    table
+        .right("max/min of turns", |line| {
+            line.rounds.as_ref().map(|rounds| {
+                let spread = print(rounds.spread(), Style::Fixed, 3);
+                if rounds.is_steady() { spread } else { format!("unstable, {spread}") }
+            })
+        })
+        .number("exposed tail (ms)", Style::Ms, 1, |line| line.lane(|column| &column.tail))
+        .number("stream overlap", Style::Percent, 0, |line| {
+            line.column.map(|column| line.case.quantity(column.overlap, Unit::One))
+        })
+        .right("calls", |line| line.column.map(|column| column.calls.to_string()))
+}
+
+/// One row of a table of steps: an implementation in a case, or how the case ended.
 struct Line<'a> {
     case: &'a StepCase,
     title: String,
-    times: Option<&'a RankTimes>,
+    rounds: Option<Rounds>,
     /// The step less the one without communication.
-    beyond: Option<Quantity>,
-    numbers: Option<StrategyNumbers>,
+    beyond: Option<Paired>,
+    hidden: Option<Paired>,
+    /// Of one of our strategies.
+    column: Option<&'a StrategyColumn>,
+}
+
+impl<'a> Line<'a> {
+    fn lane(&self, of: fn(&StrategyColumn) -> &super::OverRanks) -> Option<Cell> {
+        let rounds = Rounds::of(&of(self.column?).mean, self.case.params.rounds);
+        Some(Paired::median(&self.case.id, &rounds)?.ms())
+    }
 }
 
 fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
-    let ended = Line { case, title: ending(&case.outcome), times: None, beyond: None, numbers: None };
-    let Some(steps) = case.row().map(AnyRow::steps) else { return vec![ended] };
-    let single = stats::median(&steps.single.last_rank.samples);
-    let line = |title: &str, times: &'a RankTimes| {
-        let beyond = case.quantity(stats::median(&times.last_rank.samples) - single, Unit::Seconds);
-        Line { title: title.into(), times: Some(times), beyond: Some(beyond), numbers: None, case }
+    let empty = |title: String| Line { case, title, rounds: None, beyond: None, hidden: None, column: None };
+    let Some(steps) = case.row().map(AnyRow::steps) else { return vec![empty(ending(&case.outcome))] };
+    let rounds = |times: &RankTimes| Rounds::of(&times.last_rank, case.params.rounds);
+    let single = rounds(&steps.single);
+    let line = |title: &str, times: &'a RankTimes, column: Option<&'a StrategyColumn>| Line {
+        beyond: Paired::difference(&case.id, &rounds(times), &single),
+        hidden: if title == TITLES[0].1 { None } else { hidden(case, steps, times) },
+        rounds: Some(rounds(times)),
+        column,
+        ..empty(title.into())
     };
-    let mut lines = vec![Line { beyond: None, ..line("single process", &steps.single) }];
+    let mut lines = vec![Line { rounds: Some(single.clone()), ..empty("single (no communication)".into()) }];
     for (name, title) in TITLES {
-        let Some(column) = steps.strategies.get(name) else { continue };
-        lines.push(Line { numbers: StrategyNumbers::of(case, steps, name), ..line(title, &column.step) });
+        lines.extend(steps.strategies.get(name).map(|column| line(title, &column.step, Some(column))));
     }
-    lines.extend(steps.pytorch_ddp.as_ref().map(|theirs| line("PyTorch DDP", theirs)));
+    lines.extend(steps.pytorch_ddp.as_ref().map(|theirs| line("PyTorch DDP", theirs, None)));
     lines
 }
 
@@ -206,16 +260,33 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
     }
 }
 
-fn caption(set: &RecordSet, cases: &[&StepCase]) -> String {
-    let Some(first) = cases.first() else { return format!("{}.", set.source()) };
-    let Params { rounds, steps, warmup, .. } = first.params;
+/// The setting with the machine, how often it was timed, and what every strategy sends.
+fn caption(cases: &[&StepCase], shown: Shown) -> String {
+    let Some(first) = cases.first() else { return "No case is recorded.".into() };
+    let Params { rounds, steps, .. } = first.params;
+    let setting = format!("{}, {}", StepSetting::of(&first.params).describe(), machines(cases.iter().copied()));
+    if shown == Shown::Rest {
+        return format!("Further columns of the table of steps: {setting}.");
+    }
+    let columns = cases.iter().filter_map(|case| case.row()).flat_map(|row| row.steps().strategies.values());
+    let sent = match distinct(columns.map(|column| column.bytes))[..] {
+        [bytes] => format!(" Every strategy sends {} MB per step.", grouped(bytes as f64 / MB, 0)),
+        _ => String::new(),
+    };
+    let runs = match distinct(cases.iter().map(|case| &case.id.run)).len() {
+        1 => String::new(),
+        runs => format!(" The cases come from {runs} runs."),
+    };
     format!(
-        "Training steps of {}: medians of {} steps a column, taken in {rounds} rounds of turns, each after {warmup} \
-         untimed. {}.",
-        StepSetting::of(&first.params).describe(),
-        rounds * steps,
-        set.source()
+        "Training steps of {setting}: medians of {} steps, or ranges over {rounds} turns where unstable.{sent}{runs}",
+        rounds * steps
     )
+}
+
+/// The machines of cases, for captions.
+pub fn machines<'a>(cases: impl IntoIterator<Item = &'a StepCase>) -> String {
+    let names = cases.into_iter().map(|case| machine_name(case.id.machine(), case.id.profile));
+    distinct(names).join("; ")
 }
 
 #[cfg(test)]

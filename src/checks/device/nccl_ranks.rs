@@ -1,4 +1,6 @@
-//! Checks that need two GPUs: collectives over NCCL, sharded optimizers on several streams, and ranks that fail.
+//! Checks of two ranks over NCCL: collectives, sharded optimizers on several streams, and ranks that fail.
+//!
+//! Each rank has its own GPU where the machine has two; on one GPU the ranks share it. The verdict says which.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use crate::checks::faulty_runs::{self, by_hand, says};
 use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, Seen, ShardedCase};
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, launch, require_devices};
+use crate::collective::ranks::{Launch, Placement, launch, require_devices};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::model::toy::{Bias, Blueprint, Layer};
@@ -22,14 +24,12 @@ pub const CHECKS: &[DeviceCheck] = &[
         "nccl_collectives_give_their_values_in_order",
         "Every collective and type over NCCL gives the right values, in order with computation, and is recorded.",
         nccl_collectives_give_their_values_in_order,
-    )
-    .on_two_gpus(),
+    ),
     DeviceCheck::new(
         "a_late_nccl_peer_ends_in_an_abort",
         "Without a supervisor, a rank whose peer does not come aborts the communicator and ends itself in time.",
         a_late_nccl_peer_ends_in_an_abort,
-    )
-    .on_two_gpus(),
+    ),
     sharded("sharded_optimizer_over_nccl_is_adamw", || is_adamw(SHARDED_OPTIMIZER)),
     sharded("zero1_over_nccl_is_adamw", || is_adamw(ZERO1)),
     sharded("zero1_in_backward_over_nccl_is_adamw", || is_adamw(ZERO1_IN_BACKWARD)),
@@ -63,25 +63,33 @@ pub const CHECKS: &[DeviceCheck] = &[
 
 const fn sharded(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
     let proves = "With layers so wide that every stream has work, this optimizer's steps over NCCL are those of AdamW.";
-    DeviceCheck::new(name, proves, run).on_two_gpus().with_kernels(&["adamw.cu"])
+    DeviceCheck::new(name, proves, run).with_kernels(&["adamw.cu"])
 }
 
 const fn fault(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
     let proves = "This fault of one rank ends its NCCL run, by name; no process is left, and the next run works.";
-    DeviceCheck::new(name, proves, run).on_two_gpus()
+    DeviceCheck::new(name, proves, run)
+}
+
+/// How the two ranks are placed here.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] without a GPU or NCCL.
+fn placement() -> Result<Placement> {
+    require_devices(Backend::Nccl, 1)?;
+    Ok(Placement::of_checks())
 }
 
 fn nccl_collectives_give_their_values_in_order() -> Result<Verdict> {
-    require_devices(Backend::Nccl, 2)?;
+    let note = placement()?.note();
     let mut seconds = faulty_runs::selftest(Backend::Nccl, 2)?;
     seconds.sort_by(f64::total_cmp);
-    Verdict::passed(format!("1 MB in {:.1} us", 1e6 * seconds[seconds.len() / 2]))
+    Verdict::passed(format!("{note}; 1 MB in {:.1} us", 1e6 * seconds[seconds.len() / 2]))
 }
 
 /// The official protocol, which requires AdamW's values. The layers are so wide that all streams are busy at the same
 /// time: a stream that does not wait for another uses old values.
 fn is_adamw(optimizer: &str) -> Result<Verdict> {
-    require_devices(Backend::Nccl, 2)?;
+    let placement = placement()?;
     let layer = |i: usize, d_out| Layer { bias: Bias::Trained, ..Layer::trained(format!("layer{i}"), 2048, d_out) };
     // The last bias cannot be cut in two where it lies.
     let layers =
@@ -90,19 +98,19 @@ fn is_adamw(optimizer: &str) -> Result<Verdict> {
     let cases = vec![ShardedCase::official(blueprint, Options { bucket_size_mb: 40.0 })];
     let input = serde_json::to_value([Trial { trainer: optimizer.into(), cases }])?;
     let deadline = Duration::from_secs(120);
-    let plan = Launch { backend: Backend::Nccl, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
+    let plan = Launch { backend: Backend::Nccl, placement, ..Launch::new(sharded_protocol::TASK.name, 2, deadline) };
     let mut comparisons = 0;
     for rank in launch(&plan, &input)? {
         let [Seen { report, .. }] = serde_json::from_value(rank)?;
         ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
         comparisons += report.comparisons;
     }
-    Verdict::passed(format!("{comparisons} comparisons"))
+    Verdict::passed(format!("{}; {comparisons} comparisons", placement.note()))
 }
 
 /// Without a supervisor, as under torchrun, a rank ends itself when its peer does not come.
 fn a_late_nccl_peer_ends_in_an_abort() -> Result<Verdict> {
-    require_devices(Backend::Nccl, 2)?;
+    let note = placement()?.note();
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let start =
@@ -114,12 +122,12 @@ fn a_late_nccl_peer_ends_in_an_abort() -> Result<Verdict> {
     let (status, message) = outcome?;
     ensure!(status.code() == Some(75), "{status}: {message}");
     says(&message, &["rank 0: all_reduce 2 of 4 Float, sum has not ended within 15.0 s; the communicator is aborted"])?;
-    Verdict::passed("after 15 s")
+    Verdict::passed(format!("{note}; after 15 s"))
 }
 
 /// Over NCCL a wait is recorded a second late, so messages of quick failures say less than over Gloo.
 fn ends_the_run(fault: RankFault, expected: &[&str]) -> Result<Verdict> {
-    require_devices(Backend::Nccl, 2)?;
+    let note = placement()?.note();
     faulty_runs::fault_ends_by(Duration::from_secs(60), Backend::Nccl, fault, expected)?;
-    Verdict::passed("")
+    Verdict::passed(note)
 }

@@ -1,5 +1,6 @@
 //! Claims: statements that sentences make, each decided by operands that the report lists beside it.
 
+use super::mark;
 use super::quantity::Quantity;
 
 /// A statement about the records, and whether it holds.
@@ -17,6 +18,8 @@ pub struct Claim {
 pub struct Operand {
     pub name: String,
     pub value: String,
+    /// The key of the cases that the value comes from; empty for a count.
+    pub cases: String,
 }
 
 impl Claim {
@@ -56,16 +59,19 @@ impl Claim {
     }
 
     pub fn operand(self, name: &str, value: &Quantity) -> Self {
-        let text = value.short();
-        self.operand_text(name, text)
+        self.push(name, value.short(), mark::key(value.sources()))
     }
 
     pub fn count(self, name: &str, count: usize) -> Self {
         self.operand_text(name, count.to_string())
     }
 
-    pub fn operand_text(mut self, name: &str, value: impl Into<String>) -> Self {
-        self.operands.push(Operand { name: name.into(), value: value.into() });
+    pub fn operand_text(self, name: &str, value: impl Into<String>) -> Self {
+        self.push(name, value.into(), String::new())
+    }
+
+    fn push(mut self, name: &str, value: String, cases: String) -> Self {
+        self.operands.push(Operand { name: name.into(), value, cases });
         self
     }
 

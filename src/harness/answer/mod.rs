@@ -15,6 +15,7 @@ pub mod figure;
 pub mod format;
 #[cfg(test)]
 pub mod made_up;
+pub mod mark;
 pub mod quantity;
 pub mod records;
 pub mod table;

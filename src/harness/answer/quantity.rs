@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::format::{Style, print};
+use super::mark;
 use super::records::CaseId;
 use crate::harness::samples;
 
@@ -77,7 +78,7 @@ impl From<samples::Unit> for Unit {
 pub struct Quantity {
     value: f64,
     unit: Unit,
-    #[serde(skip)]
+    #[serde(rename = "cases", serialize_with = "mark::serialize", skip_serializing_if = "Vec::is_empty")]
     sources: Vec<CaseId>,
 }
 

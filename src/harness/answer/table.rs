@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::format::{NOTHING, Style, print, time};
+use super::mark;
 use super::quantity::{Quantity, Unit};
 
 /// A table of an answer; [`Table::markdown`] is its one text form.
@@ -194,13 +195,18 @@ impl Table {
 
     /// A pipe table, followed by the caption if there is one.
     pub fn markdown(&self) -> String {
+        mark::plain(&self.marked())
+    }
+
+    /// [`Self::markdown`] with marks that name the cases of each number.
+    pub fn marked(&self) -> String {
         let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
         let mut out = line(self.columns.iter().map(|column| column.head.as_str()).collect());
         let marks = self.columns.iter().map(|c| if c.format == Format::Words { ":--" } else { "---:" });
         out += &format!("|{}|\n", marks.collect::<Vec<_>>().join("|"));
         for row in &self.rows {
             let cells: Vec<String> =
-                row.iter().zip(&self.columns).map(|(cell, column)| cell.markdown(column)).collect();
+                row.iter().zip(&self.columns).map(|(cell, column)| cell.marked(column)).collect();
             out += &line(cells.iter().map(String::as_str).collect());
         }
         if let Some(caption) = &self.caption {
@@ -211,15 +217,24 @@ impl Table {
 }
 
 impl Cell {
-    fn markdown(&self, column: &Column) -> String {
-        match (self, column.format) {
-            (Self::Text(text), _) => text.clone(),
-            (Self::Missing, _) => NOTHING.into(),
-            (Self::Number(quantity), Format::Number(style, digits)) => print(quantity.value(), style, digits),
-            (Self::Number(quantity), Format::Time) => time(quantity.value()),
+    /// What the cell prints, as plain text or Markdown.
+    pub fn markdown(&self, column: &Column) -> String {
+        mark::plain(&self.marked(column))
+    }
+
+    fn marked(&self, column: &Column) -> String {
+        let quantity = match self {
+            Self::Text(text) => return text.clone(),
+            Self::Missing => return NOTHING.into(),
+            Self::Number(quantity) => quantity,
+        };
+        let text = match column.format {
+            Format::Number(style, digits) => print(quantity.value(), style, digits),
+            Format::Time => time(quantity.value()),
             // `validate` refuses it.
-            (Self::Number(quantity), Format::Words | Format::Right) => quantity.short(),
-        }
+            Format::Words | Format::Right => quantity.short(),
+        };
+        mark::marked(&text, &mark::key(quantity.sources()))
     }
 }
 

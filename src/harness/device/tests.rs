@@ -5,7 +5,7 @@ use super::super::store::write_atomically;
 use super::*;
 
 static ONE: DeviceCheck = DeviceCheck::new("one", "One.", || Verdict::passed("")).with_kernels(&["a.cu"]);
-static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed("")).on_two_gpus();
+static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed(""));
 
 /// A tree with two kernels.
 fn tree() -> (tempfile::TempDir, Layout) {
@@ -54,13 +54,6 @@ fn results(group: &DeviceGroup, run: &Run, ended: &[(&DeviceCheck, Result<&str, 
 
 fn write(path: std::path::PathBuf, file: &RecordFile) {
     write_atomically(&path, file.to_json().unwrap().as_bytes()).unwrap();
-}
-
-#[test]
-fn a_check_that_needs_more_gpus_says_how_many() {
-    assert_eq!(ONE.lacks(0).unwrap(), "needs a GPU, this machine has none");
-    assert_eq!(TWO.lacks(1).unwrap(), "needs 2 GPUs, this machine has 1");
-    assert_eq!((ONE.lacks(1), TWO.lacks(2)), (None, None));
 }
 
 #[test]

@@ -9,8 +9,8 @@ use self::passes::Passes;
 use self::warm_up::WarmUp;
 use super::measure::BenchmarkingScript;
 use crate::bench::training_step::{Params, Row};
-use crate::harness::answer::format::{distinct, grouped, with_deviation};
-use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, RecordSet, Records, SameMachine, Style, Table};
+use crate::harness::answer::format::{NOTHING, distinct, grouped, print};
+use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
@@ -29,12 +29,12 @@ const SWEEP: &str = "sweep";
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    /// Whether a case of the sweep was measured, and every case that the study of the warm-up needs.
+    /// Whether a case of the sweep was measured, and a size with every case that the study of the warm-up needs.
     measured: bool,
     studied: bool,
-    /// The setting of captured steps, and the context of the steps with several kinds of attention, where there are any.
-    captured: Option<String>,
-    attention: Option<i64>,
+    /// Whether there are captured steps, and steps with several kinds of attention.
+    captured: bool,
+    attention: bool,
     #[serde(flatten)]
     passes: Option<Passes>,
     #[serde(flatten)]
@@ -53,8 +53,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let quoted = Quoted {
         measured: passes.is_some(),
         studied: warm_up.is_some(),
-        captured: replays.as_ref().map(|captured| captured.setting.clone()),
-        attention: attentions.as_ref().map(|attention| attention.params.context_length),
+        captured: replays.is_some(),
+        attention: attentions.is_some(),
         passes,
         replays,
         attentions,
@@ -62,11 +62,11 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     };
     let mut answer = Answer::of(main, &quoted)?;
     answer.table("sizes", size_table())?;
-    if let Some(passes) = &quoted.passes {
-        passes.conclude(&mut answer, &cases, main.is_gpu())?;
+    if quoted.measured {
+        answer.figure("passes", passes::figure(&cases, main)?)?;
     }
     if let Some(captured) = &quoted.replays {
-        captured.conclude(&mut answer, &cases)?;
+        captured.conclude(&mut answer, main, &cases)?;
     }
     if let Some(attention) = &quoted.attentions {
         attention.conclude(&mut answer, main, &cases)?;
@@ -76,12 +76,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     }
     for (i, set) in records.sets().enumerate() {
         let cases = set.cases::<BenchmarkingScript>()?;
-        if let Some(table) = passes::table(set, &cases) {
-            // Those of the processor stand apart where a GPU has answered.
-            answer.table(if i == 0 { "passes" } else { "cpu-passes" }, table)?;
-        }
-        if let Some(table) = warm_up::table(set, &cases) {
-            answer.table(format!("warm-up-{}", set.profile()), table)?;
+        // Those of the processor stand apart where a GPU has answered.
+        let prefix = if i == 0 { "" } else { "cpu-" };
+        for (id, table) in passes::tables(set, &cases)?.into_iter().chain(warm_up::tables(set, &cases)?) {
+            answer.table(format!("{prefix}{id}"), table)?;
         }
     }
     Ok(answer)
@@ -120,50 +118,74 @@ fn sizes(cases: &[&StepCase]) -> Vec<SizeName> {
     distinct(cases.iter().map(|case| case.params.size))
 }
 
-/// The median of a measured whole step.
+/// The median of a measured whole step, unless its samples are unstable.
 fn total(case: Option<&StepCase>) -> Option<Quantity> {
     let case = case?;
-    Some(case.median(&case.row()?.total))
+    let row = case.row()?;
+    is_stable(&row.total).then(|| case.median(&row.total))
 }
 
-/// None where the two are not of one machine.
+/// None where the two are not of one run.
 fn ratio(first: &Quantity, second: &Quantity) -> Option<Quantity> {
-    Some(SameMachine::of(first, second).ok()?.ratio())
+    Some(SameRun::of(first, second).ok()?.ratio())
 }
 
-/// Digits of milliseconds: steps of a shared processor vary too much for two.
-fn digits(set: &RecordSet) -> usize {
-    if set.is_gpu() { 2 } else { 1 }
-}
-
-/// What a caption says of times that the processor's other users disturb.
-fn noise(set: &RecordSet) -> &'static str {
-    let noisy = " The cores are shared with others: where a standard deviation nears its median, ratios mean nothing.";
-    if set.is_gpu() { "" } else { noisy }
+/// What a caption adds where not all cases come from one run.
+fn mixed<'a>(cases: impl Iterator<Item = &'a StepCase>) -> &'static str {
+    let one = distinct(cases.map(|case| &case.id.run)).len() < 2;
+    if one { "" } else { " The cells come from more than one run." }
 }
 
 /// Samples of a row, if it has them.
 type Part = fn(&Row) -> Option<&Samples>;
 
+const FORWARD: Part = |row| row.forward.as_ref();
+const BACKWARD: Part = |row| row.backward.as_ref();
+const OPTIMIZER: Part = |row| row.optimizer.as_ref();
 const TOTAL: Part = |row| Some(&row.total);
 
 /// What `show` makes of a part's samples, how the case ended, or a dash where it was to measure no such part.
-fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&StepCase, &Samples) -> C) -> Cell {
-    case.cell(|row| part(row).map(|samples| show(case, samples)))
+fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&Samples) -> C) -> Cell {
+    case.cell(|row| part(row).map(&show))
 }
 
-fn median(case: &StepCase, part: Part) -> Cell {
-    cell(case, part, StepCase::median)
+/// Where the slowest sample takes longer than this many times the fastest, no sentence uses a median.
+const STABLE: f64 = 1.05;
+
+fn spread(samples: &Samples) -> f64 {
+    stats::max(&samples.samples) / stats::min(&samples.samples)
 }
 
-/// "12.60 ± 0.84", the mean and the standard deviation in milliseconds.
-fn mean(case: &StepCase, part: Part, digits: usize) -> Cell {
-    cell(case, part, |_, samples| with_deviation(&samples.samples, stats::mean, digits))
+fn is_stable(samples: &Samples) -> bool {
+    spread(samples) <= STABLE
 }
 
-/// The median of a whole step and its standard deviation.
+/// Milliseconds with three significant digits, and with the unit digit at least.
+fn three_digits(seconds: f64) -> String {
+    let digits = match 1e3 * seconds {
+        ms if ms < 1.0 => 3,
+        ms if ms < 10.0 => 2,
+        ms if ms < 100.0 => 1,
+        _ => 0,
+    };
+    print(seconds, Style::Ms, digits)
+}
+
+/// "12.6 ± 0.84": mean and standard deviation in milliseconds; one sample has none.
+fn mean(samples: &Samples) -> String {
+    let std = Some(stats::std(&samples.samples)).filter(|std| std.is_finite());
+    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { three_digits(std) });
+    format!("{} ± {std}", three_digits(stats::mean(&samples.samples)))
+}
+
+/// [`mean`], or the fastest and the slowest sample where these are not stable: "28.9–32.9".
+fn mean_or_range(samples: &Samples) -> String {
+    let [low, high] = [stats::min, stats::max].map(|end| three_digits(end(&samples.samples)));
+    if is_stable(samples) { mean(samples) } else { format!("{low}–{high}") }
+}
+
 fn whole_step(case: &StepCase) -> Cell {
-    cell(case, TOTAL, |_, samples| with_deviation(&samples.samples, stats::median, 1))
+    cell(case, TOTAL, mean_or_range)
 }
 
 #[cfg(test)]

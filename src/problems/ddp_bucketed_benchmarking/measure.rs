@@ -40,14 +40,14 @@ pub struct Best {
 impl Model {
     /// The handout's model of the communication left after the backward pass, for `bytes` in `calls` equal buckets, each
     /// computed while the previous one is communicated: the last bucket and the fixed costs, s / (n w) + n o.
-    fn overhead(link: &Interconnect, bytes: u64, calls: u64) -> f64 {
-        bytes as f64 / (calls as f64 * link.bytes_per_s) + calls as f64 * link.overhead_s
+    pub fn overhead(overhead_s: f64, bytes_per_s: f64, bytes: u64, calls: u64) -> f64 {
+        bytes as f64 / (calls as f64 * bytes_per_s) + calls as f64 * overhead_s
     }
 
     /// The minimum of the model: n = sqrt(s / (w o)) buckets of sqrt(s w o) bytes. `None` if a call costs nothing: then more
     /// buckets are always better.
-    fn best(link: &Interconnect, bytes: u64) -> Option<Best> {
-        let (s, w, o) = (bytes as f64, link.bytes_per_s, link.overhead_s);
+    pub fn best(overhead_s: f64, bytes_per_s: f64, bytes: u64) -> Option<Best> {
+        let (s, w, o) = (bytes as f64, bytes_per_s, overhead_s);
         (o > 0.0).then(|| Best {
             calls: (s / (w * o)).sqrt(),
             bucket_bytes: (s * w * o).sqrt(),
@@ -73,9 +73,10 @@ impl Measure for Bucketed {
         let steps =
             ddp_step::measure(params, &Columns { strategies: &["naive", STRATEGY, COALESCED], pytorch_ddp: true })?;
         let column = steps.strategies.get(STRATEGY).context("the buckets were not measured")?;
+        let Interconnect { overhead_s, bytes_per_s, .. } = steps.link;
         let model = Model {
-            predicted_overhead_s: Model::overhead(&steps.link, column.bytes, column.calls),
-            best: Model::best(&steps.link, column.bytes),
+            predicted_overhead_s: Model::overhead(overhead_s, bytes_per_s, column.bytes, column.calls),
+            best: Model::best(overhead_s, bytes_per_s, column.bytes),
         };
         Ok(Row { steps, model })
     }
@@ -87,18 +88,13 @@ mod tests {
 
     #[test]
     fn no_number_of_buckets_beats_the_best() {
-        let link = |overhead_s, bytes_per_s| Interconnect {
-            points: Vec::new(),
-            overhead_s,
-            bytes_per_s,
-            fastest_bus_bytes_per_s: bytes_per_s,
-        };
-        let (given, bytes) = (link(30e-6, 300e9), 7_992_940_800);
-        let best = Model::best(&given, bytes).unwrap();
-        let least = (1..2000).map(|n| Model::overhead(&given, bytes, n)).fold(f64::INFINITY, f64::min);
+        let (overhead_s, bytes_per_s, bytes) = (30e-6, 300e9, 7_992_940_800);
+        let best = Model::best(overhead_s, bytes_per_s, bytes).unwrap();
+        let overhead = |n| Model::overhead(overhead_s, bytes_per_s, bytes, n);
+        let least = (1..2000).map(overhead).fold(f64::INFINITY, f64::min);
         assert!(least >= best.overhead_s && least < 1.001 * best.overhead_s, "{least} {best:?}");
         assert!((best.calls * best.bucket_bytes / bytes as f64 - 1.0).abs() < 1e-12);
-        assert_eq!(Model::overhead(&given, bytes, 1), bytes as f64 / 300e9 + 30e-6);
-        assert_eq!(Model::best(&link(0.0, 1e9), bytes), None);
+        assert_eq!(overhead(1), bytes as f64 / 300e9 + 30e-6);
+        assert_eq!(Model::best(0.0, 1e9, bytes), None);
     }
 }

@@ -4,14 +4,17 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::bench::ddp_step::Row;
-use crate::bench::ddp_step::tables::{StepCase, StrategyNumbers, steps_answer};
-use crate::bench::ddp_step::timeline::{self, Timeline};
-use crate::harness::answer::figure::{self, Figure, Lane, Span};
+use crate::bench::ddp_step::link::PooledLink;
+use crate::bench::ddp_step::numbers::StrategyNumbers;
+use crate::bench::ddp_step::rounds::{Paired, Rounds};
+use crate::bench::ddp_step::tables::{StepCase, steps_answer};
+use crate::bench::ddp_step::timeline;
+use crate::harness::answer::figure::{Figure, Lane, Span, Timeline};
 use crate::harness::answer::{Answer, Audience, Claim, Records};
 
 const OVERLAP: &str = "overlap_individual_parameters";
 
-/// What the sentences quote of the first measured case.
+/// What the sentences quote of the first steady case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,
@@ -19,56 +22,63 @@ struct Quoted {
     overlapped: StrategyNumbers,
     naive: StrategyNumbers,
     flat: StrategyNumbers,
+    /// How much shorter the step is than the naive and the flat one.
     #[serde(skip)]
-    timelines: [figure::Timeline; 2],
+    gains: [Paired; 2],
+    #[serde(skip)]
+    timelines: Vec<Timeline>,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (mut answer, quoted) = steps_answer(records, Quoted::of)?;
-    let Some(Quoted { overlapped, naive, flat, timelines, .. }) = quoted else { return Ok(answer) };
-    let fastest = [&naive, &flat].iter().all(|other| overlapped.step.value() < other.step.value());
+    let Some(Quoted { overlapped, gains: [naive, flat], timelines, .. }) = quoted else { return Ok(answer) };
     answer.claim(
-        Claim::new("overlap-beats-both", fastest)
-            .operand("overlapped", &overlapped.step)
-            .operand("a call a parameter", &naive.step)
-            .operand("one call", &flat.step),
+        Claim::new("overlap-wins", naive.is_positive() && flat.is_positive())
+            .operand("shorter than naive at least by", &naive.range.low)
+            .operand("than flat at least by", &flat.range.low),
     )?;
-    let hidden = &overlapped.hidden;
-    answer.claim(Claim::above("overlap-hides-most", "hidden", hidden, 0.5))?;
-    answer.claim(Claim::greater("overlap-is-seen", ("hidden with overlap", hidden), ("without", &naive.hidden)))?;
-    let [plain, overlap] = timelines;
-    let alt = "Two lanes of one training step under plain data parallelism: the communication lane is empty until the \
-               backward pass has ended, then busy while the compute lane waits.";
-    answer.figure("naive", Figure::timeline(alt, plain))?;
-    let alt = "Two lanes of one training step with overlap: the communication lane is busy while the backward pass runs on \
-               the compute lane.";
-    answer.figure("overlap", Figure::timeline(alt, overlap))?;
+    let slowdown = &overlapped.slowdown;
+    answer.claim(
+        Claim::new("backward-is-slower", slowdown.is_positive())
+            .operand("above single without the tail, at least", &slowdown.range.low),
+    )?;
+    let alt = "Two training steps on one time axis, each with a compute lane and a communication lane. Naive: communication \
+               begins when the backward pass has ended, and the compute lane waits for it. Overlap: communication runs \
+               during the backward pass.";
+    answer.figure(
+        "timelines",
+        Figure::timelines(alt, ["naive", "overlap"].map(String::from).into_iter().zip(timelines).collect()),
+    )?;
     Ok(answer)
 }
 
 impl Quoted {
-    fn of(case: &StepCase, row: &Row) -> Option<Self> {
+    fn of(case: &StepCase, row: &Row, _link: &PooledLink) -> Option<Self> {
         let of = |name| StrategyNumbers::of(case, row, name);
-        let timelines = [&row.strategies.get("naive")?.timeline, &row.strategies.get(OVERLAP)?.timeline];
-        let spans = timelines.iter().flat_map(|timeline| timeline.compute.iter().chain(&timeline.communication));
-        let end_s = spans.map(|span| span.end_s).fold(0.0, f64::max);
+        let rounds = |name| Some(Rounds::of(&row.strategies.get(name)?.step.last_rank, case.params.rounds));
+        let timeline = |name| Some(drawn(&row.strategies.get(name)?.timeline));
+        let gain = |name| Paired::difference(&case.id, &rounds(name)?, &rounds(OVERLAP)?);
         Some(Self {
             dtype: case.params.dtype.name(),
             overlapped: of(OVERLAP)?,
             naive: of("naive")?,
             flat: of("flat")?,
-            timelines: timelines.map(|timeline| drawn(timeline, end_s)),
+            gains: [gain("naive")?, gain("flat")?],
+            timelines: vec![timeline("naive")?, timeline(OVERLAP)?],
         })
     }
 }
 
-/// The last step of rank 0, on an axis that ends at `end_s`.
-fn drawn(timeline: &Timeline, end_s: f64) -> figure::Timeline {
-    let span = |span: &timeline::Span| Span { name: span.name.clone(), start_s: span.start_s, end_s: span.end_s };
+/// One step of a rank, with the wait for gradients named as such.
+fn drawn(step: &timeline::Timeline) -> Timeline {
+    let shown =
+        |name: &str| name.replace("synchronisation", "synchronisation (waiting)").replace("all_reduce", "all-reduce");
+    let span = |span: &timeline::Span| Span { name: shown(&span.name), start_s: span.start_s, end_s: span.end_s };
     let lane =
         |name: &str, spans: &[timeline::Span]| Lane { name: name.into(), spans: spans.iter().map(span).collect() };
-    let lanes = vec![lane("computing", &timeline.compute), lane("communicating", &timeline.communication)];
-    figure::Timeline { x_label: "time (ms)".into(), end_s, lanes }
+    let end_s = step.compute.iter().chain(&step.communication).map(|span| span.end_s).fold(0.0, f64::max);
+    let lanes = vec![lane("compute", &step.compute), lane("communication", &step.communication)];
+    Timeline { x_label: "time (ms)".into(), end_s, lanes }
 }
 
 #[cfg(test)]

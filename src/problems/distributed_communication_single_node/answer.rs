@@ -3,32 +3,34 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::measure::{AllReduce, Params, Row};
+use self::printed::{bandwidth, not_run, table};
+use self::sum::{Sum, of_size, on_two, ratio, said};
+use super::measure::AllReduce;
 use crate::collective::Backend;
-use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{grouped, markdown};
-use crate::harness::answer::{
-    Answer, Audience, Case, CaseOutcome, Cell, Claim, Quantity, Range, RecordSet, Records, SameMachine, SameRun, Style,
-    Table, Unit,
-};
-use crate::harness::stats;
-use crate::units::GB;
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, Records};
 
-type SumCase = Case<Params, Row>;
+mod printed;
+mod sum;
 
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    /// Whether sums over NCCL, or over Gloo were measured on the main machine.
-    nccl: bool,
-    gloo: bool,
+    /// The back end whose sums decide the claims: NCCL where it was measured.
+    backend: &'static str,
+    /// Whether two processes have several sizes; then they follow. So with the others.
+    sized: bool,
+    #[serde(flatten)]
     sizes: Option<Sizes>,
+    scaled: bool,
+    #[serde(flatten)]
     processes: Option<Processes>,
+    paired: bool,
+    #[serde(flatten)]
     backends: Option<Backends>,
-    /// Our time over PyTorch's, over all sums.
-    over_c10d: Option<Range>,
-    /// Where it is largest: "1,000 MB over gloo on 2 processes".
-    worst_at: String,
+    /// Gloo's bus bandwidth at its largest size, over all numbers of processes.
+    gloo_busbw: Option<Range>,
+    /// What was not run, in sentences.
+    not_run: Vec<String>,
 }
 
 /// The smallest against the largest sum on two processes.
@@ -36,26 +38,35 @@ struct Quoted {
 struct Sizes {
     least_mb: u64,
     most_mb: u64,
-    /// Bandwidth at the largest size over that at the smallest.
-    gain: Quantity,
+    least: Range,
+    most: Range,
+    /// Bandwidth at the largest size over that at the smallest, over all turns.
+    #[serde(skip)]
+    gain: Range,
 }
 
 /// The largest sum on two processes and on the most.
 #[derive(Serialize)]
 struct Processes {
+    #[serde(rename = "processes")]
     most: usize,
-    time: Quantity,
-    busbw: Quantity,
+    /// Over the time on two.
+    time: Range,
+    busbw: Range,
+    /// Over the bandwidth of the link; none for GPUs whose links are not known.
+    link: Option<Quantity>,
+    /// The bus bandwidth over that of two, over all turns.
+    #[serde(skip)]
+    kept: Range,
 }
 
 /// The largest sum that both back ends have, on two processes.
 #[derive(Serialize)]
 struct Backends {
-    size_mb: u64,
-    nccl: Quantity,
-    gloo: Quantity,
+    nccl: Range,
+    gloo: Range,
     /// Gloo's time over NCCL's; none where the two are not of one machine.
-    ratio: Option<Quantity>,
+    ratio: Option<Range>,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
@@ -64,19 +75,23 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let of = |backend| -> Vec<Sum> {
         cases.iter().filter(|case| case.params.backend == backend).filter_map(Sum::of).collect()
     };
-    // A GPU's answer is NCCL's; a CPU has no other back end than Gloo.
-    let (fast, slow) = (if main.is_gpu() { of(Backend::Nccl) } else { Vec::new() }, of(Backend::Gloo));
+    let (fast, slow) = (of(Backend::Nccl), of(Backend::Gloo));
     let judged = if fast.is_empty() { &slow } else { &fast };
-    let all = || fast.iter().chain(&slow);
-    let worst = all().max_by(|a, b| a.over_c10d.value().total_cmp(&b.over_c10d.value()));
+    let (sizes, processes) = (Sizes::of(judged), Processes::of(judged));
+    let backends = Backends::of(&fast, &slow);
+    let largest = on_two(&slow).pop();
     let quoted = Quoted {
-        nccl: !fast.is_empty(),
-        gloo: !slow.is_empty(),
-        sizes: Sizes::of(judged)?,
-        processes: Processes::of(judged)?,
-        backends: Backends::of(&fast, &slow),
-        over_c10d: Range::of(all().map(|sum| &sum.over_c10d)),
-        worst_at: worst.map(Sum::place).unwrap_or_default(),
+        sized: sizes.is_some(),
+        scaled: processes.is_some(),
+        paired: backends.is_some(),
+        backend: if fast.is_empty() { "Gloo" } else { "NCCL" },
+        sizes,
+        processes,
+        backends,
+        gloo_busbw: largest.and_then(|two| {
+            Range::of(of_size(&slow, two).flat_map(|sum| [&sum.busbw.range.low, &sum.busbw.range.high]))
+        }),
+        not_run: not_run(&cases),
     };
     let mut answer = Answer::of(main, &quoted)?;
     claims(&mut answer, &quoted)?;
@@ -84,11 +99,11 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         let cases = set.cases::<AllReduce>()?;
         for backend in [Backend::Nccl, Backend::Gloo] {
             if cases.iter().any(|case| case.params.backend == backend) {
-                answer.table(format!("sums-{}-{}", set.profile(), backend.name()), table(set, &cases, backend))?;
+                answer.table(format!("sums-{}-{}", set.profile(), backend.name()), table(&cases, backend))?;
             }
         }
     }
-    if quoted.over_c10d.is_some() {
+    if !judged.is_empty() {
         answer.figure("bandwidth", bandwidth(&fast, &slow))?;
     }
     Ok(answer)
@@ -96,168 +111,53 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 
 fn claims(answer: &mut Answer, quoted: &Quoted) -> Result<()> {
     if let Some(Sizes { gain, .. }) = &quoted.sizes {
-        let name = "bandwidth of the largest sum over the smallest's";
-        answer.claim(Claim::above("latency-bounds-small-sums", name, gain, 1.5))?;
+        let name = "least bandwidth of the largest sum over the most of the smallest";
+        answer.claim(Claim::above("latency-bound", name, &gain.low, 1.5))?;
     }
-    if let Some(Processes { busbw, .. }) = &quoted.processes {
-        answer.claim(Claim::above("busbw-holds", "busbw over that of 2 processes", busbw, 0.8))?;
-    }
-    if let Some(Backends { ratio: Some(factor), .. }) = &quoted.backends {
-        answer.claim(Claim::above("nccl-is-faster", "Gloo's time over NCCL's", factor, 1.0))?;
-    }
-    if let Some(Range { high, .. }) = &quoted.over_c10d {
-        answer.claim(Claim::at_most("as-fast-as-pytorch", "largest time over PyTorch's", high, 1.1))?;
+    if let Some(Processes { kept, .. }) = &quoted.processes {
+        answer.claim(Claim::above("busbw-holds", "least busbw over the most of 2 processes", &kept.low, 0.9))?;
     }
     Ok(())
 }
 
-/// A case that was measured.
-struct Sum<'a> {
-    params: &'a Params,
-    time: Quantity,
-    p99: Quantity,
-    /// Between the medians of the slowest rank and of the fastest, over the time.
-    spread: Quantity,
-    /// Bytes of one rank over the time.
-    algbw: Quantity,
-    busbw: Quantity,
-    c10d: Quantity,
-    over_c10d: Quantity,
-}
-
-impl<'a> Sum<'a> {
-    fn of(case: &'a SumCase) -> Option<Self> {
-        let row = case.row()?;
-        let (time, c10d) = (case.median(&row.ours.last_rank), case.median(&row.c10d.last_rank));
-        let ranks: Vec<f64> = row.ours.by_rank.iter().map(|rank| stats::median(&rank.samples)).collect();
-        let rate = |bytes: f64| case.quantity(bytes / time.value(), Unit::BytesPerSecond);
-        Some(Self {
-            params: &case.params,
-            p99: case.statistic(&row.ours.last_rank, |samples| stats::quantile(samples, 0.99)),
-            spread: case.quantity((stats::max(&ranks) - stats::min(&ranks)) / time.value(), Unit::One),
-            algbw: rate(row.bytes as f64),
-            busbw: rate(row.bus_factor * row.bytes as f64),
-            over_c10d: SameRun::of(&time, &c10d).ok()?.ratio(),
-            time,
-            c10d,
-        })
-    }
-
-    /// "1,000 MB over gloo on 2 processes".
-    fn place(&self) -> String {
-        let Params { backend, world_size, size_mb, .. } = self.params;
-        format!("{} MB over {} on {world_size} processes", grouped(*size_mb as f64, 0), backend.name())
-    }
-}
-
-/// Sums on two processes by size.
-fn on_two<'a, 'b>(sums: &'b [Sum<'a>]) -> Vec<&'b Sum<'a>> {
-    let mut pair: Vec<_> = sums.iter().filter(|sum| sum.params.world_size == 2).collect();
-    pair.sort_by_key(|sum| sum.params.size_mb);
-    pair
-}
-
 impl Sizes {
     /// None of fewer than two sizes.
-    fn of(sums: &[Sum]) -> Result<Option<Self>> {
+    fn of(sums: &[Sum]) -> Option<Self> {
         let pair = on_two(sums);
-        let [least, .., most] = pair[..] else { return Ok(None) };
-        let gain = SameMachine::of(&most.algbw, &least.algbw)?.ratio();
-        Ok(Some(Self { least_mb: least.params.size_mb, most_mb: most.params.size_mb, gain }))
+        let [first, .., last] = pair[..] else { return None };
+        Some(Self {
+            least_mb: first.params.size_mb,
+            most_mb: last.params.size_mb,
+            least: said(&first.busbw),
+            most: said(&last.busbw),
+            gain: ratio(&last.busbw, &first.busbw)?,
+        })
     }
 }
 
 impl Processes {
     /// None of fewer than two sizes, or of two processes alone.
-    fn of(sums: &[Sum]) -> Result<Option<Self>> {
+    fn of(sums: &[Sum]) -> Option<Self> {
         let pair = on_two(sums);
-        let [_, .., two] = pair[..] else { return Ok(None) };
-        let wider = sums.iter().filter(|sum| sum.params.size_mb == two.params.size_mb && sum.params.world_size > 2);
-        let Some(widest) = wider.max_by_key(|sum| sum.params.world_size) else { return Ok(None) };
-        Ok(Some(Self {
+        let [_, .., two] = pair[..] else { return None };
+        let wider = of_size(sums, two).filter(|sum| sum.params.world_size > 2);
+        let widest = wider.max_by_key(|sum| sum.params.world_size)?;
+        Some(Self {
             most: widest.params.world_size,
-            time: SameMachine::of(&widest.time, &two.time)?.ratio(),
-            busbw: SameMachine::of(&widest.busbw, &two.busbw)?.ratio(),
-        }))
+            time: ratio(&widest.time, &two.time)?,
+            busbw: said(&widest.busbw),
+            link: widest.of_link(),
+            kept: ratio(&widest.busbw, &two.busbw)?,
+        })
     }
 }
 
 impl Backends {
     fn of(fast: &[Sum], slow: &[Sum]) -> Option<Self> {
         let nccl = on_two(fast).pop()?;
-        let size_mb = nccl.params.size_mb;
-        let gloo = on_two(slow).into_iter().find(|sum| sum.params.size_mb == size_mb)?;
-        let ratio = SameMachine::of(&gloo.time, &nccl.time).ok().map(|times| times.ratio());
-        Some(Self { size_mb, nccl: nccl.time.clone(), gloo: gloo.time.clone(), ratio })
+        let gloo = of_size(slow, nccl).find(|sum| sum.params.world_size == 2)?;
+        Some(Self { nccl: said(&nccl.time), gloo: said(&gloo.time), ratio: ratio(&gloo.time, &nccl.time) })
     }
-}
-
-/// Rows are sizes, then process counts; the caption says what a case that could not be run lacked.
-fn table(set: &RecordSet, cases: &[SumCase], backend: Backend) -> Table {
-    let mut cases: Vec<&SumCase> = cases.iter().filter(|case| case.params.backend == backend).collect();
-    cases.sort_by_key(|case| (case.params.size_mb, case.params.world_size));
-    let of = |number: for<'s> fn(&'s Sum) -> &'s Quantity| {
-        move |(_, sum): &(&SumCase, Option<Sum>)| sum.as_ref().map(number).cloned()
-    };
-    let between = match backend {
-        Backend::Nccl => "NCCL between GPUs",
-        Backend::Gloo => "Gloo between CPU processes",
-    };
-    Table::of(cases.iter().map(|case| (*case, Sum::of(case))))
-        .right("MB", |(case, _)| grouped(case.params.size_mb as f64, 0))
-        .right("processes", |(case, _)| case.params.world_size.to_string())
-        .right("sums", |(_, sum)| sum.as_ref().map(|sum| (sum.params.rounds * sum.params.iterations).to_string()))
-        .number("median (ms)", Style::Ms, 3, |(case, sum)| match sum {
-            Some(sum) => Cell::from(&sum.time),
-            None => case.outcome.label().into(),
-        })
-        .number("p99 (ms)", Style::Ms, 3, of(|sum| &sum.p99))
-        .number("between ranks", Style::Percent, 1, of(|sum| &sum.spread))
-        .number("algbw (GB/s)", Style::Gb, 2, of(|sum| &sum.algbw))
-        .number("busbw (GB/s)", Style::Gb, 2, of(|sum| &sum.busbw))
-        .number("PyTorch (ms)", Style::Ms, 3, of(|sum| &sum.c10d))
-        .number("ours / PyTorch", Style::Fixed, 2, of(|sum| &sum.over_c10d))
-        .captioned(format!(
-            "All-reduce of float32 over {between}: medians of the timed sums, of which \"sums\" says how many each column \
-             has, taken in rounds of turns, each after untimed ones; \"between ranks\" is the difference between the \
-             slowest and the fastest rank's median, as a share of the median. {}.{}",
-            set.source(),
-            lacking(&cases)
-        ))
-}
-
-/// " Not measured: 6 processes at 1 MB (needs 6 GPUs, the machine has 4)."
-fn lacking(cases: &[&SumCase]) -> String {
-    let words = cases.iter().filter_map(|case| {
-        let why = match &case.outcome {
-            CaseOutcome::Measured(_) => return None,
-            CaseOutcome::NotRun { needs, has, .. } => {
-                format!("needs {}, the machine has {}", markdown(needs), markdown(has))
-            }
-            outcome => markdown(outcome.reason()),
-        };
-        let Params { world_size, size_mb, .. } = case.params;
-        Some(format!("{world_size} processes at {} MB ({why})", grouped(size_mb as f64, 0)))
-    });
-    let words: Vec<String> = words.collect();
-    if words.is_empty() { String::new() } else { format!(" Not measured: {}.", words.join("; ")) }
-}
-
-/// A line for each back end and number of processes.
-fn bandwidth(fast: &[Sum], slow: &[Sum]) -> Figure {
-    let mut series = Vec::new();
-    for (name, sums) in [("NCCL", fast), ("Gloo", slow)] {
-        for processes in [2, 4, 6] {
-            let line = sums.iter().filter(|sum| sum.params.world_size == processes);
-            let points = line.map(|sum| (sum.params.size_mb as f64, Some(sum.busbw.value() / GB)));
-            series.push(Series::over_numbers(format!("{name}, {processes} processes"), points));
-        }
-    }
-    series.retain(|series| !series.points.is_empty());
-    let plot = Plot::new(PlotKind::Line, "size (MB)", "busbw (GB/s)", series);
-    let alt = "Bus bandwidth of an all-reduce against the size of the tensor, a line for each back end and number of \
-               processes.";
-    Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot })
 }
 
 #[cfg(test)]

@@ -3,46 +3,68 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::bench::ddp_step::Row;
-use crate::bench::ddp_step::tables::{StepCase, StrategyNumbers, steps_answer};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameRun, Unit};
+use crate::bench::ddp_step::link::PooledLink;
+use crate::bench::ddp_step::numbers::StrategyNumbers;
+use crate::bench::ddp_step::rounds::{Paired, Rounds};
+use crate::bench::ddp_step::tables::{StepCase, steps_answer};
+use crate::bench::ddp_step::{Row, StrategyColumn};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameMachine, SameRun};
 
-/// What the sentences quote of the first measured case.
+/// What the sentences quote of the first steady case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,
     flat: StrategyNumbers,
     naive: StrategyNumbers,
-    /// How much shorter the flat step is, or longer, and the share of the naive one that it saves.
-    difference: Quantity,
+    /// The naive step less the flat one, and the same of their communication.
+    saved: Paired,
+    less_communication: Paired,
+    /// The step's share that is saved.
     share: Quantity,
-    /// What the calls that are saved cost by the fit.
+    /// What the flat step spends between the end of the backward pass and the call: the copy into one buffer.
+    copies: Quantity,
+    fewer_calls: u64,
+    /// What the calls that are saved cost by the fit, and that over what they do.
     by_calls: Quantity,
-    overhead: Quantity,
+    overstated: Quantity,
+    link: PooledLink,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (mut answer, quoted) = steps_answer(records, Quoted::of)?;
-    let Some(Quoted { flat, naive, .. }) = quoted else { return Ok(answer) };
-    let less = |id, flat, naive| Claim::less(id, ("one call", flat), ("a call each", naive));
-    answer.claim(less("flat-communicates-faster", &flat.communication, &naive.communication))?;
-    answer.claim(less("flat-step-is-faster", &flat.step, &naive.step))?;
-    answer.claim(Claim::below("the-flat-call-hides-no-communication", "hidden", &flat.hidden, 0.05))?;
+    let Some(Quoted { saved, overstated, .. }) = quoted else { return Ok(answer) };
+    answer.claim(
+        Claim::new("flat-is-faster", saved.is_positive())
+            .operand("saved at least", &saved.range.low)
+            .operand("at most", &saved.range.high),
+    )?;
+    answer.claim(Claim::above("the-fit-overstates", "predicted over measured saving", &overstated, 1.05))?;
     Ok(answer)
 }
 
 impl Quoted {
-    fn of(case: &StepCase, row: &Row) -> Option<Self> {
+    fn of(case: &StepCase, row: &Row, link: &PooledLink) -> Option<Self> {
         let [flat, naive] = ["flat", "naive"].map(|name| StrategyNumbers::of(case, row, name));
         let (flat, naive) = (flat?, naive?);
-        let saved = SameRun::of(&naive.step, &flat.step).ok()?.difference();
-        let seconds = |x| case.quantity(x, Unit::Seconds);
+        let less = |of: fn(&StrategyColumn) -> &crate::harness::samples::Samples| {
+            let [naive, flat] =
+                ["naive", "flat"].map(|name| Some(Rounds::of(of(row.strategies.get(name)?), case.params.rounds)));
+            Paired::difference(&case.id, &naive?, &flat?)
+        };
+        let saved = less(|column| &column.step.last_rank)?;
+        let less_communication = less(|column| &column.communication.mean)?;
+        let fewer_calls = naive.calls.saturating_sub(flat.calls);
+        let by_calls = link.of_calls(fewer_calls);
         Some(Self {
             dtype: case.params.dtype.name(),
-            difference: seconds(saved.value().abs()),
-            share: SameRun::of(&saved, &naive.step).ok()?.ratio(),
-            by_calls: seconds(naive.calls.saturating_sub(flat.calls) as f64 * row.link.overhead_s),
-            overhead: seconds(row.link.overhead_s),
+            share: SameRun::of(&saved.all, &naive.step).ok()?.ratio(),
+            copies: SameRun::of(&flat.tail, &flat.communication).ok()?.difference(),
+            overstated: SameMachine::of(&by_calls, &less_communication.all).ok()?.ratio(),
+            link: link.clone(),
+            saved,
+            less_communication,
+            fewer_calls,
+            by_calls,
             flat,
             naive,
         })

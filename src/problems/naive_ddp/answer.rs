@@ -1,8 +1,7 @@
-//! What the checks and the fault tests show: what is communicated, and how a run ends when a rank fails.
+//! What the checks and the fault tests show: how the strategy was verified, and how a run ends when a rank fails.
 
 use anyhow::Result;
 use serde::Serialize;
-use tch::Device;
 
 use super::CHECKS;
 use super::measure::{FaultTests, Params, Row};
@@ -11,9 +10,6 @@ use crate::checks::fault_test::RankFault;
 use crate::collective::Backend;
 use crate::harness::answer::format::markdown;
 use crate::harness::answer::{Answer, Audience, Case, Claim, RecordSet, Records, Style, Table, Unit};
-use crate::model::toy::{Blueprint, Toy};
-use crate::torch::Generator;
-use crate::torch::random::SEED;
 
 type FaultCase = Case<Params, Row>;
 
@@ -42,7 +38,6 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         broken: rows.iter().filter(|row| !row.next_run_works).count(),
     };
     let mut answer = Answer::new(&quoted)?;
-    answer.table("models", model_table()?)?;
     let Quoted { tested, runs, unnamed, left, broken, .. } = quoted;
     if tested {
         answer.claim(
@@ -53,60 +48,45 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
                 .count("next runs that failed", broken),
         )?;
         for (set, cases) in &sets {
-            answer.table(format!("faults-{}", set.profile()), fault_table(set, cases))?;
+            answer.table(format!("faults-{}", set.profile()), fault_table(set, cases)?)?;
         }
     }
     Ok(answer)
 }
 
-/// What each rank communicates in one step on the two models of the course's test; counted, not measured.
-fn model_table() -> Result<Table> {
-    let model =
-        |name, blueprint| Ok::<_, anyhow::Error>((name, Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?));
-    let models = [model("toy", Blueprint::toy())?, model("tied weights", Blueprint::tied())?];
-    let trained = |toy: &Toy| toy.named_parameters().iter().filter(|(_, tensor)| tensor.requires_grad()).count();
-    Ok(Table::of(models)
-        .text("model", |(name, _)| *name)
-        .number("parameters", Style::Grouped, 0, |(_, toy)| toy.named_parameters().len() as f64)
-        .number("trained values", Style::Grouped, 0, |(_, toy)| toy.num_trainable() as f64)
-        // Gradients are float32.
-        .number("gradient bytes", Style::Grouped, 0, |(_, toy)| 4.0 * toy.num_trainable() as f64)
-        .number("all-reduces a step", Style::Grouped, 0, |(_, toy)| trained(toy) as f64)
-        .into())
-}
-
 /// How each fault of rank 1 ended.
-fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Table {
+fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Result<Table> {
     let table = Table::of(cases)
         .text("rank 1", |case| does(case.params.fault))
-        .number("over after (s)", Style::Sec, 1, |case| case.cell(|row| case.quantity(row.seconds, Unit::Seconds)))
-        .text("what is said", |case| {
-            case.row().map_or_else(|| markdown(case.outcome.reason()), |row| said_first(&row.words))
-        });
-    let Some(first) = cases.first() else { return table.into() };
+        .number("ended after (s)", Style::Sec, 1, |case| case.cell(|row| case.quantity(row.seconds, Unit::Seconds)))
+        .text("error", |case| case.row().map_or_else(|| markdown(case.outcome.reason()), |row| said_first(&row.words)));
+    let Some(first) = cases.first() else { return Ok(table.into()) };
     let Params { patience_s, deadline_s, .. } = first.params;
     let over = match first.params.backend {
-        Backend::Nccl => "NCCL between two GPUs",
-        Backend::Gloo => "Gloo between two CPU processes",
+        Backend::Nccl => "two GPUs over NCCL",
+        Backend::Gloo => "two CPU processes over Gloo",
     };
-    table.captioned(format!(
-        "What comes of a rank that goes wrong, over {over}: seconds from the start of both ranks to the end of the last \
-         (a rank that does nothing is given {patience_s:.0} s, one that works on {deadline_s:.0} s from the start), and \
-         what the supervisor's error says first. {}.",
-        set.source()
-    ))
+    Ok(table.captioned(format!(
+        "How a run ends when rank 1 fails, {over}: the time until both processes have ended, and the start of the error. An \
+         idle rank is given {patience_s:.0} s, the whole run {deadline_s:.0} s. {}.",
+        set.machine()?
+    )))
 }
 
-/// The first thing that the supervisor says; after a deadline, also where the first rank was.
+/// The first thing that the supervisor says, without the task; after a deadline, also where the first rank was.
 fn said_first(message: &str) -> String {
-    let message = message.replace("task drill on 2 ranks: ", "");
+    let message = match message.split_once(": ") {
+        Some((task, words)) if task.starts_with("task ") => words,
+        _ => message,
+    };
     let mut lines = message.split('\n').map(|line| line.split(" (").next().unwrap_or(line));
     let first = lines.next().unwrap_or_default();
     let words = match first.contains("deadline") {
         true => format!("the deadline passed; {}", lines.next().unwrap_or_default()),
         false => first.to_string(),
     };
-    words.replace(" Float, sum", "").replace(" Float from rank 0", "")
+    let words = words.split("; its last words").next().unwrap_or(&words);
+    words.replace(" Float, sum", "").replace(" Float from rank 0", "").replace(", without a word", "")
 }
 
 /// What rank 1 does, in words.
@@ -155,7 +135,7 @@ mod tests {
         let records = MadeUp::cpu("naive_ddp").failed("faults", &params(RankFault::Stall));
         let none = answer(&records.records(), Audience::Ours).unwrap();
         assert_eq!((none.holds("drill-ends-and-names"), &none.quoted()["tested"]), (None, &false.into()));
-        assert_eq!(answer(&Records::default(), Audience::Ours).unwrap().tables().len(), 1);
+        assert!(answer(&Records::default(), Audience::Ours).unwrap().tables().is_empty());
         let records = MadeUp::cpu("naive_ddp")
             .measured("faults", &params(RankFault::Exit), &row("rank 1 exited", 0))
             .not_run("faults", &params(RankFault::Stall));
@@ -167,7 +147,9 @@ mod tests {
 
     #[test]
     fn of_a_message_its_first_line_is_quoted_and_after_a_deadline_the_second_too() {
-        assert_eq!(said_first("task drill on 2 ranks: rank 1 exited (status 7)\nmore"), "rank 1 exited");
+        assert_eq!(said_first("task fault_test on 2 ranks: rank 1 exited (status 7)\nmore"), "rank 1 exited");
+        let silent = "rank 1 exited; its last was barrier 1, without a word";
+        assert_eq!(said_first(silent), "rank 1 exited; its last was barrier 1");
         let late = "the deadline of 30 s passed (x)\nrank 0 waits in all-reduce 2 of 4 Float, sum (since 3 s)";
         assert_eq!(said_first(late), "the deadline passed; rank 0 waits in all-reduce 2 of 4");
     }

@@ -1,13 +1,15 @@
-//! What a step costs when each gradient is averaged by itself, and what its communication is made of.
+//! What a step costs when each gradient is averaged by itself, and what a model of the link says of its communication.
 
 use anyhow::Result;
 use serde::Serialize;
 
 use crate::bench::ddp_step::Row;
-use crate::bench::ddp_step::tables::{StepCase, StrategyNumbers, steps_answer};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameRun, Unit};
+use crate::bench::ddp_step::link::PooledLink;
+use crate::bench::ddp_step::numbers::StrategyNumbers;
+use crate::bench::ddp_step::tables::{StepCase, steps_answer};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameMachine, SameRun};
 
-/// What the sentences quote of the first measured case.
+/// What the sentences quote of the first steady case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,
@@ -15,35 +17,39 @@ struct Quoted {
     naive: StrategyNumbers,
     /// Communication over the step.
     share: Quantity,
-    /// The time of the bytes, and of the calls, by the fit.
+    link: PooledLink,
+    /// The time of the bytes, of the calls, and of both by the fit; and what that is over the measured communication.
     by_bytes: Quantity,
     by_calls: Quantity,
-    overhead: Quantity,
-    bandwidth: Quantity,
+    predicted: Quantity,
+    overstated: Quantity,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (mut answer, quoted) = steps_answer(records, Quoted::of)?;
-    let Some(Quoted { naive, by_calls, by_bytes, .. }) = quoted else { return Ok(answer) };
-    answer.claim(Claim::below("naive-ddp-hides-nothing", "hidden", &naive.hidden, 0.05))?;
-    answer.claim(Claim::greater("calls-outweigh-bytes", ("calls", &by_calls), ("bytes", &by_bytes)))?;
-    if let Some(pytorch) = &naive.pytorch {
-        answer.claim(Claim::less("pytorch-is-faster", ("PyTorch's DDP", pytorch), ("naive", &naive.step)))?;
+    let Some(Quoted { naive, overstated, .. }) = quoted else { return Ok(answer) };
+    answer.claim(Claim::above("the-fit-overstates", "predicted over measured", &overstated, 1.05))?;
+    if let Some(beyond) = &naive.pytorch_beyond {
+        let claim = Claim::new("pytorch-is-faster", beyond.range.high.value() < naive.beyond_single.range.low.value());
+        let claim = claim.operand("PyTorch's DDP above single, at most", &beyond.range.high);
+        answer.claim(claim.operand("naive, at least", &naive.beyond_single.range.low))?;
     }
     Ok(answer)
 }
 
 impl Quoted {
-    fn of(case: &StepCase, row: &Row) -> Option<Self> {
+    fn of(case: &StepCase, row: &Row, link: &PooledLink) -> Option<Self> {
         let naive = StrategyNumbers::of(case, row, "naive")?;
-        let seconds = |x| case.quantity(x, Unit::Seconds);
+        let (by_bytes, by_calls) = (link.of_bytes(naive.bytes.value()), link.of_calls(naive.calls));
+        let predicted = link.seconds(by_bytes.value() + by_calls.value());
         Some(Self {
             dtype: case.params.dtype.name(),
             share: SameRun::of(&naive.communication, &naive.step).ok()?.ratio(),
-            by_bytes: seconds(naive.bytes.value() / row.link.bytes_per_s),
-            by_calls: seconds(naive.calls as f64 * row.link.overhead_s),
-            overhead: seconds(row.link.overhead_s),
-            bandwidth: case.quantity(row.link.bytes_per_s, Unit::BytesPerSecond),
+            overstated: SameMachine::of(&predicted, &naive.communication).ok()?.ratio(),
+            link: link.clone(),
+            by_bytes,
+            by_calls,
+            predicted,
             naive,
         })
     }

@@ -7,15 +7,14 @@ use super::kernels::Class;
 use super::measure::{NsysProfile, Params, Row};
 use super::summary::{Kernel, Passes, RangeWork};
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{
-    Answer, Audience, Case, CaseOutcome, Cell, Claim, Column, Quantity, Records, Table, Unit,
-};
+use crate::harness::answer::{Answer, Audience, Case, CaseOutcome, Cell, Column, Quantity, Records, Table, Unit};
 use crate::harness::record::Profile;
 use crate::model::SizeName;
 
 mod attention;
 mod clock;
 mod forward;
+mod matmuls;
 mod training;
 
 use self::attention::AttentionTimes;
@@ -32,13 +31,12 @@ const PLAIN: &str = "plain";
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    source: String,
     /// Whether a case was measured, with a training step, and with products of attention known by their names.
     measured: bool,
     trained: bool,
     compared: bool,
-    cases: usize,
+    /// "20 of 20": the cases that did not run out of memory.
+    fit: String,
     #[serde(flatten)]
     numbers: Option<Numbers>,
 }
@@ -48,11 +46,6 @@ struct Quoted {
 struct Numbers {
     /// "xl at context 512".
     example: String,
-    context: String,
-    /// Kernels whose launch was not recorded.
-    unseen: u64,
-    /// "19 of 20": the cases of a GPU whose process had taken a profile before; empty where there is none.
-    before: String,
     #[serde(flatten)]
     clock: Clock,
     #[serde(flatten)]
@@ -74,35 +67,28 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let trained: Vec<Profiled> = profiles.iter().copied().filter(|profile| profile.step().is_some()).collect();
     let example = example(&trained).or_else(|| example(&profiles));
     let numbers = example.and_then(|example| Numbers::of(&profiles, example, &plain));
+    let lost = cells.iter().filter(|case| matches!(case.outcome, CaseOutcome::OutOfMemory { .. })).count();
     let quoted = Quoted {
-        gpu: main.is_gpu(),
-        source: main.source(),
         measured: numbers.is_some(),
         trained: numbers.as_ref().is_some_and(|numbers| numbers.training.is_some()),
         compared: numbers.as_ref().is_some_and(|numbers| numbers.attention.is_some()),
-        cases: cells.len(),
+        fit: n_of(cells.len() - lost, cells.len()),
         numbers,
     };
-    let mut answer = Answer::new(&quoted)?;
-    for set in records.sets() {
+    let mut answer = Answer::of(main, &quoted)?;
+    for (i, set) in records.sets().enumerate() {
         let cases = set.cases::<NsysProfile>()?;
-        answer.table(format!("times-{}", set.profile()), clock::table(set, &of_grid(&cases, GRID)))?;
+        answer.table(if i == 0 { "times" } else { "cpu-times" }, clock::table(set, &of_grid(&cases, GRID))?)?;
     }
     let (Some(numbers), Some(example)) = (&quoted.numbers, example) else { return Ok(answer) };
-    let lost = cells.iter().filter(|case| matches!(case.outcome, CaseOutcome::OutOfMemory { .. })).count();
-    answer.claim(Claim::new("all-cases-fit", lost == 0).operand_text("out of memory", n_of(lost, cells.len())))?;
-    let claims = numbers.clock.claims.iter().chain(&numbers.matmuls.claims).chain(&numbers.forward.claims);
-    claims.cloned().try_for_each(|claim| answer.claim(claim))?;
-    answer.table("top", forward::top_table(&cells))?;
-    answer.figure("classes", forward::figure(&profiles, example))?;
-    answer.table("kernels", forward::kernel_table(example))?;
-    if let Some(training) = &numbers.training {
-        training.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))?;
-        answer.table("training", training::table(&cells))?;
-    }
-    if let Some(attention) = &numbers.attention {
-        answer.claim(attention.claim.clone())?;
-        answer.table("attention", attention::table(&cells))?;
+    answer.claim(numbers.matmuls.claim.clone())?;
+    numbers.clock.claim.iter().cloned().try_for_each(|claim| answer.claim(claim))?;
+    answer.table("kernels", forward::kernel_table(main, example, &matmuls::computed(&example))?)?;
+    answer.figure("classes", forward::figure(main, &profiles, example)?)?;
+    answer.table("top", forward::top_table(main, &cells)?)?;
+    answer.table("shares", training::table(main, &cells)?)?;
+    if numbers.attention.is_some() {
+        answer.table("attention", attention::table(main, &cells)?)?;
     }
     Ok(answer)
 }
@@ -110,15 +96,11 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 impl Numbers {
     /// None where the example lists no kernel.
     fn of(profiles: &[Profiled], example: Profiled, plain: &[Profiled]) -> Option<Self> {
-        let before = profiles.iter().filter(|profile| profile.is_gpu() && profile.row.profiled_before).count();
         Some(Self {
             example: example.place(),
-            context: context(example.params()),
-            unseen: profiles.iter().map(|profile| profile.row.launches_unseen).sum(),
-            before: if before > 0 { n_of(before, profiles.len()) } else { String::new() },
             clock: Clock::of(profiles)?,
             matmuls: Matmuls::of(profiles),
-            forward: Forward::of(profiles, example)?,
+            forward: Forward::of(profiles, example, &matmuls::computed(&example))?,
             training: Training::of(profiles, example, plain),
             attention: AttentionTimes::of(profiles, example),
         })

@@ -19,7 +19,7 @@ pub fn state_is_that_of_what_is_owned() -> Result<Verdict> {
         // Shards of ZeRO-1 are padded to equal and aligned lengths.
         let padding = if scheme == ZERO1 { 1024 } else { 0 };
         ensure!((expected..=expected + padding).contains(&owned), "{scheme}: {owned} values are owned, of {expected}");
-        for (rank, RankMemory { owned_values, moments }) in ranks.iter().enumerate() {
+        for (rank, RankMemory { owned_values, moments, .. }) in ranks.iter().enumerate() {
             for moment in moments {
                 let is_before = moment.name == "after init" || moment.name == "before the first step";
                 let state = if is_before { 0 } else { 8 * owned_values };

@@ -33,6 +33,10 @@ const DEADLINE: Duration = Duration::from_secs(300);
 pub struct RankMemory {
     /// Parameters that the rank keeps optimizer state for.
     pub owned_values: u64,
+    /// Whether the first peak begins with this scheme. Older records lack it: on a GPU the peak after initialization is
+    /// there the highest since the last moment of the scheme before.
+    #[serde(default)]
+    pub peak_since_start: bool,
     pub moments: Vec<Moment>,
 }
 
@@ -128,5 +132,5 @@ fn under(name: &str, params: &Params, collective: &Shared) -> Result<RankMemory>
         note(&format!("after {step} step"), state)?;
         zero_grad(parameters)?;
     }
-    Ok(RankMemory { owned_values: trainer.owned_numel() as u64, moments })
+    Ok(RankMemory { owned_values: trainer.owned_numel() as u64, peak_since_start: true, moments })
 }

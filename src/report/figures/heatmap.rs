@@ -1,62 +1,84 @@
 //! Draws heat maps of ratios: a number in every field, and a colour for ratios above and below one.
 
-use std::fmt::Write as _;
-
-use super::plot::{PALETTE, RIGHT, WIDTH, file, text, width_of};
+use super::axis::label;
+use super::canvas::{Canvas, WIDTH, mix, width_of};
 use crate::harness::answer::figure::Heatmap;
 
+const RIGHT: f64 = 10.0;
 const ROW: f64 = 15.0;
 const TITLE: f64 = 17.0;
 const GAP: f64 = 6.0;
-/// At this ratio and beyond, colours are fully saturated.
-const FULL: f64 = 4.0;
 const NOTHING: &str = "#eeeeee";
+/// Blue where ours is faster and vermilion where it is slower, pale enough for black letters.
+const ENDS: [&str; 2] = ["#5ea6d1", "#e58e54"];
+const SCALE: &str = "times as fast";
+const STEP: f64 = 32.0;
 
 /// The finished SVG.
 pub fn svg(heatmap: &Heatmap) -> String {
-    let mut out = String::new();
-    let left = 26.0 + 1.2 * heatmap.y.iter().map(|name| width_of(name)).fold(0.0, f64::max);
+    let mut canvas = Canvas::default();
+    let left = 26.0 + heatmap.y.iter().map(|name| width_of(name)).fold(0.0, f64::max);
     let slot = (WIDTH - RIGHT - left) / heatmap.x.len() as f64;
-    legend(&mut out);
+    let full = full(heatmap);
+    draw_scale(&mut canvas, full, ratios(heatmap).any(|ratio| ratio < 1.0));
     let mut top = 12.0;
     for panel in &heatmap.panels {
-        text(&mut out, left, top + TITLE - 5.0, "start", &panel.name);
-        text(&mut out, 0.0, top + TITLE - 5.0, "start", &heatmap.y_label);
+        canvas.text(left, top + TITLE - 5.0, "start", &panel.name);
+        canvas.text(0.0, top + TITLE - 5.0, "start", &heatmap.y_label);
         top += TITLE;
         for (name, row) in heatmap.y.iter().zip(&panel.values) {
-            text(&mut out, left - 5.0, top + ROW / 2.0 + 2.8, "end", name);
+            canvas.text(left - 5.0, top + ROW / 2.0 + 2.8, "end", name);
             for (i, ratio) in row.iter().enumerate() {
-                field(&mut out, left + slot * i as f64, top, slot, *ratio);
+                let (fill, words) = ratio.map_or((NOTHING.into(), "–".into()), |r| (colour(r, full), written(r)));
+                let title = format!("{} = {name}, {}: {words}", heatmap.y_label, grouped(&heatmap.x[i]));
+                field(&mut canvas, [left + slot * i as f64, top, slot], &fill, &words, &title);
             }
             top += ROW;
         }
         top += GAP;
     }
     for (i, name) in heatmap.x.iter().enumerate() {
-        text(&mut out, left + slot * (i as f64 + 0.5), top + 6.0, "middle", name);
+        canvas.text(left + slot * (i as f64 + 0.5), top + 6.0, "middle", &grouped(name));
     }
-    text(&mut out, (left + WIDTH - RIGHT) / 2.0, top + 19.0, "middle", &heatmap.x_label);
-    file(top + 25.0, &out)
+    canvas.text((left + WIDTH - RIGHT) / 2.0, top + 19.0, "middle", &heatmap.x_label);
+    canvas.file(top + 25.0)
 }
 
-/// What the colours mean, at the right of the first line.
-fn legend(out: &mut String) {
-    let steps = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// The ratio of the strongest colour: the power of two that at most a fifth of the fields pass, up or down.
+fn full(heatmap: &Heatmap) -> f64 {
+    let mut factors: Vec<f64> = ratios(heatmap).map(|ratio| ratio.max(1.0 / ratio)).collect();
+    factors.sort_by(f64::total_cmp);
+    let most = factors.get(factors.len() * 4 / 5).copied().unwrap_or(2.0);
+    2f64.powf(most.log2().ceil().max(1.0))
+}
+
+fn ratios(heatmap: &Heatmap) -> impl Iterator<Item = f64> {
+    heatmap.panels.iter().flat_map(|panel| &panel.values).flatten().flatten().copied()
+}
+
+/// What the colours mean, with its title, at the right of the first line.
+fn draw_scale(canvas: &mut Canvas, full: f64, is_any_below: bool) {
+    let mut steps = vec![1.0 / full, 0.5, 1.0, 2.0, full];
+    steps.dedup();
+    steps.retain(|step| *step >= 1.0 || is_any_below);
+    let left = WIDTH - RIGHT - STEP * steps.len() as f64;
+    canvas.text(left - 6.0, ROW / 2.0 + 2.8, "end", SCALE);
     for (i, ratio) in steps.into_iter().enumerate() {
-        field(out, WIDTH - RIGHT - 28.0 * (steps.len() - i) as f64, 0.0, 28.0, Some(ratio));
+        let sign = if ratio == full {
+            "≥ "
+        } else if ratio == 1.0 / full {
+            "≤ "
+        } else {
+            ""
+        };
+        let words = format!("{sign}{}", label(ratio, &[ratio]));
+        field(canvas, [left + STEP * i as f64, 0.0, STEP], &colour(ratio, full), &words, "");
     }
 }
 
-fn field(out: &mut String, x: f64, y: f64, width: f64, ratio: Option<f64>) {
-    let (colour, words) = match ratio {
-        Some(ratio) => (colour(ratio), written(ratio)),
-        None => (NOTHING.to_string(), "–".to_string()),
-    };
-    let _ = write!(
-        out,
-        r##"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{ROW}" fill="{colour}" stroke="#ffffff" stroke-width=".8"/>"##
-    );
-    text(out, x + width / 2.0, y + ROW / 2.0 + 2.8, "middle", &words);
+fn field(canvas: &mut Canvas, [x, y, width]: [f64; 3], fill: &str, words: &str, title: &str) {
+    canvas.rect([x + 0.4, y + 0.4, width - 0.8, ROW - 0.8], fill, title);
+    canvas.text_on(fill, x + width / 2.0, y + ROW / 2.0 + 2.8, words);
 }
 
 /// Three digits, or two below one.
@@ -69,15 +91,15 @@ fn written(ratio: f64) -> String {
     format!("{ratio:.digits$}")
 }
 
-/// White at one, towards blue above it and towards vermilion below, by the logarithm; pale enough for black letters.
-fn colour(ratio: f64) -> String {
-    let share = (ratio.ln() / FULL.ln()).clamp(-1.0, 1.0);
-    let full = if share > 0.0 { PALETTE[0] } else { PALETTE[1] };
-    let channel = |at: usize| {
-        let full = f64::from(u8::from_str_radix(&full[at..at + 2], 16).unwrap_or(0));
-        (255.0 + (full - 255.0) * share.abs() * 0.6).round() as u8
-    };
-    format!("#{:02x}{:02x}{:02x}", channel(1), channel(3), channel(5))
+/// White at one, by the logarithm.
+fn colour(ratio: f64, full: f64) -> String {
+    let share = (ratio.ln() / full.ln()).clamp(-1.0, 1.0);
+    mix("#ffffff", ENDS[usize::from(share < 0.0)], share.abs())
+}
+
+/// "16,384" for "16384"; words stay.
+fn grouped(name: &str) -> String {
+    name.parse().map_or(name.into(), |number: f64| label(number, &[number]))
 }
 
 #[cfg(test)]
@@ -85,28 +107,46 @@ mod tests {
     use super::*;
     use crate::harness::answer::figure::Panel;
 
-    #[test]
-    fn every_field_has_a_rectangle_and_its_number_and_a_missing_one_a_dash() {
-        let drawn = svg(&Heatmap {
+    fn heatmap(values: Vec<Option<f64>>) -> Heatmap {
+        Heatmap {
             x_label: "length".into(),
             y_label: "d".into(),
-            x: vec!["128".into(), "256".into()],
+            x: (0..values.len()).map(|i| (128usize << i).to_string()).collect(),
             y: vec!["16".into()],
-            panels: vec![Panel { name: "forward".into(), values: vec![vec![Some(1.25), None]] }],
-        });
-        // The page, five steps of the legend and two fields.
-        assert_eq!(drawn.matches("<rect").count(), 1 + 5 + 2, "{drawn}");
-        for words in [">1.25</text>", ">–</text>", ">forward</text>", ">256</text>", ">length</text>"] {
-            assert!(drawn.contains(words), "{words}: {drawn}");
+            panels: vec![Panel { name: "forward".into(), values: vec![values] }],
         }
     }
 
     #[test]
-    fn colours_lie_on_their_side_of_white_and_end_at_the_full_factor() {
-        assert_eq!(colour(1.0), "#ffffff");
-        assert_eq!((colour(4.0), colour(40.0)), (colour(5.0), colour(4.0)));
-        assert_ne!(colour(2.0), colour(4.0));
-        let (faster, slower) = (colour(2.0), colour(0.5));
+    fn every_field_has_a_rectangle_and_its_number_and_a_missing_one_a_dash() {
+        let drawn = svg(&heatmap(vec![Some(1.25), None, None, None]));
+        // The scale from 1 to 2 and four fields.
+        assert_eq!(drawn.matches("<rect").count(), 2 + 4, "{drawn}");
+        for words in
+            [">1.25</text>", ">–</text>", ">forward</text>", ">1,024</text>", ">length</text>", ">times as fast<"]
+        {
+            assert!(drawn.contains(words), "{words}: {drawn}");
+        }
+        assert!(drawn.contains("<title>d = 16, 128: 1.25</title>"));
+    }
+
+    #[test]
+    fn the_scale_ends_where_nearly_all_fields_lie_inside() {
+        assert_eq!(full(&heatmap(vec![Some(1.1), None])), 2.0);
+        let mut ratios = vec![Some(5.0); 19];
+        assert_eq!(full(&heatmap(ratios.clone())), 8.0);
+        ratios.push(Some(40.0));
+        assert_eq!(full(&heatmap(ratios.clone())), 8.0, "one of twenty");
+        ratios.extend([Some(0.06); 8]);
+        assert_eq!(full(&heatmap(ratios)), 32.0, "slower ones count too");
+    }
+
+    #[test]
+    fn colours_lie_on_their_side_of_white() {
+        assert_eq!(colour(1.0, 4.0), "#ffffff");
+        assert_eq!(colour(4.0, 4.0), colour(40.0, 4.0));
+        assert_ne!(colour(2.0, 4.0), colour(4.0, 4.0));
+        let (faster, slower) = (colour(2.0, 4.0), colour(0.5, 4.0));
         assert!(faster[1..3] < faster[5..7] && slower[1..3] > slower[5..7], "{faster} {slower}");
         assert_eq!((written(0.5), written(12.34), written(123.4)), ("0.50".into(), "12.3".into(), "123".into()));
     }

@@ -2,7 +2,12 @@
 
 mod area;
 mod axis;
+mod bars;
+mod canvas;
+mod frame;
 mod heatmap;
+mod lines;
+mod palette;
 mod plot;
 mod timeline;
 
@@ -20,7 +25,11 @@ pub struct PlacedFigure {
 pub fn svg(drawing: &Drawing) -> String {
     match drawing {
         Drawing::Plot(plot) => plot::svg(plot),
-        Drawing::Timeline(timeline) => timeline::svg(timeline),
+        Drawing::SmallMultiples(multiples) => plot::multiples(multiples),
+        Drawing::Timelines(timelines) => timeline::svg(timelines),
         Drawing::Heatmap(heatmap) => heatmap::svg(heatmap),
     }
 }
+
+#[cfg(test)]
+mod tests;

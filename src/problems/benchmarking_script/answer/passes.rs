@@ -3,46 +3,51 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Part, SWEEP, StepCase, count, digits, mean, median, noise, of_grid, place, ratio};
+use super::{
+    BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, cell, count, is_stable, mean, of_grid, place, sizes, spread,
+    three_digits,
+};
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::{Answer, Claim, Quantity, Range, RecordSet, Style, Table, Unit};
+use crate::harness::answer::format::{distinct, listed};
+use crate::harness::answer::table::TableBuilder;
+use crate::harness::answer::{Quantity, Range, RecordSet, Table, Unit};
+use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 use crate::harness::stats;
+use crate::model::SizeName;
 
-/// Where a standard deviation stays below this share of its mean, the device sets the pace.
-const STEADY: f64 = 0.01;
+/// The context that sentences quote, where most sizes were measured at it.
+const QUOTED_CONTEXT: i64 = 512;
 
-/// The parts of a step by the host's clock, and between events.
-const PARTS: [(&str, Part, Part); 3] = [
-    ("forward", |row| row.forward.as_ref(), |row| row.forward_device.as_ref()),
-    ("backward", |row| row.backward.as_ref(), |row| row.backward_device.as_ref()),
-    ("optimizer", |row| row.optimizer.as_ref(), |row| row.optimizer_device.as_ref()),
+/// The parts of a step by the host's clock and between events.
+const CLOCKS: [(Part, Part); 3] = [
+    (FORWARD, |row| row.forward_device.as_ref()),
+    (BACKWARD, |row| row.backward_device.as_ref()),
+    (OPTIMIZER, |row| row.optimizer_device.as_ref()),
 ];
 
 #[derive(Serialize)]
 pub(super) struct Passes {
-    /// The shortest mean of a forward pass, of the steady cells if there are any, and the longest of all.
-    low: Quantity,
-    low_at: String,
-    high: Quantity,
-    high_at: String,
-    /// Backward over forward, medians of one case.
-    backward: Range,
-    /// Cells of several samples, the steady ones of them, and the largest deviation of both.
+    /// The sizes measured at the quoted context, and the times of each in ms, "11.2 to 15.7" where unstable: "a, b and c".
+    context: String,
+    sizes: String,
+    forward: String,
+    backward: String,
+    /// Backward over forward in stable cells, medians of one case.
+    ratio: Option<Range>,
+    /// Cells of several samples, the stable ones of them, and the largest standard deviation of these over its mean.
     cells: usize,
+    stable: usize,
+    deviation: Option<Quantity>,
+    /// "small at 128 and xl at 256", and the largest spread of one of them.
+    unstable: String,
     worst: Option<Quantity>,
-    steady: usize,
-    steady_worst: Option<Quantity>,
-    /// "small at 128".
-    unsteady: Vec<String>,
-    /// Of the unsteady cells: "small takes as long at 128 as at 256".
-    waiting: Vec<String>,
+    /// Of a GPU's unstable cells: "small takes as long at 128 as at 256".
+    waiting: String,
     /// The largest difference between a median by events and by the host's clock.
     gap: Option<Quantity>,
     gap_at: String,
-    /// Of the figure.
-    context: i64,
 }
 
 /// A measured cell of the sweep.
@@ -63,12 +68,20 @@ impl<'a> Timed<'a> {
         of_grid(cases, SWEEP).into_iter().filter_map(Self::of).collect()
     }
 
-    fn mean(&self) -> Quantity {
-        self.case.statistic(self.forward, stats::mean)
+    fn params(&self) -> &'a Params {
+        &self.case.params
     }
 
-    fn place(&self) -> String {
-        place(&self.case.params)
+    fn size(&self) -> &'static str {
+        self.params().size.size().name
+    }
+
+    fn is_stable(&self) -> bool {
+        is_stable(self.forward) && is_stable(self.backward)
+    }
+
+    fn spread(&self) -> Quantity {
+        self.case.quantity(spread(self.forward).max(spread(self.backward)), Unit::One)
     }
 
     fn backward_over_forward(&self) -> Quantity {
@@ -77,21 +90,18 @@ impl<'a> Timed<'a> {
     }
 
     /// The larger standard deviation of forward and backward over its mean; none of one sample.
-    fn variation(&self) -> Option<Quantity> {
+    fn deviation(&self) -> Option<Quantity> {
         let of = |samples: &Samples| stats::coefficient_of_variation(&samples.samples);
         let larger = of(self.forward).max(of(self.backward));
         larger.is_finite().then(|| self.case.quantity(larger, Unit::One))
     }
 
-    fn is_steady(&self) -> bool {
-        self.variation().is_some_and(|variation| variation.value() < STEADY)
-    }
-
-    /// How far events and the host's clock differ, for each part that both have timed.
+    /// How far events and the host's clock differ, for each stable part that both have timed.
     fn between_clocks(&self) -> impl Iterator<Item = (Quantity, String)> {
-        PARTS.iter().filter_map(|(_, host, events)| {
-            let [host, events] = [host(self.row)?, events(self.row)?].map(|samples| stats::median(&samples.samples));
-            Some((self.case.quantity((1.0 - events / host).abs(), Unit::One), self.place()))
+        CLOCKS.iter().filter_map(|(host, events)| {
+            let (host, events) = (host(self.row).filter(|host| is_stable(host))?, events(self.row)?);
+            let [host, events] = [host, events].map(|samples| stats::median(&samples.samples));
+            Some((self.case.quantity((1.0 - events / host).abs(), Unit::One), place(self.params())))
         })
     }
 }
@@ -100,110 +110,109 @@ impl Passes {
     /// None where no case was measured.
     pub(super) fn of(cases: &[StepCase]) -> Option<Self> {
         let cells = Timed::all(cases);
-        let (steady, unsteady): (Vec<&Timed>, Vec<&Timed>) =
-            cells.iter().filter(|cell| cell.variation().is_some()).partition(|cell| cell.is_steady());
-        let paced = cells.iter().filter(|cell| steady.is_empty() || cell.is_steady());
-        let by_mean = |a: &&Timed, b: &&Timed| a.mean().value().total_cmp(&b.mean().value());
-        let (low, high) = (paced.min_by(by_mean)?, cells.iter().max_by(by_mean)?);
+        let (stable, unstable): (Vec<&Timed>, Vec<&Timed>) =
+            cells.iter().filter(|cell| cell.deviation().is_some()).partition(|cell| cell.is_stable());
         let gaps = cells.iter().flat_map(Timed::between_clocks);
         let gap = gaps.reduce(|a, b| if b.0.value() > a.0.value() { b } else { a });
         // Of the contexts that most sizes were measured at, the longest.
-        let contexts = || cells.iter().map(|cell| cell.case.params.context_length);
-        let context = contexts().max_by_key(|at| (contexts().filter(|other| other == at).count(), *at))?;
-        let name = |p: &Params| format!("{} at {}", p.size.size().name, count(p.context_length));
+        let contexts = || cells.iter().map(|cell| cell.params().context_length);
+        let measured_at = |at: &i64| contexts().filter(|other| other == at).count();
+        let context = contexts().max_by_key(|at| (measured_at(at), *at == QUOTED_CONTEXT, *at))?;
+        let shown = || cells.iter().filter(|cell| cell.params().context_length == context);
+        let name = |cell: &&Timed| format!("{} at {}", cell.size(), count(cell.params().context_length));
         Some(Self {
-            low: low.mean(),
-            low_at: low.place(),
-            high: high.mean(),
-            high_at: high.place(),
-            backward: Range::of(cells.iter().map(Timed::backward_over_forward))?,
-            cells: steady.len() + unsteady.len(),
-            worst: Quantity::largest(cells.iter().filter_map(Timed::variation)),
-            steady: steady.len(),
-            steady_worst: Quantity::largest(steady.iter().filter_map(|cell| cell.variation())),
-            unsteady: unsteady.iter().map(|cell| name(&cell.case.params)).collect(),
-            waiting: unsteady.iter().filter_map(|cell| as_long_at_twice(cell, &cells)).collect(),
+            context: count(context),
+            sizes: listed_of(shown().map(|cell| cell.size().into())),
+            forward: listed_of(shown().map(|cell| mean_or_ends(cell.forward))),
+            backward: listed_of(shown().map(|cell| mean_or_ends(cell.backward))),
+            ratio: Range::of(stable.iter().map(|cell| cell.backward_over_forward())),
+            cells: stable.len() + unstable.len(),
+            stable: stable.len(),
+            deviation: Quantity::largest(stable.iter().filter_map(|cell| cell.deviation())),
+            unstable: listed_of(unstable.iter().map(name)),
+            worst: Quantity::largest(unstable.iter().map(|cell| cell.spread())),
+            waiting: listed_of(unstable.iter().filter_map(|cell| as_long_at_twice(cell, &cells))),
             gap_at: gap.as_ref().map(|(_, at)| at.clone()).unwrap_or_default(),
             gap: gap.map(|(gap, _)| gap),
-            context,
         })
     }
-
-    /// Adds the claims and the figure.
-    pub(super) fn conclude(&self, answer: &mut Answer, cases: &[StepCase], gpu: bool) -> Result<()> {
-        let Range { low, high } = &self.backward;
-        answer.claim(
-            Claim::new("backward-is-about-twice", low.value() > 1.6 && high.value() < 2.4)
-                .operand("smallest ratio of medians", low)
-                .operand("largest", high)
-                .operand_text("wanted", "above 1.6 and below 2.4"),
-        )?;
-        let name = "cells with a standard deviation below 1% of the mean";
-        answer.claim(Claim::all("spread-is-small", name, self.steady, self.cells))?;
-        answer.claim(
-            Claim::new("some-cells-wait-for-the-host", gpu && !self.waiting.is_empty())
-                .count("other cells", self.unsteady.len())
-                .count("of them above 0.9 of the time at twice the context", self.waiting.len()),
-        )?;
-        if let Some(gap) = &self.gap {
-            answer.claim(Claim::below("events-agree-with-the-host", "largest difference of a median", gap, 0.05))?;
-        }
-        answer.figure("passes", figure(&Timed::all(cases), self.context))
-    }
 }
 
-/// Where the same size takes as long at twice the context, the host sets the pace.
+fn listed_of(words: impl Iterator<Item = String>) -> String {
+    listed(&words.collect::<Vec<_>>())
+}
+
+fn mean_or_ends(samples: &Samples) -> String {
+    let [low, high] = [stats::min, stats::max].map(|end| three_digits(end(&samples.samples)));
+    if is_stable(samples) { three_digits(stats::mean(&samples.samples)) } else { format!("{low} to {high}") }
+}
+
+/// Where some step at twice the context is as fast as one at this context, kernels do not set the pace.
 fn as_long_at_twice(cell: &Timed, cells: &[Timed]) -> Option<String> {
-    let (size, context) = (cell.case.params.size, cell.case.params.context_length);
-    let doubled = context.saturating_mul(2);
-    let double = cells.iter().find(|c| c.case.params.size == size && c.case.params.context_length == doubled)?;
-    let [one, two] = [cell, double].map(|cell| cell.case.median(cell.forward));
-    let same = ratio(&one, &two)?.value() > 0.9;
-    same.then(|| format!("{} takes as long at {} as at {}", size.size().name, count(context), count(doubled)))
+    let doubled = cell.params().context_length.saturating_mul(2);
+    let is_double =
+        |other: &&Timed| (other.params().size, other.params().context_length) == (cell.params().size, doubled);
+    let of_a_gpu = |double: &&Timed| double.case.id.profile == Profile::Gpu && double.case.id.run == cell.case.id.run;
+    let double = cells.iter().find(is_double).filter(of_a_gpu)?;
+    let overlap = stats::min(&double.forward.samples) <= stats::max(&cell.forward.samples);
+    let context = count(cell.params().context_length);
+    overlap.then(|| format!("{} takes as long at {context} as at {}", cell.size(), count(doubled)))
 }
 
-fn figure(cells: &[Timed], context: i64) -> Figure {
-    let shown: Vec<&Timed> = cells.iter().filter(|cell| cell.case.params.context_length == context).collect();
-    let series = PARTS.map(|(name, host, _)| {
-        let points = shown.iter().map(|cell| {
-            let time = host(cell.row).map(|samples| 1e3 * stats::median(&samples.samples));
-            (cell.case.params.size.size().name, time)
-        });
-        Series::over_categories(name, points)
+pub(super) fn figure(cases: &[StepCase], set: &RecordSet) -> Result<Figure> {
+    let cells = Timed::all(cases);
+    let series = distinct(cells.iter().map(|cell| cell.size())).into_iter().map(|size| {
+        let points = cells
+            .iter()
+            .filter(|cell| cell.size() == size)
+            .map(|cell| (cell.params().context_length as f64, Some(1e3 * stats::mean(&cell.forward.samples))));
+        Series::over_numbers(size, points)
     });
-    let plot = Plot::new(PlotKind::Bar, "size", "time (ms)", series.to_vec());
-    let alt = "Marks on a logarithmic axis for the median time of the forward pass, the backward pass and the optimizer \
-               step, one group for each model size.";
-    Figure::plot(alt, Plot { log_y: true, ..plot })
+    let plot = Plot::new(PlotKind::Line, "context length", "forward pass (ms)", series.collect());
+    let alt = "Lines on logarithmic axes: mean time of the forward pass over context length, by model size.";
+    let caption = format!("Mean time of the forward pass, float32. {}.", set.machine()?);
+    Ok(Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot }).captioned(caption))
 }
 
-/// Every case of the sweep; none where there is no case.
-pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
+/// The passes of every case of the sweep, and its optimizer steps; none where there is no case.
+pub(super) fn tables(set: &RecordSet, cases: &[StepCase]) -> Result<Vec<(&'static str, Table)>> {
     let sweep = of_grid(cases, SWEEP);
-    let p = &sweep.first()?.params;
-    let digits = digits(set);
-    let mut table = Table::of(sweep.iter().copied())
-        .text("size", |case| case.params.size.size().name)
-        .right("context", |case| count(case.params.context_length));
-    for (name, host, _) in PARTS {
-        table = table.right(format!("{name}: mean ± std"), |case| mean(case, host, digits)).number(
-            "median",
-            Style::Ms,
-            digits,
-            |case| median(case, host),
-        );
-    }
-    Some(table.captioned(format!(
-        "The parts of a training step by the host's clock, over {} steps after {} warm-up steps; {} with TF32 off, batch {}, \
-         vocabulary {}, {} attention, {} AdamW. All times in ms.{} {}.",
+    let Some(p) = sweep.first().map(|case| &case.params) else { return Ok(Vec::new()) };
+    let setting = format!(
+        "over {} steps after {} warm-up steps; {} without TF32, batch {}, {} attention, {}. †: slowest step over 1.05 times \
+         the fastest.",
         p.steps,
         p.warmup,
         p.dtype.name(),
         p.batch_size,
-        count(p.vocab_size),
         p.attention.name(),
-        if set.is_gpu() { "fused" } else { "unfused" },
-        noise(set),
-        set.source()
-    )))
+        set.machine()?
+    );
+    let fused = if set.is_gpu() { "fused" } else { "unfused" };
+    let passes = times(&sweep, &[("forward", FORWARD), ("backward", BACKWARD)]);
+    let optimizer = times(&sweep, &[("AdamW", OPTIMIZER)]);
+    Ok(vec![
+        ("passes", passes.captioned(format!("Mean ± standard deviation {setting}"))),
+        ("optimizer", optimizer.captioned(format!("A step of {fused} AdamW: mean ± standard deviation {setting}"))),
+    ])
+}
+
+/// A line for each part and size, and a column for each context.
+fn times(sweep: &[&StepCase], parts: &[(&'static str, Part)]) -> Table {
+    let lines = parts.iter().flat_map(|(name, part)| sizes(sweep).into_iter().map(move |size| (*name, *part, size)));
+    let table = Table::of(lines);
+    let table = if parts.len() > 1 { table.text("pass", |(name, ..)| *name) } else { table };
+    let mut contexts = distinct(sweep.iter().map(|case| case.params.context_length));
+    contexts.sort_unstable();
+    let add = |table: TableBuilder<(&'static str, Part, SizeName)>, context: i64| {
+        table.right(format!("context {} (ms)", count(context)), |(_, part, size)| {
+            let at = |case: &&&StepCase| (case.params.size, case.params.context_length) == (*size, context);
+            sweep.iter().find(at).map(|case| cell(case, *part, marked))
+        })
+    };
+    contexts.into_iter().fold(table.text("size", |(.., size)| size.size().name), add).into()
+}
+
+fn marked(samples: &Samples) -> String {
+    if is_stable(samples) { mean(samples) } else { format!("{} †", mean(samples)) }
 }

@@ -1,172 +1,199 @@
-//! Part (c): the same measurement after none, one, two and the sweep's warm-up steps.
+//! Part (c): the same measurement after no, one, two and the sweep's warm-up steps, for each size that was studied.
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{Part, SWEEP, StepCase, TOTAL, cell, digits, mean, median, noise, of_grid, ratio, sizes};
-use crate::bench::training_step::{Params, Row};
-use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Case, Claim, Quantity, RecordSet, SameRun, Style, Table, Unit};
+use super::{
+    BACKWARD, FORWARD, OPTIMIZER, Part, STABLE, SWEEP, StepCase, TOTAL, cell, mean, mixed, of_grid, ratio, sizes,
+    three_digits,
+};
+use crate::harness::answer::format::{listed, print};
+use crate::harness::answer::table::TableBuilder;
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, RecordSet, SameMachine, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
+use crate::model::SizeName;
 
 const GRID: &str = "warmup";
-const FORWARD: Part = |row| row.forward.as_ref();
+/// The numbers of warm-up steps that cases of the study have; the sweep has the handout's.
+const STUDIED: [usize; 3] = [0, 1, 2];
 
 #[derive(Serialize)]
 pub(super) struct WarmUp {
-    size: &'static str,
-    /// Whole steps without warm-up: the first with its parts ("forward 364.0"), over the median, and the second.
-    first: Quantity,
-    parts: Vec<String>,
-    start: Quantity,
-    second: Quantity,
-    #[serde(skip)]
-    slowest: Quantity,
-    /// The forward pass without warm-up and with the sweep's.
-    cold_mean: Quantity,
-    cold_std: Quantity,
-    warm_mean: Quantity,
-    warm_std: Quantity,
-    /// Medians in ms after one warm-up step and two, and after the sweep's, with their number.
-    medians: Vec<String>,
-    warm: Quantity,
-    warmup: usize,
-    /// How far the first counted step is from its run's median after one, two and the sweep's, at most.
+    /// The sizes with every case, and for each how many times its median the first step takes without warm-up: "7.8".
+    studied_sizes: String,
+    starts: String,
+    /// Of runs without warm-up, the forward pass.
+    mean_over_median: Range,
+    /// How far the first timed step is from the median of its run after one, two and the sweep's warm-up steps, at most.
     apart: Quantity,
-    /// Runs of the study, and those of them in whose process other cases had run before: "small with 1".
-    #[serde(skip)]
-    runs: usize,
-    shared: Vec<String>,
+    /// How far the medians after one and two steps are from those after the sweep's, at most; none of other machines.
+    from_warm: Option<Quantity>,
+    /// Readings of the SM clock during the study; none without a sensor.
+    clock: Option<Range>,
 }
 
-/// Two or more measured steps of one case.
-struct Steps<'a> {
-    case: &'a StepCase,
-    row: &'a Row,
-    forward: &'a Samples,
+/// The cases of one size: without warm-up, after one and two steps, and after the sweep's.
+struct Study<'a> {
+    size: SizeName,
+    after: [Option<&'a StepCase>; STUDIED.len()],
+    warm: Option<&'a StepCase>,
 }
 
-impl<'a> Steps<'a> {
-    fn of(case: &'a StepCase) -> Option<Self> {
-        let row = case.row()?;
-        let forward = row.forward.as_ref().filter(|samples| samples.samples.len() > 1)?;
-        Some(Self { case, row, forward })
+impl<'a> Study<'a> {
+    fn all(cases: &'a [StepCase]) -> Vec<Self> {
+        let studied = of_grid(cases, GRID);
+        let swept = of_grid(cases, SWEEP);
+        let of_size = |size| {
+            let of = |case: &&&StepCase| case.params.size == size;
+            let context = studied.iter().find(of).map(|case| case.params.context_length);
+            let same = move |case: &&&StepCase| of(case) && Some(case.params.context_length) == context;
+            Self {
+                size,
+                after: STUDIED.map(|n| studied.iter().filter(same).find(|case| case.params.warmup == n).copied()),
+                warm: swept.iter().find(same).copied(),
+            }
+        };
+        sizes(&studied).into_iter().map(of_size).collect()
     }
 
-    fn forward(&self, statistic: fn(&[f64]) -> f64) -> Quantity {
-        self.case.statistic(self.forward, statistic)
+    fn cases(&self) -> impl Iterator<Item = &'a StepCase> {
+        self.after.into_iter().chain([self.warm]).flatten()
     }
 
-    fn median(&self) -> Quantity {
-        self.case.median(&self.row.total)
+    /// Whether every case was measured with its parts, is stable after its first step and, but for the sweep's, had a
+    /// process of its own.
+    fn is_whole(&self) -> bool {
+        let fine = |case: &StepCase| {
+            let row = case.row().filter(|row| row.first_in_process || case.grid == SWEEP);
+            row.is_some_and(|row| row.forward.is_some() && settles(&row.total))
+        };
+        self.cases().count() > STUDIED.len() && self.cases().all(fine)
     }
 
-    fn total(&self, at: usize) -> Option<Quantity> {
-        sample(self.case, &self.row.total, at)
+    fn cold(&self) -> Option<&'a StepCase> {
+        self.after[0]
     }
 
-    /// The first step over the median.
-    fn start(&self) -> Option<Quantity> {
-        Some(SameRun::of(&self.total(0)?, &self.median()).ok()?.ratio())
-    }
-
-    /// How far the two are apart.
-    fn apart(&self) -> Option<Quantity> {
-        Some(self.case.quantity((self.start()?.value() - 1.0).abs(), Unit::One))
+    fn name(&self) -> &'static str {
+        self.size.size().name
     }
 }
 
-fn sample(case: &StepCase, samples: &Samples, at: usize) -> Option<Quantity> {
-    Some(case.quantity(*samples.samples.get(at)?, Unit::Seconds))
+/// Whether the steps after the first are stable.
+fn settles(samples: &Samples) -> bool {
+    samples.samples.split_first().is_some_and(|(_, later)| stats::max(later) <= STABLE * stats::min(later))
 }
 
-fn ms(time: &Quantity) -> String {
-    print(time.value(), Style::Ms, 1)
+fn statistic(case: Option<&StepCase>, of: impl Fn(&[f64]) -> f64, part: Part) -> Option<Quantity> {
+    let (case, row) = case?.measured()?;
+    Some(case.statistic(part(row)?, of))
+}
+
+/// The first timed step over the median of its run; none where the later steps are unstable.
+fn start(case: Option<&StepCase>) -> Option<Quantity> {
+    let first = statistic(case, |samples| samples[0], TOTAL)?;
+    let settled = settles(&case?.row()?.total);
+    ratio(&first, &median_step(case).filter(|_| settled)?)
+}
+
+fn median_step(case: Option<&StepCase>) -> Option<Quantity> {
+    statistic(case, stats::median, TOTAL)
+}
+
+/// How far a ratio is from one.
+fn distance(ratio: &Quantity) -> Quantity {
+    Quantity::new((ratio.value() - 1.0).abs(), Unit::One, ratio.sources().to_vec())
 }
 
 impl WarmUp {
-    /// None where a case of the first size is missing, or has one step alone.
+    /// None where no size has every case, with more than one step.
     pub(super) fn of(cases: &[StepCase]) -> Option<Self> {
-        let studied = of_grid(cases, GRID);
-        let p = &studied.first()?.params;
-        let find = |grid: &str, wanted: &dyn Fn(&Params) -> bool| {
-            let same = |q: &Params| (q.size, q.context_length) == (p.size, p.context_length) && wanted(q);
-            Steps::of(cases.iter().find(|case| case.grid == grid && same(&case.params))?)
-        };
-        let after = |warmup| find(GRID, &|q| q.warmup == warmup);
-        let (cold, one, two, warm) = (after(0)?, after(1)?, after(2)?, find(SWEEP, &|_| true)?);
-        let named = [("forward", &cold.row.forward), ("backward", &cold.row.backward), ("AdamW", &cold.row.optimizer)];
-        let parts = named
-            .iter()
-            .filter_map(|(name, samples)| Some(format!("{name} {}", ms(&sample(cold.case, samples.as_ref()?, 0)?))));
-        let measured: Vec<_> = studied.iter().filter_map(|case| Case::measured(case)).collect();
-        let shared = measured.iter().filter(|(_, row)| !row.first_in_process).map(|(case, _)| &case.params);
+        let studies: Vec<Study> = Study::all(cases).into_iter().filter(Study::is_whole).collect();
+        let starts: Vec<Quantity> = studies.iter().filter_map(|study| start(study.cold())).collect();
+        let forward = |study: &Study, of: fn(&[f64]) -> f64| statistic(study.cold(), of, FORWARD);
+        let mean_over_median =
+            studies.iter().filter_map(|study| ratio(&forward(study, stats::mean)?, &forward(study, stats::median)?));
+        let warmed = || studies.iter().flat_map(|study| study.cases().skip(1));
+        let pairs = studies.iter().flat_map(|study| study.after[1..].iter().map(|case| (*case, study.warm)));
+        let from_warm = pairs.map(|(case, warm)| {
+            let (median, warm) = (median_step(case)?, median_step(warm)?);
+            Some(distance(&SameMachine::of(&median, &warm).ok()?.ratio()))
+        });
+        let clocks = of_grid(cases, GRID).into_iter().flat_map(clock_ends);
         Some(Self {
-            size: p.size.size().name,
-            first: cold.total(0)?,
-            parts: parts.collect(),
-            start: cold.start()?,
-            second: cold.total(1)?,
-            slowest: cold.case.statistic(&cold.row.total, stats::max),
-            cold_mean: cold.forward(stats::mean),
-            cold_std: cold.forward(stats::std),
-            warm_mean: warm.forward(stats::mean),
-            warm_std: warm.forward(stats::std),
-            medians: [&one, &two].map(|steps| ms(&steps.median())).to_vec(),
-            warm: warm.median(),
-            warmup: warm.case.params.warmup,
-            apart: Quantity::largest([one.apart()?, two.apart()?, warm.apart()?])?,
-            runs: measured.len(),
-            shared: shared.map(|p| format!("{} with {}", p.size.size().name, p.warmup)).collect(),
+            studied_sizes: listed(&studies.iter().map(Study::name).collect::<Vec<_>>()),
+            starts: listed(&starts.iter().map(|start| print(start.value(), Style::Fixed, 1)).collect::<Vec<_>>()),
+            mean_over_median: Range::of(mean_over_median)?,
+            apart: Quantity::largest(warmed().filter_map(|case| Some(distance(&start(Some(case))?))))?,
+            from_warm: from_warm.collect::<Option<Vec<_>>>().and_then(Quantity::largest),
+            clock: Range::of(clocks),
         })
     }
 
-    /// Adds the claims.
+    /// Adds the claim.
     pub(super) fn conclude(&self, answer: &mut Answer) -> Result<()> {
-        let Self { first, slowest, cold_mean, cold_std, warm_mean, warm_std, .. } = self;
-        let above = |cold, warm, least| ratio(cold, warm).is_some_and(|ratio| ratio.value() > least);
-        answer.claim(
-            Claim::new("cold-mean-is-higher", above(cold_mean, warm_mean, 1.05) && above(cold_std, warm_std, 1.0))
-                .operand("mean without warm-up", cold_mean)
-                .operand("with", warm_mean)
-                .operand("deviation without", cold_std)
-                .operand("with", warm_std)
-                .operand_text("wanted", "a mean above 1.05 times"),
-        )?;
-        let name = "largest distance of a first counted step from its run's median";
-        answer.claim(Claim::below("warm-after-one-step", name, &self.apart, 0.02))?;
-        answer.claim(
-            Claim::new("first-step-is-slowest", first.value() >= slowest.value())
-                .operand("first step without warm-up", first)
-                .operand("slowest", slowest),
-        )?;
-        let own = self.runs.saturating_sub(self.shared.len());
-        answer.claim(Claim::all("every-start-is-cold", "runs in a process of their own", own, self.runs))
+        let name = "largest distance of a first timed step from its run's median";
+        answer.claim(Claim::below("warm-after-one-step", name, &self.apart, 0.02))
     }
 }
 
-/// The studied sizes after each number of warm-up steps, the sweep's last; none where there is no case.
-pub(super) fn table(set: &RecordSet, cases: &[StepCase]) -> Option<Table> {
+/// The lowest and the highest reading of the SM clock during a case.
+fn clock_ends(case: &StepCase) -> Vec<Quantity> {
+    let during = case.conditions.iter().filter_map(|conditions| conditions.during.as_ref());
+    during
+        .flat_map(|during| [during.sm_clock_hz.min, during.sm_clock_hz.max])
+        .map(|hz| case.quantity(hz, Unit::Hertz))
+        .collect()
+}
+
+/// The forward pass after each number of warm-up steps, and the first step of a cold start by its parts; none where there
+/// is no case.
+pub(super) fn tables(set: &RecordSet, cases: &[StepCase]) -> Result<Vec<(&'static str, Table)>> {
     let studied = of_grid(cases, GRID);
-    let p = &studied.first()?.params;
-    let digits = digits(set);
-    let swept = of_grid(cases, SWEEP).into_iter().filter(|case| case.params.context_length == p.context_length);
-    let all: Vec<&StepCase> = studied.iter().copied().chain(swept).collect();
-    let of_size = |size| all.iter().copied().filter(move |case| case.params.size == size);
-    let table = Table::of(sizes(&studied).into_iter().flat_map(of_size))
-        .text("size", |case| case.params.size.size().name)
-        .right("warm-up steps", |case| case.params.warmup.to_string())
-        .right("forward: mean ± std", |case| mean(case, FORWARD, digits))
-        .number("median", Style::Ms, digits, |case| median(case, FORWARD))
-        .number("first whole step", Style::Ms, 1, |case| cell(case, TOTAL, |case, samples| sample(case, samples, 0)))
-        .number("whole step, median", Style::Ms, 1, |case| median(case, TOTAL));
-    Some(table.captioned(format!(
-        "The same measurement after different numbers of warm-up steps, context {}, batch {}; \"first whole step\" is the \
-         first one that is counted. All times in ms.{} {}.",
-        p.context_length,
-        p.batch_size,
-        noise(set),
-        set.source()
-    )))
+    let Some(p) = studied.first().map(|case| &case.params) else { return Ok(Vec::new()) };
+    let place = format!("Context {}, batch {}, {}; {}", p.context_length, p.batch_size, p.dtype.name(), set.machine()?);
+    let studies = Study::all(cases);
+    let forward = format!(
+        "Forward pass by number of warm-up steps, mean ± standard deviation of {} steps; then the first timed step over the \
+         median step, forward to AdamW. {place}.{}",
+        p.steps,
+        mixed(studies.iter().flat_map(Study::cases))
+    );
+    let cold = format!(
+        "The first step without warm-up by its parts, the second step, and the median step. {place}.{}",
+        mixed(studies.iter().filter_map(Study::cold))
+    );
+    Ok(vec![("warm-up", forward_table(cases).captioned(forward)), ("cold", cold_table(studies).captioned(cold))])
+}
+
+fn forward_table<'a>(cases: &'a [StepCase]) -> Table {
+    let steps = |n: usize| if n == 1 { "1 step (ms)".into() } else { format!("{n} steps (ms)") };
+    let warmup = of_grid(cases, SWEEP).first().map_or(0, |case| case.params.warmup);
+    let with_forward = |table: TableBuilder<Study<'a>>, at: usize| {
+        table.right(steps(STUDIED[at]), move |study| study.after[at].map(|case| cell(case, FORWARD, mean)))
+    };
+    let with_start = |table: TableBuilder<Study<'a>>, at: usize| {
+        let head = format!("first / median after {}", STUDIED[at]);
+        table.number(head, Style::Fixed, 2, move |study| start(study.after[at]))
+    };
+    let table = Table::of(Study::all(cases)).text("size", Study::name);
+    let table = (0..STUDIED.len()).fold(table, with_forward);
+    let table = table.right(steps(warmup), |study| study.warm.map(|case| cell(case, FORWARD, mean)));
+    (0..STUDIED.len()).fold(table, with_start).into()
+}
+
+fn cold_table(studies: Vec<Study>) -> Table {
+    const PARTS: [(&str, Part); 4] =
+        [("forward", FORWARD), ("backward", BACKWARD), ("AdamW", OPTIMIZER), ("first step", TOTAL)];
+    let shown = |study: &Study, part: Part, statistic: fn(&[f64]) -> Option<f64>| -> Option<Cell> {
+        Some(cell(study.cold()?, part, |samples| statistic(&samples.samples).map(three_digits)))
+    };
+    let table = PARTS.into_iter().fold(Table::of(studies).text("size", Study::name), |table, (name, part)| {
+        table.right(format!("{name} (ms)"), move |study| shown(study, part, |samples| samples.first().copied()))
+    });
+    table
+        .right("second step (ms)", |study| shown(study, TOTAL, |samples| samples.get(1).copied()))
+        .right("median step (ms)", |study| shown(study, TOTAL, |samples| Some(stats::median(samples))))
+        .into()
 }

@@ -1,37 +1,48 @@
-//! Tables of all strategies side by side, each from the records of its own problem.
+//! All strategies side by side, each from the records of its own problem: a table, and a chart of what each step adds.
 
 use anyhow::Result;
 
-use crate::bench::ddp_step::tables::{StepCase, StepSetting, StrategyNumbers, TITLES};
-use crate::harness::answer::format::{distinct, print};
-use crate::harness::answer::{Cell, Quantity, Range, RecordSet, Records, SameMachine, Style, Table};
+use super::super::STRATEGY;
+use super::sizes::size_mb;
+use crate::bench::all_reduce::RankTimes;
+use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
+use crate::bench::ddp_step::rounds::{Paired, Rounds};
+use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
+use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
+use crate::harness::answer::format::{distinct, print, range};
+use crate::harness::answer::{Cell, Quantity, Range, RecordSet, Records, Style, Table};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
 /// A strategy and the records that contain it.
 pub type StrategyRecords<'a> = (&'static str, &'a Records);
 
-/// Every strategy at its problem's planned precisions, one table for each machine. Of several cases at one precision, the
-/// case with the shortest step is shown.
-pub fn side_by_side(entries: &[StrategyRecords], profile: Profile) -> Result<Vec<Table>> {
+/// The strategies on one machine.
+pub struct SideBySide {
+    machine: String,
+    sides: Vec<Side>,
+}
+
+/// Every strategy at its problem's planned precisions, for each machine. Of several cases at one precision, the case with
+/// the shortest step is shown.
+pub fn side_by_side(entries: &[StrategyRecords], profile: Profile) -> Result<Vec<SideBySide>> {
     let machines = entries.iter().filter_map(|(_, records)| records.of(profile)).map(RecordSet::machine);
-    let table = |machine: &String| {
+    let on = |machine: String| {
         let mut sides = Vec::new();
-        for dtype in PRECISIONS {
+        for dtype in [Precision::Float32, Precision::Bfloat16] {
             for entry in entries {
-                let set = entry.1.of(profile).filter(|set| set.machine().is_ok_and(|name| name == *machine));
+                let set = entry.1.of(profile).filter(|set| set.machine().is_ok_and(|name| name == machine));
                 sides.extend(Side::of(*entry, set, profile, dtype)?);
             }
         }
-        Ok(side_table(&sides, machine))
+        Ok(SideBySide { machine, sides })
     };
-    distinct(machines.collect::<Result<Vec<_>>>()?).iter().map(table).collect()
+    distinct(machines.collect::<Result<Vec<_>>>()?).into_iter().map(on).collect()
 }
 
-const PRECISIONS: [Precision; 2] = [Precision::Float32, Precision::Bfloat16];
-
 /// One strategy at one precision.
-struct Side {
+pub struct Side {
+    strategy: &'static str,
     title: String,
     dtype: Precision,
     /// The case with the shortest step; how the cases ended where none was measured.
@@ -60,56 +71,109 @@ impl Side {
         let shortest = measured.min_by(|a, b| a.1.step.value().total_cmp(&b.1.step.value()));
         let bucket = shortest.as_ref().and_then(|(case, _)| case.params.bucket_size_mb);
         let bucket = bucket.filter(|_| strategy != "sharded_optimizer");
-        let bucket = bucket.map_or(String::new(), |mb| format!(" ({mb:.0} MB)"));
+        let bucket = bucket.map_or(String::new(), |mb| format!(" ({} MB)", size_mb(mb)));
         let title = TITLES.iter().find(|(name, _)| *name == strategy).map_or(strategy, |(_, title)| *title);
         let shortest = shortest.ok_or(ended.unwrap_or("not measured"));
-        Ok(Some(Self { title: format!("{title}{bucket}"), dtype, shortest }))
+        Ok(Some(Self { strategy, title: format!("{title}{bucket}"), dtype, shortest }))
+    }
+
+    fn case(&self) -> Option<&StepCase> {
+        self.shortest.as_ref().ok().map(|(case, _)| case)
     }
 
     fn numbers(&self) -> Option<&StrategyNumbers> {
         self.shortest.as_ref().ok().map(|(_, numbers)| numbers)
     }
+
+    /// The step itself, and the one without communication.
+    fn rounds(&self) -> Option<[Paired; 2]> {
+        let case = self.case()?;
+        let steps = case.row()?.steps();
+        let median = |times: &RankTimes| Paired::median(&case.id, &Rounds::of(&times.last_rank, case.params.rounds));
+        Some([median(&steps.strategies.get(self.strategy)?.step)?, median(&steps.single)?])
+    }
+
+    /// The strategy's bar, and that of PyTorch's DDP beside naive steps, by its defaults, and beside buckets.
+    fn bars(&self) -> Vec<Bar> {
+        let steady = self.numbers().filter(|numbers| numbers.steady);
+        let Some((case, numbers)) = self.case().zip(steady) else { return Vec::new() };
+        let bar = |name: String, adds: &Paired, step: &Quantity| Bar { name, adds: adds.clone(), step: step.clone() };
+        let mut bars = vec![bar(self.title.clone(), &numbers.beyond_single, &numbers.step)];
+        let name = match (self.strategy, case.params.bucket_size_mb) {
+            (NAIVE, _) => Some("PyTorch DDP (defaults)".to_string()),
+            (STRATEGY, Some(mb)) => Some(format!("PyTorch DDP ({} MB)", size_mb(mb))),
+            _ => None,
+        };
+        let pytorch = numbers.pytorch_beyond.as_ref().filter(|beyond| beyond.steady).zip(numbers.pytorch.as_ref());
+        bars.extend(name.zip(pytorch).map(|(name, (adds, step))| bar(name, adds, step)));
+        bars
+    }
 }
 
-fn side_table(sides: &[Side], machine: &str) -> Table {
-    let of = |number: fn(&StrategyNumbers) -> &Quantity| move |side: &&Side| side.numbers().map(number).cloned();
-    let cases = || sides.iter().filter_map(|side| Some(&side.shortest.as_ref().ok()?.0));
-    let settings = distinct(cases().map(|case| StepSetting::of(&case.params).describe()));
-    let runs = distinct(cases().map(|case| &*case.id.run));
-    let spreads: Vec<String> = PRECISIONS.iter().filter_map(|dtype| spread(sides, *dtype)).collect();
-    let spread = match spreads.is_empty() {
-        true => String::new(),
-        false => format!(" Between the runs that step differs by up to {}.", spreads.join(" and ")),
-    };
-    Table::of(sides)
-        .text("strategy", |side| side.title.clone())
-        .text("arithmetic", |side| side.dtype.name())
-        .number("step (ms)", Style::Ms, 1, |side| match &side.shortest {
-            Ok((_, numbers)) => Cell::from(&numbers.step),
-            Err(ended) => Cell::from(*ended),
-        })
-        .number("single (ms)", Style::Ms, 1, of(|numbers| &numbers.single))
-        .number("over single", Style::Fixed, 3, of(|numbers| &numbers.over_single))
-        .number("communication (ms)", Style::Ms, 1, of(|numbers| &numbers.communication))
-        .number("exposed tail (ms)", Style::Ms, 1, of(|numbers| &numbers.tail))
-        .number("hidden", Style::Percent, 0, of(|numbers| &numbers.hidden))
-        .number("PyTorch DDP (ms)", Style::Ms, 1, |side| side.numbers().and_then(|numbers| numbers.pytorch.clone()))
-        .captioned(format!(
-            "All strategies side by side, {}: medians; *single* is the step without communication in the same run, and \
-             *over single* a step's ratio to it.{spread} {machine}, run{} {}.",
-            settings.join("; or "),
-            if runs.len() == 1 { "" } else { "s" },
-            runs.join(", ")
-        ))
+/// A bar of the chart: what a step adds to the one without communication, and the step itself.
+struct Bar {
+    name: String,
+    adds: Paired,
+    step: Quantity,
 }
 
-/// How far the step without communication differs between runs of one machine: "1.2% in float32".
-fn spread(sides: &[Side], dtype: Precision) -> Option<String> {
-    let of_dtype = sides.iter().filter(|side| side.dtype == dtype).filter_map(Side::numbers);
-    let single: Vec<&Quantity> = of_dtype.map(|numbers| &numbers.single).collect();
-    let Range { low, high } = Range::of(single.iter().copied()).filter(|_| single.len() > 1)?;
-    let ratio = SameMachine::of(&high, &low).ok()?.ratio();
-    Some(format!("{} in {}", print(ratio.value() - 1.0, Style::Percent, 1), dtype.name()))
+impl SideBySide {
+    pub fn table(&self) -> Table {
+        let Self { machine, sides } = self;
+        let cases = || sides.iter().filter_map(Side::case);
+        let settings = distinct(cases().map(|case| StepSetting::of(&case.params).describe()));
+        Table::of(sides)
+            .text("dtype", |side| side.dtype.name())
+            .text("strategy", |side| side.title.clone())
+            .number("step (ms)", Style::Ms, 1, |side| match (side.rounds(), &side.shortest) {
+                (Some([step, _]), _) => step.ms(),
+                (None, Err(ended)) => Cell::from(*ended),
+                (None, Ok(_)) => Cell::Missing,
+            })
+            .number("single (ms)", Style::Ms, 1, |side| side.rounds().map(|[_, single]| single.ms()))
+            .number("above single (ms)", Style::Ms, 1, |side| side.numbers().map(|n| n.beyond_single.ms()))
+            .number("hidden", Style::Percent, 0, |side| Some(side.numbers()?.hidden.as_ref()?.all.clone()))
+            .number("stream overlap", Style::Percent, 0, |side| Some(side.numbers()?.stream_overlap.clone()))
+            .captioned(format!(
+                "All strategies, each from its own problem: {}, {machine}.{} *Single* is the step without communication in the \
+                 same run. Ranges are of unstable steps.",
+                settings.join("; or "),
+                of_runs(cases())
+            ))
+    }
+
+    /// What each strategy adds to the step without communication, longest first; of steady float32 steps only.
+    pub fn chart(&self) -> Option<Figure> {
+        let float32 = || self.sides.iter().filter(|side| side.dtype == Precision::Float32);
+        let mut bars: Vec<Bar> = float32().flat_map(Side::bars).collect();
+        bars.sort_by(|a, b| b.adds.all.value().total_cmp(&a.adds.all.value()));
+        let steady = float32().filter(|side| side.numbers().is_some_and(|numbers| numbers.steady));
+        let Range { low, high } = Range::of(steady.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
+        let ms = |quantity: &Quantity| print(quantity.value(), Style::Ms, 1);
+        let words = bars.iter().map(|bar| format!("{} {} (step {})", bar.name, ms(&bar.adds.all), ms(&bar.step)));
+        let words: Vec<String> = words.collect();
+        let alt = format!("Milliseconds above the step without communication: {}.", words.join(", "));
+        let points: Vec<_> = bars.iter().map(|bar| (bar.name.clone(), Some(1e3 * bar.adds.all.value()))).collect();
+        let ends = |Range { low, high }: &Range| [1e3 * low.value(), 1e3 * high.value()];
+        let ranges: Vec<_> = bars.iter().map(|bar| Some(ends(&bar.adds.range))).collect();
+        let series = vec![Series::over_categories("ours above single", points).ranged(ranges)];
+        let plot = Plot::new(PlotKind::HorizontalBar, "strategy", "above single (ms)", series);
+        Some(Figure::plot(alt, plot).captioned(format!(
+            "What each strategy adds to *single*, the step without communication ({} ms), in float32, {}.{} Each is compared with \
+             *single* of its own run, and so is PyTorch's DDP with ours.",
+            range(low.value(), high.value(), Style::Ms, 0),
+            self.machine,
+            of_runs(steady.filter_map(Side::case))
+        )))
+    }
+}
+
+/// Where cases come from, unless they are of one run.
+fn of_runs<'a>(cases: impl Iterator<Item = &'a StepCase>) -> String {
+    match distinct(cases.map(|case| &case.id.run)).len() {
+        0 | 1 => String::new(),
+        runs => format!(" The strategies come from {runs} runs."),
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! Part (a): the memory of a forward pass and of a training step over time, as figures, numbers and claims.
 
+use std::ops::RangeInclusive;
+
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::super::components::Timeline;
 use super::super::measure::Row;
-use super::{MemoryCase, bytes, memory_format};
+use super::{MemoryCase, bytes, memory_format, size};
 use crate::harness::answer::figure::{Figure, Phase, Plot, PlotKind, Series};
-use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style, Unit};
+use crate::harness::answer::format::print;
+use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style};
 use crate::model::Precision;
 
 const WORKING: &str = "working tensors";
@@ -24,25 +27,22 @@ pub struct TimelineCase<'a> {
 #[derive(Serialize)]
 pub struct TimelineNumbers {
     context: i64,
-    parameters: Quantity,
     /// What the step's forward pass leaves for its backward pass.
-    saved: Quantity,
+    saved: String,
     /// Parameters, gradients and both moments.
-    fixed: Quantity,
-    /// The highest peak of the step's phases, as requested and as allocated.
-    peak: Quantity,
-    allocated: Quantity,
+    fixed: String,
+    /// The highest peak of the step's phases.
+    peak: String,
     phase: String,
-    /// Tokens, tables and workspaces at the step's peak.
-    other: Quantity,
-    /// Where the forward pass alone has its peak, with what never changes in it and what the peak adds.
+    /// Where the forward pass alone has its peak, what the peak adds to the parameters, and how often it is reached.
     range: String,
-    operator: String,
-    unchanging: Quantity,
-    working: Quantity,
-    points: usize,
+    working: String,
+    teeth: usize,
+    layers: i64,
+    /// What never changes in the forward pass.
+    unchanging: String,
     #[serde(skip)]
-    pub claims: [Claim; 2],
+    pub claim: Claim,
 }
 
 impl<'a> TimelineCase<'a> {
@@ -57,40 +57,65 @@ impl<'a> TimelineCase<'a> {
     pub fn numbers(&self) -> Result<TimelineNumbers> {
         let Self { row, .. } = self;
         let (forward, step) = (&row.forward, &row.training_step);
-        let of_case = |n| bytes(self.case, n);
-        let sum = |parts: &[u64]| self.case.quantity(parts.iter().map(|n| *n as f64).sum(), Unit::Bytes);
+        let sum = |parts: &[u64]| size(parts.iter().map(|n| *n as f64).sum());
         // Of equal peaks the first one is named.
         let top = step.phases.iter().rev().max_by_key(|phase| phase.peak.requested_bytes);
         let top = top.context("a training step has no phases")?;
         let ratio = SameRun::of(&self.peak_of("forward")?, &self.peak_of("optimizer")?)?.ratio();
-        let differ =
-            |id, threshold| Claim::above(id, "peak of the forward pass over the optimizer's", &ratio, threshold);
+        let highest = self.forward.working.iter().max();
         Ok(TimelineNumbers {
             context: self.case.params.context_length,
-            parameters: of_case(row.parameters_bytes),
-            saved: of_case(step.saved_bytes),
+            saved: sum(&[step.saved_bytes]),
             fixed: sum(&[row.parameters_bytes, row.parameters_bytes, row.optimizer_state_bytes]),
-            peak: of_case(top.peak.requested_bytes),
-            allocated: of_case(top.peak.allocated_bytes),
+            peak: sum(&[top.peak.allocated_bytes]),
             phase: top.name.clone(),
-            other: of_case(step.at_peak.other),
             range: forward.peak_range.clone(),
-            operator: forward.peak_operators.split('/').next().unwrap_or_default().into(),
+            working: sum(&[forward.at_peak.working]),
+            teeth: self.forward.working.iter().filter(|working| Some(*working) == highest).count(),
+            layers: self.layers(),
             unchanging: sum(&[row.parameters_bytes, forward.at_peak.other]),
-            working: of_case(forward.at_peak.working),
-            points: self.forward.time_s.len(),
-            claims: [differ("stages-differ", 1.05), differ("backward-descends", 1.0)],
+            claim: Claim::above("stages-differ", "peak of the forward pass over the optimizer's", &ratio, 1.05),
         })
     }
 
-    pub fn forward_figure(&self) -> Figure {
-        let teeth = [(WORKING, &self.forward.working)];
-        let alt = "Area of the memory in use beside the parameters over one forward pass: teeth for each layer, and a last \
-                   one at the loss.";
-        Figure::plot(alt, area(self.forward, "active memory beside the parameters (MiB)", Style::Mib, &teeth))
+    fn layers(&self) -> i64 {
+        self.case.params.size.size().num_layers
     }
 
-    pub fn step_figure(&self, set: &RecordSet) -> Figure {
+    pub fn forward_figure(&self, set: &RecordSet) -> Result<Figure> {
+        let alt = "Memory beside the parameters over one forward pass: equal teeth, one per layer.";
+        let caption = format!(
+            "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}.",
+            self.numbers()?.unchanging,
+            self.place(set)?
+        );
+        Ok(Figure::plot(alt, beside_parameters(self.forward)).captioned(caption))
+    }
+
+    /// A layer in the middle of the forward pass; none where the record does not show where it begins and ends.
+    pub fn layer_figure(&self, set: &RecordSet) -> Result<Option<Figure>> {
+        let Some(layer) = one_layer(self.forward, self.layers()) else { return Ok(None) };
+        let alt = "Memory over one layer: a peak in attention, then a lower one in the feed-forward network.";
+        let times = &self.forward.time_s;
+        let interval = (times[times.len() - 1] - times[0]) / (self.case.params.timeline_points / 2).max(1) as f64;
+        let caption = format!(
+            "One layer of the same pass: attention, then feed-forward, by the lowest and the highest value of each {} ms. {}.",
+            print(interval, Style::Ms, 1),
+            set.machine()?
+        );
+        let mut plot = beside_parameters(self.forward);
+        plot.phases.clear();
+        plot.series.iter_mut().for_each(|series| series.points = series.points[layer.clone()].to_vec());
+        Ok(Some(Figure::plot(alt, plot).captioned(caption)))
+    }
+
+    /// "context 512, float32, NVIDIA H200".
+    fn place(&self, set: &RecordSet) -> Result<String> {
+        let params = &self.case.params;
+        Ok(format!("context {}, {}, {}", params.context_length, params.dtype.name(), set.machine()?))
+    }
+
+    pub fn step_figure(&self, set: &RecordSet) -> Result<Figure> {
         let stacked = [
             ("parameters", &self.step.parameters),
             ("optimizer state", &self.step.optimizer_state),
@@ -99,10 +124,9 @@ impl<'a> TimelineCase<'a> {
             (WORKING, &self.step.working),
         ];
         let (style, _, unit) = memory_format(set);
-        let alt = "Stacked areas of the memory in use over one training step: parameters and optimizer state stay, saved \
-                   activations grow through the forward pass and shrink through the backward pass while gradients grow, \
-                   and the optimizer changes neither.";
-        Figure::plot(alt, area(self.step, &format!("active memory ({unit})"), style, &stacked))
+        let alt = "Stacked areas over one training step: saved activations grow and shrink, gradients grow, the rest is flat.";
+        let caption = format!("One training step with optimizer state: {}.", self.place(set)?);
+        Ok(Figure::plot(alt, area(self.step, &format!("active memory ({unit})"), style, &stacked)).captioned(caption))
     }
 
     /// The peak of a phase of the step, as requested.
@@ -111,6 +135,24 @@ impl<'a> TimelineCase<'a> {
         let found = found.with_context(|| format!("a training step has no phase {phase:?}"))?;
         Ok(bytes(self.case, found.peak.requested_bytes))
     }
+}
+
+/// The points from the lowest one between two layers to the next such, in the middle of the pass; none where the memory of
+/// the two differs.
+pub fn one_layer(timeline: &Timeline, layers: i64) -> Option<RangeInclusive<usize>> {
+    let (first, last) = (*timeline.time_s.first()?, *timeline.time_s.last()?);
+    let period = (last - first) / layers as f64;
+    let lowest = |layer: i64| {
+        let within = |at: &usize| ((timeline.time_s[*at] - first) / period).floor() == layer as f64;
+        (0..timeline.time_s.len()).filter(within).min_by_key(|at| timeline.working[*at])
+    };
+    let (from, to) = (lowest(layers / 2)?, lowest(layers / 2 + 1)?);
+    let returns = timeline.working[from] == timeline.working[to];
+    (from + 1 < to && returns).then_some(from..=to)
+}
+
+fn beside_parameters(forward: &Timeline) -> Plot {
+    area(forward, "active memory beside the parameters (MiB)", Style::Mib, &[(WORKING, &forward.working)])
 }
 
 fn area(timeline: &Timeline, y_label: &str, style: Style, curves: &[(&str, &Vec<u64>)]) -> Plot {

@@ -1,55 +1,66 @@
-//! Part (a): the forward pass in the profile against the host's clock, and how many matrix products it calls and runs.
+//! Part (a): the forward pass in the profile against the host's clock, and how many matmuls it calls and runs.
 
+use anyhow::Result;
 use serde::Serialize;
 
 use super::super::kernels::Units;
 use super::super::measure::Params;
-use super::{ProfileCase, Profiled, context, lines, n_of};
-use crate::harness::answer::format::{Style, print};
-use crate::harness::answer::{Claim, Column, Quantity, RecordSet, Table};
+use super::{ProfileCase, Profiled, context, n_of};
+use crate::harness::answer::format::{Style, distinct, grouped, listed, print};
+use crate::harness::answer::table::TableBuilder;
+use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table};
 use crate::harness::stats;
+use crate::model::SizeName;
 
-/// The two agree where they differ by less than this share of the clock's time.
+/// The two agree where the profile's time is less than this share beyond the range of the clock's.
 const AGREES: f64 = 0.1;
 /// The GPU hardly waits where kernels run for this share of the span.
 const BUSY: f64 = 0.9;
+/// The clock's times are printed as a range where the slowest is more than this many times the fastest.
+const STABLE: f64 = 1.05;
 
 #[derive(Serialize)]
 pub struct Clock {
     /// The longest and the shortest pass of those that agree, or of all where none does: "12.5 ms (xl at context 512)".
     slow: String,
     quick: String,
-    /// Where the two differ most, and by how much.
-    worst: String,
+    /// How far the profile is beyond the clock's range, at most.
     off: Quantity,
-    /// "16 of 20", and "4 (small at 128, ..)".
+    /// "16 of 20", and "4 (small at 128, ..)" or nothing.
     agreeing: String,
     differing: String,
     #[serde(skip)]
-    pub claims: Vec<Claim>,
+    pub claim: Option<Claim>,
 }
 
-/// The forward pass by the host's clock.
-fn host_s(profile: &Profiled) -> f64 {
-    stats::median(&profile.row.host.inference.samples)
+/// The fastest and the slowest forward pass by the host's clock.
+fn host_s(profile: &Profiled) -> [f64; 2] {
+    [stats::min, stats::max].map(|end| end(&profile.row.host.inference.samples))
+}
+
+/// How far the span lies beyond the clock's times, as a share of the nearest of them.
+fn off(profile: &Profiled) -> Quantity {
+    let (span, [fastest, slowest]) = (profile.inference().span_s, host_s(profile));
+    profile.number((span / slowest - 1.0).max(1.0 - span / fastest).max(0.0))
 }
 
 fn timed(profile: &Profiled) -> String {
-    format!("{} ms ({})", print(profile.inference().span_s, Style::Ms, 1), profile.place())
+    format!("{} ms ({})", three_digits(profile.inference().span_s), profile.place())
 }
 
-/// "small at context 128, whose kernels need only 4.9 of the 23.1 ms".
-fn idle(profile: &Profiled) -> String {
-    let work = profile.inference();
-    let [kernels, span] = [work.seconds, work.span_s].map(|seconds| print(seconds, Style::Ms, 1));
-    format!("{}, whose kernels need only {kernels} of the {span} ms", profile.place())
+/// Milliseconds with three significant digits, and with the unit digit at least.
+fn three_digits(seconds: f64) -> String {
+    let digits = match 1e3 * seconds {
+        ms if ms < 10.0 => 2,
+        ms if ms < 100.0 => 1,
+        _ => 0,
+    };
+    print(seconds, Style::Ms, digits)
 }
 
 impl Clock {
     /// None of nothing.
     pub fn of(profiles: &[Profiled]) -> Option<Self> {
-        let span = |profile: &Profiled| profile.inference().span_s;
-        let off = |profile: &Profiled| profile.number((span(profile) / host_s(profile) - 1.0).abs());
         let all: Vec<(Profiled, Quantity)> = profiles.iter().map(|profile| (*profile, off(profile))).collect();
         let (agreeing, differing): (Vec<_>, Vec<_>) = all.iter().partition(|(_, off)| off.value() < AGREES);
         let (worst, off) = all.iter().reduce(|a, b| if b.1.value() > a.1.value() { b } else { a })?;
@@ -58,24 +69,23 @@ impl Clock {
         let places: Vec<String> = differing.iter().map(place).collect();
         let shown = if agreeing.is_empty() { &differing } else { &agreeing };
         let shown = || shown.iter().map(|(profile, _)| profile);
+        let span = |profile: &Profiled| profile.inference().span_s;
         let by_span = |a: &&Profiled, b: &&Profiled| span(a).total_cmp(&span(b));
-        let mut claims = vec![Claim::below("profile-matches-the-clock", "largest difference", off, AGREES)];
-        if !differing.is_empty() {
-            let busy = differing.iter().filter(|(p, _)| p.inference().busy_s >= BUSY * span(p)).count();
-            claims.push(
-                Claim::new("off-where-the-gpu-waits", worst.is_gpu() && busy == 0)
-                    .count("profiles that differ by 10% or more", differing.len())
-                    .count("of them with kernels in 90% of the span", busy),
-            );
-        }
+        let busy = differing.iter().filter(|(p, _)| p.inference().busy_s >= BUSY * span(p)).count();
+        let claim = Claim::new("off-where-the-gpu-waits", worst.is_gpu() && busy == 0)
+            .count("profiles that differ by 10% or more", differing.len())
+            .count("of them with kernels in 90% of the span", busy);
         Some(Self {
             slow: timed(shown().max_by(by_span)?),
             quick: timed(shown().min_by(by_span)?),
-            worst: idle(worst),
             off: off.clone(),
             agreeing: n_of(agreeing.len(), profiles.len()),
-            differing: format!("{} ({})", differing.len(), places.join(", ")),
-            claims,
+            differing: if places.is_empty() {
+                String::new()
+            } else {
+                format!("{} ({})", places.len(), listed(&places))
+            },
+            claim: (!places.is_empty()).then_some(claim),
         })
     }
 }
@@ -83,20 +93,18 @@ impl Clock {
 /// Of all profiles.
 #[derive(Serialize)]
 pub struct Matmuls {
-    /// Forward passes that call 9 L + 1 products and run as many kernels, and the most kernels beyond that.
-    run: usize,
+    /// Forward passes that call 9 L + 1 matmuls and run as many kernels, and the most kernels beyond that.
+    run: String,
     split: u64,
     #[serde(skip)]
-    pub claims: [Claim; 3],
+    pub claim: Claim,
 }
 
 impl Matmuls {
     pub fn of(profiles: &[Profiled]) -> Self {
-        // Seven linear layers and two products of attention in each layer, and the output layer.
+        // Seven linear layers and two matmuls of attention in each layer, and the output head.
         let expected = |p: &Profiled| 9 * p.params().size.size().num_layers.unsigned_abs() + 1;
-        let call = |p: &&Profiled| p.row.matmuls.operators == expected(p);
-        let run = |p: &&Profiled| call(p) && p.row.matmuls.kernels == expected(p);
-        let [call, run] = [profiles.iter().filter(call).count(), profiles.iter().filter(run).count()];
+        let runs = |p: &&Profiled| [p.row.matmuls.operators, p.row.matmuls.kernels] == [expected(p); 2];
         let beyond = |p: &Profiled| p.row.matmuls.kernels.saturating_sub(expected(p));
         let names = |units| {
             let kernels = profiles.iter().flat_map(|profile| &profile.row.matmul_kernels);
@@ -104,45 +112,46 @@ impl Matmuls {
         };
         let tensor_cores = names(Units::TensorCores);
         Self {
-            run,
+            run: n_of(profiles.iter().filter(runs).count(), profiles.len()),
             split: profiles.iter().map(beyond).max().unwrap_or(0),
-            claims: [
-                Claim::all("calls-are-9L-plus-1", "forward passes with as many calls", call, profiles.len()),
-                Claim::all("products-are-9L-plus-1", "with as many kernels, too", run, profiles.len()),
-                Claim::new("no-tf32", tensor_cores == 0)
-                    .count("names of matmul kernels that use tensor cores", tensor_cores)
-                    .count("names that do not tell", names(Units::Unknown)),
-            ],
+            claim: Claim::new("no-tf32", tensor_cores == 0)
+                .count("names of matmul kernels that use tensor cores", tensor_cores)
+                .count("names that do not tell", names(Units::Unknown)),
         }
     }
 }
 
-/// The profile's times of every case beside the clock's.
-pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Table {
-    let (span, kernels) = if set.is_gpu() { ("GPU span", "kernels") } else { ("profiled", "operators") };
-    let ms = |head: &str| Column::number(head, Style::Ms, 2);
-    let table = lines(
-        cases,
-        [
-            (ms(&format!("{span} (ms)")), |p| p.seconds(p.inference().span_s).into()),
-            (ms("host clock (ms)"), |p| p.seconds(host_s(p)).into()),
-            (Column::number("ratio", Style::Fixed, 2), |p| p.over(p.inference().span_s, host_s(p)).into()),
-            (ms(&format!("{kernels} (ms)")), |p| p.seconds(p.inference().seconds).into()),
-            (Column::number("idle", Style::Percent, 0), |p| {
-                p.number(1.0 - p.over(p.inference().busy_s, p.inference().span_s).value()).into()
-            }),
-            (ms("backward (ms)"), |p| p.step().map(|[_, backward, _]| p.seconds(backward.span_s)).into()),
-            (ms("optimizer (ms)"), |p| p.step().map(|[.., optimizer]| p.seconds(optimizer.span_s)).into()),
-        ],
-    );
+/// The forward pass of every case in the profile, and by the clock: a line for each size, a column for each context.
+pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
+    let sizes: Vec<SizeName> = distinct(cases.iter().map(|case| case.params.size));
+    let mut contexts = distinct(cases.iter().map(|case| case.params.context_length));
+    contexts.sort_unstable();
+    let add = |table: TableBuilder<SizeName>, length: i64| {
+        table.right(format!("context {} (ms)", grouped(length as f64, 0)), |size| {
+            let at = |case: &&&ProfileCase| (case.params.size, case.params.context_length) == (*size, length);
+            cases.iter().find(at).map(|case| both_times(case))
+        })
+    };
+    let table = Table::of(sizes).text("size", |size| size.size().name);
     let setting = cases.first().map(|case| {
         let Params { steps, warmup, dtype, batch_size, .. } = &case.params;
-        format!(" (median of {steps} after {warmup} warm-up steps), {}, batch {batch_size}", dtype.name())
+        format!("{}, batch {batch_size}, median of {steps} passes after {warmup}, or range", dtype.name())
     });
-    let shared = if set.is_gpu() { "" } else { " The cores are shared with others." };
-    let setting = setting.unwrap_or_default();
-    table.captioned(format!(
-        "Profiled passes, and the forward pass by the host's clock{setting}.{shared} {}.",
-        set.source()
-    ))
+    let caption = format!(
+        "The forward pass under no_grad in the profile, and in brackets by our timer; {}; {}.",
+        setting.unwrap_or_default(),
+        set.machine()?
+    );
+    Ok(contexts.into_iter().fold(table, add).captioned(caption))
+}
+
+/// "23.1 (11.9–12.9)", or how the case ended.
+fn both_times(case: &ProfileCase) -> Cell {
+    let Some(profile) = Profiled::of(case) else { return case.outcome.label().into() };
+    let [fastest, slowest] = host_s(&profile);
+    let host = match slowest <= STABLE * fastest {
+        true => three_digits(stats::median(&profile.row.host.inference.samples)),
+        false => format!("{}–{}", three_digits(fastest), three_digits(slowest)),
+    };
+    format!("{} ({host})", three_digits(profile.inference().span_s)).into()
 }

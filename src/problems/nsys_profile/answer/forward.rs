@@ -1,30 +1,32 @@
 //! Parts (b) and (c): what takes the time of a forward pass, and what takes the rest beside its matrix products.
 
+use anyhow::Result;
 use serde::Serialize;
 
 use super::super::kernels::Class;
 use super::super::summary::Kernel;
-use super::{ProfileCase, Profiled, is_product, lines, n_of, named, of_class};
+use super::{ProfileCase, Profiled, context, is_product, lines, n_of, named, of_class};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{Style, grouped, print};
-use crate::harness::answer::{Cell, Claim, Column, Quantity, Table};
+use crate::harness::answer::format::{Style, grouped, listed, print};
+use crate::harness::answer::{Cell, Column, Quantity, RecordSet, Table};
 
-/// Of the example's forward pass, and how many of all passes a product leads.
+/// The kernels that the example's table names.
+const SHOWN: usize = 9;
+
+/// Of the example's forward pass, and how many of all passes a matmul leads.
 #[derive(Serialize)]
 pub struct Forward {
     top: String,
     top_count: String,
     top_share: Quantity,
+    /// "$W_1$, $W_3$ and $QK^\top$ (48 each)"; empty where the launches do not tell.
+    top_computes: String,
     /// "18 of 20".
     led: String,
     /// Of the classes beside the products: "copies (2.4%)".
-    shares: Vec<String>,
-    /// The largest beside the products, with share and count.
-    largest: Vec<String>,
+    shares: String,
     /// Scale and mask of attention, as a share of the elementwise time.
     masking: Quantity,
-    #[serde(skip)]
-    pub claims: [Claim; 2],
 }
 
 /// Classes beside the products, the one that is expected to lead first.
@@ -37,39 +39,31 @@ const BESIDE: [(&str, Class); 4] = [
 
 impl Forward {
     /// None where the example lists no kernel.
-    pub fn of(profiles: &[Profiled], example: Profiled) -> Option<Self> {
+    pub fn of(profiles: &[Profiled], example: Profiled, computed: &[(&str, String)]) -> Option<Self> {
         let work = example.inference();
         let top = example.top()?;
         let classes = BESIDE.map(|(name, class)| (name, example.over(of_class(work, class), work.seconds)));
         let share = |(name, share): &(&str, Quantity)| format!("{name} ({})", print(share.value(), Style::Percent, 1));
-        let words = |kernel: &Kernel| {
-            let share = print(example.over(kernel.seconds, work.seconds).value(), Style::Percent, 1);
-            let times = if kernel.count == 1 { "time" } else { "times" };
-            format!("{} ({share}, {} {times})", named(kernel), count(kernel))
-        };
         let led = profiles.iter().filter(|profile| profile.top().is_some_and(is_product)).count();
         let scores = &example.row.attention.scores;
-        let [(_, elementwise), others @ ..] = &classes;
-        let leads = others.iter().all(|(_, share)| share.value() <= elementwise.value());
-        let leads = Claim::new("elementwise-leads-the-rest", leads);
         Some(Self {
             top: named(top),
             top_count: count(top),
             top_share: example.over(top.seconds, work.seconds),
+            top_computes: computed
+                .iter()
+                .find(|(name, _)| *name == top.name)
+                .map(|(_, what)| what.clone())
+                .unwrap_or_default(),
             led: n_of(led, profiles.len()),
-            shares: classes.iter().map(share).collect(),
-            largest: work.kernels.iter().filter(|kernel| !is_product(kernel)).take(3).map(words).collect(),
+            shares: listed(&classes.iter().map(share).collect::<Vec<_>>()),
             masking: example.over(of_class(scores, Class::Elementwise), of_class(work, Class::Elementwise)),
-            claims: [
-                Claim::all("top-is-a-product", "forward passes led by a product", led, profiles.len()),
-                classes.iter().fold(leads, |claim, (name, share)| claim.operand(name, share)),
-            ],
         })
     }
 }
 
 /// What takes the most time in each case's forward pass, and in its forward and backward pass together.
-pub fn top_table(cases: &[&ProfileCase]) -> Table {
+pub fn top_table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
     fn both(p: &Profiled) -> Option<String> {
         let both = p.row.top_of_both.as_ref()?;
         let same = p.top().is_some_and(|top| top.name == both.name);
@@ -79,49 +73,54 @@ pub fn top_table(cases: &[&ProfileCase]) -> Table {
         text.map_or(Cell::Missing, Cell::Text)
     }
     let share = Column::number("share", Style::Percent, 1);
-    lines(
+    let table = lines(
         cases,
         [
             (Column::text("forward"), |p| text(p.top().map(named))),
-            (Column::right("count"), |p| text(p.top().map(count))),
+            (Column::right("launches"), |p| text(p.top().map(count))),
             (share, |p| p.top().map(|top| p.over(top.seconds, p.inference().seconds)).into()),
-            (Column::text("both passes"), |p| text(both(p))),
-            (Column::right("count"), |p| text(p.row.top_of_both.as_ref().map(count))),
+            (Column::text("forward and backward"), |p| text(both(p))),
+            (Column::right("launches"), |p| text(p.row.top_of_both.as_ref().map(count))),
         ],
-    )
+    );
+    Ok(table.captioned(format!(
+        "The kernel with the most time in one forward pass under no_grad, and in the forward and backward pass of a training \
+         step; names are shortened, and a split matmul counts with the kernel that adds up its parts; {}.",
+        set.machine()?
+    )))
 }
 
 fn count(kernel: &Kernel) -> String {
     grouped(kernel.count as f64, 0)
 }
 
-/// The example's kernels by their time.
-pub fn kernel_table(example: Profiled) -> Table {
-    let mut table = Table::new(vec![
-        Column::text(example.noun()),
-        Column::text("class"),
-        Column::right("count"),
-        Column::number("time (ms)", Style::Ms, 3),
-        Column::number("share", Style::Percent, 1),
-    ]);
+/// The example's kernels by their time, the matmul kernels with what they compute.
+pub fn kernel_table(set: &RecordSet, example: Profiled, computed: &[(&str, String)]) -> Result<Table> {
     let work = example.inference();
-    let share = |seconds| Cell::from(example.over(seconds, work.seconds));
-    let mut line = |name: String, class: &str, count: u64, seconds: f64, share: Cell| {
-        let count = grouped(count as f64, 0).into();
-        table.row(vec![name.into(), class.into(), count, example.seconds(seconds).into(), share]);
+    let (shown, others) = work.kernels.split_at(SHOWN.min(work.kernels.len()));
+    let names = others.len() as u64 + work.rest.names;
+    let rest = [others.iter().map(|kernel| kernel.count).sum::<u64>() + work.rest.count, work.count];
+    let rest_s = [others.iter().map(|kernel| kernel.seconds).sum::<f64>() + work.rest.seconds, work.seconds];
+    let what = |kernel: &Kernel| {
+        let what = computed.iter().find(|(name, _)| *name == kernel.name).map(|(_, what)| what.clone());
+        what.unwrap_or_else(|| kernel.class.label().into())
     };
-    for kernel in &work.kernels {
-        line(named(kernel), kernel.class.label(), kernel.count, kernel.seconds, share(kernel.seconds));
-    }
-    if work.rest.count > 0 {
-        line(format!("{} others", work.rest.names), "", work.rest.count, work.rest.seconds, share(work.rest.seconds));
-    }
-    line("all".into(), "", work.count, work.seconds, "".into());
-    table
+    let mut lines: Vec<(String, String, u64, f64)> =
+        shown.iter().map(|kernel| (named(kernel), what(kernel), kernel.count, kernel.seconds)).collect();
+    lines.push((format!("{names} others"), String::new(), rest[0], rest_s[0]));
+    lines.push(("all".into(), String::new(), rest[1], rest_s[1]));
+    let table = Table::of(lines)
+        .text(example.noun(), |(name, ..)| name.clone())
+        .text("computes", |(_, what, ..)| what.clone())
+        .right("launches", |(_, _, count, _)| grouped(*count as f64, 0))
+        .number("time (ms)", Style::Ms, 1, |(.., seconds)| example.seconds(*seconds))
+        .number("share", Style::Percent, 1, |(.., seconds)| example.over(*seconds, work.seconds));
+    let (place, machine) = (example.place(), set.machine()?);
+    Ok(table.captioned(format!("The {}s of one forward pass of {place}, by time; {machine}.", example.noun())))
 }
 
-/// Bars of the classes beside the products, for each size that was measured at the example's context.
-pub fn figure(profiles: &[Profiled], example: Profiled) -> Figure {
+/// Bars of the classes beside the matmuls, for each size that was measured at the example's context.
+pub fn figure(set: &RecordSet, profiles: &[Profiled], example: Profiled) -> Result<Figure> {
     const CLASSES: [(&str, &[Class]); 5] = [
         ("elementwise", &[Class::Elementwise]),
         ("copies", &[Class::Copy]),
@@ -139,10 +138,13 @@ pub fn figure(profiles: &[Profiled], example: Profiled) -> Figure {
         Series::over_categories(name, bars)
     });
     let plot = Plot::new(PlotKind::Bar, "size", "share (%)", series.to_vec());
-    let alt = format!(
-        "Bars of the share of a forward pass that each class of {}s but the matrix products takes, one group for each \
-         model size.",
-        example.noun()
+    let alt =
+        format!("Bars by model size: the share of a forward pass of each class of {}s but matmuls.", example.noun());
+    let caption = format!(
+        "Share of the {}s other than matmuls in the time of a forward pass at context {}; {}.",
+        example.noun(),
+        context(example.params()),
+        set.machine()?
     );
-    Figure::plot(alt, plot)
+    Ok(Figure::plot(alt, plot).captioned(caption))
 }

@@ -1,33 +1,32 @@
 //! Part (d): what a training step changes in the share of matrix products, and what takes the rest.
 
+use anyhow::Result;
 use serde::Serialize;
 
 use super::super::kernels::Class;
 use super::super::summary::RangeWork;
-use super::{ProfileCase, Profiled, context, is_product, lines, n_of, of_class, products};
-use crate::harness::answer::format::{Style, grouped, print};
-use crate::harness::answer::{Claim, Column, Quantity, Range, Table};
+use super::{ProfileCase, Profiled, context, lines, n_of, named, of_class, products};
+use crate::harness::answer::format::{Style, grouped, listed, print};
+use crate::harness::answer::{Column, Quantity, Range, RecordSet, Table};
 
 #[derive(Serialize)]
 pub struct Training {
-    /// Of the example: the share of products in inference and in a step, of AdamW in a step, and of products in a step with
+    /// Of the example: the share of matmuls in inference and in a step, of AdamW in a step, and of products in a step with
     /// AdamW as tensor operations.
     inference: Quantity,
     step: Quantity,
     adamw: Quantity,
     plain: String,
-    /// The share of products over all profiles.
+    /// The share of matmuls over all profiles.
     inferences: Range,
     steps: Range,
     /// "16 of 20" profiles: those whose share falls, and those whose top of the forward pass is the top of both passes.
     fell: String,
     same_top: String,
-    /// What else is on top of both passes.
-    other_top: &'static str,
-    /// "4 (small, large), all at context 1,024", where all the others rise and the backward pass explains it; else empty.
+    /// What is on top of both passes of the example: "it still leads, with 192 launches".
+    both: String,
+    /// "4 (small and large at 1,024)", where all the others rise and the backward pass explains it; else empty.
     rose: String,
-    #[serde(skip)]
-    pub claims: [Claim; 2],
 }
 
 /// The share of a training step's time that `part` of its passes takes.
@@ -56,11 +55,14 @@ impl Training {
         let rises = |(_, inference, step): &&(Profiled, Quantity, Quantity)| step.value() > inference.value();
         let rose: Vec<Profiled> = trained.iter().filter(rises).map(|(profile, ..)| *profile).collect();
         let fell = trained.iter().filter(|(_, inference, step)| step.value() < inference.value()).count();
-        let tops = || trained.iter().filter_map(|(profile, ..)| profile.top().zip(profile.row.top_of_both.as_ref()));
-        let same_top = tops().filter(|(forward, both)| forward.name == both.name).count();
-        let products_lead = tops().all(|(_, both)| is_product(both));
+        let tops = trained.iter().filter_map(|(profile, ..)| profile.top().zip(profile.row.top_of_both.as_ref()));
+        let same_top = tops.filter(|(forward, both)| forward.name == both.name).count();
         let steps: Vec<Quantity> = trained.iter().map(|(_, _, step)| step.clone()).collect();
+        let leader = example.row.top_of_both.as_ref()?;
+        let same = example.top().is_some_and(|top| top.name == leader.name);
+        let name = if same { "it still".into() } else { named(leader) };
         Some(Self {
+            both: format!("{name} leads, with {} launches", grouped(leader.count as f64, 0)),
             inference: inference(&example),
             step: in_step(&example, products)?,
             adamw: adamw_in_step(&example)?,
@@ -69,13 +71,7 @@ impl Training {
             steps: Range::of(&steps)?,
             fell: n_of(fell, all),
             same_top: n_of(same_top, all),
-            other_top: if products_lead { "another product" } else { "another" },
             rose: if fell + rose.len() == all { explained(&rose) } else { String::new() },
-            claims: [
-                Claim::all("same-in-both", "profiles with the same name on top of both passes", same_top, all),
-                Claim::all("products-lose-share", "profiles in which the share falls", fell, all)
-                    .count("in which it rises", rose.len()),
-            ],
         })
     }
 }
@@ -92,32 +88,44 @@ fn explained(rose: &[Profiled]) -> String {
         return String::new();
     }
     let sizes: Vec<&str> = rose.iter().map(Profiled::size).collect();
-    format!("{} ({}), all at context {}", rose.len(), sizes.join(", "), context(first.params()))
+    format!("{} ({} at {})", rose.len(), listed(&sizes), context(first.params()))
 }
 
-/// " (82.1% with AdamW in plain tensor operations, 4,350 kernels instead of 2)", where the example was measured so, too.
+/// " With AdamW in 4,350 kernels instead of 2, matmuls take ..", where the example was measured so, too.
 fn plain_adamw(example: &Profiled, plain: &[Profiled]) -> Option<String> {
     let setting = |profile: &Profiled| (profile.params().size, profile.params().context_length);
     let plain = plain.iter().find(|profile| setting(profile) == setting(example))?;
     let share = print(in_step(plain, products)?.value(), Style::Percent, 1);
     let ([_, _, fused], [_, _, operations]) = (example.step()?, plain.step()?);
     let [fused, operations] = [fused, operations].map(|adamw| grouped(adamw.count as f64, 0));
-    Some(format!(" ({share} with AdamW in plain tensor operations, {operations} kernels instead of {fused})"))
+    let place = example.place();
+    Some(format!(
+        " With AdamW in {operations} kernels instead of {fused}, matmuls take {share} of the step of {place}."
+    ))
 }
 
-/// Shares of products in each pass, and shares of other work in a step.
-pub fn table(cases: &[&ProfileCase]) -> Table {
+/// How long the kernels of each forward pass run, the share of matmuls in each pass, and of other work in a step.
+pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
     let share = |head: &str| Column::number(head, Style::Percent, 1);
-    lines(
+    let counted = if set.is_gpu() { "kernels" } else { "operators" };
+    let table = lines(
         cases,
         [
-            (share("inference"), |p| p.step().map(|_| in_pass(p, p.inference())).into()),
-            (share("forward"), |p| p.step().map(|[forward, ..]| in_pass(p, forward)).into()),
-            (share("backward"), |p| p.step().map(|[_, backward, _]| in_pass(p, backward)).into()),
-            (share("whole step"), |p| in_step(p, products).into()),
-            (share("AdamW's share"), |p| adamw_in_step(p).into()),
-            (share("elementwise"), |p| in_step(p, |pass| of_class(pass, Class::Elementwise)).into()),
-            (share("copies"), |p| in_step(p, |pass| of_class(pass, Class::Copy)).into()),
+            (Column::number(format!("{counted} (ms)"), Style::Ms, 1), |p| p.seconds(p.inference().seconds).into()),
+            (Column::number("idle", Style::Percent, 0), |p| {
+                p.number(1.0 - p.over(p.inference().busy_s, p.inference().span_s).value()).into()
+            }),
+            (share("matmuls, inference"), |p| in_pass(p, p.inference()).into()),
+            (share("matmuls, backward"), |p| p.step().map(|[_, backward, _]| in_pass(p, backward)).into()),
+            (share("matmuls, step"), |p| in_step(p, products).into()),
+            (share("AdamW, step"), |p| adamw_in_step(p).into()),
+            (share("elementwise, step"), |p| in_step(p, |pass| of_class(pass, Class::Elementwise)).into()),
+            (share("copies, step"), |p| in_step(p, |pass| of_class(pass, Class::Copy)).into()),
         ],
-    )
+    );
+    Ok(table.captioned(format!(
+        "Time of the {counted} of a forward pass under no_grad and the share of its span without any; then shares of the \
+         {counted}' time, where a step is forward, backward and AdamW; {}.",
+        set.machine()?
+    )))
 }

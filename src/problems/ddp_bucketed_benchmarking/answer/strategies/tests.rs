@@ -1,12 +1,13 @@
-//! Tables of made-up steps: ties, cases that were not measured, and machines that must not be compared.
+//! Tables and charts of made-up steps: ties, cases that were not measured, and steps that are not steady.
 
 use super::*;
 use crate::bench::ddp_step::made_up::{params, row};
-use crate::harness::answer::made_up::MadeUp;
+use crate::harness::answer::figure::Drawing;
+use crate::harness::answer::made_up::{MadeUp, seconds};
 
-fn shown(records: &Records) -> String {
-    let tables = side_by_side(&[("naive", records), ("flat", records)], Profile::Gpu).unwrap();
-    tables.iter().map(Table::markdown).collect()
+fn shown(records: &Records) -> SideBySide {
+    let entries = [("naive", records), ("flat", records), ("overlap_bucketed", records)];
+    side_by_side(&entries, Profile::Gpu).unwrap().remove(0)
 }
 
 #[test]
@@ -14,28 +15,37 @@ fn the_shortest_step_is_shown_and_missing_cases_are_named() {
     let times = |step| row(&[("naive", step, 0.2, 0.2)], Some(1.1));
     let [small, large] = [1.0, 100.0].map(|mb| params(Precision::Float32, Some(mb)));
     let records = MadeUp::gpu("x").measured("a", &small, &times(1.5)).measured("a", &large, &times(1.25));
-    let table = shown(&records.failed("a", &params(Precision::Bfloat16, None)).records());
-    assert!(table.contains("| naive: a call a parameter (100 MB) | float32 | 1,250.0 | 1,000.0 | 1.250 |"), "{table}");
-    assert!(table.contains("| naive: a call a parameter | bfloat16 | failed | – |"), "{table}");
-    assert!(table.contains("| flat: one call | float32 | not measured | – |"), "{table}");
+    let table = shown(&records.failed("a", &params(Precision::Bfloat16, None)).records()).table().markdown();
+    assert!(table.contains("| float32 | naive (100 MB) | 1,250.0 | 1,000.0 | 250.0 |"), "{table}");
+    assert!(table.contains("| bfloat16 | naive | failed | – |"), "{table}");
+    assert!(table.contains("| float32 | flat | not measured | – |"), "{table}");
 }
 
 #[test]
-fn the_spread_between_runs_is_given_for_one_machine_only() {
-    let (naive, flat) = (("naive", 1.5, 0.2, 0.2), ("flat", 1.4, 0.1, 0.1));
-    let [one, other] = [None, Some(1.0)].map(|bucket| params(Precision::Float32, bucket));
-    let captioned = |gpu_of_flat| {
-        let records = MadeUp::gpu("x").run("a", Some("NVIDIA H200")).measured("a", &one, &row(&[naive], None));
-        let records = records.run("b", Some(gpu_of_flat)).measured("a", &other, &row(&[flat], None));
-        // The table shows the machine of the newest run.
-        let records = records.run("c", Some("NVIDIA H200"));
-        shown(&records.measured("a", &params(Precision::Bfloat16, None), &row(&[naive, flat], None)).records())
-    };
-    let same = captioned("NVIDIA H200");
+fn the_chart_orders_what_steady_steps_add_beside_pytorchs() {
+    let float32 =
+        row(&[("naive", 1.5, 0.2, 0.2), ("flat", 1.4, 0.1, 0.1), ("overlap_bucketed", 1.1, 0.5, 0.1)], Some(1.3));
+    let mut unsteady = row(&[("naive", 1.9, 0.2, 0.2)], None);
+    unsteady["single"]["last_rank"] = seconds(&[1.0, 1.2]);
+    unsteady["strategies"]["naive"]["step"]["last_rank"] = seconds(&[1.9, 1.9]);
+    let records = MadeUp::gpu("x").measured("a", &params(Precision::Float32, Some(10.0)), &float32);
+    let records = records.measured("a", &params(Precision::Bfloat16, None), &unsteady).records();
+    let chart = shown(&records).chart().unwrap();
+    let Drawing::Plot(plot) = &chart.drawing else { panic!("{chart:?}") };
+    let values: Vec<f64> = plot.series[0].points.iter().map(|(_, y)| y.unwrap().round()).collect();
+    assert_eq!(values, [500.0, 400.0, 300.0, 300.0, 100.0]);
     assert!(
-        same.contains("Between the runs that step differs by up to 0.0% in float32 and 0.0% in bfloat16."),
-        "{same}"
+        chart.alt.contains("PyTorch DDP (10 MB) 300.0 (step 1,300.0)") && !chart.alt.contains("1,900"),
+        "{}",
+        chart.alt
     );
-    let different = captioned("NVIDIA H100");
-    assert!(different.contains("Between the runs that step differs by up to 0.0% in bfloat16."), "{different}");
+    let table = shown(&records).table().markdown();
+    assert!(table.contains("| bfloat16 | naive | 1,900.0 | 1,000 to 1,200 | 700 to 900 |"), "{table}");
+}
+
+#[test]
+fn without_a_steady_float32_step_there_is_no_chart() {
+    let steps = row(&[("naive", 1.5, 0.2, 0.2)], None);
+    let records = MadeUp::gpu("x").measured("a", &params(Precision::Bfloat16, None), &steps).records();
+    assert!(shown(&records).chart().is_none());
 }

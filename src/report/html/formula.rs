@@ -1,0 +1,36 @@
+//! LaTeX formulas as MathML.
+
+use anyhow::{Result, anyhow};
+use pulldown_latex::config::{DisplayMode, RenderConfig};
+use pulldown_latex::{Parser, ParserError, Storage, push_mathml};
+
+use crate::harness::answer::mark;
+
+/// One formula; `block` sets it on a line of its own. Numbers inside lose their marks.
+///
+/// Errors name the formula.
+pub fn mathml(latex: &str, block: bool) -> Result<String> {
+    let latex = mark::plain(latex);
+    let refused = |reason: String| anyhow!("the formula ${latex}$ does not become MathML: {reason}");
+    let storage = Storage::new();
+    let parsed = Parser::new(&latex, &storage).collect::<Result<Vec<_>, _>>().map_err(|e| refused(e.to_string()))?;
+    let display_mode = if block { DisplayMode::Block } else { DisplayMode::Inline };
+    let config = RenderConfig { display_mode, ..RenderConfig::default() };
+    let mut out = String::new();
+    let events = parsed.into_iter().map(Ok::<_, ParserError>);
+    push_mathml(&mut out, events, config).map_err(|e| refused(e.to_string()))?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_formula_becomes_mathml_and_a_broken_one_an_error() {
+        let inline = mathml("\\frac{a}{\u{E000}x.cpu.1\u{E001}2\u{E002}}", false).unwrap();
+        assert!(inline.starts_with("<math") && inline.contains("<mfrac>") && inline.contains(">2<"), "{inline}");
+        assert!(!inline.contains('\u{E000}'));
+        assert!(mathml("\\nosuchcommand", true).unwrap_err().to_string().contains("nosuchcommand"));
+    }
+}

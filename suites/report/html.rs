@@ -1,0 +1,137 @@
+//! The HTML edition: links from numbers to cases, no marks elsewhere, no network, readable colours, and a real browser.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cs336::cli::document::{RecordSource, document as accepted};
+use cs336::harness::answer::mark;
+use cs336::harness::store::Layout;
+use cs336::report::{self, html};
+
+use crate::sample::full;
+
+fn sample() -> String {
+    let document = full();
+    html::page(&document, &report::render(&document).unwrap()).unwrap()
+}
+
+/// The page of the accepted records.
+fn page() -> String {
+    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
+    let document = accepted(&layout, RecordSource::Accepted).unwrap();
+    html::page(&document, &report::render(&document).unwrap()).unwrap()
+}
+
+#[test]
+fn marks_reach_the_html_edition_alone() {
+    let rendered = report::render(&full()).unwrap();
+    let is_mark = |c: char| [mark::KEY, mark::TEXT, mark::END].contains(&c);
+    assert!(rendered.edition.chapters.iter().any(|chapter| chapter.body.contains(is_mark)));
+    for text in [&rendered.markdown, &rendered.typst, &rendered.front] {
+        assert!(!text.contains(is_mark));
+    }
+    assert!(!sample().contains(is_mark));
+}
+
+#[test]
+fn a_number_links_to_its_case_in_prose_and_in_tables() {
+    let page = sample();
+    let counts = html::gate::check(&page).unwrap();
+    // nine of the ten cases were measured, each with two times and a size
+    assert!(counts.numbers > 27 && counts.cases == 9, "{counts:?}");
+    for words in ["<a class=\"q\" href=\"#case-sample_attention.cpu.7\">", "<details class=\"question\"><summary>Question"] {
+        assert!(page.contains(words), "{words}");
+    }
+    assert!(page == sample(), "two renderings differ");
+}
+
+#[test]
+fn the_page_of_the_accepted_records_is_sound() {
+    let counts = html::gate::check(&page()).unwrap();
+    assert!(counts.numbers > 1000 && counts.cases > 200, "{counts:?}");
+}
+
+/// Each colour of the style by name, light and dark.
+fn colours() -> [BTreeMap<String, [f64; 3]>; 2] {
+    let (light, dark) = html::STYLE.split_once("prefers-color-scheme: dark").unwrap();
+    let dark = dark.split("@media").next().unwrap();
+    let read = |text: &str| {
+        let found = text.split("--").skip(1).filter_map(|rest| {
+            let (name, rest) = rest.split_once(": #")?;
+            let channel = |at: usize| Some(f64::from(u8::from_str_radix(rest.get(at..at + 2)?, 16).ok()?) / 255.0);
+            Some((name.to_string(), [channel(0)?, channel(2)?, channel(4)?]))
+        });
+        found.collect::<BTreeMap<_, _>>()
+    };
+    [read(light), read(dark)]
+}
+
+/// The contrast of two colours by WCAG 2.
+fn contrast(a: [f64; 3], b: [f64; 3]) -> f64 {
+    let linear = |c: f64| if c <= 0.04045 { c / 12.92 } else { ((c + 0.055) / 1.055).powf(2.4) };
+    let luminance = |[r, g, b]: [f64; 3]| 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    let (a, b) = (luminance(a), luminance(b));
+    (a.max(b) + 0.05) / (a.min(b) + 0.05)
+}
+
+#[test]
+fn text_stands_out_from_its_paper_in_light_and_dark() {
+    assert!((contrast([0.0; 3], [1.0; 3]) - 21.0).abs() < 1e-9);
+    for colours in colours() {
+        for paper in ["paper", "panel"] {
+            for (text, least) in [("ink", 7.0), ("quiet", 4.5), ("accent", 4.5), ("focus", 3.0)] {
+                let found = contrast(colours[text], colours[paper]);
+                assert!(found >= least, "{text} on {paper} has a contrast of {found:.2}, below {least}");
+            }
+        }
+    }
+}
+
+/// A browser that draws without a window, if there is one.
+fn browser() -> Option<PathBuf> {
+    let named = std::env::var_os("CHROME").map(PathBuf::from);
+    let known = ["chromium", "chromium-browser", "google-chrome", "chrome-headless-shell"];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = known.iter().flat_map(|name| std::env::split_paths(&path).map(move |folder| folder.join(name)));
+    named.into_iter().chain(found).find(|file| file.is_file())
+}
+
+/// A page that shows the write-up in a frame of this width, which may be narrower than any window, and keeps its verdict.
+fn around(width: u32) -> String {
+    format!(
+        "<!DOCTYPE html><body style=\"margin:0\"><iframe src=\"writeup.html\" width=\"{width}\" height=\"1400\" \
+         style=\"border:0\"></iframe><script>addEventListener('message', (event) => {{ document.body.dataset.verdict = event.data; \
+         }});</script></body>"
+    )
+}
+
+/// Runs `selftest.js` on the page at several widths: every link, a sorted and a filtered table, the panel of cases, an enlarged
+/// figure. `REPORT_OUT` keeps pictures of the page.
+#[test]
+fn the_page_works_in_a_browser() {
+    let Some(browser) = browser() else {
+        eprintln!("skipped: there is no Chromium in PATH, and CHROME names none");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("<script>{}</script></body>", include_str!("selftest.js"));
+    std::fs::write(folder.path().join("writeup.html"), page().replace("</body>", &script)).unwrap();
+    for (width, scheme) in [(320, "light"), (1280, "light"), (1280, "dark"), (3840, "light")] {
+        let file = folder.path().join("around.html");
+        std::fs::write(&file, around(width)).unwrap();
+        let mut command = Command::new(&browser);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]);
+        command.args(["--hide-scrollbars", "--virtual-time-budget=20000"]).arg(format!("--window-size={width},1400"));
+        command.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
+        command.arg(format!("--blink-settings=preferredColorScheme={}", if scheme == "dark" { 0 } else { 1 }));
+        if let Some(out) = std::env::var_os("REPORT_OUT") {
+            command.arg(format!("--screenshot={}", Path::new(&out).join(format!("{width}-{scheme}.png")).display()));
+        }
+        let output = command.arg(format!("file://{}", file.display())).output().unwrap();
+        let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let verdict = dom.split("data-verdict=\"").nth(1).and_then(|rest| rest.split('"').next());
+        assert_eq!(verdict, Some("well"), "{width} px, {scheme}: {log}");
+        assert!(!log.contains("CONSOLE"), "{width} px, {scheme}: the console says {log}");
+    }
+}
