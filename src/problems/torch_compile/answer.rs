@@ -69,10 +69,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let on_cpu = Cases::of(&on_cpu);
     let attention = Attention::of(&cases.attention);
     let models = Models::of(&cases.models, &Alone::of(records.other(ALONE)?.of(main.profile()))?);
-    let eager = [
-        (attention.eager.clone(), "for attention"),
-        (models.eager.clone(), "for models"),
-    ];
+    let eager = [(attention.eager.clone(), "for attention"), (models.eager.clone(), "for models")];
     let quoted = Quoted {
         cpu: cpu.is_some(),
         steady: STEADY,
