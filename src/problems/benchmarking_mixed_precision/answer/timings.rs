@@ -7,7 +7,7 @@ use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table};
+use crate::harness::answer::{Answer, Claim, Quantity, SameMachine, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::steadiness::Turns;
 use crate::model::Precision;
