@@ -106,7 +106,7 @@ impl<P, R> MeasureCase<'_, P, R> {
     }
 
     pub fn cell<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Cell {
-        self.text(column, pass).into()
+        self.case.text(&self.text(column, pass))
     }
 
     /// The seconds of the first calls of both passes, which compile them; none where one was not called.
