@@ -17,7 +17,8 @@ pub fn draw(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, 
     let written = numbers(plot, bar);
     for (c, category) in categories.iter().enumerate() {
         let middle = frame.left + slot * (c as f64 + 0.5);
-        canvas.text(middle, frame.bottom + 12.5, "middle", category);
+        let lower = if c % 2 == 1 { second_row(plot, frame) } else { 0.0 };
+        canvas.text(middle, frame.bottom + 12.5 + lower, "middle", category);
         for (i, series) in plot.series.iter().enumerate() {
             let x = middle + bar * (i as f64 + 0.5 - plot.series.len() as f64 / 2.0);
             let Some(value) = series.points[c].1 else {
@@ -42,9 +43,14 @@ pub fn draw(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, 
     }
 }
 
-/// Whether the categories' names fit below upright bars.
+/// Whether the categories' names fit below upright bars in one row.
 pub fn fits(plot: &Plot, frame: &Frame) -> bool {
     names(plot).iter().all(|name| width_of(name) + 4.0 <= slot(plot, frame))
+}
+
+/// The height of a second row, for every other name, where one row is too short for them.
+pub fn second_row(plot: &Plot, frame: &Frame) -> f64 {
+    if fits(plot, frame) { 0.0 } else { 10.0 }
 }
 
 /// The finished SVG of horizontal bars: names at the left, the sum of the segments behind each bar.

@@ -65,11 +65,12 @@ impl Canvas {
         self.path(d, &format!(r#"fill="none" stroke="{colour}" stroke-width=".6" stroke-dasharray="1.5 1.5""#), "");
     }
 
-    /// The SVG file.
+    /// The SVG file. Outside the document it is half as wide again, so that its words have the size of a page's.
     pub fn file(self, height: f64) -> String {
-        let drawn = self.0;
+        let (drawn, height) = (self.0, height.ceil());
+        let [wide, high] = [WIDTH, height].map(|points| (1.5 * points).round());
         format!(
-            r##"<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{WIDTH}" height="{height:.0}" viewBox="0 0 {WIDTH} {height:.0}" font-family="{FONT}" font-size="{SIZE}" fill="currentColor" color="#222222"><style>@media screen and (prefers-color-scheme:dark){{.figure{{color:#dddddd}}}}</style>{drawn}</svg>{}"##,
+            r##"<svg xmlns="http://www.w3.org/2000/svg" class="cs336-figure" width="{wide}" height="{high}" viewBox="0 0 {WIDTH} {height}" font-family="{FONT}" font-size="{SIZE}" fill="currentColor" color="#222222"><style>@media screen and (prefers-color-scheme:dark){{.cs336-figure{{color:#dddddd}}}}</style>{drawn}</svg>{}"##,
             "\n"
         )
     }

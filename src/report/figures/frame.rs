@@ -93,10 +93,6 @@ pub fn y_axis<'a>(plots: impl IntoIterator<Item = &'a Plot>) -> Axis {
         values.extend(plot.series.iter().flat_map(|series| series.points.iter().filter_map(|point| point.1)));
         values.extend(plot.series.iter().flat_map(|series| series.ranges.iter().flatten().flatten()));
         values.extend(references(plot).iter().map(|reference| reference.at));
-        if plot.kind == PlotKind::Bar && !plot.log_y {
-            // Room for the numbers above the bars.
-            values.push(1.05 * values.iter().copied().fold(0.0, f64::max));
-        }
     }
     if log { Axis::log(&values) } else { Axis::linear(&values, true) }
 }

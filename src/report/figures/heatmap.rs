@@ -44,12 +44,12 @@ pub fn svg(heatmap: &Heatmap) -> String {
     canvas.file(top + 25.0)
 }
 
-/// The ratio of the strongest colour: the power of two that at most a tenth of the fields pass, up or down.
+/// The ratio of the strongest colour: the power of two that at most a fifth of the fields pass, up or down.
 fn full(heatmap: &Heatmap) -> f64 {
     let mut factors: Vec<f64> = ratios(heatmap).map(|ratio| ratio.max(1.0 / ratio)).collect();
     factors.sort_by(f64::total_cmp);
-    let ninth = factors.get(factors.len() * 9 / 10).copied().unwrap_or(2.0);
-    2f64.powf(ninth.log2().ceil().max(1.0))
+    let most = factors.get(factors.len() * 4 / 5).copied().unwrap_or(2.0);
+    2f64.powf(most.log2().ceil().max(1.0))
 }
 
 fn ratios(heatmap: &Heatmap) -> impl Iterator<Item = f64> {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(full(&heatmap(ratios.clone())), 8.0);
         ratios.push(Some(40.0));
         assert_eq!(full(&heatmap(ratios.clone())), 8.0, "one of twenty");
-        ratios.extend([Some(0.06); 5]);
+        ratios.extend([Some(0.06); 8]);
         assert_eq!(full(&heatmap(ratios)), 32.0, "slower ones count too");
     }
 

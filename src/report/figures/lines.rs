@@ -96,8 +96,9 @@ fn last_x(series: &Series) -> f64 {
 
 /// The lines with their error bars and markers.
 pub fn draw(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, (x_axis, y_axis): (&Axis, &Axis)) {
+    let mut drawn: Vec<Vec<(f64, f64, usize)>> = Vec::new();
     for series in &plot.series {
-        let paint = palette.paint(&series.name);
+        let mut paint = palette.paint(&series.name).clone();
         let (mut path, mut pen) = (String::new(), 'M');
         let mut marks: Vec<(f64, f64, usize)> = Vec::new();
         for (k, (x, value)) in series.points.iter().enumerate() {
@@ -110,18 +111,38 @@ pub fn draw(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, 
             pen = 'L';
             marks.push((x, y, k));
         }
-        canvas.path(&path, &stroke(paint), &series.name);
+        // Of a line on top of another one every second stretch is left out, and the markers are.
+        let is_covering = drawn.iter().any(|other| covers(&marks, other));
+        if is_covering {
+            paint.dash = "5 5";
+        }
+        canvas.path(&path, &stroke(&paint), &series.name);
         // Beyond two dozen points markers would hide the line.
-        for (x, y, k) in marks.iter().step_by(series.points.len().div_ceil(24)) {
+        for (x, y, k) in marks.iter().step_by(series.points.len().div_ceil(24)).filter(|_| !is_covering) {
             frame.draw_range(canvas, y_axis, *x, series.range(*k));
             paint.marker(canvas, *x, *y, &title(plot, series, *k));
         }
+        drawn.push(marks);
     }
+}
+
+fn covers(marks: &[(f64, f64, usize)], other: &[(f64, f64, usize)]) -> bool {
+    marks.len() == other.len() && marks.iter().zip(other).all(|(a, b)| a.0 == b.0 && (a.1 - b.1).abs() < 1.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_on_top_of_another_leaves_it_visible() {
+        let line = |name: &str, y: f64| Series::over_numbers(name, [(1.0, Some(1.0)), (2.0, Some(y))]);
+        let dashes = |y| {
+            let plot = Plot::new(PlotKind::Line, "n", "time (ms)", vec![line("ours", 100.0), line("cuDNN", y)]);
+            super::super::plot::svg(&plot).matches(r#"stroke-dasharray="5 5""#).count()
+        };
+        assert_eq!((dashes(100.1), dashes(90.0)), (1, 0));
+    }
 
     #[test]
     fn names_that_would_touch_are_moved_apart_and_stay_inside() {

@@ -31,7 +31,7 @@ const NAMED: &[(Role, &[&str])] = &[
 const OURS: &[&str] = &["forward", "backward", "step", "measured", "saved", "gradients"];
 const SIZES: [&str; 5] = ["small", "medium", "large", "xl", "2.7B"];
 
-const LIGHT: &[&str] = &["forward", "saved", "synchroni", "parameters"];
+const LIGHT: &[&str] = &["forward", "saved", "synchroni", "parameters", "working"];
 const DARK: &[&str] = &["backward", "gradients"];
 
 const DASHES: [&str; 4] = ["none", "4 2", "1.5 1.5", "6 2 1.5 2"];

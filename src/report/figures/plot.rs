@@ -31,16 +31,17 @@ pub fn svg(plot: &Plot) -> String {
     let margin = Margin::of(plot, HEIGHT);
     let left = left_of(&y);
     let unnamed = palette.entries().filter(|_| plot.series.len() > 1 && !margin.has_series);
-    let top = 18.0 + 13.0 * legend(&mut canvas, plot, unnamed, left) as f64;
+    let top = 18.0 + numbers_height(plot) + 13.0 * legend(&mut canvas, plot, unnamed, left) as f64;
     let frame = Frame { left, right: WIDTH - margin.width(), top, bottom: top + HEIGHT, inset: INSET };
     if plot.kind == PlotKind::Bar && plot.series.len() == 1 && !bars::fits(plot, &frame) {
         return bars::horizontal(plot, &palette);
     }
     panel(&mut canvas, plot, &palette, &frame, (&x, &y), (true, true));
     margin.draw(&mut canvas, &palette, &frame, (&x, &y));
+    let bottom = frame.bottom + if plot.kind == PlotKind::Bar { bars::second_row(plot, &frame) } else { 0.0 };
     canvas.text(0.0, 9.0, "start", &plot.y_label);
-    canvas.text((frame.left + frame.right) / 2.0, frame.bottom + 26.0, "middle", &plot.x_label);
-    canvas.file(frame.bottom + 32.0)
+    canvas.text((frame.left + frame.right) / 2.0, bottom + 26.0, "middle", &plot.x_label);
+    canvas.file(bottom + 32.0)
 }
 
 /// The finished SVG of plots in rows: one legend, one x axis, and one y axis for each row.
@@ -56,12 +57,12 @@ pub fn multiples(multiples: &SmallMultiples) -> String {
     canvas.text(0.0, 9.0, "start", &first.y_label);
     let slot = (WIDTH - 6.0 - left + PANEL_GAP) / multiples.columns as f64;
     for (row, y) in rows.iter().zip(&axes) {
-        top += PANEL_TITLE;
+        top += PANEL_TITLE + numbers_height(first);
         for (column, (name, plot)) in row.iter().enumerate() {
             let left = left + slot * column as f64;
             let right = left + slot - PANEL_GAP;
             let frame = Frame { left, right, top, bottom: top + PANEL_HEIGHT, inset: INSET };
-            canvas.text((left + right) / 2.0, top - 4.0, "middle", name);
+            canvas.text((left + right) / 2.0, top - numbers_height(first) - 4.0, "middle", name);
             // A row that is not full leaves columns whose lowest panel stands above the last row.
             let is_lowest = std::ptr::eq(*row, rows[rows.len() - 1]) || column >= rows[rows.len() - 1].len();
             panel(&mut canvas, plot, &palette, &frame, (&x, y), (is_lowest, column == 0));
@@ -70,6 +71,11 @@ pub fn multiples(multiples: &SmallMultiples) -> String {
     }
     canvas.text((left + WIDTH) / 2.0, top + 26.0, "middle", &first.x_label);
     canvas.file(top + 32.0)
+}
+
+/// Room above the frame for the number of the highest bar.
+fn numbers_height(plot: &Plot) -> f64 {
+    if plot.kind == PlotKind::Bar && !plot.log_y { 8.0 } else { 0.0 }
 }
 
 /// Axes, reference lines and data in a frame; `words` says whether x and y have their numbers.

@@ -65,6 +65,7 @@ fn samples() -> Vec<(&'static str, Drawing)> {
         ("legend", Drawing::Plot(lines(&[&"a name that is too long for the margin of the figure".repeat(2), "ours"]))),
         ("bars", Drawing::Plot(bars(PlotKind::Bar, &["forward", "backward"], &["small", "medium", "2.7B"]))),
         ("long names", Drawing::Plot(bars(PlotKind::Bar, &["beyond"], &strategies))),
+        ("two rows", Drawing::Plot(bars(PlotKind::Bar, &["forward", "backward"], &strategies))),
         ("horizontal", Drawing::Plot(bars(PlotKind::HorizontalBar, &["waiting", "optimizer"], &strategies))),
         ("area", Drawing::Plot(area())),
         ("multiples", Drawing::SmallMultiples(SmallMultiples { columns: 4, plots: panels() })),
@@ -98,7 +99,8 @@ fn boxes(drawn: &str) -> Vec<([f64; 4], &str)> {
 fn words_stand_inside_the_figure_and_do_not_touch() {
     for (name, drawing) in samples() {
         let drawn = svg(&drawing);
-        let height: f64 = drawn.split("height=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+        let view = drawn.split("viewBox=\"").nth(1).unwrap().split('"').next().unwrap();
+        let height: f64 = view.rsplit(' ').next().unwrap().parse().unwrap();
         let boxes = boxes(&drawn);
         for (i, ([left, top, right, bottom], words)) in boxes.iter().enumerate() {
             let inside = *left >= -0.5 && *top >= 0.0 && *right <= WIDTH + 0.5 && *bottom <= height;
