@@ -27,7 +27,9 @@ impl TurnTimes {
     /// `median`, that of all samples, or the `range` of the turns where they do not agree.
     pub fn cell(&self, median: &Quantity, range: impl Fn(f64, f64) -> String) -> Cell {
         match self.range() {
-            Some(Range { low, high }) if !self.is_stable() => range(low.value(), high.value()).into(),
+            Some(Range { low, high }) if !self.is_stable() => {
+                low.mark(&range(low.value(), high.value())).into()
+            }
             _ => median.into(),
         }
     }
@@ -62,7 +64,8 @@ mod tests {
         let unstable = turns(&[1.0, 1.0, 1.06, 1.06], 2);
         assert!(!unstable.is_stable());
         let cell = |turns: &TurnTimes| turns.cell(&low, |low, high| format!("{low} to {high}"));
-        assert_eq!((cell(&steady), cell(&unstable)), (Cell::from(&low), "1 to 1.06".into()));
+        let unstable = (cell(&unstable), Cell::text(low.mark("1 to 1.06")));
+        assert_eq!((cell(&steady), unstable.0), (Cell::from(&low), unstable.1));
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl Paired {
         let [low, high] = [&self.range.low, &self.range.high].map(Quantity::value);
         match self.steady && low > 0.0 && high <= STEADY * low {
             true => Cell::from(&self.all),
-            false => range(low, high, Style::Ms, if high < 0.01 { 1 } else { 0 }).into(),
+            false => self.all.mark(&range(low, high, Style::Ms, if high < 0.01 { 1 } else { 0 })).into(),
         }
     }
 }

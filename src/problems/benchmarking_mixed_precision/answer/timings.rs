@@ -197,7 +197,7 @@ impl Gain {
 /// A line a size; times have as many digits after the point.
 pub(super) fn table(pairs: &[Pair], digits: usize) -> Table {
     let time = |case: &MixedCase, pass| match samples(case, pass) {
-        Some(samples) => Cell::text(with_deviation(&samples.samples, stats::median, digits)),
+        Some(samples) => Cell::text(with_deviation(&samples.samples, stats::median, digits)).of_case(&case.id),
         None => case.outcome.label().into(),
     };
     Table::of(pairs)

@@ -153,5 +153,5 @@ fn both_times(case: &ProfileCase) -> Cell {
         true => three_digits(stats::median(&profile.row.host.inference.samples)),
         false => format!("{}–{}", three_digits(fastest), three_digits(slowest)),
     };
-    format!("{} ({host})", three_digits(profile.inference().span_s)).into()
+    Cell::text(format!("{} ({host})", three_digits(profile.inference().span_s))).of_case(&case.id)
 }

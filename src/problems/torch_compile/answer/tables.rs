@@ -84,7 +84,7 @@ fn add_model(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[ModelCase]
             let Some(median) = case.median(column, pass) else { return case.ending(column).into() };
             let std = case.statistic(column, pass, stats::std).filter(|std| std.value().is_finite());
             let std = std.map_or(NOTHING.into(), |std| print(std.value(), Style::Ms, 2));
-            Cell::text(format!("{} ± {std}", print(median.value(), Style::Ms, 2)))
+            Cell::text(median.mark(&format!("{} ± {std}", print(median.value(), Style::Ms, 2))))
         }));
         let compile = case.row.and_then(|row| row.compile.as_ref());
         cells.push(compile.and_then(|compile| case.first_calls(compile, step)).into());
