@@ -116,8 +116,8 @@ fn the_figures_of_the_readme_match_the_records() {
 #[test]
 fn the_picture_of_the_readme_is_drawn_from_the_records() {
     let rendered = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
-    let drawn = rendered.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-rate-bfloat16-64.svg");
-    let (_, drawn) = drawn.expect("the rate of attention in bfloat16 at width 64");
+    let drawn = rendered.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-full-rates.svg");
+    let (_, drawn) = drawn.expect("the rates of attention");
     let path = layout().root.join("snapshots").join("readme.svg");
     if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
         std::fs::write(&path, drawn).unwrap();

@@ -13,6 +13,7 @@ mod params;
 pub mod portable;
 mod schedule;
 pub mod textbook;
+pub mod tiles;
 pub mod variant;
 
 /// Head dimensions that kernels are compiled for.

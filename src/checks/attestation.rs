@@ -172,15 +172,15 @@ fn listed(trials: &[(Implementation, String)]) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// A table with one line for each trial of a machine.
+/// A table with one line for each trial of a machine. Hopper's kernels run each case with both sizes of tiles.
 pub fn table(set: &RecordSet) -> Result<Table> {
     let mut table = Table::new(vec![
         Column::text("kernels"),
         Column::text("trial"),
         Column::text("$d$"),
         Column::number("cases", Style::Grouped, 0),
-        Column::number("largest error (of what is allowed)", Style::Percent, 0),
-        Column::text("reported by the checker"),
+        Column::number("largest error (share of the bound)", Style::Percent, 0),
+        Column::text("checker reports"),
     ]);
     for case in set.cases_as::<Params, Row>()? {
         let stale = if case.stale.is_some() { " (stale)" } else { "" };
@@ -201,13 +201,12 @@ pub fn table(set: &RecordSet) -> Result<Table> {
         };
         table.row(vec![name, trial, dimensions.into(), cases.into(), share.into(), reported]);
     }
-    let who = if set.is_gpu() { "this GPU" } else { "the emulator" };
+    let place = if set.is_gpu() { "on" } else { "in the emulator on" };
     Ok(table.captioned(format!(
-        "What {who} has shown of the kernels, both passes: errors by FlashAttention's rule (at most twice that of plain \
-         operations in the same type, plus a rounding); of repeats, how many runs of one case there were, which all gave the \
-         same bits, save in $dQ$ of the Hopper kernels. Those are tried with small and with large tiles, whatever the shape; \
-         each counts as a case of its own, and of repeats each has so many runs. {}.",
-        set.source()
+        "Trials of the attention kernels, forward and backward, {place} {}. The error may be twice that of plain attention in \
+         the same type, plus a rounding. For repeats, \"cases\" is the number of runs; all were bitwise equal except Hopper's \
+         $dQ$.",
+        set.machine()?
     )))
 }
 

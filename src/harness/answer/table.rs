@@ -117,9 +117,7 @@ impl Cell {
     /// A text that begins with a number, such as "12.6 ± 0.8", gets the mark of the case that it comes from.
     pub fn of_case(self, id: &CaseId) -> Self {
         match self {
-            Self::Text(text) if text.starts_with(|c: char| c.is_ascii_digit()) => {
-                Self::Text(mark::marked(&text, &mark::key(std::slice::from_ref(id))))
-            }
+            Self::Text(text) if text.starts_with(|c: char| c.is_ascii_digit()) => Self::Text(id.mark(&text)),
             cell => cell,
         }
     }

@@ -1,8 +1,9 @@
-//! Ours against plain attention, PyTorch's operators and FlashAttention-3: gains by cell, and what a timing depends on.
+//! Ours against plain attention, PyTorch's operators and FlashAttention-3: two regimes, all cells, tiles, and figures.
 
 mod cells;
 mod figures;
-mod flash_attention_3;
+mod published;
+mod speed;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -11,32 +12,31 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::cells::{CellPass, FlashCase, only, passes, shape, title};
-use self::flash_attention_3::{Beside, PowerCap, beside, power_cap};
-use self::tables::by_rounds;
+use self::published::{Beside, PowerCap, beside, power_cap};
+use self::speed::{Passes, Speed, Wins};
+use self::tables::TileRow;
 use super::checks::GRIDS;
 use super::implementations::columns;
 use super::measure::{FlashBenchmarking, Launch, Params};
 use super::verify::{TAIL, WHOLE};
 use crate::bench::dtype::Dtype;
 use crate::bench::interleave::ColumnOutcome;
-use crate::bench::timing::{Cache, FLUSHED_BYTES};
+use crate::bench::timing::FLUSHED_BYTES;
 use crate::bench::tolerance;
 use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
 use crate::harness::answer::format::{grouped, markdown};
-use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Range, RecordSet, Records, Unit};
-use crate::harness::stats::Summary;
+use crate::harness::answer::{Answer, Audience, CaseOutcome, Quantity, Records, Unit};
 
 /// The grid of 16 heads, which fill a GPU.
 const HEADS: &str = "heads";
+/// The short cells as CUDA graphs, and with warm caches.
+const GRAPH: &str = "graph";
+const WARM: &str = "warm";
 const LEADERBOARD: &str = "leaderboard";
-/// A mean that is this close to its median tells the same.
-const NEAR: f64 = 0.05;
 
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    source: String,
     flushed: Quantity,
     /// Operations of the backward pass over those of the forward pass.
     backward: f64,
@@ -46,17 +46,17 @@ struct Quoted {
     bound_bf16: f64,
     bound_f32: f64,
     grid: Option<Grid>,
-    plain: Option<Wins>,
-    pytorch: Option<Wins>,
-    /// The least of all gains over the fastest of everything else.
-    least: Option<Quantity>,
+    wins: Option<Wins>,
+    speed: Option<Speed>,
+    passes: Option<Passes>,
+    /// Of the short cells with warm caches, launched by the host.
+    warm: Option<Passes>,
+    tiles: Option<TileExample>,
     /// Of FlashAttention-3's times.
     beside: Option<Beside>,
     cap: Option<PowerCap>,
-    #[serde(flatten)]
-    endings: Endings,
-    mean: Option<Mean>,
-    other: Option<Conditions>,
+    /// What has no figure and why, a sentence for each way to end.
+    endings: Vec<String>,
     board: Option<Leaderboard>,
 }
 
@@ -67,20 +67,19 @@ struct Grid {
     warmup: i64,
     rep: i64,
     rounds: String,
-    cache: &'static str,
-    launch: &'static str,
 }
 
-/// Cells in which ours is faster, of those in which both were timed.
+/// Two sizes of tiles of one width, and the length up to which the first one is taken.
 #[derive(Serialize)]
-struct Wins {
-    faster: usize,
-    cells: usize,
-    ratios: Range,
+struct TileExample {
+    d: i64,
+    short: [u32; 2],
+    until: String,
+    long: [u32; 2],
 }
 
 /// What has no figure and why, each reason once.
-#[derive(Default, Serialize)]
+#[derive(Default)]
 struct Endings {
     missing: Vec<String>,
     not_run: Vec<String>,
@@ -88,18 +87,18 @@ struct Endings {
     oom: Vec<String>,
 }
 
-/// Of all figures, those whose mean is near their median, and how far the farthest is.
-#[derive(Serialize)]
-struct Mean {
-    figures: usize,
-    near: usize,
-    farthest: Quantity,
-}
-
-#[derive(Serialize)]
-struct Conditions {
-    calls: String,
-    d: i64,
+impl Endings {
+    fn sentences(&self) -> Vec<String> {
+        let Self { missing, not_run, failed, oom } = self;
+        let lists = [
+            ("Cells without any time", missing),
+            ("Not run on this machine", not_run),
+            ("Refused before timing", failed),
+            ("Out of memory", oom),
+        ];
+        let filled = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        filled.map(|(what, list)| format!("{what}: {}.", list.join("; "))).collect()
+    }
 }
 
 #[derive(Serialize)]
@@ -121,127 +120,99 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = main.cases::<FlashBenchmarking>()?;
     let all = passes(&cases);
     let grid = cells::grid(&all);
-    let gains = if main.is_gpu() { tables::gains(&grid)? } else { None };
-    let heads = only(&all, |p| p.case.grid == HEADS);
-    let others = only(&all, |p| !GRIDS.contains(&p.case.grid.as_str()) && p.case.grid != HEADS);
-    let conditions = tables::conditions(&others, &grid);
+    // A CPU's grid shows the protocol alone.
+    let answered: &[CellPass] = if main.is_gpu() { &grid } else { &[] };
+    let of_grid = |name: &str| if main.is_gpu() { only(&all, |p| p.case.grid == name) } else { Vec::new() };
+    let (graphs, warm, heads) = (of_grid(GRAPH), of_grid(WARM), of_grid(HEADS));
+    let tiles = tables::tile_rows(main, answered)?;
     let board = cases.iter().find(|case| case.grid == LEADERBOARD);
     let quoted = Quoted {
-        gpu: main.is_gpu(),
-        source: main.source(),
         flushed: Quantity::constant(FLUSHED_BYTES as f64, Unit::Bytes),
         backward: BACKWARD_OVER_FORWARD,
         whole: WHOLE,
         tail: TAIL,
         bound_bf16: tolerance::attention(Dtype::Bfloat16),
         bound_f32: tolerance::attention(Dtype::Float32),
-        grid: grid.first().map(|first| how_timed(first, &grid)),
-        plain: wins(&grid, |p| p.over_plain()),
-        pytorch: wins(&grid, |p| p.over_pytorch()),
-        least: gains.as_ref().map(|gains| gains.least.clone()),
-        beside: if gains.is_some() { beside(&heads, &grid)? } else { None },
+        grid: how_timed(&grid),
+        wins: Wins::of(answered),
+        speed: Speed::of(answered, &graphs),
+        passes: Passes::of(answered),
+        warm: Passes::of(&only(&warm, |p| p.cell.launch == Launch::Eager)),
+        tiles: tiles.as_deref().and_then(tile_example),
+        beside: beside(&heads)?,
         cap: power_cap(&heads)?,
-        endings: endings(&cases, &grid),
-        mean: mean(&grid),
-        other: conditions.as_ref().and(others.first()).map(|first| Conditions {
-            calls: by_rounds(&others, first.cell.most_repeats, "calls"),
-            d: first.cell.d_model,
-        }),
+        endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
     };
-    let mut answer = Answer::new(&quoted)?;
-    claims(&mut answer, &quoted)?;
-    if let Some(gains) = gains {
-        gains.claims.into_iter().try_for_each(|claim| answer.claim(claim))?;
-        answer.table("gains", gains.table)?;
+    let mut answer = Answer::of(main, &quoted)?;
+    let claims = [quoted.wins.as_ref().map(Wins::claim), quoted.passes.as_ref().map(Passes::claim)];
+    claims.into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
+    let on = main.machine()?;
+    let by_launch = |p: &CellPass| if p.cell.launch == Launch::Graph { "as a graph" } else { "launched" }.into();
+    let by_dtype = |p: &CellPass| p.cell.dtype.name().into();
+    let printed = [
+        ("answer", tables::answered(answered, &on)?),
+        ("full-tiles", tiles.map(|rows| tables::tiles(&rows))),
+        ("full-times-bfloat16", tables::times(&of(answered, Dtype::Bfloat16), by_width, &format!("bfloat16, on {on}"))),
+        ("full-times-float32", tables::times(&of(answered, Dtype::Float32), by_width, &format!("float32, on {on}"))),
+        ("full-regimes", quoted.speed.map(|speed| speed.table)),
+        ("full-graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
+        ("full-warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
+        ("full-flash-attention-3", quoted.beside.map(|beside| beside.table)),
+        ("full-errors", tables::errors(answered, &on)),
+        (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
+    ];
+    for (id, table) in printed {
+        table.map_or(Ok(()), |table| answer.table(id, table))?;
     }
-    if let Some(beside) = quoted.beside {
-        answer.table("flash-attention-3", beside.table)?;
-    }
-    times(&mut answer, main, &grid)?;
-    if !grid.is_empty() {
-        answer.table("errors", tables::errors(&grid))?;
-    }
-    if let Some(table) = conditions {
-        answer.table("conditions", table)?;
-    }
-    if let Some((case, row)) = board.and_then(|case| Some((case, case.row()?))) {
-        answer.table(LEADERBOARD, tables::leaderboard(case, row))?;
-    }
-    figures::ladder(&mut answer, main, &grid)?;
-    figures::rates(&mut answer, main, &grid)?;
-    figures::speed_ups(&mut answer, main, &grid)?;
-    beside_the_gpu(&mut answer, records)?;
+    figures::rates(&mut answer, answered, &on)?;
+    figures::speed_ups(&mut answer, answered, &on)?;
+    cpu_grid(&mut answer, records)?;
     Ok(answer)
 }
 
-/// A table for each type and pass.
-fn times(answer: &mut Answer, main: &RecordSet, grid: &[CellPass]) -> Result<()> {
-    for dtype in [Dtype::Bfloat16, Dtype::Float32] {
-        for pass in cells::PASSES {
-            let cells = only(grid, |p| p.cell.dtype == dtype && p.pass == pass);
-            if let Some(table) = tables::times(main, &cells) {
-                answer.table(format!("times-{}-{}", dtype.name(), title(pass)), table)?;
-            }
-        }
-    }
-    Ok(())
+fn of<'a>(grid: &[CellPass<'a>], dtype: Dtype) -> Vec<CellPass<'a>> {
+    only(grid, |p| p.cell.dtype == dtype)
 }
 
-/// The small grid of a CPU, where a GPU's is the main one.
-fn beside_the_gpu(answer: &mut Answer, records: &Records) -> Result<()> {
-    let (Some(_), Some(cpu)) = (records.gpu(), records.cpu()) else { return Ok(()) };
+fn by_width(pass: &CellPass) -> String {
+    format!("d = {}", pass.cell.d_model)
+}
+
+fn width(passes: &[CellPass]) -> String {
+    passes.first().map_or_else(String::new, |pass| format!("${}$", by_width(pass)))
+}
+
+/// The small grid of a CPU.
+fn cpu_grid(answer: &mut Answer, records: &Records) -> Result<()> {
+    let Some(cpu) = records.cpu() else { return Ok(()) };
     let cases = cpu.cases::<FlashBenchmarking>()?;
     let both = only(&cells::grid(&passes(&cases)), |p| p.cell.dtype == Dtype::Float32 && p.pass == AttentionPass::Both);
-    match tables::times(cpu, &both) {
-        Some(table) => answer.table("cpu-times", table),
-        None => Ok(()),
-    }
+    let of = format!("float32, warm caches, on {}, where \"tiled\" is ours", cpu.machine()?);
+    tables::times(&both, by_width, &of).map_or(Ok(()), |table| answer.table("cpu-times", table))
 }
 
-fn how_timed(first: &CellPass, grid: &[CellPass]) -> Grid {
-    Grid {
-        warmup: first.cell.warmup_ms as i64,
-        rep: first.cell.rep_ms as i64,
-        rounds: by_rounds(grid, 1, "rounds"),
-        cache: if first.cell.cache == Cache::Cold { "cold" } else { "warm" },
-        launch: if first.cell.launch == Launch::Eager { "by the host" } else { "as a graph" },
-    }
-}
-
-/// Both passes together; none where no cell has both figures.
-fn wins(grid: &[CellPass], ratio: fn(&CellPass) -> Option<Quantity>) -> Option<Wins> {
-    let ratios: Vec<_> = grid.iter().filter(|p| p.pass == AttentionPass::Both).filter_map(ratio).collect();
-    let faster = ratios.iter().filter(|ratio| ratio.value() > 1.0).count();
-    Some(Wins { faster, cells: ratios.len(), ratios: Range::of(&ratios)? })
-}
-
-fn claims(answer: &mut Answer, quoted: &Quoted) -> Result<()> {
-    for (id, wins) in [("faster-than-plain-attention", &quoted.plain), ("faster-than-pytorch", &quoted.pytorch)] {
-        if let Some(wins) = wins {
-            let claim = Claim::all(id, "cells in which ours is faster", wins.faster, wins.cells);
-            answer.claim(claim.operand("least ratio", &wins.ratios.low))?;
-        }
-    }
-    if let Some(Beside { faster, rows, .. }) = quoted.beside {
-        answer.claim(Claim::all("faster-than-flash-attention-3", "rows in which ours is faster", faster, rows))?;
-    }
-    if let Some(mean) = &quoted.mean {
-        let claim = Claim::all("means-are-near-medians", "figures within 5%", mean.near, mean.figures);
-        answer.claim(claim.operand("farthest", &mean.farthest))?;
-    }
-    Ok(())
-}
-
-/// Of the mean from the median, over all figures of the grid.
-fn mean(grid: &[CellPass]) -> Option<Mean> {
-    let of_pass = |p: &CellPass| -> Vec<Quantity> {
-        let summaries = columns().into_iter().filter_map(|e| Summary::of(&p.samples(&e)?.samples));
-        summaries.map(|s| p.case.quantity((s.mean / s.median - 1.0).abs(), Unit::One)).collect()
+fn how_timed(grid: &[CellPass]) -> Option<Grid> {
+    let (first, last) = (grid.first()?.cell, grid.last()?.cell);
+    let longest = grid.iter().filter(|p| p.cell.rounds == first.rounds).map(|p| p.cell.seq).max()?;
+    let rounds = match first.rounds == last.rounds {
+        true => first.rounds.to_string(),
+        false => format!("{} up to $T = {}$ and {} beyond", first.rounds, grouped(longest as f64, 0), last.rounds),
     };
-    let offs: Vec<_> = grid.iter().flat_map(of_pass).collect();
-    let near = offs.iter().filter(|off| off.value() <= NEAR).count();
-    Some(Mean { figures: offs.len(), near, farthest: Quantity::largest(&offs)?.clone() })
+    Some(Grid { warmup: first.warmup_ms as i64, rep: first.rep_ms as i64, rounds })
+}
+
+/// The forward pass in bfloat16, of the widest heads whose tiles grow with the length.
+fn tile_example(rows: &[TileRow]) -> Option<TileExample> {
+    let grows = |row: &&TileRow| {
+        let first = rows.iter().find(|first| (first.dtype, first.d) == (row.dtype, row.d));
+        row.dtype == Dtype::Bfloat16 && first.is_some_and(|first| first.tiles.forward != row.tiles.forward)
+    };
+    let long = rows.iter().filter(|row| row.d == 64).find(grows)?;
+    let short =
+        rows.iter().rfind(|row| (row.dtype, row.d) == (long.dtype, long.d) && row.lengths[1] < long.lengths[0])?;
+    let until = grouped(short.lengths[1] as f64, 0);
+    Some(TileExample { d: long.d, short: short.tiles.forward, until, long: long.tiles.forward })
 }
 
 fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
@@ -277,9 +248,7 @@ fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
 fn reason<R>(outcome: &CaseOutcome<R>) -> Option<String> {
     match outcome {
         CaseOutcome::Measured(_) => None,
-        CaseOutcome::OutOfMemory { message: why, .. }
-        | CaseOutcome::NotRun { reason: why, .. }
-        | CaseOutcome::Failed { error: why } => Some(markdown(why)),
+        other => Some(markdown(other.reason())),
     }
 }
 

@@ -7,8 +7,9 @@ use crate::attention::implementations::{Group, Implementation};
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Case, Quantity, Unit};
+use crate::harness::answer::{Case, Quantity, Range, SameRun, Unit};
 use crate::harness::samples::Samples;
+use crate::harness::stats::{max, median, min};
 
 pub type FlashCase = Case<Params, Row>;
 
@@ -68,6 +69,12 @@ pub fn shape(cell: &Cell) -> String {
 }
 
 impl<'a> CellPass<'a> {
+    /// Whether both are the same pass of one head of one shape and type, whatever the cache and the launch.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let key = |p: &Self| (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch, p.pass);
+        key(self) == key(other)
+    }
+
     pub fn entry(&self, of: &Implementation) -> Option<&'a ImplementationOutcome> {
         self.row.columns.get(of.name)
     }
@@ -90,6 +97,16 @@ impl<'a> CellPass<'a> {
         Some(self.case.quantity(flops / self.median(of)?.value(), Unit::FlopsPerSecond))
     }
 
+    pub fn turns(&self, of: &Implementation) -> Option<Turns> {
+        Some(Turns::of(&self.samples(of)?.samples, self.cell))
+    }
+
+    /// The shortest and the longest turn.
+    pub fn span(&self, of: &Implementation) -> Option<Range> {
+        let turns = self.turns(of)?.medians;
+        Range::of(turns.iter().map(|&seconds| self.case.quantity(seconds, Unit::Seconds)))
+    }
+
     /// What the program runs by itself: the first of ours that took part.
     pub fn our_implementation(&self) -> Option<Implementation> {
         let took_part =
@@ -97,37 +114,75 @@ impl<'a> CellPass<'a> {
         columns().into_iter().filter(|e| e.group == Group::Ours).find(took_part)
     }
 
-    pub fn ours(&self) -> Option<Quantity> {
-        self.median(&self.our_implementation()?)
+    /// The fastest of plain attention and PyTorch's fused operators; of equally fast ones the first.
+    pub fn fastest_of_pytorch(&self) -> Option<Implementation> {
+        self.fastest(&[Group::Plain, Group::Pytorch])
     }
 
-    /// The fastest of PyTorch's operators; of equally fast ones the first.
-    pub fn best_of_pytorch(&self) -> Option<(Implementation, Quantity)> {
-        self.fastest(Group::Pytorch)
+    fn fastest(&self, groups: &[Group]) -> Option<Implementation> {
+        let timed = columns().into_iter().filter(|e| groups.contains(&e.group));
+        let timed = timed.filter_map(|e| Some((e, self.median(&e)?.value())));
+        Some(timed.min_by(|(_, a), (_, b)| a.total_cmp(b))?.0)
     }
 
-    fn fastest(&self, group: Group) -> Option<(Implementation, Quantity)> {
-        let of_group = columns().into_iter().filter(|e| e.group == group);
-        let timed = of_group.filter_map(|e| Some((e, self.median(&e)?)));
-        timed.min_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()))
-    }
-
-    /// How many times as fast as something that took this long ours is.
-    pub fn over(&self, time: &Quantity) -> Option<Quantity> {
-        Some(self.case.quantity(time.value() / self.ours()?.value(), Unit::One))
+    /// How many times as fast as `theirs` ours is, by the medians.
+    fn over(&self, theirs: &Implementation) -> Option<Quantity> {
+        let ours = self.median(&self.our_implementation()?)?;
+        Some(SameRun::of(&self.median(theirs)?, &ours).ok()?.ratio())
     }
 
     pub fn over_plain(&self) -> Option<Quantity> {
-        self.over(&self.fastest(Group::Plain)?.1)
+        self.over(&self.fastest(&[Group::Plain])?)
     }
 
     pub fn over_pytorch(&self) -> Option<Quantity> {
-        self.over(&self.best_of_pytorch()?.1)
+        self.over(&self.fastest_of_pytorch()?)
     }
 
-    /// Over the fastest of PyTorch's operators and plain attention; none where no operator was timed.
-    pub fn over_all(&self) -> Option<Quantity> {
-        let plain = self.over_plain().map_or(f64::INFINITY, |ratio| ratio.value());
-        self.over_pytorch().map(|ratio| self.case.quantity(ratio.value().min(plain), Unit::One))
+    /// How many times as fast as `theirs` ours is, from turn to turn.
+    fn over_by_turns(&self, theirs: &Implementation) -> Option<Range> {
+        let (theirs, ours) = (self.turns(theirs)?, self.turns(&self.our_implementation()?)?);
+        Range::of(theirs.ratios(&ours).into_iter().map(|ratio| self.case.quantity(ratio, Unit::One)))
+    }
+
+    pub fn over_plain_by_turns(&self) -> Option<Range> {
+        self.over_by_turns(&self.fastest(&[Group::Plain])?)
+    }
+
+    pub fn over_pytorch_by_turns(&self) -> Option<Range> {
+        self.over_by_turns(&self.fastest_of_pytorch()?)
+    }
+}
+
+/// A spread of turns up to which their median is a figure; beyond it tables mark it.
+const STABLE: f64 = 1.05;
+
+/// One implementation's times in the rounds of a cell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turns {
+    /// Of each round's calls; of each call where the rounds had different numbers of calls.
+    pub medians: Vec<f64>,
+    /// Whether there is one for each round.
+    is_by_round: bool,
+}
+
+impl Turns {
+    /// A record holds the calls of all rounds in their order. Where each round had the most calls, or one, they divide evenly.
+    fn of(samples: &[f64], cell: &Cell) -> Self {
+        let calls = [1, cell.most_repeats].into_iter().find(|calls| samples.len() == calls * cell.rounds);
+        let medians = samples.chunks(calls.unwrap_or(1).max(1)).map(median).collect();
+        Self { medians, is_by_round: calls.is_some() }
+    }
+
+    pub fn is_stable(&self) -> bool {
+        max(&self.medians) <= STABLE * min(&self.medians)
+    }
+
+    /// Of these over `ours`: round by round, or the ends of what any two turns give.
+    fn ratios(&self, ours: &Self) -> Vec<f64> {
+        match self.is_by_round && ours.is_by_round {
+            true => self.medians.iter().zip(&ours.medians).map(|(theirs, ours)| theirs / ours).collect(),
+            false => vec![min(&self.medians) / max(&ours.medians), max(&self.medians) / min(&ours.medians)],
+        }
     }
 }

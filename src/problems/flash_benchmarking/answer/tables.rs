@@ -1,20 +1,25 @@
-//! The tables of the grid, of errors, of other conditions and of the leaderboard's function.
+//! The tables of the grid, of tile sizes, of errors and of the leaderboard's function.
 
 use anyhow::Result;
 
 use super::super::implementations::columns;
-use super::super::measure::{ImplementationOutcome, Launch, Row};
-use super::cells::{CellPass, FlashCase, only, shape, shown, title};
-use crate::attention::implementations::Implementation;
+use super::super::measure::{ImplementationOutcome, Row};
+use super::cells::{CellPass, FlashCase, PASSES, only, shown, title};
+use crate::attention::flash::tiles::Tiles;
+use crate::attention::implementations::{Implementation, by_name};
 use crate::bench::dtype::Dtype;
 use crate::bench::interleave::ColumnOutcome;
-use crate::bench::timing::{Cache, FLUSHED_BYTES};
 use crate::bench::work::AttentionPass;
-use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Cell, Claim, Column, Quantity, RecordSet, SameMachine, Style, Table, Unit};
+use crate::harness::answer::format::{self, grouped};
+use crate::harness::answer::{Cell, Column, Quantity, RecordSet, Style, Table, Unit};
 use crate::harness::samples::Samples;
-use crate::harness::stats::{Summary, quantile};
-use crate::units::MIB;
+use crate::harness::stats::Summary;
+
+/// Follows a median whose turns differ by more than 5 %.
+const UNSTABLE: &str = " †";
+
+/// The widths and lengths of the table that answers the handout; [`times`] has all.
+const ANSWERED: ([i64; 4], [i64; 3]) = ([16, 32, 64, 128], [1024, 16_384, 65_536]);
 
 /// How one implementation's pass ended: its median, or why there is none.
 fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Option<Quantity>) -> Cell {
@@ -32,63 +37,125 @@ fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Op
     }
 }
 
-fn pass_ending(pass: &CellPass, of: &Implementation) -> Cell {
-    ending(pass.entry(of), pass.pass, pass.median(of))
+/// The median, marked where it is unstable, or why there is none.
+pub fn time(pass: &CellPass, of: &Implementation) -> Cell {
+    let median = pass.median(of);
+    match (&median, pass.turns(of)) {
+        (Some(median), Some(turns)) if !turns.is_stable() => {
+            format!("{}{UNSTABLE}", format::time(median.value())).into()
+        }
+        _ => ending(pass.entry(of), pass.pass, median),
+    }
 }
 
-/// "16 rounds up to $T = 4,096$ and 4 beyond", where the longest cells take fewer; a round has `each` of them.
-pub fn by_rounds(passes: &[CellPass], each: usize, noun: &str) -> String {
-    let (Some(first), Some(last)) = (passes.first(), passes.last()) else { return String::new() };
-    let (short, long) = (first.cell.rounds, last.cell.rounds);
-    let longest_short = passes.iter().filter(|p| p.cell.rounds == short).map(|p| p.cell.seq).max().unwrap_or_default();
-    let beyond = match short == long {
-        true => String::new(),
-        false => format!(" up to $T = {}$ and {} beyond", grouped(longest_short as f64, 0), long * each),
-    };
-    format!("{} {noun}{beyond}", short * each)
+/// As [`time`], bold.
+fn bold(pass: &CellPass, of: &Implementation) -> Cell {
+    match (time(pass, of), pass.median(of)) {
+        (Cell::Number(median), _) => format!("**{}**", format::time(median.value())).into(),
+        (_, Some(median)) => format!("**{}**{UNSTABLE}", format::time(median.value())).into(),
+        (other, None) => other,
+    }
 }
 
-/// One pass in one type: a column for every implementation that took part in any of these cells.
-pub fn times(set: &RecordSet, passes: &[CellPass]) -> Option<Table> {
-    let first = passes.first()?;
-    let shown = shown(passes);
+/// The handout's table: plain attention beside ours, pass by pass, at some of its lengths in bfloat16 on the machine `on`.
+/// `None` without a cell.
+pub fn answered(grid: &[CellPass], on: &str) -> Result<Option<Table>> {
+    let (plain, ours) = (by_name("naive")?, by_name("flash")?);
+    let (widths, lengths) = ANSWERED;
     let mut head = vec![Column::right("$d$"), Column::right("$T$")];
-    head.extend(shown.iter().map(|e| Column::time(e.label)));
-    let ratio = |name| Column::number(name, Style::Fixed, 2);
-    head.extend([Column::text("best of PyTorch"), ratio("over plain"), ratio("over PyTorch")]);
+    for pass in ["forward", "backward", "both"] {
+        head.extend(["plain", "ours"].map(|name| Column::time(format!("{pass}, {name} (ms)"))));
+    }
     let mut table = Table::new(head);
-    for pass in passes {
-        let mut row = vec![pass.cell.d_model.to_string().into(), grouped(pass.cell.seq as f64, 0).into()];
-        row.extend(shown.iter().map(|e| pass_ending(pass, e)));
-        row.push(pass.best_of_pytorch().map_or(Cell::Missing, |(best, _)| best.label.into()));
-        row.extend([pass.over_plain().into(), pass.over_pytorch().into()]);
+    for (d, seq) in widths.into_iter().flat_map(|d| lengths.map(|seq| (d, seq))) {
+        let cells = only(grid, |p| (p.cell.dtype, p.cell.d_model, p.cell.seq) == (Dtype::Bfloat16, d, seq));
+        let times = cells.iter().flat_map(|pass| [time(pass, plain), time(pass, ours)]);
+        let row: Vec<Cell> = [d.to_string().into(), grouped(seq as f64, 0).into()].into_iter().chain(times).collect();
+        if row.len() == table.columns.len() {
+            table.row(row);
+        }
+    }
+    let caption = format!(
+        "Plain attention and ours on one {on}: bfloat16, causal, batch size 1; medians. †: unstable, the turns spread \
+         beyond 5%. All cells: appendix B."
+    );
+    Ok((!table.rows.is_empty()).then(|| table.captioned(caption)))
+}
+
+/// All passes of these cells, with a column for every implementation that took part; the least median of a row is bold.
+/// `group` names what the passes of a block of rows have in common, `of` what all have.
+pub fn times(cells: &[CellPass], group: impl Fn(&CellPass) -> String, of: &str) -> Option<Table> {
+    let shown = shown(cells);
+    let head = [Column::text("pass"), Column::right("$T$")].into_iter();
+    let mut table = Table::new(head.chain(shown.iter().map(|e| Column::time(format!("{} (ms)", e.label)))).collect());
+    let mut sorted: Vec<&CellPass> = cells.iter().collect();
+    sorted.sort_by_key(|p| (PASSES.iter().position(|pass| *pass == p.pass), p.cell.d_model, group(p), p.cell.seq));
+    for pass in sorted {
+        // As printed: two that print alike are both bold.
+        let printed = |e: &Implementation| Some(format::time(pass.median(e)?.value()));
+        let medians = shown.iter().filter_map(|e| pass.median(e));
+        let least = Quantity::smallest(medians).map(|least| format::time(least.value()));
+        let is_least = |e: &Implementation| least.is_some() && printed(e) == least;
+        let mut row =
+            vec![format!("{}, {}", title(pass.pass), group(pass)).into(), grouped(pass.cell.seq as f64, 0).into()];
+        row.extend(shown.iter().map(|e| if is_least(e) { bold(pass, e) } else { time(pass, e) }));
         table.row(row);
     }
-    let cell = first.cell;
-    let calls = by_rounds(passes, cell.most_repeats, "calls");
-    let cache = match cell.cache {
-        Cache::Cold => format!("each after clearing {} MiB", grouped(FLUSHED_BYTES as f64 / MIB, 0)),
-        Cache::Warm => "with warm caches".into(),
-    };
-    let on_cpu = match set.is_gpu() {
-        true => "ours is.",
-        false => {
-            "ours is, here the tiled version. The cores are shared with others, so that a ratio may be of their work."
+    let caption = format!(
+        "Causal attention, one head, {of}; medians. Bold: the least of a row. †: unstable, the turns spread beyond 5%."
+    );
+    (!table.rows.is_empty()).then(|| table.captioned(caption))
+}
+
+/// The tiles that Hopper's kernels take in the grid; neighbouring lengths with equal tiles share a row.
+pub struct TileRow {
+    pub dtype: Dtype,
+    pub d: i64,
+    pub lengths: [i64; 2],
+    pub tiles: Tiles,
+}
+
+/// `None` where the records are of another GPU than Hopper.
+pub fn tile_rows(set: &RecordSet, grid: &[CellPass]) -> Result<Option<Vec<TileRow>>> {
+    let mut gpus = set.runs().into_iter().flat_map(|run| &run.machine.gpus);
+    if !gpus.all(|gpu| gpu.compute_capability == "9.0") {
+        return Ok(None);
+    }
+    let mut cells = only(grid, |p| p.pass == AttentionPass::Forward);
+    cells.sort_by_key(|p| (p.cell.dtype == Dtype::Float32, p.cell.d_model, p.cell.seq));
+    let mut rows: Vec<TileRow> = Vec::new();
+    for cell in cells.iter().map(|p| p.cell) {
+        let heads = u32::try_from(cell.batch)?;
+        let tiles = Tiles::on_hopper(cell.dtype.kind(), cell.d_model, u32::try_from(cell.seq)?, heads);
+        let tiles = tiles.map_err(anyhow::Error::msg)?;
+        match rows.last_mut() {
+            Some(last) if (last.dtype, last.d, &last.tiles) == (cell.dtype, cell.d_model, &tiles) => {
+                last.lengths[1] = cell.seq;
+            }
+            _ => rows.push(TileRow { dtype: cell.dtype, d: cell.d_model, lengths: [cell.seq; 2], tiles }),
         }
-    };
-    Some(table.captioned(format!(
-        "Causal attention, {}, {}, one head of width $d$ and length $T$: medians in ms of at most {calls}, {cache}. \
-         The last two columns are how many times as fast {on_cpu} {}.",
-        title(first.pass),
-        cell.dtype.name(),
-        set.source()
-    )))
+    }
+    Ok((!rows.is_empty()).then_some(rows))
+}
+
+pub fn tiles(rows: &[TileRow]) -> Table {
+    let size = |[a, b]: [u32; 2]| format!("{a} × {b}");
+    Table::of(rows)
+        .text("type and width", |row| format!("{}, d = {}", row.dtype.name(), row.d))
+        .right("$T$", |row| format::range(row.lengths[0] as f64, row.lengths[1] as f64, Style::Grouped, 0))
+        .right("forward (queries × keys)", |row| size(row.tiles.forward))
+        .right("dK and dV (keys × queries)", |row| size(row.tiles.key_gradients))
+        .right("dQ (queries × keys)", |row| row.tiles.query_gradients.map_or("with dK and dV".into(), size))
+        .captioned(
+            "Tiles that our kernels choose on Hopper for one causal head of width $d$ and length $T$. The second number is a \
+             step of the tile's loop.",
+        )
 }
 
 /// The largest error of each implementation over the grid, by type.
-pub fn errors(grid: &[CellPass]) -> Table {
+pub fn errors(grid: &[CellPass], on: &str) -> Option<Table> {
     let mut table = Table::new(vec![
-        Column::text("column"),
+        Column::text("implementation"),
         Column::number("largest error, bfloat16", Style::Sci, 1),
         Column::number("largest error, float32", Style::Sci, 1),
         Column::right("longest $T$"),
@@ -108,126 +175,42 @@ pub fn errors(grid: &[CellPass]) -> Table {
             table.row(vec![implementation.label.into(), narrow, wide, grouped(longest as f64, 0).into()]);
         }
     }
-    table
-}
-
-/// Passes under other conditions beside the same ones of the grid; none where the grid lacks them all.
-pub fn conditions(others: &[CellPass], grid: &[CellPass]) -> Option<Table> {
-    let same = |a: &CellPass, b: &CellPass| {
-        (a.cell.dtype, a.cell.d_model, a.cell.seq, a.pass) == (b.cell.dtype, b.cell.d_model, b.cell.seq, b.pass)
-    };
-    let pairs = others.iter().filter_map(|other| Some((other, grid.iter().find(|base| same(other, base))?)));
-    let pairs: Vec<_> = pairs.filter(|(other, _)| other.pass != AttentionPass::Both).collect();
-    let shown = shown(others);
-    let words = Column::text;
-    let mut head = vec![words("type"), Column::right("$T$"), words("pass"), words("cache"), words("launch")];
-    for e in &shown {
-        head.extend([Column::time(e.label), Column::number("ratio", Style::Fixed, 2)]);
-    }
-    let mut table = Table::new(head);
-    for (other, base) in &pairs {
-        let cell = other.cell;
-        let cache = if cell.cache == Cache::Cold { "cold" } else { "warm" };
-        let launch = if cell.launch == Launch::Eager { "host" } else { "graph" };
-        let length = grouped(cell.seq as f64, 0);
-        let mut row: Vec<Cell> =
-            vec![cell.dtype.name().into(), length.into(), title(other.pass).into(), cache.into(), launch.into()];
-        for e in &shown {
-            let ratio =
-                other.median(e).zip(base.median(e)).and_then(|(a, b)| Some(SameMachine::of(&a, &b).ok()?.ratio()));
-            row.extend([pass_ending(other, e), ratio.into()]);
-        }
-        table.row(row);
-    }
-    (!pairs.is_empty()).then_some(table)
+    let caption = format!(
+        "The largest error of an implementation in any cell of the grid on {on}, over $O$, $dQ$, $dK$ and $dV$, as a share of \
+         the norm."
+    );
+    (!table.rows.is_empty()).then(|| table.captioned(caption))
 }
 
 /// The leaderboard's function, an implementation a row.
-pub fn leaderboard(case: &FlashCase, row: &Row) -> Table {
-    let ms = |head| Column::number(head, Style::Ms, 3);
+pub fn leaderboard(case: &FlashCase, row: &Row, on: &str) -> Table {
     let mut table = Table::new(vec![
-        Column::text("column"),
-        ms("mean (ms)"),
-        ms("median (ms)"),
-        ms("least (ms)"),
-        ms("99th percentile (ms)"),
+        Column::text("implementation"),
+        Column::time("mean (ms)"),
+        Column::time("median (ms)"),
+        Column::time("least (ms)"),
         Column::right("calls"),
         Column::number("TFLOP/s by the median", Style::Tflops, 0),
     ]);
     for implementation in columns() {
         let Some(entry) = row.columns.get(implementation.name) else { continue };
         let ended = entry.passes.get(&AttentionPass::Summed);
+        if matches!(ended, None | Some(ColumnOutcome::NotRun { .. })) {
+            continue;
+        }
         let numbers = ended.and_then(ColumnOutcome::measured).and_then(|samples| summary(case, samples));
-        let why = || match ended {
-            Some(ColumnOutcome::NotRun { .. }) => "not run".into(),
-            _ => ending(Some(entry), AttentionPass::Summed, None),
-        };
         let mut cells = vec![implementation.label.into()];
-        cells.extend(numbers.unwrap_or_else(|| vec![why()]));
+        cells.extend(numbers.unwrap_or_else(|| vec![ending(Some(entry), AttentionPass::Summed, None)]));
         cells.resize(table.columns.len(), "".into());
         table.row(cells);
     }
-    table
+    table.captioned(format!("The leaderboard's function on {on}, each implementation without interruption."))
 }
 
 fn summary(case: &FlashCase, samples: &Samples) -> Option<Vec<Cell>> {
     let Summary { n, mean, median, min, .. } = Summary::of(&samples.samples)?;
-    let mut cells: Vec<Cell> = [mean, median, min, quantile(&samples.samples, 0.99)]
-        .map(|time| case.quantity(time, Unit::Seconds).into())
-        .to_vec();
+    let mut cells: Vec<Cell> = [mean, median, min].map(|time| case.quantity(time, Unit::Seconds).into()).to_vec();
     let rate = samples.work.as_ref().map(|work| case.quantity(work.flops / median, Unit::FlopsPerSecond));
-    cells.extend([n.to_string().into(), rate.into()]);
+    cells.extend([grouped(n as f64, 0).into(), rate.into()]);
     Some(cells)
-}
-
-/// Ours against the fastest of everything else.
-pub struct Gains {
-    /// A row for each type and pass.
-    pub table: Table,
-    /// Of all cells.
-    pub least: Quantity,
-    pub claims: [Claim; 2],
-}
-
-/// None where no cell has both.
-pub fn gains(grid: &[CellPass]) -> Result<Option<Gains>> {
-    let ratio = |head| Column::number(head, Style::Fixed, 2);
-    let mut table = Table::new(vec![
-        Column::text("type"),
-        Column::text("pass"),
-        Column::right("cells"),
-        ratio("geometric mean"),
-        ratio("least"),
-        Column::text("at"),
-        ratio("most"),
-    ]);
-    let (mut means, mut leasts) = (Vec::new(), Vec::new());
-    for dtype in [Dtype::Bfloat16, Dtype::Float32] {
-        for pass in [AttentionPass::Forward, AttentionPass::Backward] {
-            let passes = only(grid, |p| p.cell.dtype == dtype && p.pass == pass && p.over_all().is_some());
-            let ratios: Vec<Quantity> = passes.iter().filter_map(CellPass::over_all).collect();
-            let least = passes.iter().zip(&ratios).min_by(|(_, a), (_, b)| a.value().total_cmp(&b.value()));
-            let Some((at, least)) = least else { continue };
-            let mean = Quantity::geometric_mean(&ratios)?;
-            table.row(vec![
-                dtype.name().into(),
-                title(pass).into(),
-                ratios.len().to_string().into(),
-                (&mean).into(),
-                least.into(),
-                shape(at.cell).into(),
-                Quantity::largest(&ratios).cloned().into(),
-            ]);
-            means.push(mean);
-            leasts.push(least.clone());
-        }
-    }
-    let (Some(mean), Some(least)) = (Quantity::smallest(&means), Quantity::smallest(&leasts)) else { return Ok(None) };
-    let claims = [
-        Claim::above("faster-by-geometric-mean", "least geometric mean", mean, 1.0),
-        Claim::new("no-cell-slower", least.value() >= 1.0)
-            .operand("least ratio", least)
-            .operand_text("wanted", "at least 1"),
-    ];
-    Ok(Some(Gains { table, least: least.clone(), claims }))
 }
