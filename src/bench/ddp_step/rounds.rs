@@ -87,7 +87,7 @@ impl Paired {
         let [low, high] = [&self.range.low, &self.range.high].map(Quantity::value);
         match self.steady && low > 0.0 && high <= STEADY * low {
             true => Cell::from(&self.all),
-            false => range(low, high, Style::Ms, if high < 0.01 { 1 } else { 0 }).into(),
+            false => self.all.mark(&range(low, high, Style::Ms, if high < 0.01 { 1 } else { 0 })).into(),
         }
     }
 }
@@ -131,10 +131,10 @@ mod tests {
         let (noisy, base) = (rounds(&[2.0, 3.0], 2), rounds(&[1.0, 1.0], 2));
         let difference = Paired::difference(&id, &noisy, &base).unwrap();
         assert!(difference.range.low.value() > 0.0 && !difference.is_positive());
-        assert_eq!(difference.ms(), Cell::from("1,000 to 2,000"));
+        assert_eq!(difference.ms(), Cell::text(id.mark("1,000 to 2,000")));
         // Both steps are steady, but their small difference is not.
         let close = Paired::difference(&id, &rounds(&[1.002, 1.004], 2), &base).unwrap();
-        assert_eq!((close.ms(), close.is_positive()), (Cell::from("2.0 to 4.0"), true));
+        assert_eq!((close.ms(), close.is_positive()), (Cell::text(id.mark("2.0 to 4.0")), true));
         assert_eq!(Paired::median(&id, &base).unwrap().ms(), Cell::from(Quantity::new(1.0, Unit::Seconds, vec![id])));
     }
 }

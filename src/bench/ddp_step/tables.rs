@@ -202,8 +202,9 @@ fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
     table
         .right("max/min of turns", |line| {
             line.rounds.as_ref().map(|rounds| {
-                let spread = print(rounds.spread(), Style::Fixed, 3);
-                if rounds.is_steady() { spread } else { format!("unstable, {spread}") }
+                let spread = line.case.quantity(rounds.spread(), Unit::One);
+                let number = spread.mark(&print(spread.value(), Style::Fixed, 3));
+                if rounds.is_steady() { number } else { format!("unstable, {number}") }
             })
         })
         .number("exposed tail (ms)", Style::Ms, 1, |line| line.lane(|column| &column.tail))

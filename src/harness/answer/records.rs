@@ -8,7 +8,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::format::markdown;
-use super::mark;
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
@@ -241,16 +240,7 @@ impl<P, R> Case<P, R> {
 
     /// What a table shows of the case: a cell of its row, or how it ended.
     pub fn cell<C: Into<Cell>>(&self, of: impl FnOnce(&R) -> C) -> Cell {
-        match self.row().map(|row| of(row).into()) {
-            None => self.outcome.label().into(),
-            Some(Cell::Text(text)) if text.starts_with(|c: char| c.is_ascii_digit()) => self.text(&text),
-            Some(cell) => cell,
-        }
-    }
-
-    /// A cell of words with numbers of this case, such as "12.6 ± 0.8".
-    pub fn text(&self, text: &str) -> Cell {
-        Cell::Text(mark::marked(text, &mark::key(std::slice::from_ref(&self.id))))
+        self.row().map_or_else(|| self.outcome.label().into(), |row| of(row).into().of_case(&self.id))
     }
 
     /// A number of this case, in base units.

@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use super::format::{NOTHING, Style, print, time};
 use super::mark;
 use super::quantity::{Quantity, Unit};
+use super::records::CaseId;
 
 /// A table of an answer; [`Table::markdown`] is its one text form.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,6 +113,14 @@ impl Cell {
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
     }
+
+    /// A text that begins with a number, such as "12.6 ± 0.8", gets the mark of the case that it comes from.
+    pub fn of_case(self, id: &CaseId) -> Self {
+        match self {
+            Self::Text(text) if text.starts_with(|c: char| c.is_ascii_digit()) => Self::Text(id.mark(&text)),
+            cell => cell,
+        }
+    }
 }
 
 impl From<&str> for Cell {
@@ -205,8 +214,7 @@ impl Table {
         let marks = self.columns.iter().map(|c| if c.format == Format::Words { ":--" } else { "---:" });
         out += &format!("|{}|\n", marks.collect::<Vec<_>>().join("|"));
         for row in &self.rows {
-            let cells: Vec<String> =
-                row.iter().zip(&self.columns).map(|(cell, column)| cell.marked(column)).collect();
+            let cells: Vec<String> = row.iter().zip(&self.columns).map(|(cell, column)| cell.marked(column)).collect();
             out += &line(cells.iter().map(String::as_str).collect());
         }
         if let Some(caption) = &self.caption {
@@ -240,6 +248,7 @@ impl Cell {
 
 #[cfg(test)]
 mod tests {
+    use super::super::made_up::{machine, source};
     use super::*;
 
     fn table(cell: Cell) -> Table {
@@ -254,6 +263,15 @@ mod tests {
         assert_eq!(measured.markdown(), "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n");
         assert!(table(Cell::Missing).markdown().ends_with("| xl | – |\n"));
         assert!(table("OOM".into()).captioned("Steps.").markdown().ends_with("| xl | OOM |\n\nTable: Steps.\n"));
+    }
+
+    #[test]
+    fn a_number_in_words_is_marked_with_its_case_and_a_word_is_not() {
+        let id = source("a", machine(None));
+        let cell = |text: &str| Cell::text(text).of_case(&id);
+        assert_eq!(cell("1.5 ± 0.1"), Cell::Text(mark::marked("1.5 ± 0.1", "made_up.cpu.0")));
+        assert_eq!(cell("OOM"), "OOM".into());
+        assert!(table(cell("1.5 ± 0.1")).markdown().ends_with("| xl | 1.5 ± 0.1 |\n"));
     }
 
     #[test]

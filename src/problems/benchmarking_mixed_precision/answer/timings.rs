@@ -155,7 +155,7 @@ impl Gain {
 /// A line for each size.
 pub(super) fn table(pairs: &[Pair]) -> Table {
     let time = |case: &MixedCase, pass| match turns(case, pass) {
-        Some(turns) => case.text(&turns.text()),
+        Some(turns) => Cell::text(case.id.mark(&turns.text())),
         None => case.outcome.label().into(),
     };
     Table::of(pairs)

@@ -80,6 +80,10 @@ impl<'a> Timed<'a> {
         is_stable(self.forward) && is_stable(self.backward)
     }
 
+    fn time(&self, samples: &Samples) -> String {
+        self.case.median(samples).mark(&mean_or_ends(samples))
+    }
+
     fn spread(&self) -> Quantity {
         self.case.quantity(spread(self.forward).max(spread(self.backward)), Unit::One)
     }
@@ -123,8 +127,8 @@ impl Passes {
         Some(Self {
             context: count(context),
             sizes: listed_of(shown().map(|cell| cell.size().into())),
-            forward: listed_of(shown().map(|cell| mean_or_ends(cell.forward))),
-            backward: listed_of(shown().map(|cell| mean_or_ends(cell.backward))),
+            forward: listed_of(shown().map(|cell| cell.time(cell.forward))),
+            backward: listed_of(shown().map(|cell| cell.time(cell.backward))),
             ratio: Range::of(stable.iter().map(|cell| cell.backward_over_forward())),
             cells: stable.len() + unstable.len(),
             stable: stable.len(),
