@@ -7,7 +7,7 @@ use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Claim, Quantity, SameMachine, Style, Table};
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::steadiness::Turns;
 use crate::model::Precision;
@@ -155,7 +155,7 @@ impl Gain {
 /// A line for each size.
 pub(super) fn table(pairs: &[Pair]) -> Table {
     let time = |case: &MixedCase, pass| match turns(case, pass) {
-        Some(turns) => Cell::text(case.id.mark(&turns.text())),
+        Some(turns) => Cell::text(turns.text()).of_case(&case.id),
         None => case.outcome.label().into(),
     };
     Table::of(pairs)

@@ -39,7 +39,7 @@ fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
     Ok(match &case.outcome {
         CaseOutcome::Measured(row) => {
             let [forward, backward] = [&row.forward, &row.backward].map(|pass| Turns::single(&pass.samples).marked());
-            case.text(&format!("{forward} / {backward}"))
+            Cell::text(format!("{forward} / {backward}")).of_case(&case.id)
         }
         CaseOutcome::OutOfMemory { .. } => {
             let fits = memory::forward_fits(set, &accounting_of(&case.params, set.profile()))?;

@@ -106,7 +106,7 @@ impl<P, R> MeasureCase<'_, P, R> {
     }
 
     pub fn cell<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Cell {
-        self.case.text(&self.text(column, pass))
+        Cell::text(self.text(column, pass)).of_case(&self.case.id)
     }
 
     /// The seconds of the first calls of both passes, which compile them; none where one was not called.
