@@ -38,7 +38,8 @@ pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> 
 fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<String> {
     Ok(match &case.outcome {
         CaseOutcome::Measured(row) => {
-            let [forward, backward] = [&row.forward, &row.backward].map(|pass| Turns::single(&pass.samples).marked());
+            let [forward, backward] =
+                [&row.forward, &row.backward].map(|pass| case.id.mark(&Turns::single(&pass.samples).marked()));
             format!("{forward} / {backward}")
         }
         CaseOutcome::OutOfMemory { .. } => {
