@@ -79,7 +79,10 @@ impl TypstTable {
     /// Whether the table is clearly narrower than the line, so that typst need not measure it. A cell with markup may be wide.
     fn fits(&self) -> bool {
         let widest = |column: usize| {
-            let cells = self.rows.iter().map(|row| row.get(column).map_or(Some(0), |cell| Some(cell.plain.as_ref()?.chars().count())));
+            let cells = self
+                .rows
+                .iter()
+                .map(|row| row.get(column).map_or(Some(0), |cell| Some(cell.plain.as_ref()?.chars().count())));
             cells.max_by_key(|length| length.unwrap_or(usize::MAX)).flatten()
         };
         let characters: Option<usize> = (0..self.alignments.len()).map(|column| Some(widest(column)? + GAP)).sum();

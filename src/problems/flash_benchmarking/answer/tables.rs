@@ -41,18 +41,20 @@ fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Op
 pub fn time(pass: &CellPass, of: &Implementation) -> Cell {
     let median = pass.median(of);
     match (&median, pass.turns(of)) {
-        (Some(median), Some(turns)) if !turns.is_stable() => {
-            format!("{}{UNSTABLE}", format::time(median.value())).into()
-        }
+        (Some(median), Some(turns)) if !turns.is_stable() => format!("{}{UNSTABLE}", printed(median)).into(),
         _ => ending(pass.entry(of), pass.pass, median),
     }
+}
+
+fn printed(median: &Quantity) -> String {
+    median.mark(&format::time(median.value()))
 }
 
 /// As [`time`], bold.
 fn bold(pass: &CellPass, of: &Implementation) -> Cell {
     match (time(pass, of), pass.median(of)) {
-        (Cell::Number(median), _) => format!("**{}**", format::time(median.value())).into(),
-        (_, Some(median)) => format!("**{}**{UNSTABLE}", format::time(median.value())).into(),
+        (Cell::Number(median), _) => format!("**{}**", printed(&median)).into(),
+        (_, Some(median)) => format!("**{}**{UNSTABLE}", printed(&median)).into(),
         (other, None) => other,
     }
 }

@@ -38,8 +38,9 @@ pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> 
 fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
     Ok(match &case.outcome {
         CaseOutcome::Measured(row) => {
-            let [forward, backward] = [&row.forward, &row.backward].map(|pass| Turns::single(&pass.samples).marked());
-            Cell::text(format!("{forward} / {backward}")).of_case(&case.id)
+            let [forward, backward] =
+                [&row.forward, &row.backward].map(|pass| case.id.mark(&Turns::single(&pass.samples).marked()));
+            format!("{forward} / {backward}")
         }
         CaseOutcome::OutOfMemory { .. } => {
             let fits = memory::forward_fits(set, &accounting_of(&case.params, set.profile()))?;
