@@ -205,8 +205,7 @@ impl Table {
         let marks = self.columns.iter().map(|c| if c.format == Format::Words { ":--" } else { "---:" });
         out += &format!("|{}|\n", marks.collect::<Vec<_>>().join("|"));
         for row in &self.rows {
-            let cells: Vec<String> =
-                row.iter().zip(&self.columns).map(|(cell, column)| cell.marked(column)).collect();
+            let cells: Vec<String> = row.iter().zip(&self.columns).map(|(cell, column)| cell.marked(column)).collect();
             out += &line(cells.iter().map(String::as_str).collect());
         }
         if let Some(caption) = &self.caption {
