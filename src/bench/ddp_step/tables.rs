@@ -138,7 +138,9 @@ pub fn steps_answer<N: Serialize>(
         let cases = set.cases_as()?;
         let cases: Vec<&StepCase> = cases.iter().collect();
         answer.table("steps-gpu", steps_table(&cases, "dtype", label, Shown::Asked))?;
-        answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+        if cases.iter().any(|case| case.row().is_some()) {
+            answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+        }
     }
     if let Some(set) = records.cpu() {
         steps_tables_of(&mut answer, set, "dtype", label)?;
