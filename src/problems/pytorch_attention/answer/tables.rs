@@ -40,7 +40,7 @@ fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
         CaseOutcome::Measured(row) => {
             let [forward, backward] =
                 [&row.forward, &row.backward].map(|pass| case.id.mark(&Turns::single(&pass.samples).marked()));
-            format!("{forward} / {backward}")
+            format!("{forward} / {backward}").into()
         }
         CaseOutcome::OutOfMemory { .. } => {
             let fits = memory::forward_fits(set, &accounting_of(&case.params, set.profile()))?;
