@@ -76,12 +76,6 @@ impl Accounting {
     pub fn peak_bytes(&self) -> u64 {
         self.forward_peak_bytes.max(self.backward_peak_bytes)
     }
-
-    /// d log(saved) / d log(T) of saved = b s (T^2 + T d).
-    pub fn saved_exponent(&self) -> f64 {
-        let (t, d) = (self.seq as f64, self.d_model as f64);
-        (2.0 * t + d) / (t + d)
-    }
 }
 
 /// The fault of a case on a CPU that is predicted to need `bytes`, if it has less.
@@ -122,13 +116,5 @@ mod tests {
             assert_eq!([a.before_backward_bytes, a.forward_peak_bytes, a.backward_peak_bytes], counted, "d {d}, T {t}");
         }
         assert_eq!(Accounting::of(3, 30, 100, 4, Profile::Gpu).score_bytes, 11_264, "10800 in blocks of 512");
-    }
-
-    #[test]
-    fn the_exponent_is_the_slope_of_the_formula() {
-        let of = |t: u64| Accounting::of(8, t, 16, 4, Profile::Cpu);
-        let saved = |t: u64| (of(t).saved_bytes as f64).ln();
-        let slope = (saved(2049) - saved(2047)) / (2049_f64.ln() - 2047_f64.ln());
-        assert!((of(2048).saved_exponent() - slope).abs() < 1e-5);
     }
 }

@@ -37,7 +37,5 @@ pub mod timing;
 pub mod tolerance;
 /// Training steps of one device, timed.
 pub mod training_step;
-/// Timings by turn, as answers print them.
-pub mod turns;
 /// Operations and bytes of attention.
 pub mod work;

@@ -17,10 +17,6 @@ const Z: f64 = 1.959_963_985;
 /// nearly every pair of runs changed.
 const PRACTICAL_BOUND: f64 = 0.05;
 
-/// A timing is unstable where the largest median of its turns is above this many times the smallest. No sentence rests on
-/// it, and it is printed as a range.
-pub const MOST_SPREAD: f64 = 1.05;
-
 /// Statistics of one noisy quantity for the report, in the unit of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
@@ -113,11 +109,6 @@ pub fn coefficient_of_variation(x: &[f64]) -> f64 {
 /// The middle value, or the mean of the middle two; NaN for an empty slice.
 pub fn median(x: &[f64]) -> f64 {
     quantile(x, 0.5)
-}
-
-/// The median of each turn of `turn` samples, in order.
-pub fn medians_of_turns(x: &[f64], turn: usize) -> Vec<f64> {
-    x.chunks(turn.max(1)).map(median).collect()
 }
 
 /// Linear interpolation between order statistics (Hyndman and Fan's type 7, NumPy's default); NaN for an empty slice.
@@ -245,12 +236,6 @@ mod tests {
         close(coefficient_of_variation(&x), (32.0_f64 / 7.0).sqrt() / 5.0, 1e-15);
         close(quantile(&[1.0, 2.0, 3.0, 4.0], 0.25), 1.75, 1e-15);
         assert_eq!(quantile(&[3.0, 1.0, 2.0], 1.0), 3.0);
-    }
-
-    #[test]
-    fn the_last_turn_may_be_shorter() {
-        assert_eq!(medians_of_turns(&[1.0, 2.0, 9.0, 4.0, 6.0], 3), [2.0, 5.0]);
-        assert_eq!(medians_of_turns(&[], 3), [0.0; 0]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn labelled(prefix: &str) -> Vec<(String, usize, Abs)> {
     let labelled = introspector.query_labelled();
     let place = |content: &typst::foundations::Content| {
         let name = content.label()?.resolve().as_str().strip_prefix(prefix)?.to_string();
-        let position = introspector.position(content.location()?)?.as_paged()?;
+        let position = introspector.position(content.location()?)?;
         Some((name, position.page.get() - 1, position.point.y))
     };
     let mut places: Vec<_> = labelled.iter().filter_map(place).collect();

@@ -20,7 +20,7 @@ use crate::units::MB;
 pub const TITLES: [(&str, &str); 8] = [
     ("naive", "naive"),
     ("flat", "flat"),
-    ("overlap_individual_parameters", "overlap, single parameters"),
+    ("overlap_individual_parameters", "overlap, single gradients"),
     ("overlap_bucketed", "overlap, buckets"),
     ("overlap_coalesced", "overlap, buckets without copies"),
     ("sharded_optimizer", "sharded optimizer"),
@@ -83,24 +83,23 @@ impl StepSetting {
 #[derive(Debug, Serialize)]
 pub struct Unsteady {
     /// What tables call these cases.
-    labels: Vec<String>,
-    /// The largest ratio between the medians of two turns of a column.
-    spread: f64,
+    unstable: Vec<String>,
+    /// The largest ratio between the medians of two turns of one of their columns.
+    spread: Option<f64>,
 }
 
 impl Unsteady {
-    /// `None` if every measured case is steady.
-    pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Option<Self> {
+    pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Self {
         let measured = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
         let unsteady: Vec<_> = measured.filter(|(case, steps)| !is_steady(case, steps)).collect();
         let rounds = unsteady.iter().flat_map(|(case, _)| lines(case)).filter_map(|line| line.rounds);
-        let spread = max(&rounds.map(|rounds| rounds.spread()).collect::<Vec<_>>());
-        let labels = distinct(unsteady.iter().map(|(case, _)| label(&case.params)));
-        (!labels.is_empty()).then_some(Self { labels, spread })
+        let spreads: Vec<f64> = rounds.map(|rounds| rounds.spread()).collect();
+        let unstable = distinct(unsteady.iter().map(|(case, _)| label(&case.params)));
+        Self { unstable, spread: (!spreads.is_empty()).then(|| max(&spreads)) }
     }
 }
 
-/// The answer of a problem that measures steps alone. Its template sees the setting, `answer.unsteady`, and
+/// The answer of a problem that measures steps alone. Its template sees the setting, [`Unsteady`], and
 /// `answer.steady`, whether a steady case has the `numbers`; then it sees those of the first one, and the caller gets them.
 ///
 /// On a GPU the tables are `steps-gpu`, what the handout asks for, and `streams-gpu`, the rest; of a CPU `steps-cpu` has all.
@@ -114,7 +113,8 @@ pub fn steps_answer<N: Serialize>(
     struct Quoted<N> {
         #[serde(flatten)]
         setting: Option<StepSetting>,
-        unsteady: Option<Unsteady>,
+        #[serde(flatten)]
+        unsteady: Unsteady,
         steady: bool,
         #[serde(flatten)]
         numbers: Option<N>,

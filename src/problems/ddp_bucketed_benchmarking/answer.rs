@@ -8,10 +8,10 @@ use self::strategies::{StrategyRecords, side_by_side};
 use super::measure::Bucketed;
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
-use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
+use crate::bench::ddp_step::numbers::NAIVE;
 use crate::bench::ddp_step::rounds::{Paired, Rounds};
-use crate::bench::ddp_step::tables::{Shown, StepCase, StepSetting, Unsteady, steps_table};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, RecordSet, Records};
+use crate::bench::ddp_step::tables::{Shown, StepCase, Unsteady, steps_table};
+use crate::harness::answer::{Answer, Audience, Claim, RecordSet, Records};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
@@ -30,10 +30,10 @@ const SINGLE_CALLS: &str = "overlap_individual_parameters";
 #[derive(Serialize)]
 struct Quoted<'a> {
     #[serde(flatten)]
-    setting: Option<StepSetting>,
-    unsteady: Option<Unsteady>,
-    /// The bucket sizes in MB that another machine measured; no sentence compares them.
-    left_out: Vec<String>,
+    unsteady: Unsteady,
+    /// Whether a size is steady; then the numbers of the sizes follow.
+    sized: bool,
+    #[serde(flatten)]
     sizes: Option<Sizes<'a>>,
     single_calls: Option<SingleCalls>,
 }
@@ -42,8 +42,7 @@ struct Quoted<'a> {
 #[derive(Serialize)]
 struct SingleCalls {
     mb: f64,
-    bucketed: Quantity,
-    single: Quantity,
+    /// What buckets take longer than single parameters.
     longer: Paired,
 }
 
@@ -52,9 +51,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = main.cases::<Bucketed>()?;
     let (measured, left_out) = of_one_machine(measured(&cases));
     let quoted = Quoted {
-        setting: cases.first().map(|case| StepSetting::of(&case.params)),
         unsteady: Unsteady::of(&main.cases_as()?, |params| params.dtype.name().into()),
-        left_out: left_out.iter().map(|size| size_mb(size.mb)).collect(),
+        sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, &cases)?,
         single_calls: single_calls(records.other(SHARDED_PROBLEM)?.of(main.profile()))?,
     };
@@ -64,16 +62,15 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     }
     if let Some(sizes) = &quoted.sizes {
         sizes.claims(&mut answer)?;
-        answer.table("sizes", size_table(&measured, main)?)?;
+        answer.table("sizes", size_table(&measured, &left_out, main)?)?;
         answer.table("predictions", prediction_table(&measured, &sizes.link, main)?)?;
     }
-    if let Some(SingleCalls { longer, .. }) = &quoted.single_calls {
-        answer.claim(
-            Claim::new("single-calls-are-faster", longer.is_positive())
-                .operand("buckets longer by at least", &longer.range.low)
-                .operand("at most", &longer.range.high),
-        )?;
-    }
+    let longer = quoted.single_calls.as_ref().map(|calls| &calls.longer);
+    let claim = Claim::new("single-calls-win", longer.is_some_and(Paired::is_positive));
+    answer.claim(match longer {
+        Some(longer) => claim.operand("buckets longer by at least", &longer.range.low),
+        None => claim,
+    })?;
     strategies(&mut answer, records)?;
     Ok(answer)
 }
@@ -103,11 +100,9 @@ fn single_calls(set: Option<&RecordSet>) -> Result<Option<SingleCalls>> {
     let cases: Vec<StepCase> = set.map(RecordSet::cases_as).transpose()?.unwrap_or_default();
     Ok(cases.iter().find_map(|case| {
         let steps = case.row()?.steps();
-        let of = |name| StrategyNumbers::of(case, steps, name).filter(|numbers| numbers.steady);
-        let rounds = |name: &str| Rounds::of(&steps.strategies[name].step.last_rank, case.params.rounds);
-        let (bucketed, single) = (of(STRATEGY)?.step, of(SINGLE_CALLS)?.step);
-        let longer = Paired::difference(&case.id, &rounds(STRATEGY), &rounds(SINGLE_CALLS))?;
-        Some(SingleCalls { mb: mb(&case.params), bucketed, single, longer })
+        let rounds = |name| Some(Rounds::of(&steps.strategies.get(name)?.step.last_rank, case.params.rounds));
+        let longer = Paired::difference(&case.id, &rounds(STRATEGY)?, &rounds(SINGLE_CALLS)?)?;
+        longer.steady.then(|| SingleCalls { mb: mb(&case.params), longer })
     }))
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::printed::{bandwidth, not_run, table};
-use self::sum::{Sum, ends, of_size, on_two, ratio};
+use self::sum::{Sum, of_size, on_two, ratio, said};
 use super::measure::AllReduce;
 use crate::collective::Backend;
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, Records};
@@ -88,7 +88,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         sizes,
         processes,
         backends,
-        gloo_busbw: largest.and_then(|two| Range::of(of_size(&slow, two).flat_map(|sum| ends(sum.busbw())))),
+        gloo_busbw: largest.and_then(|two| {
+            Range::of(of_size(&slow, two).flat_map(|sum| [&sum.busbw.range.low, &sum.busbw.range.high]))
+        }),
         not_run: not_run(&cases),
     };
     let mut answer = Answer::of(main, &quoted)?;
@@ -102,7 +104,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         }
     }
     if !judged.is_empty() {
-        answer.figure("bandwidth", bandwidth(&fast, &slow, fast.iter().any(Sum::has_nvlink)))?;
+        answer.figure("bandwidth", bandwidth(&fast, &slow))?;
     }
     Ok(answer)
 }
@@ -126,9 +128,9 @@ impl Sizes {
         Some(Self {
             least_mb: first.params.size_mb,
             most_mb: last.params.size_mb,
-            least: first.said_busbw(),
-            most: last.said_busbw(),
-            gain: ratio(&last.busbw(), &first.busbw())?,
+            least: said(&first.busbw),
+            most: said(&last.busbw),
+            gain: ratio(&last.busbw, &first.busbw)?,
         })
     }
 }
@@ -142,10 +144,10 @@ impl Processes {
         let widest = wider.max_by_key(|sum| sum.params.world_size)?;
         Some(Self {
             most: widest.params.world_size,
-            time: ratio(&widest.range, &two.range)?,
-            busbw: widest.said_busbw(),
+            time: ratio(&widest.time, &two.time)?,
+            busbw: said(&widest.busbw),
             link: widest.of_link(),
-            kept: ratio(&widest.busbw(), &two.busbw())?,
+            kept: ratio(&widest.busbw, &two.busbw)?,
         })
     }
 }
@@ -154,7 +156,7 @@ impl Backends {
     fn of(fast: &[Sum], slow: &[Sum]) -> Option<Self> {
         let nccl = on_two(fast).pop()?;
         let gloo = of_size(slow, nccl).find(|sum| sum.params.world_size == 2)?;
-        Some(Self { nccl: nccl.said_time(), gloo: gloo.said_time(), ratio: ratio(&gloo.range, &nccl.range) })
+        Some(Self { nccl: said(&nccl.time), gloo: said(&gloo.time), ratio: ratio(&gloo.time, &nccl.time) })
     }
 }
 

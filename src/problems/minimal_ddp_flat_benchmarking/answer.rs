@@ -34,7 +34,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (mut answer, quoted) = steps_answer(records, Quoted::of)?;
     let Some(Quoted { saved, overstated, .. }) = quoted else { return Ok(answer) };
     answer.claim(
-        Claim::new("flat-step-is-faster", saved.is_positive())
+        Claim::new("flat-is-faster", saved.is_positive())
             .operand("saved at least", &saved.range.low)
             .operand("at most", &saved.range.high),
     )?;

@@ -8,6 +8,7 @@ use self::steps::{StepNumbers, Unstable};
 use super::measure::{Row, Sharding};
 use super::memory::RankMemory;
 use crate::bench::ddp_step::Params;
+use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::tables::{StepSetting, ending, steps_tables};
 use crate::harness::answer::format::markdown;
 use crate::harness::answer::records::machine_name;
@@ -45,7 +46,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let first = measured().next();
     let ended = |case: &ShardingCase| format!("{}: {}", case.params.dtype.name(), ending(&case.outcome));
     let memory = first.and_then(|(case, row)| MemoryNumbers::of(case, row));
-    let steps = measured().find_map(|(case, row)| StepNumbers::of(case, row));
+    let steps = measured().find_map(|(case, row)| {
+        let link = PooledLink::of(&case.id, measured().map(|(case, row)| (&case.id, &row.steps)))?;
+        StepNumbers::of(case, row, &link)
+    });
     let quoted = Quoted {
         measured: memory.is_some(),
         timed: steps.is_some(),

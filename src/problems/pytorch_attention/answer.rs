@@ -1,20 +1,18 @@
-//! What attention by its definition costs: its time, the memory that grows with the square of the length, and what
-//! recomputing saves.
+//! What plain attention costs: its time, the memory that grows with the square of the length, and what recomputing saves.
 
 use anyhow::Result;
 use serde::Serialize;
 
-use self::clocks::Clocks;
 use self::memory::{Exhausted, Growth};
 use super::measure::{Params, PytorchAttention, Row, accounting_of};
 use crate::attention::ImplementationName::{self, Naive, Sdpa, Tiled};
 use crate::bench::attention_memory::Accounting;
 use crate::bench::dtype::Dtype;
-use crate::harness::answer::format::{grouped, listed, print};
+use crate::harness::answer::format::{grouped, print};
 use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Unit};
+use crate::harness::samples::Samples;
+use crate::harness::steadiness::{STEADY, Turns};
 
-mod clocks;
-mod figures;
 mod memory;
 mod tables;
 
@@ -26,15 +24,12 @@ const WIDTH: u32 = 64;
 /// What the sentences quote.
 #[derive(Serialize)]
 struct Quoted {
-    gpu: bool,
-    source: String,
     /// Of the CPU's smaller grid, where the answer is a GPU's.
     cpu: Option<String>,
+    /// The largest spread of a steady time.
+    steady: f64,
     /// Whether enough cases ran for an answer; then the numbers follow.
     enough: bool,
-    /// Whether a case ran out of memory, and whether the device has a clock of its own.
-    oom: bool,
-    clock: bool,
     #[serde(flatten)]
     numbers: Option<Numbers>,
 }
@@ -43,40 +38,32 @@ struct Quoted {
 struct Numbers {
     batch: u32,
     dtype: Dtype,
-    warmup: u32,
-    timed: u32,
-    /// Of each case, in the handout's grid, in the longer cases and in the others.
+    /// Of each case in the handout's grid, of the longer ones and of the other implementations: "10 passes after 1 warm-up".
     passes: String,
     beyond: String,
-    /// None where no such case is recorded.
     recompute: Option<String>,
     /// Cells of the handout's grid: "18 of 20".
     ran: String,
-    #[serde(flatten)]
-    exhausted: Option<Exhausted>,
-    /// The largest difference of counted bytes from the accounting, as a share.
+    /// None where no case ran out of memory.
+    oom: Option<Exhausted>,
+    /// The largest difference of counted bytes from the accounting, as a share, and what the claim allows in bytes.
     off: Quantity,
-    #[serde(flatten)]
-    clocks: Option<Clocks>,
+    slack: u64,
     #[serde(flatten)]
     growth: Growth,
     /// The others at the greatest length; both or none.
     tiled: Option<Recomputing>,
     sdpa: Option<Recomputing>,
     #[serde(skip)]
-    claims: Vec<Claim>,
+    claims: [Claim; 2],
 }
 
 /// An implementation that keeps no score matrix.
 #[derive(Serialize)]
 struct Recomputing {
     saved: Quantity,
-    /// What plain attention saves, over that.
-    less: Quantity,
-    /// Forward and backward: times over plain attention's, for PyTorch's operator plain attention's over its own.
-    times: String,
-    #[serde(skip)]
-    factors: [Quantity; 2],
+    /// Plain attention's time over its own, forward and backward: "1.51 and 1.14"; none of unsteady times.
+    times: Option<String>,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
@@ -85,32 +72,20 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = Cases::of(&all);
     let small = records.cpu().filter(|_| set.is_gpu());
     let numbers = Numbers::of(set, &cases)?;
-    let quoted = Quoted {
-        gpu: set.is_gpu(),
-        source: set.source(),
-        cpu: small.map(RecordSet::source),
-        enough: numbers.is_some(),
-        oom: numbers.as_ref().is_some_and(|numbers| numbers.exhausted.is_some()),
-        clock: numbers.as_ref().is_some_and(|numbers| numbers.clocks.is_some()),
-        numbers,
-    };
-    let mut answer = Answer::new(&quoted)?;
-    answer.table("grid", tables::times(set, &cases.grid)?)?;
+    let cpu = small.map(RecordSet::machine).transpose()?;
+    let quoted = Quoted { cpu, steady: STEADY, enough: numbers.is_some(), numbers };
+    let mut answer = Answer::of(set, &quoted)?;
+    answer.table("times", tables::times(set, &cases.plain)?)?;
     if let Some(numbers) = &quoted.numbers {
-        numbers.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))?;
-        if numbers.exhausted.is_some() {
-            answer.table("beyond", tables::times(set, &cases.beyond)?)?;
-        }
+        answer.table("cells", tables::cells(&cases.plain))?;
+        let oom = numbers.oom.iter().flat_map(|oom| &oom.claims);
+        numbers.claims.iter().chain(oom).try_for_each(|claim| answer.claim(claim.clone()))?;
         if numbers.recompute.is_some() {
             answer.table("recompute", tables::implementations(&cases.recompute))?;
         }
-        answer.figure("scaling", figures::scaling(&cases.fitting))?;
-        answer.figure("kept", figures::kept(&cases.wide, &cases.others))?;
     }
     if let Some(cpu) = small {
-        let all = cpu.cases::<PytorchAttention>()?;
-        let Cases { grid, beyond, .. } = Cases::of(&all);
-        answer.table("cpu", tables::times(cpu, &[grid, beyond].concat())?)?;
+        answer.table("cpu", tables::times(cpu, &Cases::of(&cpu.cases::<PytorchAttention>()?).plain)?)?;
     }
     Ok(answer)
 }
@@ -122,7 +97,7 @@ struct Ran<'a> {
     row: &'a Row,
 }
 
-/// A record's cases by the suite's grids, and those that were measured.
+/// A record's cases by the suite's grids.
 struct Cases<'a> {
     /// The handout's, longer ones, and the same shapes by the other implementations.
     grid: Vec<&'a AttentionCase>,
@@ -130,26 +105,14 @@ struct Cases<'a> {
     recompute: Vec<&'a AttentionCase>,
     /// Plain attention of every grid.
     plain: Vec<&'a AttentionCase>,
-    /// Of the handout's grid by length; of these, those of [`WIDTH`].
-    fitting: Vec<Ran<'a>>,
-    wide: Vec<Ran<'a>>,
-    others: Vec<Ran<'a>>,
 }
 
 impl<'a> Cases<'a> {
     fn of(all: &'a [AttentionCase]) -> Self {
         let of_grid = |grid: &str| -> Vec<_> { all.iter().filter(|case| case.grid == grid).collect() };
         let [grid, beyond, recompute] = ["attention", "out_of_memory", "recompute"].map(of_grid);
-        let fitting = ran(&grid);
-        Self {
-            plain: all.iter().filter(|case| case.params.implementation == Naive).collect(),
-            wide: fitting.iter().filter(|ran| ran.case.params.d_model == WIDTH).copied().collect(),
-            others: ran(&recompute),
-            fitting,
-            grid,
-            beyond,
-            recompute,
-        }
+        let plain = all.iter().filter(|case| case.params.implementation == Naive).collect();
+        Self { grid, beyond, recompute, plain }
     }
 }
 
@@ -165,20 +128,8 @@ impl Ran<'_> {
         self.case.params.seq
     }
 
-    fn forward(&self) -> Quantity {
-        self.case.median(&self.row.forward)
-    }
-
-    fn backward(&self) -> Quantity {
-        self.case.median(&self.row.backward)
-    }
-
     fn saved(&self) -> Quantity {
         self.bytes(self.row.saved_bytes)
-    }
-
-    fn before_backward(&self) -> Quantity {
-        self.bytes(self.row.before_backward_bytes)
     }
 
     fn bytes(&self, bytes: u64) -> Quantity {
@@ -189,54 +140,38 @@ impl Ran<'_> {
     fn needs(&self) -> Accounting {
         accounting_of(&self.case.params, self.case.id.profile)
     }
+
+    /// The median of a steady pass.
+    fn steady(&self, pass: &Samples) -> Option<Quantity> {
+        Turns::single(&pass.samples).is_steady().then(|| self.case.median(pass))
+    }
 }
 
 impl Numbers {
-    /// None where fewer than two lengths ran at [`WIDTH`], or none at the width of the smallest case that ran out of memory.
+    /// None where fewer than two lengths ran at [`WIDTH`].
     fn of(set: &RecordSet, cases: &Cases) -> Result<Option<Self>> {
-        let (Some(first), [.., shorter, longest]) = (cases.fitting.first(), &cases.wide[..]) else { return Ok(None) };
-        let plain = ran(&cases.plain);
-        let exhausted = memory::smallest_exhausted(&cases.plain);
-        let exhausted = match exhausted.map(|case| Exhausted::of(set, case, &plain)).transpose()? {
-            Some(None) => return Ok(None),
-            exhausted => exhausted.flatten(),
-        };
+        let (fitting, plain, others) = (ran(&cases.grid), ran(&cases.plain), ran(&cases.recompute));
+        let wide: Vec<Ran> = fitting.iter().filter(|ran| ran.case.params.d_model == WIDTH).copied().collect();
+        let ([.., shorter, longest], Some(first)) = (&wide[..], fitting.first()) else { return Ok(None) };
         let Some((off, accounting)) = memory::accounting_error(&plain) else { return Ok(None) };
-        let (growth, clocks) = (Growth::of(shorter, longest)?, Clocks::of(&cases.fitting));
-        let tiled = recomputing(&cases.others, longest, Tiled)?;
-        let others = tiled.zip(recomputing(&cases.others, longest, Sdpa)?);
-
-        let slower = plain.iter().filter(|ran| ran.backward().value() > ran.forward().value()).count();
-        let fits = if exhausted.is_some() { "grid-fits" } else { "none-ran-out" };
-        let mut claims = vec![
-            Claim::all(fits, "cells that ran", cases.fitting.len(), cases.grid.len()),
-            Claim::all("backward-slower", "cells", slower, plain.len()),
-            accounting,
-            growth.claim.clone(),
-            recomputing_ones_coincide(&cases.others)?,
-        ];
-        claims.extend(exhausted.iter().flat_map(|exhausted| exhausted.claims.clone()));
-        claims.extend(clocks.iter().flat_map(|clocks| clocks.claims.clone()));
-        claims.extend(others.iter().flat_map(|(tiled, sdpa)| recomputing_claims(tiled, sdpa, longest)));
-
-        let (tiled, sdpa) = others.unzip();
-        let Params { batch, dtype, warmup, iterations, .. } = first.case.params;
+        let exhausted = memory::smallest_exhausted(&cases.plain);
+        let tiled = recomputing(&others, longest, Tiled)?;
+        let (tiled, sdpa) = tiled.zip(recomputing(&others, longest, Sdpa)?).unzip();
+        let Params { batch, dtype, .. } = first.case.params;
         Ok(Some(Self {
             batch,
             dtype,
-            warmup,
-            timed: iterations,
             passes: passes(&cases.grid),
             beyond: passes(&cases.beyond),
             recompute: (!cases.recompute.is_empty()).then(|| passes(&cases.recompute)),
-            ran: format!("{} of {}", cases.fitting.len(), cases.grid.len()),
-            exhausted,
+            ran: format!("{} of {}", fitting.len(), cases.grid.len()),
+            oom: exhausted.map(|case| Exhausted::of(set, case, &plain)).transpose()?,
             off,
-            clocks,
-            growth,
+            slack: memory::SLACK_BYTES,
+            growth: Growth::of(shorter, longest)?,
             tiled,
             sdpa,
-            claims,
+            claims: [Claim::all("grid-fits", "cells that ran", fitting.len(), cases.grid.len()), accounting],
         }))
     }
 }
@@ -253,61 +188,21 @@ fn passes(cases: &[&AttentionCase]) -> String {
 fn recomputing(others: &[Ran], plain: &Ran, implementation: ImplementationName) -> Result<Option<Recomputing>> {
     let same = |ran: &&Ran| ran.case.params.implementation == implementation && ran.seq() == plain.seq();
     let Some(other) = others.iter().find(same) else { return Ok(None) };
-    let (slow, fast, digits) = if implementation == Sdpa { (plain, other, 2) } else { (other, plain, 0) };
-    let factors = [
-        SameMachine::of(&slow.forward(), &fast.forward())?.ratio(),
-        SameMachine::of(&slow.backward(), &fast.backward())?.ratio(),
-    ];
+    let ratio = |pass: fn(&Row) -> &Samples| {
+        let times = plain.steady(pass(plain.row)).zip(other.steady(pass(other.row)));
+        let ratio = times.map(|(plain, other)| Ok::<_, anyhow::Error>(SameMachine::of(&plain, &other)?.ratio()));
+        ratio.transpose().map(|ratio| ratio.map(|ratio| print(ratio.value(), Style::Fixed, 2)))
+    };
+    let times = ratio(|row| &row.forward)?.zip(ratio(|row| &row.backward)?);
     Ok(Some(Recomputing {
         saved: other.saved(),
-        less: SameMachine::of(&plain.saved(), &other.saved())?.ratio(),
-        times: both(&factors, Style::Fixed, digits),
-        factors,
+        times: times.map(|(forward, backward)| format!("{forward} and {backward}")),
     }))
-}
-
-/// "89 and 63".
-fn both(pair: &[Quantity; 2], style: Style, digits: usize) -> String {
-    listed(&pair.each_ref().map(|quantity| print(quantity.value(), style, digits)))
 }
 
 /// "16,384".
 fn length(seq: u32) -> String {
     grouped(f64::from(seq), 0)
-}
-
-fn recomputing_claims(tiled: &Recomputing, sdpa: &Recomputing, plain: &Ran) -> [Claim; 4] {
-    let above_one = |id: &str, ratio: &str, [forward, backward]: &[Quantity; 2]| {
-        Claim::new(id, forward.value() > 1.0 && backward.value() > 1.0)
-            .operand(&format!("{ratio}, forward"), forward)
-            .operand(&format!("{ratio}, backward"), backward)
-    };
-    let scores = plain.bytes(plain.needs().score_bytes);
-    [
-        Claim::above("tiled-keeps-less", "plain / tiled", &tiled.less, 4.0),
-        above_one("tiled-slower", "tiled / plain", &tiled.factors),
-        Claim::new("sdpa-keeps-less", sdpa.saved.value() < scores.value())
-            .operand("saved", &sdpa.saved)
-            .operand("score matrices", &scores),
-        above_one("sdpa-faster", "plain / PyTorch's operator", &sdpa.factors),
-    ]
-}
-
-/// The two that recompute have as much memory in use before the backward pass, at every length that both have.
-fn recomputing_ones_coincide(others: &[Ran]) -> Result<Claim> {
-    let of = |implementation| others.iter().filter(move |ran| ran.case.params.implementation == implementation);
-    let mut shares = Vec::new();
-    for tiled in of(Tiled) {
-        for sdpa in of(Sdpa).filter(|sdpa| sdpa.seq() == tiled.seq()) {
-            let ratio = SameMachine::of(&tiled.before_backward(), &sdpa.before_backward())?.ratio();
-            shares.push(Quantity::new((ratio.value() - 1.0).abs(), Unit::One, ratio.sources().to_vec()));
-        }
-    }
-    let id = "recomputing-ones-coincide";
-    Ok(match Quantity::largest(&shares) {
-        Some(apart) => Claim::below(id, "largest difference, as a share", apart, 0.02),
-        None => Claim::new(id, false).operand_text("lengths that both have", "none"),
-    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Draws series over one pair of axes: alone, or as small multiples.
 //!
-//! We draw figures ourselves. Lengths and sizes are often powers of two, lines carry their names, and one file serves print,
-//! hover and dark mode; the plotting crates that we tried do not offer these together.
+//! We draw figures ourselves: lines and areas carry their names, steps of memory keep their height, and one file serves print,
+//! hover and dark mode. We tried plotters 0.3 and kuva 0.6. Neither places names in free room, both paint with fixed ink, and
+//! our own layout would stay beside them.
 
 use super::axis::Axis;
 use super::canvas::{Canvas, WIDTH};

@@ -156,6 +156,9 @@ fn forward_is_light_and_backward_is_dark_and_an_answer_can_say_otherwise() {
     let bright = |name: &str| super::canvas::luminance(&colour_of(&drawn, name));
     assert!(bright("torch.compile, forward") > bright("torch.compile, backward") + 0.2);
     assert!(bright("forward") > bright("backward") + 0.2);
+    let drawn = svg(&Drawing::Plot(lines(&["ours", "cuDNN"])));
+    let grey = ["ours", "cuDNN"].map(|name| super::canvas::luminance(&colour_of(&drawn, name)));
+    assert!(grey[1] > grey[0] + 0.2, "they differ in greyscale too: {grey:?}");
     let mut plot = lines(&["forward"]);
     plot.series = plot.series.into_iter().map(|series| series.role(Role::PyTorch, Tone::Full)).collect();
     assert_eq!(colour_of(&svg(&Drawing::Plot(plot)), "forward"), PYTORCH);

@@ -5,7 +5,6 @@ use serde_json::Value;
 use super::*;
 use crate::attention::ImplementationName;
 use crate::bench::training_step::{self, Execution, StepPass};
-use crate::harness::answer::figure::Drawing;
 use crate::harness::answer::made_up::MadeUp;
 use crate::harness::samples::Samples;
 use crate::model::{Precision, SizeName};
@@ -113,71 +112,65 @@ fn layer_norm_keeps_its_digits_with_float32_inside_alone() {
     let quoted = answer.quoted();
     assert_eq!((&quoted["largest"], &quoted["digits"], &quoted["stuck"]), (&65504.0.into(), &8.into(), &32.0.into()));
     let table = answer.tables()["layer-norm"].markdown();
-    let line = "| 99 to 101 | float16 | float16 | overflow | 99.999 | overflow | 0.334 | not a number |";
+    let line = "| 99 to 101 | float16 | float16 | 99.999 | overflow | overflow | not a number |";
     assert!(table.contains(line), "{table}");
-    assert!(table.contains("| −500 to 500 | bfloat16 | float32 | −0.488 | −0.488 | 83,340.352 |"), "{table}");
-    let holds = |change: fn(&mut Example)| {
-        let mut examples = examples();
-        examples.iter_mut().for_each(change);
-        let mut answer = Answer::new(&serde_json::json!({})).unwrap();
-        LayerNorm::of(&examples).claims(&mut answer).unwrap();
-        ["float32-statistics-suffice", "bfloat16-statistics-fail"].map(|id| answer.holds(id))
-    };
-    assert_eq!(holds(|_| ()), [Some(true), Some(true)]);
-    assert_eq!(holds(|example| example.largest_error = None), [Some(false), Some(true)]);
-    assert_eq!(holds(|example| example.largest_error = Some(0.01)), [Some(false), Some(false)]);
+    assert!(table.contains("| −500 to 500 | bfloat16 | float32 | −0.488 | −0.488 | 1.00 | 0.0039 |"), "{table}");
+    // The template says that bfloat16 inside gives no vector right, and that float32 inside costs one rounding.
+    let [wide, narrow] = ["wide", "narrow"].map(|key| quoted[key].as_f64().unwrap());
+    assert!(wide < 0.005 && narrow > 0.1, "{wide}, {narrow}");
+    assert_eq!(quoted["near"], 100.0);
 }
 
 #[test]
 fn claims_on_the_ratio_follow_the_sizes() {
     let rising = [(2.0, 1.5), (3.0, 2.0), (4.0, 3.0)];
-    // Ratios of forward and backward by size; faster everywhere, rises, steady.
-    for (ratios, faster, rises, steady) in [
-        (rising, true, true, true),
-        ([(2.0, 1.5), (5.0, 2.0), (4.0, 3.0)], true, true, false),
-        ([(2.0, 1.5), (2.0, 1.5), (4.0, 3.0)], true, true, true),
-        ([(4.0, 3.0), (3.0, 2.0), (2.0, 4.0)], true, false, false),
-        ([(2.0, 1.5), (2.0, 1.5), (2.0, 1.5)], true, false, true),
-        ([(1.0, 1.5), (3.0, 2.0), (4.0, 3.0)], false, true, true),
+    // Ratios of forward and backward by size; faster everywhere, rises.
+    for (ratios, faster, rises) in [
+        (rising, true, true),
+        ([(2.0, 1.5), (5.0, 2.0), (4.0, 3.0)], true, false),
+        ([(2.0, 1.5), (2.0, 1.5), (4.0, 3.0)], true, true),
+        ([(4.0, 3.0), (3.0, 2.0), (2.0, 4.0)], true, false),
+        ([(2.0, 1.5), (2.0, 1.5), (2.0, 1.5)], true, false),
+        ([(1.0, 1.5), (3.0, 2.0), (4.0, 3.0)], false, true),
     ] {
         for made_up in [gpu(), cpu()] {
             let answer = answered(sized(made_up, &ratios));
             let claims = ["bfloat16-faster-everywhere", "ratio-rises-with-size"].map(|id| answer.holds(id));
             assert_eq!(claims, [Some(faster), Some(rises)], "{ratios:?}");
-            assert_eq!(answer.quoted()["trend"]["steady"], steady, "{ratios:?}");
             assert_eq!(answer.quoted()["explained"], rises && answer.quoted()["gpu"] == true);
-            assert_eq!(answer.holds("steps-are-steady"), Some(true));
         }
     }
     let answer = answered(sized(gpu(), &rising));
     let quoted = answer.quoted();
-    assert_eq!((&quoted["ratios"]["low"]["value"], &quoted["ratios"]["high"]["value"]), (&1.5.into(), &4.0.into()));
-    assert_eq!(quoted["trend"]["ends"], "from 2.00 forward and 1.50 backward for small to 4.00 and 3.00 for large");
+    let ends = "from 2.00 (forward) and 1.50 (backward) for small to 4.00 and 3.00 for large";
+    assert_eq!(quoted["gain"]["ends"], ends);
     assert_eq!((&quoted["batch"], &quoted["context"], &quoted["steps"]), (&4.into(), &512.into(), &2.into()));
-    let Drawing::Plot(plot) = &answer.figures()["ratio"].drawing else { panic!("a plot") };
-    assert_eq!(plot.series[1].points.iter().map(|(_, y)| y.unwrap()).collect::<Vec<_>>(), [1.5, 2.0, 3.0]);
     let one = answered(sized(gpu(), &rising[..1]));
-    assert_eq!((one.holds("ratio-rises-with-size"), &one.quoted()["trend"]), (None, &Value::Null));
+    assert_eq!((one.holds("ratio-rises-with-size"), &one.quoted()["gain"]), (None, &Value::Null));
 }
 
 #[test]
-fn unsteady_steps_show_no_ratio_and_one_step_no_deviation() {
+fn unsteady_steps_are_a_range_without_a_ratio_and_no_claim_rests_on_them() {
     let pair = |full: &[f64], low: &[f64]| {
-        let answer = answered(
-            gpu().measured("timing", &timing(SizeName::Small, Precision::Float32), &row(full, &[2.0; 2])).measured(
-                "timing",
-                &timing(SizeName::Small, Precision::Bfloat16),
-                &row(low, &[1.0; 2]),
-            ),
-        );
-        (answer.tables()["timings"].markdown(), answer.holds("steps-are-steady"))
+        let [float32, bfloat16] = [Precision::Float32, Precision::Bfloat16].map(|dtype| timing(SizeName::Small, dtype));
+        let made_up = gpu().measured("timing", &float32, &row(full, &[2.0; 2]));
+        answered(made_up.measured("timing", &bfloat16, &row(low, &[1.0; 2])))
     };
-    let (table, steady) = pair(&[1.0, 3.0], &[1.0, 1.0]);
-    assert!(table.contains("| small | 2,000.00 ± 1,414.21 | 1,000.00 ± 0.00 | – | 2,000.00 ± 0.00 |"), "{table}");
-    assert_eq!(steady, Some(false));
-    let (table, steady) = pair(&[3.0], &[1.0]);
-    assert!(table.contains("| small | 3,000.00 ± – | 1,000.00 ± – | 3.00 |"), "{table}");
-    assert_eq!(steady, Some(true));
+    let unsteady = pair(&[1.0, 3.0], &[1.0, 1.0]);
+    let table = unsteady.tables()["timings"].markdown();
+    assert!(table.contains("| small | 1,000–3,000 | 1,000 | – | 2,000 | 1,000 | 2.00 |"), "{table}");
+    assert_eq!(unsteady.holds("bfloat16-faster-everywhere"), None);
+    let steady = pair(&[3.0], &[1.0]);
+    assert!(steady.tables()["timings"].markdown().contains("| small | 3,000 | 1,000 | 3.00 | 2,000 | 1,000 | 2.00 |"));
+}
+
+#[test]
+fn types_of_two_machines_are_not_compared() {
+    let [float32, bfloat16] = [Precision::Float32, Precision::Bfloat16].map(|dtype| timing(SizeName::Small, dtype));
+    let made_up = gpu().measured("timing", &float32, &row(&[2.0; 2], &[2.0; 2])).run("another", Some("NVIDIA H100"));
+    let made_up = made_up.measured("timing", &bfloat16, &row(&[1.0; 2], &[1.0; 2]));
+    let error = answer(&made_up.records(), Audience::Ours).unwrap_err();
+    assert!(format!("{error:#}").contains("not of one machine"), "{error:#}");
 }
 
 #[test]
@@ -190,19 +183,18 @@ fn a_size_that_did_not_run_in_both_types_has_no_ratio() {
             .out_of_memory("timing", &large(Precision::Float32)),
     );
     let table = answer.tables()["timings"].markdown();
-    assert!(table.contains("| medium | 1,000.00 ± 0.00 | failed | – | 1,000.00 ± 0.00 | failed | – |"), "{table}");
+    assert!(table.contains("| medium | 1,000 | failed | – | 1,000 | failed | – |"), "{table}");
     assert!(table.contains("| large | OOM | – | – | OOM | – | – |"), "{table}");
-    assert_eq!((answer.holds("bfloat16-faster-everywhere"), &answer.quoted()["timed"]), (Some(true), &true.into()));
+    assert_eq!((answer.holds("bfloat16-faster-everywhere"), &answer.quoted()["gain"]), (None, &Value::Null));
     let none = answered(gpu().failed("timing", &small(Precision::Float32)));
-    assert_eq!((none.holds("steps-are-steady"), &none.quoted()["timed"]), (None, &false.into()));
-    assert!(none.figures().is_empty() && none.tables()["timings"].markdown().contains("| small | failed |"));
+    assert!(none.tables()["timings"].markdown().contains("| small | failed |"));
 }
 
 #[test]
 fn a_cpus_small_cases_stand_below_a_gpus_and_no_record_is_an_error() {
     let both = Records { cpu: Some(sized(cpu(), &[(1.5, 1.5)]).set()), ..sized(gpu(), &[(2.0, 2.0)]).records() };
     let both = answer(&both, Audience::Ours).unwrap();
-    assert!(both.tables()["timings-cpu"].markdown().contains("| small | 1,500.0 ± 0.0 | 1,000.0 ± 0.0 | 1.50 |"));
+    assert!(both.tables()["timings-cpu"].markdown().contains("| small | 1,500 | 1,000 | 1.50 |"));
     assert_eq!(both.quoted()["small"]["batch"], 4);
     let alone = answered(sized(cpu(), &[(1.5, 1.5)]));
     assert!(!alone.tables().contains_key("timings-cpu") && alone.quoted()["small"].is_null());

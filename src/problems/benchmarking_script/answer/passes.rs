@@ -169,8 +169,7 @@ pub(super) fn figure(cases: &[StepCase], set: &RecordSet) -> Result<Figure> {
         Series::over_numbers(size, points)
     });
     let plot = Plot::new(PlotKind::Line, "context length", "forward pass (ms)", series.collect());
-    let alt = "Lines on logarithmic axes for the mean time of the forward pass over the context length, one line for each \
-               model size.";
+    let alt = "Lines on logarithmic axes: mean time of the forward pass over context length, by model size.";
     let caption = format!("Mean time of the forward pass, float32. {}.", set.machine()?);
     Ok(Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot }).captioned(caption))
 }

@@ -10,7 +10,7 @@ use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
 use crate::bench::ddp_step::rounds::{Paired, Rounds};
-use crate::harness::answer::format::{grouped, print};
+use crate::harness::answer::format::{grouped, listed, print};
 use crate::harness::answer::{
     Answer, Case, Claim, Quantity, Range, RecordSet, SameMachine, SameRun, Style, Table, Unit,
 };
@@ -20,11 +20,8 @@ use crate::model::Precision;
 type BucketCase = Case<Params, Row>;
 
 /// One measured bucket size.
-#[derive(Serialize)]
 pub struct Size<'a> {
-    #[serde(skip)]
     case: &'a BucketCase,
-    #[serde(skip)]
     row: &'a Row,
     pub mb: f64,
     bucketed: StrategyNumbers,
@@ -82,25 +79,49 @@ pub fn of_one_machine(sizes: Vec<Size<'_>>) -> (Vec<Size<'_>>, Vec<Size<'_>>) {
 /// What the sizes say.
 #[derive(Serialize)]
 pub struct Sizes<'a> {
-    smallest: &'a Size<'a>,
-    largest: &'a Size<'a>,
-    /// The sizes whose step is shortest, whose step is longest, and for which the model predicts the least overhead.
+    #[serde(skip)]
     best: &'a Size<'a>,
     #[serde(skip)]
     second: Option<&'a Size<'a>>,
-    predicted: &'a Size<'a>,
+    /// The size that adds least to the step without communication: in MB, its step, and what it adds.
+    mb: f64,
+    step: Quantity,
+    adds: Quantity,
+    /// What that size adds without copies, and the wait for gradients in it.
+    remains: Paired,
+    tail: Quantity,
+    small: Extreme,
+    large: Extreme,
     /// The longest step over the shortest, less one.
     differ: Quantity,
-    /// What the best size takes longer than without copies into buckets, smallest and largest over all sizes.
+    /// What copies into buckets cost, over all sizes and rounds.
     copies: Range,
-    /// What the naive step takes beyond single, over the naive step.
+    /// What the naive step adds, over the naive step.
     share: Quantity,
     pub link: PooledLink,
-    /// By the model: the best bucket and its overhead, the overhead of the best size, and the fixed costs of the smallest.
+    /// By the model: the best bucket, the best measured size in MB, the overhead of the size that is best,
+    /// and the fixed costs of the smallest.
     model_bucket: Option<Quantity>,
-    model_overhead: Option<Quantity>,
-    predicted_best: Quantity,
+    preferred: f64,
+    predicted: Quantity,
     fixed_costs: Quantity,
+}
+
+/// The smallest or the largest bucket size.
+#[derive(Serialize)]
+struct Extreme {
+    mb: f64,
+    calls: u64,
+    /// The calls of the naive strategy.
+    tensors: u64,
+    tail: Quantity,
+}
+
+impl Extreme {
+    fn of(size: &Size) -> Self {
+        let (calls, tail) = (size.bucketed.calls, size.bucketed.tail.clone());
+        Self { mb: size.mb, calls, tensors: size.naive.calls, tail }
+    }
 }
 
 impl<'a> Sizes<'a> {
@@ -109,69 +130,76 @@ impl<'a> Sizes<'a> {
         let (Some(smallest), Some(largest)) = (sizes.first(), sizes.last()) else { return Ok(None) };
         let rows = cases.iter().filter_map(|case| Some((&case.id, &case.row()?.steps)));
         let link = PooledLink::of(&smallest.case.id, rows).context("no line fits the probes of the link")?;
-        let beyond = |size: &Size| size.bucketed.beyond_single.all.value();
-        let mut ranked: Vec<&Size> = sizes.iter().collect();
-        ranked.sort_by(|a, b| beyond(a).total_cmp(&beyond(b)));
-        let predicted = |size: &&Size| size.predicted(&link).value();
-        let least = sizes.iter().min_by(|a, b| predicted(a).total_cmp(&predicted(b))).unwrap_or(smallest);
-        let steps = || sizes.iter().map(|size| &size.bucketed.step);
-        let (short, long) = (Quantity::smallest(steps()), Quantity::largest(steps()));
-        let (short, long) = (short.unwrap_or(&smallest.bucketed.step), long.unwrap_or(&smallest.bucketed.step));
+        let sorted = |key: &dyn Fn(&Size) -> f64| {
+            let mut sizes: Vec<&'a Size> = sizes.iter().collect();
+            sizes.sort_by(|a, b| key(a).total_cmp(&key(b)));
+            sizes
+        };
+        let ranked = sorted(&|size| size.bucketed.beyond_single.all.value());
+        let steps = sorted(&|size| size.bucketed.step.value());
+        let [short, long] = [steps[0], steps[steps.len() - 1]].map(|size| &size.bucketed.step);
         let best = ranked[0];
-        let naive = &best.naive;
         let model = Model::best(link.overhead.value(), link.bandwidth.value(), best.row.steps.gradient_bytes);
         let bytes = |bytes| Quantity::new(bytes, Unit::Bytes, link.overhead.sources().to_vec());
+        let copies = sizes.iter().flat_map(|size| [&size.copies.range.low, &size.copies.range.high]);
         Ok(Some(Self {
-            smallest,
-            largest,
             best,
             second: ranked.get(1).copied(),
-            predicted: least,
+            mb: best.mb,
+            step: best.bucketed.step.clone(),
+            adds: best.bucketed.beyond_single.all.clone(),
+            remains: best.coalesced.beyond_single.clone(),
+            tail: best.coalesced.tail.clone(),
+            small: Extreme::of(smallest),
+            large: Extreme::of(largest),
             differ: SameMachine::of(&SameMachine::of(long, short)?.difference(), short)?.ratio(),
-            copies: Range::of(sizes.iter().flat_map(|size| [&size.copies.range.low, &size.copies.range.high]))
-                .context("a size has its copies")?,
-            share: SameRun::of(&naive.beyond_single.all, &naive.step)?.ratio(),
+            copies: Range::of(copies).context("every size has its copies")?,
+            share: SameRun::of(&best.naive.beyond_single.all, &best.naive.step)?.ratio(),
             model_bucket: model.map(|model| bytes(model.bucket_bytes)),
-            model_overhead: model.map(|model| link.seconds(model.overhead_s)),
-            predicted_best: best.predicted(&link),
+            preferred: sorted(&|size| size.predicted(&link).value())[0].mb,
+            predicted: best.predicted(&link),
             fixed_costs: link.of_calls(smallest.bucketed.calls),
             link,
         }))
     }
 
     pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let Self { smallest, largest, best, second, predicted, copies, .. } = self;
-        let megabytes = |size: &Size| format!("{} MB", size.mb);
+        let Self { best, second, small, large, copies, preferred, .. } = self;
         let most = &best.bucketed.beyond_single.range.high;
         let next = second.map(|size| &size.bucketed.beyond_single.range.low);
-        let between = best.mb != smallest.mb && best.mb != largest.mb;
-        let clear = next.is_some_and(|next| most.value() < next.value());
-        let claim =
-            Claim::new("the-best-size-lies-between", between && clear).operand_text("best size", megabytes(best));
-        let claim = claim.operand("above single at most", most);
+        let between =
+            best.mb != small.mb && best.mb != large.mb && next.is_some_and(|next| most.value() < next.value());
+        let claim = Claim::new("best-lies-between", between).operand_text("best", format!("{} MB", best.mb));
+        let claim = claim.operand("adds at most", most);
         answer.claim(match next {
             Some(next) => claim.operand("next size at least", next),
             None => claim,
         })?;
-        let all = copies.low.value() > 0.0;
-        answer.claim(Claim::new("copies-cost-time", all).operand("of any size, at least", &copies.low))?;
+        answer.claim(Claim::above("copies-cost-time", "of any size, at least", &copies.low, 0.0))?;
         let slowdown = &best.coalesced.slowdown;
         answer.claim(
-            Claim::new("the-backward-pass-is-slower", slowdown.is_positive())
-                .operand("above single without the tail, at least", &slowdown.range.low),
+            Claim::new("backward-is-slower", slowdown.is_positive())
+                .operand("added without the tail, at least", &slowdown.range.low),
         )?;
         answer.claim(
-            Claim::new("model-finds-the-best", predicted.mb == best.mb)
-                .operand_text("the model's best", megabytes(predicted))
-                .operand_text("fastest", megabytes(best)),
+            Claim::new("model-finds-the-best", *preferred == best.mb)
+                .operand_text("the model's best", format!("{preferred} MB"))
+                .operand_text("best", format!("{} MB", best.mb)),
         )?;
-        let tail = ("tail of the smallest buckets", &smallest.bucketed.tail);
+        let tail = ("tail of the smallest buckets", &small.tail);
         answer.claim(Claim::less("fixed-costs-are-hidden", tail, ("their calls by the fit", &self.fixed_costs)))
     }
 }
 
-/// What the handout asks for: a row for each size.
-pub fn size_table(sizes: &[Size], set: &RecordSet) -> Result<Table> {
+/// What the handout asks for: a row for each size but those that another machine measured.
+pub fn size_table(sizes: &[Size], left_out: &[Size], set: &RecordSet) -> Result<Table> {
+    let left_out = match left_out {
+        [] => String::new(),
+        sizes => {
+            let sizes: Vec<String> = sizes.iter().map(|size| size_mb(size.mb)).collect();
+            format!(" Another machine measured buckets of {} MB.", listed(&sizes))
+        }
+    };
     let pytorch =
         |size: &Size| hidden(size.case, &size.row.steps, size.row.steps.pytorch_ddp.as_ref()?).map(|share| share.all);
     Ok(Table::of(sizes)
@@ -185,7 +213,7 @@ pub fn size_table(sizes: &[Size], set: &RecordSet) -> Result<Table> {
         .number("PyTorch DDP: hidden", Style::Percent, 0, |size| pytorch(size))
         .captioned(format!(
             "Steps in buckets, float32, {}. *Single* is the step without communication in the same turns; *hidden* is the share \
-             of the naive step's extra time that is saved.",
+             of the naive step's extra time that is saved.{left_out}",
             set.machine()?
         )))
 }

@@ -97,8 +97,7 @@ impl Side {
     fn bars(&self) -> Vec<Bar> {
         let steady = self.numbers().filter(|numbers| numbers.steady);
         let Some((case, numbers)) = self.case().zip(steady) else { return Vec::new() };
-        let bar =
-            |name: String, adds: &Paired, step: &Quantity| Bar { name, adds: adds.all.clone(), step: step.clone() };
+        let bar = |name: String, adds: &Paired, step: &Quantity| Bar { name, adds: adds.clone(), step: step.clone() };
         let mut bars = vec![bar(self.title.clone(), &numbers.beyond_single, &numbers.step)];
         let name = match (self.strategy, case.params.bucket_size_mb) {
             (NAIVE, _) => Some("PyTorch DDP (defaults)".to_string()),
@@ -114,7 +113,7 @@ impl Side {
 /// A bar of the chart: what a step adds to the one without communication, and the step itself.
 struct Bar {
     name: String,
-    adds: Quantity,
+    adds: Paired,
     step: Quantity,
 }
 
@@ -147,16 +146,18 @@ impl SideBySide {
     pub fn chart(&self) -> Option<Figure> {
         let float32 = || self.sides.iter().filter(|side| side.dtype == Precision::Float32);
         let mut bars: Vec<Bar> = float32().flat_map(Side::bars).collect();
-        bars.sort_by(|a, b| b.adds.value().total_cmp(&a.adds.value()));
+        bars.sort_by(|a, b| b.adds.all.value().total_cmp(&a.adds.all.value()));
         let steady = float32().filter(|side| side.numbers().is_some_and(|numbers| numbers.steady));
         let Range { low, high } = Range::of(steady.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
         let ms = |quantity: &Quantity| print(quantity.value(), Style::Ms, 1);
-        let words = bars.iter().map(|bar| format!("{} {} (step {})", bar.name, ms(&bar.adds), ms(&bar.step)));
+        let words = bars.iter().map(|bar| format!("{} {} (step {})", bar.name, ms(&bar.adds.all), ms(&bar.step)));
         let words: Vec<String> = words.collect();
         let alt = format!("Milliseconds above the step without communication: {}.", words.join(", "));
-        let points: Vec<_> = bars.iter().map(|bar| (bar.name.clone(), Some(1e3 * bar.adds.value()))).collect();
-        let series = vec![Series::over_categories("above single", points)];
-        let plot = Plot::new(PlotKind::Bar, "strategy", "above single (ms)", series);
+        let points: Vec<_> = bars.iter().map(|bar| (bar.name.clone(), Some(1e3 * bar.adds.all.value()))).collect();
+        let ends = |Range { low, high }: &Range| [1e3 * low.value(), 1e3 * high.value()];
+        let ranges: Vec<_> = bars.iter().map(|bar| Some(ends(&bar.adds.range))).collect();
+        let series = vec![Series::over_categories("ours above single", points).ranged(ranges)];
+        let plot = Plot::new(PlotKind::HorizontalBar, "strategy", "above single (ms)", series);
         Some(Figure::plot(alt, plot).captioned(format!(
             "What each strategy adds to *single*, the step without communication ({} ms), in float32, {}.{} Each is compared with \
              *single* of its own run, and so is PyTorch's DDP with ours.",

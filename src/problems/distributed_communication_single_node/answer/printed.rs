@@ -2,13 +2,13 @@
 
 use super::super::measure::Params;
 use super::sum::{NVLINK, Sum, SumCase};
+use crate::bench::ddp_step::rounds::{Paired, STEADY};
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{self, distinct, grouped, listed, markdown, time};
+use crate::harness::answer::format::{self, distinct, grouped, markdown, time};
 use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{CaseOutcome, Column, Range, Style, Table};
+use crate::harness::answer::{CaseOutcome, Cell, Column, Range, Style, Table};
 use crate::harness::record::Profile;
-use crate::harness::stats;
 use crate::units::GB;
 
 /// The machines of `cases`. Sums over Gloo ran on the processor.
@@ -39,7 +39,7 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
     let (name, digits) = if backend == Backend::Nccl { ("NCCL", 0) } else { ("Gloo", 2) };
     let measured = |case: &&SumCase| case.row().is_some();
     let none = !cases.iter().any(measured);
-    let times = |low, high| format!("{} to {}", time(low), time(high));
+    let times = |number: &Paired| cell(number, time);
     let calls = |case: &SumCase| (case.params.rounds * case.params.iterations).to_string();
     let counts = distinct(cases.iter().copied().filter(measured).map(calls));
     let mut table = Table::of(cases.iter().map(|case| (*case, Sum::of(case))))
@@ -51,49 +51,60 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
     let count = if counts.len() == 1 { &counts[0] } else { "all" };
     table
         .column(Column::time("time (ms)"), |(case, sum)| match sum {
-            Some(sum) => sum.turns.cell(&sum.time, times),
+            Some(sum) => times(&sum.time),
             None => case.outcome.label().into(),
         })
-        .number("busbw (GB/s)", Style::Gb, digits, |(_, sum)| sum.as_ref().map(|sum| sum.busbw_cell(digits)))
-        .column(Column::time("PyTorch (ms)"), |(_, sum)| {
-            sum.as_ref().map(|sum| sum.pytorch_turns.cell(&sum.pytorch, times))
+        .number("busbw (GB/s)", Style::Gb, digits, |(_, sum)| {
+            sum.as_ref().map(|sum| cell(&sum.busbw, |rate| format::print(rate, Style::Gb, digits)))
         })
+        .column(Column::time("PyTorch (ms)"), |(_, sum)| sum.as_ref().map(|sum| times(&sum.pytorch)))
         .right("ours / PyTorch", |(_, sum)| {
-            let Range { low, high } = sum.as_ref()?.over_pytorch.as_ref()?;
+            let Range { low, high } = &sum.as_ref()?.over_pytorch.range;
             Some(format::range(low.value(), high.value(), Style::Fixed, 2))
         })
         .captioned(format!(
             "All-reduce of float32 over {name} ({}): medians of {count} calls, or the lowest and the highest median of a turn \
              where these differ by over {}. Ratios are of paired turns.",
             machines(cases.iter().copied().filter(|case| none || measured(case))),
-            format::print(stats::MOST_SPREAD - 1.0, Style::Percent, 0)
+            format::print(STEADY - 1.0, Style::Percent, 0)
         ))
 }
 
-/// A line for each back end and number of processes, and one for the link.
-pub fn bandwidth(fast: &[Sum], slow: &[Sum], nvlink: bool) -> Figure {
+/// The number, or the range of unsteady turns.
+fn cell(number: &Paired, print: impl Fn(f64) -> String) -> Cell {
+    let Range { low, high } = &number.range;
+    if number.steady {
+        Cell::from(&number.all)
+    } else {
+        format!("{} to {}", print(low.value()), print(high.value())).into()
+    }
+}
+
+/// A line for each back end and number of processes, with the ranges of turns, and one for the link.
+pub fn bandwidth(fast: &[Sum], slow: &[Sum]) -> Figure {
     let mut series = Vec::new();
     for (name, sums) in [("NCCL", fast), ("Gloo", slow)] {
         for processes in distinct(sums.iter().map(|sum| sum.params.world_size)) {
-            let line = sums.iter().filter(|sum| sum.params.world_size == processes);
-            let points = line.map(|sum| (sum.params.size_mb as f64, Some(sum.rate(&sum.time).value() / GB)));
-            series.push(Series::over_numbers(format!("{name}, {processes} processes"), points));
+            let mut line: Vec<&Sum> = sums.iter().filter(|sum| sum.params.world_size == processes).collect();
+            line.sort_by_key(|sum| sum.params.size_mb);
+            let points = line.iter().map(|sum| (sum.params.size_mb as f64, Some(sum.busbw.all.value() / GB)));
+            let ends = |Range { low, high }: &Range| [low.value() / GB, high.value() / GB];
+            let ranges = line.iter().map(|sum| Some(ends(&sum.busbw.range)));
+            series.push(Series::over_numbers(format!("{name}, {processes} processes"), points).ranged(ranges));
         }
-    }
-    if nvlink {
-        let sizes = distinct(fast.iter().map(|sum| sum.params.size_mb));
-        let points = sizes.into_iter().map(|size| (size as f64, Some(NVLINK / GB)));
-        series.push(Series::over_numbers("NVLink, one direction", points));
     }
     let names: Vec<_> = series.iter().map(|series| series.name.clone()).collect();
     let plot = Plot::new(PlotKind::Line, "size (MB)", "bus bandwidth (GB/s)", series);
-    let alt = format!("Bus bandwidth of an all-reduce against the size of the tensor: {}.", listed(&names));
+    let mut plot = Plot { log_x: true, log_y: true, ..plot };
     let places = [("NCCL connects GPUs", fast), ("Gloo connects processes", slow)];
     let places = places.iter().filter(|(_, sums)| !sums.is_empty());
     let places = places.map(|(what, sums)| format!("{what} ({})", machines(sums.iter().map(|sum| sum.case))));
     let places = places.collect::<Vec<_>>().join("; ");
-    let link = format!(" NVLink carries {} GB/s per GPU and direction (data sheet).", NVLINK / GB);
-    let link = if nvlink { link } else { String::new() };
-    let caption = format!("Bus bandwidth of float32 all-reduces, medians of all calls. {places}.{link}");
-    Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot }).captioned(caption)
+    let mut caption = format!("Bus bandwidth of float32 all-reduces, with the range over turns. {places}.");
+    if fast.iter().any(Sum::has_nvlink) {
+        plot = plot.reference("NVLink", NVLINK / GB);
+        caption += &format!(" NVLink carries {} GB/s per GPU and direction (data sheet).", NVLINK / GB);
+    }
+    let alt = format!("Bus bandwidth of an all-reduce against the size of the tensor: {}.", names.join("; "));
+    Figure::plot(alt, plot).captioned(caption)
 }

@@ -1,9 +1,9 @@
 //! One measured all-reduce, with the range of its turns.
 
 use super::super::measure::{Params, Row};
-use crate::bench::turns::TurnTimes;
+use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::collective::Backend;
-use crate::harness::answer::{Case, Cell, Quantity, Range, SameMachine, Style, Unit, format};
+use crate::harness::answer::{Case, Quantity, Range, SameMachine, Unit};
 
 pub type SumCase = Case<Params, Row>;
 
@@ -15,43 +15,25 @@ const GPUS_WITH_NVLINK: [&str; 2] = ["NVIDIA H100 80GB HBM3", "NVIDIA H200"];
 pub struct Sum<'a> {
     pub case: &'a SumCase,
     pub params: &'a Params,
-    pub time: Quantity,
-    pub turns: TurnTimes,
-    /// Of the turns' medians.
-    pub range: Range,
-    /// Bytes that each link carries.
-    bus_bytes: f64,
-    pub pytorch: Quantity,
-    pub pytorch_turns: TurnTimes,
-    pub over_pytorch: Option<Range>,
+    pub time: Paired,
+    pub busbw: Paired,
+    pub pytorch: Paired,
+    pub over_pytorch: Paired,
 }
 
 impl<'a> Sum<'a> {
     pub fn of(case: &'a SumCase) -> Option<Self> {
         let row = case.row()?;
-        let (ours, theirs) = (&row.ours.last_rank, &row.c10d.last_rank);
-        let turns = |samples| TurnTimes::of(case, samples, case.params.iterations);
-        let (turns, pytorch_turns) = (turns(ours)?, turns(theirs)?);
+        let [ours, theirs] = [&row.ours, &row.c10d].map(|times| Rounds::of(&times.last_rank, case.params.rounds));
+        let bus_bytes = row.bus_factor * row.bytes as f64;
         Some(Self {
             case,
             params: &case.params,
-            time: case.median(ours),
-            range: turns.range()?,
-            bus_bytes: row.bus_factor * row.bytes as f64,
-            pytorch: case.median(theirs),
-            over_pytorch: turns.over(&pytorch_turns),
-            turns,
-            pytorch_turns,
+            time: Paired::median(&case.id, &ours)?,
+            busbw: Paired::of(&case.id, Unit::BytesPerSecond, [&ours], |[seconds]| bus_bytes / seconds)?,
+            pytorch: Paired::median(&case.id, &theirs)?,
+            over_pytorch: Paired::of(&case.id, Unit::One, [&ours, &theirs], |[ours, theirs]| ours / theirs)?,
         })
-    }
-
-    pub fn rate(&self, time: &Quantity) -> Quantity {
-        self.case.quantity(self.bus_bytes / time.value(), Unit::BytesPerSecond)
-    }
-
-    /// Over the turns.
-    pub fn busbw(&self) -> Range {
-        Range { low: self.rate(&self.range.high), high: self.rate(&self.range.low) }
     }
 
     pub fn has_nvlink(&self) -> bool {
@@ -61,39 +43,21 @@ impl<'a> Sum<'a> {
 
     /// The bus bandwidth over that of the link.
     pub fn of_link(&self) -> Option<Quantity> {
-        let share = self.rate(&self.time).value() / NVLINK;
-        (self.has_nvlink() && self.turns.is_stable()).then(|| self.case.quantity(share, Unit::One))
-    }
-
-    /// What a sentence says: the median, or the range of unstable turns.
-    pub fn said_time(&self) -> Range {
-        match self.turns.is_stable() {
-            true => Range { low: self.time.clone(), high: self.time.clone() },
-            false => self.range.clone(),
-        }
-    }
-
-    pub fn said_busbw(&self) -> Range {
-        let Range { low, high } = self.said_time();
-        Range { low: self.rate(&high), high: self.rate(&low) }
-    }
-
-    pub fn busbw_cell(&self, digits: usize) -> Cell {
-        let Range { low, high } = self.said_busbw();
-        match self.turns.is_stable() {
-            true => low.into(),
-            false => format::range(low.value(), high.value(), Style::Gb, digits).into(),
-        }
+        let share = self.busbw.all.value() / NVLINK;
+        (self.has_nvlink() && self.busbw.steady).then(|| self.case.quantity(share, Unit::One))
     }
 }
 
-pub fn ends(range: Range) -> [Quantity; 2] {
-    [range.low, range.high]
+/// What a sentence says: the median, or the range of unsteady turns.
+pub fn said(number: &Paired) -> Range {
+    let all = &number.all;
+    if number.steady { Range { low: all.clone(), high: all.clone() } } else { number.range.clone() }
 }
 
-/// Every ratio of a value in `first` to one in `second` lies in this range; `None` of two machines.
-pub fn ratio(first: &Range, second: &Range) -> Option<Range> {
+/// Every ratio of a turn of `first` to one of `second` lies in this range; `None` of two machines.
+pub fn ratio(first: &Paired, second: &Paired) -> Option<Range> {
     let of = |a, b| Some(SameMachine::of(a, b).ok()?.ratio());
+    let (first, second) = (&first.range, &second.range);
     Some(Range { low: of(&first.low, &second.high)?, high: of(&first.high, &second.low)? })
 }
 

@@ -91,7 +91,7 @@ fn the_link_is_known_for_some_gpus_only() {
     let known = of("NVIDIA H200");
     let share = known.quoted()["link"]["value"].as_f64().unwrap();
     assert!((share - 1e8 / 3e-4 / 450e9).abs() < 1e-9);
-    assert!(known.figures()["bandwidth"].alt.contains("NVLink"));
+    assert!(known.figures()["bandwidth"].caption.as_ref().unwrap().contains("NVLink carries 450 GB/s"));
     assert!(of("NVIDIA H200 NVL").quoted()["link"].is_null());
 }
 

@@ -9,6 +9,7 @@ use super::super::components::Timeline;
 use super::super::measure::Row;
 use super::{MemoryCase, bytes, memory_format, size};
 use crate::harness::answer::figure::{Figure, Phase, Plot, PlotKind, Series};
+use crate::harness::answer::format::print;
 use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style};
 use crate::model::Precision;
 
@@ -82,8 +83,7 @@ impl<'a> TimelineCase<'a> {
     }
 
     pub fn forward_figure(&self, set: &RecordSet) -> Result<Figure> {
-        let alt = "Area of the memory in use beside the parameters over one forward pass: equal teeth, one for each layer, \
-                   and a last one at the loss.";
+        let alt = "Memory beside the parameters over one forward pass: equal teeth, one per layer.";
         let caption = format!(
             "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}.",
             self.numbers()?.unchanging,
@@ -95,9 +95,14 @@ impl<'a> TimelineCase<'a> {
     /// A layer in the middle of the forward pass; none where the record does not show where it begins and ends.
     pub fn layer_figure(&self, set: &RecordSet) -> Result<Option<Figure>> {
         let Some(layer) = one_layer(self.forward, self.layers()) else { return Ok(None) };
-        let alt = "Area of the memory in use beside the parameters over one layer: a peak in attention, then a lower one in \
-                   the feed-forward network.";
-        let caption = format!("One layer of the same pass: attention, then feed-forward. {}.", set.machine()?);
+        let alt = "Memory over one layer: a peak in attention, then a lower one in the feed-forward network.";
+        let times = &self.forward.time_s;
+        let interval = (times[times.len() - 1] - times[0]) / (self.case.params.timeline_points / 2).max(1) as f64;
+        let caption = format!(
+            "One layer of the same pass: attention, then feed-forward, by the lowest and the highest value of each {} ms. {}.",
+            print(interval, Style::Ms, 1),
+            set.machine()?
+        );
         let mut plot = beside_parameters(self.forward);
         plot.phases.clear();
         plot.series.iter_mut().for_each(|series| series.points = series.points[layer.clone()].to_vec());
@@ -119,9 +124,7 @@ impl<'a> TimelineCase<'a> {
             (WORKING, &self.step.working),
         ];
         let (style, _, unit) = memory_format(set);
-        let alt = "Stacked areas of the memory in use over one training step: parameters and optimizer state stay, saved \
-                   activations grow through the forward pass and shrink through the backward pass while gradients grow, \
-                   and the optimizer changes neither.";
+        let alt = "Stacked areas over one training step: saved activations grow and shrink, gradients grow, the rest is flat.";
         let caption = format!("One training step with optimizer state: {}.", self.place(set)?);
         Ok(Figure::plot(alt, area(self.step, &format!("active memory ({unit})"), style, &stacked)).captioned(caption))
     }

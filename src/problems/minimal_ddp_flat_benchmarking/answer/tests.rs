@@ -13,7 +13,7 @@ fn answered(strategies: &[Times], calls_of_flat: u64) -> Answer {
 }
 
 fn claims(answer: &Answer) -> [Option<bool>; 2] {
-    ["flat-step-is-faster", "the-fit-overstates"].map(|id| answer.holds(id))
+    ["flat-is-faster", "the-fit-overstates"].map(|id| answer.holds(id))
 }
 
 #[test]

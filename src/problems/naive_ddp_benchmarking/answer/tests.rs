@@ -33,7 +33,7 @@ fn no_sentence_rests_on_a_case_that_is_not_steady() {
     let records = MadeUp::gpu("x").measured("a", &params(Precision::Bfloat16, None), &steps).records();
     let unsteady = answer(&records, Audience::Ours).unwrap();
     assert!(unsteady.claims().is_empty() && unsteady.quoted()["steady"] == false);
-    assert_eq!(unsteady.quoted()["unsteady"]["labels"][0], "bfloat16");
+    assert_eq!(unsteady.quoted()["unstable"][0], "bfloat16");
     assert!(unsteady.tables()["steps-gpu"].markdown().contains("1,000 to 1,060"));
 }
 

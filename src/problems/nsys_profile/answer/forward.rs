@@ -138,11 +138,8 @@ pub fn figure(set: &RecordSet, profiles: &[Profiled], example: Profiled) -> Resu
         Series::over_categories(name, bars)
     });
     let plot = Plot::new(PlotKind::Bar, "size", "share (%)", series.to_vec());
-    let alt = format!(
-        "Bars of the share of a forward pass that each class of {}s but matmuls takes, one group for each \
-         model size.",
-        example.noun()
-    );
+    let alt =
+        format!("Bars by model size: the share of a forward pass of each class of {}s but matmuls.", example.noun());
     let caption = format!(
         "Share of the {}s other than matmuls in the time of a forward pass at context {}; {}.",
         example.noun(),

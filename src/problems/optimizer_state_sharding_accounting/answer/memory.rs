@@ -96,7 +96,7 @@ impl Block {
         const MIB: u64 = 1 << 20;
         let config = params.config();
         let matrix = 4 * (config.d_model * config.d_ff) as u64;
-        // libtorch's c10/core/AllocatorConfig.h: memory for 10 MiB and more is taken in multiples of 2 MiB, and a rest of at
+        // libtorch's c10/cuda/CUDACachingAllocator.cpp: memory for 10 MiB and more is taken in multiples of 2 MiB, and a rest of at
         // most 1 MiB is not split off.
         let block = matrix.next_multiple_of(2 * MIB);
         let rest = block - matrix;

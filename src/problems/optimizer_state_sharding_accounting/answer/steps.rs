@@ -4,14 +4,14 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::super::measure::Row;
-use super::super::{BESIDE_SHARDED, SCHEMES, TIMED};
+use super::super::{BESIDE_SHARDED, SCHEMES};
 use super::{ShardingCase, machine, memory_style, rank_0, scheme_name};
 use crate::bench::all_reduce::bus_factor;
-use crate::bench::ddp_step::tables::StrategyNumbers;
+use crate::bench::ddp_step::link::PooledLink;
+use crate::bench::ddp_step::numbers::{StrategyNumbers, is_steady};
+use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::bench::ddp_step::timeline::{PHASES, Span, Timeline};
-use crate::bench::turns::TurnTimes;
 use crate::harness::answer::{Answer, Claim, Quantity, Range, SameRun, Style, Table, Unit};
-use crate::harness::samples::Samples;
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
@@ -55,47 +55,35 @@ struct Trade {
 #[derive(Serialize)]
 pub struct Unstable {
     dtype: &'static str,
+    /// Of steps without communication.
     single: Range,
-    base: Range,
-    sharded: Range,
 }
 
-fn turns(case: &ShardingCase, samples: &Samples) -> Option<TurnTimes> {
-    TurnTimes::of(case, samples, case.params.steps)
-}
-
-fn turns_of(case: &ShardingCase, row: &Row, strategy: &str) -> Option<TurnTimes> {
-    turns(case, &row.steps.strategies.get(strategy)?.step.last_rank)
-}
-
-/// `None` where a scheme was not measured.
-fn is_stable(case: &ShardingCase, row: &Row) -> Option<bool> {
-    let all = TIMED.iter().map(|scheme| turns_of(case, row, scheme)).chain([turns(case, &row.steps.single.last_rank)]);
-    Some(all.collect::<Option<Vec<_>>>()?.iter().all(TurnTimes::is_stable))
+fn rounds(case: &ShardingCase, row: &Row, strategy: &str) -> Option<Rounds> {
+    Some(Rounds::of(&row.steps.strategies.get(strategy)?.step.last_rank, case.params.rounds))
 }
 
 impl Unstable {
     pub fn of(case: &ShardingCase, row: &Row) -> Option<Self> {
-        let of = |scheme| turns_of(case, row, scheme)?.range();
-        Some(Self {
-            dtype: is_stable(case, row).filter(|stable| !stable).map(|_| case.params.dtype.name())?,
-            single: turns(case, &row.steps.single.last_rank)?.range()?,
-            base: of(BESIDE_SHARDED)?,
-            sharded: of(SHARDED_OPTIMIZER)?,
-        })
+        let single = Rounds::of(&row.steps.single.last_rank, case.params.rounds);
+        let single = Paired::median(&case.id, &single)?.range;
+        (!is_steady(case, &row.steps)).then(|| Self { dtype: case.params.dtype.name(), single })
     }
 }
 
 impl StepNumbers {
-    pub fn of(case: &ShardingCase, row: &Row) -> Option<Self> {
-        is_stable(case, row).filter(|stable| *stable)?;
-        let of = |name| StrategyNumbers::of(case, &row.steps, name);
-        let over = |a, b| turns_of(case, row, a)?.over(&turns_of(case, row, b)?);
+    /// `None` of a case that is not steady.
+    pub fn of(case: &ShardingCase, row: &Row, link: &PooledLink) -> Option<Self> {
+        let of = |name| StrategyNumbers::of(case, &row.steps, name).filter(|_| is_steady(case, &row.steps));
+        let over = |a, b| {
+            let columns = [&rounds(case, row, a)?, &rounds(case, row, b)?];
+            Some(Paired::of(&case.id, Unit::One, columns, |[a, b]| a / b)?.range)
+        };
         let (base, sharded, zero1, backward) =
             (of(BESIDE_SHARDED)?, of(SHARDED_OPTIMIZER)?, of(ZERO1)?, of(ZERO1_IN_BACKWARD)?);
         Some(Self {
             dtype: case.params.dtype.name(),
-            trade: Trade::of(case, row, &base, &sharded)?,
+            trade: Trade::of(case, row, &base, &sharded, link)?,
             over_buckets: over(ZERO1_IN_BACKWARD, overlap_bucketed::STRATEGY.name)?,
             sharded_over_base: over(SHARDED_OPTIMIZER, BESIDE_SHARDED)?,
             volume: SameRun::of(&sharded.bus_bytes, &zero1.bus_bytes).ok()?.ratio(),
@@ -117,7 +105,13 @@ impl StepNumbers {
 }
 
 impl Trade {
-    fn of(case: &ShardingCase, row: &Row, base: &StrategyNumbers, sharded: &StrategyNumbers) -> Option<Self> {
+    fn of(
+        case: &ShardingCase,
+        row: &Row,
+        base: &StrategyNumbers,
+        sharded: &StrategyNumbers,
+        link: &PooledLink,
+    ) -> Option<Self> {
         let ranks = case.params.world_size;
         let timeline = |scheme| row.steps.strategies.get(scheme).map(|column| &column.timeline);
         let seconds = |s: f64| case.quantity(s, Unit::Seconds);
@@ -127,14 +121,15 @@ impl Trade {
         let (adamw, adamw_sharded) = (alone.end_s - alone.start_s, first - shared.start_s);
         let bytes = SameRun::of(&sharded.bytes, &base.bytes).ok()?.difference();
         let longer = SameRun::of(&sharded.step, &base.step).ok()?.difference();
-        // A broadcast sends each byte over each link once.
-        let link = row.steps.link.bytes_per_s * bus_factor(ranks);
+        // The fit is of all-reduces; a broadcast sends each byte over each link once.
+        let factor = bus_factor(ranks);
+        let bandwidth = &link.bandwidth;
         (ranks > 1).then(|| Self {
             adamw: seconds(adamw),
             saved_s: seconds(adamw - adamw_sharded),
             broadcasts: seconds(shared.end_s - first),
-            at_link: seconds(bytes.value() / link),
-            link: case.quantity(link, Unit::BytesPerSecond),
+            at_link: link.of_bytes(bytes.value() / factor),
+            link: Quantity::new(bandwidth.value() * factor, Unit::BytesPerSecond, bandwidth.sources().to_vec()),
             calls: sharded.calls.saturating_sub(base.calls),
             predicted: seconds(shared.end_s - first - (adamw - adamw_sharded)),
             longer,

@@ -1,84 +1,97 @@
-//! The tables of the answer: a line for each case, whatever came of it.
+//! The tables of the answer: lengths by widths, and a line for each case, whatever came of it.
+
+use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::super::measure::accounting_of;
-use super::{AttentionCase, Ran, length, memory};
-use crate::harness::answer::format::print;
+use super::super::measure::{Row, accounting_of};
+use super::{AttentionCase, Ran, length, memory, ran};
+use crate::harness::answer::format::{NOTHING, print, range};
 use crate::harness::answer::{CaseOutcome, Cell, Column, Quantity, RecordSet, Style, Table};
 use crate::harness::samples::Samples;
 use crate::harness::stats::Summary;
+use crate::harness::steadiness::Turns;
 
-/// Times and memory of plain attention; of a case that ran out of memory, which pass did and what it needs.
-pub(super) fn times(set: &RecordSet, cases: &[&AttentionCase]) -> Result<Table> {
-    let ms = |head: &str| Column::number(head, Style::Ms, 2);
-    let mib = |head: &str| Column::number(head, Style::Mib, 1);
-    let mut table = Table::new(vec![
-        Column::right("$d$"),
-        Column::right("$T$"),
-        ms("forward (ms)"),
-        ms("std (ms)"),
-        ms("backward (ms)"),
-        ms("std (ms)"),
-        mib("before backward (MiB)"),
-        mib("backward peak (MiB)"),
-    ]);
-    for &case in cases {
-        let cells: [Cell; 6] = match &case.outcome {
-            CaseOutcome::Measured(row) => {
-                let ran = Ran { case, row };
-                [
-                    ran.forward().into(),
-                    deviation(case, &row.forward).into(),
-                    ran.backward().into(),
-                    deviation(case, &row.backward).into(),
-                    ran.before_backward().into(),
-                    ran.bytes(row.backward_peak_bytes).into(),
-                ]
-            }
-            CaseOutcome::OutOfMemory { .. } => {
-                let needs = accounting_of(&case.params, set.profile());
-                let passes = if memory::forward_fits(set, &needs)? { ["ran", "OOM"] } else { ["OOM", ""] };
-                let peak = print(needs.backward_peak_bytes as f64, Style::Gib, 1);
-                let [forward, backward] = passes.map(Cell::from);
-                [forward, "".into(), backward, "".into(), "".into(), format!("needs {peak} GiB").into()]
-            }
-            outcome => std::array::from_fn(|_| outcome.label().into()),
-        };
-        table.row(shape(case).into_iter().chain(cells).collect());
+/// Times and memory of plain attention, a line for each length; of what ran out of memory, which pass did.
+pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> {
+    let lengths: BTreeSet<u32> = plain.iter().map(|case| case.params.seq).collect();
+    let widths: BTreeSet<u32> = plain.iter().map(|case| case.params.d_model).collect();
+    let mut table = Table::new(vec![Column::right("$T$")]);
+    table.columns.extend(widths.iter().map(|d| Column::right(format!("$d = {d}$ (ms)"))));
+    table.columns.extend(["before (MiB)", "peak (MiB)"].map(Column::right));
+    for seq in lengths {
+        let of_length: Vec<_> = plain.iter().filter(|case| case.params.seq == seq).copied().collect();
+        let mut cells = vec![Cell::from(length(seq))];
+        for d in &widths {
+            let case = of_length.iter().find(|case| case.params.d_model == *d);
+            cells.push(case.map(|case| both_passes(set, case)).transpose()?.into());
+        }
+        let ran = ran(&of_length);
+        cells.push(mebibytes(&ran, |row| row.before_backward_bytes).into());
+        cells.push(mebibytes(&ran, |row| row.backward_peak_bytes).or(needed(set, &of_length)).into());
+        table.row(cells);
     }
     Ok(table)
 }
 
-/// The other implementations.
-pub(super) fn implementations(cases: &[&AttentionCase]) -> Table {
-    let ms = |head: &str| Column::number(head, Style::Ms, 2);
-    let mut table = Table::new(vec![
-        Column::text("implementation"),
-        Column::right("$d$"),
-        Column::right("$T$"),
-        ms("forward (ms)"),
-        ms("backward (ms)"),
-        Column::number("left by forward (MiB)", Style::Mib, 2),
-        Column::number("backward peak (MiB)", Style::Mib, 1),
-    ]);
-    for &case in cases {
-        let cells: [Cell; 4] = match case.row() {
-            Some(row) => {
-                let ran = Ran { case, row };
-                let peak = ran.bytes(row.backward_peak_bytes);
-                [ran.forward(), ran.backward(), ran.saved(), peak].map(Cell::from)
-            }
-            None => std::array::from_fn(|_| case.outcome.label().into()),
-        };
-        let name = Cell::from(case.params.implementation.name());
-        table.row([name].into_iter().chain(shape(case)).chain(cells).collect());
-    }
-    table
+/// "5.16 / 8.00", or how the case ended.
+fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<String> {
+    Ok(match &case.outcome {
+        CaseOutcome::Measured(row) => {
+            let [forward, backward] = [&row.forward, &row.backward].map(|pass| Turns::single(&pass.samples).marked());
+            format!("{forward} / {backward}")
+        }
+        CaseOutcome::OutOfMemory { .. } => {
+            let fits = memory::forward_fits(set, &accounting_of(&case.params, set.profile()))?;
+            if fits { "ran / OOM" } else { "OOM" }.into()
+        }
+        outcome => outcome.label().into(),
+    })
 }
 
-fn shape(case: &AttentionCase) -> [Cell; 2] {
-    [case.params.d_model.to_string(), length(case.params.seq)].map(Cell::from)
+/// From the narrowest to the widest; none where none ran.
+fn mebibytes(ran: &[Ran], bytes: fn(&Row) -> u64) -> Option<String> {
+    let bytes = || ran.iter().map(|ran| bytes(ran.row) as f64);
+    let (low, high) = (bytes().reduce(f64::min)?, bytes().reduce(f64::max)?);
+    let digits = usize::from(Style::Mib.scale() * high < 100.0);
+    Some(range(low, high, Style::Mib, digits).replace(" to ", NOTHING))
+}
+
+/// The least that cases which ran out of memory need; none where none did.
+fn needed(set: &RecordSet, cases: &[&AttentionCase]) -> Option<String> {
+    let exhausted = cases.iter().filter(|case| matches!(case.outcome, CaseOutcome::OutOfMemory { .. }));
+    let bytes = exhausted.map(|case| accounting_of(&case.params, set.profile()).backward_peak_bytes).min()?;
+    Some(format!("needs {} GiB", print(bytes as f64, Style::Gib, 0)))
+}
+
+/// The standard deviations of the times and the memory of every case that ran.
+pub(super) fn cells(plain: &[&AttentionCase]) -> Table {
+    let mut ran = ran(plain);
+    ran.sort_by_key(|ran| (ran.case.params.d_model, ran.seq()));
+    Table::of(ran)
+        .right("$d$", |ran| ran.case.params.d_model.to_string())
+        .right("$T$", |ran| length(ran.seq()))
+        .number("forward, std (µs)", Style::Us, 0, |ran| deviation(ran.case, &ran.row.forward))
+        .number("backward, std (µs)", Style::Us, 0, |ran| deviation(ran.case, &ran.row.backward))
+        .right("forward peak (MiB)", |ran| mebibytes(&[*ran], |row| row.forward_peak_bytes))
+        .right("before backward (MiB)", |ran| mebibytes(&[*ran], |row| row.before_backward_bytes))
+        .right("backward peak (MiB)", |ran| mebibytes(&[*ran], |row| row.backward_peak_bytes))
+        .into()
+}
+
+/// The other implementations.
+pub(super) fn implementations(cases: &[&AttentionCase]) -> Table {
+    let text = |pass: &Samples| Turns::single(&pass.samples).text();
+    Table::of(cases)
+        .text("implementation", |case| case.params.implementation.name())
+        .right("$T$", |case| length(case.params.seq))
+        .right("forward (ms)", |case| case.cell(|row| text(&row.forward)))
+        .right("backward (ms)", |case| case.cell(|row| text(&row.backward)))
+        .number("left by forward (MiB)", Style::Mib, 2, |case| case.cell(|row| Ran { case, row }.saved()))
+        .number("backward peak (MiB)", Style::Mib, 1, |case| {
+            case.cell(|row| Ran { case, row }.bytes(row.backward_peak_bytes))
+        })
+        .into()
 }
 
 /// None for a single sample.

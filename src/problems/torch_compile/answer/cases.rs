@@ -1,4 +1,4 @@
-//! The cases of each measure, and ratios between the columns of a case.
+//! The cases of each measure, and ratios between the implementations of a case.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,23 @@ use crate::harness::answer::format::markdown;
 use crate::harness::answer::{Case, Cell, Quantity, Range, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
+use crate::harness::steadiness::Turns;
 
 pub type AttentionCase<'a> = MeasureCase<'a, attention::Params, attention::Row>;
 pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
 pub type UpdateCase<'a> = MeasureCase<'a, adamw::Params, adamw::Row>;
 
-/// How a column is read from a row.
+/// How an implementation's outcome is read from a row.
 pub type ColumnOf<R, T> = fn(&R) -> &Timed<T>;
-/// How the samples of a pass are read from a column.
+/// How the samples of a pass are read from an outcome.
 pub type PassOf<T> = fn(&T) -> &Samples;
 
 /// A case of one measure; without a row where it was not measured.
 pub struct MeasureCase<'a, P, R> {
     pub case: &'a Case<Params, Row>,
     pub params: &'a P,
+    /// Of turns.
+    pub rounds: usize,
     pub row: Option<&'a R>,
 }
 
@@ -41,22 +44,22 @@ impl<'a> Cases<'a> {
             match &case.params {
                 Params::Attention(params) => {
                     let row = if let Some(Row::Attention(row)) = case.row() { Some(row) } else { None };
-                    cases.attention.push(MeasureCase { case, params, row });
+                    cases.attention.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
                 Params::Transformer(params) => {
                     let row = if let Some(Row::Transformer(row)) = case.row() { Some(row) } else { None };
-                    cases.models.push(MeasureCase { case, params, row });
+                    cases.models.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
                 Params::Adamw(params) => {
                     let row = if let Some(Row::Adamw(row)) = case.row() { Some(row) } else { None };
-                    cases.updates.push(MeasureCase { case, params, row });
+                    cases.updates.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
             }
         }
         cases
     }
 
-    /// The reasons of compiled columns that were not run, each once, in Markdown; none where there are none.
+    /// The reasons why functions were not compiled, each once, in Markdown; none where there are none.
     pub fn not_compiled(&self) -> Option<String> {
         fn reason<T>(column: &Timed<T>) -> Option<String> {
             if let Timed::NotRun { reason } = column { Some(markdown(reason)) } else { None }
@@ -79,75 +82,48 @@ impl Row {
 }
 
 impl<P, R> MeasureCase<'_, P, R> {
-    /// A statistic of a pass; none unless its column was measured.
-    pub fn statistic<T>(
-        &self,
-        column: ColumnOf<R, T>,
-        pass: PassOf<T>,
-        statistic: fn(&[f64]) -> f64,
-    ) -> Option<Quantity> {
-        Some(self.case.statistic(pass(column(self.row?).measured()?), statistic))
+    /// None unless the implementation was measured.
+    pub fn turns<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Option<Turns> {
+        Some(Turns::of(&pass(column(self.row?).measured()?).samples, self.rounds))
     }
 
+    /// The median of a pass; none unless the implementation was measured and its turns agree.
     pub fn median<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Option<Quantity> {
-        self.statistic(column, pass, stats::median)
+        self.turns(column, pass).filter(Turns::is_steady)?;
+        Some(self.case.median(pass(column(self.row?).measured()?)))
     }
 
-    /// The median of the first column's pass over that of the second's; none unless both were measured.
+    /// The median of the first implementation's pass over that of the second's; none unless both have one.
     pub fn ratio<T>(&self, columns: [ColumnOf<R, T>; 2], pass: PassOf<T>) -> Option<Quantity> {
         let [over, under] = columns.map(|column| self.median(column, pass));
         Some(self.case.quantity(over?.value() / under?.value(), Unit::One))
     }
 
-    /// How a column, or else the whole case, ended.
-    pub fn ending<T>(&self, column: ColumnOf<R, T>) -> &'static str {
-        self.row.map_or(self.case.outcome.label(), |row| column(row).label())
+    /// "12.6", "9.2–15" where the turns disagree, or how the implementation or else the whole case ended.
+    pub fn text<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> String {
+        let ending = || self.row.map_or(self.case.outcome.label(), |row| column(row).label()).to_string();
+        self.turns(column, pass).map_or_else(ending, |turns| turns.text())
     }
 
-    /// The median of a column's pass, or how it ended.
     pub fn cell<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Cell {
-        self.median(column, pass).map_or_else(|| self.ending(column).into(), Cell::Number)
+        self.text(column, pass).into()
     }
 
-    /// The seconds of the first call of the forward pass, which compiles it, or of both; none where one was not called.
-    pub fn first_calls(&self, compile: &Compile, both: bool) -> Option<Quantity> {
+    /// The seconds of the first calls of both passes, which compile them; none where one was not called.
+    pub fn first_calls(&self, compile: &Compile) -> Option<Quantity> {
         let first_call = |pass: &str| Some(stats::median(&compile.first_call.get(pass)?.samples));
-        let seconds = first_call("forward")? + if both { first_call("backward")? } else { 0.0 };
-        Some(self.case.quantity(seconds, Unit::Seconds))
+        Some(self.case.quantity(first_call("forward")? + first_call("backward")?, Unit::Seconds))
     }
 }
 
-/// The ratio of two columns' times in one pass of one case.
-pub struct Ratio<'a, P, R> {
-    pub case: &'a MeasureCase<'a, P, R>,
-    pub pass: &'static str,
-    pub value: Quantity,
-}
-
-impl<'a, P, R> Ratio<'a, P, R> {
-    /// Of every pass in which both columns were measured.
-    pub fn all<T>(
-        cases: &'a [MeasureCase<'a, P, R>],
-        columns: [ColumnOf<R, T>; 2],
-        passes: &[(&'static str, PassOf<T>)],
-    ) -> Vec<Self> {
-        let of_case = |case: &'a MeasureCase<'a, P, R>| {
-            let of_pass = move |&(pass, of): &(&'static str, PassOf<T>)| {
-                Some(Self { case, pass, value: case.ratio(columns, of)? })
-            };
-            passes.iter().filter_map(of_pass)
-        };
-        cases.iter().flat_map(of_case).collect()
-    }
-
-    /// The first of those that are largest.
-    pub fn largest(ratios: &[Self]) -> Option<&Self> {
-        ratios.iter().reduce(|a, b| if b.value.value() > a.value.value() { b } else { a })
-    }
-
-    /// From the smallest to the largest of those that fulfil a condition; none of nothing.
-    pub fn range(ratios: &[Self], of: impl Fn(&P) -> bool) -> Option<Range> {
-        let ratios = ratios.iter().filter(|ratio| of(ratio.case.params));
-        Range::of(ratios.map(|ratio| ratio.value.clone()))
-    }
+/// The ratios of two implementations' times, over every case and pass in which both are steady; none of nothing.
+pub fn ratios<'c, P: 'c, R: 'c, T>(
+    cases: impl IntoIterator<Item = &'c MeasureCase<'c, P, R>>,
+    columns: [ColumnOf<R, T>; 2],
+    passes: &[PassOf<T>],
+) -> Option<Range> {
+    let of_case = |case: &MeasureCase<P, R>| -> Vec<Quantity> {
+        passes.iter().filter_map(|pass| case.ratio(columns, *pass)).collect()
+    };
+    Range::of(cases.into_iter().flat_map(of_case))
 }

@@ -1,161 +1,149 @@
-//! Part (b): what compiled and captured steps of whole models gain, and how much of that is launches.
+//! Part (b): what compiling a whole model gains for its forward pass and its training step.
 
+use anyhow::Result;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::super::transformer::{Params, Passes, Row};
-use super::cases::{ColumnOf, ModelCase, PassOf, Ratio};
-use super::{not_slower, times};
-use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::print;
-use crate::harness::answer::{Claim, Quantity, Range, Style, Unit};
+use super::cases::{ColumnOf, ModelCase, PassOf, ratios};
+use super::{times, turns};
+use crate::harness::answer::format::{distinct, listed};
+use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet};
+use crate::harness::samples::Samples;
+use crate::harness::steadiness::Turns;
 use crate::model::Precision;
 
-const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
-const PYTHON: ColumnOf<Row, Passes> = |row| &row.python_eager;
-const COMPILED: ColumnOf<Row, Passes> = |row| &row.python_compiled;
-const ALONE: ColumnOf<Row, Passes> = |row| &row.rust_eager_again;
-const CAPTURED: ColumnOf<Row, Passes> = |row| &row.rust_captured;
-pub const COLUMNS: [(&str, ColumnOf<Row, Passes>); 5] = [
-    ("Rust eager", RUST),
-    ("Python eager", PYTHON),
-    ("torch.compile", COMPILED),
-    ("Rust eager, alone", ALONE),
-    ("Rust captured", CAPTURED),
-];
+pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
+pub const PYTHON: ColumnOf<Row, Passes> = |row| &row.python_eager;
+pub const COMPILED: ColumnOf<Row, Passes> = |row| &row.python_compiled;
+pub const AGAIN: ColumnOf<Row, Passes> = |row| &row.rust_eager_again;
+pub const CAPTURED: ColumnOf<Row, Passes> = |row| &row.rust_captured;
 
-pub const FORWARD: (&str, PassOf<Passes>) = ("forward pass", |passes| &passes.forward);
-pub const STEP: (&str, PassOf<Passes>) = ("training step", |passes| &passes.step);
+pub const FORWARD: PassOf<Passes> = |passes| &passes.forward;
+pub const STEP: PassOf<Passes> = |passes| &passes.step;
 
-/// What the sentences quote of whole models.
+const DTYPES: [Precision; 2] = [Precision::Float32, Precision::Bfloat16];
+
+/// What the sentences quote of whole models; ranges are over the steady passes alone.
 #[derive(Serialize)]
 pub struct Models {
-    /// Gains of what was compiled over Python eager.
+    /// "5 turns of 4 passes, each after 3 untimed (small)".
+    protocol: String,
+    /// PyTorch eager over torch.compile: "1.06 to 1.84".
     forward: Option<String>,
     step: Option<String>,
-    graph: Option<Graph>,
-    /// The models in which both eager columns were measured.
-    covered: String,
-    /// The largest ratio of Rust eager to Python eager.
-    slowest_model: Option<Quantity>,
-    /// For each arithmetic the largest error of all gradients as one vector against ours, relative to its norm.
-    model_errors: String,
+    /// The same over both: "1.06 to 1.22 in float32 and 1.62 to 1.84 in bfloat16".
+    dtypes: String,
+    /// The models with unsteady times of PyTorch's: "small in bfloat16 and xl in bfloat16"; none where all are steady.
+    unsteady: Option<String>,
+    /// Ours over PyTorch eager.
     #[serde(skip)]
-    pub claims: Vec<Claim>,
+    pub eager: Option<String>,
+    /// For each dtype the largest error of all gradients as one vector against ours, relative to its norm.
+    #[serde(skip)]
+    pub errors: Vec<(Precision, f64)>,
+    beside: Option<Beside>,
+    #[serde(skip)]
+    pub claim: Option<Claim>,
 }
 
-/// Captured steps against the eager ones that took turns with them.
+/// The first model whose forward pass, ours, is unsteady beside the Python process and steady alone.
 #[derive(Serialize)]
-struct Graph {
-    most: Quantity,
-    least: Quantity,
-    /// The model that gains most, and its steps.
-    at: String,
-    captured: Quantity,
+struct Beside {
+    model: String,
+    turns: String,
     alone: Quantity,
-    beside: Quantity,
-    compiled: Option<Quantity>,
-    #[serde(skip)]
-    claims: [Claim; 3],
+    /// "alone", or "alone and on another machine".
+    how: &'static str,
+}
+
+impl Models {
+    /// None without cases.
+    pub fn of(cases: &[ModelCase], alone: &Alone) -> Option<Self> {
+        cases.first()?;
+        let gain = |passes: &[PassOf<Passes>], dtype: Option<Precision>| {
+            let of_dtype = cases.iter().filter(|case| dtype.is_none_or(|dtype| case.params.dtype == dtype));
+            ratios(of_dtype, [PYTHON, COMPILED], passes)
+        };
+        let (forward, step) = (gain(&[FORWARD], None), gain(&[STEP], None));
+        let of_dtype =
+            |dtype: &Precision| Some(format!("{} in {}", times(&gain(&[FORWARD, STEP], Some(*dtype))?), dtype.name()));
+        let claim = forward.as_ref().zip(step.as_ref()).map(|(Range { low: forward, .. }, Range { low: step, .. })| {
+            let claim = Claim::new("models-gain", forward.value() > 1.0 && step.value() > 1.0);
+            claim.operand("least gain of a forward pass", forward).operand("of a step", step)
+        });
+        let unsteady: Vec<String> = cases.iter().filter(|case| is_unsteady(case)).map(|c| named(c.params)).collect();
+        let beside = cases.iter().find_map(|case| alone.beside(case));
+        Some(Self {
+            protocol: protocol(cases),
+            forward: forward.as_ref().map(times),
+            step: step.as_ref().map(times),
+            dtypes: listed(&DTYPES.iter().filter_map(of_dtype).collect::<Vec<_>>()),
+            unsteady: (!unsteady.is_empty()).then(|| listed(&unsteady)),
+            eager: ratios(cases, [RUST, PYTHON], &[FORWARD, STEP]).as_ref().map(times),
+            errors: DTYPES.into_iter().filter_map(|dtype| Some((dtype, error(cases, dtype)?))).collect(),
+            beside,
+            claim,
+        })
+    }
 }
 
 fn named(p: &Params) -> String {
     format!("{} in {}", p.size.size().name, p.dtype.name())
 }
 
-impl Models {
-    pub fn of(cases: &[ModelCase]) -> Self {
-        let gain = |pass| Ratio::range(&Ratio::all(cases, [PYTHON, COMPILED], &[pass]), |_| true);
-        let (forward, step, graph) = (gain(FORWARD), gain(STEP), Graph::of(cases));
-        let mut claims = Vec::new();
-        if let (Some(Range { low: forward, .. }), Some(Range { low: step, .. })) = (&forward, &step) {
-            let claim = Claim::new("compiled-models-gain", forward.value() > 1.0 && step.value() > 1.0);
-            claims.push(claim.operand("least gain of a forward pass", forward).operand("of a step", step));
-        }
-        claims.extend(graph.iter().flat_map(|graph| graph.claims.clone()));
-        let eager = Ratio::all(cases, [RUST, PYTHON], &[FORWARD, STEP]);
-        let slowest = Ratio::largest(&eager);
-        claims.extend(slowest.map(|Ratio { case, pass, value }| {
-            not_slower("rust-model-not-slower", value, format!("the {pass} of {}", named(case.params)))
-        }));
-        let covered = Ratio::all(cases, [RUST, PYTHON], &[STEP]);
-        let covered: Vec<_> = covered.iter().map(|ratio| named(ratio.case.params)).collect();
-        let error = |dtype: Precision| {
-            let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype).filter_map(|case| case.row);
-            let errors = of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients);
-            let error = errors.reduce(f64::max)?;
-            Some(format!("{} of its norm in {}", print(error, Style::Sci, 1), dtype.name()))
-        };
-        let errors = [Precision::Float32, Precision::Bfloat16].into_iter().filter_map(error);
-        Self {
-            forward: forward.as_ref().map(times),
-            step: step.as_ref().map(times),
-            graph,
-            covered: covered.join(", "),
-            slowest_model: slowest.map(|ratio| ratio.value.clone()),
-            model_errors: errors.collect::<Vec<_>>().join(" and "),
-            claims,
-        }
-    }
+/// Whether some pass of PyTorch's two implementations differs from turn to turn.
+fn is_unsteady(case: &ModelCase) -> bool {
+    let turns = [PYTHON, COMPILED].into_iter().flat_map(|column| [FORWARD, STEP].map(|pass| case.turns(column, pass)));
+    turns.flatten().any(|turns: Turns| !turns.is_steady())
 }
 
-impl Graph {
-    /// Of the models in which Rust eager was measured both times; none where no step of them was captured.
-    fn of(cases: &[ModelCase]) -> Option<Self> {
-        let mut gains = Ratio::all(cases, [ALONE, CAPTURED], &[STEP]);
-        gains.retain(|gain| gain.case.median(RUST, STEP.1).is_some());
-        let (model, Range { low: least, high: most }) = (Ratio::largest(&gains)?.case, Ratio::range(&gains, |_| true)?);
-        let median = |column| model.median(column, STEP.1);
-        let compiled = median(COMPILED);
-        let over_compiled = Ratio::all(cases, [CAPTURED, COMPILED], &[STEP]);
-        let (faster, both) = (over_compiled.iter().filter(|r| r.value.value() < 1.0).count(), over_compiled.len());
-        // Between Rust eager alone and beside Python.
-        let drifts = gains.iter().filter_map(|gain| {
-            let ratio = gain.case.ratio([ALONE, RUST], STEP.1)?;
-            Some(gain.case.case.quantity((ratio.value() - 1.0).abs(), Unit::One))
-        });
-        let claims = [
-            Claim::new("captured-models-gain", gains.len() > 1 && most.value() > 1.1)
-                .operand("largest gain", &most)
-                .operand("least gain", &least),
-            Claim::new("captured-step-beats-compiled", compiled.is_some() && faster == both)
-                .operand_text("models whose captured step is faster", format!("{faster} of {both}")),
-            Claim::below("little-drift", "largest drift", Quantity::largest(&drifts.collect::<Vec<_>>())?, 0.03),
-        ];
-        Some(Self {
-            most,
-            least,
-            at: named(model.params),
-            captured: median(CAPTURED)?,
-            alone: median(ALONE)?,
-            beside: median(RUST)?,
-            compiled,
-            claims,
+/// None where no gradient of this dtype was compared.
+fn error(cases: &[ModelCase], dtype: Precision) -> Option<f64> {
+    let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype).filter_map(|case| case.row);
+    of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients).reduce(f64::max)
+}
+
+/// How often each size was timed.
+fn protocol(cases: &[ModelCase]) -> String {
+    let words = cases.iter().map(|case| {
+        let p = case.params;
+        let same = |other: &&ModelCase| {
+            let q = other.params;
+            (q.rounds, q.iterations, q.warmup) == (p.rounds, p.iterations, p.warmup)
+        };
+        let sizes = distinct(cases.iter().filter(same).map(|case| case.params.size.size().name));
+        format!("{} ({})", turns(p.rounds, p.iterations, p.warmup), listed(&sizes))
+    });
+    distinct(words).join("; ")
+}
+
+/// Forward passes that another problem timed in a process alone, as its records hold them.
+pub struct Alone(Vec<Case<Value, Value>>);
+
+impl Alone {
+    /// Errors: records that cannot be read.
+    pub fn of(set: Option<&RecordSet>) -> Result<Self> {
+        Ok(Self(set.map(RecordSet::cases_as).transpose()?.unwrap_or_default()))
+    }
+
+    /// None where our forward pass is steady here, or was not measured alone, or is unsteady there too.
+    fn beside(&self, case: &ModelCase) -> Option<Beside> {
+        let turns = case.turns(RUST, FORWARD).filter(|turns| !turns.is_steady())?;
+        let p = case.params;
+        let wanted = json!({"measure": "timing", "size": p.size, "dtype": p.dtype, "context_length": p.context_length,
+            "batch_size": p.batch_size, "attention": "naive", "execution": "eager"});
+        let same = |params: &Value| wanted.as_object().is_some_and(|keys| keys.iter().all(|(k, v)| params[k] == *v));
+        let alone = self.0.iter().find(|alone| same(&alone.params))?;
+        let samples: Samples = serde_json::from_value(alone.row()?["forward"].clone()).ok()?;
+        Turns::single(&samples.samples).is_steady().then(|| Beside {
+            model: named(p),
+            turns: turns.text(),
+            alone: alone.median(&samples),
+            how: match alone.id.machine() == case.case.id.machine() {
+                true => "alone",
+                false => "alone and on another machine",
+            },
         })
     }
-}
-
-/// Bars for each arithmetic, where in each of them steps of several models were measured beside Python eager.
-pub fn figures(cases: &[ModelCase]) -> Option<[(String, Figure); 2]> {
-    let figure = |dtype: Precision| {
-        let of_dtype = |case: &&ModelCase| case.params.dtype == dtype && case.row.is_some();
-        let cases: Vec<_> = cases.iter().filter(of_dtype).collect();
-        let bars = |(name, column): (&str, ColumnOf<Row, Passes>)| {
-            let gain = |case: &ModelCase| Some(case.ratio([PYTHON, column], STEP.1)?.value());
-            Series::over_categories(name, cases.iter().map(|case| (case.params.size.size().name, gain(case))))
-        };
-        let series = [("Rust eager", RUST), ("torch.compile", COMPILED), ("Rust captured", CAPTURED)].map(bars);
-        let any = |series: &Series| series.points.iter().any(|(_, gain)| gain.is_some());
-        let series: Vec<Series> = series.into_iter().filter(any).collect();
-        if cases.len() < 2 || series.is_empty() {
-            return None;
-        }
-        let name = dtype.name();
-        let alt = format!(
-            "Bars for each model size: how many times as fast as Python eager the training step in {name} is in Rust \
-             eager, by torch.compile and in Rust captured."
-        );
-        let plot = Plot::new(PlotKind::Bar, "size", "times as fast as Python eager", series);
-        Some((format!("step-gain-{name}"), Figure::plot(alt, plot)))
-    };
-    Some([figure(Precision::Bfloat16)?, figure(Precision::Float32)?])
 }
