@@ -88,7 +88,7 @@ fn unknown<'a>(problem: &str, kind: &str, id: &str, known: impl Iterator<Item = 
 /// A line for each run that the table's numbers come from; for a figure, or a table of words, each run of the answer.
 fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
     let cells = table.into_iter().flat_map(|table| table.rows.iter().flatten());
-    let quantities = cells.filter_map(|cell| if let Cell::Number(quantity) = cell { Some(quantity) } else { None });
+    let quantities = cells.filter_map(|cell| if let Cell::Number(quantity, _) = cell { Some(quantity) } else { None });
     let wanted: Vec<&str> = quantities.flat_map(|quantity| quantity.sources()).map(|source| &*source.run).collect();
     let mut lines = String::new();
     for (set, run) in runs(&input.records) {
@@ -157,9 +157,8 @@ fn csv(table: &Table) -> String {
 /// A booktabs table.
 fn tex(table: &Table, caption: &str) -> String {
     let align: String = table.columns.iter().map(|c| if c.format == ColumnFormat::Words { 'l' } else { 'r' }).collect();
-    let row = |cells: Vec<String>| {
-        cells.iter().map(|cell| inline(cell, true)).collect::<Vec<_>>().join(" & ") + " \\\\\n"
-    };
+    let row =
+        |cells: Vec<String>| cells.iter().map(|cell| inline(cell, true)).collect::<Vec<_>>().join(" & ") + " \\\\\n";
     let mut rows = lines(table).map(row);
     let head = rows.next().unwrap_or_default();
     format!(
@@ -225,7 +224,10 @@ mod tests {
     #[test]
     fn a_table_is_exported_in_each_format() {
         let export = |format| export_table("x", "steps", &table(), "a machine, run r\n", format).unwrap();
-        assert_eq!(export(Format::Csv), "# table steps of x\n# a machine, run r\nsize,step (ms)\n\"xl, 50%\",-1250.0\n");
+        assert_eq!(
+            export(Format::Csv),
+            "# table steps of x\n# a machine, run r\nsize,step (ms)\n\"xl, 50%\",-1250.0\n"
+        );
         let tex = export(Format::Tex);
         assert!(tex.starts_with("% table steps of x\n% a machine, run r\n\\begin{table}"), "{tex}");
         assert!(tex.contains("\\caption{Steps of $2^3$.}") && tex.contains("\\begin{tabular}{lr}"), "{tex}");

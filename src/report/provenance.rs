@@ -255,7 +255,8 @@ fn claims_table(claims: &[(&'static str, Claim)]) -> String {
         .to_string();
     for (problem, Claim { id, held, operands }) in claims {
         let held = if *held { "yes" } else { "no" };
-        let operands: Vec<_> = operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
+        let operands: Vec<_> =
+            operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
         let operands = operands.join("; ");
         let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
     }

@@ -40,7 +40,9 @@ fn a_number_links_to_its_case_in_prose_and_in_tables() {
     let counts = html::gate::check(&page).unwrap();
     // nine of the ten cases were measured, each with two times and a size
     assert!(counts.numbers > 27 && counts.cases == 9, "{counts:?}");
-    for words in ["<a class=\"q\" href=\"#case-sample_attention.cpu.7\">", "<details class=\"question\"><summary>Question"] {
+    for words in
+        ["<a class=\"q\" href=\"#case-sample_attention.cpu.7\">", "<details class=\"question\"><summary>Question"]
+    {
         assert!(page.contains(words), "{words}");
     }
     assert!(page == sample(), "two renderings differ");

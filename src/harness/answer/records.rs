@@ -8,7 +8,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::format::markdown;
-use super::mark;
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
@@ -250,7 +249,7 @@ impl<P, R> Case<P, R> {
 
     /// A cell of words with numbers of this case, such as "12.6 ± 0.8".
     pub fn text(&self, text: &str) -> Cell {
-        Cell::Text(mark::marked(text, &mark::key(std::slice::from_ref(&self.id))))
+        Cell::sourced(text, std::slice::from_ref(&self.id))
     }
 
     /// A number of this case, in base units.

@@ -9,8 +9,8 @@ use self::passes::Passes;
 use self::warm_up::WarmUp;
 use super::measure::BenchmarkingScript;
 use crate::bench::training_step::{Params, Row};
-use crate::harness::answer::format::{NOTHING, distinct, grouped, print};
-use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table};
+use crate::harness::answer::format::{NOTHING, distinct, grouped, print, time};
+use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
@@ -122,7 +122,7 @@ fn sizes(cases: &[&StepCase]) -> Vec<SizeName> {
 fn total(case: Option<&StepCase>) -> Option<Quantity> {
     let case = case?;
     let row = case.row()?;
-    is_stable(&row.total).then(|| case.median(&row.total))
+    turns(&row.total).is_stable().then(|| case.median(&row.total))
 }
 
 /// None where the two are not of one run.
@@ -149,39 +149,21 @@ fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&Samples) -> C
     case.cell(|row| part(row).map(&show))
 }
 
-/// Where the slowest sample takes longer than this many times the fastest, no sentence uses a median.
-const STABLE: f64 = 1.05;
-
-fn spread(samples: &Samples) -> f64 {
-    stats::max(&samples.samples) / stats::min(&samples.samples)
-}
-
-fn is_stable(samples: &Samples) -> bool {
-    spread(samples) <= STABLE
-}
-
-/// Milliseconds with three significant digits, and with the unit digit at least.
-fn three_digits(seconds: f64) -> String {
-    let digits = match 1e3 * seconds {
-        ms if ms < 1.0 => 3,
-        ms if ms < 10.0 => 2,
-        ms if ms < 100.0 => 1,
-        _ => 0,
-    };
-    print(seconds, Style::Ms, digits)
+/// Every step counts as a turn.
+fn turns(samples: &Samples) -> Turns {
+    Turns::single(&samples.samples)
 }
 
 /// "12.6 ± 0.84": mean and standard deviation in milliseconds; one sample has none.
 fn mean(samples: &Samples) -> String {
     let std = Some(stats::std(&samples.samples)).filter(|std| std.is_finite());
-    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { three_digits(std) });
-    format!("{} ± {std}", three_digits(stats::mean(&samples.samples)))
+    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { time(std) });
+    format!("{} ± {std}", time(stats::mean(&samples.samples)))
 }
 
 /// [`mean`], or the fastest and the slowest sample where these are not stable: "28.9–32.9".
 fn mean_or_range(samples: &Samples) -> String {
-    let [low, high] = [stats::min, stats::max].map(|end| three_digits(end(&samples.samples)));
-    if is_stable(samples) { mean(samples) } else { format!("{low}–{high}") }
+    turns(samples).range().unwrap_or_else(|| mean(samples))
 }
 
 fn whole_step(case: &StepCase) -> Cell {

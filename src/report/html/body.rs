@@ -305,7 +305,10 @@ mod tests {
         let number = mark::marked("12.5", "naive_ddp.gpu.3");
         let (html, shared) = set(&format!("It takes **{number} ms** (appendix B)."));
         let link = "<a class=\"q\" href=\"#case-naive_ddp.gpu.3\">12.5</a>";
-        assert_eq!(html, format!("<p>It takes <strong>{link} ms</strong> (<a href=\"#x-tables\">appendix B</a>).</p>\n"));
+        assert_eq!(
+            html,
+            format!("<p>It takes <strong>{link} ms</strong> (<a href=\"#x-tables\">appendix B</a>).</p>\n")
+        );
         assert_eq!(shared.cases.len(), 1);
         let (html, _) = set(&mark::marked("$10^{-4}$", "a_b.cpu.0-2"));
         assert!(html.starts_with("<p><a class=\"q\" href=\"#case-a_b.cpu.0\" data-q=\"a_b.cpu.0-2\"><math"), "{html}");
@@ -323,9 +326,13 @@ mod tests {
 
     #[test]
     fn tables_and_figures_take_their_captions() {
-        let (html, _) = set("| a | b |\n|:--|---:|\n| 1 | 2 |\n\nTable: Two.\n\n![one line](figures/x-a.svg)\n\nFigure: One.\n\nEnd.");
+        let (html, _) = set(
+            "| a | b |\n|:--|---:|\n| 1 | 2 |\n\nTable: Two.\n\n![one line](figures/x-a.svg)\n\nFigure: One.\n\nEnd.",
+        );
         assert!(html.contains("<table id=\"x-table-1\"><caption>Two.</caption>"), "{html}");
-        assert!(html.contains("<figure id=\"figure-x-a\"><svg viewBox=\"0 0 1 1\" role=\"img\" aria-label=\"one line\">"));
+        assert!(
+            html.contains("<figure id=\"figure-x-a\"><svg viewBox=\"0 0 1 1\" role=\"img\" aria-label=\"one line\">")
+        );
         assert!(html.ends_with("<figcaption>One.</figcaption></figure>\n<p>End.</p>\n"), "{html}");
         let (html, _) = set("| a |\n|---|\n| 1 |\n\n1. x\n   - y");
         assert!(html.contains("</table></div>\n<ol start=\"1\"><li>x<ul><li>y</li></ul>\n</li></ol>"), "{html}");

@@ -161,7 +161,10 @@ mod tests {
         assert!(json.contains(r#""series":[["step","s",[0.001235,2.0]]],"values":[["calls",3]]"#), "{json}");
         assert!(!json.contains('<'), "{json}");
         let list = sets.list(&key(0)).unwrap();
-        assert!(list.contains(&format!("<li id=\"case-{problem}.gpu.0\">a: size &lt;/xl&gt;; measured; run ")), "{list}");
+        assert!(
+            list.contains(&format!("<li id=\"case-{problem}.gpu.0\">a: size &lt;/xl&gt;; measured; run ")),
+            "{list}"
+        );
         assert!(sets.list(&key(1)).is_err());
     }
 }

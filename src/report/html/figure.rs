@@ -44,7 +44,11 @@ mod tests {
         let svg = r##"<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="45" height="9" viewBox="0 0 45 9"><g id="a"/><g id="a"/><use href="#a" stroke-width="1"/></svg>
 "##;
         let html = html(svg, "fig", "two \"lines\"", Some("All."));
-        assert!(html.starts_with(r#"<figure id="fig"><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 45 9" role="img""#));
+        assert!(
+            html.starts_with(
+                r#"<figure id="fig"><svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 45 9" role="img""#
+            )
+        );
         assert!(html.contains(r#"aria-label="two &quot;lines&quot;""#), "{html}");
         assert!(html.contains(r##"<g id="fig-a"/><g/><use href="#fig-a" stroke-width="1"/></svg>"##), "{html}");
         assert!(html.ends_with("<figcaption>All.</figcaption></figure>"));

@@ -41,7 +41,8 @@ pub fn check(page: &str) -> Result<Counts> {
     for tag in &tags {
         local(tag)?;
         for reference in ["href", "aria-labelledby"].iter().filter_map(|name| tag.attribute(name)) {
-            let target = if tag.attribute("href") == Some(reference) { reference.strip_prefix('#') } else { Some(reference) };
+            let target =
+                if tag.attribute("href") == Some(reference) { reference.strip_prefix('#') } else { Some(reference) };
             ensure!(target.is_none_or(|id| ids.contains(id)), "{:?} leads nowhere", tag.text);
         }
         if tag.attribute("class") == Some("q") {

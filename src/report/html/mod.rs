@@ -127,14 +127,24 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
     let (title, markdown) = &edition.provenance;
     let setting = Setting { prefix: PROVENANCE.into(), above: 2, fold: true, ..Setting::default() };
     let (title, html) = (escape(title), body::html(markdown, &setting, &mut shared)?);
-    let _ = writeln!(main, "<section aria-labelledby=\"{PROVENANCE}\"><h2 id=\"{PROVENANCE}\">{title}</h2>\n{html}</section>");
+    let _ = writeln!(
+        main,
+        "<section aria-labelledby=\"{PROVENANCE}\"><h2 id=\"{PROVENANCE}\">{title}</h2>\n{html}</section>"
+    );
     let _ = writeln!(contents, "<li><a href=\"#{PROVENANCE}\">{title}</a></li>");
     let sets = Sets::of(document);
     let (list, data) = (sets.list(&shared.cases)?, sets.json(&shared.cases)?);
     let page = include_str!("page.html");
     let title = escape(&document.title);
-    let fields = [("title", title.as_str()), ("style", STYLE), ("script", SCRIPT), ("contents", &contents),
-        ("main", &main), ("list", &list), ("data", &data)];
+    let fields = [
+        ("title", title.as_str()),
+        ("style", STYLE),
+        ("script", SCRIPT),
+        ("contents", &contents),
+        ("main", &main),
+        ("list", &list),
+        ("data", &data),
+    ];
     Ok(filled(page, &fields))
 }
 
@@ -163,9 +173,13 @@ mod tests {
     fn what_the_appendices_hold_folds_below_the_answer() {
         let problem = HandoutProblem { name: "x", section: "1.1", points: 1.0, ..HandoutProblem::default() };
         let mut chapter = Chapter::of(problem);
-        chapter.answer(&sections::split("x", "So (appendix B, appendix C).\n\n## Tables\n\n### All\n\nRows.\n").unwrap());
+        chapter
+            .answer(&sections::split("x", "So (appendix B, appendix C).\n\n## Tables\n\n### All\n\nRows.\n").unwrap());
         let html = chapter.html(&mut Shared::default()).unwrap();
-        assert!(html.contains("<h2 id=\"x\">1.1 <code>x</code> <span class=\"points\">(1 point)</span></h2>"), "{html}");
+        assert!(
+            html.contains("<h2 id=\"x\">1.1 <code>x</code> <span class=\"points\">(1 point)</span></h2>"),
+            "{html}"
+        );
         assert!(html.contains("(<a href=\"#x-tables\">appendix B</a>, appendix C)"), "{html}");
         let fold = "<details class=\"fold\" id=\"x-tables\"><summary><h3>Full tables <span class=\"points\">(appendix B)</span></h3>";
         assert!(html.contains(fold) && html.contains("<h4 id=\"x-all\">All</h4>"), "{html}");

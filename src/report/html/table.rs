@@ -17,7 +17,8 @@ pub struct Table {
 impl Table {
     pub fn html(&self, id: &str, caption: Option<&str>, fold: bool) -> String {
         let Some((head, body)) = self.rows.split_first() else { return String::new() };
-        let head: String = head.iter().enumerate().map(|(at, cell)| self.cell(at, "th", " scope=\"col\"", cell)).collect();
+        let head: String =
+            head.iter().enumerate().map(|(at, cell)| self.cell(at, "th", " scope=\"col\"", cell)).collect();
         let rows: String = body.iter().map(|row| self.row(row)).collect();
         let long = body.len() > LONG;
         let class = if long { " class=\"long\"" } else { "" };

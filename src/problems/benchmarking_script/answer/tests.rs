@@ -112,7 +112,7 @@ fn the_sentences_quote_a_time_for_each_size_and_the_spread_of_stable_cells() {
 fn no_sentence_uses_the_median_of_an_unstable_cell() {
     let answer = sweep(GPU, 0.2, 0.0115, 0.5);
     let quoted = answer.quoted();
-    assert_eq!((&quoted["forward"], &quoted["unstable"]), (&"8.00 to 12.0 and 100".into(), &"small at 128".into()));
+    assert_eq!((&quoted["forward"], &quoted["unstable"]), (&"8.00–12.0 and 100".into(), &"small at 128".into()));
     near(&answer, "/worst", 1.5);
     near(&answer, "/deviation", 0.005);
     assert_eq!((&quoted["stable"], &quoted["cells"]), (&2.into(), &3.into()));

@@ -6,9 +6,9 @@ use serde::Serialize;
 use super::super::kernels::Units;
 use super::super::measure::Params;
 use super::{ProfileCase, Profiled, context, n_of};
-use crate::harness::answer::format::{Style, distinct, grouped, listed, print};
+use crate::harness::answer::format::{distinct, grouped, listed, time};
 use crate::harness::answer::table::TableBuilder;
-use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table};
+use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table, Turns};
 use crate::harness::stats;
 use crate::model::SizeName;
 
@@ -16,8 +16,6 @@ use crate::model::SizeName;
 const AGREES: f64 = 0.1;
 /// The GPU hardly waits where kernels run for this share of the span.
 const BUSY: f64 = 0.9;
-/// The clock's times are printed as a range where the slowest is more than this many times the fastest.
-const STABLE: f64 = 1.05;
 
 #[derive(Serialize)]
 pub struct Clock {
@@ -45,17 +43,7 @@ fn off(profile: &Profiled) -> Quantity {
 }
 
 fn timed(profile: &Profiled) -> String {
-    format!("{} ms ({})", three_digits(profile.inference().span_s), profile.place())
-}
-
-/// Milliseconds with three significant digits, and with the unit digit at least.
-fn three_digits(seconds: f64) -> String {
-    let digits = match 1e3 * seconds {
-        ms if ms < 10.0 => 2,
-        ms if ms < 100.0 => 1,
-        _ => 0,
-    };
-    print(seconds, Style::Ms, digits)
+    format!("{} ms ({})", time(profile.inference().span_s), profile.place())
 }
 
 impl Clock {
@@ -148,10 +136,6 @@ pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
 /// "23.1 (11.9–12.9)", or how the case ended.
 fn both_times(case: &ProfileCase) -> Cell {
     let Some(profile) = Profiled::of(case) else { return case.outcome.label().into() };
-    let [fastest, slowest] = host_s(&profile);
-    let host = match slowest <= STABLE * fastest {
-        true => three_digits(stats::median(&profile.row.host.inference.samples)),
-        false => format!("{}–{}", three_digits(fastest), three_digits(slowest)),
-    };
-    format!("{} ({host})", three_digits(profile.inference().span_s)).into()
+    let host = Turns::single(&profile.row.host.inference.samples).text();
+    format!("{} ({host})", time(profile.inference().span_s)).into()
 }
