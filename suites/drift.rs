@@ -174,6 +174,7 @@ fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
 /// The answer to `flash_backward` from GPU records of `trials` only, each with its outcome and why it is stale.
 fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
     let mut document = document(&layout(), RecordSource::Accepted).unwrap();
+    document.summary = None;
     document.problems.retain(|problem| problem.handout.name == "flash_backward");
     let problem = &mut document.problems[0];
     let gpu = problem.records.gpu.as_mut().expect("accepted records");

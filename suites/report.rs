@@ -1,7 +1,6 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
 use cs336::harness::answer::Claim;
-use cs336::harness::handout::{DeliverableKind, Part};
 use cs336::report;
 use proptest::prelude::*;
 

@@ -164,10 +164,10 @@ impl Pieces {
             }
             self.appendix(title, about)?;
             for (problem, text) in pieces {
-                let heading = heading(&problem);
-                let _ = write!(self.markdown, "### {heading}\n\n");
+                let _ = write!(self.markdown, "### {}\n\n", heading(&problem));
                 let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);
-                let _ = write!(self.typst, "#heading(level: 2)[{}]\n\n", typst_text(&heading));
+                let (section, name) = (typst_text(problem.section), typst_string(problem.name));
+                let _ = write!(self.typst, "#heading(level: 2)[{section} #raw({name})]\n\n");
                 (self.counters.heading, self.counters.deeper) = (2, 1);
                 self.convert(&format!("templates/{}.md", problem.name), &text)?;
                 self.counters.deeper = 0;

@@ -7,6 +7,10 @@ use pulldown_cmark::Alignment;
 
 use crate::harness::answer::turns::UNSTABLE;
 
+/// Bold characters of a table's type that surely fit into a line, and as many as the gap between two columns takes.
+const LINE: usize = 80;
+const GAP: usize = 3;
+
 /// A table under construction; the first row is the header.
 #[derive(Debug, Default)]
 pub struct TypstTable {
@@ -51,6 +55,7 @@ impl TypstTable {
             aligned.collect::<String>()
         );
         let numbers: Vec<Option<Numbers>> = (0..self.alignments.len()).map(|column| self.numbers(column)).collect();
+        let _ = writeln!(out, "  fits: {},", self.fits());
         let groups = self.groups();
         let _ = writeln!(out, "  gaps: ({}),", groups.iter().map(|row| format!("{row}, ")).collect::<String>());
         for (i, row) in self.rows.iter().enumerate() {
@@ -70,6 +75,19 @@ impl TypstTable {
             }
         }
         Ok(out + ");")
+    }
+
+    /// Whether the table is clearly narrower than the line, so that typst need not measure it. A cell with markup may be wide.
+    fn fits(&self) -> bool {
+        let widest = |column: usize| {
+            let cells = self
+                .rows
+                .iter()
+                .map(|row| row.get(column).map_or(Some(0), |cell| Some(cell.plain.as_ref()?.chars().count())));
+            cells.max_by_key(|length| length.unwrap_or(usize::MAX)).flatten()
+        };
+        let characters: Option<usize> = (0..self.alignments.len()).map(|column| Some(widest(column)? + GAP)).sum();
+        characters.is_some_and(|characters| characters <= LINE)
     }
 
     /// The header of a column in two lines of about equal length, or in one if it is one word.
@@ -214,6 +232,12 @@ mod tests {
         assert_eq!(grouped.matches("[xl]").count(), 1);
         let plain = table(&["size", "xl", "small"]);
         assert!(plain.contains("gaps: ()"), "a table without repeats has no groups: {plain}");
+    }
+
+    #[test]
+    fn only_a_table_that_may_be_too_wide_is_measured() {
+        assert!(table(&["size", "xl"]).contains("fits: true"));
+        assert!(table(&["size", &"wide ".repeat(20)]).contains("fits: false"));
     }
 
     #[test]

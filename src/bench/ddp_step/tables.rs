@@ -139,7 +139,9 @@ pub fn steps_answer<N: Serialize>(
         let cases = set.cases_as()?;
         let cases: Vec<&StepCase> = cases.iter().collect();
         answer.table("steps-gpu", steps_table(&cases, "dtype", label, Shown::Asked))?;
-        answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+        if cases.iter().any(|case| case.row().is_some()) {
+            answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+        }
     }
     if let Some(set) = records.cpu() {
         steps_tables_of(&mut answer, set, "dtype", label)?;
@@ -169,7 +171,7 @@ pub enum Shown {
 /// Every implementation of every case; `label` names a case.
 pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String, shown: Shown) -> Table {
     let mut lines: Vec<Line> = cases.iter().flat_map(|case| lines(case)).collect();
-    if shown == Shown::Rest {
+    if shown == Shown::Rest && lines.iter().any(|line| line.turns.is_some()) {
         lines.retain(|line| line.turns.is_some());
     }
     let hides = lines.iter().any(|line| line.hidden.is_some());
@@ -203,8 +205,9 @@ fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
     table
         .right("max/min of turns", |line| {
             line.turns.as_ref().map(|turns| {
-                let spread = print(turns.spread(), Style::Fixed, 3);
-                if turns.is_stable() { spread } else { format!("unstable, {spread}") }
+                let spread = line.case.quantity(turns.spread(), Unit::One);
+                let number = spread.mark(&print(spread.value(), Style::Fixed, 3));
+                if turns.is_stable() { number } else { format!("unstable, {number}") }
             })
         })
         .number("exposed tail (ms)", Style::Ms, 1, |line| line.lane(|column| &column.tail))

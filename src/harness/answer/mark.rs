@@ -23,6 +23,13 @@ pub fn marked(text: &str, key: &str) -> String {
     if key.is_empty() { text.into() } else { format!("{KEY}{key}{TEXT}{text}{END}") }
 }
 
+impl CaseId {
+    /// `text`, which prints numbers of this case, with its mark.
+    pub fn mark(&self, text: &str) -> String {
+        marked(text, &key(std::slice::from_ref(self)))
+    }
+}
+
 /// The cases as one word, each once: "flash_benchmarking.gpu.0-3,7;naive_ddp.cpu.1".
 pub fn key(sources: &[CaseId]) -> String {
     let mut groups: BTreeMap<(&str, Profile), BTreeSet<usize>> = BTreeMap::new();

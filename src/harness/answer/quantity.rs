@@ -105,6 +105,11 @@ impl Quantity {
         &self.sources
     }
 
+    /// `text`, which prints this quantity, with the mark of its cases.
+    pub fn mark(&self, text: &str) -> String {
+        mark::marked(text, &mark::key(&self.sources))
+    }
+
     /// The short form in the list of claims: "0.986 ms", "1.54".
     pub fn short(&self) -> String {
         let magnitude = self.value.abs();

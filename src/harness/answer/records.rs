@@ -240,16 +240,7 @@ impl<P, R> Case<P, R> {
 
     /// What a table shows of the case: a cell of its row, or how it ended.
     pub fn cell<C: Into<Cell>>(&self, of: impl FnOnce(&R) -> C) -> Cell {
-        match self.row().map(|row| of(row).into()) {
-            None => self.outcome.label().into(),
-            Some(Cell::Text(text)) if text.starts_with(|c: char| c.is_ascii_digit()) => self.text(&text),
-            Some(cell) => cell,
-        }
-    }
-
-    /// A cell of words with numbers of this case, such as "12.6 ± 0.8".
-    pub fn text(&self, text: &str) -> Cell {
-        Cell::sourced(text, std::slice::from_ref(&self.id))
+        self.row().map_or_else(|| self.outcome.label().into(), |row| of(row).into().of_case(&self.id))
     }
 
     /// A number of this case, in base units.
@@ -326,7 +317,7 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 mod tests {
     use serde_json::json;
 
-    use super::super::made_up::MadeUp;
+    use super::super::made_up::{MadeUp, machine};
     use super::*;
 
     #[test]
@@ -341,13 +332,7 @@ mod tests {
 
     #[test]
     fn a_machine_name_has_no_trademark_symbols() {
-        let machine = Machine {
-            cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(),
-            cores: 2,
-            memory_bytes: 0,
-            os: "Linux".into(),
-            gpus: vec![],
-        };
+        let machine = Machine { cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(), cores: 2, ..machine(None) };
         assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
     }
 }

@@ -123,9 +123,12 @@ impl Cell {
         Self::Text(text.into())
     }
 
-    /// Words with numbers of these cases, such as "12.6 ± 0.8".
-    pub fn sourced(text: &str, sources: &[CaseId]) -> Self {
-        Self::Text(mark::marked(text, &mark::key(sources)))
+    /// A text that begins with a number, such as "12.6 ± 0.8", gets the mark of the case that it comes from.
+    pub fn of_case(self, id: &CaseId) -> Self {
+        match self {
+            Self::Text(text) if text.starts_with(|c: char| c.is_ascii_digit()) => Self::Text(id.mark(&text)),
+            cell => cell,
+        }
     }
 }
 
@@ -280,6 +283,15 @@ mod tests {
         let marked = table(Cell::Number(step, Emphasis { bold: true, unstable: true }));
         assert!(marked.markdown().ends_with("| xl | **12.5** † |\n"));
         assert!(marked.marked().contains("**\u{E000}made_up.cpu.0\u{E001}12.5\u{E002}** †"), "{}", marked.marked());
+    }
+
+    #[test]
+    fn a_number_in_words_is_marked_with_its_case_and_a_word_is_not() {
+        let id = source("a", machine(None));
+        let cell = |text: &str| Cell::text(text).of_case(&id);
+        assert_eq!(cell("1.5 ± 0.1"), Cell::Text(mark::marked("1.5 ± 0.1", "made_up.cpu.0")));
+        assert_eq!(cell("OOM"), "OOM".into());
+        assert!(table(cell("1.5 ± 0.1")).markdown().ends_with("| xl | 1.5 ± 0.1 |\n"));
     }
 
     #[test]

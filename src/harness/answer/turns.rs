@@ -127,7 +127,7 @@ impl Paired {
             return Cell::from(&self.all);
         }
         let (low, high) = (print(low.value()), print(high.value()));
-        Cell::sourced(&if low == high { low } else { format!("{low} to {high}") }, self.all.sources())
+        self.all.mark(&if low == high { low } else { format!("{low} to {high}") }).into()
     }
 
     /// [`Self::cell`] in milliseconds.
@@ -203,7 +203,7 @@ mod tests {
         let (noisy, base) = (Turns::of(&[2.0, 3.0], 2), Turns::of(&[1.0, 1.0], 2));
         let difference = Paired::difference(&id, &noisy, &base).unwrap();
         assert!(difference.range.low.value() > 0.0 && !difference.is_positive());
-        let from = |text| Cell::sourced(text, std::slice::from_ref(&id));
+        let from = |text| Cell::text(id.mark(text));
         assert_eq!(difference.ms(), from("1,000 to 2,000"));
         assert_eq!((difference.said().low.value(), difference.said().high.value()), (1.0, 2.0));
         // Both steps are stable, but their small difference is not.

@@ -168,11 +168,17 @@ fn size(bytes: f64) -> String {
     format!("{} {unit}", print(bytes, style, digits))
 }
 
+/// [`size`] with the mark of the quantity's cases.
+fn size_of(memory: &Quantity) -> String {
+    memory.mark(&size(memory.value()))
+}
+
 impl Float32Peaks {
     fn of(measured: &[Measured]) -> Self {
         let float32 = || measured.iter().filter(|(case, _)| case.params.dtype == Precision::Float32);
         let of = |run: fn(&Row) -> &Run| {
-            listed(&float32().map(|(_, row)| size(run(row).peak.allocated_bytes as f64)).collect::<Vec<_>>())
+            let peak = |(case, row): &Measured| size_of(&bytes(case, run(row).peak.allocated_bytes));
+            listed(&float32().map(peak).collect::<Vec<_>>())
         };
         Self {
             contexts: listed(&float32().map(|(case, _)| case.params.context_length.to_string()).collect::<Vec<_>>()),
@@ -203,12 +209,12 @@ impl Autocast {
             .operand_text("wanted", "less than 0.1 either way");
         Some(Self {
             longest: full_case.params.context_length,
-            forward_float32: size(full.forward.peak.allocated_bytes as f64),
-            forward: size(mixed.forward.peak.allocated_bytes as f64),
-            copies: size(mixed.weight_copies_bytes as f64),
-            saved_float32: size(full.recorded_forward.saved_bytes as f64),
-            saved_bfloat16: size(saved_bfloat16),
-            step: size(step.value()),
+            forward_float32: size_of(&bytes(full_case, full.forward.peak.allocated_bytes)),
+            forward: size_of(&bytes(mixed_case, mixed.forward.peak.allocated_bytes)),
+            copies: size_of(&bytes(mixed_case, mixed.weight_copies_bytes)),
+            saved_float32: size_of(&bytes(full_case, full.recorded_forward.saved_bytes)),
+            saved_bfloat16: size_of(&mixed_case.quantity(saved_bfloat16, Unit::Bytes)),
+            step: size_of(&step),
             step_change,
             claim,
         })

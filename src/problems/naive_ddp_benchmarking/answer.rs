@@ -29,11 +29,14 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (mut answer, quoted) = steps_answer(records, Quoted::of)?;
     let Some(Quoted { naive, overstated, .. }) = quoted else { return Ok(answer) };
     answer.claim(Claim::above("the-fit-overstates", "predicted over measured", &overstated, 1.05))?;
-    if let Some(beyond) = &naive.pytorch_beyond {
-        let claim = Claim::new("pytorch-is-faster", beyond.range.high.value() < naive.beyond_single.range.low.value());
-        let claim = claim.operand("PyTorch's DDP above single, at most", &beyond.range.high);
-        answer.claim(claim.operand("naive, at least", &naive.beyond_single.range.low))?;
-    }
+    let least = &naive.beyond_single.range.low;
+    let most = naive.pytorch_beyond.as_ref().map(|beyond| &beyond.range.high);
+    let claim = Claim::new("pytorch-is-faster", most.is_some_and(|most| most.value() < least.value()));
+    let claim = claim.operand("naive above single, at least", least);
+    answer.claim(match most {
+        Some(most) => claim.operand("PyTorch's DDP, at most", most),
+        None => claim,
+    })?;
     Ok(answer)
 }
 

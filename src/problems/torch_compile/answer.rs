@@ -32,9 +32,9 @@ struct Quoted {
     /// The largest spread of a stable time.
     stable: f64,
     #[serde(flatten)]
-    attention: Option<Attention>,
+    attention: Attention,
     #[serde(flatten)]
-    models: Option<Models>,
+    models: Models,
     adamw: Option<Adamw>,
     /// That an AdamW step moves per parameter.
     bytes: u64,
@@ -42,12 +42,12 @@ struct Quoted {
     compilation: Compilation,
     /// Why functions were not compiled, in parentheses.
     why: String,
-    /// Ours over PyTorch's eager time: "0.95 to 1.01 times for attention and 0.98 to 1.00 times for models".
+    /// Ours over PyTorch's eager time: "0.95 to 1.01 for attention and 0.98 to 1.00 for models".
     eager: String,
     /// PyTorch's results against ours: "$6.0 \\times 10^{-7}$ in attention and ..".
     errors: String,
-    /// Of the first measured case.
-    software: Option<String>,
+    /// Of the first measured case: "Python 3.12.3, PyTorch 2.11.0, Triton none."
+    software: String,
 }
 
 /// What torch.compile made of all the functions that it was given.
@@ -69,27 +69,22 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let on_cpu = Cases::of(&on_cpu);
     let attention = Attention::of(&cases.attention);
     let models = Models::of(&cases.models, &Alone::of(records.other(ALONE)?.of(main.profile()))?);
-    let eager = [
-        (attention.as_ref().and_then(|attention| attention.eager.clone()), "times for attention"),
-        (models.as_ref().and_then(|models| models.eager.clone()), "times for models"),
-    ];
+    let eager = [(attention.eager.clone(), "for attention"), (models.eager.clone(), "for models")];
     let quoted = Quoted {
         cpu: cpu.is_some(),
         stable: STABLE,
         eager: described(eager),
-        errors: errors(attention.as_ref(), models.as_ref()),
+        errors: errors(&attention, &models),
         attention,
         models,
         adamw: Adamw::of(&cases.updates),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
         why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
-        software: all.iter().find_map(|case| Some(software(case.row()?.software()))),
+        software: all.iter().find_map(|case| Some(software(case.row()?.software()))).unwrap_or_default(),
     };
     let mut answer = Answer::of(main, &quoted)?;
-    let attention = quoted.attention.iter().flat_map(|attention| &attention.claim);
-    let models = quoted.models.iter().flat_map(|models| &models.claim);
-    let claims = attention.chain(models).chain(&quoted.compilation.claim);
+    let claims = [&quoted.attention.claim, &quoted.models.claim, &quoted.compilation.claim].into_iter().flatten();
     claims.cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
     if let Some(cpu) = cpu {
@@ -98,10 +93,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     Ok(answer)
 }
 
-/// "Python 3.12.3, PyTorch 2.11.0, Triton none".
 fn software(of: &Software) -> String {
     let Software { python, torch, triton, .. } = of;
-    markdown(&format!("Python {python}, PyTorch {torch}, Triton {}", triton.as_deref().unwrap_or("none")))
+    markdown(&format!("Python {python}, PyTorch {torch}, Triton {}.", triton.as_deref().unwrap_or("none")))
 }
 
 impl Compilation {
@@ -142,17 +136,17 @@ fn first_calls(seconds: impl Iterator<Item = Option<Quantity>>) -> Option<String
     Some(format::range(low.value(), high.value(), Style::Sec, 1))
 }
 
-/// "0.95 to 1.01 of attention and 0.98 to 1.00 of models": the numbers that there are, each with its words.
+/// "0.95 to 1.01 for attention and 0.98 to 1.00 for models": the numbers that there are, each with its words.
 fn described<'a>(numbers: impl IntoIterator<Item = (Option<String>, &'a str)>) -> String {
     let words = numbers.into_iter().filter_map(|(number, words)| Some(format!("{} {words}", number?)));
     format::listed(&words.collect::<Vec<_>>())
 }
 
 /// The errors of attention and of the models of each dtype.
-fn errors(attention: Option<&Attention>, models: Option<&Models>) -> String {
+fn errors(attention: &Attention, models: &Models) -> String {
     let print = |error| Some(format::print(error, Style::Sci, 1));
-    let attention = attention.and_then(|attention| print(attention.error?));
-    let models = models.into_iter().flat_map(|models| &models.errors).map(|(dtype, error)| match dtype {
+    let attention = attention.error.and_then(print);
+    let models = models.errors.iter().map(|(dtype, error)| match dtype {
         Precision::Float32 => (print(*error), "in models in float32"),
         Precision::Bfloat16 => (print(*error), "in models in bfloat16"),
     });

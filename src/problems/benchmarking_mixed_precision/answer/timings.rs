@@ -154,7 +154,7 @@ impl Gain {
 /// A line for each size.
 pub(super) fn table(pairs: &[Pair]) -> Table {
     let time = |case: &MixedCase, pass| match turns(case, pass) {
-        Some(turns) => Cell::text(turns.text()),
+        Some(turns) => Cell::text(turns.text()).of_case(&case.id),
         None => case.outcome.label().into(),
     };
     Table::of(pairs)

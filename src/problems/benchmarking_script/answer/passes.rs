@@ -77,6 +77,10 @@ impl<'a> Timed<'a> {
         [self.forward, self.backward].into_iter().all(|samples| turns(samples).is_stable())
     }
 
+    fn time(&self, samples: &Samples) -> String {
+        self.case.median(samples).mark(&mean_or_ends(samples))
+    }
+
     fn spread(&self) -> Quantity {
         self.case.quantity(turns(self.forward).spread().max(turns(self.backward).spread()), Unit::One)
     }
@@ -120,8 +124,8 @@ impl Passes {
         Some(Self {
             context: count(context),
             sizes: listed_of(shown().map(|cell| cell.size().into())),
-            forward: listed_of(shown().map(|cell| mean_or_ends(cell.forward))),
-            backward: listed_of(shown().map(|cell| mean_or_ends(cell.backward))),
+            forward: listed_of(shown().map(|cell| cell.time(cell.forward))),
+            backward: listed_of(shown().map(|cell| cell.time(cell.backward))),
             ratio: Range::of(stable.iter().map(|cell| cell.backward_over_forward())),
             cells: stable.len() + unstable.len(),
             stable: stable.len(),

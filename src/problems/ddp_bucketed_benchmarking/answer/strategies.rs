@@ -158,8 +158,8 @@ impl SideBySide {
         let series = vec![Series::over_categories("ours above single", points).ranged(ranges)];
         let plot = Plot::new(PlotKind::HorizontalBar, "strategy", "above single (ms)", series);
         Some(Figure::plot(alt, plot).captioned(format!(
-            "What each strategy adds to *single*, the step without communication ({} ms), in float32, {}.{} Each is compared with \
-             *single* of its own run, and so is PyTorch's DDP with ours.",
+            "What each strategy adds to *single*, the step without communication ({} ms), in float32, {}.{} Each uses *single* of \
+             the same run, and PyTorch's DDP uses ours. Whiskers are ranges over turns.",
             range(low.value(), high.value(), Style::Ms, 0),
             self.machine,
             of_runs(stable.filter_map(Side::case))

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::super::components::Allocation;
 use super::timeline::TimelineCase;
-use super::{Measured, bytes, memory_format, size};
+use super::{Measured, bytes, memory_format, size_of};
 use crate::harness::answer::format::NOTHING;
 use crate::harness::answer::{Cell, Claim, Column, RecordSet, Style, Table, Unit};
 
@@ -43,7 +43,7 @@ impl LargestAllocations {
             claim: Claim::new("largest-are-scores", bytes_each == scores)
                 .operand("largest allocation", &largest)
                 .operand("one tensor of scores", &of_scores),
-            largest: size(largest.value()),
+            largest: size_of(&largest),
         })
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::super::components::Timeline;
 use super::super::measure::Row;
-use super::{MemoryCase, bytes, memory_format, size};
+use super::{MemoryCase, bytes, memory_format, size_of};
 use crate::harness::answer::figure::{Figure, Phase, Plot, PlotKind, Series};
 use crate::harness::answer::format::print;
 use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style};
@@ -57,7 +57,7 @@ impl<'a> TimelineCase<'a> {
     pub fn numbers(&self) -> Result<TimelineNumbers> {
         let Self { row, .. } = self;
         let (forward, step) = (&row.forward, &row.training_step);
-        let sum = |parts: &[u64]| size(parts.iter().map(|n| *n as f64).sum());
+        let sum = |parts: &[u64]| size_of(&bytes(self.case, parts.iter().sum()));
         // Of equal peaks the first one is named.
         let top = step.phases.iter().rev().max_by_key(|phase| phase.peak.requested_bytes);
         let top = top.context("a training step has no phases")?;

@@ -43,5 +43,6 @@ fn without_a_measured_case_there_are_no_claims() {
     let none = answer(&records, Audience::Ours).unwrap();
     assert!(none.claims().is_empty() && none.quoted()["stable"] == false);
     assert!(none.tables()["steps-gpu"].markdown().contains("| float32 | OOM | – |"));
+    assert!(!none.tables().contains_key("streams-gpu"), "it would have no rows");
     assert!(answer(&Records::default(), Audience::Ours).is_err());
 }

@@ -137,5 +137,5 @@ pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
 fn both_times(case: &ProfileCase) -> Cell {
     let Some(profile) = Profiled::of(case) else { return case.outcome.label().into() };
     let host = Turns::single(&profile.row.host.inference.samples).text();
-    format!("{} ({host})", time(profile.inference().span_s)).into()
+    Cell::text(format!("{} ({host})", time(profile.inference().span_s))).of_case(&case.id)
 }

@@ -34,14 +34,14 @@ pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> 
 }
 
 /// "5.16 / 8.00", or how the case ended.
-fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<String> {
+fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
     Ok(match &case.outcome {
         CaseOutcome::Measured(row) => {
             let [forward, backward] = [&row.forward, &row.backward].map(|pass| {
                 let turns = Turns::single(&pass.samples);
-                turns.marked(&turns.median())
+                turns.marked(&case.median(pass).mark(&turns.median()))
             });
-            format!("{forward} / {backward}")
+            format!("{forward} / {backward}").into()
         }
         CaseOutcome::OutOfMemory { .. } => {
             let fits = memory::forward_fits(set, &accounting_of(&case.params, set.profile()))?;

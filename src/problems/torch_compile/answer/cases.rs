@@ -101,11 +101,11 @@ impl<P, R> MeasureCase<'_, P, R> {
     /// "12.6", "9.2–15" where the turns disagree, or how the implementation or else the whole case ended.
     pub fn text<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> String {
         let ending = || self.row.map_or(self.case.outcome.label(), |row| column(row).label()).to_string();
-        self.turns(column, pass).map_or_else(ending, |turns| turns.text())
+        self.turns(column, pass).map_or_else(ending, |turns| self.case.id.mark(&turns.text()))
     }
 
     pub fn cell<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Cell {
-        self.text(column, pass).into()
+        Cell::text(self.text(column, pass)).of_case(&self.case.id)
     }
 
     /// The seconds of the first calls of both passes, which compile them; none where one was not called.

@@ -39,15 +39,14 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// None without cases.
-    pub fn of(cases: &[AttentionCase]) -> Option<Self> {
-        let Params { rounds, warmup, iterations, .. } = *cases.first()?.params;
+    pub fn of(cases: &[AttentionCase]) -> Self {
+        let turns_of = |Params { rounds, warmup, iterations, .. }: &Params| turns(*rounds, *iterations, *warmup);
         let unstable = cases.iter().filter(|case| is_unstable(case)).map(|case| case.params.seq).max();
         let stable = || cases.iter().filter(|case| Some(case.params.seq) > unstable);
         let gain = ratios(stable(), [PYTHON, COMPILED], &BOTH);
         let errors = cases.iter().filter_map(|case| case.row).flat_map(|row| row.errors.values());
-        Some(Self {
-            turns: turns(rounds, iterations, warmup),
+        Self {
+            turns: cases.first().map_or("no cases".into(), |case| turns_of(case.params)),
             from: grouped(stable().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
             ranges: unstable.is_some(),
             eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
@@ -55,7 +54,7 @@ impl Attention {
             gain: gain.as_ref().map(times),
             claim: gain
                 .map(|gain| Claim::above("attention-gains", "least PyTorch eager / torch.compile", &gain.low, 1.0)),
-        })
+        }
     }
 }
 

@@ -57,9 +57,7 @@ struct Beside {
 }
 
 impl Models {
-    /// None without cases.
-    pub fn of(cases: &[ModelCase], alone: &Alone) -> Option<Self> {
-        cases.first()?;
+    pub fn of(cases: &[ModelCase], alone: &Alone) -> Self {
         let gain = |passes: &[PassOf<Passes>], dtype: Option<Precision>| {
             let of_dtype = cases.iter().filter(|case| dtype.is_none_or(|dtype| case.params.dtype == dtype));
             ratios(of_dtype, [PYTHON, COMPILED], passes)
@@ -73,7 +71,7 @@ impl Models {
         });
         let unstable: Vec<String> = cases.iter().filter(|case| is_unstable(case)).map(|c| named(c.params)).collect();
         let beside = cases.iter().find_map(|case| alone.beside(case));
-        Some(Self {
+        Self {
             protocol: protocol(cases),
             forward: forward.as_ref().map(times),
             step: step.as_ref().map(times),
@@ -83,7 +81,7 @@ impl Models {
             errors: DTYPES.into_iter().filter_map(|dtype| Some((dtype, error(cases, dtype)?))).collect(),
             beside,
             claim,
-        })
+        }
     }
 }
 

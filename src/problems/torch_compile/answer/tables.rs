@@ -73,9 +73,9 @@ fn attention(cases: &[AttentionCase]) -> Table {
             let times = |d: &i64| {
                 let case = cases.iter().find(|case| case.params.seq == *seq && case.params.d_model == *d)?;
                 let times = [part_a::PYTHON, part_a::COMPILED].map(|column| case.text(column, pass));
-                Some(times.join(" / "))
+                Some(Cell::text(times.join(" / ")).of_case(&case.case.id))
             };
-            let cells = widths.iter().map(|d| times(d).into());
+            let cells = widths.iter().map(|d| times(d).unwrap_or(Cell::Missing));
             table.row([name.into(), grouped(*seq as f64, 0).into()].into_iter().chain(cells).collect());
         }
     }
