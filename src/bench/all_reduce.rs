@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::collective::{Op, Shared};
+use crate::harness::answer::Turns;
 use crate::harness::samples::{Samples, Work};
 use crate::torch::clock::Stopwatch;
 use crate::torch::stream::synchronize;
@@ -30,6 +31,10 @@ impl RankTimes {
         let last = (0..count).map(|k| ranks.iter().map(|rank| rank[k]).fold(0.0, f64::max)).collect();
         let by_rank = ranks.into_iter().map(|rank| Samples::seconds(rank.clone(), work.clone()));
         Ok(Self { last_rank: Samples::seconds(last, work.clone())?, by_rank: by_rank.collect::<Result<_>>()? })
+    }
+
+    pub fn turns(&self, rounds: usize) -> Turns {
+        Turns::of(&self.last_rank.samples, rounds)
     }
 }
 

@@ -88,7 +88,7 @@ fn unknown<'a>(problem: &str, kind: &str, id: &str, known: impl Iterator<Item = 
 /// A line for each run that the table's numbers come from; for a figure, or a table of words, each run of the answer.
 fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
     let cells = table.into_iter().flat_map(|table| table.rows.iter().flatten());
-    let quantities = cells.filter_map(|cell| if let Cell::Number(quantity) = cell { Some(quantity) } else { None });
+    let quantities = cells.filter_map(|cell| if let Cell::Number(quantity, _) = cell { Some(quantity) } else { None });
     let wanted: Vec<&str> = quantities.flat_map(|quantity| quantity.sources()).map(|source| &*source.run).collect();
     let mut lines = String::new();
     for (set, run) in runs(&input.records) {

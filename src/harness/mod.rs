@@ -21,7 +21,6 @@ pub mod run;
 pub mod samples;
 pub mod schedule;
 pub mod stats;
-pub mod steadiness;
 pub mod store;
 pub mod suite;
 pub mod worker;

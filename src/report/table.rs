@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 use pulldown_cmark::Alignment;
 
+use crate::harness::answer::turns::UNSTABLE;
+
 /// Bold characters of a table's type that surely fit into a line, and as many as the gap between two columns takes.
 const LINE: usize = 80;
 const GAP: usize = 3;
@@ -52,17 +54,16 @@ impl TypstTable {
             self.alignments.len(),
             aligned.collect::<String>()
         );
-        let decimals: Vec<Option<usize>> =
-            (0..self.alignments.len()).map(|column| self.most_decimals(column)).collect();
+        let numbers: Vec<Option<Numbers>> = (0..self.alignments.len()).map(|column| self.numbers(column)).collect();
         let _ = writeln!(out, "  fits: {},", self.fits());
         let groups = self.groups();
         let _ = writeln!(out, "  gaps: ({}),", groups.iter().map(|row| format!("{row}, ")).collect::<String>());
         for (i, row) in self.rows.iter().enumerate() {
             // the first cell of a group stands for those below it
             let repeats = i > 1 && !groups.is_empty() && !groups.contains(&(i - 1));
-            let cells = row.iter().zip(&decimals).enumerate().map(|(column, (cell, most))| match most {
+            let cells = row.iter().zip(&numbers).enumerate().map(|(column, (cell, numbers))| match numbers {
                 _ if column == 0 && repeats => "[], ".to_string(),
-                Some(most) if i > 0 => format!("[{}], ", cell.aligned(*most)),
+                Some(numbers) if i > 0 => format!("[{}], ", cell.aligned(numbers)),
                 _ => format!("[{}], ", cell.typst),
             });
             let cells: String = cells.collect();
@@ -109,36 +110,70 @@ impl TypstTable {
         if ends.len() + 1 < first.len() { ends } else { Vec::new() }
     }
 
-    /// The largest number of decimals in a right-aligned column; `None` without numbers.
-    fn most_decimals(&self, column: usize) -> Option<usize> {
+    /// What the numbers of a right-aligned column have in common; `None` without numbers.
+    fn numbers(&self, column: usize) -> Option<Numbers> {
         if self.alignments[column] != Alignment::Right {
             return None;
         }
         let numbers = self.rows.iter().skip(1).filter_map(|row| row.get(column)?.number());
-        numbers.map(|n| decimals(&n)).max()
+        let numbers: Vec<Number> = numbers.collect();
+        let decimals = numbers.iter().map(|number| decimals(&number.text)).max()?;
+        Some(Numbers { decimals, marked: numbers.iter().any(|number| number.marked) })
     }
 }
 
+/// The numbers of one column.
+struct Numbers {
+    /// The largest number of decimals.
+    decimals: usize,
+    /// Whether a mark follows one of them.
+    marked: bool,
+}
+
+/// A cell that is one number.
+struct Number {
+    /// With a true minus sign.
+    text: String,
+    bold: bool,
+    /// Whether [`UNSTABLE`] follows.
+    marked: bool,
+}
+
 impl TypstCell {
-    /// The cell's text if it is one number, with a true minus sign.
-    fn number(&self) -> Option<String> {
-        let text = self.plain.as_ref()?.trim();
+    fn number(&self) -> Option<Number> {
+        let bold = self.plain.is_none();
+        let text = match &self.plain {
+            Some(plain) => plain.clone(),
+            None => {
+                let (strong, rest) = self.typst.strip_prefix("#strong[")?.split_once("];")?;
+                (strong.to_string() + rest).replace('\\', "")
+            }
+        };
+        let text = text.trim();
+        let (text, marked) = text.strip_suffix(UNSTABLE).map_or((text, false), |number| (number, true));
         let digits = text.trim_start_matches(['-', '−', '+']).trim_end_matches('%');
         let number = digits.starts_with(|c: char| c.is_ascii_digit())
             && digits.chars().all(|c| c.is_ascii_digit() || c == '.' || c == ',')
             && digits.matches('.').count() <= 1;
-        number.then(|| text.replace('-', "−"))
+        number.then(|| Number { text: text.replace('-', "−"), bold, marked })
     }
 
-    fn aligned(&self, most: usize) -> String {
-        let Some(number) = self.number() else { return self.typst.clone() };
-        let own = decimals(&number);
-        let number = super::escape::typst(&number);
-        match most - own {
-            0 => number,
-            missing if own == 0 => format!("{number}#room({missing}, point: true);"),
-            missing => format!("{number}#room({missing});"),
-        }
+    fn aligned(&self, numbers: &Numbers) -> String {
+        let Some(Number { text, bold, marked }) = self.number() else { return self.typst.clone() };
+        let own = decimals(&text);
+        let text = super::escape::typst(&text);
+        let mut out = if bold { format!("#strong[{text}];") } else { text };
+        out += &match numbers.decimals - own {
+            0 => String::new(),
+            missing if own == 0 => format!("#room({missing}, point: true);"),
+            missing => format!("#room({missing});"),
+        };
+        out += &match (marked, numbers.marked) {
+            (true, _) => UNSTABLE.to_string(),
+            (false, true) => format!("#hide[{UNSTABLE}];"),
+            (false, false) => String::new(),
+        };
+        out
     }
 }
 
@@ -166,6 +201,28 @@ mod tests {
         assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
         assert!(typst.contains("[OOM]") && typst.contains("[−0\\.50]"), "{typst}");
         assert!(typst.contains("[−3%#room(2, point: true);]"), "{typst}");
+    }
+
+    #[test]
+    fn bold_and_marked_numbers_keep_their_decimals_in_line() {
+        let mut table = TypstTable::new(vec![Alignment::Right]);
+        let bold = |number: &str| (format!("#strong[{number}];"), None);
+        let plain = |text: &str| (text.replace('.', "\\."), Some(text.to_string()));
+        let unstable = ("#strong[4\\.5]; †".to_string(), None);
+        for (typst, plain) in [plain("time"), plain("1.25"), bold("12\\.5"), plain("3.5 †"), unstable, bold("OOM")] {
+            table.begin_row();
+            table.cell(typst, plain);
+        }
+        let typst = table.typst("A caption.").unwrap();
+        for cell in [
+            "[1\\.25#hide[ †];]",
+            "[#strong[12\\.5];#room(1);#hide[ †];]",
+            "[3\\.5#room(1); †]",
+            "[#strong[4\\.5];#room(1); †]",
+            "[#strong[OOM];]",
+        ] {
+            assert!(typst.contains(cell), "{cell}: {typst}");
+        }
     }
 
     #[test]

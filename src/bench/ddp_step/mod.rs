@@ -27,7 +27,6 @@ pub mod link;
 pub mod made_up;
 pub mod numbers;
 pub mod on_rank;
-pub mod rounds;
 pub mod tables;
 pub mod timeline;
 pub mod trainer;

@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use super::rounds::{Paired, Rounds};
 use super::timeline::PHASES;
 use super::{Params, Row, StrategyColumn};
 use crate::bench::all_reduce::RankTimes;
-use crate::harness::answer::{Case, Quantity, Unit};
+use crate::harness::answer::{Case, Paired, Quantity, Turns, Unit};
 
 /// The strategy that the others' hidden share refers to.
 pub const NAIVE: &str = "naive";
@@ -21,7 +20,7 @@ pub struct StrategyNumbers {
     pub beyond_single: Paired,
     pub pytorch_beyond: Option<Paired>,
     /// The share of what the naive step takes beyond the one without communication that this step does not take. `None`
-    /// without naive steps in the case, of themselves, and where a column is not steady.
+    /// without naive steps in the case, of themselves, and where a column is not stable.
     pub hidden: Option<Paired>,
     /// What the step takes beyond single although nothing waits: it less the tail.
     pub slowdown: Paired,
@@ -35,23 +34,23 @@ pub struct StrategyNumbers {
     /// The backward pass in the last step of rank 0.
     pub backward: Option<Quantity>,
     /// Whether the step and the one without communication are.
-    pub steady: bool,
+    pub stable: bool,
 }
 
 impl StrategyNumbers {
     /// `None` if the case, whose row holds `steps`, did not measure the strategy.
     pub fn of<R>(case: &Case<Params, R>, steps: &Row, strategy: &str) -> Option<Self> {
         let column = steps.strategies.get(strategy)?;
-        let rounds = |times: &RankTimes| Rounds::of(&times.last_rank, case.params.rounds);
-        let (step, single) = (rounds(&column.step), rounds(&steps.single));
-        let tail = Rounds::of(&column.tail.mean, case.params.rounds);
+        let turns = |times: &RankTimes| times.turns(case.params.rounds);
+        let (step, single) = (turns(&column.step), turns(&steps.single));
+        let tail = Turns::of(&column.tail.mean.samples, case.params.rounds);
         let pytorch = steps.pytorch_ddp.as_ref();
         Some(Self {
             step: case.median(&column.step.last_rank),
             single: case.median(&steps.single.last_rank),
             pytorch: pytorch.map(|theirs| case.median(&theirs.last_rank)),
             beyond_single: Paired::difference(&case.id, &step, &single)?,
-            pytorch_beyond: pytorch.and_then(|theirs| Paired::difference(&case.id, &rounds(theirs), &single)),
+            pytorch_beyond: pytorch.and_then(|theirs| Paired::difference(&case.id, &turns(theirs), &single)),
             hidden: if strategy == NAIVE { None } else { hidden(case, steps, &column.step) },
             slowdown: Paired::of(&case.id, Unit::Seconds, [&step, &single, &tail], |[step, single, tail]| {
                 step - single - tail
@@ -63,25 +62,25 @@ impl StrategyNumbers {
             bus_bytes: case.quantity(column.bus_bytes, Unit::Bytes),
             calls: column.calls,
             backward: backward_s(column).map(|seconds| case.quantity(seconds, Unit::Seconds)),
-            steady: step.is_steady() && single.is_steady(),
+            stable: step.is_stable() && single.is_stable(),
         })
     }
 }
 
-/// 1 - (step - single) / (naive step - single), all of one case; `None` where one of the three is not steady.
+/// 1 - (step - single) / (naive step - single), all of one case; `None` where one of the three is not stable.
 pub fn hidden<R>(case: &Case<Params, R>, steps: &Row, times: &RankTimes) -> Option<Paired> {
-    let rounds = |times: &RankTimes| Rounds::of(&times.last_rank, case.params.rounds);
-    let columns = [&rounds(times), &rounds(&steps.single), &rounds(&steps.strategies.get(NAIVE)?.step)];
+    let turns = |times: &RankTimes| times.turns(case.params.rounds);
+    let columns = [&turns(times), &turns(&steps.single), &turns(&steps.strategies.get(NAIVE)?.step)];
     let share =
         Paired::of(&case.id, Unit::One, columns, |[step, single, naive]| 1.0 - (step - single) / (naive - single));
-    share.filter(|share| share.steady)
+    share.filter(|share| share.stable)
 }
 
-/// Whether every column of the case is steady.
-pub fn is_steady<R>(case: &Case<Params, R>, steps: &Row) -> bool {
+/// Whether every column of the case is stable.
+pub fn is_stable<R>(case: &Case<Params, R>, steps: &Row) -> bool {
     let ours = steps.strategies.values().map(|column| &column.step);
     let times = [&steps.single].into_iter().chain(ours).chain(&steps.pytorch_ddp);
-    times.map(|times| Rounds::of(&times.last_rank, case.params.rounds)).all(|rounds| rounds.is_steady())
+    times.map(|times| times.turns(case.params.rounds)).all(|turns| turns.is_stable())
 }
 
 fn backward_s(column: &StrategyColumn) -> Option<f64> {
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_with_an_unsteady_column_is_unsteady_and_hides_nothing() {
+    fn a_case_with_an_unstable_column_is_unstable_and_hides_nothing() {
         let mut steps = row(&[("naive", 1.4, 0.4, 0.4), ("flat", 1.2, 0.2, 0.2)], None);
         steps["single"]["last_rank"] = seconds(&[1.0, 1.1]);
         let params = super::Params { rounds: 2, ..params(Precision::Bfloat16, None) };
@@ -124,6 +123,6 @@ mod tests {
         let cases: Vec<StepCase> = records.main().unwrap().cases_as().unwrap();
         let steps = cases[0].row().unwrap().steps();
         let flat = StrategyNumbers::of(&cases[0], steps, "flat").unwrap();
-        assert!(!is_steady(&cases[0], steps) && !flat.steady && flat.hidden.is_none());
+        assert!(!is_stable(&cases[0], steps) && !flat.stable && flat.hidden.is_none());
     }
 }

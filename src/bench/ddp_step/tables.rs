@@ -5,14 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use super::link::PooledLink;
 pub use super::numbers::StrategyNumbers;
-use super::numbers::{hidden, is_steady};
-use super::rounds::{Paired, Rounds};
+use super::numbers::{hidden, is_stable};
 use super::{Params, Row, StrategyColumn};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
 use crate::harness::answer::format::{distinct, grouped, print};
 use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{Answer, Case, CaseOutcome, Cell, RecordSet, Records, Style, Table, TableBuilder, Unit};
+use crate::harness::answer::{
+    Answer, Case, CaseOutcome, Cell, Paired, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
+};
 use crate::harness::stats::max;
 use crate::units::MB;
 
@@ -79,28 +80,28 @@ impl StepSetting {
     }
 }
 
-/// The cases that no sentence quotes, because their steps are not steady.
+/// The cases that no sentence quotes, because their steps are not stable.
 #[derive(Debug, Serialize)]
-pub struct Unsteady {
+pub struct Unstable {
     /// What tables call these cases.
     unstable: Vec<String>,
     /// The largest ratio between the medians of two turns of one of their columns.
     spread: Option<f64>,
 }
 
-impl Unsteady {
+impl Unstable {
     pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Self {
         let measured = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
-        let unsteady: Vec<_> = measured.filter(|(case, steps)| !is_steady(case, steps)).collect();
-        let rounds = unsteady.iter().flat_map(|(case, _)| lines(case)).filter_map(|line| line.rounds);
-        let spreads: Vec<f64> = rounds.map(|rounds| rounds.spread()).collect();
-        let unstable = distinct(unsteady.iter().map(|(case, _)| label(&case.params)));
+        let unstable: Vec<_> = measured.filter(|(case, steps)| !is_stable(case, steps)).collect();
+        let turns = unstable.iter().flat_map(|(case, _)| lines(case)).filter_map(|line| line.turns);
+        let spreads: Vec<f64> = turns.map(|turns| turns.spread()).collect();
+        let unstable = distinct(unstable.iter().map(|(case, _)| label(&case.params)));
         Self { unstable, spread: (!spreads.is_empty()).then(|| max(&spreads)) }
     }
 }
 
-/// The answer of a problem that measures steps alone. Its template sees the setting, [`Unsteady`], and
-/// `answer.steady`, whether a steady case has the `numbers`; then it sees those of the first one, and the caller gets them.
+/// The answer of a problem that measures steps alone. Its template sees the setting, [`Unstable`], and
+/// `answer.stable`, whether a stable case has the `numbers`; then it sees those of the first one, and the caller gets them.
 ///
 /// On a GPU the tables are `steps-gpu`, what the handout asks for, and `streams-gpu`, the rest; of a CPU `steps-cpu` has all.
 ///
@@ -114,8 +115,8 @@ pub fn steps_answer<N: Serialize>(
         #[serde(flatten)]
         setting: Option<StepSetting>,
         #[serde(flatten)]
-        unsteady: Unsteady,
-        steady: bool,
+        unstable: Unstable,
+        stable: bool,
         #[serde(flatten)]
         numbers: Option<N>,
     }
@@ -123,14 +124,14 @@ pub fn steps_answer<N: Serialize>(
     let cases: Vec<StepCase> = main.cases_as()?;
     let label = |params: &Params| params.dtype.name().to_string();
     let rows = || cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
-    let numbers = rows().filter(|(case, steps)| is_steady(case, steps)).find_map(|(case, steps)| {
+    let numbers = rows().filter(|(case, steps)| is_stable(case, steps)).find_map(|(case, steps)| {
         let link = PooledLink::of(&case.id, rows().map(|(case, steps)| (&case.id, steps)))?;
         numbers(case, steps, &link)
     });
     let quoted = Quoted {
         setting: cases.first().map(|case| StepSetting::of(&case.params)),
-        unsteady: Unsteady::of(&cases, label),
-        steady: numbers.is_some(),
+        unstable: Unstable::of(&cases, label),
+        stable: numbers.is_some(),
         numbers,
     };
     let mut answer = Answer::of(main, &quoted)?;
@@ -170,8 +171,8 @@ pub enum Shown {
 /// Every implementation of every case; `label` names a case.
 pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String, shown: Shown) -> Table {
     let mut lines: Vec<Line> = cases.iter().flat_map(|case| lines(case)).collect();
-    if shown == Shown::Rest && lines.iter().any(|line| line.rounds.is_some()) {
-        lines.retain(|line| line.rounds.is_some());
+    if shown == Shown::Rest && lines.iter().any(|line| line.turns.is_some()) {
+        lines.retain(|line| line.turns.is_some());
     }
     let hides = lines.iter().any(|line| line.hidden.is_some());
     let mut table =
@@ -188,7 +189,7 @@ pub fn steps_table(cases: &[&StepCase], head: &str, label: fn(&Params) -> String
 fn asked<'a>(table: TableBuilder<Line<'a>>, hides: bool) -> TableBuilder<Line<'a>> {
     let table = table
         .number("step (ms)", Style::Ms, 1, |line| {
-            let step = line.rounds.as_ref().and_then(|rounds| Paired::median(&line.case.id, rounds));
+            let step = line.turns.as_ref().and_then(|turns| Paired::median(&line.case.id, turns));
             step.map(|step| step.ms())
         })
         .number("above single (ms)", Style::Ms, 1, |line| line.beyond.as_ref().map(|beyond| beyond.ms()));
@@ -203,10 +204,10 @@ fn asked<'a>(table: TableBuilder<Line<'a>>, hides: bool) -> TableBuilder<Line<'a
 fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
     table
         .right("max/min of turns", |line| {
-            line.rounds.as_ref().map(|rounds| {
-                let spread = line.case.quantity(rounds.spread(), Unit::One);
+            line.turns.as_ref().map(|turns| {
+                let spread = line.case.quantity(turns.spread(), Unit::One);
                 let number = spread.mark(&print(spread.value(), Style::Fixed, 3));
-                if rounds.is_steady() { number } else { format!("unstable, {number}") }
+                if turns.is_stable() { number } else { format!("unstable, {number}") }
             })
         })
         .number("exposed tail (ms)", Style::Ms, 1, |line| line.lane(|column| &column.tail))
@@ -220,7 +221,7 @@ fn rest<'a>(table: TableBuilder<Line<'a>>) -> TableBuilder<Line<'a>> {
 struct Line<'a> {
     case: &'a StepCase,
     title: String,
-    rounds: Option<Rounds>,
+    turns: Option<Turns>,
     /// The step less the one without communication.
     beyond: Option<Paired>,
     hidden: Option<Paired>,
@@ -230,24 +231,24 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn lane(&self, of: fn(&StrategyColumn) -> &super::OverRanks) -> Option<Cell> {
-        let rounds = Rounds::of(&of(self.column?).mean, self.case.params.rounds);
-        Some(Paired::median(&self.case.id, &rounds)?.ms())
+        let turns = Turns::of(&of(self.column?).mean.samples, self.case.params.rounds);
+        Some(Paired::median(&self.case.id, &turns)?.ms())
     }
 }
 
 fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
-    let empty = |title: String| Line { case, title, rounds: None, beyond: None, hidden: None, column: None };
+    let empty = |title: String| Line { case, title, turns: None, beyond: None, hidden: None, column: None };
     let Some(steps) = case.row().map(AnyRow::steps) else { return vec![empty(ending(&case.outcome))] };
-    let rounds = |times: &RankTimes| Rounds::of(&times.last_rank, case.params.rounds);
-    let single = rounds(&steps.single);
+    let turns = |times: &RankTimes| times.turns(case.params.rounds);
+    let single = turns(&steps.single);
     let line = |title: &str, times: &'a RankTimes, column: Option<&'a StrategyColumn>| Line {
-        beyond: Paired::difference(&case.id, &rounds(times), &single),
+        beyond: Paired::difference(&case.id, &turns(times), &single),
         hidden: if title == TITLES[0].1 { None } else { hidden(case, steps, times) },
-        rounds: Some(rounds(times)),
+        turns: Some(turns(times)),
         column,
         ..empty(title.into())
     };
-    let mut lines = vec![Line { rounds: Some(single.clone()), ..empty("single (no communication)".into()) }];
+    let mut lines = vec![Line { turns: Some(single.clone()), ..empty("single (no communication)".into()) }];
     for (name, title) in TITLES {
         lines.extend(steps.strategies.get(name).map(|column| line(title, &column.step, Some(column))));
     }

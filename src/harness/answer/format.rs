@@ -1,7 +1,6 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
 use super::quantity::Unit;
-use crate::harness::stats;
 use crate::units::{GB, GIB, MB, MIB};
 
 /// Printed where there is no number, such as the standard deviation of one sample.
@@ -91,22 +90,18 @@ pub fn print(x: f64, style: Style, digits: usize) -> String {
     }
 }
 
-/// Milliseconds with about three significant digits, from seconds.
+/// Milliseconds with three significant digits, from seconds.
 pub fn time(seconds: f64) -> String {
-    let digits = match seconds {
-        s if s < 1e-4 => 4,
-        s if s < 1e-2 => 3,
-        s if s < 1e-1 => 2,
-        _ => 1,
-    };
-    print(seconds, Style::Ms, digits)
+    three_digits(seconds * Style::Ms.scale())
 }
 
-/// "12.60 ± 0.84": a statistic of times and their standard deviation in milliseconds; a single time has none.
-pub fn with_deviation(seconds: &[f64], statistic: fn(&[f64]) -> f64, digits: usize) -> String {
-    let std = Some(stats::std(seconds)).filter(|std| std.is_finite());
-    let std = std.map_or(NOTHING.into(), |std| print(std, Style::Ms, digits));
-    format!("{} ± {std}", print(statistic(seconds), Style::Ms, digits))
+/// Three significant digits, and all that stand before the point: "0.0712", "12.6", "1,014".
+pub fn three_digits(x: f64) -> String {
+    // The exponent of the rounded number: 9.996 is "10.0".
+    let rounded = format!("{x:.2e}");
+    let exponent: i32 = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
+    let digits = if x == 0.0 { 0 } else { (2 - exponent).clamp(0, 6) };
+    grouped(x, digits as usize)
 }
 
 /// "a", "a and b", "a, b and c".
@@ -214,12 +209,24 @@ mod tests {
     }
 
     #[test]
-    fn times_have_about_three_digits_and_lists_have_one_and() {
-        for (seconds, expected) in [(9.9e-5, "0.0990"), (2.5e-3, "2.500"), (2.5e-2, "25.00"), (0.25, "250.0")] {
+    fn times_have_three_significant_digits() {
+        for (seconds, expected) in [
+            (7.123e-5, "0.0712"),
+            (1.2e-4, "0.120"),
+            (8.379e-3, "8.38"),
+            (9.996e-3, "10.0"),
+            (0.05297, "53.0"),
+            (0.25, "250"),
+            (1.013_58, "1,014"),
+            (-0.0125, "−12.5"),
+            (0.0, "0"),
+        ] {
             assert_eq!(time(seconds), expected);
         }
-        assert_eq!(with_deviation(&[0.001, 0.003], stats::median, 2), "2.00 ± 1.41");
-        assert_eq!(with_deviation(&[0.001], stats::median, 1), "1.0 ± –");
+    }
+
+    #[test]
+    fn lists_have_one_and() {
         assert_eq!(listed(&["a"]), "a");
         assert_eq!(listed(&["a", "b"]), "a and b");
         assert_eq!(listed(&["a", "b", "c"]), "a, b and c");

@@ -19,6 +19,7 @@ pub mod mark;
 pub mod quantity;
 pub mod records;
 pub mod table;
+pub mod turns;
 
 pub use claim::{Claim, Operand};
 pub use comparison::{SameMachine, SameRun};
@@ -26,7 +27,8 @@ pub use figure::{Drawing, Figure};
 pub use format::Style;
 pub use quantity::{Quantity, Range, Unit};
 pub use records::{Case, CaseId, CaseOutcome, RecordSet, Records};
-pub use table::{Cell, Column, Table, TableBuilder};
+pub use table::{Cell, Column, Emphasis, Table, TableBuilder};
+pub use turns::{Paired, Turns};
 
 /// The readers for whom the report is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

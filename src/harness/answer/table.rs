@@ -6,6 +6,7 @@ use super::format::{NOTHING, Style, print, time};
 use super::mark;
 use super::quantity::{Quantity, Unit};
 use super::records::CaseId;
+use super::turns::UNSTABLE;
 
 /// A table of an answer; [`Table::markdown`] is its one text form.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +33,7 @@ pub enum Format {
     Right,
     /// Numbers in one style with a fixed number of decimals, aligned right.
     Number(Style, usize),
-    /// Milliseconds with about three significant digits, aligned right.
+    /// Milliseconds with three significant digits, aligned right.
     Time,
 }
 
@@ -40,9 +41,17 @@ pub enum Format {
 pub enum Cell {
     /// Markdown: a name, an outcome ("OOM"), a number that is formatted by itself.
     Text(String),
-    Number(Quantity),
+    Number(Quantity, Emphasis),
     /// A value that does not exist: an en dash.
     Missing,
+}
+
+/// What sets a number apart from the others of its table.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Emphasis {
+    pub bold: bool,
+    /// Its turns disagree: [`UNSTABLE`] follows it.
+    pub unstable: bool,
 }
 
 impl Column {
@@ -144,13 +153,13 @@ impl From<f64> for Cell {
 
 impl From<Quantity> for Cell {
     fn from(quantity: Quantity) -> Self {
-        Self::Number(quantity)
+        Self::Number(quantity, Emphasis::default())
     }
 }
 
 impl From<&Quantity> for Cell {
     fn from(quantity: &Quantity) -> Self {
-        Self::Number(quantity.clone())
+        quantity.clone().into()
     }
 }
 
@@ -189,7 +198,7 @@ impl Table {
             let (cells, columns) = (row.len(), self.columns.len());
             ensure!(cells == columns, "row {i} has {cells} cells for {columns} columns");
             for (cell, column) in row.iter().zip(&self.columns) {
-                let Cell::Number(quantity) = cell else { continue };
+                let Cell::Number(quantity, _) = cell else { continue };
                 let fits = match column.format {
                     Format::Number(style, _) => style.fits(quantity.unit()),
                     Format::Time => Style::Ms.fits(quantity.unit()),
@@ -231,10 +240,10 @@ impl Cell {
     }
 
     fn marked(&self, column: &Column) -> String {
-        let quantity = match self {
+        let (quantity, emphasis) = match self {
             Self::Text(text) => return text.clone(),
             Self::Missing => return NOTHING.into(),
-            Self::Number(quantity) => quantity,
+            Self::Number(quantity, emphasis) => (quantity, emphasis),
         };
         let text = match column.format {
             Format::Number(style, digits) => print(quantity.value(), style, digits),
@@ -242,7 +251,9 @@ impl Cell {
             // `validate` refuses it.
             Format::Words | Format::Right => quantity.short(),
         };
-        mark::marked(&text, &mark::key(quantity.sources()))
+        let number = mark::marked(&text, &mark::key(quantity.sources()));
+        let number = if emphasis.bold { format!("**{number}**") } else { number };
+        if emphasis.unstable { number + UNSTABLE } else { number }
     }
 }
 
@@ -263,6 +274,15 @@ mod tests {
         assert_eq!(measured.markdown(), "| size | step (ms) |\n|:--|---:|\n| xl | 12.5 |\n");
         assert!(table(Cell::Missing).markdown().ends_with("| xl | – |\n"));
         assert!(table("OOM".into()).captioned("Steps.").markdown().ends_with("| xl | OOM |\n\nTable: Steps.\n"));
+    }
+
+    #[test]
+    fn an_emphasized_number_keeps_its_format_and_its_cases() {
+        let source = source("a", machine(None));
+        let step = Quantity::new(0.0125, Unit::Seconds, vec![source]);
+        let marked = table(Cell::Number(step, Emphasis { bold: true, unstable: true }));
+        assert!(marked.markdown().ends_with("| xl | **12.5** † |\n"));
+        assert!(marked.marked().contains("**\u{E000}made_up.cpu.0\u{E001}12.5\u{E002}** †"), "{}", marked.marked());
     }
 
     #[test]

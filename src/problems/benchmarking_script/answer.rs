@@ -9,11 +9,10 @@ use self::passes::Passes;
 use self::warm_up::WarmUp;
 use super::measure::BenchmarkingScript;
 use crate::bench::training_step::{Params, Row};
-use crate::harness::answer::format::{NOTHING, distinct, grouped, print};
-use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table};
+use crate::harness::answer::format::{NOTHING, distinct, grouped, print, time};
+use crate::harness::answer::{Answer, Audience, Case, Cell, Quantity, Records, SameRun, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
-use crate::harness::steadiness::{Turns, milliseconds};
 use crate::model::sizes::{BATCH_SIZE, TABLE_1, TINY, VOCAB_SIZE};
 use crate::model::{Config, SizeName};
 
@@ -123,7 +122,7 @@ fn sizes(cases: &[&StepCase]) -> Vec<SizeName> {
 fn total(case: Option<&StepCase>) -> Option<Quantity> {
     let case = case?;
     let row = case.row()?;
-    is_stable(&row.total).then(|| case.median(&row.total))
+    turns(&row.total).is_stable().then(|| case.median(&row.total))
 }
 
 /// None where the two are not of one run.
@@ -150,26 +149,21 @@ fn cell<C: Into<Cell>>(case: &StepCase, part: Part, show: impl Fn(&Samples) -> C
     case.cell(|row| part(row).map(&show))
 }
 
-/// The slowest sample over the fastest.
-fn spread(samples: &Samples) -> f64 {
-    Turns::single(&samples.samples).spread()
-}
-
-/// No sentence uses the median of samples that are not stable.
-fn is_stable(samples: &Samples) -> bool {
-    Turns::single(&samples.samples).is_steady()
+/// Every step counts as a turn.
+fn turns(samples: &Samples) -> Turns {
+    Turns::single(&samples.samples)
 }
 
 /// "12.6 ± 0.84": mean and standard deviation in milliseconds; one sample has none.
 fn mean(samples: &Samples) -> String {
     let std = Some(stats::std(&samples.samples)).filter(|std| std.is_finite());
-    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { milliseconds(std) });
-    format!("{} ± {std}", milliseconds(stats::mean(&samples.samples)))
+    let std = std.map_or(NOTHING.into(), |std| if std < 0.01 { print(std, Style::Ms, 2) } else { time(std) });
+    format!("{} ± {std}", time(stats::mean(&samples.samples)))
 }
 
 /// [`mean`], or the fastest and the slowest sample where these are not stable: "28.9–32.9".
 fn mean_or_range(samples: &Samples) -> String {
-    if is_stable(samples) { mean(samples) } else { Turns::single(&samples.samples).text() }
+    turns(samples).range().unwrap_or_else(|| mean(samples))
 }
 
 fn whole_step(case: &StepCase) -> Cell {

@@ -9,9 +9,8 @@ use super::measure::Bucketed;
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::numbers::NAIVE;
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
-use crate::bench::ddp_step::tables::{Shown, StepCase, Unsteady, steps_table};
-use crate::harness::answer::{Answer, Audience, Claim, RecordSet, Records};
+use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, steps_table};
+use crate::harness::answer::{Answer, Audience, Claim, Paired, RecordSet, Records};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
@@ -30,8 +29,8 @@ const SINGLE_CALLS: &str = "overlap_individual_parameters";
 #[derive(Serialize)]
 struct Quoted<'a> {
     #[serde(flatten)]
-    unsteady: Unsteady,
-    /// Whether a size is steady; then the numbers of the sizes follow.
+    unstable: Unstable,
+    /// Whether a size is stable; then the numbers of the sizes follow.
     sized: bool,
     #[serde(flatten)]
     sizes: Option<Sizes<'a>>,
@@ -51,7 +50,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let cases = main.cases::<Bucketed>()?;
     let (measured, left_out) = of_one_machine(measured(&cases));
     let quoted = Quoted {
-        unsteady: Unsteady::of(&main.cases_as()?, |params| params.dtype.name().into()),
+        unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
         sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, &cases)?,
         single_calls: single_calls(records.other(SHARDED_PROBLEM)?.of(main.profile()))?,
@@ -95,14 +94,14 @@ fn steps_tables(answer: &mut Answer, set: &RecordSet) -> Result<()> {
     Ok(())
 }
 
-/// Of the first steady case that has both strategies.
+/// Of the first stable case that has both strategies.
 fn single_calls(set: Option<&RecordSet>) -> Result<Option<SingleCalls>> {
     let cases: Vec<StepCase> = set.map(RecordSet::cases_as).transpose()?.unwrap_or_default();
     Ok(cases.iter().find_map(|case| {
         let steps = case.row()?.steps();
-        let rounds = |name| Some(Rounds::of(&steps.strategies.get(name)?.step.last_rank, case.params.rounds));
+        let rounds = |name| Some(steps.strategies.get(name)?.step.turns(case.params.rounds));
         let longer = Paired::difference(&case.id, &rounds(STRATEGY)?, &rounds(SINGLE_CALLS)?)?;
-        longer.steady.then(|| SingleCalls { mb: mb(&case.params), longer })
+        longer.stable.then(|| SingleCalls { mb: mb(&case.params), longer })
     }))
 }
 

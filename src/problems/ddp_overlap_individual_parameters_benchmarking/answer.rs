@@ -6,15 +6,14 @@ use serde::Serialize;
 use crate::bench::ddp_step::Row;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::StrategyNumbers;
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::bench::ddp_step::tables::{StepCase, steps_answer};
 use crate::bench::ddp_step::timeline;
 use crate::harness::answer::figure::{Figure, Lane, Span, Timeline};
-use crate::harness::answer::{Answer, Audience, Claim, Records};
+use crate::harness::answer::{Answer, Audience, Claim, Paired, Records};
 
 const OVERLAP: &str = "overlap_individual_parameters";
 
-/// What the sentences quote of the first steady case.
+/// What the sentences quote of the first stable case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,
@@ -55,7 +54,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
 impl Quoted {
     fn of(case: &StepCase, row: &Row, _link: &PooledLink) -> Option<Self> {
         let of = |name| StrategyNumbers::of(case, row, name);
-        let rounds = |name| Some(Rounds::of(&row.strategies.get(name)?.step.last_rank, case.params.rounds));
+        let rounds = |name| Some(row.strategies.get(name)?.step.turns(case.params.rounds));
         let timeline = |name| Some(drawn(&row.strategies.get(name)?.timeline));
         let gain = |name| Paired::difference(&case.id, &rounds(name)?, &rounds(OVERLAP)?);
         Some(Self {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::printed::{bandwidth, not_run, table};
-use self::sum::{Sum, of_size, on_two, ratio, said};
+use self::sum::{Sum, of_size, on_two, ratio};
 use super::measure::AllReduce;
 use crate::collective::Backend;
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, Records};
@@ -128,8 +128,8 @@ impl Sizes {
         Some(Self {
             least_mb: first.params.size_mb,
             most_mb: last.params.size_mb,
-            least: said(&first.busbw),
-            most: said(&last.busbw),
+            least: first.busbw.said(),
+            most: last.busbw.said(),
             gain: ratio(&last.busbw, &first.busbw)?,
         })
     }
@@ -145,7 +145,7 @@ impl Processes {
         Some(Self {
             most: widest.params.world_size,
             time: ratio(&widest.time, &two.time)?,
-            busbw: said(&widest.busbw),
+            busbw: widest.busbw.said(),
             link: widest.of_link(),
             kept: ratio(&widest.busbw, &two.busbw)?,
         })
@@ -156,7 +156,7 @@ impl Backends {
     fn of(fast: &[Sum], slow: &[Sum]) -> Option<Self> {
         let nccl = on_two(fast).pop()?;
         let gloo = of_size(slow, nccl).find(|sum| sum.params.world_size == 2)?;
-        Some(Self { nccl: said(&nccl.time), gloo: said(&gloo.time), ratio: ratio(&gloo.time, &nccl.time) })
+        Some(Self { nccl: nccl.time.said(), gloo: gloo.time.said(), ratio: ratio(&gloo.time, &nccl.time) })
     }
 }
 

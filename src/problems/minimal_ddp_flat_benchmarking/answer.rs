@@ -5,12 +5,11 @@ use serde::Serialize;
 
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::StrategyNumbers;
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::bench::ddp_step::tables::{StepCase, steps_answer};
 use crate::bench::ddp_step::{Row, StrategyColumn};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameMachine, SameRun};
+use crate::harness::answer::{Answer, Audience, Claim, Paired, Quantity, Records, SameMachine, SameRun, Turns};
 
-/// What the sentences quote of the first steady case.
+/// What the sentences quote of the first stable case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,
@@ -47,8 +46,8 @@ impl Quoted {
         let [flat, naive] = ["flat", "naive"].map(|name| StrategyNumbers::of(case, row, name));
         let (flat, naive) = (flat?, naive?);
         let less = |of: fn(&StrategyColumn) -> &crate::harness::samples::Samples| {
-            let [naive, flat] =
-                ["naive", "flat"].map(|name| Some(Rounds::of(of(row.strategies.get(name)?), case.params.rounds)));
+            let [naive, flat] = ["naive", "flat"]
+                .map(|name| Some(Turns::of(&of(row.strategies.get(name)?).samples, case.params.rounds)));
             Paired::difference(&case.id, &naive?, &flat?)
         };
         let saved = less(|column| &column.step.last_rank)?;

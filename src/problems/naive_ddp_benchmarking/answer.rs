@@ -9,7 +9,7 @@ use crate::bench::ddp_step::numbers::StrategyNumbers;
 use crate::bench::ddp_step::tables::{StepCase, steps_answer};
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameMachine, SameRun};
 
-/// What the sentences quote of the first steady case.
+/// What the sentences quote of the first stable case.
 #[derive(Serialize)]
 struct Quoted {
     dtype: &'static str,

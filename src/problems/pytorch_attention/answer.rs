@@ -9,9 +9,11 @@ use crate::attention::ImplementationName::{self, Naive, Sdpa, Tiled};
 use crate::bench::attention_memory::Accounting;
 use crate::bench::dtype::Dtype;
 use crate::harness::answer::format::{grouped, print};
-use crate::harness::answer::{Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Unit};
+use crate::harness::answer::turns::STABLE;
+use crate::harness::answer::{
+    Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Turns, Unit,
+};
 use crate::harness::samples::Samples;
-use crate::harness::steadiness::{STEADY, Turns};
 
 mod memory;
 mod tables;
@@ -26,8 +28,8 @@ const WIDTH: u32 = 64;
 struct Quoted {
     /// Of the CPU's smaller grid, where the answer is a GPU's.
     cpu: Option<String>,
-    /// The largest spread of a steady time.
-    steady: f64,
+    /// The largest spread of a stable time.
+    stable: f64,
     /// Whether enough cases ran for an answer; then the numbers follow.
     enough: bool,
     #[serde(flatten)]
@@ -62,7 +64,7 @@ struct Numbers {
 #[derive(Serialize)]
 struct Recomputing {
     saved: Quantity,
-    /// Plain attention's time over its own, forward and backward: "1.51 and 1.14"; none of unsteady times.
+    /// Plain attention's time over its own, forward and backward: "1.51 and 1.14"; none of unstable times.
     times: Option<String>,
 }
 
@@ -73,7 +75,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let small = records.cpu().filter(|_| set.is_gpu());
     let numbers = Numbers::of(set, &cases)?;
     let cpu = small.map(RecordSet::machine).transpose()?;
-    let quoted = Quoted { cpu, steady: STEADY, enough: numbers.is_some(), numbers };
+    let quoted = Quoted { cpu, stable: STABLE, enough: numbers.is_some(), numbers };
     let mut answer = Answer::of(set, &quoted)?;
     answer.table("times", tables::times(set, &cases.plain)?)?;
     if let Some(numbers) = &quoted.numbers {
@@ -141,9 +143,9 @@ impl Ran<'_> {
         accounting_of(&self.case.params, self.case.id.profile)
     }
 
-    /// The median of a steady pass.
-    fn steady(&self, pass: &Samples) -> Option<Quantity> {
-        Turns::single(&pass.samples).is_steady().then(|| self.case.median(pass))
+    /// The median of a stable pass.
+    fn stable(&self, pass: &Samples) -> Option<Quantity> {
+        Turns::single(&pass.samples).is_stable().then(|| self.case.median(pass))
     }
 }
 
@@ -189,7 +191,7 @@ fn recomputing(others: &[Ran], plain: &Ran, implementation: ImplementationName) 
     let same = |ran: &&Ran| ran.case.params.implementation == implementation && ran.seq() == plain.seq();
     let Some(other) = others.iter().find(same) else { return Ok(None) };
     let ratio = |pass: fn(&Row) -> &Samples| {
-        let times = plain.steady(pass(plain.row)).zip(other.steady(pass(other.row)));
+        let times = plain.stable(pass(plain.row)).zip(other.stable(pass(other.row)));
         let ratio = times.map(|(plain, other)| Ok::<_, anyhow::Error>(SameMachine::of(&plain, &other)?.ratio()));
         ratio.transpose().map(|ratio| ratio.map(|ratio| print(ratio.value(), Style::Fixed, 2)))
     };

@@ -11,8 +11,8 @@ use super::adamw::BYTES_PER_PARAMETER;
 use super::measure::TorchCompile;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::{self, markdown};
+use crate::harness::answer::turns::STABLE;
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet, Records, Style};
-use crate::harness::steadiness::STEADY;
 use crate::model::Precision;
 
 mod cases;
@@ -29,8 +29,8 @@ pub const ALONE: &str = "benchmarking_mixed_precision";
 struct Quoted {
     /// Whether the CPU's smaller grids stand beside a GPU's.
     cpu: bool,
-    /// The largest spread of a steady time.
-    steady: f64,
+    /// The largest spread of a stable time.
+    stable: f64,
     #[serde(flatten)]
     attention: Attention,
     #[serde(flatten)]
@@ -72,7 +72,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let eager = [(attention.eager.clone(), "for attention"), (models.eager.clone(), "for models")];
     let quoted = Quoted {
         cpu: cpu.is_some(),
-        steady: STEADY,
+        stable: STABLE,
         eager: described(eager),
         errors: errors(&attention, &models),
         attention,

@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::axis::{Axis, three_digits};
+use super::axis::Axis;
 use super::canvas::{Canvas, WIDTH, width_of};
 use super::frame::{Frame, left_of, legend, references, unit, x_axis};
 use super::palette::Palette;
 use crate::harness::answer::figure::{Plot, Series};
+use crate::harness::answer::format::three_digits;
 
 /// Taller than other figures, so that heights in the stack are easy to read.
 const HEIGHT: f64 = 150.0;

@@ -84,15 +84,6 @@ pub fn label(tick: f64, ticks: &[f64]) -> String {
     text.replace('-', "−")
 }
 
-/// A value with three significant digits.
-pub fn three_digits(value: f64) -> String {
-    let digits = match value.abs() {
-        0.0 => 0,
-        size => (2 - size.log10().floor() as i32).clamp(0, 6),
-    };
-    grouped(value, digits as usize)
-}
-
 fn superscript(digit: char) -> char {
     match digit {
         '-' => '⁻',
@@ -124,12 +115,6 @@ mod tests {
         assert_eq!(axis.ticks, [0.0, 25.0, 50.0, 75.0, 100.0, 125.0]);
         assert_eq!(axis.at(0.0, 100.0, 0.0), 100.0);
         assert_eq!(axis.at(125.0, 100.0, 0.0), 0.0);
-    }
-
-    #[test]
-    fn values_have_three_significant_digits() {
-        let written = [0.0, 0.01234, 9.876, 12.34, -123.4, 12345.6].map(three_digits);
-        assert_eq!(written, ["0", "0.0123", "9.88", "12.3", "−123", "12,346"]);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Bars: upright in groups, or one for each category along a horizontal axis.
 
-use super::axis::{Axis, three_digits};
+use super::axis::Axis;
 use super::canvas::{Canvas, WIDTH, width_of};
 use super::frame::{Frame, legend, references, title, y_axis};
 use super::palette::{Paint, Palette};
 use crate::harness::answer::figure::{Plot, Series, X};
+use crate::harness::answer::format::three_digits;
 
 const ROW: f64 = 15.0;
 const BAR: f64 = 10.0;

@@ -1,9 +1,10 @@
 //! The rectangle of a plot with its axes, its reference lines and its legend.
 
-use super::axis::{Axis, label, three_digits};
+use super::axis::{Axis, label};
 use super::canvas::{Canvas, SIZE, WIDTH, width_of};
 use super::palette::Paint;
 use crate::harness::answer::figure::{Plot, PlotKind, Reference, Series, X};
+use crate::harness::answer::format::three_digits;
 
 /// Where the axes stand.
 #[derive(Debug, Clone, Copy)]

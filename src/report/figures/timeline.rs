@@ -1,10 +1,11 @@
 //! Draws lanes of spans over one time axis, such as communication and computation; several timelines share the axis.
 
-use super::axis::{Axis, three_digits};
+use super::axis::Axis;
 use super::canvas::{Canvas, WIDTH, width_of};
 use super::frame::Frame;
 use super::palette::Palette;
 use crate::harness::answer::figure::{Lane, Timeline};
+use crate::harness::answer::format::three_digits;
 
 /// A bar as drawn on the page, with its ends in seconds.
 struct Bar<'a> {

@@ -150,18 +150,18 @@ fn claims_on_the_ratio_follow_the_sizes() {
 }
 
 #[test]
-fn unsteady_steps_are_a_range_without_a_ratio_and_no_claim_rests_on_them() {
+fn unstable_steps_are_a_range_without_a_ratio_and_no_claim_rests_on_them() {
     let pair = |full: &[f64], low: &[f64]| {
         let [float32, bfloat16] = [Precision::Float32, Precision::Bfloat16].map(|dtype| timing(SizeName::Small, dtype));
         let made_up = gpu().measured("timing", &float32, &row(full, &[2.0; 2]));
         answered(made_up.measured("timing", &bfloat16, &row(low, &[1.0; 2])))
     };
-    let unsteady = pair(&[1.0, 3.0], &[1.0, 1.0]);
-    let table = unsteady.tables()["timings"].markdown();
+    let unstable = pair(&[1.0, 3.0], &[1.0, 1.0]);
+    let table = unstable.tables()["timings"].markdown();
     assert!(table.contains("| small | 1,000–3,000 | 1,000 | – | 2,000 | 1,000 | 2.00 |"), "{table}");
-    assert_eq!(unsteady.holds("bfloat16-faster-everywhere"), None);
-    let steady = pair(&[3.0], &[1.0]);
-    assert!(steady.tables()["timings"].markdown().contains("| small | 3,000 | 1,000 | 3.00 | 2,000 | 1,000 | 2.00 |"));
+    assert_eq!(unstable.holds("bfloat16-faster-everywhere"), None);
+    let stable = pair(&[3.0], &[1.0]);
+    assert!(stable.tables()["timings"].markdown().contains("| small | 3,000 | 1,000 | 3.00 | 2,000 | 1,000 | 2.00 |"));
 }
 
 #[test]

@@ -7,9 +7,8 @@ use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
 use crate::harness::answer::format::print;
-use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table};
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table, Turns};
 use crate::harness::samples::Samples;
-use crate::harness::steadiness::Turns;
 use crate::model::Precision;
 
 type Pass = fn(&training_step::Row) -> Option<&Samples>;
@@ -22,7 +21,7 @@ pub(super) struct Pair<'a> {
     params: &'a training_step::Params,
     full: &'a MixedCase,
     low: Option<&'a MixedCase>,
-    /// Time in float32 over time in bfloat16; none of a pass that was not measured in both, or is unsteady in one.
+    /// Time in float32 over time in bfloat16; none of a pass that was not measured in both, or is unstable in one.
     forward: Option<Quantity>,
     backward: Option<Quantity>,
 }
@@ -35,7 +34,7 @@ pub(super) fn pairs<'a>(cases: &'a [MixedCase]) -> Result<Vec<Pair<'a>>> {
         let low = timed(cases, Precision::Bfloat16).find(|(other, _)| other.size == params.size);
         let low = low.map(|(_, case)| case);
         let ratio = |pass| {
-            let times = steady(full, pass).zip(low.and_then(|low| steady(low, pass)));
+            let times = stable(full, pass).zip(low.and_then(|low| stable(low, pass)));
             times.map(|(full, low)| Ok::<_, anyhow::Error>(SameMachine::of(&full, &low)?.ratio())).transpose()
         };
         Ok(Pair { params, full, low, forward: ratio(FORWARD)?, backward: ratio(BACKWARD)? })
@@ -60,9 +59,9 @@ fn turns(case: &MixedCase, pass: Pass) -> Option<Turns> {
     Some(Turns::single(&samples(case, pass)?.samples))
 }
 
-/// The median of a steady pass.
-fn steady(case: &MixedCase, pass: Pass) -> Option<Quantity> {
-    turns(case, pass).filter(Turns::is_steady)?;
+/// The median of a stable pass.
+fn stable(case: &MixedCase, pass: Pass) -> Option<Quantity> {
+    turns(case, pass).filter(Turns::is_stable)?;
     Some(case.median(samples(case, pass)?))
 }
 
@@ -120,7 +119,7 @@ impl Ratios {
 }
 
 impl Gain {
-    /// None unless two sizes have steady times of both passes in both types.
+    /// None unless two sizes have stable times of both passes in both types.
     pub fn of(pairs: &[Pair]) -> Option<Self> {
         let ratios = pairs.iter().filter_map(|pair| {
             Some(Ratios { size: pair.size(), forward: pair.forward.clone()?, backward: pair.backward.clone()? })

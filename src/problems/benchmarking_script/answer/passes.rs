@@ -3,18 +3,15 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{
-    BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, cell, count, is_stable, mean, of_grid, place, sizes, spread,
-};
+use super::{BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, cell, count, mean, of_grid, place, sizes, turns};
 use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{distinct, listed};
+use crate::harness::answer::format::{distinct, listed, time};
 use crate::harness::answer::table::TableBuilder;
 use crate::harness::answer::{Quantity, Range, RecordSet, Table, Unit};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 use crate::harness::stats;
-use crate::harness::steadiness::milliseconds;
 use crate::model::SizeName;
 
 /// The context that sentences quote, where most sizes were measured at it.
@@ -29,7 +26,7 @@ const CLOCKS: [(Part, Part); 3] = [
 
 #[derive(Serialize)]
 pub(super) struct Passes {
-    /// The sizes measured at the quoted context, and the times of each in ms, "11.2 to 15.7" where unstable: "a, b and c".
+    /// The sizes measured at the quoted context, and the times of each in ms, "11.2–15.7" where unstable: "a, b and c".
     context: String,
     sizes: String,
     forward: String,
@@ -77,7 +74,7 @@ impl<'a> Timed<'a> {
     }
 
     fn is_stable(&self) -> bool {
-        is_stable(self.forward) && is_stable(self.backward)
+        [self.forward, self.backward].into_iter().all(|samples| turns(samples).is_stable())
     }
 
     fn time(&self, samples: &Samples) -> String {
@@ -85,7 +82,7 @@ impl<'a> Timed<'a> {
     }
 
     fn spread(&self) -> Quantity {
-        self.case.quantity(spread(self.forward).max(spread(self.backward)), Unit::One)
+        self.case.quantity(turns(self.forward).spread().max(turns(self.backward).spread()), Unit::One)
     }
 
     fn backward_over_forward(&self) -> Quantity {
@@ -103,7 +100,7 @@ impl<'a> Timed<'a> {
     /// How far events and the host's clock differ, for each stable part that both have timed.
     fn between_clocks(&self) -> impl Iterator<Item = (Quantity, String)> {
         CLOCKS.iter().filter_map(|(host, events)| {
-            let (host, events) = (host(self.row).filter(|host| is_stable(host))?, events(self.row)?);
+            let (host, events) = (host(self.row).filter(|host| turns(host).is_stable())?, events(self.row)?);
             let [host, events] = [host, events].map(|samples| stats::median(&samples.samples));
             Some((self.case.quantity((1.0 - events / host).abs(), Unit::One), place(self.params())))
         })
@@ -147,8 +144,7 @@ fn listed_of(words: impl Iterator<Item = String>) -> String {
 }
 
 fn mean_or_ends(samples: &Samples) -> String {
-    let [low, high] = [stats::min, stats::max].map(|end| milliseconds(end(&samples.samples)));
-    if is_stable(samples) { milliseconds(stats::mean(&samples.samples)) } else { format!("{low} to {high}") }
+    turns(samples).range().unwrap_or_else(|| time(stats::mean(&samples.samples)))
 }
 
 /// Where some step at twice the context is as fast as one at this context, kernels do not set the pace.
@@ -218,5 +214,5 @@ fn times(sweep: &[&StepCase], parts: &[(&'static str, Part)]) -> Table {
 }
 
 fn marked(samples: &Samples) -> String {
-    if is_stable(samples) { mean(samples) } else { format!("{} †", mean(samples)) }
+    turns(samples).marked(&mean(samples))
 }

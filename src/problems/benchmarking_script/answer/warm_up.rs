@@ -4,12 +4,11 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::{BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, TOTAL, cell, mean, mixed, of_grid, ratio, sizes};
-use crate::harness::answer::format::{listed, print};
+use crate::harness::answer::format::{listed, print, time};
 use crate::harness::answer::table::TableBuilder;
-use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, RecordSet, SameMachine, Style, Table, Unit};
+use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, RecordSet, SameMachine, Style, Table, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
-use crate::harness::steadiness::{STEADY, milliseconds};
 use crate::model::SizeName;
 
 const GRID: &str = "warmup";
@@ -80,7 +79,7 @@ impl<'a> Study<'a> {
 
 /// Whether the steps after the first are stable.
 fn settles(samples: &Samples) -> bool {
-    samples.samples.split_first().is_some_and(|(_, later)| stats::max(later) <= STEADY * stats::min(later))
+    samples.samples.split_first().is_some_and(|(_, later)| Turns::single(later).is_stable())
 }
 
 fn statistic(case: Option<&StepCase>, of: impl Fn(&[f64]) -> f64, part: Part) -> Option<Quantity> {
@@ -185,7 +184,7 @@ fn cold_table(studies: Vec<Study>) -> Table {
     const PARTS: [(&str, Part); 4] =
         [("forward", FORWARD), ("backward", BACKWARD), ("AdamW", OPTIMIZER), ("first step", TOTAL)];
     let shown = |study: &Study, part: Part, statistic: fn(&[f64]) -> Option<f64>| -> Option<Cell> {
-        Some(cell(study.cold()?, part, |samples| statistic(&samples.samples).map(milliseconds)))
+        Some(cell(study.cold()?, part, |samples| statistic(&samples.samples).map(time)))
     };
     let table = PARTS.into_iter().fold(Table::of(studies).text("size", Study::name), |table, (name, part)| {
         table.right(format!("{name} (ms)"), move |study| shown(study, part, |samples| samples.first().copied()))

@@ -9,10 +9,9 @@ use super::mb;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::harness::answer::format::{grouped, listed, print};
 use crate::harness::answer::{
-    Answer, Case, Claim, Quantity, Range, RecordSet, SameMachine, SameRun, Style, Table, Unit,
+    Answer, Case, Claim, Paired, Quantity, Range, RecordSet, SameMachine, SameRun, Style, Table, Unit,
 };
 use crate::harness::record::Machine;
 use crate::model::Precision;
@@ -31,13 +30,13 @@ pub struct Size<'a> {
     copies: Paired,
 }
 
-/// The float32 cases that were measured and are steady, by bucket size.
+/// The float32 cases that were measured and are stable, by bucket size.
 pub fn measured(cases: &[BucketCase]) -> Vec<Size<'_>> {
     let mut sizes: Vec<Size> = cases
         .iter()
         .filter(|case| case.params.dtype == Precision::Float32)
         .filter_map(Size::of)
-        .filter(|size| [&size.bucketed, &size.coalesced, &size.naive].iter().all(|numbers| numbers.steady))
+        .filter(|size| [&size.bucketed, &size.coalesced, &size.naive].iter().all(|numbers| numbers.stable))
         .collect();
     sizes.sort_by(|a, b| a.mb.total_cmp(&b.mb));
     sizes
@@ -47,7 +46,7 @@ impl<'a> Size<'a> {
     fn of(case: &'a BucketCase) -> Option<Self> {
         let row = case.row()?;
         let of = |name| StrategyNumbers::of(case, &row.steps, name);
-        let rounds = |name| Some(Rounds::of(&row.steps.strategies.get(name)?.step.last_rank, case.params.rounds));
+        let rounds = |name| Some(row.steps.strategies.get(name)?.step.turns(case.params.rounds));
         Some(Self {
             mb: mb(&case.params),
             bucketed: of(STRATEGY)?,

@@ -6,11 +6,10 @@ use super::super::STRATEGY;
 use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, print, range};
-use crate::harness::answer::{Cell, Quantity, Range, RecordSet, Records, Style, Table};
+use crate::harness::answer::{Cell, Paired, Quantity, Range, RecordSet, Records, Style, Table};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
@@ -89,14 +88,14 @@ impl Side {
     fn rounds(&self) -> Option<[Paired; 2]> {
         let case = self.case()?;
         let steps = case.row()?.steps();
-        let median = |times: &RankTimes| Paired::median(&case.id, &Rounds::of(&times.last_rank, case.params.rounds));
+        let median = |times: &RankTimes| Paired::median(&case.id, &times.turns(case.params.rounds));
         Some([median(&steps.strategies.get(self.strategy)?.step)?, median(&steps.single)?])
     }
 
     /// The strategy's bar, and that of PyTorch's DDP beside naive steps, by its defaults, and beside buckets.
     fn bars(&self) -> Vec<Bar> {
-        let steady = self.numbers().filter(|numbers| numbers.steady);
-        let Some((case, numbers)) = self.case().zip(steady) else { return Vec::new() };
+        let stable = self.numbers().filter(|numbers| numbers.stable);
+        let Some((case, numbers)) = self.case().zip(stable) else { return Vec::new() };
         let bar = |name: String, adds: &Paired, step: &Quantity| Bar { name, adds: adds.clone(), step: step.clone() };
         let mut bars = vec![bar(self.title.clone(), &numbers.beyond_single, &numbers.step)];
         let name = match (self.strategy, case.params.bucket_size_mb) {
@@ -104,7 +103,7 @@ impl Side {
             (STRATEGY, Some(mb)) => Some(format!("PyTorch DDP ({} MB)", size_mb(mb))),
             _ => None,
         };
-        let pytorch = numbers.pytorch_beyond.as_ref().filter(|beyond| beyond.steady).zip(numbers.pytorch.as_ref());
+        let pytorch = numbers.pytorch_beyond.as_ref().filter(|beyond| beyond.stable).zip(numbers.pytorch.as_ref());
         bars.extend(name.zip(pytorch).map(|(name, (adds, step))| bar(name, adds, step)));
         bars
     }
@@ -142,13 +141,13 @@ impl SideBySide {
             ))
     }
 
-    /// What each strategy adds to the step without communication, longest first; of steady float32 steps only.
+    /// What each strategy adds to the step without communication, longest first; of stable float32 steps only.
     pub fn chart(&self) -> Option<Figure> {
         let float32 = || self.sides.iter().filter(|side| side.dtype == Precision::Float32);
         let mut bars: Vec<Bar> = float32().flat_map(Side::bars).collect();
         bars.sort_by(|a, b| b.adds.all.value().total_cmp(&a.adds.all.value()));
-        let steady = float32().filter(|side| side.numbers().is_some_and(|numbers| numbers.steady));
-        let Range { low, high } = Range::of(steady.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
+        let stable = float32().filter(|side| side.numbers().is_some_and(|numbers| numbers.stable));
+        let Range { low, high } = Range::of(stable.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
         let ms = |quantity: &Quantity| print(quantity.value(), Style::Ms, 1);
         let words = bars.iter().map(|bar| format!("{} {} (step {})", bar.name, ms(&bar.adds.all), ms(&bar.step)));
         let words: Vec<String> = words.collect();
@@ -163,7 +162,7 @@ impl SideBySide {
              the same run, and PyTorch's DDP uses ours. Whiskers are ranges over turns.",
             range(low.value(), high.value(), Style::Ms, 0),
             self.machine,
-            of_runs(steady.filter_map(Side::case))
+            of_runs(stable.filter_map(Side::case))
         )))
     }
 }

@@ -69,7 +69,7 @@ fn equal_calls_have_equal_predictions() {
 }
 
 #[test]
-fn a_size_that_is_not_steady_is_quoted_nowhere() {
+fn a_size_that_is_not_stable_is_quoted_nowhere() {
     let mut steps = row(&[("naive", 2.0, 0.5, 0.5), (STRATEGY, 1.1, 0.5, 0.1), FAST], None);
     steps["single"]["last_rank"] = seconds(&[0.9, 1.0]);
     let noisy = json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}});

@@ -2,12 +2,12 @@
 
 use super::super::measure::Params;
 use super::sum::{NVLINK, Sum, SumCase};
-use crate::bench::ddp_step::rounds::{Paired, STEADY};
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{self, distinct, grouped, markdown, time};
 use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{CaseOutcome, Cell, Column, Range, Style, Table};
+use crate::harness::answer::turns::STABLE;
+use crate::harness::answer::{CaseOutcome, Column, Range, Style, Table};
 use crate::harness::record::Profile;
 use crate::units::GB;
 
@@ -39,7 +39,6 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
     let (name, digits) = if backend == Backend::Nccl { ("NCCL", 0) } else { ("Gloo", 2) };
     let measured = |case: &&SumCase| case.row().is_some();
     let none = !cases.iter().any(measured);
-    let times = |number: &Paired| cell(number, time);
     let calls = |case: &SumCase| (case.params.rounds * case.params.iterations).to_string();
     let counts = distinct(cases.iter().copied().filter(measured).map(calls));
     let mut table = Table::of(cases.iter().map(|case| (*case, Sum::of(case))))
@@ -51,13 +50,13 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
     let count = if counts.len() == 1 { &counts[0] } else { "all" };
     table
         .column(Column::time("time (ms)"), |(case, sum)| match sum {
-            Some(sum) => times(&sum.time),
+            Some(sum) => sum.time.cell(time),
             None => case.outcome.label().into(),
         })
         .number("busbw (GB/s)", Style::Gb, digits, |(_, sum)| {
-            sum.as_ref().map(|sum| cell(&sum.busbw, |rate| format::print(rate, Style::Gb, digits)))
+            sum.as_ref().map(|sum| sum.busbw.cell(|rate| format::print(rate, Style::Gb, digits)))
         })
-        .column(Column::time("PyTorch (ms)"), |(_, sum)| sum.as_ref().map(|sum| times(&sum.pytorch)))
+        .column(Column::time("PyTorch (ms)"), |(_, sum)| sum.as_ref().map(|sum| sum.pytorch.cell(time)))
         .right("ours / PyTorch", |(_, sum)| {
             let Range { low, high } = &sum.as_ref()?.over_pytorch.range;
             Some(low.mark(&format::range(low.value(), high.value(), Style::Fixed, 2)))
@@ -66,18 +65,8 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
             "All-reduce of float32 over {name} ({}): medians of {count} calls, or the lowest and the highest median of a turn \
              where these differ by over {}. Ratios are of paired turns.",
             machines(cases.iter().copied().filter(|case| none || measured(case))),
-            format::print(STEADY - 1.0, Style::Percent, 0)
+            format::print(STABLE - 1.0, Style::Percent, 0)
         ))
-}
-
-/// The number, or the range of unsteady turns.
-fn cell(number: &Paired, print: impl Fn(f64) -> String) -> Cell {
-    let Range { low, high } = &number.range;
-    if number.steady {
-        Cell::from(&number.all)
-    } else {
-        low.mark(&format!("{} to {}", print(low.value()), print(high.value()))).into()
-    }
 }
 
 /// A line for each back end and number of processes, with the ranges of turns, and one for the link.

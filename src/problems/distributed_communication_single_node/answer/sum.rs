@@ -1,9 +1,8 @@
 //! One measured all-reduce, with the range of its turns.
 
 use super::super::measure::{Params, Row};
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
 use crate::collective::Backend;
-use crate::harness::answer::{Case, Quantity, Range, SameMachine, Unit};
+use crate::harness::answer::{Case, Paired, Quantity, Range, SameMachine, Unit};
 
 pub type SumCase = Case<Params, Row>;
 
@@ -24,7 +23,7 @@ pub struct Sum<'a> {
 impl<'a> Sum<'a> {
     pub fn of(case: &'a SumCase) -> Option<Self> {
         let row = case.row()?;
-        let [ours, theirs] = [&row.ours, &row.c10d].map(|times| Rounds::of(&times.last_rank, case.params.rounds));
+        let [ours, theirs] = [&row.ours, &row.c10d].map(|times| times.turns(case.params.rounds));
         let bus_bytes = row.bus_factor * row.bytes as f64;
         Some(Self {
             case,
@@ -44,14 +43,8 @@ impl<'a> Sum<'a> {
     /// The bus bandwidth over that of the link.
     pub fn of_link(&self) -> Option<Quantity> {
         let share = self.busbw.all.value() / NVLINK;
-        (self.has_nvlink() && self.busbw.steady).then(|| self.case.quantity(share, Unit::One))
+        (self.has_nvlink() && self.busbw.stable).then(|| self.case.quantity(share, Unit::One))
     }
-}
-
-/// What a sentence says: the median, or the range of unsteady turns.
-pub fn said(number: &Paired) -> Range {
-    let all = &number.all;
-    if number.steady { Range { low: all.clone(), high: all.clone() } } else { number.range.clone() }
 }
 
 /// Every ratio of a turn of `first` to one of `second` lies in this range; `None` of two machines.

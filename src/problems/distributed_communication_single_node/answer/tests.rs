@@ -51,7 +51,7 @@ fn claims_follow_bandwidth_and_processes() {
     assert!((least["low"]["value"].as_f64().unwrap() - 1e8).abs() < 1.0, "an unstable sum is a range: {least}");
     assert!((least["high"]["value"].as_f64().unwrap() - 1e9).abs() < 1.0, "{least}");
     let table = ill.tables()["sums-cpu-gloo"].markdown();
-    assert!(table.contains("| 1 | 2 | 1.000 to 10.00 | 0.10 to 1.00 | 1.000 to 10.00 | 1.00 |"), "{table}");
+    assert!(table.contains("| 1 | 2 | 1.00 to 10.0 | 0.10 to 1.00 | 1.00 to 10.0 | 1.00 |"), "{table}");
 }
 
 /// "140 times as fast ... of the same machine" was said of a host with four GPUs and another with one.

@@ -7,9 +7,8 @@ use crate::attention::implementations::{Group, Implementation};
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Case, Quantity, Range, SameRun, Unit};
+use crate::harness::answer::{Case, Paired, Quantity, Range, SameRun, Turns, Unit};
 use crate::harness::samples::Samples;
-use crate::harness::stats::{max, median, min};
 
 pub type FlashCase = Case<Params, Row>;
 
@@ -97,14 +96,16 @@ impl<'a> CellPass<'a> {
         Some(self.case.quantity(flops / self.median(of)?.value(), Unit::FlopsPerSecond))
     }
 
+    /// Of rounds where each had the most calls, or one; else a record does not tell the rounds apart.
     pub fn turns(&self, of: &Implementation) -> Option<Turns> {
-        Some(Turns::of(&self.samples(of)?.samples, self.cell))
+        let (samples, rounds) = (&self.samples(of)?.samples, self.cell.rounds);
+        let is_even = [1, self.cell.most_repeats].iter().any(|calls| samples.len() == calls * rounds);
+        Some(Turns::of(samples, if is_even { rounds } else { 1 }))
     }
 
     /// The shortest and the longest turn.
     pub fn span(&self, of: &Implementation) -> Option<Range> {
-        let turns = self.turns(of)?.medians;
-        Range::of(turns.iter().map(|&seconds| self.case.quantity(seconds, Unit::Seconds)))
+        Some(Paired::median(&self.case.id, &self.turns(of)?)?.range)
     }
 
     /// What the program runs by itself: the first of ours that took part.
@@ -142,7 +143,7 @@ impl<'a> CellPass<'a> {
     /// How many times as fast as `theirs` ours is, from turn to turn.
     fn over_by_turns(&self, theirs: &Implementation) -> Option<Range> {
         let (theirs, ours) = (self.turns(theirs)?, self.turns(&self.our_implementation()?)?);
-        Range::of(theirs.ratios(&ours).into_iter().map(|ratio| self.case.quantity(ratio, Unit::One)))
+        Some(Paired::of(&self.case.id, Unit::One, [&theirs, &ours], |[theirs, ours]| theirs / ours)?.range)
     }
 
     pub fn over_plain_by_turns(&self) -> Option<Range> {
@@ -151,38 +152,5 @@ impl<'a> CellPass<'a> {
 
     pub fn over_pytorch_by_turns(&self) -> Option<Range> {
         self.over_by_turns(&self.fastest_of_pytorch()?)
-    }
-}
-
-/// A spread of turns up to which their median is a figure; beyond it tables mark it.
-const STABLE: f64 = 1.05;
-
-/// One implementation's times in the rounds of a cell.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Turns {
-    /// Of each round's calls; of each call where the rounds had different numbers of calls.
-    pub medians: Vec<f64>,
-    /// Whether there is one for each round.
-    is_by_round: bool,
-}
-
-impl Turns {
-    /// A record holds the calls of all rounds in their order. Where each round had the most calls, or one, they divide evenly.
-    fn of(samples: &[f64], cell: &Cell) -> Self {
-        let calls = [1, cell.most_repeats].into_iter().find(|calls| samples.len() == calls * cell.rounds);
-        let medians = samples.chunks(calls.unwrap_or(1).max(1)).map(median).collect();
-        Self { medians, is_by_round: calls.is_some() }
-    }
-
-    pub fn is_stable(&self) -> bool {
-        max(&self.medians) <= STABLE * min(&self.medians)
-    }
-
-    /// Of these over `ours`: round by round, or the ends of what any two turns give.
-    fn ratios(&self, ours: &Self) -> Vec<f64> {
-        match self.is_by_round && ours.is_by_round {
-            true => self.medians.iter().zip(&ours.medians).map(|(theirs, ours)| theirs / ours).collect(),
-            false => vec![min(&self.medians) / max(&ours.medians), max(&self.medians) / min(&ours.medians)],
-        }
     }
 }

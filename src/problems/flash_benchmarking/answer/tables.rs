@@ -11,51 +11,38 @@ use crate::bench::dtype::Dtype;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::{self, grouped};
-use crate::harness::answer::{Cell, Column, Quantity, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Cell, Column, Emphasis, Quantity, RecordSet, Style, Table, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats::Summary;
-
-/// Follows a median whose turns differ by more than 5 %.
-const UNSTABLE: &str = " †";
 
 /// The widths and lengths of the table that answers the handout; [`times`] has all.
 const ANSWERED: ([i64; 4], [i64; 3]) = ([16, 32, 64, 128], [1024, 16_384, 65_536]);
 
-/// How one implementation's pass ended: its median, or why there is none.
-fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass, median: Option<Quantity>) -> Cell {
+/// Why one implementation's pass has no median.
+fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass) -> Cell {
     let Some((entry, ended)) = entry.and_then(|entry| Some((entry, entry.passes.get(&pass)?))) else {
         return Cell::Missing;
     };
     match ended {
-        ColumnOutcome::Measured { .. } => median.into(),
         ColumnOutcome::OutOfMemory { .. } => match entry.predicted_bytes.get(&pass) {
             Some(bytes) => format!("OOM ({} GiB)", grouped(*bytes as f64 * Style::Gib.scale(), 0)).into(),
             None => "OOM".into(),
         },
-        ColumnOutcome::NotRun { .. } => Cell::Missing,
+        ColumnOutcome::Measured { .. } | ColumnOutcome::NotRun { .. } => Cell::Missing,
         ColumnOutcome::Failed { .. } => "wrong".into(),
     }
 }
 
 /// The median, marked where it is unstable, or why there is none.
 pub fn time(pass: &CellPass, of: &Implementation) -> Cell {
-    let median = pass.median(of);
-    match (&median, pass.turns(of)) {
-        (Some(median), Some(turns)) if !turns.is_stable() => format!("{}{UNSTABLE}", printed(median)).into(),
-        _ => ending(pass.entry(of), pass.pass, median),
-    }
+    emphasized(pass, of, false)
 }
 
-fn printed(median: &Quantity) -> String {
-    median.mark(&format::time(median.value()))
-}
-
-/// As [`time`], bold.
-fn bold(pass: &CellPass, of: &Implementation) -> Cell {
-    match (time(pass, of), pass.median(of)) {
-        (Cell::Number(median), _) => format!("**{}**", printed(&median)).into(),
-        (_, Some(median)) => format!("**{}**{UNSTABLE}", printed(&median)).into(),
-        (other, None) => other,
+fn emphasized(pass: &CellPass, of: &Implementation, bold: bool) -> Cell {
+    let unstable = pass.turns(of).is_some_and(|turns| !turns.is_stable());
+    match pass.median(of) {
+        Some(median) => Cell::Number(median, Emphasis { bold, unstable }),
+        None => ending(pass.entry(of), pass.pass),
     }
 }
 
@@ -100,7 +87,7 @@ pub fn times(cells: &[CellPass], group: impl Fn(&CellPass) -> String, of: &str) 
         let is_least = |e: &Implementation| least.is_some() && printed(e) == least;
         let mut row =
             vec![format!("{}, {}", title(pass.pass), group(pass)).into(), grouped(pass.cell.seq as f64, 0).into()];
-        row.extend(shown.iter().map(|e| if is_least(e) { bold(pass, e) } else { time(pass, e) }));
+        row.extend(shown.iter().map(|e| emphasized(pass, e, is_least(e))));
         table.row(row);
     }
     let caption = format!(
@@ -202,7 +189,7 @@ pub fn leaderboard(case: &FlashCase, row: &Row, on: &str) -> Table {
         }
         let numbers = ended.and_then(ColumnOutcome::measured).and_then(|samples| summary(case, samples));
         let mut cells = vec![implementation.label.into()];
-        cells.extend(numbers.unwrap_or_else(|| vec![ending(Some(entry), AttentionPass::Summed, None)]));
+        cells.extend(numbers.unwrap_or_else(|| vec![ending(Some(entry), AttentionPass::Summed)]));
         cells.resize(table.columns.len(), "".into());
         table.row(cells);
     }

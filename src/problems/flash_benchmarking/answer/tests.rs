@@ -97,15 +97,15 @@ fn turns_are_paired_where_each_round_had_as_many_calls() {
 fn an_unstable_time_is_marked_and_the_least_of_a_row_is_bold() {
     let table = |answer: &Answer| answer.tables()["full-times-bfloat16"].markdown();
     let stable = table(&of_ours(&[1e-3, 1.05e-3]));
-    assert!(stable.contains("| forward, d = 64 | 1,024 | 4.000 | **1.025** | 2.000 |"), "{stable}");
+    assert!(stable.contains("| forward, d = 64 | 1,024 | 4.00 | **1.02** | 2.00 |"), "{stable}");
     let unstable = table(&of_ours(&[1e-3, 1.06e-3]));
-    assert!(unstable.contains("| 4.000 | **1.030** † | 2.000 |"), "{unstable}");
+    assert!(unstable.contains("| 4.00 | **1.03** † | 2.00 |"), "{unstable}");
     let tie = table(&of_ours(&[1.9999e-3, 2e-3]));
-    assert!(tie.contains("| 4.000 | **2.000** | **2.000** |"), "they print alike: {tie}");
+    assert!(tie.contains("| 4.00 | **2.00** | **2.00** |"), "they print alike: {tie}");
     let slow = of_ours(&[3e-3, 4e-3]);
-    assert!(table(&slow).contains("| 4.000 | 3.500 † | **2.000** |"), "{}", table(&slow));
+    assert!(table(&slow).contains("| 4.00 | 3.50 † | **2.00** |"), "{}", table(&slow));
     let answered = slow.tables()["answer"].markdown();
-    assert!(answered.contains("| 64 | 1,024 | 4.000 | 3.500 † | 4.000 | 3.500 † | 4.000 | 3.500 † |"), "{answered}");
+    assert!(answered.contains("| 64 | 1,024 | 4.00 | 3.50 † | 4.00 | 3.50 † | 4.00 | 3.50 † |"), "{answered}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn flash_attention_3_is_quoted_in_both_protocols_and_counts_nothing() {
     assert!((value(&answer, "/beside/sustained/low") - 0.937).abs() < 1e-3);
     assert!((value(&answer, "/beside/sustained/high") - 1.051).abs() < 1e-3);
     let table = answer.tables()["full-flash-attention-3"].markdown();
-    assert!(table.contains("| 64 | backward | 2.259 | 2.542 | 2.489 to 2.520 | 2.000 | 2.750 † |"), "{table}");
+    assert!(table.contains("| 64 | backward | 2.26 | 2.54 | 2.49 to 2.52 | 2.00 | 2.75 † |"), "{table}");
     assert_eq!(table.matches("\n| 64 |").count(), 3, "{table}");
     assert!(answer.claims().is_empty() && of_ours(&[1e-3]).quoted()["beside"].is_null());
 }
@@ -201,7 +201,7 @@ fn a_pass_without_a_time_says_why() {
     }});
     let answer = ended(&MadeUp::gpu("x").measured("grid", &cell(1024), &columns).records());
     let table = answer.tables()["full-times-bfloat16"].markdown();
-    assert!(table.contains("| forward, d = 64 | 1,024 | OOM (64 GiB) | wrong | **2.000** |"), "{table}");
+    assert!(table.contains("| forward, d = 64 | 1,024 | OOM (64 GiB) | wrong | **2.00** |"), "{table}");
     let quoted = answer.quoted();
     let endings = [
         "Not run on this machine: tiled in bfloat16 (on the CPU only).",
@@ -237,7 +237,7 @@ fn the_leaderboard_has_a_row_for_each_implementation() {
     let answer = ended(&MadeUp::gpu("x").measured("leaderboard", &board(), &columns).records());
     let table = answer.tables()["leaderboard"].markdown();
     assert!(table.contains("| plain | OOM |  |") && !table.contains("tiled"), "{table}");
-    assert!(table.contains("| ours | 2.000 | 1.000 | 1.000 | 3 | 1 |"), "{table}");
+    assert!(table.contains("| ours | 2.00 | 1.00 | 1.00 | 3 | 1 |"), "{table}");
 }
 
 #[test]
@@ -250,6 +250,6 @@ fn a_cpu_has_a_table_of_its_grid_and_nothing_else() {
     let gpu = MadeUp::gpu("x").measured("grid", &cell(1024), &row(&[("flash", &[1e-3])])).set();
     let both = ended(&Records { cpu: Some(cpu().set()), gpu: Some(gpu), ..Records::default() });
     let table = both.tables()["cpu-times"].markdown();
-    assert!(table.contains("| forward and backward, d = 64 | 128 | **1.000** | 2.000 |"), "{table}");
+    assert!(table.contains("| forward and backward, d = 64 | 128 | **1.00** | 2.00 |"), "{table}");
     assert!(table.contains("\"tiled\" is ours"), "{table}");
 }

@@ -254,7 +254,7 @@ fn what_is_counted_adds_up() {
     let [wide, narrow] = [Precision::Float32, Precision::Bfloat16].map(|dtype| memory(512, dtype).saved());
     assert!(wide.iter().all(|tensor| narrow.iter().any(|narrow| narrow.name == tensor.name)), "the table lacks one");
     let together = answer.tables()["saved"].rows.iter().filter_map(|row| match row.last() {
-        Some(Cell::Number(bytes)) => Some(bytes.value()),
+        Some(Cell::Number(bytes, _)) => Some(bytes.value()),
         _ => None,
     });
     assert_eq!(together.sum::<f64>(), number(&answer, "all_bfloat16"));

@@ -27,21 +27,21 @@ fn claims_and_numbers_follow_the_step() {
 }
 
 #[test]
-fn no_sentence_rests_on_a_case_that_is_not_steady() {
+fn no_sentence_rests_on_a_case_that_is_not_stable() {
     let mut steps = row(&[("naive", 1.5, 0.5, 0.5)], None);
     steps["single"]["last_rank"] = seconds(&[1.0, 1.06]);
     let records = MadeUp::gpu("x").measured("a", &params(Precision::Bfloat16, None), &steps).records();
-    let unsteady = answer(&records, Audience::Ours).unwrap();
-    assert!(unsteady.claims().is_empty() && unsteady.quoted()["steady"] == false);
-    assert_eq!(unsteady.quoted()["unstable"][0], "bfloat16");
-    assert!(unsteady.tables()["steps-gpu"].markdown().contains("1,000 to 1,060"));
+    let unstable = answer(&records, Audience::Ours).unwrap();
+    assert!(unstable.claims().is_empty() && unstable.quoted()["stable"] == false);
+    assert_eq!(unstable.quoted()["unstable"][0], "bfloat16");
+    assert!(unstable.tables()["steps-gpu"].markdown().contains("1,000 to 1,060"));
 }
 
 #[test]
 fn without_a_measured_case_there_are_no_claims() {
     let records = MadeUp::gpu("x").out_of_memory("a", &params(Precision::Float32, None)).records();
     let none = answer(&records, Audience::Ours).unwrap();
-    assert!(none.claims().is_empty() && none.quoted()["steady"] == false);
+    assert!(none.claims().is_empty() && none.quoted()["stable"] == false);
     assert!(none.tables()["steps-gpu"].markdown().contains("| float32 | OOM | – |"));
     assert!(!none.tables().contains_key("streams-gpu"), "it would have no rows");
     assert!(answer(&Records::default(), Audience::Ours).is_err());

@@ -6,11 +6,10 @@ use serde::Serialize;
 use super::super::kernels::Units;
 use super::super::measure::Params;
 use super::{ProfileCase, Profiled, context, n_of};
-use crate::harness::answer::format::{distinct, grouped, listed};
+use crate::harness::answer::format::{distinct, grouped, listed, time};
 use crate::harness::answer::table::TableBuilder;
-use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table};
+use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table, Turns};
 use crate::harness::stats;
-use crate::harness::steadiness::{Turns, milliseconds};
 use crate::model::SizeName;
 
 /// The two agree where the profile's time is less than this share beyond the range of the clock's.
@@ -44,7 +43,7 @@ fn off(profile: &Profiled) -> Quantity {
 }
 
 fn timed(profile: &Profiled) -> String {
-    format!("{} ms ({})", milliseconds(profile.inference().span_s), profile.place())
+    format!("{} ms ({})", time(profile.inference().span_s), profile.place())
 }
 
 impl Clock {
@@ -138,5 +137,5 @@ pub fn table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
 fn both_times(case: &ProfileCase) -> Cell {
     let Some(profile) = Profiled::of(case) else { return case.outcome.label().into() };
     let host = Turns::single(&profile.row.host.inference.samples).text();
-    Cell::text(format!("{} ({host})", milliseconds(profile.inference().span_s))).of_case(&case.id)
+    Cell::text(format!("{} ({host})", time(profile.inference().span_s))).of_case(&case.id)
 }

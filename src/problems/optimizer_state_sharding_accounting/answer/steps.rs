@@ -8,10 +8,9 @@ use super::super::{BESIDE_SHARDED, SCHEMES};
 use super::{ShardingCase, machine, memory_style, rank_0, scheme_name};
 use crate::bench::all_reduce::bus_factor;
 use crate::bench::ddp_step::link::PooledLink;
-use crate::bench::ddp_step::numbers::{StrategyNumbers, is_steady};
-use crate::bench::ddp_step::rounds::{Paired, Rounds};
+use crate::bench::ddp_step::numbers::{StrategyNumbers, is_stable};
 use crate::bench::ddp_step::timeline::{PHASES, Span, Timeline};
-use crate::harness::answer::{Answer, Claim, Quantity, Range, SameRun, Style, Table, Unit};
+use crate::harness::answer::{Answer, Claim, Paired, Quantity, Range, SameRun, Style, Table, Turns, Unit};
 use crate::parallel::overlap_bucketed;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 
@@ -59,22 +58,22 @@ pub struct Unstable {
     single: Range,
 }
 
-fn rounds(case: &ShardingCase, row: &Row, strategy: &str) -> Option<Rounds> {
-    Some(Rounds::of(&row.steps.strategies.get(strategy)?.step.last_rank, case.params.rounds))
+fn rounds(case: &ShardingCase, row: &Row, strategy: &str) -> Option<Turns> {
+    Some(row.steps.strategies.get(strategy)?.step.turns(case.params.rounds))
 }
 
 impl Unstable {
     pub fn of(case: &ShardingCase, row: &Row) -> Option<Self> {
-        let single = Rounds::of(&row.steps.single.last_rank, case.params.rounds);
+        let single = row.steps.single.turns(case.params.rounds);
         let single = Paired::median(&case.id, &single)?.range;
-        (!is_steady(case, &row.steps)).then(|| Self { dtype: case.params.dtype.name(), single })
+        (!is_stable(case, &row.steps)).then(|| Self { dtype: case.params.dtype.name(), single })
     }
 }
 
 impl StepNumbers {
-    /// `None` of a case that is not steady.
+    /// `None` of a case that is not stable.
     pub fn of(case: &ShardingCase, row: &Row, link: &PooledLink) -> Option<Self> {
-        let of = |name| StrategyNumbers::of(case, &row.steps, name).filter(|_| is_steady(case, &row.steps));
+        let of = |name| StrategyNumbers::of(case, &row.steps, name).filter(|_| is_stable(case, &row.steps));
         let over = |a, b| {
             let columns = [&rounds(case, row, a)?, &rounds(case, row, b)?];
             Some(Paired::of(&case.id, Unit::One, columns, |[a, b]| a / b)?.range)

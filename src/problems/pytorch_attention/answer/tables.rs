@@ -7,10 +7,9 @@ use anyhow::Result;
 use super::super::measure::{Row, accounting_of};
 use super::{AttentionCase, Ran, length, memory, ran};
 use crate::harness::answer::format::{NOTHING, print, range};
-use crate::harness::answer::{CaseOutcome, Cell, Column, Quantity, RecordSet, Style, Table};
+use crate::harness::answer::{CaseOutcome, Cell, Column, Quantity, RecordSet, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::harness::stats::Summary;
-use crate::harness::steadiness::Turns;
 
 /// Times and memory of plain attention, a line for each length; of what ran out of memory, which pass did.
 pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> {
@@ -38,8 +37,10 @@ pub(super) fn times(set: &RecordSet, plain: &[&AttentionCase]) -> Result<Table> 
 fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
     Ok(match &case.outcome {
         CaseOutcome::Measured(row) => {
-            let [forward, backward] =
-                [&row.forward, &row.backward].map(|pass| case.id.mark(&Turns::single(&pass.samples).marked()));
+            let [forward, backward] = [&row.forward, &row.backward].map(|pass| {
+                let turns = Turns::single(&pass.samples);
+                turns.marked(&case.median(pass).mark(&turns.median()))
+            });
             format!("{forward} / {backward}").into()
         }
         CaseOutcome::OutOfMemory { .. } => {

@@ -7,10 +7,9 @@ use super::super::{adamw, attention, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
-use crate::harness::answer::{Case, Cell, Quantity, Range, Unit};
+use crate::harness::answer::{Case, Cell, Quantity, Range, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
-use crate::harness::steadiness::Turns;
 
 pub type AttentionCase<'a> = MeasureCase<'a, attention::Params, attention::Row>;
 pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
@@ -89,7 +88,7 @@ impl<P, R> MeasureCase<'_, P, R> {
 
     /// The median of a pass; none unless the implementation was measured and its turns agree.
     pub fn median<T>(&self, column: ColumnOf<R, T>, pass: PassOf<T>) -> Option<Quantity> {
-        self.turns(column, pass).filter(Turns::is_steady)?;
+        self.turns(column, pass).filter(Turns::is_stable)?;
         Some(self.case.median(pass(column(self.row?).measured()?)))
     }
 
@@ -116,7 +115,7 @@ impl<P, R> MeasureCase<'_, P, R> {
     }
 }
 
-/// The ratios of two implementations' times, over every case and pass in which both are steady; none of nothing.
+/// The ratios of two implementations' times, over every case and pass in which both are stable; none of nothing.
 pub fn ratios<'c, P: 'c, R: 'c, T>(
     cases: impl IntoIterator<Item = &'c MeasureCase<'c, P, R>>,
     columns: [ColumnOf<R, T>; 2],

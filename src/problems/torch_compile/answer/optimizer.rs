@@ -38,7 +38,7 @@ impl UpdateCase<'_> {
         Some(self.case.quantity(copy.work.as_ref()?.bytes / seconds, Unit::BytesPerSecond))
     }
 
-    /// The rate at which an implementation moves its bytes, as a share of the copy rate; none of unsteady times.
+    /// The rate at which an implementation moves its bytes, as a share of the copy rate; none of unstable times.
     pub fn share(&self, column: ColumnOf<Row, Update>) -> Option<Quantity> {
         let seconds = self.median(column, STEP)?.value();
         let rate = BYTES_PER_PARAMETER * self.row?.parameters as f64 / seconds;

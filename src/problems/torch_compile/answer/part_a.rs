@@ -1,4 +1,4 @@
-//! Part (a): what compiled passes of attention gain at the lengths whose times are steady.
+//! Part (a): what compiled passes of attention gain at the lengths whose times are stable.
 
 use serde::Serialize;
 
@@ -6,9 +6,8 @@ use super::super::attention::{Params, Passes, Row};
 use super::cases::{AttentionCase, ColumnOf, PassOf, ratios};
 use super::{times, turns};
 use crate::bench::errors::AttentionErrors;
-use crate::harness::answer::Claim;
 use crate::harness::answer::format::grouped;
-use crate::harness::steadiness::Turns;
+use crate::harness::answer::{Claim, Turns};
 
 pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
 pub const PYTHON: ColumnOf<Row, Passes> = |row| &row.python_eager;
@@ -23,13 +22,13 @@ const BOTH: [PassOf<Passes>; 2] = [PASSES[0].1, PASSES[1].1];
 pub struct Attention {
     /// "5 turns of 10 passes, each after 2 untimed".
     turns: String,
-    /// PyTorch eager over torch.compile, over both passes of every cell from this length on, all of them steady:
+    /// PyTorch eager over torch.compile, over both passes of every cell from this length on, all of them stable:
     /// "1.18 to 1.63".
     gain: Option<String>,
     from: String,
-    /// Whether some times at shorter lengths are unsteady.
+    /// Whether some times at shorter lengths are unstable.
     ranges: bool,
-    /// Ours over PyTorch eager, over all steady passes.
+    /// Ours over PyTorch eager, over all stable passes.
     #[serde(skip)]
     pub eager: Option<String>,
     /// The largest of outputs and gradients against ours, relative to their norm.
@@ -42,14 +41,14 @@ pub struct Attention {
 impl Attention {
     pub fn of(cases: &[AttentionCase]) -> Self {
         let turns_of = |Params { rounds, warmup, iterations, .. }: &Params| turns(*rounds, *iterations, *warmup);
-        let unsteady = cases.iter().filter(|case| is_unsteady(case)).map(|case| case.params.seq).max();
-        let steady = || cases.iter().filter(|case| Some(case.params.seq) > unsteady);
-        let gain = ratios(steady(), [PYTHON, COMPILED], &BOTH);
+        let unstable = cases.iter().filter(|case| is_unstable(case)).map(|case| case.params.seq).max();
+        let stable = || cases.iter().filter(|case| Some(case.params.seq) > unstable);
+        let gain = ratios(stable(), [PYTHON, COMPILED], &BOTH);
         let errors = cases.iter().filter_map(|case| case.row).flat_map(|row| row.errors.values());
         Self {
             turns: cases.first().map_or("no cases".into(), |case| turns_of(case.params)),
-            from: grouped(steady().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
-            ranges: unsteady.is_some(),
+            from: grouped(stable().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
+            ranges: unstable.is_some(),
             eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
             error: errors.map(AttentionErrors::largest).reduce(f64::max),
             gain: gain.as_ref().map(times),
@@ -60,7 +59,7 @@ impl Attention {
 }
 
 /// Whether some pass of PyTorch's two implementations differs from turn to turn.
-fn is_unsteady(case: &AttentionCase) -> bool {
+fn is_unstable(case: &AttentionCase) -> bool {
     let turns = [PYTHON, COMPILED].into_iter().flat_map(|column| BOTH.map(|pass| case.turns(column, pass)));
-    turns.flatten().any(|turns: Turns| !turns.is_steady())
+    turns.flatten().any(|turns: Turns| !turns.is_stable())
 }

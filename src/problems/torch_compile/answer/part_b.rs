@@ -8,9 +8,8 @@ use super::super::transformer::{Params, Passes, Row};
 use super::cases::{ColumnOf, ModelCase, PassOf, ratios};
 use super::{times, turns};
 use crate::harness::answer::format::{distinct, listed};
-use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet};
+use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet, Turns};
 use crate::harness::samples::Samples;
-use crate::harness::steadiness::Turns;
 use crate::model::Precision;
 
 pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
@@ -24,7 +23,7 @@ pub const STEP: PassOf<Passes> = |passes| &passes.step;
 
 const DTYPES: [Precision; 2] = [Precision::Float32, Precision::Bfloat16];
 
-/// What the sentences quote of whole models; ranges are over the steady passes alone.
+/// What the sentences quote of whole models; ranges are over the stable passes alone.
 #[derive(Serialize)]
 pub struct Models {
     /// "5 turns of 4 passes, each after 3 untimed (small)".
@@ -34,8 +33,8 @@ pub struct Models {
     step: Option<String>,
     /// The same over both: "1.06 to 1.22 in float32 and 1.62 to 1.84 in bfloat16".
     dtypes: String,
-    /// The models with unsteady times of PyTorch's: "small in bfloat16 and xl in bfloat16"; none where all are steady.
-    unsteady: Option<String>,
+    /// The models with unstable times of PyTorch's: "small in bfloat16 and xl in bfloat16"; none where all are stable.
+    unstable: Option<String>,
     /// Ours over PyTorch eager.
     #[serde(skip)]
     pub eager: Option<String>,
@@ -47,7 +46,7 @@ pub struct Models {
     pub claim: Option<Claim>,
 }
 
-/// The first model whose forward pass, ours, is unsteady beside the Python process and steady alone.
+/// The first model whose forward pass, ours, is unstable beside the Python process and stable alone.
 #[derive(Serialize)]
 struct Beside {
     model: String,
@@ -70,14 +69,14 @@ impl Models {
             let claim = Claim::new("models-gain", forward.value() > 1.0 && step.value() > 1.0);
             claim.operand("least gain of a forward pass", forward).operand("of a step", step)
         });
-        let unsteady: Vec<String> = cases.iter().filter(|case| is_unsteady(case)).map(|c| named(c.params)).collect();
+        let unstable: Vec<String> = cases.iter().filter(|case| is_unstable(case)).map(|c| named(c.params)).collect();
         let beside = cases.iter().find_map(|case| alone.beside(case));
         Self {
             protocol: protocol(cases),
             forward: forward.as_ref().map(times),
             step: step.as_ref().map(times),
             dtypes: listed(&DTYPES.iter().filter_map(of_dtype).collect::<Vec<_>>()),
-            unsteady: (!unsteady.is_empty()).then(|| listed(&unsteady)),
+            unstable: (!unstable.is_empty()).then(|| listed(&unstable)),
             eager: ratios(cases, [RUST, PYTHON], &[FORWARD, STEP]).as_ref().map(times),
             errors: DTYPES.into_iter().filter_map(|dtype| Some((dtype, error(cases, dtype)?))).collect(),
             beside,
@@ -91,9 +90,9 @@ fn named(p: &Params) -> String {
 }
 
 /// Whether some pass of PyTorch's two implementations differs from turn to turn.
-fn is_unsteady(case: &ModelCase) -> bool {
+fn is_unstable(case: &ModelCase) -> bool {
     let turns = [PYTHON, COMPILED].into_iter().flat_map(|column| [FORWARD, STEP].map(|pass| case.turns(column, pass)));
-    turns.flatten().any(|turns: Turns| !turns.is_steady())
+    turns.flatten().any(|turns: Turns| !turns.is_stable())
 }
 
 /// None where no gradient of this dtype was compared.
@@ -125,16 +124,16 @@ impl Alone {
         Ok(Self(set.map(RecordSet::cases_as).transpose()?.unwrap_or_default()))
     }
 
-    /// None where our forward pass is steady here, or was not measured alone, or is unsteady there too.
+    /// None where our forward pass is stable here, or was not measured alone, or is unstable there too.
     fn beside(&self, case: &ModelCase) -> Option<Beside> {
-        let turns = case.turns(RUST, FORWARD).filter(|turns| !turns.is_steady())?;
+        let turns = case.turns(RUST, FORWARD).filter(|turns| !turns.is_stable())?;
         let p = case.params;
         let wanted = json!({"measure": "timing", "size": p.size, "dtype": p.dtype, "context_length": p.context_length,
             "batch_size": p.batch_size, "attention": "naive", "execution": "eager"});
         let same = |params: &Value| wanted.as_object().is_some_and(|keys| keys.iter().all(|(k, v)| params[k] == *v));
         let alone = self.0.iter().find(|alone| same(&alone.params))?;
         let samples: Samples = serde_json::from_value(alone.row()?["forward"].clone()).ok()?;
-        Turns::single(&samples.samples).is_steady().then(|| Beside {
+        Turns::single(&samples.samples).is_stable().then(|| Beside {
             model: named(p),
             turns: turns.text(),
             alone: alone.median(&samples),

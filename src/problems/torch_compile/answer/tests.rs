@@ -77,15 +77,15 @@ fn gpu() -> MadeUp {
 }
 
 #[test]
-fn attention_gains_are_of_the_lengths_at_which_every_pass_is_steady() {
-    let steady = |times| {
+fn attention_gains_are_of_the_lengths_at_which_every_pass_is_stable() {
+    let stable = |times| {
         gpu().measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9])).measured(
             "a",
             &cell(256, 64),
             &passes(times),
         )
     };
-    let all = answered(steady([1.0, 1.0, 0.8, 0.5]));
+    let all = answered(stable([1.0, 1.0, 0.8, 0.5]));
     let attention = all.quoted();
     assert_eq!((&attention["gain"], &attention["from"]), (&json!("1.25 to 2.00"), &json!("256")));
     assert_eq!((&attention["ranges"], &attention["eager"]), (&json!(false), &json!("1.00 for attention")));
@@ -96,11 +96,11 @@ fn attention_gains_are_of_the_lengths_at_which_every_pass_is_steady() {
     let table = all.tables()["attention"].markdown();
     assert!(table.contains("| backward | 256 | 1,000 / 800 |\n"), "{table}");
     assert!(all.tables()["ours-attention"].markdown().contains("| 64 | 256 | 1,000 | 500 | 1,000 | 500 |"));
-    assert_eq!(answered(steady([1.0, 1.0, 1.0, 1.0])).holds("attention-gains"), Some(false), "a tie");
+    assert_eq!(answered(stable([1.0, 1.0, 1.0, 1.0])).holds("attention-gains"), Some(false), "a tie");
 }
 
 #[test]
-fn unsteady_passes_are_ranges_and_no_sentence_rests_on_them() {
+fn unstable_passes_are_ranges_and_no_sentence_rests_on_them() {
     let mut short = passes([1.0; 4]);
     short["python_compiled"] = column(["forward", "backward"], &[1.0, 0.1]);
     let of = |made_up: MadeUp| answered(made_up.measured("a", &cell(256, 64), &short));
@@ -126,7 +126,7 @@ fn a_function_of_two_graphs_is_told() {
 }
 
 #[test]
-fn model_gains_are_of_steady_passes_and_name_the_models_without() {
+fn model_gains_are_of_stable_passes_and_name_the_models_without() {
     let of = |small: [f64; 5], xl: [f64; 5]| {
         let small = gpu().measured("b", &model("small", "bfloat16"), &steps(small));
         small.measured("b", &model("xl", "float32"), &steps(xl))
@@ -136,7 +136,7 @@ fn model_gains_are_of_steady_passes_and_name_the_models_without() {
     assert_eq!((&models["forward"], &models["step"]), (&json!("1.25"), &json!("1.25")));
     assert_eq!(models["dtypes"], "1.25 in float32 and 1.25 in bfloat16");
     assert_eq!(models["eager"], "1.00 for models");
-    assert_eq!((&models["unsteady"], well.holds("models-gain")), (&Value::Null, Some(true)));
+    assert_eq!((&models["unstable"], well.holds("models-gain")), (&Value::Null, Some(true)));
     let errors = "$2.0 \\times 10^{-6}$ in models in float32 and $2.0 \\times 10^{-6}$ in models in bfloat16";
     assert_eq!(models["errors"], errors);
     assert_eq!(models["protocol"], "2 turns of 3 passes, each after 1 untimed (small and xl)");
@@ -150,14 +150,14 @@ fn model_gains_are_of_steady_passes_and_name_the_models_without() {
     let mut humped = steps([2.0, 2.0, 1.0, 1.0, 2.0]);
     humped["python_eager"] = column(["forward", "step"], &[2.0, 3.0]);
     let one = answered(of([2.0; 5], [4.0; 5]).measured("b", &model("2.7B", "float32"), &humped));
-    assert_eq!(one.quoted()["unsteady"], "2.7B in float32");
+    assert_eq!(one.quoted()["unstable"], "2.7B in float32");
     let table = one.tables()["models"].markdown();
     assert!(table.contains("| 2.7B | float32 | 2,000–3,000 | 1,000 | – | 2,000–3,000 | 1,000 | – |"), "{table}");
     assert_eq!(one.holds("models-gain"), Some(false), "the others gain nothing");
 }
 
 #[test]
-fn a_forward_pass_that_is_steady_alone_is_quoted_beside_its_range() {
+fn a_forward_pass_that_is_stable_alone_is_quoted_beside_its_range() {
     let mut row = steps([1.0; 5]);
     row["rust_eager"] = column(["forward", "step"], &[1.0, 2.0]);
     let beside = |machine: &str, samples: &[f64], dtype: &str| {
@@ -173,7 +173,7 @@ fn a_forward_pass_that_is_steady_alone_is_quoted_beside_its_range() {
     assert_eq!((&here["turns"], &here["alone"]["value"]), (&json!("1,000–2,000"), &json!(0.5)));
     assert_eq!((&here["model"], &here["how"]), (&json!("small in bfloat16"), &json!("alone")));
     assert_eq!(beside("NVIDIA H100", &[0.5], "bfloat16")["how"], "alone and on another machine");
-    assert!(beside("NVIDIA H200", &[0.5, 0.8], "bfloat16").is_null(), "unsteady alone too");
+    assert!(beside("NVIDIA H200", &[0.5, 0.8], "bfloat16").is_null(), "unstable alone too");
     assert!(beside("NVIDIA H200", &[0.5], "float32").is_null(), "another dtype");
 }
 

@@ -1,4 +1,4 @@
-//! Tables and charts of made-up steps: ties, cases that were not measured, and steps that are not steady.
+//! Tables and charts of made-up steps: ties, cases that were not measured, and steps that are not stable.
 
 use super::*;
 use crate::bench::ddp_step::made_up::{params, row};
@@ -22,14 +22,14 @@ fn the_shortest_step_is_shown_and_missing_cases_are_named() {
 }
 
 #[test]
-fn the_chart_orders_what_steady_steps_add_beside_pytorchs() {
+fn the_chart_orders_what_stable_steps_add_beside_pytorchs() {
     let float32 =
         row(&[("naive", 1.5, 0.2, 0.2), ("flat", 1.4, 0.1, 0.1), ("overlap_bucketed", 1.1, 0.5, 0.1)], Some(1.3));
-    let mut unsteady = row(&[("naive", 1.9, 0.2, 0.2)], None);
-    unsteady["single"]["last_rank"] = seconds(&[1.0, 1.2]);
-    unsteady["strategies"]["naive"]["step"]["last_rank"] = seconds(&[1.9, 1.9]);
+    let mut unstable = row(&[("naive", 1.9, 0.2, 0.2)], None);
+    unstable["single"]["last_rank"] = seconds(&[1.0, 1.2]);
+    unstable["strategies"]["naive"]["step"]["last_rank"] = seconds(&[1.9, 1.9]);
     let records = MadeUp::gpu("x").measured("a", &params(Precision::Float32, Some(10.0)), &float32);
-    let records = records.measured("a", &params(Precision::Bfloat16, None), &unsteady).records();
+    let records = records.measured("a", &params(Precision::Bfloat16, None), &unstable).records();
     let chart = shown(&records).chart().unwrap();
     let Drawing::Plot(plot) = &chart.drawing else { panic!("{chart:?}") };
     let values: Vec<f64> = plot.series[0].points.iter().map(|(_, y)| y.unwrap().round()).collect();
@@ -44,7 +44,7 @@ fn the_chart_orders_what_steady_steps_add_beside_pytorchs() {
 }
 
 #[test]
-fn without_a_steady_float32_step_there_is_no_chart() {
+fn without_a_stable_float32_step_there_is_no_chart() {
     let steps = row(&[("naive", 1.5, 0.2, 0.2)], None);
     let records = MadeUp::gpu("x").measured("a", &params(Precision::Bfloat16, None), &steps).records();
     assert!(shown(&records).chart().is_none());
