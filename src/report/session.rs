@@ -54,8 +54,7 @@ impl Session {
             let plural = if part.points == 1.0 { "" } else { "s" };
             let _ = writeln!(out, "### ({id}) · {} point{plural}\n", points(part.points));
         }
-        let kinds: Vec<&str> = part.kinds.iter().map(|kind| kind.name()).collect();
-        let _ = writeln!(out, "> {} *({})*", part.question, kinds.join(", "));
+        let _ = writeln!(out, "> {}", part.question);
         self.answered.push(AnsweredPart { problem: self.problem.name, part: part.id, points: part.points });
         Ok(out + "\n")
     }

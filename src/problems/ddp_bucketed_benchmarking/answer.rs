@@ -63,13 +63,13 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         sizes.claims(&mut answer)?;
         answer.table("sizes", size_table(&measured, &left_out, main)?)?;
         answer.table("predictions", prediction_table(&measured, &sizes.link, main)?)?;
+        let longer = quoted.single_calls.as_ref().map(|calls| &calls.longer);
+        let claim = Claim::new("single-calls-win", longer.is_some_and(Paired::is_positive));
+        answer.claim(match longer {
+            Some(longer) => claim.operand("buckets longer by at least", &longer.range.low),
+            None => claim,
+        })?;
     }
-    let longer = quoted.single_calls.as_ref().map(|calls| &calls.longer);
-    let claim = Claim::new("single-calls-win", longer.is_some_and(Paired::is_positive));
-    answer.claim(match longer {
-        Some(longer) => claim.operand("buckets longer by at least", &longer.range.low),
-        None => claim,
-    })?;
     strategies(&mut answer, records)?;
     Ok(answer)
 }
