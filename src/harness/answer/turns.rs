@@ -73,7 +73,7 @@ impl Turns {
     }
 }
 
-/// A formula of timings: of their medians over all samples, and its range over the turns.
+/// A formula of timings: of their medians over all samples, and the range of it and of what the turns give.
 ///
 /// Templates print it as a quantity or as a range.
 #[derive(Debug, Clone, Serialize)]
