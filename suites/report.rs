@@ -67,7 +67,7 @@ fn answers_claims_points_and_captions_are_collected() {
     for expected in [
         "9 of 116 points answered. Newest record: 2026-11-21.",
         "## 1.2.1 sample\\_attention (5 points)",
-        "[`sample_attention`](#121-sample_attention-5-points): 5 of 5 points",
+        "[`sample_attention`](#121-sample_attention-5-points): 5/5",
         "| 64 | 16,384 | OOM | OOM | OOM |",
         "**Table 1.** Attention forward",
         "Test Processor 9000, 2 cores, run 20261121T073200Z-4f2a.",

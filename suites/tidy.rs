@@ -19,8 +19,6 @@ mod functions;
 mod newcomer;
 #[path = "tidy/templates.rs"]
 mod templates;
-#[path = "tidy/words.rs"]
-mod words;
 
 /// Files that may be longer than [`MAX_LINES`], each with its reason.
 const LONG: &[(&str, &str)] =

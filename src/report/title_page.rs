@@ -69,7 +69,7 @@ impl Front {
         }
         let _ = write!(out, "\n\n{summary}\n## Contents\n\n");
         for p in &self.problems {
-            let status = if p.open { "not answered".into() } else { format!("{} of {} points", p.earned, p.points) };
+            let status = if p.open { "not answered".into() } else { format!("{}/{}", p.earned, p.points) };
             let _ = writeln!(out, "- {} [`{}`](#{}): {status}", p.section, p.name, p.anchor());
         }
         out

@@ -1,5 +1,8 @@
 //! Templates hold prose, with look-ups and choices between wordings, but no computations.
 
+#[path = "words.rs"]
+mod words;
+
 use std::fs;
 
 use cs336::problems::REGISTRY;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{root, stems};
+use super::super::{root, stems};
 
 /// A phrase, and what to write in its place.
 const TICS: &[(&str, &str)] = &[

@@ -12,7 +12,7 @@ use super::palette::Palette;
 use super::{area, bars, lines};
 use crate::harness::answer::figure::{Plot, PlotKind, SmallMultiples};
 
-const HEIGHT: f64 = 112.0;
+const HEIGHT: f64 = 104.0;
 const INSET: f64 = 6.0;
 /// Of a panel of small multiples, and around it.
 const PANEL_HEIGHT: f64 = 76.0;
