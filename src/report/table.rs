@@ -163,17 +163,16 @@ impl TypstCell {
         let own = decimals(&text);
         let text = super::escape::typst(&text);
         let mut out = if bold { format!("#strong[{text}];") } else { text };
-        out += &match numbers.decimals - own {
-            0 => String::new(),
-            missing if own == 0 => format!("#room({missing}, point: true);"),
-            missing => format!("#room({missing});"),
-        };
         out += &match (marked, numbers.marked) {
             (true, _) => UNSTABLE.to_string(),
             (false, true) => format!("#hide[{UNSTABLE}];"),
             (false, false) => String::new(),
         };
-        out
+        out + &match numbers.decimals - own {
+            0 => String::new(),
+            missing if own == 0 => format!("#room({missing}, point: true);"),
+            missing => format!("#room({missing});"),
+        }
     }
 }
 
@@ -216,9 +215,9 @@ mod tests {
         let typst = table.typst("A caption.").unwrap();
         for cell in [
             "[1\\.25#hide[ †];]",
-            "[#strong[12\\.5];#room(1);#hide[ †];]",
-            "[3\\.5#room(1); †]",
-            "[#strong[4\\.5];#room(1); †]",
+            "[#strong[12\\.5];#hide[ †];#room(1);]",
+            "[3\\.5 †#room(1);]",
+            "[#strong[4\\.5]; †#room(1);]",
             "[#strong[OOM];]",
         ] {
             assert!(typst.contains(cell), "{cell}: {typst}");

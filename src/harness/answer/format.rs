@@ -95,13 +95,18 @@ pub fn time(seconds: f64) -> String {
     three_digits(seconds * Style::Ms.scale())
 }
 
-/// Three significant digits, and all that stand before the point: "0.0712", "12.6", "1,014".
+/// "0.0712", "12.6", "1,014".
 pub fn three_digits(x: f64) -> String {
+    significant(x, 3)
+}
+
+/// So many significant digits, and all that stand before the point.
+pub fn significant(x: f64, digits: usize) -> String {
     // The exponent of the rounded number: 9.996 is "10.0".
-    let rounded = format!("{x:.2e}");
+    let rounded = format!("{x:.0$e}", digits - 1);
     let exponent: i32 = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
-    let digits = if x == 0.0 { 0 } else { (2 - exponent).clamp(0, 6) };
-    grouped(x, digits as usize)
+    let decimals = if x == 0.0 { 0 } else { (digits as i32 - 1 - exponent).clamp(0, 6) };
+    grouped(x, decimals as usize)
 }
 
 /// "a", "a and b", "a, b and c".

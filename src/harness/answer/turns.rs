@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::format::{Style, print, time};
+use super::format::{Style, print, significant, time};
 use super::quantity::{Quantity, Range, Unit};
 use super::records::CaseId;
 use super::table::Cell;
@@ -10,6 +10,9 @@ use crate::harness::stats::{max, median, min};
 
 /// The largest ratio between the medians of two turns at which a median is quoted; above it a range is printed.
 pub const STABLE: f64 = 1.05;
+
+/// From this spread on, the ends of a range have two significant digits instead of three.
+const COARSE: f64 = 1.2;
 
 /// Follows a number whose turns disagree.
 pub const UNSTABLE: &str = " †";
@@ -47,9 +50,11 @@ impl Turns {
         self.spread() <= STABLE
     }
 
-    /// Milliseconds of the fastest and the slowest turn where they disagree: "9.20–15.0".
+    /// Milliseconds of the fastest and the slowest turn where they disagree: "16.3–18.2", "9.2–15".
     pub fn range(&self) -> Option<String> {
-        (!self.is_stable()).then(|| format!("{}–{}", time(min(&self.medians)), time(max(&self.medians))))
+        let digits = if self.spread() < COARSE { 3 } else { 2 };
+        let [low, high] = [min, max].map(|end| significant(end(&self.medians) * Style::Ms.scale(), digits));
+        (!self.is_stable()).then(|| format!("{low}–{high}"))
     }
 
     /// The median, or the range.
@@ -68,7 +73,7 @@ impl Turns {
     }
 }
 
-/// A formula of timings: of their medians over all samples, and its range over the turns.
+/// A formula of timings: of their medians over all samples, and the range of it and of what the turns give.
 ///
 /// Templates print it as a quantity or as a range.
 #[derive(Debug, Clone, Serialize)]
@@ -171,9 +176,10 @@ mod tests {
     fn turns_that_disagree_are_printed_as_a_range() {
         // Two humps, as of a host that is shared: the median of all, 40, is a time that no sample took.
         let humped = Turns::of(&[0.028, 0.030, 0.034, 0.046, 0.050, 0.052], 2);
-        assert_eq!((humped.text().as_str(), humped.marked("40").as_str()), ("30.0–50.0", "40 †"));
+        assert_eq!((humped.text().as_str(), humped.marked("40").as_str()), ("30–50", "40 †"));
+        assert_eq!(Turns::single(&[0.0163, 0.0182]).text(), "16.3–18.2");
         let outlier = [0.010, 0.010, 0.020, 0.010, 0.010, 0.010];
-        assert_eq!([Turns::of(&outlier, 2), Turns::single(&outlier)].map(|t| t.text()), ["10.0", "10.0–20.0"]);
+        assert_eq!([Turns::of(&outlier, 2), Turns::single(&outlier)].map(|t| t.text()), ["10.0", "10–20"]);
     }
 
     #[test]

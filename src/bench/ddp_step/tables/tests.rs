@@ -19,7 +19,9 @@ fn a_case_that_was_not_run_has_a_row_with_its_reason() {
     let table = table_of(not_run(), Shown::Asked);
     assert!(table.contains("| float32 | not run: needs 6 GPUs, has 2 | – |"), "{table}");
     assert!(table.contains("the tiny model on 2 ranks over Gloo, 1 sequence of 16 tokens per rank"), "{table}");
-    assert!(!table_of(not_run(), Shown::Rest).contains("not run"));
+    assert!(table_of(not_run(), Shown::Rest).contains("not run"), "a table has a row");
+    let measured = not_run().measured("a", &params(Precision::Bfloat16, None), &row(&[("flat", 1.2, 0.2, 0.2)], None));
+    assert!(!table_of(measured, Shown::Rest).contains("not run"));
 }
 
 #[test]

@@ -114,7 +114,7 @@ fn no_sentence_uses_the_median_of_an_unstable_cell() {
     let answer = sweep(GPU, 0.2, 0.0115, 0.5);
     let quoted = answer.quoted();
     let words = ["forward", "unstable"].map(|field| mark::plain(quoted[field].as_str().unwrap()));
-    assert_eq!(words, ["8.00–12.0 and 100", "small at 128"]);
+    assert_eq!(words, ["8.0–12 and 100", "small at 128"]);
     near(&answer, "/worst", 1.5);
     near(&answer, "/deviation", 0.005);
     assert_eq!((&quoted["stable"], &quoted["cells"]), (&2.into(), &3.into()));
