@@ -204,6 +204,15 @@ fn the_last_appendix_names_every_commit_and_machine() {
 }
 
 #[test]
+fn a_long_table_is_folded_in_markdown_with_its_caption() {
+    let markdown = report::render(&document(vec![long("x")])).unwrap().markdown;
+    let (_, folded) = markdown.split_once("<details>\n<summary>Table 1</summary>\n\n| row |").expect("a folded table");
+    let (folded, _) = folded.split_once("\n</details>\n").expect("its end");
+    assert!(folded.contains("\n\n**Table 1.** "), "{folded}");
+    assert!(!render("| a |\n|---|\n| 1 |\n\nTable: c").unwrap().markdown.contains("<details>"));
+}
+
+#[test]
 fn appendices_collect_the_sections_of_all_problems_after_the_answers() {
     let parts = |name: &str| {
         let template =

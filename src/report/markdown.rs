@@ -7,7 +7,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use super::escape::{typst as escape, typst_string};
 use super::latex;
-use super::table::TypstTable;
+use super::table::{LONG, TypstTable};
 
 /// The running numbers of tables and figures; one for the whole document.
 #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ impl<'c> Writer<'c> {
     fn event(&mut self, event: Event<'_>, range: Range<usize>) -> Result<()> {
         match event {
             Event::Start(tag) => self.start(tag, range.start)?,
-            Event::End(tag) => self.end(tag)?,
+            Event::End(tag) => self.end(tag, range)?,
             Event::Text(text) => self.text(&text, range),
             Event::Code(code) => {
                 let code = code.replace('\n', " ");
@@ -153,14 +153,14 @@ impl<'c> Writer<'c> {
         Ok(())
     }
 
-    fn end(&mut self, tag: TagEnd) -> Result<()> {
+    fn end(&mut self, tag: TagEnd, range: Range<usize>) -> Result<()> {
         if matches!(tag, TagEnd::TableHead | TagEnd::TableRow) {
             return Ok(());
         }
         let Some(Frame { kind, typst, plain }) = self.stack.pop() else { bail!("an end without a beginning") };
         match kind {
             Open::Root => bail!("an end without a beginning"),
-            Open::Paragraph { caption: true } => self.caption(&typst)?,
+            Open::Paragraph { caption: true } => self.caption(&typst, range.end)?,
             Open::Paragraph { caption: false } => self.paragraph(&typst)?,
             Open::Heading(level) => {
                 self.counters.heading = level;
@@ -184,7 +184,13 @@ impl<'c> Writer<'c> {
                     items.push(typst);
                 }
             }
-            Open::Table(table) => self.waiting = Some(Waiting::Table(table)),
+            Open::Table(table) => {
+                if table.rows() > LONG {
+                    let summary = format!("<details>\n<summary>Table {}</summary>\n\n", self.counters.tables + 1);
+                    self.edits.push((range.start..range.start, summary));
+                }
+                self.waiting = Some(Waiting::Table(table));
+            }
             Open::Cell => {
                 if let Open::Table(table) = &mut self.top().kind {
                     table.cell(typst, plain);
@@ -262,11 +268,15 @@ impl<'c> Writer<'c> {
         }
     }
 
-    fn caption(&mut self, caption: &str) -> Result<()> {
+    /// Sets what waits with its caption, which ends at `end` of the Markdown.
+    fn caption(&mut self, caption: &str, end: usize) -> Result<()> {
         ensure!(!caption.is_empty(), "the caption is empty");
         let typst = match self.waiting.take() {
             Some(Waiting::Table(table)) => {
                 self.counters.tables += 1;
+                if table.rows() > LONG {
+                    self.edits.push((end..end, "\n</details>\n".into()));
+                }
                 table.typst(caption)?
             }
             Some(Waiting::Picture { path, alt }) => {

@@ -7,6 +7,9 @@ use pulldown_cmark::Alignment;
 
 use crate::harness::answer::turns::UNSTABLE;
 
+/// A table of more rows folds in Markdown and in HTML, where it can be filtered too.
+pub const LONG: usize = 12;
+
 /// Bold characters of a table's type that surely fit into a line, and as many as the gap between two columns takes.
 const LINE: usize = 80;
 const GAP: usize = 3;
@@ -32,6 +35,11 @@ impl TypstTable {
 
     pub fn begin_row(&mut self) {
         self.rows.push(Vec::new());
+    }
+
+    /// The number of rows below the header.
+    pub fn rows(&self) -> usize {
+        self.rows.len().saturating_sub(1)
     }
 
     /// Adds a cell to the current row; `plain` is its text if it has no markup.

@@ -3,9 +3,7 @@
 use pulldown_cmark::Alignment;
 
 use super::escape::text_of;
-
-/// A table with more rows can be filtered, and folds in an appendix.
-pub const LONG: usize = 12;
+use crate::report::table::LONG;
 
 /// Cells of finished HTML; the first row is the header.
 #[derive(Default)]
