@@ -75,10 +75,10 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
                 "{} holds the results; `cs336 accept {DEVICE}` promotes them",
                 layout.display(&layout.local(Profile::Gpu, DEVICE))
             ),
-            None => println!("without a GPU nothing is recorded"),
-        }
-        if let Some(message) = group.unproven(layout)? {
-            println!("device: {message}");
+            None => {
+                println!("without a GPU nothing is recorded");
+                group.unproven(layout)?.into_iter().for_each(|message| println!("device: {message}"));
+            }
         }
     }
     Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well })
