@@ -50,9 +50,9 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
     let mut results = Vec::new();
     for check in chosen {
         let started = Instant::now();
-        let ending = match gpus {
-            0 => Some(CheckStatus::Skipped { reason: "needs a GPU, this machine has none".into() }),
-            _ => runner.device_check(&mut worker, check)?,
+        let ending = match check.lacks(gpus) {
+            Some(reason) => Some(CheckStatus::Skipped { reason }),
+            None => runner.device_check(&mut worker, check)?,
         };
         let Some(ending) = ending else { return Ok(Ended::Interrupted) };
         let result = DeviceResult { check, ending, elapsed_s: started.elapsed().as_secs_f64() };

@@ -23,6 +23,9 @@ pub struct DeviceCheck {
     pub name: &'static str,
     /// What the check proves, as a sentence.
     pub proves: &'static str,
+    /// The GPUs that the whole proof needs. With fewer the check still runs, on ranks that share a GPU, and its result leaves
+    /// the rest open.
+    pub gpus: usize,
     /// File names under `kernels/` that the check runs. A change of their code makes its result stale.
     pub kernels: &'static [&'static str],
     /// Runs in its own process. An error that holds [`crate::error::Fault::NotAvailable`] is a skip.
@@ -31,13 +34,28 @@ pub struct DeviceCheck {
 }
 
 impl DeviceCheck {
-    /// A check that runs none of our kernels.
+    /// A check that needs one GPU and runs none of our kernels.
     pub const fn new(name: &'static str, proves: &'static str, run: fn() -> Result<Verdict>) -> Self {
-        Self { name, proves, kernels: &[], run }
+        Self { name, proves, gpus: 1, kernels: &[], run }
+    }
+
+    pub const fn on_two_gpus(self) -> Self {
+        Self { gpus: 2, ..self }
     }
 
     pub const fn with_kernels(self, kernels: &'static [&'static str]) -> Self {
         Self { kernels, ..self }
+    }
+
+    /// Why a machine with `gpus` GPUs cannot run the check; `None` if it can.
+    pub fn lacks(&self, gpus: usize) -> Option<String> {
+        (gpus == 0).then(|| "needs a GPU, this machine has none".to_string())
+    }
+
+    /// Why a result that passed on `run`'s machine is not the whole proof; `None` if it is.
+    fn leaves_open(&self, run: Option<&Run>) -> Option<String> {
+        let gpus = run.map_or(0, |run| run.machine.gpus.len());
+        (self.gpus > gpus.max(1)).then(|| format!("passed on ranks that share a GPU, not yet on {} GPUs", self.gpus))
     }
 
     fn params(&self) -> Value {
@@ -96,11 +114,24 @@ impl DeviceGroup {
         for path in files {
             let Some(file) = layout.read_file(&path, DEVICE, Profile::Gpu)? else { continue };
             for case in file.cases.iter().filter(|case| self.why_stale(&file, case).is_none()) {
+                if self.is_weaker(&file, case, &recorded) {
+                    continue;
+                }
                 file.run(&case.run).into_iter().for_each(|run| recorded.put(case.clone(), run));
             }
         }
         self.sort(&mut recorded);
         Ok(recorded)
+    }
+
+    /// Whether a result passed with fewer GPUs than the check needs, and `known` has the whole proof.
+    fn is_weaker(&self, file: &RecordFile, case: &CaseRecord, known: &RecordFile) -> bool {
+        let whole = |file: &RecordFile, case: &CaseRecord| {
+            let check = self.checks.iter().find(|check| check.params() == case.params);
+            let passed = matches!(case.outcome, Outcome::Measured { .. });
+            passed.then(|| check.is_some_and(|check| check.leaves_open(file.run(&case.run)).is_none()))
+        };
+        whole(file, case) == Some(false) && known.case(&case.params).is_some_and(|old| whole(known, old) == Some(true))
     }
 
     /// Why a result does not count for the present kernels and libraries; `None` if it counts.
@@ -135,7 +166,7 @@ impl DeviceGroup {
             let reason = match file.case(&check.params()) {
                 None => Some("not run".into()),
                 Some(case) => self.why_stale(&file, case).or(match &case.outcome {
-                    Outcome::Measured { .. } => None,
+                    Outcome::Measured { .. } => check.leaves_open(file.run(&case.run)),
                     _ => Some("failed".into()),
                 }),
             };

@@ -120,7 +120,7 @@ mod tests {
         let layout = Layout::find().unwrap();
         for check in device_checks() {
             let words = check.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-            assert!(words && check.proves.ends_with('.'), "{}", check.name);
+            assert!(words && check.proves.ends_with('.') && [1, 2].contains(&check.gpus), "{}", check.name);
             check.kernels.iter().for_each(|kernel| drop(layout.kernel_hash(kernel).unwrap()));
         }
     }
@@ -133,6 +133,7 @@ mod tests {
         for check in device_checks() {
             let error = (check.run)().unwrap_err();
             assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{}: {error:#}", check.name);
+            assert!(check.lacks(0).is_some_and(|reason| reason.starts_with("needs ")), "{}", check.name);
         }
     }
 }

@@ -32,9 +32,9 @@ pub const CHECKS: &[DeviceCheck] = &[
         running_out_of_memory_keeps_its_type_with_and_without_a_callback_between,
     ),
     DeviceCheck::new(
-        "an_allocation_raises_the_current_and_the_peak_bytes",
+        "an_allocation_raises_the_peak_and_a_tracker_starts_it_anew",
         "The allocator's statistics count a tensor while it lives, and its peak until a tracker starts.",
-        an_allocation_raises_the_current_and_the_peak_bytes,
+        an_allocation_raises_the_peak_and_a_tracker_starts_it_anew,
     ),
     DeviceCheck::new(
         "a_thread_starts_on_the_default_stream",
@@ -127,7 +127,7 @@ fn running_out_of_memory_keeps_its_type_with_and_without_a_callback_between() ->
     Verdict::passed("in a callback and in the engine")
 }
 
-fn an_allocation_raises_the_current_and_the_peak_bytes() -> Result<Verdict> {
+fn an_allocation_raises_the_peak_and_a_tracker_starts_it_anew() -> Result<Verdict> {
     const BYTES: u64 = 64 << 20;
     let device = cuda_device(0)?;
     let tensor = Tensor::f_zeros([BYTES as i64 / 4], (Kind::Float, device))?;

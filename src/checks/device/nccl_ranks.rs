@@ -24,12 +24,14 @@ pub const CHECKS: &[DeviceCheck] = &[
         "nccl_collectives_give_their_values_in_order",
         "Every collective and type over NCCL gives the right values, in order with computation, and is recorded.",
         nccl_collectives_give_their_values_in_order,
-    ),
+    )
+    .on_two_gpus(),
     DeviceCheck::new(
         "a_late_nccl_peer_ends_in_an_abort",
         "Without a supervisor, a rank whose peer does not come aborts the communicator and ends itself in time.",
         a_late_nccl_peer_ends_in_an_abort,
-    ),
+    )
+    .on_two_gpus(),
     sharded("sharded_optimizer_over_nccl_is_adamw", || is_adamw(SHARDED_OPTIMIZER)),
     sharded("zero1_over_nccl_is_adamw", || is_adamw(ZERO1)),
     sharded("zero1_in_backward_over_nccl_is_adamw", || is_adamw(ZERO1_IN_BACKWARD)),
@@ -63,12 +65,12 @@ pub const CHECKS: &[DeviceCheck] = &[
 
 const fn sharded(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
     let proves = "With layers so wide that every stream has work, this optimizer's steps over NCCL are those of AdamW.";
-    DeviceCheck::new(name, proves, run).with_kernels(&["adamw.cu"])
+    DeviceCheck::new(name, proves, run).on_two_gpus().with_kernels(&["adamw.cu"])
 }
 
 const fn fault(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
     let proves = "This fault of one rank ends its NCCL run, by name; no process is left, and the next run works.";
-    DeviceCheck::new(name, proves, run)
+    DeviceCheck::new(name, proves, run).on_two_gpus()
 }
 
 /// How the two ranks are placed here.

@@ -1,11 +1,11 @@
 //! Which results count: those that passed with the present kernels and libraries.
 
-use super::super::record::{Machine, Peaks};
+use super::super::record::{Gpu, Machine, Peaks};
 use super::super::store::write_atomically;
 use super::*;
 
 static ONE: DeviceCheck = DeviceCheck::new("one", "One.", || Verdict::passed("")).with_kernels(&["a.cu"]);
-static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed(""));
+static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed("")).on_two_gpus();
 
 /// A tree with two kernels.
 fn tree() -> (tempfile::TempDir, Layout) {
@@ -24,6 +24,10 @@ fn group(layout: &Layout, torch: &str) -> DeviceGroup {
     DeviceGroup::new(layout, vec![&ONE, &TWO], versions.into()).unwrap()
 }
 
+fn gpu() -> Gpu {
+    Gpu { name: "a GPU".into(), memory_bytes: 1, compute_capability: "9.0".into() }
+}
+
 fn run(id: &str, dirty: bool) -> Run {
     let software = [("torch", "2.11.0"), ("nccl", "2.28.9")].map(|(name, version)| (name.into(), version.into()));
     Run {
@@ -32,7 +36,7 @@ fn run(id: &str, dirty: bool) -> Run {
         commit: "c".into(),
         dirty,
         suite_hash: String::new(),
-        machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![] },
+        machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![gpu(); 2] },
         software: software.into(),
         settings: BTreeMap::new(),
         peaks: Peaks { flops_per_s: BTreeMap::new(), bytes_per_s: 1.0, cache_bytes: 0.0, source: "test".into() },
@@ -54,6 +58,33 @@ fn results(group: &DeviceGroup, run: &Run, ended: &[(&DeviceCheck, Result<&str, 
 
 fn write(path: std::path::PathBuf, file: &RecordFile) {
     write_atomically(&path, file.to_json().unwrap().as_bytes()).unwrap();
+}
+
+#[test]
+fn a_check_runs_wherever_there_is_a_gpu() {
+    assert_eq!(ONE.lacks(0).unwrap(), "needs a GPU, this machine has none");
+    assert_eq!((ONE.lacks(1), TWO.lacks(1), TWO.lacks(2)), (None, None, None));
+}
+
+#[test]
+fn a_result_on_a_shared_gpu_leaves_two_gpus_open_and_replaces_no_whole_proof() {
+    let (_folder, layout) = tree();
+    let group = group(&layout, "2.11.0");
+    let mut shared = run("shared", false);
+    shared.machine.gpus.truncate(1);
+    let passed = [(&ONE, Ok("")), (&TWO, Ok(""))];
+    write(layout.accepted(Profile::Gpu, DEVICE), &results(&group, &shared, &passed));
+    let open = group.unproven(&layout).unwrap().unwrap();
+    assert!(
+        open.contains("1 of 2 checks") && open.contains("two (passed on ranks that share a GPU, not yet on 2 GPUs)"),
+        "{open}"
+    );
+    write(layout.accepted(Profile::Gpu, DEVICE), &results(&group, &run("whole", false), &passed));
+    write(layout.local(Profile::Gpu, DEVICE), &results(&group, &shared, &passed));
+    let kept = group.recorded(&layout).unwrap();
+    let of = |check: &DeviceCheck| kept.case(&check.params()).unwrap().run.clone();
+    assert_eq!((of(&ONE).as_str(), of(&TWO).as_str()), ("shared", "whole"));
+    assert_eq!(group.unproven(&layout).unwrap(), None);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
+use super::super::measure::Params;
 use super::*;
 use crate::bench::all_reduce::bus_factor;
 use crate::harness::answer::made_up::{MadeUp, seconds};
-use crate::problems::distributed_communication_single_node::measure::Params;
 
 const SMALL: &str = "latency-bound";
 const HOLDS: &str = "busbw-holds";

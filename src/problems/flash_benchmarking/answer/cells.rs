@@ -68,7 +68,7 @@ pub fn shape(cell: &Cell) -> String {
 }
 
 impl<'a> CellPass<'a> {
-    /// Whether both are the same pass of one head of one shape and type, whatever the cache and the launch.
+    /// Whether both are the same pass over inputs of one shape and type. Their caches and launches may differ.
     pub fn is_like(&self, other: &Self) -> bool {
         let key = |p: &Self| (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch, p.pass);
         key(self) == key(other)
