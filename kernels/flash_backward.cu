@@ -209,13 +209,14 @@ struct Work {
   // Where the statistics and the sums of dq of the block's head begin.
   long long rows;
 
-  DEVICE Work(const Problem &problem, const Parts &parts)
-      : key(static_cast<int>(blockIdx.x) * keys), head(static_cast<int>(blockIdx.y)),
+  // Of the thread block whose blockIdx.x is `index`.
+  DEVICE Work(const Problem &problem, const Parts &parts, u32 index)
+      : key(static_cast<int>(index) * keys), head(static_cast<int>(blockIdx.y)),
         batch(static_cast<int>(blockIdx.z)), blocks((problem.n_queries + queries - 1) / queries),
         rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {
 #if FLASH_SPLIT
-    key = static_cast<int>(parts.items[blockIdx.x] >> 16) * keys;
-    part = static_cast<int>(parts.items[blockIdx.x] & 0xFFFF);
+    key = static_cast<int>(parts.items[index] >> 16) * keys;
+    part = static_cast<int>(parts.items[index] & 0xFFFF);
     first = first_seen(key) + part * parts.blocks;
     blocks = min(blocks, first + parts.blocks);
 #else
@@ -294,10 +295,12 @@ struct Worker {
   u32 base;
   const Barriers &bar;
   const Problem &problem;
-  const Work &work;
+  const Parts &parts;
   int group;
   int warp;
   int lane;
+  // The number of the last block of queries, from 0.
+  u32 last;
 
   float dk[d / 2];
   float dv[d / 2];
@@ -340,9 +343,16 @@ struct Worker {
     wgmma_commit();
   }
 
+  // Computed when it is used, so that it takes no registers meanwhile.
+  DEVICE Work work() const {
+    u32 index[] = {blockIdx.x};
+    hold(index);
+    return Work(problem, parts, index[0]);
+  }
+
   // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
-  DEVICE void release(u32 barrier, int block) {
-    if (block + stages < work.blocks) named_arrive(barrier, 256 + 32);
+  DEVICE void release(u32 barrier, u32 count) {
+    if (count + stages <= last) named_arrive(barrier, 256 + 32);
   }
 
   // Where a stage's Q or dO begins, or a block's dS.
@@ -354,9 +364,10 @@ struct Worker {
 
   // Masks the queries before each key, and missing keys. For these, exp(0 - lse) could be infinite, and infinity times the
   // row of zeros is not a number.
-  DEVICE void mask(float (&s)[queries / 2], int block) {
-    const int key = work.key + 64 * group + 16 * warp + lane / 4;
-    const int query = block * queries + 2 * (lane % 4);
+  DEVICE void mask(float (&s)[queries / 2], u32 count) {
+    const Work own = work();
+    const int key = own.key + 64 * group + 16 * warp + lane / 4;
+    const int query = (own.first + static_cast<int>(count)) * queries + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // Queries from this column on attend to the key.
@@ -374,11 +385,11 @@ struct Worker {
 
   // Waits for the block's scores and makes P^T = exp(S^T - lse) (Eq. 14) of them, then waits for dP^T. A missing query has an
   // lse of infinity.
-  DEVICE void finish_scores(float (&s)[queries / 2], float (&dp)[queries / 2], int block, int masked) {
-    const u32 lse = base + stats_at + (block - work.first) % stages * 2 * row_stats;
+  DEVICE void finish_scores(float (&s)[queries / 2], float (&dp)[queries / 2], u32 count, int masked) {
+    const u32 lse = base + stats_at + count % stages * 2 * row_stats;
     wgmma_wait<1>();
     hold(s);
-    if (block < masked) mask(s, block);
+    if (static_cast<int>(count) < masked) mask(s, count);
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(lse + 4 * (2 * i + 2 * (lane % 4)));
@@ -398,8 +409,7 @@ struct Worker {
   // The second warpgroup's turn follows the first one's. So in its turn the first multiplies dQ of the block before, of which
   // both have written dS, and the second dQ of this block.
   template <bool Last>
-  DEVICE void step(float (&s)[queries / 2], float (&dp)[queries / 2], int block, int masked) {
-    const u32 count = block - work.first;
+  DEVICE void step(float (&s)[queries / 2], float (&dp)[queries / 2], u32 count, int masked) {
     const int stage = count % stages, next = (count + 1) % stages;
     const u32 next_parity = (count + 1) / stages % 2;
     const u32 delta = base + stats_at + stage * 2 * row_stats + row_stats;
@@ -432,7 +442,7 @@ struct Worker {
     wgmma_wait<2>();
     hold(dv);
     hold(p);
-    release(do_free_barrier + stage, block);
+    release(do_free_barrier + stage, count);
     if (!Last) {
       barrier_wait(bar.q_full(next), next_parity);
       hold(s);
@@ -443,7 +453,7 @@ struct Worker {
     hold(dk);
     hold(ds_pairs);
     hold(dq);
-    release(q_free_barrier + stage, block);
+    release(q_free_barrier + stage, count);
     if (count + group > 0) {
       store_dq(dq);
     } else {
@@ -456,7 +466,7 @@ struct Worker {
       start_scores(dp, v_at, stage_units(do_at, next));
     }
     pass_turn();
-    if (!Last) finish_scores(s, dp, block + 1, masked);
+    if (!Last) finish_scores(s, dp, count + 1, masked);
   }
 
   // Writes dS^T, rows of keys, to shared memory in the layout of dQ's left operand.
@@ -488,11 +498,12 @@ struct Worker {
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
     barrier_wait(bar.k_full(), 0);
     barrier_wait(bar.v_full(), 0);
-    int block = work.first;
-    if (block >= work.blocks) return;
+    const Work own = work();
+    if (own.first >= own.blocks) return;
+    last = own.blocks - own.first - 1;
     // Before this block, some query does not attend to this warpgroup's last key.
-    int masked = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
-    if (work.key + keys > problem.n_keys) masked = work.blocks;
+    int masked = FLASH_CAUSAL ? (own.key + 64 * group + 63 + queries - 1) / queries - own.first : 0;
+    if (own.key + keys > problem.n_keys) masked = own.blocks;
     float s[queries / 2], dp[queries / 2];
     barrier_wait(bar.q_full(0), 0);
     barrier_wait(bar.do_full(0), 0);
@@ -505,26 +516,45 @@ struct Worker {
     start_scores(s, k_at, stage_units(q_at, 0));
     start_scores(dp, v_at, stage_units(do_at, 0));
     pass_turn();
-    finish_scores(s, dp, block, masked);
-    for (; block + 1 < work.blocks; ++block) step<false>(s, dp, block, masked);
-    step<true>(s, dp, block, masked);
-    if (group == 0) finish_dq(block - work.first);
+    finish_scores(s, dp, 0, masked);
+    for (u32 count = 0; count < last; ++count) step<false>(s, dp, count, masked);
+    step<true>(s, dp, last, masked);
+    if (group == 0) finish_dq();
   }
 
-  // The first warpgroup's dQ of the last block, number `count`.
-  DEVICE void finish_dq(u32 count) {
+  // The first warpgroup's dQ of the last block.
+  DEVICE void finish_dq() {
     float dq[dq_sums_a_thread];
     take_turn();
     hold(dq);
     wgmma_fence();
-    start_dq(dq, ds_units(count));
+    start_dq(dq, ds_units(last));
     wgmma_wait<0>();
     hold(dq);
     store_dq(dq);
   }
 
+#if FLASH_SPLIT
+  // Writes this warpgroup's 64 rows of one gradient's part.
+  DEVICE void store_part(const float (&sums)[d / 2], float *to) {
+    const Work done = work();
+    const int key = done.key + 64 * group + 16 * warp + lane / 4;
+    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
+    const long long head = done.part * heads + static_cast<long long>(done.batch) * problem.heads + done.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (key + 8 * r >= problem.n_keys) continue;
+      float *row = to + (head * problem.n_keys + key + 8 * r) * d + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < d / 2; i += 4) {
+        *reinterpret_cast<float2 *>(row + 2 * i) = float2{sums[i + 2 * r], sums[i + 2 * r + 1]};
+      }
+    }
+  }
+#else
   // Writes 64 rows of one gradient through shared memory at offset `at`.
   DEVICE void store(const float (&sums)[d / 2], float scale, u32 at, const TensorMap &map) {
+    const Work done = work();
     const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
     for (int chunk = 0; chunk < d / 16; ++chunk) {
@@ -540,30 +570,12 @@ struct Worker {
     if (warp == 0 && lane == 0) {
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
-        copy_out(&map, base + at + panel * kv_panel + 64 * row_bytes * group, panel * columns, work.key + 64 * group,
-                 work.head, work.batch);
+        copy_out(&map, base + at + panel * kv_panel + 64 * row_bytes * group, panel * columns, done.key + 64 * group,
+                 done.head, done.batch);
       }
       copies_out_commit();
     }
   }
-
-#if FLASH_SPLIT
-  // Writes this warpgroup's 64 rows of one gradient's part.
-  DEVICE void store_part(const float (&sums)[d / 2], float *to) {
-    const int key = work.key + 64 * group + 16 * warp + lane / 4;
-    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-    const long long head = work.part * heads + static_cast<long long>(work.batch) * problem.heads + work.head;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (key + 8 * r >= problem.n_keys) continue;
-      float *row = to + (head * problem.n_keys + key + 8 * r) * d + 2 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < d / 2; i += 4) {
-        *reinterpret_cast<float2 *>(row + 2 * i) = float2{sums[i + 2 * r], sums[i + 2 * r + 1]};
-      }
-    }
-  }
-#endif
 
   DEVICE void finish(const TensorMap &dk_map, const TensorMap &dv_map) {
     // Both warpgroups multiply by K: it may be overwritten after both are done.
@@ -572,6 +584,7 @@ struct Worker {
     store(dk, problem.scale, k_at, dk_map);
     if (warp == 0 && lane == 0) copies_out_wait_read();
   }
+#endif
 };
 
 } // namespace
@@ -712,7 +725,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  const Work work(problem, parts);
+  const Work work(problem, parts, blockIdx.x);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
     // Through a shuffle, so that the compiler knows the value is uniform in a warp.
@@ -722,7 +735,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
   } else {
     more_registers<worker_registers>();
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
-    Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
+    Worker worker{base, bar, problem, parts, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();
 #if FLASH_SPLIT
     worker.store_part(worker.dk, parts.dk);
