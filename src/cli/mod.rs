@@ -44,7 +44,7 @@ pub mod writeup;
     about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
 )]
 #[command(
-    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted."
+    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted.\n\nCS336_DEADLINE_S: the seconds that a rank waits for other ranks at most, 1800 by default."
 )]
 struct Arguments {
     #[command(subcommand)]
