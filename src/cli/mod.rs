@@ -83,10 +83,12 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Show what this machine has and what it can run
+    /// Show what this machine has and what it can run; with --ranks, what the network between ranks gives
     Doctor {
-        #[arg(long)]
+        #[arg(long, conflicts_with = "ranks")]
         json: bool,
+        #[command(flatten)]
+        network: doctor::ranks::Arguments,
     },
     /// Pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
     Bundle,
@@ -172,7 +174,8 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Export(arguments) => export::run(&Layout::find()?, &arguments),
         Verb::Diff { chosen, json } => diff::run(&Layout::find()?, &chosen, json),
         Verb::Accept { chosen, dry_run } => accept::run(&Layout::find()?, &chosen, dry_run),
-        Verb::Doctor { json } => doctor::run(json),
+        Verb::Doctor { network, .. } if network.asks() => doctor::ranks::run(&network),
+        Verb::Doctor { json, .. } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
         Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),
         Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),

@@ -67,6 +67,7 @@ const TESTS: &[(&str, Body)] = &[
     ("a_rank_that_never_comes_is_awaited_by_name_and_address", a_rank_that_never_comes),
     ("another_version_on_the_far_host_ends_both_ranks", another_version),
     ("another_task_on_the_far_host_ends_both_ranks", another_task),
+    ("doctor_names_the_pair_that_a_firewall_parts", doctor_behind_a_firewall),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -192,4 +193,18 @@ fn differ([near, far]: [Process; 2], expected: &[&str]) -> Result<()> {
     let ended = fails_with(near, expected);
     fails_with(far, expected)?;
     ended
+}
+
+/// The far host reaches the store on the near host, but no other port.
+fn doctor_behind_a_firewall(hosts: &Hosts, folder: &Path) -> Result<()> {
+    hosts.0[0].ip("rule add priority 100 ipproto tcp sport 29500 lookup main")?;
+    hosts.0[0].ip("rule add priority 200 ipproto tcp to 192.168.99.2 unreachable")?;
+    let start = |rank: usize| {
+        let mut command = hosts.rank(rank, &[]);
+        Process::start(command.args(["doctor", "--ranks"]), folder.join(format!("{rank}.output")))
+    };
+    let [near, far] = [start(0)?, start(1)?];
+    let expected =
+        ["rank 0 on near (192.168.99.1) cannot reach rank 1 on far (192.168.99.2): ", "Open all ports between"];
+    differ([near, far], &expected)
 }

@@ -13,7 +13,7 @@ use cs336::checks::faulty_runs::{
 };
 use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
-use cs336::process::is_alive;
+use cs336::process::{PARENT, is_alive};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
@@ -82,12 +82,13 @@ pub fn trials() -> Vec<Trial> {
     let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
         trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
-    let others: [(&str, Body); 10] = [
+    let others: [(&str, Body); 11] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
         ("wrong_world_size", wrong_world_size),
         ("port_taken", port_taken),
         ("a_missing_rank_is_named", a_missing_rank_is_named),
         ("an_unknown_task_is_named", an_unknown_task_is_named),
+        ("doctor_examines_two_ranks", doctor_examines_two_ranks),
         ("ctrl_c", || signal_ends_a_launch("INT")),
         ("sigterm", || signal_ends_a_launch("TERM")),
         ("a_killed_supervisor_takes_its_ranks_along", a_killed_supervisor_takes_its_ranks_along),
@@ -174,6 +175,36 @@ fn an_unknown_task_is_named() -> Result<()> {
     says(
         &message,
         &["rank 0 of 1 exited with status 1", "no rank task is called \"no_such_task\"", fault_test::TASK.name],
+    )
+}
+
+fn doctor_examines_two_ranks() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
+    let rank = |rank: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["doctor", "--ranks", "--backend", "gloo", "--large", "4"]);
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("CS336_DEADLINE_S", "60")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]).env_remove(PARENT);
+        command
+    };
+    let other = Process::start(&mut rank("1"), folder.path().join("1.output"))?;
+    let output = rank("0").output()?;
+    let (status, message) = other.ended()?;
+    ensure!(status.success() && output.status.success(), "{message}{}", String::from_utf8_lossy(&output.stderr));
+    says(
+        &String::from_utf8(output.stdout)?,
+        &[
+            "2 ranks over gloo, of one version, commit and suites; all reach each other",
+            "(127.0.0.1)",
+            "+0.000 ms, +- 0.000 ms",
+            "rank 0 to rank 1",
+            "GB/s",
+            "all-reduce of 1 MB",
+            ", expected ",
+            "all-reduce of 4 MB",
+            ", expected ",
+        ],
     )
 }
 
