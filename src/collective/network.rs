@@ -24,13 +24,18 @@ impl Environment {
     /// # Errors
     /// MASTER_ADDR is not an address of rank 0's host, MASTER_PORT is taken, or the store cannot be reached in time.
     pub fn store(&self, waiting: &Waiting) -> Result<Store> {
-        let &Self { rank, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
-        let store = match rank {
-            0 if !agent_store => Store::serve(self.serve()?, timeout),
-            _ => {
-                self.reach_store(waiting)?;
-                Store::join(master_addr, master_port, timeout)
-            }
+        let &Self { rank, world_size, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
+        let store = if rank == 0 && !agent_store {
+            Store::serve(self.serve()?, timeout)
+        } else {
+            self.reach_store(waiting)?;
+            waiting.set(format!("an answer of rank 0's store at {master_addr}:{master_port}"));
+            Store::join(master_addr, master_port, timeout).with_context(|| {
+                let host = host_name();
+                format!(
+                    "rank {rank} of {world_size} on {host} finds no store there; correct MASTER_ADDR and MASTER_PORT"
+                )
+            })
         };
         store?.under(&format!("cs336/attempt_{attempt}"))
     }
@@ -180,5 +185,16 @@ mod tests {
         let lost = Environment { master_addr: "not a host name".into(), ..rank };
         let error = wait(&lost, |waiting| lost.store(waiting)).map(drop).unwrap_err().to_string();
         assert!(error.contains("MASTER_ADDR \"not a host name\" cannot be resolved"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_listens_at_the_stores_address_and_says_nothing_ends_the_wait() {
+        let silent = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let rank = Environment { master_port: port, ..environment(1, 2, Duration::from_millis(300)) };
+        let outcome = wait(&rank.clone(), |waiting| waiting.bounded(move |waiting| rank.store(waiting)));
+        let error = outcome.map(drop).unwrap_err().to_string();
+        let expected = format!("waited for an answer of rank 0's store at 127.0.0.1:{port} in vain");
+        assert!(error.contains(&expected) && error.contains("CS336_DEADLINE_S"), "{error}");
     }
 }

@@ -38,9 +38,12 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// rank, the setting that differs, with both values and both ranks.
 pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) -> Result<(Store, Peers)> {
     Waiting::during(environment, INTERVAL, say, |waiting| {
-        let store = environment.store(waiting)?;
-        let peers = meet(environment, &store, backend, settings, waiting)?;
-        Ok((store, peers))
+        let (environment, settings) = (environment.clone(), settings.clone());
+        waiting.bounded(move |waiting| {
+            let store = environment.store(waiting)?;
+            let peers = meet(&environment, &store, backend, &settings, waiting)?;
+            Ok((store, peers))
+        })
     })
 }
 

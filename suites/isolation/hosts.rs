@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use cs336::checks::data_parallel::official;
-use cs336::checks::faulty_runs::{Process, says};
+use cs336::checks::faulty_runs::{LIMIT, Process, says};
 use cs336::checks::protocol::{self, Report};
 use cs336::checks::selftest;
 use cs336::checks::sharded_protocol::{self, Seen};
@@ -13,6 +13,7 @@ use cs336::model::toy::Blueprint;
 use cs336::parallel::overlap_bucketed;
 use cs336::parallel::trainer::ZERO1;
 use cs336::problems::optimizer_state_sharding;
+use cs336::process::wait_until;
 use libtest_mimic::{Completion, Trial};
 use serde_json::{Value, json};
 
@@ -46,6 +47,7 @@ const TESTS: &[(&str, Body)] = &[
         hosts.results::<Value>(folder, selftest::TASK.name, &Value::Null, &master).map(drop)
     }),
     ("a_link_that_goes_down_is_named_with_the_rank_behind_it", a_link_that_goes_down),
+    ("a_link_that_goes_down_at_the_rendezvous_ends_both_ranks", a_link_that_goes_down_at_the_rendezvous),
     ("a_killed_far_rank_is_named_with_its_host", |hosts, folder| {
         a_lost_rank(
             hosts,
@@ -113,6 +115,20 @@ fn a_link_that_goes_down(hosts: &Hosts, folder: &Path) -> Result<()> {
             "all_reduce",
         ],
     )?;
+    ended
+}
+
+/// Both ranks wait for a third when the link goes down. libtorch itself would wait for the store for a quarter of an hour.
+fn a_link_that_goes_down_at_the_rendezvous(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let of_three = [("WORLD_SIZE", "3"), ("CS336_DEADLINE_S", "14")];
+    let start = |rank| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, &of_three);
+    let [near, far] = [start(0)?, start(1)?];
+    let said = |rank: &Process| std::fs::read_to_string(&rank.output).unwrap_or_default();
+    let both_wait = || [&near, &far].iter().all(|rank| said(rank).contains("waits for rank 2 at the store"));
+    ensure!(wait_until(LIMIT, both_wait), "{}{}", said(&near), said(&far));
+    hosts.0[0].ip("link set veth down")?;
+    let ended = fails_with(near, &["rank 2 of 3 has not arrived within 14.0 s (CS336_DEADLINE_S)"]);
+    fails_with(far, &["rank 1 of 3 on far waited for rank 2 at the store 192.168.99.1:29500 in vain for 14.0 s"])?;
     ended
 }
 

@@ -26,7 +26,7 @@ pub fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environ
 }
 
 /// `body` as it runs at a rendezvous, without its messages.
-pub fn wait<T>(environment: &Environment, body: impl FnOnce(&Waiting) -> T) -> T {
+pub fn wait<T>(environment: &Environment, body: impl FnOnce(&Arc<Waiting>) -> T) -> T {
     Waiting::during(environment, PATIENCE, drop, body)
 }
 
