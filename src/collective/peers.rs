@@ -99,7 +99,7 @@ impl Peers {
         let mut found = self.reach_all();
         let is_lost = |(_, reached): &(&Peer, std::io::Result<()>)| reached.is_err();
         if !found.iter().any(is_lost) {
-            // Twice and not oftener: connections that a rank has not accepted fill its queue.
+            // Not more often: connections that a rank has not accepted fill its queue.
             thread::sleep(GRACE);
             found = self.reach_all();
         }

@@ -162,6 +162,7 @@ fn leave(environment: &Environment, store: &Store) {
 fn present(rank: usize) -> String {
     format!("rank/{rank}")
 }
+
 /// Every rank's `value` under a name that is used once, in rank order. Rank 0, which may serve the store, returns last.
 ///
 /// # Errors
@@ -169,13 +170,19 @@ fn present(rank: usize) -> String {
 pub fn exchange(environment: &Environment, store: &Store, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
     let &Environment { rank, world_size, .. } = environment;
     let key = |what: &str, rank: usize| format!("{name}/{what}/{rank}");
-    store.set(&key("value", rank), value)?;
-    let values = (0..world_size).map(|rank| store.get(&key("value", rank))).collect::<Result<Vec<_>>>()?;
-    store.set(&key("done", rank), b"")?;
-    if rank == 0 {
-        (1..world_size).try_for_each(|rank| store.get(&key("done", rank)).map(drop))?;
-    }
-    Ok(values)
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        let await_from = |what: &str, rank: usize| {
+            waiting.set(format!("rank {rank} to have exchanged its {name}"));
+            store.get(&key(what, rank))
+        };
+        store.set(&key("value", rank), value)?;
+        let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
+        store.set(&key("done", rank), b"")?;
+        if rank == 0 {
+            (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
+        }
+        Ok(values)
+    })
 }
 
 #[cfg(test)]
