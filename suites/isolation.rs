@@ -23,6 +23,10 @@ use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/actions.rs"]
 mod actions;
+#[path = "isolation/hosts.rs"]
+mod hosts;
+#[path = "isolation/namespaces.rs"]
+mod namespaces;
 #[path = "isolation/processes.rs"]
 mod processes;
 #[path = "isolation/ranks.rs"]
@@ -314,6 +318,7 @@ fn main() -> ExitCode {
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
     trials.extend(ranks::trials());
+    trials.extend(hosts::trials());
     // Most of these tests wait for processes or for a limit, so more of them than cores run side by side.
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(2 * std::thread::available_parallelism().map_or(2, |cores| cores.get()));

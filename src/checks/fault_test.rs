@@ -43,6 +43,8 @@ pub enum RankFault {
     NeverReady,
     WrongCount,
     WrongOrder,
+    /// All ranks sum until a sum fails. Each writes `<rank>.fault` after its first.
+    SumForever,
     /// Supervises two ranks of its own that stall, so that it waits until a test kills it.
     SuperviseStalled,
 }
@@ -59,6 +61,13 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
     note(&folder, rank, "pid")?;
     collective.barrier()?;
     let sum = Tensor::f_full(&[4i64][..], rank as f64 + 1.0, (Kind::Float, collective.device()))?;
+    if fault == RankFault::SumForever {
+        collective.all_reduce(&sum, Op::Sum)?;
+        note(&folder, rank, "fault")?;
+        loop {
+            collective.all_reduce(&sum, Op::Sum)?;
+        }
+    }
     if rank == last && fault != RankFault::None {
         until_others_wait(collective, 2);
         note(&folder, rank, "fault")?;
@@ -101,7 +110,7 @@ fn until_others_wait(collective: &Shared, sequence: u64) {
 
 fn misbehave(fault: RankFault, collective: &Shared, sum: &Tensor) -> Result<()> {
     match fault {
-        RankFault::None | RankFault::SuperviseStalled => {}
+        RankFault::None | RankFault::SumForever | RankFault::SuperviseStalled => {}
         RankFault::Exit => std::process::exit(7),
         RankFault::Leave => std::process::exit(0),
         RankFault::Fail => bail!("this rank gives up"),

@@ -40,6 +40,14 @@ impl Process {
     }
 }
 
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Starts one of two ranks with torchrun's variables and without a supervisor.
 pub fn by_hand(
     backend: Backend,

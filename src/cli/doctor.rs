@@ -14,6 +14,8 @@ use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::units::human_bytes;
 
+pub mod ranks;
+
 /// One requirement: whether it is met, and what does not work without it.
 #[derive(Serialize)]
 struct Requirement {

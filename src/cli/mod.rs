@@ -44,7 +44,7 @@ pub mod writeup;
     about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
 )]
 #[command(
-    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted."
+    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted.\n\nCS336_DEADLINE_S: the seconds that a rank waits for other ranks at most, 1800 by default."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -83,10 +83,12 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Show what this machine has and what it can run
+    /// Show what this machine has and what it can run; with --ranks, what the network between ranks gives
     Doctor {
-        #[arg(long)]
+        #[arg(long, conflicts_with = "ranks")]
         json: bool,
+        #[command(flatten)]
+        network: doctor::ranks::Arguments,
     },
     /// Pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
     Bundle,
@@ -172,7 +174,8 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Export(arguments) => export::run(&Layout::find()?, &arguments),
         Verb::Diff { chosen, json } => diff::run(&Layout::find()?, &chosen, json),
         Verb::Accept { chosen, dry_run } => accept::run(&Layout::find()?, &chosen, dry_run),
-        Verb::Doctor { json } => doctor::run(json),
+        Verb::Doctor { network, .. } if network.asks() => doctor::ranks::run(&network),
+        Verb::Doctor { json, .. } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
         Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),
         Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),

@@ -15,7 +15,9 @@ use crate::collective::Backend;
 use crate::collective::environment::Environment;
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
-use crate::collective::rendezvous::{gather_results, init_process_group};
+use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
+use crate::harness::provenance::Commit;
+use crate::harness::store::{Layout, sha256};
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
 
@@ -90,29 +92,85 @@ pub fn run(task: &Task) -> Result<()> {
         None => task.read_input()?,
     };
     let environment = Environment::read()?;
-    let store = environment.store()?;
-    let collective = init_process_group(&environment, &store, task.backend)?;
+    let settings = settings(&task.task, parent.is_none().then_some(&input));
     // Leaked on failure: if connections closed while this rank is still failing, its peers would fail before it has
     // exited, and the supervisor would report their errors instead of this rank's.
-    let held = ManuallyDrop::new((collective.clone(), store));
-    let result = (code.run)(&collective, input)?;
-    collective.barrier().context("waiting for the other ranks to be done")?;
+    let (store, peers) = arrive(&environment, task.backend, &settings)?;
+    let joined = ManuallyDrop::new((connect(&environment, task.backend, &store, &peers)?, store));
+    let (collective, store) = &*joined;
+    let result = (code.run)(collective, input).and_then(|result| {
+        collective.barrier().context("waiting for the other ranks to be done")?;
+        Ok(result)
+    });
+    let result = result.map_err(|error| peers.explain(error))?;
     if let Some(parent) = &mut parent {
         parent.send(&result)?;
     } else {
-        let results = gather_results(&environment, &held.1, &serde_json::to_vec(&result)?)?;
+        let results = exchange(&environment, store, "result", &serde_json::to_vec(&result)?)?;
         if environment.rank == 0 {
             let results = results.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();
             task.write(&Value::Array(results.context("a rank's result is not JSON")?))?;
         }
     }
-    drop((collective, ManuallyDrop::into_inner(held)));
+    drop(ManuallyDrop::into_inner(joined));
     Ok(())
+}
+
+/// What all ranks must have equal. A supervisor starts one program on one machine with one input, so only ranks of other
+/// launchers compare the rest; they have an `input`.
+pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    let mut settings = vec![("task".into(), task.into()), ("version".into(), VERSION.into())];
+    if let Some(input) = input {
+        let layout = Layout::find().ok();
+        let commit = layout.as_ref().map(|layout| Commit::of(&layout.root));
+        let commit =
+            commit.map(|Commit { commit, dirty }| if dirty { format!("{commit} with changes") } else { commit });
+        let suites = layout.and_then(|layout| hash_of_suites(&layout).ok());
+        settings.extend(
+            [("commit", commit), ("suites", suites)]
+                .map(|(name, value)| (name.to_string(), value.unwrap_or_else(|| "none".to_string()))),
+        );
+        add_leaves("input", input, &mut settings);
+    }
+    settings
+}
+
+/// SHA-256 of the names and texts of all suites.
+fn hash_of_suites(layout: &Layout) -> Result<String> {
+    let entries = std::fs::read_dir(layout.root.join("suites"))?.map(|entry| Ok(entry?.path()));
+    let mut files = entries.collect::<Result<Vec<PathBuf>>>()?;
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "toml"));
+    files.sort();
+    let mut bytes = Vec::new();
+    for file in files {
+        bytes.extend(file.file_name().unwrap_or_default().as_encoded_bytes());
+        bytes.extend(std::fs::read(&file)?);
+    }
+    Ok(sha256(&bytes))
+}
+
+/// The longest value of an input that messages show, in bytes.
+const LONGEST: usize = 100;
+
+/// Each value of a JSON object under its keys joined by dots, as in "input.params.precision".
+fn add_leaves(name: &str, value: &Value, settings: &mut Settings) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(key, value)| add_leaves(&format!("{name}.{key}"), value, settings));
+        }
+        leaf => {
+            let text = leaf.to_string();
+            let shown =
+                if text.len() > LONGEST { format!("JSON of SHA-256 {}", sha256(text.as_bytes())) } else { text };
+            settings.push((name.to_string(), shown));
+        }
+    }
 }
 
 /// Replaces this process by itself (`exec`) with NVLink multicast off, unless the launcher or the user has set it. NCCL
 /// reads its environment when it is loaded, and a program cannot safely change its environment while threads run.
-fn keep_multicast_off(backend: Backend) -> Result<()> {
+pub(super) fn keep_multicast_off(backend: Backend) -> Result<()> {
     let (name, value) = NVLS;
     if backend != Backend::Nccl || std::env::var_os(name).is_some() {
         return Ok(());
@@ -142,5 +200,33 @@ pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
             Ok(Ended::Interrupted)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_without_a_supervisor_compare_version_commit_suites_and_every_value_of_the_input() {
+        let input = serde_json::json!({ "params": { "precision": "bfloat16", "sizes": [1, 2] }, "steps": 3 });
+        let settings = settings("ddp_step", Some(&input));
+        let names: Vec<&str> = settings.iter().map(|(name, _)| name.as_str()).collect();
+        let of_input = ["input.params.precision", "input.params.sizes", "input.steps"];
+        assert_eq!(names, [&["task", "version", "commit", "suites"][..], &of_input].concat());
+        assert_eq!(settings[4].1, "\"bfloat16\"");
+        assert!(settings.iter().all(|(_, value)| value != "none"), "{settings:?}");
+    }
+
+    #[test]
+    fn a_changed_suite_changes_the_hash_of_the_suites() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout { root: folder.path().to_path_buf() };
+        std::fs::create_dir(folder.path().join("suites")).unwrap();
+        let hash = |text: &str| {
+            std::fs::write(folder.path().join("suites/a.toml"), text).unwrap();
+            hash_of_suites(&layout).unwrap()
+        };
+        assert_ne!(hash("[cpu.a]\nsteps = 1\n"), hash("[cpu.a]\nsteps = 2\n"));
     }
 }

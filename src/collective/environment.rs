@@ -1,12 +1,8 @@
 //! Reads a rank's settings from its environment, under the names of torchrun, srun or mpirun.
 
-use std::net::{IpAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-
-use crate::torch::gloo::{Address, Member};
-use crate::torch::store::Store;
 
 /// A rank's numbers, and the address of the store where it finds the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,57 +124,6 @@ impl Environment {
             timeout,
         })
     }
-
-    /// Connects to this run's store. Rank 0 serves it unless the launcher does.
-    ///
-    /// # Errors
-    /// The port is taken, or the store cannot be reached within the timeout.
-    pub fn store(&self) -> Result<Store> {
-        let &Self { rank, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
-        let store = match rank {
-            0 if !agent_store => Store::serve(self.listen()?, timeout),
-            _ => Store::join(master_addr, master_port, timeout),
-        };
-        store?.under(&format!("cs336/attempt_{attempt}"))
-    }
-
-    /// How this rank joins a Gloo group.
-    pub fn member(&self) -> Result<Member> {
-        let address = match &self.interface {
-            Some(interface) => Address::Interface(interface.clone()),
-            None => Address::Host(self.own_address()?.to_string()),
-        };
-        Ok(Member { rank: self.rank, world_size: self.world_size, address, timeout: self.timeout })
-    }
-
-    fn listen(&self) -> Result<TcpListener> {
-        let (host, port) = (self.master_addr.as_str(), self.master_port);
-        let mut address = self.master_ip()?;
-        // Debian's /etc/hosts gives a machine's own name the address 127.0.1.1, which other machines cannot reach.
-        if address.is_loopback() && self.local_world_size < self.world_size {
-            address = IpAddr::from([0, 0, 0, 0]);
-        }
-        TcpListener::bind((address, port)).with_context(|| {
-            format!("rank 0 listening on {host}:{port}; if it is in use, set MASTER_PORT to a port that is free")
-        })
-    }
-
-    fn master_ip(&self) -> Result<IpAddr> {
-        let host = &self.master_addr;
-        let mut found = (host.as_str(), self.master_port)
-            .to_socket_addrs()
-            .with_context(|| format!("looking up MASTER_ADDR {host:?}"))?;
-        Ok(found.next().with_context(|| format!("MASTER_ADDR {host:?} has no address"))?.ip())
-    }
-
-    /// This machine's address on the route to rank 0; connecting a datagram socket sends nothing.
-    fn own_address(&self) -> Result<IpAddr> {
-        let master = self.master_ip()?;
-        let any: IpAddr = if master.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0u16; 8]) };
-        let socket = UdpSocket::bind((any, 0)).context("looking for this machine's address")?;
-        socket.connect((master, self.master_port)).with_context(|| format!("looking for the route to {master}"))?;
-        Ok(socket.local_addr()?.ip())
-    }
 }
 
 fn parse(name: &str, text: &str) -> Result<usize> {
@@ -266,22 +211,5 @@ mod tests {
         for (nodes, first) in [("a1", "a1"), ("a1,b2", "a1"), ("a[07,9],b1", "a07"), ("a[1]", "a1")] {
             assert_eq!(first_node(nodes), first);
         }
-    }
-
-    #[test]
-    fn a_host_name_of_this_machine_can_serve_the_store_like_an_address() {
-        let port = TcpListener::bind((LOOPBACK, 0)).unwrap().local_addr().unwrap().port();
-        let base = Environment { timeout: Duration::from_secs(5), master_port: port, ..from(TORCHRUN).unwrap() };
-        let head = Environment { rank: 0, master_addr: "localhost".into(), ..base.clone() };
-        assert!(head.own_address().unwrap().is_loopback());
-        let store = head.store().unwrap();
-        assert!(
-            TcpListener::bind(("127.0.0.2", port)).is_ok(),
-            "a store for one machine listens on its own address only"
-        );
-        let error = format!("{:#}", head.store().map(drop).unwrap_err());
-        assert!(error.contains(&format!("localhost:{port}")) && error.contains("in use"), "{error}");
-        base.store().unwrap().set("key", b"value").unwrap();
-        assert_eq!(store.get("key").unwrap(), b"value");
     }
 }

@@ -13,11 +13,14 @@ pub mod environment;
 pub(crate) mod flight_recorder;
 pub mod gloo;
 pub mod nccl;
+mod network;
+pub mod peers;
 pub mod ranks;
 pub mod rendezvous;
 mod request;
 mod supervisor;
 pub mod timeline;
+mod waiting;
 mod watchdog;
 
 use flight_recorder::FlightRecorder;

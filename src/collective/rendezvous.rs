@@ -1,147 +1,189 @@
 //! Rendezvous: the ranks of one run find each other at a store, and compare their settings before any backend connects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
 
-use super::environment::Environment;
+use super::environment::{DEADLINE, Environment};
 use super::gloo::Gloo;
 use super::nccl::Nccl;
+use super::network::PAUSE;
+use super::peers::{Peer, Peers};
+use super::waiting::{INTERVAL, Waiting};
 use super::{Backend, Shared};
+use crate::process::wait_until;
 use crate::torch::store::Store;
+use crate::units::human_seconds;
 
-/// Waits for every rank of the environment's world, and forms a group of them.
+/// What all ranks must have equal: names and values, as a message prints them.
+pub type Settings = Vec<(String, String)>;
+
+/// What a rank writes to the store when it arrives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Arrival {
+    peer: Peer,
+    settings: Settings,
+}
+
+/// How long rank 0, which may serve the store, stays for the others to read why it ends.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Waits for every rank of the environment's world, and compares their settings. Says every 10 s on standard error what is
+/// awaited.
 ///
 /// # Errors
-/// Names the ranks that have not arrived within the environment's timeout, or a rank with another world size or backend;
-/// then the backend's own.
-pub fn init_process_group(environment: &Environment, store: &Store, backend: Backend) -> Result<Shared> {
-    check_in(environment, store, backend)?;
+/// Names the store that cannot be reached or the ranks that have not arrived within the environment's timeout; or, on every
+/// rank, the setting that differs, with both values and both ranks.
+pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) -> Result<(Store, Peers)> {
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        let (environment, settings) = (environment.clone(), settings.clone());
+        waiting.bounded(move |waiting| {
+            let store = environment.store(waiting)?;
+            let peers = meet(&environment, &store, backend, &settings, waiting)?;
+            Ok((store, peers))
+        })
+    })
+}
+
+/// Forms the group of all ranks.
+///
+/// # Errors
+/// The backend's, after the ranks that have ended or cannot be reached.
+pub fn connect(environment: &Environment, backend: Backend, store: &Store, peers: &Peers) -> Result<Shared> {
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        let others: Vec<_> = peers.others().map(Peer::to_string).collect();
+        waiting.set(format!("{} connections with {}", backend.name(), others.join(", ")));
+        form(environment, backend, store, peers.own()).map_err(|error| peers.explain(error))
+    })
+}
+
+/// Forms the group that `environment` describes; this rank's peers reach it as `own`.
+///
+/// # Errors
+/// The backend's.
+pub fn form(environment: &Environment, backend: Backend, store: &Store, own: &Peer) -> Result<Shared> {
     match backend {
-        Backend::Gloo => Ok(Arc::new(Gloo::connect(store, &environment.member()?)?)),
+        Backend::Gloo => Ok(Arc::new(Gloo::connect(store, &environment.member(own.address.ip()))?)),
         Backend::Nccl => Ok(Arc::new(Nccl::connect(store, environment)?)),
     }
 }
 
-fn check_in(environment: &Environment, store: &Store, backend: Backend) -> Result<()> {
-    let &Environment { rank, world_size, timeout, .. } = environment;
-    let mine = format!("WORLD_SIZE {world_size} and backend {}", backend.name());
+fn say(sentence: String) {
+    eprintln!("cs336: {sentence}");
+}
+
+/// Waits until all ranks have arrived, and compares their settings with this rank's.
+fn meet(
+    environment: &Environment,
+    store: &Store,
+    backend: Backend,
+    settings: &Settings,
+    waiting: &Waiting,
+) -> Result<Peers> {
+    let &Environment { rank, world_size, timeout, ref master_addr, master_port, .. } = environment;
+    let setting = |name: &str, value: String| (name.to_string(), value);
+    let own = [setting("WORLD_SIZE", world_size.to_string()), setting("backend", backend.name().into())];
+    let (peer, listener) = Peer::here(environment)?;
+    let mine = Arrival { peer, settings: own.into_iter().chain(settings.iter().cloned()).collect() };
     ensure!(!store.has(&present(rank))?, "another process is rank {rank} already: give every process its own RANK");
-    store.set(&present(rank), mine.as_bytes())?;
-    for other in 0..world_size {
-        let Ok(theirs) = store.get(&present(other)) else {
-            let missing = (0..world_size).filter(|&other| !store.has(&present(other)).unwrap_or(false));
-            let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
-            bail!(
-                "rank {} of {world_size} has not arrived within {:.1} s",
-                missing.join(", rank "),
-                timeout.as_secs_f64()
-            );
-        };
-        let theirs = String::from_utf8(theirs).context("another rank's settings are not UTF-8")?;
+    store.set(&present(rank), &serde_json::to_vec(&mine)?)?;
+    let lost = || format!("rank {rank} has lost rank 0's store at {master_addr}:{master_port}; look why rank 0 ended");
+    let mut arrived: Vec<Option<Arrival>> = vec![None; world_size];
+    loop {
+        for (other, arrival) in arrived.iter_mut().enumerate().filter(|(_, arrival)| arrival.is_none()) {
+            if let Some(bytes) = announced(store, other).with_context(lost)? {
+                match read(other, &bytes).and_then(|theirs| compare(&mine, &theirs).map(|()| theirs)) {
+                    Ok(theirs) => *arrival = Some(theirs),
+                    Err(difference) => {
+                        leave(environment, store);
+                        return Err(difference);
+                    }
+                }
+            }
+        }
+        let missing: Vec<_> = (0..world_size).filter(|&other| arrived[other].is_none()).collect();
+        if missing.is_empty() {
+            let peers = arrived.into_iter().flatten().map(|arrival| arrival.peer).collect();
+            return Ok(Peers::new(rank, peers, listener));
+        }
+        let missing = missing.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+        waiting.set(format!("{missing} at the store {master_addr}:{master_port}"));
         ensure!(
-            theirs == mine,
-            "rank {rank} has {mine}, but rank {other} has {theirs}: start all ranks with the same settings"
+            !waiting.left().is_zero(),
+            "{missing} of {world_size} has not arrived within {} ({DEADLINE}). Start it with MASTER_ADDR={master_addr} and \
+             MASTER_PORT={master_port}",
+            human_seconds(timeout.as_secs_f64())
+        );
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn announced(store: &Store, rank: usize) -> Result<Option<Vec<u8>>> {
+    if store.has(&present(rank))? { store.get(&present(rank)).map(Some) } else { Ok(None) }
+}
+
+fn read(other: usize, bytes: &[u8]) -> Result<Arrival> {
+    serde_json::from_slice(bytes).with_context(|| {
+        format!("rank {other} announces itself as another version of cs336 does. Start all ranks with the same version")
+    })
+}
+
+/// Fails if a setting differs. The lower rank comes first, so that all ranks say the same.
+fn compare(mine: &Arrival, theirs: &Arrival) -> Result<()> {
+    let (first, second) = if mine.peer.rank < theirs.peer.rank { (mine, theirs) } else { (theirs, mine) };
+    let value = |of: &Arrival, name: &str| {
+        of.settings.iter().find(|(known, _)| known == name).map_or("none".to_string(), |(_, value)| value.clone())
+    };
+    for (name, _) in first.settings.iter().chain(&second.settings) {
+        let (one, other) = (value(first, name), value(second, name));
+        ensure!(
+            one == other,
+            "the ranks differ in {name}: {} has {one}, {} has {other}. Start all ranks with the same {name}",
+            first.peer,
+            second.peer
         );
     }
     Ok(())
+}
+
+/// Stays, where this rank may serve the store, until the ranks that have arrived know why the run ends too.
+fn leave(environment: &Environment, store: &Store) {
+    let left = |rank: usize| format!("refused/{rank}");
+    // An error means that the store is gone, and then nobody is left to tell.
+    let _ = store.set(&left(environment.rank), b"");
+    if environment.rank == 0 {
+        let stays = |rank: usize| store.has(&present(rank)).unwrap_or(false) && !store.has(&left(rank)).unwrap_or(true);
+        wait_until(FAREWELL, || !(1..environment.world_size).any(stays));
+    }
 }
 
 fn present(rank: usize) -> String {
     format!("rank/{rank}")
 }
 
-/// Gathers every rank's result at rank 0, in rank order (empty elsewhere). Returns once all results have arrived.
+/// Every rank's `value` under a name that is used once, in rank order. Rank 0, which may serve the store, returns last.
 ///
 /// # Errors
-/// A rank's result has not arrived within the environment's timeout.
-pub fn gather_results(environment: &Environment, store: &Store, result: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let key = |rank: usize| format!("result/{rank}");
-    store.set(&key(environment.rank), result)?;
-    if environment.rank != 0 {
-        // Rank 0 may serve the store that the others still use, so it must leave last.
-        store.get("results")?;
-        store.set(&format!("left/{}", environment.rank), b"")?;
-        return Ok(Vec::new());
-    }
-    let results = (0..environment.world_size).map(|rank| store.get(&key(rank))).collect::<Result<Vec<_>>>()?;
-    store.set("results", b"")?;
-    (1..environment.world_size).try_for_each(|rank| store.get(&format!("left/{rank}")).map(drop))?;
-    Ok(results)
+/// A rank's value has not arrived within the environment's timeout.
+pub fn exchange(environment: &Environment, store: &Store, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let &Environment { rank, world_size, .. } = environment;
+    let key = |what: &str, rank: usize| format!("{name}/{what}/{rank}");
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        let await_from = |what: &str, rank: usize| {
+            waiting.set(format!("rank {rank} to have exchanged its {name}"));
+            store.get(&key(what, rank))
+        };
+        store.set(&key("value", rank), value)?;
+        let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
+        store.set(&key("done", rank), b"")?;
+        if rank == 0 {
+            (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
+        }
+        Ok(values)
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-    use std::thread;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::collective::environment::LOOPBACK;
-
-    /// Longer than any wait in these tests.
-    const PATIENCE: Duration = Duration::from_secs(60);
-
-    fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environment {
-        Environment {
-            rank,
-            local_rank: rank,
-            world_size,
-            local_world_size: world_size,
-            master_addr: LOOPBACK.into(),
-            master_port: 1,
-            agent_store: false,
-            attempt: 0,
-            interface: None,
-            timeout,
-        }
-    }
-
-    /// Both ranks' outcomes of `body`, each on a thread with a connection of its own.
-    fn on_two_ranks<T: Send>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; 2] {
-        let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let server = Store::serve(listener, timeout).unwrap();
-        thread::scope(|scope| {
-            let other = scope.spawn(|| body(1, &Store::join(LOOPBACK, port, timeout).unwrap()));
-            let first = body(0, &server);
-            [first, other.join().unwrap()]
-        })
-    }
-
-    #[test]
-    fn ranks_with_different_world_sizes_are_refused() {
-        let outcomes = on_two_ranks(PATIENCE, |rank, store| {
-            check_in(&environment(rank, 2 + rank, PATIENCE), store, Backend::Gloo)
-        });
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            let error = outcome.unwrap_err().to_string();
-            assert!(error.contains(&format!("rank {rank} has WORLD_SIZE {}", 2 + rank)), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_missing_rank_and_a_duplicate_rank_are_named() {
-        let timeout = Duration::from_millis(600);
-        let store = || Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), timeout).unwrap();
-        for rank in [0, 1] {
-            // The other rank has checked in already, so that the test does not depend on thread timing.
-            let (store, other) = (store(), 1 - rank);
-            store.set(&present(other), b"WORLD_SIZE 3 and backend gloo").unwrap();
-            let outcome = check_in(&environment(rank, 3, timeout), &store, Backend::Gloo);
-            assert_eq!(outcome.unwrap_err().to_string(), "rank 2 of 3 has not arrived within 0.6 s");
-        }
-        let (store, alone) = (store(), environment(0, 1, timeout));
-        check_in(&alone, &store, Backend::Gloo).unwrap();
-        let again = check_in(&alone, &store, Backend::Gloo).unwrap_err();
-        assert!(again.to_string().contains("another process is rank 0 already"));
-    }
-
-    #[test]
-    fn rank_0_gathers_every_result_in_rank_order() {
-        let results = on_two_ranks(PATIENCE, |rank, store| {
-            gather_results(&environment(rank, 2, PATIENCE), store, &[rank as u8]).unwrap()
-        });
-        assert_eq!(results, [vec![vec![0], vec![1]], vec![]]);
-    }
-}
+pub(super) mod tests;

@@ -1,5 +1,6 @@
 //! Collectives between processes on CPU tensors: libtorch's Gloo process group, connected through a TCPStore.
 
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -28,6 +29,15 @@ pub enum Address {
     Host(String),
     /// A network interface, as `"eth0"`.
     Interface(String),
+}
+
+impl Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Host(address) => write!(f, "address {address}"),
+            Self::Interface(name) => write!(f, "interface {name}"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +69,7 @@ impl ProcessGroup {
             Address::Host(host) => ("", host.as_str()),
             Address::Interface(interface) => (interface.as_str(), ""),
         };
-        let context = || format!("rank {rank} of {world_size} connecting to its peers at {address:?}");
+        let context = || format!("rank {rank} of {world_size} connecting to its peers from {address}");
         let (of, ranks) = (i32::try_from(rank)?, i32::try_from(world_size)?);
         let group = ffi::connect_gloo(&store.inner, interface, host, of, ranks, milliseconds(timeout));
         let group = Self { group: check(group).with_context(context)?, rank, world_size };

@@ -174,3 +174,11 @@ fn no_cases_at_all_is_a_failure() {
     assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
     assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
 }
+
+#[test]
+fn the_help_and_the_readme_name_the_variable_that_bounds_a_ranks_wait() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    for text in [output_text(&Tree::new().run(&["--help"])), readme] {
+        assert!(text.contains("CS336_DEADLINE_S") && text.contains("1800"), "{text}");
+    }
+}

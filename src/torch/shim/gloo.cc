@@ -3,6 +3,7 @@
 
 #include "cs336/src/torch/bridge.rs.h"
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -110,6 +111,12 @@ std::unique_ptr<KeyStore> KeyStore::under(rust::Str prefix) const {
 }
 
 std::unique_ptr<KeyStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
+  // c10d logs a failed attempt with the stack of its exception: 20 lines of addresses after the one that says why.
+  static const bool without_stacks = [] {
+    c10::SetStackTraceFetcher([] { return std::string(); });
+    return true;
+  }();
+  (void)without_stacks;
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = listener >= 0;

@@ -1,0 +1,144 @@
+//! Ranks as threads that meet at a store on the loopback interface.
+
+use std::net::TcpListener;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use super::*;
+use crate::collective::environment::LOOPBACK;
+
+/// Longer than any wait in these tests.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn environment(rank: usize, world_size: usize, timeout: Duration) -> Environment {
+    Environment {
+        rank,
+        local_rank: rank,
+        world_size,
+        local_world_size: world_size,
+        master_addr: LOOPBACK.into(),
+        master_port: 1,
+        agent_store: false,
+        attempt: 0,
+        interface: None,
+        timeout,
+    }
+}
+
+/// `body` as it runs at a rendezvous, without its messages.
+pub fn wait<T>(environment: &Environment, body: impl FnOnce(&Arc<Waiting>) -> T) -> T {
+    Waiting::during(environment, PATIENCE, drop, body)
+}
+
+fn settings(task: &str, version: &str) -> Settings {
+    [("task", task), ("version", version)].map(|(name, value)| (name.to_string(), value.to_string())).to_vec()
+}
+
+fn meet_quietly(environment: &Environment, store: &Store, settings: &Settings) -> Result<Peers> {
+    wait(environment, |waiting| meet(environment, store, Backend::Gloo, settings, waiting))
+}
+
+/// Every rank's outcome of `body`, each on a thread with a connection of its own.
+fn on_ranks<T: Send, const N: usize>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; N] {
+    let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let _server = Store::serve(listener, timeout).unwrap();
+    let body = &body;
+    thread::scope(|scope| {
+        let ranks: [_; N] =
+            std::array::from_fn(|rank| scope.spawn(move || body(rank, &Store::join(LOOPBACK, port, timeout).unwrap())));
+        ranks.map(|rank| rank.join().unwrap())
+    })
+}
+
+/// The sentence with which all ranks end, if rank 2 alone has other settings and rank 3 never comes.
+fn difference(of_rank_2: &Settings) -> String {
+    let outcomes: [_; 3] = on_ranks(PATIENCE, |rank, store| {
+        let usual = settings("naive_ddp", "0.1.0");
+        let settings = if rank == 2 { of_rank_2 } else { &usual };
+        meet_quietly(&environment(rank, 4, PATIENCE), store, settings).map(drop).unwrap_err().to_string()
+    });
+    // Rank 0 and rank 1 each compare themselves with rank 2; rank 2 meets either first.
+    for (rank, said) in outcomes.iter().enumerate() {
+        let names = |rank: usize| said.contains(&format!("rank {rank} on "));
+        assert!(names(2) && (names(rank) || rank == 2 && (names(0) || names(1))), "rank {rank}: {said}");
+    }
+    outcomes.into_iter().next().unwrap()
+}
+
+#[test]
+fn ranks_of_different_tasks_versions_or_precisions_end_at_once_with_field_values_and_ranks() {
+    let said = difference(&settings("ddp_step", "0.1.0"));
+    assert!(said.starts_with("the ranks differ in task: rank 0 on ") && said.contains(") has naive_ddp, rank 2 on "));
+    assert!(said.ends_with(") has ddp_step. Start all ranks with the same task"), "{said}");
+    let said = difference(&settings("naive_ddp", "0.0.9"));
+    assert!(said.contains("the ranks differ in version") && said.contains("has 0.1.0") && said.contains("has 0.0.9"));
+    let mut precise = settings("naive_ddp", "0.1.0");
+    precise.push(("input.params.precision".into(), "\"bfloat16\"".into()));
+    let said = difference(&precise);
+    assert!(said.contains("differ in input.params.precision") && said.contains("has none, rank 2 on "), "{said}");
+}
+
+#[test]
+fn ranks_with_different_world_sizes_are_refused() {
+    let outcomes: [_; 2] = on_ranks(PATIENCE, |rank, store| {
+        let same = settings("naive_ddp", "0.1.0");
+        meet_quietly(&environment(rank, 2 + rank, PATIENCE), store, &same).map(drop).unwrap_err().to_string()
+    });
+    for said in outcomes {
+        assert!(said.starts_with("the ranks differ in WORLD_SIZE: rank 0 on "), "{said}");
+        assert!(said.contains(") has 2, rank 1 on ") && said.contains(") has 3. Start all ranks"), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_of_a_version_with_another_rendezvous_is_named() {
+    let store = Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), PATIENCE).unwrap();
+    store.set(&present(1), b"WORLD_SIZE 2 and backend gloo").unwrap();
+    store.set("refused/1", b"").unwrap();
+    let refused = meet_quietly(&environment(0, 2, PATIENCE), &store, &settings("naive_ddp", "0.1.0"));
+    let said = refused.map(drop).unwrap_err().to_string();
+    assert!(said.contains("rank 1 announces itself as another version") && said.contains("same version"), "{said}");
+}
+
+#[test]
+fn a_missing_rank_and_a_duplicate_rank_are_named() {
+    let timeout = Duration::from_millis(600);
+    let store = || Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), PATIENCE).unwrap();
+    let same = settings("naive_ddp", "0.1.0");
+    for rank in [0, 1] {
+        // The other rank has arrived already, so that the test does not depend on thread timing.
+        let (store, other) = (store(), environment(1 - rank, 3, timeout));
+        assert!(meet_quietly(&other, &store, &same).is_err());
+        let said = meet_quietly(&environment(rank, 3, timeout), &store, &same).map(drop).unwrap_err().to_string();
+        assert!(said.starts_with("rank 2 of 3 has not arrived within 600.0 ms (CS336_DEADLINE_S)"), "{said}");
+    }
+    let (store, alone) = (store(), environment(0, 1, PATIENCE));
+    meet_quietly(&alone, &store, &same).unwrap();
+    let again = meet_quietly(&alone, &store, &same).map(drop).unwrap_err();
+    assert!(again.to_string().contains("another process is rank 0 already"), "{again}");
+}
+
+#[test]
+fn a_waiting_rank_says_which_ranks_it_awaits_at_which_address_and_until_when() {
+    let (said, heard) = channel();
+    let store = Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), PATIENCE).unwrap();
+    let lonely = environment(0, 3, Duration::from_millis(400));
+    let say = move |sentence| said.send(sentence).unwrap();
+    let outcome = Waiting::during(&lonely, Duration::from_millis(50), say, |waiting| {
+        meet(&lonely, &store, Backend::Gloo, &settings("naive_ddp", "0.1.0"), waiting)
+    });
+    assert!(outcome.is_err());
+    let heard: Vec<String> = heard.iter().collect();
+    let expected = "rank 0 of 3 waits for rank 1, rank 2 at the store 127.0.0.1:1; it gives up in ";
+    let last = heard.last().expect("it said nothing");
+    assert!(last.starts_with(expected) && last.ends_with(" (CS336_DEADLINE_S)"), "{heard:?}");
+}
+
+#[test]
+fn every_rank_gets_all_values_in_rank_order() {
+    let values: [_; 2] = on_ranks(PATIENCE, |rank, store| {
+        exchange(&environment(rank, 2, PATIENCE), store, "result", &[rank as u8]).unwrap()
+    });
+    assert_eq!(values, [vec![vec![0], vec![1]], vec![vec![0], vec![1]]]);
+}

@@ -1,0 +1,89 @@
+//! Says at intervals what a rank waits for, as long as it waits.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::environment::{DEADLINE, Environment};
+use super::network::host_name;
+use crate::units::human_seconds;
+
+/// How often a waiting rank says so.
+pub const INTERVAL: Duration = Duration::from_secs(10);
+
+/// How much longer than its timeout a rank waits for libtorch, so that an error with a reason comes first.
+const EXTRA: Duration = Duration::from_secs(6);
+
+/// What a rank waits for at the moment, and when it gives up.
+pub struct Waiting {
+    rank: usize,
+    world_size: usize,
+    awaited: Mutex<String>,
+    started: Instant,
+    timeout: Duration,
+}
+
+impl Waiting {
+    /// Runs `body`; until it returns, calls `say` every `interval` with what is awaited.
+    pub fn during<T>(
+        environment: &Environment,
+        interval: Duration,
+        say: impl Fn(String) + Send,
+        body: impl FnOnce(&Arc<Self>) -> T,
+    ) -> T {
+        let &Environment { rank, world_size, timeout, .. } = environment;
+        let waiting = Self { rank, world_size, awaited: Mutex::default(), started: Instant::now(), timeout };
+        let waiting = &Arc::new(waiting);
+        let (done, has_ended) = channel::<()>();
+        thread::scope(|scope| {
+            // Ends when `done` is dropped.
+            scope.spawn(move || {
+                while has_ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                    let (awaited, left) = (waiting.awaited(), human_seconds(waiting.left().as_secs_f64()));
+                    say(format!("rank {rank} of {world_size} waits for {awaited}; it gives up in {left} ({DEADLINE})"));
+                }
+            });
+            let _done = done;
+            body(waiting)
+        })
+    }
+
+    /// Runs `body` on a thread that is abandoned if it is late: libtorch waits without a limit for a store's answer.
+    ///
+    /// # Errors
+    /// Those of `body`; or what is awaited still, a few seconds after the timeout.
+    pub fn bounded<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (send, outcome) = channel();
+        let waiting = self.clone();
+        thread::spawn(move || send.send(body(&waiting)));
+        outcome.recv_timeout(self.left() + EXTRA).unwrap_or_else(|_| {
+            let (Self { rank, world_size, .. }, timeout) = (&**self, human_seconds(self.timeout.as_secs_f64()));
+            bail!(
+                "rank {rank} of {world_size} on {} waited for {} in vain for {timeout} ({DEADLINE}). Look whether rank 0 \
+                 runs, and correct MASTER_ADDR and MASTER_PORT",
+                host_name(),
+                self.awaited()
+            )
+        })
+    }
+
+    /// Says from now on that the rank waits for `awaited`.
+    pub fn set(&self, awaited: String) {
+        *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
+    }
+
+    fn awaited(&self) -> String {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The time until the rank gives up.
+    pub fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.started.elapsed())
+    }
+}

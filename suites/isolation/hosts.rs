@@ -1,0 +1,226 @@
+//! Ranks on two hosts: they train as on one, and each fault ends in a sentence that names rank and host.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use cs336::checks::data_parallel::official;
+use cs336::checks::faulty_runs::{LIMIT, Process, says};
+use cs336::checks::protocol::{self, Report};
+use cs336::checks::selftest;
+use cs336::checks::sharded_protocol::{self, Seen};
+use cs336::model::toy::Blueprint;
+use cs336::parallel::overlap_bucketed;
+use cs336::parallel::trainer::ZERO1;
+use cs336::problems::optimizer_state_sharding;
+use cs336::process::wait_until;
+use libtest_mimic::{Completion, Trial};
+use serde_json::{Value, json};
+
+use crate::namespaces::{Hosts, are_permitted, run};
+
+/// An address of the same network that no host has.
+const NOBODY: &str = "192.168.99.77";
+
+type Body = fn(&Hosts, &Path) -> Result<()>;
+
+const TESTS: &[(&str, Body)] = &[
+    ("selftest_on_two_hosts", |hosts, folder| {
+        let results: Vec<Value> = hosts.results(folder, selftest::TASK.name, &Value::Null, &[])?;
+        ensure!(results.iter().all(|result| result["backend"] == "gloo"), "{results:?}");
+        Ok(())
+    }),
+    ("a_bucketed_step_on_two_hosts_is_that_of_a_single_process", |hosts, folder| {
+        let trial = official(overlap_bucketed::STRATEGY.name, &Blueprint::toy(), &[0.0016]);
+        let reports: Vec<Vec<Report>> =
+            hosts.results(folder, protocol::TASK.name, &serde_json::to_value([trial])?, &[])?;
+        reports.iter().flatten().try_for_each(require_no_finding)
+    }),
+    ("a_zero1_step_on_two_hosts_is_that_of_adamw", |hosts, folder| {
+        let trial = optimizer_state_sharding::official(ZERO1, &Blueprint::toy());
+        let seen: Vec<Vec<Seen>> =
+            hosts.results(folder, sharded_protocol::TASK.name, &serde_json::to_value([trial])?, &[])?;
+        seen.iter().flatten().try_for_each(|seen| require_no_finding(&seen.report))
+    }),
+    ("a_host_whose_own_name_is_a_loopback_address_can_serve_others", |hosts, folder| {
+        let master = [("MASTER_ADDR", "127.0.1.1")];
+        hosts.results::<Value>(folder, selftest::TASK.name, &Value::Null, &master).map(drop)
+    }),
+    ("a_link_that_goes_down_is_named_with_the_rank_behind_it", a_link_that_goes_down),
+    ("a_link_that_goes_down_at_the_rendezvous_ends_both_ranks", a_link_that_goes_down_at_the_rendezvous),
+    ("a_killed_far_rank_is_named_with_its_host", |hosts, folder| {
+        a_lost_rank(
+            hosts,
+            folder,
+            1,
+            "rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) has ended",
+        )
+    }),
+    ("a_killed_rank_0_is_named_with_its_host", |hosts, folder| {
+        a_lost_rank(
+            hosts,
+            folder,
+            0,
+            "rank 1 on far (192.168.99.2) of 2 ranks failed; rank 0 on near (192.168.99.1) has ended",
+        )
+    }),
+    ("a_stopped_far_rank_is_told_from_a_lost_one", a_stopped_rank),
+    ("a_wrong_address_is_named_by_every_rank_without_a_stack", a_wrong_address),
+    ("a_rank_that_never_comes_is_awaited_by_name_and_address", a_rank_that_never_comes),
+    ("another_version_on_the_far_host_ends_both_ranks", another_version),
+    ("another_task_on_the_far_host_ends_both_ranks", another_task),
+    ("doctor_names_the_pair_that_a_firewall_parts", doctor_behind_a_firewall),
+];
+
+pub fn trials() -> Vec<Trial> {
+    let trial = |&(name, body): &'static (&str, Body)| {
+        Trial::ignorable_test(format!("hosts::{name}"), move || {
+            if let Err(reason) = are_permitted() {
+                return Ok(Completion::ignored_with(format!("no network namespaces here: {reason:#}")));
+            }
+            let run = || body(&Hosts::new()?, tempfile::tempdir()?.path());
+            run().map(|()| Completion::Completed).map_err(|error| format!("{error:#}").into())
+        })
+    };
+    TESTS.iter().map(trial).collect()
+}
+
+fn require_no_finding(report: &Report) -> Result<()> {
+    ensure!(report.comparisons > 0 && report.findings.is_empty(), "{:?}", report.findings);
+    Ok(())
+}
+
+/// Requires that the rank ends with exit code 1 and `expected`, and that it prints no stack.
+fn fails_with(rank: Process, expected: &[&str]) -> Result<()> {
+    let (status, message) = rank.ended()?;
+    ensure!(status.code() == Some(1), "{status}: {message}");
+    ensure!(!message.contains("frame #"), "a stack is printed: {message}");
+    says(&message, expected)
+}
+
+fn a_link_that_goes_down(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let [near, far] = hosts.endless_sums(folder, "5")?;
+    hosts.0[0].ip("link set veth down")?;
+    let ended = fails_with(
+        near,
+        &[
+            "rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) cannot be reached (",
+            "all_reduce",
+        ],
+    );
+    fails_with(
+        far,
+        &[
+            "rank 1 on far (192.168.99.2) of 2 ranks failed; rank 0 on near (192.168.99.1) cannot be reached (",
+            "all_reduce",
+        ],
+    )?;
+    ended
+}
+
+/// Both ranks wait for a third when the link goes down. libtorch itself would wait for the store for a quarter of an hour.
+fn a_link_that_goes_down_at_the_rendezvous(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let of_three = [("WORLD_SIZE", "3"), ("CS336_DEADLINE_S", "14")];
+    let start = |rank| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, &of_three);
+    let [near, far] = [start(0)?, start(1)?];
+    let said = |rank: &Process| std::fs::read_to_string(&rank.output).unwrap_or_default();
+    let both_wait = || [&near, &far].iter().all(|rank| said(rank).contains("waits for rank 2 at the store"));
+    ensure!(wait_until(LIMIT, both_wait), "{}{}", said(&near), said(&far));
+    hosts.0[0].ip("link set veth down")?;
+    let ended = fails_with(near, &["rank 2 of 3 has not arrived within 14.0 s (CS336_DEADLINE_S)"]);
+    fails_with(far, &["rank 1 of 3 on far waited for rank 2 at the store 192.168.99.1:29500 in vain for 14.0 s"])?;
+    ended
+}
+
+fn a_lost_rank(hosts: &Hosts, folder: &Path, lost: usize, expected: &str) -> Result<()> {
+    let [near, far] = hosts.endless_sums(folder, "30")?;
+    let (mut killed, left) = if lost == 0 { (near, far) } else { (far, near) };
+    killed.child.kill()?;
+    killed.child.wait()?;
+    fails_with(left, &[expected, "all_reduce"])
+}
+
+fn a_stopped_rank(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let [near, mut far] = hosts.endless_sums(folder, "5")?;
+    run(Command::new("sh").arg("-c").arg(format!("kill -STOP {}", far.child.id())))?;
+    let expected = "rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) has not ended";
+    let ended = fails_with(near, &[expected, "all_reduce"]);
+    far.child.kill()?;
+    far.child.wait()?;
+    ended
+}
+
+fn a_wrong_address(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let wrong = [("MASTER_ADDR", NOBODY), ("CS336_DEADLINE_S", "5")];
+    let start = |rank| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, &wrong);
+    let [near, far] = [start(0)?, start(1)?];
+    let remedy = "Set MASTER_ADDR to an address of rank 0's host; near does not have this one";
+    let ended = fails_with(near, &["rank 0 cannot serve the store at 192.168.99.77:29500", remedy]);
+    fails_with(
+        far,
+        &["rank 1 of 2 on far cannot reach rank 0's store at 192.168.99.77:29500", "No route to host", "MASTER_ADDR"],
+    )?;
+    ended
+}
+
+fn a_rank_that_never_comes(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let near = hosts.start(folder, 0, selftest::TASK.name, &Value::Null, &[("CS336_DEADLINE_S", "13")])?;
+    fails_with(
+        near,
+        &[
+            "rank 0 of 2 waits for rank 1 at the store 192.168.99.1:29500; it gives up in",
+            "rank 1 of 2 has not arrived within 13.0 s (CS336_DEADLINE_S). Start it with MASTER_ADDR=192.168.99.1",
+        ],
+    )
+}
+
+/// The far host has a bundle of another commit.
+fn another_version(hosts: &Hosts, folder: &Path) -> Result<()> {
+    for name in ["suites", "templates"] {
+        std::fs::create_dir(folder.join(name))?;
+    }
+    std::fs::write(folder.join("bundle.json"), json!({ "commit": "another", "dirty": false }).to_string())?;
+    let root = folder.to_str().context("the temporary folder is not UTF-8")?;
+    let start = |rank, more: &[_]| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, more);
+    let ranks = [start(0, &[])?, start(1, &[("CS336_ROOT", root)])?];
+    differ(
+        ranks,
+        &[
+            "the ranks differ in commit: rank 0 on near (192.168.99.1) has ",
+            ", rank 1 on far (192.168.99.2) has another.",
+        ],
+    )
+}
+
+fn another_task(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let start = |rank, task| hosts.start(folder, rank, task, &Value::Null, &[]);
+    let ranks = [start(0, selftest::TASK.name)?, start(1, protocol::TASK.name)?];
+    differ(
+        ranks,
+        &[
+            "the ranks differ in task: rank 0 on near (192.168.99.1) has nccl_selftest, rank 1 on far (192.168.99.2) has \
+             data_parallel_protocol. Start all ranks with the same task",
+        ],
+    )
+}
+
+/// Requires that both ranks end with the same sentence.
+fn differ([near, far]: [Process; 2], expected: &[&str]) -> Result<()> {
+    let ended = fails_with(near, expected);
+    fails_with(far, expected)?;
+    ended
+}
+
+/// The far host reaches the store on the near host, but no other port.
+fn doctor_behind_a_firewall(hosts: &Hosts, folder: &Path) -> Result<()> {
+    hosts.0[0].ip("rule add priority 100 ipproto tcp sport 29500 lookup main")?;
+    hosts.0[0].ip("rule add priority 200 ipproto tcp to 192.168.99.2 unreachable")?;
+    let start = |rank: usize| {
+        let mut command = hosts.rank(rank, &[]);
+        Process::start(command.args(["doctor", "--ranks"]), folder.join(format!("{rank}.output")))
+    };
+    let [near, far] = [start(0)?, start(1)?];
+    let expected =
+        ["rank 0 on near (192.168.99.1) cannot reach rank 1 on far (192.168.99.2): ", "Open all ports between"];
+    differ([near, far], &expected)
+}
