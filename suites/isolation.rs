@@ -23,6 +23,8 @@ use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/actions.rs"]
 mod actions;
+#[path = "isolation/crashes.rs"]
+mod crashes;
 #[path = "isolation/processes.rs"]
 mod processes;
 #[path = "isolation/ranks.rs"]
@@ -313,6 +315,7 @@ fn main() -> ExitCode {
         test("device_checks_end_each_for_itself", device_checks_end_each_for_itself),
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
+    trials.extend(crashes::trials());
     trials.extend(ranks::trials());
     // Most of these tests wait for processes or for a limit, so more of them than cores run side by side.
     let mut arguments = Arguments::from_args();
