@@ -154,7 +154,9 @@ fn measuring_writes_a_record_that_resumes_to_nothing_and_is_not_accepted_from_no
     let text = fs::read_to_string(tree.record_path()).unwrap();
     let record = RecordFile::parse(&text, "the record").unwrap();
     assert!(!record.cases.is_empty() && record.runs.len() == 1);
-    assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume"]).status.success());
+    let resumed = tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume"]);
+    let said = output_text(&resumed);
+    assert!(resumed.status.success() && said.contains("nothing to measure: all "), "{said}");
     assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), text, "--resume measured what was there");
     let said = tree.refused(&["accept", PROBLEM]);
     assert!(said.contains("uncommitted changes"), "{said}");
@@ -181,7 +183,7 @@ fn a_folder_that_cannot_be_written_is_named_and_nothing_is_lost() {
     // A file in place of the folder also stops root, unlike permissions.
     fs::write(tree.path("report/records"), "in the way").unwrap();
     let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
-    assert!(said.contains("report/records") && said.contains("writable"), "{said}");
+    assert!(said.contains("report/records") && said.contains("move the file that has its folder's name"), "{said}");
     assert_eq!(fs::read_to_string(tree.path("report/records")).unwrap(), "in the way");
 }
 

@@ -23,6 +23,8 @@ use libtest_mimic::{Arguments, Trial};
 
 #[path = "isolation/actions.rs"]
 mod actions;
+#[path = "isolation/crashes.rs"]
+mod crashes;
 #[path = "isolation/hosts.rs"]
 mod hosts;
 #[path = "isolation/namespaces.rs"]
@@ -317,6 +319,7 @@ fn main() -> ExitCode {
         test("device_checks_end_each_for_itself", device_checks_end_each_for_itself),
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
+    trials.extend(crashes::trials());
     trials.extend(ranks::trials());
     trials.extend(hosts::trials());
     // Most of these tests wait for processes or for a limit, so more of them than cores run side by side.

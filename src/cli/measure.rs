@@ -39,7 +39,8 @@ pub struct Arguments {
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
     /// End a case that takes longer than this many seconds
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = CASE_LIMIT.as_secs(), value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     case_limit: u64,
 }
 
@@ -51,6 +52,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let name = problem.name;
         bail!("{name} measures nothing: it has only checks, which `cs336 grade {name}` runs");
     }
+    let limits = Limits { case: Duration::from_secs(arguments.case_limit), budget: arguments.budget };
     if !arguments.settings.is_empty() {
         let ([_], [problem]) = (names.as_slice(), problems.as_slice()) else {
             bail!(
@@ -58,15 +60,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 names.len()
             );
         };
-        return one_case(layout, problem, profile, &arguments.settings);
+        return one_case(layout, problem, profile, &arguments.settings, limits);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
     if arguments.dry_run {
         return dry_run(layout, &problems, profile, scope);
     }
-    let limits = Limits { case: Duration::from_secs(arguments.case_limit), budget: arguments.budget };
     let visit = measure(layout, &problems, profile, scope, limits)?;
-    print_left(layout, &visit.left, profile, arguments)?;
+    print_left(layout, &visit, profile, arguments)?;
     Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
         Tally { failed: 0, .. } => Ended::Well,
@@ -96,7 +97,13 @@ pub fn measure(
     Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
     let plans = || plans(layout, problems, profile, scope);
-    if plans()?.iter().all(|p| p.pending.is_empty()) {
+    let first = plans()?;
+    if first.iter().all(|p| p.pending.is_empty()) {
+        let recorded: usize = first.iter().map(|p| p.record.cases.len()).sum();
+        match first.as_slice() {
+            [] => eprintln!("nothing to measure: no suite has a {profile} grid; --profile takes another"),
+            _ => eprintln!("nothing to measure: all {recorded} {profile} cases are recorded"),
+        }
         return Ok(MeasureSummary::default());
     }
     let _lock = lock_records(layout)?;
@@ -115,13 +122,15 @@ pub fn measure(
     Ok(visit)
 }
 
-/// Prints the cases that the budget left out, and the command that continues with them.
-fn print_left(layout: &Layout, left: &[PendingTable], profile: Profile, arguments: &Arguments) -> Result<()> {
-    if left.is_empty() {
+/// Prints the cases that the budget left out, and the command that continues after the budget or an interrupt.
+fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, arguments: &Arguments) -> Result<()> {
+    if visit.left.is_empty() && !visit.tally.interrupted {
         return Ok(());
     }
-    eprintln!("the budget left out:");
-    for table in left {
+    if !visit.left.is_empty() {
+        eprintln!("the budget left out:");
+    }
+    for table in &visit.left {
         let PendingTable { problem, grid, pending, .. } = table;
         let record = layout.read_local(profile, super::registered(problem)?)?;
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
@@ -138,7 +147,11 @@ fn print_left(layout: &Layout, left: &[PendingTable], profile: Profile, argument
         Some(seconds) => format!(" --budget {seconds}s"),
         None => String::new(),
     };
-    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget} --resume");
+    let limit = match arguments.case_limit {
+        seconds if seconds == CASE_LIMIT.as_secs() => String::new(),
+        seconds => format!(" --case-limit {seconds}"),
+    };
+    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit} --resume");
     Ok(())
 }
 
@@ -183,14 +196,20 @@ fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
 }
 
 /// Measures one case and prints it. It is not recorded: no suite declares it, so its record would be stale.
-fn one_case(layout: &Layout, problem: &'static Problem, profile: Profile, settings: &[String]) -> Result<Ended> {
+fn one_case(
+    layout: &Layout,
+    problem: &'static Problem,
+    profile: Profile,
+    settings: &[String],
+    Limits { case: limit, .. }: Limits,
+) -> Result<Ended> {
     let suite = suite::load(&layout.root, problem)?.with_context(|| format!("{} measures nothing", problem.name))?;
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
     let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
     let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?)?;
     let sensor = || machine::reading(profile);
-    let runner = Runner { sensor: &sensor, ..Runner::new(layout, &interrupted) };
+    let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };
     let mut context = MeasurementContext { problem, measured, profile, worker: Worker::new(layout), run };
     eprintln!("{}: {}", problem.name, short(&params));
     match runner.measure_case(&mut context, &params, &Clock::start(None))? {

@@ -2,18 +2,21 @@
 //!
 //! Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::bench::machine;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
-use crate::harness::worker::{Abilities, serve};
+use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
 use crate::problems::{DEVICE_CHECKS, REGISTRY};
 
 mod accept;
@@ -133,14 +136,15 @@ pub enum Ended {
 
 /// Parses the command line, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
-    exit_quietly_on_closed_stdout();
+    end_without_a_panic_where_output_fails();
+    keep_exit_statuses();
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
         Ok(Ended::Interrupted) => {
-            eprintln!("cs336: interrupted; written records are kept, and `measure --resume` continues from them");
+            eprintln!("cs336: interrupted");
             ExitCode::from(130)
         }
         Err(error) => {
@@ -150,21 +154,24 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic.
-fn exit_quietly_on_closed_stdout() {
+/// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic, as they do a full disk.
+fn end_without_a_panic_where_output_fails() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = crate::harness::worker::panic_message(panic.payload());
-        if message.starts_with("failed printing to stdout") {
-            std::process::exit(141);
+        if message.starts_with("failed printing to std") {
+            if message.contains("(os error 32)") {
+                std::process::exit(141);
+            }
+            let _ = writeln!(std::io::stderr(), "cs336: {message}");
+            std::process::exit(1);
         }
         report(panic);
     }));
 }
 
 fn run(arguments: Arguments) -> Result<Ended> {
-    let program = std::env::current_exe().context("failed to find this program's own file")?;
-    crate::collective::ranks::set_program(program);
+    crate::collective::ranks::set_program(THIS_PROGRAM.into());
     match arguments.verb {
         Verb::List { json } => list::run(json),
         Verb::Explain { problem } => explain::run(&Layout::find()?, &problem),
@@ -236,14 +243,32 @@ const ABILITIES: Abilities = Abilities {
     clean_up: machine::clean_up,
 };
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Turns Ctrl-C into a flag that long work polls; safe to call more than once.
+/// Turns Ctrl-C, SIGTERM and SIGHUP into a flag that long work polls; safe to call more than once.
 fn watch_for_interrupt() {
-    // An error means that a handler is already installed.
-    let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst));
+    // nohup ignores SIGHUP, so that work goes on after a logout.
+    let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
+    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
+        // Fails only for signals that cannot be handled.
+        let _ = signal_hook::flag::register(signal, INTERRUPTED.clone());
+    }
 }
 
 fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Where the program that started this one ignores SIGCHLD, the kernel would discard how children end.
+fn keep_exit_statuses() {
+    if is_ignored(SIGCHLD) {
+        let _ = signal_hook::flag::register(SIGCHLD, Arc::default());
+    }
+}
+
+/// Whether this process ignores `signal` (proc(5), `SigIgn` of `status`).
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }

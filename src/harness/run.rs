@@ -34,7 +34,7 @@ pub struct MeasureSummary {
     pub left: Vec<PendingTable>,
 }
 
-/// The number of cases by outcome.
+/// The number of recorded cases by outcome; `failed` also counts those that a refused problem left unmeasured.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
     pub measured: usize,
@@ -82,7 +82,7 @@ impl Runner<'_> {
             if let Err(error) = ended {
                 progress.refused(&error);
                 session.refused = true;
-                summary.tally = Tally { failed: before.failed + table.pending.len(), ..before };
+                summary.tally.failed += table.pending.len() - (summary.tally.cases() - before.cases());
             }
             if summary.tally.interrupted {
                 break;
@@ -114,9 +114,10 @@ impl Runner<'_> {
                 CaseEnding::OutOfTime => left.push(pending.clone()),
                 CaseEnding::Ended(measurement) => {
                     clock.took(table, measurement.elapsed);
-                    summary.tally.count(&measurement.outcome);
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
+                    let counted = summary.tally.with(&measurement.outcome);
                     self.keep(session, pending, *measurement)?;
+                    summary.tally = counted;
                     session.context.iter_mut().for_each(|context| context.worker.clean_up(self.interrupted));
                 }
             }
@@ -189,12 +190,17 @@ impl<'a> Session<'a> {
 }
 
 impl Tally {
-    fn count(&mut self, outcome: &Outcome) {
+    fn cases(&self) -> usize {
+        self.measured + self.out_of_memory + self.not_run + self.failed
+    }
+
+    fn with(mut self, outcome: &Outcome) -> Self {
         *match outcome {
             Outcome::Measured { .. } => &mut self.measured,
             Outcome::OutOfMemory { .. } => &mut self.out_of_memory,
             Outcome::NotRun { .. } => &mut self.not_run,
             Outcome::Failed { .. } => &mut self.failed,
         } += 1;
+        self
     }
 }

@@ -116,7 +116,7 @@ fn code_of(source: &str) -> String {
 
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
-    let folder = path.parent().context("a file needs a folder")?;
+    let folder = path.parent().with_context(|| format!("{:?} is not the name of a file", path.display()))?;
     let attempt = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -127,8 +127,19 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         file.persist(path).map_err(|e| e.error)?;
         Ok(())
     };
-    attempt()
-        .with_context(|| format!("failed to write {}: is the folder writable and the disk not full?", path.display()))
+    attempt().map_err(|error| cannot_write(&path.display().to_string(), &error))
+}
+
+/// The message about a file that cannot be written: the system's reason, and what to do.
+fn cannot_write(path: &str, error: &std::io::Error) -> anyhow::Error {
+    let remedy = match error.kind() {
+        ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on its disk",
+        ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
+        _ => "",
+    };
+    anyhow::anyhow!("{path} cannot be written: {error}{remedy}")
 }
 
 /// Locks the records until the file is dropped. A second command that writes records is refused, not queued.
@@ -139,7 +150,7 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
         File::options().create(true).truncate(false).write(true).open(&path)
     };
     let shown = layout.display(&path);
-    let file = open().with_context(|| format!("failed to open {shown}: is the folder writable?"))?;
+    let file = open().map_err(|error| cannot_write(&shown, &error))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => {

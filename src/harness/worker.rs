@@ -1,14 +1,14 @@
 //! Runs jobs in a separate process, so that a crash, a panic, an out-of-memory kill or a hang ends only one job.
 //!
-//! The parent re-executes this program as `cs336 worker`, sends one job a line, and receives one reply a line
-//! ([`crate::process`]).
+//! The parent re-executes this program as `cs336 worker`, sends one numbered job a line, and receives one reply a line with
+//! the same number ([`crate::process`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -18,6 +18,9 @@ use super::record::{Outcome, Profile};
 use super::store::Layout;
 use crate::error::{Fault, fault_in_words, fault_of};
 use crate::process::{Answer, ChildProcess, Parent};
+
+/// The file of the running program, also after a build has replaced it: a new worker must not be of another version.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// A clean-up takes milliseconds. A process that needs longer hangs.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(30);
@@ -79,12 +82,14 @@ pub enum Ending {
 pub struct Worker {
     root: PathBuf,
     process: Option<ChildProcess>,
+    /// Jobs so far. A reply has its job's number, so that it is never taken for that of another job.
+    jobs: u64,
 }
 
 impl Worker {
     /// The process starts with the first job.
     pub fn new(layout: &Layout) -> Self {
-        Self { root: layout.root.clone(), process: None }
+        Self { root: layout.root.clone(), process: None, jobs: 0 }
     }
 
     /// Ends the process, so that the next job is the first of its process.
@@ -99,15 +104,12 @@ impl Worker {
             Some(process) => process,
             None => self.start()?,
         };
-        process.send(job)?;
-        let reply: Reply = match process.receive(limit, interrupted) {
-            Answer::Line(text) => match serde_json::from_str(&text) {
+        self.jobs += 1;
+        process.send(&(self.jobs, job))?;
+        let reply = match process.receive(limit, interrupted) {
+            Answer::Line(text) => match reply_to(self.jobs, &text) {
                 Ok(reply) => reply,
-                Err(error) => {
-                    let start: String = text.chars().take(200).collect();
-                    let how = format!("the worker sent {start:?}, not a reply: {error}");
-                    return Ok(Ending::Died { how, out_of_memory: false });
-                }
+                Err(error) => return Ok(Ending::Died { how: format!("{error:#}"), out_of_memory: false }),
             },
             Answer::Died(death) => {
                 let out_of_memory = death.is_out_of_memory();
@@ -128,8 +130,7 @@ impl Worker {
     }
 
     fn start(&self) -> Result<ChildProcess> {
-        let program = std::env::current_exe().context("failed to find this program's own file")?;
-        let mut command = Command::new(program);
+        let mut command = Command::new(THIS_PROGRAM);
         command.arg("worker").env("CS336_ROOT", &self.root);
         ChildProcess::start(command).context("starting a worker")
     }
@@ -141,6 +142,15 @@ impl Worker {
             let _ = self.run(&Job::CleanUp, CLEAN_UP_LIMIT, interrupted);
         }
     }
+}
+
+/// Reads the reply to job `number`.
+fn reply_to(number: u64, text: &str) -> Result<Reply> {
+    let start = || text.chars().take(200).collect::<String>();
+    let (answered, reply): (u64, Reply) =
+        serde_json::from_str(text).with_context(|| format!("the worker sent {:?}, not a reply", start()))?;
+    ensure!(answered == number, "the worker answered job {answered}, expected was job {number}");
+    Ok(reply)
 }
 
 /// The problems, device checks and case runner that a worker serves.
@@ -159,8 +169,9 @@ pub fn serve(abilities: Abilities) -> Result<()> {
     // The operating system must kill this process first when memory runs out.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     while let Some(line) = parent.receive()? {
-        let job: Job = serde_json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
-        parent.send(&perform(abilities, &job))?;
+        let (number, job): (u64, Job) =
+            serde_json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
+        parent.send(&(number, perform(abilities, &job)))?;
     }
     Ok(())
 }

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use serde::Serialize;
 
 use super::PARENT;
@@ -25,10 +26,19 @@ const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a killed process may take to disappear: the kernel first frees its memory and waits for its devices.
 const REAP_LIMIT: Duration = Duration::from_secs(30);
 
-/// A running child; dropping it kills its process group and reaps it.
+/// The variable that marks the descendants of a child: the numbers of its ancestors and its own, as a path. A descendant
+/// may be in another process group: a Python peer is, and so is what detaches itself.
+const MARK: &str = "CS336_CHILD";
+/// The number of children that this process has started.
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
+/// A running child; dropping it kills it and its descendants, and reaps it.
 pub struct ChildProcess {
     child: Child,
-    group: Pid,
+    /// Also the id of its process group.
+    pid: Pid,
+    /// The variable that it and its descendants have in their environment.
+    mark: String,
     lines: Lines,
     output: Output,
     closed_since: Option<Instant>,
@@ -70,11 +80,24 @@ impl ChildProcess {
         command.stdin(OwnedFd::from(theirs)).stdout(printed.try_clone()?).stderr(printed);
         // Ctrl-C at a terminal then signals only the parent, which ends its children itself.
         command.process_group(0).env(PARENT, std::process::id().to_string());
+        let before = std::env::var(MARK).unwrap_or_default();
+        let mark = format!("{before}/{}.{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        command.env(MARK, &mark);
         let (lines, output) = (Lines::new(ours)?, Output::new(output)?);
         let child = command.spawn().with_context(|| format!("failed to start {program}"))?;
-        let group = Pid::from_child(&child);
+        let pid = Pid::from_child(&child);
         let (closed_since, oom_kills) = (None, oom_kills());
-        Ok(Self { child, group, lines, output, closed_since, oom_kills, is_reaped: false, death: None })
+        Ok(Self {
+            child,
+            pid,
+            mark: format!("{MARK}={mark}"),
+            lines,
+            output,
+            closed_since,
+            oom_kills,
+            is_reaped: false,
+            death: None,
+        })
     }
 
     pub fn id(&self) -> u32 {
@@ -139,12 +162,13 @@ impl ChildProcess {
     /// Sends SIGKILL without waiting, so that several children end at the same time.
     pub fn start_kill(&mut self) {
         if !self.is_reaped {
-            // Fails only where no process of the group is left.
-            let _ = kill_process_group(self.group, Signal::KILL);
+            // Each fails only where no such process is left. A library may have moved the child to another group.
+            let _ = kill_process_group(self.pid, Signal::KILL);
+            let _ = kill_process(self.pid, Signal::KILL);
         }
     }
 
-    /// Kills the child's process group and reaps the child.
+    /// Kills the child and its descendants, and reaps the child.
     pub fn kill(&mut self) {
         let _ = self.reap();
     }
@@ -159,7 +183,7 @@ impl ChildProcess {
     /// process's group must not be killed.
     fn has_exited(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.is_reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
+        self.is_reaped || !matches!(waitid(WaitId::Pid(self.pid), look), Ok(None))
     }
 
     fn time_out(&mut self) -> Answer {
@@ -184,15 +208,16 @@ impl ChildProcess {
         death
     }
 
-    /// Kills the group and reaps the child; `None` if the kernel has not ended it within [`REAP_LIMIT`].
+    /// Kills the child and its descendants, and reaps the child; `None` if the kernel has not ended it within [`REAP_LIMIT`].
     fn reap(&mut self) -> Option<ExitStatus> {
         self.start_kill();
-        let mut ended = Ok(None);
-        wait_until(REAP_LIMIT, || {
-            ended = self.child.try_wait();
-            !matches!(ended, Ok(None))
-        });
-        let status = ended.ok().flatten();
+        if wait_until(REAP_LIMIT, || self.has_exited()) && !self.is_reaped {
+            // It starts no more processes now.
+            for pid in processes_with(&self.mark).filter_map(|pid| Pid::from_raw(pid.try_into().ok()?)) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        let status = self.child.try_wait().ok().flatten();
         self.is_reaped |= status.is_some();
         status
     }
@@ -208,6 +233,17 @@ impl Drop for ChildProcess {
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+/// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.
+pub fn processes_with(variable: &str) -> impl Iterator<Item = u32> {
+    let holds = move |environment: &[u8]| {
+        let rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
+        rests.into_iter().any(|rest| matches!(rest, [] | [b'/', ..]))
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.filter(move |pid| std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| holds(&environment)))
 }
 
 /// Waits until `condition` holds, at most `limit`; returns whether it held.

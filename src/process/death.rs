@@ -71,13 +71,17 @@ impl Display for Cause {
 /// The signals by which programs end, with their names.
 fn name(signal: i32) -> &'static str {
     match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
         4 => " (SIGILL)",
         6 => " (SIGABRT)",
         7 => " (SIGBUS)",
         8 => " (SIGFPE)",
         9 => " (SIGKILL)",
         11 => " (SIGSEGV)",
+        13 => " (SIGPIPE)",
         15 => " (SIGTERM)",
+        25 => " (SIGXFSZ)",
         _ => "",
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The socket is the child's standard input; it carries jobs one way and replies the other. Standard output and
 //! standard error are one pipe of text, so that nothing a library prints can damage a reply. A child leads its own
-//! process group. However the child ends, that group is killed and the child is reaped.
+//! process group. However the child ends, that group and all other descendants are killed, and the child is reaped.
 
 mod child;
 mod death;
@@ -10,7 +10,7 @@ mod lines;
 mod output;
 mod parent;
 
-pub use child::{Answer, ChildProcess, Event, is_alive, wait_for_any, wait_until};
+pub use child::{Answer, ChildProcess, Event, is_alive, processes_with, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
 pub use parent::{Parent, has_parent};
 

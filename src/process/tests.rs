@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Answer, Cause, ChildProcess, is_alive, wait_until};
+use super::{Answer, Cause, ChildProcess, Death, is_alive, wait_for_any, wait_until};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
 const LONG_LIMIT: Duration = Duration::from_secs(60);
@@ -47,7 +47,12 @@ const HOSTILE: &[Hostile] = &[
     dies("death by a signal with a living grandchild", "sleep 60 & echo $!; kill -ABRT $$", |a| {
         signalled(a, 6) && grandchild_ends(a)
     }),
-    dies("an exit with a grandchild in a group of its own", "setsid sleep 2 & exit 6", |a| exited(a, 6)),
+    dies("an exit with a grandchild in a session of its own", "setsid sleep 60 & echo $!; exit 6", |a| {
+        exited(a, 6) && grandchild_ends(a)
+    }),
+    dies("an exit with a detached grandchild", "(setsid sleep 60 & echo $!); exit 7", |a| {
+        exited(a, 7) && grandchild_ends(a)
+    }),
     dies("a reply without end", LONG_LINE, |a| cause(a) == Some(Cause::LineTooLong)),
     Hostile {
         name: "a closed socket and no exit",
@@ -57,6 +62,12 @@ const HOSTILE: &[Hostile] = &[
         expected: |answer| cause(answer) == Some(Cause::ClosedSocket) || times_out(answer),
     },
     hangs("no reply", "sleep 60"),
+    Hostile {
+        name: "no reply and a stopped grandchild in a session of its own",
+        script: "setsid sh -c 'echo $$; kill -STOP $$' & sleep 60",
+        limit: Duration::from_secs(2),
+        expected: |answer| times_out(answer) && (last_output(answer).is_empty() || grandchild_ends(answer)),
+    },
     hangs("a stop", "kill -STOP $$"),
     hangs("a stop with a stopped grandchild", "sh -c 'kill -STOP $$' & kill -STOP $$"),
     hangs("endless output", "exec yes"),
@@ -93,7 +104,10 @@ fn signalled(answer: &Answer, signal: i32) -> bool {
 }
 
 fn last_output(answer: &Answer) -> &str {
-    if let Answer::Died(death) = answer { &death.last_output } else { "" }
+    match answer {
+        Answer::Died(Death { last_output, .. }) | Answer::TimedOut { last_output } => last_output,
+        Answer::Line(_) | Answer::Interrupted => "",
+    }
 }
 
 /// Whether the grandchild whose process id was printed is killed; the kernel may take a moment.
@@ -137,6 +151,16 @@ fn an_interrupt_ends_the_wait_and_the_child() {
     let pid = child.id();
     assert!(matches!(child.receive(LONG_LIMIT, &|| true), Answer::Interrupted));
     assert!(!is_alive(pid));
+}
+
+/// A parent that was stopped or starved reads the reply late.
+#[test]
+fn a_reply_within_the_limit_counts_even_if_it_is_read_after_the_limit() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo {} >&0; sleep 60"]);
+    let mut child = ChildProcess::start(command).unwrap();
+    wait_for_any([&child], LONG_LIMIT);
+    assert!(matches!(child.receive(Duration::ZERO, &|| false), Answer::Line(_)));
 }
 
 #[test]

@@ -1,61 +1,227 @@
-//! Measuring that is killed or interrupted: what is kept, and what is left running.
+//! Measuring that is killed, interrupted, stopped, or cannot write: what is kept, what is left running, and that
+//! `--resume` goes on.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use cs336::harness::record::CaseRecord;
+use cs336::process::processes_with;
 
 use super::*;
 
-/// Gives the tree a grid of many slow cases, each half a second or so of additions, and starts measuring it.
-fn start_slow_measuring(tree: &Tree) -> Child {
-    let path = tree.path(format!("suites/{PROBLEM}.toml"));
+const MEASURE: &[&str] = &["measure", PROBLEM, "--profile", "cpu"];
+const RESUME: &[&str] = &["measure", PROBLEM, "--profile", "cpu", "--resume"];
+
+/// Replaces the suite's grids by one with a case for each number of additions.
+fn set_cases(tree: &Tree, additions: impl Iterator<Item = i64>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("suites/{PROBLEM}.toml"));
     let suite: toml::Table = fs::read_to_string(&path).unwrap().parse().unwrap();
     let mut keys = suite["cpu"].as_table().unwrap().iter().next().unwrap().1.as_table().unwrap().clone();
-    keys.insert("iterations".into(), (0..40i64).map(|i| 200_000 + i).collect::<Vec<_>>().into());
-    let grids = toml::Table::from_iter([("slow".to_string(), toml::Value::Table(keys))]);
-    let text = toml::to_string(&toml::Table::from_iter([("cpu".to_string(), toml::Value::Table(grids))]));
-    fs::write(&path, text.unwrap()).unwrap();
-    let mut child = tree.command(&["measure", PROBLEM, "--profile", "cpu"]).stderr(Stdio::null()).spawn().unwrap();
-    let are_two_recorded = || {
-        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
-        recorded_cases(tree) >= 2
-    };
-    assert!(wait_until(Duration::from_secs(120), are_two_recorded), "no two cases were recorded");
+    keys.insert("iterations".into(), additions.collect::<Vec<_>>().into());
+    let grids = toml::Table::from_iter([("all".to_string(), toml::Value::Table(keys))]);
+    tree.suite(&toml::to_string(&toml::Table::from_iter([("cpu".to_string(), toml::Value::Table(grids))])).unwrap());
+}
+
+/// `cs336` in the tree, by a shell that runs `line` first.
+fn through_shell(tree: &Tree, line: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{line}\nexec \"$@\"")).args(["sh", env!("CARGO_BIN_EXE_cs336")]).args(arguments);
+    command.env("CS336_ROOT", tree.folder.path()).current_dir(tree.folder.path());
+    command
+}
+
+/// Starts measuring eight slow cases, each half a second or so of additions, and waits until two are recorded.
+fn start_slow_measuring(tree: &Tree, line: &str) -> Child {
+    set_cases(tree, 200_000..200_008);
+    let mut child = through_shell(tree, line, MEASURE).stderr(Stdio::null()).spawn().unwrap();
+    wait_for_cases(tree, &mut child, 2);
     child
 }
 
-/// The number of recorded cases. If the record exists, it must be complete.
-fn recorded_cases(tree: &Tree) -> usize {
-    let text = fs::read_to_string(tree.record_path());
-    text.map_or(0, |text| RecordFile::parse(&text, "the record").unwrap().cases.len())
+fn wait_for_cases(tree: &Tree, child: &mut Child, count: usize) {
+    let are_recorded = || {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
+        cases(tree).len() >= count
+    };
+    assert!(wait_until(Duration::from_secs(120), are_recorded), "fewer than {count} cases were recorded");
 }
 
-/// Waits until no process of this tree is left.
-fn wait_for_orphans(tree: &Tree) {
+/// The recorded cases. If the record exists, it must be complete.
+fn cases(tree: &Tree) -> Vec<CaseRecord> {
+    let text = fs::read_to_string(tree.record_path());
+    text.map_or(Vec::new(), |text| RecordFile::parse(&text, "the record").unwrap().cases)
+}
+
+fn send(signal: &str, child: &Child) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// What must be true after every fault: no process is left, the lock is free, each case of `acknowledged` is recorded as
+/// it was, and `--resume` measures the rest.
+fn require_intact(tree: &Tree, acknowledged: &[CaseRecord]) {
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
-    let count = || {
-        let processes = fs::read_dir("/proc").unwrap().filter_map(|e| fs::read(e.ok()?.path().join("environ")).ok());
-        processes.filter(|environment| String::from_utf8_lossy(environment).contains(&of_this_tree)).count()
-    };
-    assert!(wait_until(Duration::from_secs(60), || count() == 0), "a worker outlived its parent");
+    let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none());
+    assert!(none_left, "processes {:?} are left", processes_with(&of_this_tree).collect::<Vec<_>>());
+    drop(lock_records(&tree.layout()).expect("the lock is free"));
+    let output = tree.run(RESUME);
+    assert!(output.status.success(), "{}", output_text(&output));
+    let recorded = cases(tree);
+    let total = suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
+    assert!(recorded.len() == total && recorded.iter().all(|c| matches!(c.outcome, Outcome::Measured { .. })));
+    for case in acknowledged {
+        assert!(recorded.contains(case), "a recorded case was lost or measured again: {case:?}");
+    }
 }
 
 #[test]
-fn kill_9_in_the_middle_loses_at_most_the_running_case() {
+fn kill_9_loses_at_most_the_running_case() {
     let tree = Tree::new();
-    let mut child = start_slow_measuring(&tree);
+    let mut child = start_slow_measuring(&tree, "");
+    let acknowledged = cases(&tree);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(recorded_cases(&tree) >= 2);
-    wait_for_orphans(&tree);
-    let dry = output_text(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
-    let pending = dry.lines().filter(|l| l.contains("cpu.slow")).count();
-    let total = suite::load(tree.folder.path(), problem()).unwrap().unwrap().cases(Profile::Cpu).count();
-    assert_eq!(pending + recorded_cases(&tree), total, "{dry}");
+    require_intact(&tree, &acknowledged);
+}
+
+#[rstest]
+#[case::ctrl_c("-INT")]
+#[case::sigterm("-TERM")]
+#[case::hangup("-HUP")]
+fn an_interrupt_keeps_what_was_measured_and_exits_with_130(#[case] signal: &str) {
+    let tree = Tree::new();
+    let mut child = start_slow_measuring(&tree, "");
+    let acknowledged = cases(&tree);
+    send(signal, &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    require_intact(&tree, &acknowledged);
 }
 
 #[test]
-fn an_interrupt_keeps_what_was_measured_and_exits_with_130() {
+fn under_nohup_a_hangup_does_not_end_measuring() {
     let tree = Tree::new();
-    let mut child = start_slow_measuring(&tree);
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut child = start_slow_measuring(&tree, "trap '' HUP");
+    let acknowledged = cases(&tree);
+    send("-HUP", &child);
+    wait_for_cases(&tree, &mut child, acknowledged.len() + 2);
+    send("-TERM", &child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(recorded_cases(&tree) >= 2);
-    wait_for_orphans(&tree);
+    require_intact(&tree, &acknowledged);
+}
+
+#[test]
+fn measuring_that_was_stopped_goes_on_when_it_is_continued() {
+    let tree = Tree::new();
+    let mut child = start_slow_measuring(&tree, "");
+    let acknowledged = cases(&tree);
+    send("-STOP", &child);
+    let stat = format!("/proc/{}/stat", child.id());
+    assert!(wait_until(Duration::from_secs(60), || fs::read_to_string(&stat).unwrap().contains(") T ")));
+    // Its worker ends the running case meanwhile.
+    std::thread::sleep(Duration::from_secs(1));
+    send("-CONT", &child);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(cases(&tree).len(), 8);
+    require_intact(&tree, &acknowledged);
+}
+
+#[test]
+fn an_interrupt_of_measuring_names_the_command_that_continues_and_of_grading_none() {
+    let tree = Tree::new();
+    set_cases(&tree, 900_000..900_040);
+    for (arguments, continues) in [(&MEASURE[..], true), (&["grade"], false)] {
+        let mut child = tree.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let worker = format!("{}={}", cs336::process::PARENT, child.id());
+        assert!(wait_until(Duration::from_secs(60), || processes_with(&worker).next().is_some()), "no worker started");
+        send("-INT", &child);
+        let mut said = String::new();
+        std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+        let command = format!("continue with: cs336 measure {PROBLEM} --profile cpu --resume");
+        assert!(
+            said.contains(&command) == continues && said.ends_with("cs336: interrupted\n"),
+            "{arguments:?}: {said}"
+        );
+        assert!(continues || !said.contains("resume"), "{said}");
+    }
+}
+
+/// A limit on file sizes fails a write as a full disk does: after some bytes, with an error.
+#[test]
+fn a_full_disk_loses_no_recorded_case_and_the_tally_counts_the_recorded_ones() {
+    let tree = Tree::new();
+    set_cases(&tree, 1..65);
+    let output = through_shell(&tree, "trap '' XFSZ; ulimit -f 8", MEASURE).output().unwrap();
+    let (said, recorded) = (output_text(&output), cases(&tree));
+    assert!(output.status.code() == Some(1) && !said.contains("panicked"), "{said}");
+    assert!(!recorded.is_empty() && recorded.len() < 64, "{} cases were recorded", recorded.len());
+    let tally = format!("{} measured, 0 out of memory, 0 not run, {} failed", recorded.len(), 64 - recorded.len());
+    assert!(said.contains(&tally), "{tally:?} is not in {said}");
+    assert!(said.contains(&format!("{PROBLEM}.json cannot be written")) && said.contains("ulimit -f"), "{said}");
+    require_intact(&tree, &recorded);
+}
+
+#[test]
+fn a_read_only_folder_is_named_and_loses_no_recorded_case() {
+    let tree = Tree::new();
+    set_cases(&tree, 1..3);
+    assert!(tree.run(MEASURE).status.success());
+    let recorded = cases(&tree);
+    set_cases(&tree, 1..4);
+    let folder = tree.record_path().parent().unwrap().to_path_buf();
+    let set_mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o555);
+    // Permissions do not bind root, unless it lacks this capability.
+    let is_root = fs::write(folder.join("probe"), "").is_ok();
+    let line = if is_root { "set -- setpriv --bounding-set=-dac_override \"$@\"" } else { "" };
+    let output = through_shell(&tree, line, RESUME).output().unwrap();
+    set_mode(0o755);
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("{PROBLEM}.json cannot be written: Permission denied")), "{said}");
+    assert!(said.contains("make its folder writable") && said.contains("0 measured, "), "{said}");
+    assert_eq!(cases(&tree), recorded);
+    require_intact(&tree, &recorded);
+}
+
+/// As a build does while this program measures.
+#[test]
+fn a_program_that_was_replaced_goes_on_with_workers_of_its_own_version() {
+    let tree = Tree::new();
+    set_cases(&tree, 200_000..200_008);
+    let program = tree.path("program");
+    if fs::hard_link(env!("CARGO_BIN_EXE_cs336"), &program).is_err() {
+        fs::copy(env!("CARGO_BIN_EXE_cs336"), &program).unwrap();
+    }
+    let mut child = Command::new(&program).args(MEASURE).env("CS336_ROOT", tree.folder.path()).spawn().unwrap();
+    wait_for_cases(&tree, &mut child, 2);
+    fs::remove_file(&program).unwrap();
+    let worker = processes_with(&format!("{}={}", cs336::process::PARENT, child.id())).next().expect("a worker");
+    assert!(Command::new("kill").args(["-KILL", &worker.to_string()]).status().unwrap().success());
+    child.wait().unwrap();
+    let recorded = cases(&tree);
+    let failed = recorded.iter().filter(|case| matches!(case.outcome, Outcome::Failed { .. })).count();
+    assert!(recorded.len() == 8 && failed <= 1, "{recorded:?}");
+    require_intact(&tree, &[]);
+}
+
+#[test]
+fn a_full_disk_under_the_output_is_named() {
+    let tree = Tree::new();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = tree.command(&["list"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = output_text(&output);
+    assert!(
+        said.starts_with("cs336: failed printing to stdout: No space left") && !said.contains("panicked"),
+        "{said}"
+    );
+}
+
+#[test]
+fn output_that_nobody_reads_ends_a_command_without_a_panic() {
+    let tree = Tree::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = tree.command(MEASURE).stdout(Stdio::null()).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(141));
+    require_intact(&tree, &[]);
 }

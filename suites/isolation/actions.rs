@@ -2,18 +2,24 @@
 
 use std::io::Write as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use cs336::checks::faulty_runs::LIMIT;
 use cs336::error::Fault;
 use cs336::harness::answer::Answer;
 use cs336::harness::device::DeviceCheck;
+use cs336::harness::peer::Peer;
 use cs336::harness::problem::{Check, Measure, Measured, Problem, Verdict};
 use cs336::harness::provenance::available_memory_bytes;
 use cs336::harness::record::Profile;
 use cs336::harness::samples::{Samples, Work};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::processes::python_peer;
 
 /// What a case does to the process that measures it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -25,6 +31,12 @@ enum Action {
     PanicsInLibtorchsWords,
     Aborts,
     KillsItself,
+    TerminatesItself,
+    HangsUp,
+    InterruptsItself,
+    StopsItself,
+    /// Waits for a Python peer that never returns from native code and writes its process id to the file `hanging`.
+    HangsInItsPeer,
     /// Never ends. Writes to the file `hanging` at the start.
     Hangs,
     LacksMemory,
@@ -74,6 +86,28 @@ fn looks() -> Result<u64> {
     Ok(std::fs::metadata(Path::new(&std::env::var("CS336_ROOT")?).join("looks")).map_or(0, |file| file.len()))
 }
 
+/// PyDLL keeps the interpreter's lock while it calls `system`.
+const HANGING_PEER: &str = "
+import ctypes
+from peers import protocol
+def hang():
+    ctypes.PyDLL(None).system(b'echo $PPID > $CS336_ROOT/hanging; sleep 600')
+protocol.Channel().serve({'hang': hang}, {'protocol': 1})
+";
+
+fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}
+
+fn send_itself(signal: &str) -> Result<Row> {
+    eprintln!("the last output");
+    let status = Command::new("kill").args([signal, &std::process::id().to_string()]).status()?;
+    ensure!(status.success(), "kill {signal}: {status}");
+    hang()
+}
+
 struct Actions;
 
 impl Measure for Actions {
@@ -116,16 +150,18 @@ impl Measure for Actions {
             Action::Panics => panic!("the message of the panic"),
             Action::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
             Action::Aborts => std::process::abort(),
-            Action::KillsItself => {
-                eprintln!("the last output");
-                let status = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
-                unreachable!("survived {status:?}")
+            Action::KillsItself => send_itself("-KILL"),
+            Action::TerminatesItself => send_itself("-TERM"),
+            Action::HangsUp => send_itself("-HUP"),
+            Action::InterruptsItself => send_itself("-INT"),
+            Action::StopsItself => send_itself("-STOP"),
+            Action::HangsInItsPeer => {
+                let mut peer = Peer::start(python_peer(&["-c", HANGING_PEER]), 1, 2 * LIMIT)?;
+                peer.call("hang", json!({}), 10 * LIMIT)
             }
             Action::Hangs => {
                 add_to("hanging", ".")?;
-                loop {
-                    std::thread::sleep(Duration::from_secs(60));
-                }
+                hang()
             }
             Action::LacksMemory => {
                 Err(Fault::OutOfMemory { requested_bytes: Some(available_memory_bytes()?), message: "refused".into() }

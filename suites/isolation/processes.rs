@@ -1,4 +1,4 @@
-//! This program as a supervisor of ranks that fail on request.
+//! Processes that tests start: a supervisor of ranks that fail on request, and a Python peer.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,6 +9,14 @@ use cs336::checks::faulty_runs::{LIMIT, Process, write_input};
 use cs336::process::wait_until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
+
+/// Python with the package of the peers.
+pub fn python_peer(arguments: &[&str]) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(root.join(".venv/bin/python"));
+    command.arg("-B").args(arguments).env("PYTHONPATH", root.join("suites"));
+    command
+}
 
 /// A supervisor of two ranks. The second stalls and the first already waits for it.
 pub fn supervised_stall(folder: &Path) -> Result<Process> {

@@ -28,6 +28,8 @@ class Channel:
     """Takes the socket from standard input, before any library can use it."""
 
     def __init__(self) -> None:
+        # A library that was loaded before may have made it non-blocking; reading would then fail.
+        os.set_blocking(0, True)
         # It moves to descriptors that children do not inherit.
         self.jobs = os.fdopen(os.dup(0), "r", encoding="utf-8")
         self.replies = os.fdopen(os.dup(0), "w", encoding="utf-8")

@@ -85,8 +85,12 @@ impl CaseFile {
     /// The metadata under `key` as a number, a bool, or whatever `T` reads.
     pub fn meta_as<T: std::str::FromStr>(&self, key: &str) -> Result<T> {
         let text = self.meta(key)?;
-        let kind = std::any::type_name::<T>();
-        text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}, which is no {kind}"))
+        let expected = match std::any::type_name::<T>() {
+            "bool" => "true or false",
+            "f32" | "f64" => "a number",
+            _ => "a whole number",
+        };
+        text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}: write {expected}"))
     }
 
     /// Refuses tensors with other names: an expected tensor that is never compared would always pass.

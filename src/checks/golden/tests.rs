@@ -129,6 +129,7 @@ fn filled(shape: &[i64], value: i64) -> Tensor {
 #[case::no_weight_decay("data_parallel_toy", Meta("kind", "sharded_optimizer"), "\"beta1\"")]
 #[case::extra_final("sharded_optimizer_tied", With("final.fc4.weight", zeros(&[50, 10])), "final.fc4.weight is not a parameter")]
 #[case::tolerance_of_words("attention_float32", Meta("rtol", "tight"), "\"rtol\" is \"tight\"")]
+#[case::causal_of_words("attention_float32", Meta("is_causal", "yes"), "\"is_causal\" is \"yes\": write true or false")]
 #[case::tolerance_below_zero("adamw", Meta("atol", "-1e-6"), "zero or positive")]
 #[case::infinite_tolerance("rope", Meta("rtol", "inf"), "rtol")]
 #[case::infinite_bucket("data_parallel_toy", Meta("bucket_size_mb", "inf"), "bucket_size_mb is inf")]
@@ -237,7 +238,7 @@ fn an_incomplete_file_is_refused_with_the_missing_key() {
     assert!(words(&[("kind", "sharded_optimizer")]).contains("lacks \"model\""));
     assert!(words(&[fine[0], ("rtol", "-1"), fine[2], fine[3]]).contains("zero or positive"));
     assert!(words(&[fine[0], ("rtol", "NaN"), fine[2], fine[3]]).contains("rtol"));
-    assert!(words(&[fine[0], ("rtol", "small"), fine[2], fine[3]]).contains("no f64"));
+    assert!(words(&[fine[0], ("rtol", "small"), fine[2], fine[3]]).contains("write a number"));
     let bytes = file_of(&fine, vec![2]);
     let truncated = run_bytes(&bytes[..bytes.len() - 3]).unwrap_err();
     assert!(format!("{truncated:#}").contains("safetensors"), "{truncated:#}");
