@@ -182,7 +182,7 @@ pub fn check_parameters(config: &Config, values: &BTreeMap<String, Tensor>) -> R
     if wrong.len() < NAMED {
         let known: BTreeSet<_> = config.parameter_shapes().map(|(name, _)| name).collect();
         let unknown = values.keys().filter(|name| !known.contains(name.as_str())).take(NAMED - wrong.len());
-        wrong.extend(unknown.map(|name| format!("{name} is no parameter of the model")));
+        wrong.extend(unknown.map(|name| format!("{name:?} is no parameter of the model")));
     }
     ensure!(wrong.is_empty(), "these parameters do not fit the model (and there may be more): {}", wrong.join("; "));
     Ok(())
