@@ -50,7 +50,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
         format!("no kind of case is called {name:?} (known: {})", known.join(", "))
     })?;
-    case.require_tolerances_that_can_fail(kind.expected)?;
+    case.require_expectations_that_can_fail(kind.expected)?;
     let comparisons = (kind.run)(case)?;
     ensure!(!comparisons.is_empty(), "the case compared nothing: add at least one expected tensor");
     Ok(comparisons)
@@ -134,10 +134,11 @@ impl CaseFile {
     }
 
     /// Refuses tolerances within which zeros would do for every expected value. Where zeros are expected, ones must not do.
-    fn require_tolerances_that_can_fail(&self, expected: &[&str]) -> Result<()> {
+    fn require_expectations_that_can_fail(&self, expected: &[&str]) -> Result<()> {
         let is_expected = |name: &str| expected.iter().any(|e| name == *e || e.ends_with('.') && name.starts_with(e));
         let mut largest = 0f64;
-        for (_, tensor) in self.tensors.iter().filter(|(name, _)| is_expected(name)) {
+        for (name, tensor) in self.tensors.iter().filter(|(name, _)| is_expected(name)) {
+            ensure!(tensor.is_floating_point(), "{name:?} is {:?}: it must be of a floating dtype", tensor.kind());
             let magnitude = tensor.f_to_kind(DType::Double)?.f_abs()?.f_nan_to_num(0.0, 0.0, 0.0)?;
             largest = largest.max(magnitude.f_max()?.f_double_value(&[])?);
         }
