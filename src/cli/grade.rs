@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "gradescope"])]
     cases: Option<PathBuf>,
-    /// Also write the results as JUnit XML
+    /// Also write the results as JUnit XML, with --cases too
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     /// Also write the results as a Gradescope results.json

@@ -21,6 +21,9 @@ use crate::problems::{DEVICE_CHECKS, REGISTRY};
 macro_rules! println {
     ($($text:tt)*) => { std::println!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
 }
+macro_rules! print {
+    ($($text:tt)*) => { std::print!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+}
 macro_rules! eprintln {
     ($($text:tt)*) => { std::eprintln!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
 }

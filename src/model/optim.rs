@@ -164,8 +164,10 @@ impl Optimizer for Sgd {
         for (name, param) in parameters {
             let grad = param.f_grad()?;
             if grad.defined() {
-                let update = grad.f_mul_scalar(self.lr)?;
-                let _ = param.shallow_clone().f_sub_(&update).with_context(|| format!("updating {name}"))?;
+                // In a narrow dtype the rate and its product would each be rounded to that dtype.
+                let (update, mut after) = (widened(&grad)?.f_mul_scalar(self.lr)?, widened(param)?);
+                let _ = after.f_sub_(&update).with_context(|| format!("updating {name}"))?;
+                param.shallow_clone().f_copy_(&after)?;
             }
         }
         Ok(())
@@ -198,6 +200,16 @@ mod tests {
         let expected = Tensor::from_slice(&[0.95f32, 2.1]);
         assert!(parameters[0].1.allclose(&expected, 1e-6, 0.0, false));
         assert_eq!(parameters[1].1.double_value(&[0]), 5.0);
+    }
+
+    #[test]
+    fn sgd_rounds_a_narrow_parameter_once() {
+        let parameters = vec![("a".to_string(), leaf(&[1.0, -3.0, 0.5]).to_kind(Kind::BFloat16).detach())];
+        let param = parameters[0].1.set_requires_grad(true);
+        (&param * Tensor::from_slice(&[257.0f32, 7.0, 1.5]).to_kind(Kind::BFloat16)).sum(Kind::Float).backward();
+        let expected = param.detach().to_kind(Kind::Double) - param.grad().to_kind(Kind::Double) * 0.0123;
+        Sgd::new(0.0123).unwrap().step(&parameters).unwrap();
+        assert!(param.equal(&expected.to_kind(Kind::BFloat16)), "{:?}", param.to_kind(Kind::Double) - expected);
     }
 
     #[test]

@@ -232,6 +232,11 @@ mod tests {
     }
 
     #[test]
+    fn free_text_in_markdown_is_escaped_and_hides_nothing() {
+        assert_eq!(markdown("a|b\u{202e}\n<c>\u{1b}[2J"), r"a\|b\\u202e \<c\>\\u001b\[2J");
+    }
+
+    #[test]
     fn lists_have_one_and() {
         assert_eq!(listed(&["a"]), "a");
         assert_eq!(listed(&["a", "b"]), "a and b");
