@@ -72,7 +72,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
     let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades)?)];
     // Both are tried before the first error is returned.
-    let written = files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
+    let written =
+        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
     written.into_iter().collect::<Result<()>>()?;
     let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
     let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));

@@ -263,7 +263,8 @@ mod tests {
         let theirs: Vec<Tensor> = ours.iter().map(Tensor::copy).collect();
         let names = ["a", "b", "c", "d", "e"];
         for _ in 0..3 {
-            let gradients: Vec<Tensor> = ours.iter().map(|p| generator.randn(&p.size(), Kind::Float).unwrap()).collect();
+            let gradients: Vec<Tensor> =
+                ours.iter().map(|p| generator.randn(&p.size(), Kind::Float).unwrap()).collect();
             let items = |tensors: &[Tensor]| -> Vec<(&str, Tensor, Tensor)> {
                 let all = names.iter().zip(tensors).zip(&gradients);
                 all.map(|((name, p), g)| (*name, p.shallow_clone(), g.shallow_clone())).collect()

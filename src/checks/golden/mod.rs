@@ -66,7 +66,9 @@ pub struct CaseFile {
 impl CaseFile {
     pub fn read(path: &Path) -> Result<Self> {
         let file = std::fs::metadata(path).with_context(|| match path.read_link() {
-            Ok(target) => format!("the file is a link to {target:?}, which cannot be opened; correct or remove the link"),
+            Ok(target) => {
+                format!("the file is a link to {target:?}, which cannot be opened; correct or remove the link")
+            }
             Err(_) => format!("{path:?} cannot be opened"),
         })?;
         // Opening a pipe would wait for a writer, and reading a device may have no end.

@@ -294,7 +294,10 @@ mod tests {
             (Box::new(tensor("y", zeros(&[5, 11, 5]))), "y has shape [5, 11, 5]"),
             (Box::new(tensor("x", zeros(&[5, 12, 10]).to_kind(Kind::Double))), "x is Double, not float32"),
             (Box::new(tensor("init.fc1.weight", zeros(&[10, 11]))), "init.fc1.weight has shape [10, 11]"),
-            (Box::new(tensor("init.fc9.weight", zeros(&[1]))), "\"init.fc9.weight\" is not a parameter of the toy model"),
+            (
+                Box::new(tensor("init.fc9.weight", zeros(&[1]))),
+                "\"init.fc9.weight\" is not a parameter of the toy model",
+            ),
         ];
         assert!(Training::of(&golden()).is_ok());
         for (change, words) in cases {

@@ -57,7 +57,8 @@ pub fn run_with(case: &CaseFile, name: &str, model: Model) -> Result<Vec<Compari
     ];
     for (key, expected) in &case.tensors {
         if let Some(parameter) = key.strip_prefix("grad.") {
-            let actual = gradients.get(parameter).with_context(|| format!("{key:?}: the model has no such parameter"))?;
+            let actual =
+                gradients.get(parameter).with_context(|| format!("{key:?}: the model has no such parameter"))?;
             comparisons.push(compare(name, key, actual, expected, rtol, atol));
         }
     }

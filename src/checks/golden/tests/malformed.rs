@@ -3,8 +3,20 @@
 use super::*;
 
 /// Values that no key takes. TOML's and Python's spellings of numbers are among them.
-const BAD_VALUES: [&str; 12] =
-    ["", " ", "NaN", "inf", "-inf", "-1", "1e999", "0x10", "1_000", "None", "a\nb\u{1b}[2J\u{202e}", "99999999999999999999x"];
+const BAD_VALUES: [&str; 12] = [
+    "",
+    " ",
+    "NaN",
+    "inf",
+    "-inf",
+    "-1",
+    "1e999",
+    "0x10",
+    "1_000",
+    "None",
+    "a\nb\u{1b}[2J\u{202e}",
+    "99999999999999999999x",
+];
 
 /// Cases that are refused before a rank starts, and those of the model.
 const CASES: [&str; 8] = [
@@ -98,7 +110,10 @@ fn no_case_passes_with_a_damaged_tensor() {
 #[test]
 fn a_stray_tensor_is_refused_by_its_escaped_name() {
     let damaged = all_fail(|_| {
-        vec![("a stray tensor".into(), Box::new(|case| drop(case.tensors.insert("a\n\u{1b}\u{202e}".into(), zeros(&[1])))))]
+        vec![(
+            "a stray tensor".into(),
+            Box::new(|case| drop(case.tensors.insert("a\n\u{1b}\u{202e}".into(), zeros(&[1])))),
+        )]
     });
     assert_eq!(damaged, CASES.len());
 }
