@@ -213,10 +213,10 @@ mod tests {
         // For reading and writing, which waits for no other side.
         let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
         write_atomically(&pipe, b"through").unwrap();
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
         let mut through = [0; 7];
         reader.read_exact(&mut through).unwrap();
         assert_eq!(&through, b"through");
-        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
         // Through a link, so that a fault would replace the link and not the device.
         let full = folder.path().join("full");
         symlink("/dev/full", &full).unwrap();

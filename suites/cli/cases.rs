@@ -23,7 +23,7 @@ fn hostile_cases() -> Tree {
     }
     fs::copy(sound(), cases.join(OsStr::from_bytes(b"not-\xff-utf8.safetensors"))).unwrap();
     symlink("nowhere", cases.join("dangling.safetensors")).unwrap();
-    symlink("/dev/zero", cases.join("device.safetensors")).unwrap();
+    symlink("/dev/null", cases.join("device.safetensors")).unwrap();
     fs::create_dir(cases.join("folder.safetensors")).unwrap();
     assert!(Command::new("mkfifo").arg(cases.join("pipe.safetensors")).status().unwrap().success());
     let whole = fs::read(sound()).unwrap();
