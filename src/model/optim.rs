@@ -206,7 +206,9 @@ mod tests {
     fn sgd_rounds_a_narrow_parameter_once() {
         let parameters = vec![("a".to_string(), leaf(&[4.03125, -4.0, 1.5]).to_kind(Kind::BFloat16).detach())];
         let param = parameters[0].1.set_requires_grad(true);
-        (&param * Tensor::from_slice(&[4.4375f32, -5.71875, -8.5625]).to_kind(Kind::BFloat16)).sum(Kind::Float).backward();
+        (&param * Tensor::from_slice(&[4.4375f32, -5.71875, -8.5625]).to_kind(Kind::BFloat16))
+            .sum(Kind::Float)
+            .backward();
         let expected = param.detach().to_kind(Kind::Double) - param.grad().to_kind(Kind::Double) * 0.0123;
         Sgd::new(0.0123).unwrap().step(&parameters).unwrap();
         assert!(param.equal(&expected.to_kind(Kind::BFloat16)), "{:?}", param.to_kind(Kind::Double) - expected);

@@ -39,7 +39,9 @@ enum Ends {
     Failed,
 }
 
-type Damages = Vec<(String, Box<dyn Fn(&mut CaseFile)>)>;
+/// What is damaged, and how.
+type NamedDamage = (String, Box<dyn Fn(&mut CaseFile)>);
+type Damages = Vec<NamedDamage>;
 
 /// Damages a fresh copy of each case; returns how many copies there were. Errors are one line without controls.
 fn all_end(ends: Ends, damages: impl Fn(&CaseFile) -> Damages) -> usize {
@@ -100,7 +102,7 @@ fn no_case_passes_with_a_damaged_tensor() {
             .flat_map(|(name, _)| {
                 // The gradients of a transformer are optional.
                 let changes = &changes[usize::from(name.starts_with("grad."))..];
-                changes.iter().map(move |&(what, change)| -> (String, Box<dyn Fn(&mut CaseFile)>) {
+                changes.iter().map(move |&(what, change)| -> NamedDamage {
                     let key = name.clone();
                     let apply = move |case: &mut CaseFile| {
                         let tensor = case.tensors.remove(&key).unwrap();
