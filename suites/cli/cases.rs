@@ -28,8 +28,7 @@ fn hostile_cases() -> Tree {
     assert!(Command::new("mkfifo").arg(cases.join("pipe.safetensors")).status().unwrap().success());
     let whole = fs::read(sound()).unwrap();
     fs::write(cases.join("shrunk.safetensors"), &whole[..whole.len() - 1]).unwrap();
-    let header =
-        "{\"__metadata__\":{\"kind\":\"x\\npassed forged\\u001b[2J\u{202e}\",\"rtol\":\"0\",\"atol\":\"0\"}}";
+    let header = "{\"__metadata__\":{\"kind\":\"x\\npassed forged\\u001b[2J\u{202e}\",\"rtol\":\"0\",\"atol\":\"0\"}}";
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     fs::write(cases.join("kind.safetensors"), bytes).unwrap();
     symlink("/proc/self/mem", cases.join("unreadable.safetensors")).unwrap();
