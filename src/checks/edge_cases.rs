@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::mutants;
 use super::protocol::{Report, on_ranks};
 use crate::collective::Shared;
-use crate::collective::ranks::RankTask;
+use crate::collective::ranks::{RankTask, parse_input};
 use crate::model::optim::{Sgd, zero_grad};
 use crate::parallel::Options;
 use crate::parallel::trainer::{Trainer, zero1};
@@ -43,7 +43,7 @@ pub fn run(trainer: &str, world_size: usize) -> Result<Report> {
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let [trainer] = serde_json::from_value(input)?;
+    let [trainer] = parse_input(input)?;
     let mut edges = Edges { trainer, collective, report: Report::default() };
     edges.several_dtypes()?;
     edges.missing_gradient()?;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::collective::flight_recorder::{FLIGHT_RECORD, FlightRecord};
-use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
 use crate::collective::{Op, Shared};
 use crate::torch;
 use crate::torch::hooks::post_accumulate_grad;
@@ -51,7 +51,7 @@ pub enum RankFault {
 
 /// Returns the sum over ranks of (rank + 1), unless the fault prevents it.
 fn run(collective: &Shared, input: Value) -> Result<Value> {
-    let FaultTest { fault, folder } = serde_json::from_value(input)?;
+    let FaultTest { fault, folder } = parse_input(input)?;
     let (rank, last) = (collective.rank(), collective.world_size() - 1);
     if fault == RankFault::SuperviseStalled {
         let input = serde_json::to_value(FaultTest { fault: RankFault::Stall, folder })?;

@@ -14,7 +14,7 @@ use tch::{Device, Kind, Reduction, Tensor};
 
 use super::mutants;
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
 use crate::model::optim::{self, Optimizer as _, Sgd};
 use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
 use crate::parallel::trainer::Trainer;
@@ -163,7 +163,7 @@ impl Report {
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let trials: Vec<Trial<TrainingCase>> = serde_json::from_value(input)?;
+    let trials: Vec<Trial<TrainingCase>> = parse_input(input)?;
     let mut reports = Vec::new();
     for Trial { trainer, cases } in &trials {
         let mut report = Report::default();

@@ -14,7 +14,7 @@ use tch::{Device, Kind, Reduction, Tensor};
 use super::mutants;
 use super::protocol::{Case, Report, Trial, on_ranks};
 use crate::collective::Shared;
-use crate::collective::ranks::RankTask;
+use crate::collective::ranks::{RankTask, parse_input};
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
@@ -100,7 +100,7 @@ fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_size: 
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let trials: Vec<Trial<ShardedCase>> = serde_json::from_value(input)?;
+    let trials: Vec<Trial<ShardedCase>> = parse_input(input)?;
     let mut results = Vec::new();
     for Trial { trainer: optimizer, cases } in &trials {
         let mut seen = Seen::default();

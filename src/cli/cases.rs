@@ -1,7 +1,7 @@
-//! `cs336 grade --cases`: every case file of a folder, one verdict each; a malformed file is one failed case.
+//! `cs336 grade --cases`: every case file of a folder, one result each; what cannot be read or run is one failed case.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,10 @@ use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run as run_case};
-use crate::harness::store::Layout;
+use crate::harness::grade::CheckStatus;
+use crate::harness::grade_files::junit;
+use crate::harness::printable::{one_line, printable};
+use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::{Ending, Job, Reply, Worker};
 
 /// A case that takes longer is ended and counts as failed.
@@ -26,7 +29,7 @@ struct Compared {
     comparisons: Value,
 }
 
-/// How one file ended.
+/// How one file ended. Names and messages are printable.
 #[derive(Debug, Serialize)]
 struct CaseResult {
     file: String,
@@ -34,14 +37,15 @@ struct CaseResult {
     compared: Compared,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    elapsed_s: f64,
 }
 
-pub fn run(layout: &Layout, folder: &Path, as_json: bool) -> Result<Ended> {
+pub fn run(layout: &Layout, folder: &Path, as_json: bool, junit_file: Option<&Path>) -> Result<Ended> {
     watch_for_interrupt();
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files(folder)? {
-        let Some(result) = grade(&mut worker, &path)? else { return Ok(Ended::Interrupted) };
+        let Some(result) = grade(&mut worker, &path) else { return Ok(Ended::Interrupted) };
         if !as_json {
             print(&result);
         }
@@ -52,6 +56,10 @@ pub fn run(layout: &Layout, folder: &Path, as_json: bool) -> Result<Ended> {
         println!("{}", serde_json::to_string_pretty(&results)?);
     } else {
         println!("{passed} of {} cases passed", results.len());
+    }
+    if let Some(path) = junit_file {
+        let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s));
+        write_atomically(path, junit([("cases", tests)])?.as_bytes())?;
     }
     Ok(if passed == results.len() { Ended::Well } else { Ended::WithFindings })
 }
@@ -66,51 +74,63 @@ pub fn run_one(path: &Path) -> Result<Value> {
     })?)
 }
 
+impl CaseResult {
+    fn status(&self) -> CheckStatus {
+        let text: Vec<_> = self.error.iter().chain(&self.compared.lines).map(String::as_str).collect();
+        match self.compared.passed {
+            true => CheckStatus::Passed { note: text.join("\n") },
+            false => CheckStatus::Failed { error: text.join("\n") },
+        }
+    }
+}
+
 /// The folder's case files, sorted by name. An empty folder is an error, since nothing would be graded.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| {
         format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", folder.display())
     })?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_some_and(|e| e == "safetensors") {
-            files.push(path);
-        }
-    }
+    let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let (mut files, others): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().ends_with(".safetensors"))
+    });
     ensure!(
         !files.is_empty(),
         "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md describes the format",
         folder.display()
     );
+    if !others.is_empty() {
+        let all = files.len() + others.len();
+        eprintln!("not graded, since their names do not end in .safetensors: {} of {all} files", others.len());
+    }
     files.sort();
     Ok(files)
 }
 
 /// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
-fn grade(worker: &mut Worker, path: &Path) -> Result<Option<CaseResult>> {
-    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let path = path.canonicalize().with_context(|| format!("failed to find {}", path.display()))?;
-    let failed = |error: String| CaseResult { file: file.clone(), compared: Compared::default(), error: Some(error) };
-    Ok(Some(match worker.run(&Job::Case { path }, LIMIT, &interrupted)? {
-        Ending::Interrupted => return Ok(None),
-        Ending::TimedOut { limit } => failed(format!("exceeded the limit of {} s", limit.as_secs())),
-        Ending::Died { how, .. } => failed(how),
-        Ending::Reply(Reply::Failed(error)) => failed(error),
-        Ending::Reply(Reply::Compared(result)) => {
-            let compared = Compared::deserialize(result).context("a worker's comparisons")?;
-            CaseResult { file, compared, error: None }
+fn grade(worker: &mut Worker, path: &Path) -> Option<CaseResult> {
+    let started = Instant::now();
+    let compared = match worker.run(&Job::Case { path: path.into() }, LIMIT, &interrupted) {
+        Ok(Ending::Interrupted) => return None,
+        Ok(Ending::TimedOut { limit }) => Err(format!("exceeded the limit of {} s", limit.as_secs())),
+        Ok(Ending::Died { how, .. }) => Err(how),
+        Ok(Ending::Reply(Reply::Failed(error))) => Err(error),
+        Ok(Ending::Reply(Reply::Compared(result))) => {
+            Compared::deserialize(result).map_err(|error| format!("the worker's comparisons cannot be read: {error}"))
         }
-        Ending::Reply(other) => failed(format!("a worker answered a case with {other:?}")),
-    }))
+        Ok(Ending::Reply(other)) => Err(format!("a worker answered a case with {other:?}")),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    let (compared, error) = match compared {
+        Ok(compared) => (compared, None),
+        Err(error) => (Compared::default(), Some(printable(&error))),
+    };
+    let file = one_line(&path.file_name().unwrap_or_default().to_string_lossy());
+    Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() })
 }
 
 fn print(result: &CaseResult) {
     println!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file);
-    if let Some(error) = &result.error {
-        println!("    {error}");
-    }
-    for comparison in &result.compared.lines {
-        println!("    {comparison}");
+    for text in result.error.iter().chain(&result.compared.lines) {
+        println!("    {}", text.replace('\n', "\n    "));
     }
 }

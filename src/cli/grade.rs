@@ -11,6 +11,7 @@ use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::printable::printable;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
@@ -24,9 +25,9 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope"])]
     device: bool,
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "junit", "gradescope"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "gradescope"])]
     cases: Option<PathBuf>,
-    /// Also write the results as JUnit XML
+    /// Also write the results as JUnit XML, with --cases too
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     /// Also write the results as a Gradescope results.json
@@ -38,7 +39,7 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if let Some(folder) = &arguments.cases {
-        return super::cases::run(layout, folder, arguments.json);
+        return super::cases::run(layout, folder, arguments.json, arguments.junit.as_deref());
     }
     if arguments.device {
         return super::device::run(layout, &arguments.problems, arguments.json);
@@ -51,11 +52,12 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let mut grades = Vec::new();
     for problem in chosen {
         let entry = entry(problem);
-        let Some((checks, lacking)) = results(layout, entry)? else { return Ok(Ended::Interrupted) };
+        let Some((checks, lacking)) = results(layout, entry) else { return Ok(Ended::Interrupted) };
         let graded = grade(problem, entry, &checks, &lacking);
         if !arguments.json {
             print(&graded);
-            if let Some(message) = entry.map(|entry| writeup::unattested(layout, entry)).transpose()?.flatten() {
+            let unattested = entry.map(|entry| writeup::unattested(layout, entry)).transpose();
+            if let Some(message) = unattested.map(Option::flatten).unwrap_or_else(|error| Some(format!("{error:#}"))) {
                 println!("             {message}");
             }
         }
@@ -67,30 +69,35 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
         println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
     }
-    if let Some(path) = &arguments.junit {
-        write_atomically(path, junit(&grades)?.as_bytes())?;
-    }
-    if let Some(path) = &arguments.gradescope {
-        write_atomically(path, gradescope(&grades)?.as_bytes())?;
-    }
+    let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
+    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades)?)];
+    // Both are tried before the first error is returned.
+    let written =
+        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
+    written.into_iter().collect::<Result<()>>()?;
     let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
     let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.
-fn results(layout: &Layout, entry: Option<&'static Problem>) -> Result<Option<(Vec<CheckResult>, Vec<String>)>> {
-    let Some(entry) = entry else { return Ok(Some(Default::default())) };
+///
+/// An error fails its check, or is what the problem lacks: the other problems are graded all the same.
+fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<CheckResult>, Vec<String>)> {
+    let Some(entry) = entry else { return Some(Default::default()) };
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut checks = Vec::new();
     for check in entry.checks {
         let started = Instant::now();
-        let ending = runner.check(&mut worker, entry, check, &Clock::start(None))?;
-        let Some(ending) = ending else { return Ok(None) };
+        let ending = match runner.check(&mut worker, entry, check, &Clock::start(None)) {
+            Ok(ending) => ending?,
+            Err(error) => CheckStatus::Failed { error: printable(&format!("{error:#}")) },
+        };
         let elapsed_s = started.elapsed().as_secs_f64();
         checks.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
     }
-    Ok(Some((checks, writeup::lacking(layout, entry)?)))
+    let lacking = writeup::lacking(layout, entry).unwrap_or_else(|error| vec![format!("{error:#}")]);
+    Some((checks, lacking.iter().map(|reason| printable(reason)).collect()))
 }
 
 fn print(graded: &ProblemGrade) {

@@ -19,6 +19,18 @@ use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
 use crate::problems::{DEVICE_CHECKS, REGISTRY};
 
+// What a verb prints may quote names and messages from outside, which must not act on a terminal. These hide the standard
+// macros from the modules below.
+macro_rules! println {
+    ($($text:tt)*) => { std::println!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+}
+macro_rules! print {
+    ($($text:tt)*) => { std::print!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+}
+macro_rules! eprintln {
+    ($($text:tt)*) => { std::eprintln!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+}
+
 mod accept;
 mod bundle;
 mod cases;

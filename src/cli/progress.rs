@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use crate::harness::plan::Pending;
+use crate::harness::printable::printable;
 use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
 use crate::harness::run::Progress;
@@ -54,7 +55,7 @@ impl Progress for Bars {
         self.bar.inc(1);
         if let Outcome::Failed { error } = outcome {
             let (table, case) = (&self.table, short(&case.params));
-            let line = format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64());
+            let line = printable(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));
             if self.bar.is_hidden() { eprintln!("{line}") } else { self.bar.println(line) }
         }
     }

@@ -17,7 +17,7 @@ use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
 use crate::harness::provenance::Commit;
-use crate::harness::store::{Layout, sha256};
+use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
 
@@ -67,7 +67,7 @@ impl Task {
     fn write(&self, result: &Value) -> Result<()> {
         let bytes = serde_json::to_vec(result)?;
         match &self.output {
-            Some(file) => std::fs::write(file, bytes).with_context(|| format!("writing {}", file.display())),
+            Some(file) => write_atomically(file, &bytes),
             None => {
                 println!("{}", String::from_utf8(bytes)?);
                 Ok(())

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
@@ -28,6 +29,12 @@ pub struct RankTask {
     pub name: &'static str,
     /// Gets the launch's input and gives back this rank's result.
     pub run: fn(&Shared, Value) -> Result<Value>,
+}
+
+/// A task's input as its own type. A person who starts a task with `cs336 launch` or `rank` names the input's file.
+pub fn parse_input<T: DeserializeOwned>(input: Value) -> Result<T> {
+    ensure!(!input.is_null(), "this task needs an input: name a JSON file with --input");
+    serde_json::from_value(input).context("the input does not fit this task: correct the JSON file of --input")
 }
 
 /// The GPU of each rank under NCCL.

@@ -9,6 +9,7 @@ use super::conditions::{Conditions, ConditionsMonitor, Sensor};
 use super::device::DeviceCheck;
 use super::floor;
 use super::grade::CheckStatus;
+use super::printable::printable;
 use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
 use super::schedule::Clock;
@@ -137,10 +138,13 @@ impl<'a> Runner<'a> {
             Ending::TimedOut { limit } => {
                 CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
             }
-            Ending::Died { how, .. } => CheckStatus::Failed { error: how },
-            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },
-            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => CheckStatus::Skipped { reason },
-            Ending::Reply(Reply::Failed(error)) => CheckStatus::Failed { error },
+            Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => {
+                CheckStatus::Failed { error: printable(&error) }
+            }
+            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note: printable(&note) },
+            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => {
+                CheckStatus::Skipped { reason: printable(&reason) }
+            }
             Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
         }))
     }
@@ -149,7 +153,7 @@ impl<'a> Runner<'a> {
 impl MeasurementContext<'_> {
     /// Turns a worker's ending into an outcome. A timing below the physical floor is a failure.
     fn outcome(&self, params: &Value, ending: Ending) -> Result<Outcome> {
-        let failed = |error: String| Outcome::Failed { error };
+        let failed = |error: String| Outcome::Failed { error: printable(&error) };
         let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);
         Ok(match ending {
             Ending::Interrupted => bail!("an interrupted case has no outcome"),

@@ -27,6 +27,14 @@ pub struct PartGrade {
     pub checks: Vec<CheckResult>,
 }
 
+impl ProblemGrade {
+    /// Every check's name, how it ended, and its seconds.
+    pub fn tests(&self) -> impl Iterator<Item = (&'static str, CheckStatus, f64)> {
+        let checks = self.parts.iter().flat_map(|part| &part.checks);
+        checks.map(|check| (check.name, check.ending.clone(), check.elapsed_s))
+    }
+}
+
 /// The result of one check.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckResult {

@@ -13,6 +13,7 @@ pub mod grade_files;
 pub mod handout;
 pub mod peer;
 pub mod plan;
+pub mod printable;
 pub mod problem;
 pub mod provenance;
 pub mod python;

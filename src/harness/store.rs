@@ -115,16 +115,26 @@ fn code_of(source: &str) -> String {
 }
 
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
+///
+/// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) is written
+/// to and not replaced.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
-    let folder = path.parent().with_context(|| format!("{:?} is not the name of a file", path.display()))?;
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    // Of the target itself: a link that is left leads to nothing yet, and writing makes what it leads to.
+    let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> std::io::Result<()> {
+        if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
+            return fs::write(&target, content);
+        }
+        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(content)?;
         // Only the owner can read a temporary file. A record must be readable by all who can enter the folder.
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+        let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o644), fs::Metadata::permissions);
+        file.as_file().set_permissions(permissions)?;
         file.as_file().sync_all()?;
-        file.persist(path).map_err(|e| e.error)?;
+        file.persist(&target).map_err(|e| e.error)?;
         Ok(())
     };
     attempt().map_err(|error| cannot_write(&path.display().to_string(), &error))
@@ -167,6 +177,11 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::unix::fs::{FileTypeExt as _, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
 
     #[test]
@@ -183,6 +198,43 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_write_through_a_link_changes_its_target_and_leaves_the_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("deep")).unwrap();
+        fs::write(path("deep/private"), "old").unwrap();
+        fs::set_permissions(path("deep/private"), fs::Permissions::from_mode(0o600)).unwrap();
+        for (link, target) in [("live", "deep/private"), ("dangling", "deep/new")] {
+            symlink(target, path(link)).unwrap();
+            write_atomically(&path(link), b"new").unwrap();
+            assert_eq!(fs::read_link(path(link)).unwrap(), Path::new(target));
+            assert_eq!(fs::read(path(target)).unwrap(), b"new");
+        }
+        assert_eq!(fs::metadata(path("deep/private")).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_written_to_and_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        // For reading and writing, which waits for no other side.
+        let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
+        write_atomically(&pipe, b"through").unwrap();
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+        let mut through = [0; 7];
+        reader.read_exact(&mut through).unwrap();
+        assert_eq!(&through, b"through");
+        // Through a link, so that a fault would replace the link and not the device.
+        let full = folder.path().join("full");
+        symlink("/dev/full", &full).unwrap();
+        let error = format!("{:#}", write_atomically(&full, b"x").unwrap_err());
+        assert!(error.contains("full: ") && error.contains("No space left"), "{error}");
+        assert!(full.is_symlink() && !full.is_file());
+        assert!(write_atomically(folder.path(), b"x").is_err());
     }
 
     #[test]

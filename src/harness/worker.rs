@@ -3,6 +3,7 @@
 //! The parent re-executes this program as `cs336 worker`, sends one numbered job a line, and receives one reply a line with
 //! the same number ([`crate::process`]).
 
+use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,7 +44,8 @@ pub enum Job {
     },
     /// Run one case file from outside.
     Case {
-        path: PathBuf,
+        /// Not a `PathBuf`, which JSON refuses if it is not UTF-8.
+        path: OsString,
     },
     /// Free what the last job left behind, so that the next one starts like the first.
     CleanUp,
@@ -182,7 +184,7 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::DeviceCheck { check } => perform_device_check(abilities.device_checks, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
-        Job::Case { path } => (abilities.run_case)(path).map(Reply::Compared),
+        Job::Case { path } => (abilities.run_case)(path.as_ref()).map(Reply::Compared),
         Job::CleanUp => (abilities.clean_up)().map(|()| Reply::CleanedUp),
     }));
     match attempt {

@@ -256,13 +256,15 @@ mod tests {
         let mut plain = AdamW::new(options).unwrap();
         let generator = Generator::new(Device::Cpu, 11).unwrap();
         let draw = |n: i64| generator.randn(&[n], Kind::Float).unwrap();
+        let none = generator.randn(&[], Kind::Float).unwrap();
         // More than a chunk, a whole number of vectors, less than one vector, and a tensor that begins at an unaligned
-        // address.
-        let ours = [draw(5001), draw(128), draw(3), draw(1025).narrow(0, 1, 1023)];
+        // address, and one of no dimensions.
+        let ours = [draw(5001), draw(128), draw(3), draw(1025).narrow(0, 1, 1023), none];
         let theirs: Vec<Tensor> = ours.iter().map(Tensor::copy).collect();
-        let names = ["a", "b", "c", "d"];
+        let names = ["a", "b", "c", "d", "e"];
         for _ in 0..3 {
-            let gradients: Vec<Tensor> = ours.iter().map(|p| draw(p.size()[0])).collect();
+            let gradients: Vec<Tensor> =
+                ours.iter().map(|p| generator.randn(&p.size(), Kind::Float).unwrap()).collect();
             let items = |tensors: &[Tensor]| -> Vec<(&str, Tensor, Tensor)> {
                 let all = names.iter().zip(tensors).zip(&gradients);
                 all.map(|((name, p), g)| (*name, p.shallow_clone(), g.shallow_clone())).collect()

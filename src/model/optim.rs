@@ -1,6 +1,7 @@
 //! Optimizers with PyTorch's semantics.
 
 use std::collections::BTreeMap;
+use std::hint::black_box;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -88,18 +89,18 @@ impl AdamW {
         };
         ensure!(state.m.size() == param.size(), "{name} had shape {:?} in earlier steps", state.m.size());
         state.step += 1;
-        let (correction1, correction2) = (1.0 - beta1.powi(state.step), 1.0 - beta2.powi(state.step));
+        let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - power(beta, state.step.into()));
 
         let mut param = param.shallow_clone();
-        scale(&mut param, 1.0 - lr * weight_decay)?;
+        scale(&param, 1.0 - lr * weight_decay)?;
         let _ = state.m.f_lerp_(grad, 1.0 - beta1)?;
         let wide_grad = widened(grad)?;
-        scale(&mut state.v, beta2)?;
+        scale(&state.v, beta2)?;
         let mut v = widened(&state.v)?;
         let _ = v.f_addcmul_(&wide_grad.f_mul_scalar(1.0 - beta2)?, &wide_grad)?;
         state.v.f_copy_(&v)?;
         drop((wide_grad, v));
-        let denominator = state.v.f_sqrt()?.f_div_scalar_(correction2.sqrt())?.f_add_scalar_(eps)?;
+        let denominator = state.v.f_sqrt()?.f_div_scalar_(power(correction2, 0.5))?.f_add_scalar_(eps)?;
         let mut after = widened(&param)?;
         let _ = after.f_addcdiv_(&widened(&state.m)?.f_mul_scalar(-lr / correction1)?, &widened(&denominator)?)?;
         param.f_copy_(&after)?;
@@ -107,13 +108,20 @@ impl AdamW {
     }
 }
 
+/// The C library's `pow`, as Python's `**` calls it. `powi` and `sqrt` round differently, which `1 - beta^t` enlarges where
+/// beta is near 1; a compiler that saw the exponent could replace one by the other.
+fn power(base: f64, exponent: f64) -> f64 {
+    base.powf(black_box(exponent))
+}
+
 /// `t` *= `factor`, in place.
 ///
 /// In a narrow dtype libtorch's `mul_(Scalar)` first rounds the factor to that dtype (0.999 to 1 in bfloat16), since it
 /// passes the factor on as the first operand; Python's `mul_(float)`, and a tensor of no dimensions, keep its precision.
-fn scale(t: &mut Tensor, factor: f64) -> Result<()> {
+/// The view gives `t` at least one dimension: two tensors of none would be multiplied in float64.
+fn scale(t: &Tensor, factor: f64) -> Result<()> {
     let factor = Tensor::f_full([0_i64; 0], factor, (Kind::Double, Device::Cpu))?;
-    let _ = t.f_mul_(&factor)?;
+    let _ = t.f_unsqueeze(0)?.f_mul_(&factor)?;
     Ok(())
 }
 
@@ -156,8 +164,10 @@ impl Optimizer for Sgd {
         for (name, param) in parameters {
             let grad = param.f_grad()?;
             if grad.defined() {
-                let update = grad.f_mul_scalar(self.lr)?;
-                let _ = param.shallow_clone().f_sub_(&update).with_context(|| format!("updating {name}"))?;
+                // In a narrow dtype the rate and its product would each be rounded to that dtype.
+                let (update, mut after) = (widened(&grad)?.f_mul_scalar(self.lr)?, widened(param)?);
+                let _ = after.f_sub_(&update).with_context(|| format!("updating {name}"))?;
+                param.shallow_clone().f_copy_(&after)?;
             }
         }
         Ok(())
@@ -190,6 +200,18 @@ mod tests {
         let expected = Tensor::from_slice(&[0.95f32, 2.1]);
         assert!(parameters[0].1.allclose(&expected, 1e-6, 0.0, false));
         assert_eq!(parameters[1].1.double_value(&[0]), 5.0);
+    }
+
+    #[test]
+    fn sgd_rounds_a_narrow_parameter_once() {
+        let parameters = vec![("a".to_string(), leaf(&[4.03125, -4.0, 1.5]).to_kind(Kind::BFloat16).detach())];
+        let param = parameters[0].1.set_requires_grad(true);
+        (&param * Tensor::from_slice(&[4.4375f32, -5.71875, -8.5625]).to_kind(Kind::BFloat16))
+            .sum(Kind::Float)
+            .backward();
+        let expected = param.detach().to_kind(Kind::Double) - param.grad().to_kind(Kind::Double) * 0.0123;
+        Sgd::new(0.0123).unwrap().step(&parameters).unwrap();
+        assert!(param.equal(&expected.to_kind(Kind::BFloat16)), "{:?}", param.to_kind(Kind::Double) - expected);
     }
 
     #[test]

@@ -182,7 +182,7 @@ pub fn check_parameters(config: &Config, values: &BTreeMap<String, Tensor>) -> R
     if wrong.len() < NAMED {
         let known: BTreeSet<_> = config.parameter_shapes().map(|(name, _)| name).collect();
         let unknown = values.keys().filter(|name| !known.contains(name.as_str())).take(NAMED - wrong.len());
-        wrong.extend(unknown.map(|name| format!("{name} is no parameter of the model")));
+        wrong.extend(unknown.map(|name| format!("{name:?} is no parameter of the model")));
     }
     ensure!(wrong.is_empty(), "these parameters do not fit the model (and there may be more): {}", wrong.join("; "));
     Ok(())
@@ -304,7 +304,7 @@ mod tests {
         wrong.insert("ln_final.weight".into(), Tensor::ones([31], (Kind::Float, Device::Cpu)));
         let message = model.load(&wrong).unwrap_err().to_string();
         assert!(message.contains("layers.1.ffn.w2.weight is missing"), "{message}");
-        assert!(message.contains("layers.2.ln1.weight is no parameter"), "{message}");
+        assert!(message.contains("\"layers.2.ln1.weight\" is no parameter"), "{message}");
         assert!(message.contains("ln_final.weight has shape [31], not [32]"), "{message}");
         let fine = values(&seeded(SEED + 1));
         model.load(&fine).unwrap();

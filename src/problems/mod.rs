@@ -95,7 +95,12 @@ mod tests {
     use crate::error::{Fault, fault_of};
     use crate::harness::record::Profile;
     use crate::harness::store::Layout;
+    use crate::harness::suite;
     use crate::torch;
+
+    /// No parameter of any problem has one of these values.
+    const BAD_PARAMETERS: [&str; 9] =
+        ["nan", "inf", "[]", "[1, 1]", "[[1]]", "{a = 1}", "2020-01-01", "-7", "'no such value'"];
 
     #[test]
     fn a_suite_that_names_no_attention_means_the_default_of_its_device() {
@@ -107,6 +112,34 @@ mod tests {
         }
         case["attention"] = json!("sdpa");
         assert!(measured.iter().all(|m| (m.parse)(&case, Profile::Gpu).unwrap()["attention"] == "sdpa"));
+    }
+
+    #[test]
+    fn no_key_of_a_suite_takes_a_value_of_another_type_or_an_unknown_name() {
+        let mut refused = 0;
+        for problem in REGISTRY {
+            let Some(measured) = &problem.measured else { continue };
+            let origin = format!("suites/{}.toml", problem.name);
+            let text = std::fs::read_to_string(Layout::find().unwrap().root.join(&origin)).unwrap();
+            let parse = |suite: &toml::Table| suite::parse(&toml::to_string(suite).unwrap(), &origin, &measured.parse);
+            let sound: toml::Table = text.parse().unwrap();
+            parse(&sound).unwrap();
+            for (profile, grids) in &sound {
+                for (grid, keys) in grids.as_table().unwrap() {
+                    let keys = keys.as_table().unwrap().keys().map(String::as_str).chain(["no_such_key"]);
+                    for (key, value) in keys.flat_map(|key| BAD_PARAMETERS.map(|value| (key, value))) {
+                        let mut damaged = sound.clone();
+                        let value = format!("x = {value}").parse::<toml::Table>().unwrap()["x"].clone();
+                        damaged[profile][grid].as_table_mut().unwrap().insert(key.into(), value);
+                        let error = parse(&damaged).map(drop).expect_err(&format!("{origin} {profile}.{grid} {key}"));
+                        let said = format!("{error:#}");
+                        assert!(said.contains(&format!("{origin} [{profile}.{grid}]")), "{said}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 1000, "{refused}");
     }
 
     fn device_checks() -> impl Iterator<Item = &'static DeviceCheck> {

@@ -1,9 +1,11 @@
 """Makes the golden cases of the model: PyTorch's own operators in float64, torch.optim.AdamW, and saved activations.
 
-Run as `python suites/cases/make_model.py` from the root of the repository; the same bytes come out each time.
+Run as `python suites/cases/make_model.py` from the root of the repository; the same bytes come out each time. With a
+folder and a count it makes so many random cases of AdamW there instead.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -26,7 +28,7 @@ DTYPES = {
 }
 
 
-def save(name, tensors, **metadata):
+def save(name, tensors, folder=HERE, **metadata):
     """Writes a safetensors file; the library's own writer orders the metadata differently each time."""
     header, data = {"__metadata__": {key: str(value) for key, value in metadata.items()}}, b""
     for key, value in tensors.items():
@@ -36,7 +38,7 @@ def save(name, tensors, **metadata):
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    (HERE / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (Path(folder) / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def rotate(x, theta):
@@ -129,6 +131,40 @@ def adamw_bfloat16():
     save("adamw_bfloat16", tensors, kind="adamw", rtol=2**-7, atol=1e-6, beta1=0.9, beta2=0.99, **options)
 
 
+def adamw_float64():
+    torch.manual_seed(348)
+    options = {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.1}
+    # 1 - beta2^t keeps few digits of beta2^t, so that the last place of the power shows in the eleventh of the step.
+    random_adamw("adamw_float64", torch.float64, (3,), (0.999, 0.9999999), rtol=1e-13, atol=0.0, **options)
+
+
+def random_adamw(name, dtype, shape, betas, folder=HERE, steps=12, rtol=0.0, atol=0.0, **options):
+    param = torch.randn(shape, dtype=torch.float64).to(dtype)
+    grads = (torch.randn(steps, *shape, dtype=torch.float64) * 10 ** torch.empty(()).uniform_(-4, 2)).to(dtype)
+    after = param.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([after], betas=betas, foreach=False, **options)
+    for grad in grads:
+        after.grad = grad.clone()
+        optimizer.step()
+    tensors = {"param": param, "grads": grads, "param_after": after}
+    metadata = {"kind": "adamw", "rtol": rtol, "atol": atol, "beta1": betas[0], "beta2": betas[1]}
+    save(name, tensors, folder, **metadata, **options)
+
+
+def random_adamws(folder, count):
+    """Cases of random hyperparameters for the machine that makes them: without a tolerance, since it grades them too."""
+    torch.manual_seed(349)
+    uniform = lambda low, high: torch.empty((), dtype=torch.float64).uniform_(low, high).item()
+    for i in range(count):
+        dtype = (torch.float64, torch.float32, torch.bfloat16, torch.float16)[i % 4]
+        shape = ((), (1,), (7,), (3, 5))[i // 4 % 4]
+        betas = (1 - 10 ** uniform(-4, 0), 1 - 10 ** uniform(-8, 0))
+        # A smaller eps is 0 in float16, and 0/0 no number in any implementation.
+        eps = 10 ** uniform(-6 if dtype == torch.float16 else -12, -3)
+        options = {"lr": 10 ** uniform(-5, 0), "eps": eps, "weight_decay": uniform(0, 1) * (i % 3)}
+        random_adamw(f"random_{i}", dtype, shape, betas, folder, steps=1 + i % 17, **options)
+
+
 def rmsnorm():
     torch.manual_seed(338)
     # Row i is scaled by 10^-i: from the third on eps matters, and the last is zero.
@@ -219,10 +255,13 @@ def saved_activations():
     (HERE / "saved_activations.json").write_text(json.dumps(counted, indent=2) + "\n")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and len(sys.argv) == 3:
+    random_adamws(sys.argv[1], int(sys.argv[2]))
+elif __name__ == "__main__":
     transformer()
     adamw()
     adamw_bfloat16()
+    adamw_float64()
     rmsnorm()
     rope()
     saved_activations()

@@ -52,6 +52,8 @@ const TABLE: &[BadInput] = &[
         ["holds no *.safetensors file", "nothing was graded", "suites/cases/README.md"]),
     bad("an unknown rank task", &["launch", "--task", "nothing", "--world-size", "2"],
         ["no rank task is called \"nothing\"", "give --task one of", "all_reduce"]),
+    bad("a task without its input", &["launch", "--task", "training_case", "--world-size", "1"],
+        ["this task needs an input", "a JSON file", "--input"]),
     bad("no rank at all", &["launch", "--task", "all_reduce", "--world-size", "0"],
         ["world_size is 0", "between 1 and 16", "between 1 and 16"]),
     bad("a worker started by hand", &["worker"], ["only cs336 itself starts this process", "run", "`cs336 measure`"]),
@@ -146,35 +148,6 @@ fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] exp
         );
     }
     assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
-}
-
-#[rstest]
-#[case::empty("empty.safetensors", b"", "truncated")]
-#[case::text("text.safetensors", b"not a case at all, only words", "safetensors")]
-#[case::no_metadata("bare.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "metadata")]
-fn a_malformed_case_is_one_failed_case_with_its_reason(
-    #[case] name: &str,
-    #[case] bytes: &[u8],
-    #[case] expected: &str,
-) {
-    let tree = Tree::new();
-    fs::create_dir(tree.path("cases")).unwrap();
-    fs::write(tree.path("cases").join(name), bytes).unwrap();
-    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
-    fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
-    let said = tree.refused(&["grade", "--cases", "cases"]);
-    assert!(
-        said.contains(expected) && said.contains("passed sound.safetensors") && said.contains("1 of 2 cases passed"),
-        "{said}"
-    );
-}
-
-#[test]
-fn no_cases_at_all_is_a_failure() {
-    let tree = Tree::new();
-    fs::create_dir(tree.path("cases")).unwrap();
-    assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
-    assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
 }
 
 #[test]

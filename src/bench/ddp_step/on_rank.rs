@@ -13,7 +13,7 @@ use super::{Params, Timeline};
 use crate::bench::interconnect::{Probe, probe};
 use crate::bench::peer::{Software, TorchPeer};
 use crate::collective::Shared;
-use crate::collective::ranks::RankTask;
+use crate::collective::ranks::{RankTask, parse_input};
 use crate::units::{MB, MIB};
 
 pub const TASK: RankTask =
@@ -58,7 +58,7 @@ pub struct StepOutput {
 
 /// Measures [`Input`] on this rank and returns [`Output`]. `make_trainer` makes a strategy's trainer by name.
 pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> Result<Value> {
-    let Input { params, strategies, store } = serde_json::from_value(input)?;
+    let Input { params, strategies, store } = parse_input(input)?;
     let look = || probe(collective, params.gradient_bytes());
     let mut output = Output { probes: look()?, ..Output::default() };
     let bench = ReplicaBench::new(&params, collective)?;

@@ -1,6 +1,6 @@
 //! Cases of kind `adamw`: metadata `lr beta1 beta2 eps weight_decay`; `param`, `grads` (steps, ...); expected `param_after`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tch::Tensor;
 
 use super::{CaseFile, Comparison, compare};
@@ -45,11 +45,44 @@ pub fn run_with(case: &CaseFile, name: &str, many_steps: ManySteps) -> Result<Ve
 
 /// The hyperparameters in the metadata.
 pub fn options(case: &CaseFile) -> Result<AdamWOptions> {
-    Ok(AdamWOptions {
+    let options = AdamWOptions {
         lr: case.meta_as("lr")?,
         beta1: case.meta_as("beta1")?,
         beta2: case.meta_as("beta2")?,
         eps: case.meta_as("eps")?,
         weight_decay: case.meta_as("weight_decay")?,
-    })
+    };
+    options.validate().context("metadata")?;
+    Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::require;
+    use super::*;
+    use crate::harness::python;
+
+    /// Random hyperparameters, one to 17 steps, four dtypes, none to two dimensions, without a tolerance: PyTorch makes the
+    /// cases with the libtorch of this process.
+    #[test]
+    fn random_steps_are_those_of_torch_optim_adamw_in_every_bit() {
+        const CASES: usize = 400;
+        let folder = tempfile::tempdir().unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/cases/make_model.py");
+        let mut python = Command::new(python::interpreter());
+        let output = python.arg(script).arg(folder.path()).arg(CASES.to_string()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut files = 0;
+        let mut wrong = Vec::new();
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let case = CaseFile::read(&entry.unwrap().path()).unwrap();
+            let param = case.tensor("param").unwrap();
+            let about = format!("{:?} {:?} {:?}", param.kind(), param.size(), case.metadata);
+            wrong.extend(require(&run(&case).unwrap()).err().map(|error| format!("{about}: {error:#}")));
+            files += 1;
+        }
+        assert_eq!((files, wrong.len()), (CASES, 0), "{}", wrong.join("\n"));
+    }
 }

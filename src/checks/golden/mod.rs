@@ -1,6 +1,7 @@
 //! Golden cases: safetensors files of inputs and expected outputs, run on the registered implementations.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -19,31 +20,37 @@ pub mod transformer;
 /// One kind of case: its name in the metadata key `kind`, and its function.
 pub struct CaseKind {
     pub name: &'static str,
+    /// The names of the tensors that a file expects. One that ends with a dot begins the names of several.
+    pub expected: &'static [&'static str],
     /// A failed comparison is part of the result. An `Err` means that the file cannot be run.
     pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
 }
+
+/// A larger file only fills the memory; a whole model of 10^9 parameters in float32 fits.
+const MAX_BYTES: u64 = 4 << 30;
 
 /// The most positions in a case. A longer RoPE table would only use more memory.
 const MAX_POSITIONS: i64 = 1 << 20;
 
 /// Every kind of case.
 pub const KINDS: &[CaseKind] = &[
-    CaseKind { name: "attention", run: attention::run },
-    CaseKind { name: "transformer", run: transformer::run },
-    CaseKind { name: "rmsnorm", run: rmsnorm::run },
-    CaseKind { name: "rope", run: rope::run },
-    CaseKind { name: "adamw", run: adamw::run },
-    CaseKind { name: "data_parallel", run: training::run },
-    CaseKind { name: "sharded_optimizer", run: training::run },
+    CaseKind { name: "attention", expected: &["o", "lse", "dq", "dk", "dv"], run: attention::run },
+    CaseKind { name: "transformer", expected: &["logits", "loss", "grad."], run: transformer::run },
+    CaseKind { name: "rmsnorm", expected: &["y"], run: rmsnorm::run },
+    CaseKind { name: "rope", expected: &["y"], run: rope::run },
+    CaseKind { name: "adamw", expected: &["param_after"], run: adamw::run },
+    CaseKind { name: "data_parallel", expected: &["final."], run: training::run },
+    CaseKind { name: "sharded_optimizer", expected: &["final."], run: training::run },
 ];
 
-/// Runs `case` by its kind. Fails for an unknown kind and for an incomplete file.
+/// Runs `case` by its kind. Fails for an unknown kind, an incomplete file, and tolerances that let everything pass.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     let name = case.meta("kind")?;
     let kind = KINDS.iter().find(|kind| kind.name == name).with_context(|| {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
         format!("no kind of case is called {name:?} (known: {})", known.join(", "))
     })?;
+    case.require_expectations_that_can_fail(kind.expected)?;
     let comparisons = (kind.run)(case)?;
     ensure!(!comparisons.is_empty(), "the case compared nothing: add at least one expected tensor");
     Ok(comparisons)
@@ -58,8 +65,17 @@ pub struct CaseFile {
 
 impl CaseFile {
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        Self::parse(&bytes, path).with_context(|| format!("{} is not a valid case file", path.display()))
+        let file = std::fs::metadata(path).with_context(|| match path.read_link() {
+            Ok(target) => {
+                format!("the file is a link to {target:?}, which cannot be opened; correct or remove the link")
+            }
+            Err(_) => format!("{path:?} cannot be opened"),
+        })?;
+        // Opening a pipe would wait for a writer, and reading a device may have no end.
+        ensure!(file.is_file(), "this is {}, not a regular file; remove it from the cases", name_of(file.file_type()));
+        ensure!(file.len() <= MAX_BYTES, "the file has {} bytes, more than the {MAX_BYTES} of a case", file.len());
+        let bytes = std::fs::read(path).context("the file cannot be read")?;
+        Self::parse(&bytes, path).context("the file is not a valid case")
     }
 
     /// Parses the bytes of a safetensors file. `path` is only used as the case's name.
@@ -93,6 +109,16 @@ impl CaseFile {
         text.trim().parse().ok().with_context(|| format!("the metadata's {key:?} is {text:?}: write {expected}"))
     }
 
+    /// The metadata under `key` as a finite number that is not negative.
+    pub fn meta_positive(&self, key: &str) -> Result<f64> {
+        let value: f64 = self.meta_as(key)?;
+        ensure!(
+            value.is_finite() && value >= 0.0,
+            "the metadata's {key:?} is {value:?}: it must be zero or positive, and finite"
+        );
+        Ok(value)
+    }
+
     /// Refuses tensors with other names: an expected tensor that is never compared would always pass.
     pub fn only(&self, names: &[&str]) -> Result<()> {
         let other: Vec<_> = self.tensors.keys().filter(|name| !names.contains(&name.as_str())).collect();
@@ -106,20 +132,40 @@ impl CaseFile {
 
     /// `(rtol, atol)`, both finite and not negative.
     pub fn tolerances(&self) -> Result<(f64, f64)> {
-        let tolerance = |key| {
-            let value: f64 = self.meta_as(key)?;
-            ensure!(
-                value.is_finite() && value >= 0.0,
-                "the metadata's {key:?} is {value}: it must be zero or positive"
-            );
-            Ok(value)
-        };
-        Ok((tolerance("rtol")?, tolerance("atol")?))
+        Ok((self.meta_positive("rtol")?, self.meta_positive("atol")?))
+    }
+
+    /// Refuses tolerances within which zeros would do for every expected value. Where zeros are expected, ones must not do.
+    fn require_expectations_that_can_fail(&self, expected: &[&str]) -> Result<()> {
+        let is_expected = |name: &str| expected.iter().any(|e| name == *e || e.ends_with('.') && name.starts_with(e));
+        let mut largest = 0f64;
+        for (name, tensor) in self.tensors.iter().filter(|(name, _)| is_expected(name)) {
+            ensure!(tensor.is_floating_point(), "{name:?} is {:?}: it must be of a floating dtype", tensor.kind());
+            let magnitude = tensor.f_to_kind(DType::Double)?.f_abs()?.f_nan_to_num(0.0, 0.0, 0.0)?;
+            largest = largest.max(magnitude.f_max()?.f_double_value(&[])?);
+        }
+        let (rtol, atol) = self.tolerances()?;
+        let scale = if largest > 0.0 { largest } else { 1.0 };
+        ensure!(
+            rtol * scale + atol < scale,
+            "rtol {rtol:?} and atol {atol:?} let zeros pass (the largest expected value is {largest:?}); make them smaller"
+        );
+        Ok(())
     }
 
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         self.tensors.get(name).with_context(|| format!("tensor {name:?} is missing"))
+    }
+}
+
+/// What is no regular file, in words.
+fn name_of(kind: std::fs::FileType) -> &'static str {
+    match kind {
+        _ if kind.is_dir() => "a folder",
+        _ if kind.is_fifo() => "a pipe",
+        _ if kind.is_socket() => "a socket",
+        _ => "a device",
     }
 }
 

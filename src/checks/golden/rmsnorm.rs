@@ -25,7 +25,7 @@ pub fn run_with(case: &CaseFile, name: &str, rms_norm: RmsNorm) -> Result<Vec<Co
         weight.size(),
         x.size()
     );
-    let y = rms_norm(x, weight, case.meta_as("eps")?)?;
+    let y = rms_norm(x, weight, case.meta_positive("eps")?)?;
     ensure!(y.kind() == x.kind(), "y is {:?}: it must have the dtype of x, {:?}", y.kind(), x.kind());
     Ok(vec![compare(name, "y", &y, expected, rtol, atol)])
 }

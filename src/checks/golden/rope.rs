@@ -25,6 +25,8 @@ pub fn run_with(case: &CaseFile, name: &str, rotate: Rotation) -> Result<Vec<Com
     let (rtol, atol) = case.tolerances()?;
     let theta: f64 = case.meta_as("rope_theta")?;
     ensure!(theta.is_finite() && theta > 0.0, "rope_theta is {theta}: it must be positive and finite");
-    let y = rotate(theta, case.tensor("x")?)?;
+    let x = case.tensor("x")?;
+    ensure!(x.is_floating_point(), "x is {:?}: it must be of a floating dtype", x.kind());
+    let y = rotate(theta, x)?;
     Ok(vec![compare(name, "y", &y, case.tensor("y")?, rtol, atol)])
 }

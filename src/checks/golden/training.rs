@@ -18,7 +18,7 @@ use crate::checks::mutants;
 use crate::checks::protocol::pass;
 use crate::checks::sharded_protocol::{Subject, squared_error};
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch};
+use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
 use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::Options;
@@ -84,12 +84,9 @@ pub fn compare_trainers(case: &CaseFile, trainers: &[&str]) -> Result<Vec<Compar
 impl Method {
     fn of(case: &CaseFile, training: &Training) -> Result<Self> {
         if case.meta("kind")? != "data_parallel" {
-            let options = adamw::options(case)?;
-            options.validate().context("metadata")?;
-            return Ok(Self::ShardedOptimizer(options));
+            return Ok(Self::ShardedOptimizer(adamw::options(case)?));
         }
-        let lr: f64 = case.meta_as("lr")?;
-        ensure!(lr.is_finite() && lr >= 0.0, "metadata lr is {lr}: it must be zero or positive");
+        let lr = case.meta_positive("lr")?;
         let options = Options { bucket_size_mb: case.meta_as("bucket_size_mb")? };
         options.bucket_bytes().context("metadata")?;
         let (rows, ranks) = (training.rows, training.world_size);
@@ -180,7 +177,7 @@ impl<'a> Training<'a> {
                 |prefix: &str| tensor.strip_prefix(prefix).is_some_and(|n| self.parameters.iter().any(|p| p == n));
             ensure!(
                 tensor == "x" || tensor == "y" || known("init.") || known("final."),
-                "tensor {tensor} is not a parameter of the {} model; its parameters are {}",
+                "tensor {tensor:?} is not a parameter of the {} model; its parameters are {}",
                 self.blueprint.name,
                 self.parameters.join(", ")
             );
@@ -220,7 +217,7 @@ struct Input {
 type Given = BTreeMap<String, Tensor>;
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { blueprint, method, trainers, folder } = serde_json::from_value(input)?;
+    let Input { blueprint, method, trainers, folder } = parse_input(input)?;
     let (rank, given) = (collective.rank(), read(&folder.join(GIVEN))?);
     for trainer in &trainers {
         // Other values on every rank, until the case's are loaded or broadcast.
@@ -285,7 +282,7 @@ mod tests {
             (Box::new(metadata("world_size", "1000")), "world_size is 1000"),
             (Box::new(metadata("world_size", "two")), "\"two\""),
             (Box::new(metadata("world_size", "5")), "12 rows cannot be shared equally among 5 ranks"),
-            (Box::new(metadata("lr", "NaN")), "lr is NaN"),
+            (Box::new(metadata("lr", "NaN")), "\"lr\" is NaN"),
             (Box::new(metadata("bucket_size_mb", "0")), "bucket_size_mb is 0"),
             (Box::new(metadata("bucket_size_mb", "inf")), "bucket_size_mb is inf"),
             (Box::new(|case: &mut CaseFile| drop(case.metadata.remove("lr"))), "\"lr\""),
@@ -297,7 +294,10 @@ mod tests {
             (Box::new(tensor("y", zeros(&[5, 11, 5]))), "y has shape [5, 11, 5]"),
             (Box::new(tensor("x", zeros(&[5, 12, 10]).to_kind(Kind::Double))), "x is Double, not float32"),
             (Box::new(tensor("init.fc1.weight", zeros(&[10, 11]))), "init.fc1.weight has shape [10, 11]"),
-            (Box::new(tensor("init.fc9.weight", zeros(&[1]))), "init.fc9.weight is not a parameter of the toy model"),
+            (
+                Box::new(tensor("init.fc9.weight", zeros(&[1]))),
+                "\"init.fc9.weight\" is not a parameter of the toy model",
+            ),
         ];
         assert!(Training::of(&golden()).is_ok());
         for (change, words) in cases {

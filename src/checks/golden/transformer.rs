@@ -57,7 +57,8 @@ pub fn run_with(case: &CaseFile, name: &str, model: Model) -> Result<Vec<Compari
     ];
     for (key, expected) in &case.tensors {
         if let Some(parameter) = key.strip_prefix("grad.") {
-            let actual = gradients.get(parameter).with_context(|| format!("{key}: no such parameter"))?;
+            let actual =
+                gradients.get(parameter).with_context(|| format!("{key:?}: the model has no such parameter"))?;
             comparisons.push(compare(name, key, actual, expected, rtol, atol));
         }
     }
@@ -75,7 +76,8 @@ fn inputs(case: &CaseFile) -> Result<Inputs<'_>> {
         rope_theta: case.meta_as("rope_theta")?,
     };
     config.validate()?;
-    ensure!(config.context_length <= MAX_POSITIONS, "context_length exceeds {MAX_POSITIONS}");
+    let positions = config.context_length;
+    ensure!(positions <= MAX_POSITIONS, "context_length is {positions}: it must be at most {MAX_POSITIONS}");
     let is_parameter =
         |name: &str| !["tokens", "targets", "logits", "loss"].contains(&name) && !name.starts_with("grad.");
     let parameters: BTreeMap<_, _> = case

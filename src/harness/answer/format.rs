@@ -1,6 +1,7 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
 use super::quantity::Unit;
+use crate::harness::printable::printable;
 use crate::units::{GB, GIB, MB, MIB};
 
 /// Printed where there is no number, such as the standard deviation of one sample.
@@ -172,10 +173,10 @@ fn scientific(x: f64, digits: usize) -> String {
 /// Escapes free text (a machine's name, a library's message) for use inside a Markdown line or table cell.
 pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
+    for c in printable(text).chars() {
         match c {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
-            '\n' | '\r' | '\t' => out.push(' '),
+            '\n' | '\t' => out.push(' '),
             _ => out.push(c),
         }
     }
@@ -228,6 +229,11 @@ mod tests {
         ] {
             assert_eq!(time(seconds), expected);
         }
+    }
+
+    #[test]
+    fn free_text_in_markdown_is_escaped_and_hides_nothing() {
+        assert_eq!(markdown("a|b\u{202e}\n<c>\u{1b}[2J"), r"a\|b\\u202e \<c\>\\u001b\[2J");
     }
 
     #[test]

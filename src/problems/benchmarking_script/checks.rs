@@ -70,9 +70,13 @@ pub fn norm_and_rotary_positions() -> Result<Verdict> {
     golden::check(&cases, golden::run)
 }
 
-/// The golden case made by `torch.optim.AdamW`.
+/// The golden cases made by `torch.optim.AdamW`.
 pub fn adamw_over_many_steps() -> Result<Verdict> {
-    golden::check(&[("adamw", include_bytes!("../../../suites/cases/adamw.safetensors"))], golden::run)
+    let cases: [(&str, &[u8]); 2] = [
+        ("adamw", include_bytes!("../../../suites/cases/adamw.safetensors")),
+        ("adamw_float64", include_bytes!("../../../suites/cases/adamw_float64.safetensors")),
+    ];
+    golden::check(&cases, golden::run)
 }
 
 /// Logits of the same model under every choice of attention.

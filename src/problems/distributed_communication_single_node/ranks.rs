@@ -10,7 +10,7 @@ use crate::bench::all_reduce::Sums;
 use crate::bench::interleave::Turns;
 use crate::bench::peer::{Software, TorchPeer};
 use crate::collective::Shared;
-use crate::collective::ranks::RankTask;
+use crate::collective::ranks::{RankTask, parse_input};
 
 pub const TASK: RankTask = RankTask { name: "all_reduce", run: on_rank };
 
@@ -34,7 +34,7 @@ pub struct Output {
 }
 
 fn on_rank(collective: &Shared, inputs: Value) -> Result<Value> {
-    let inputs: Vec<Input> = serde_json::from_value(inputs)?;
+    let inputs: Vec<Input> = parse_input(inputs)?;
     let output = |input: &Input| sums(collective, input).with_context(|| format!("{} elements", input.elements));
     Ok(serde_json::to_value(inputs.iter().map(output).collect::<Result<Vec<_>>>()?)?)
 }

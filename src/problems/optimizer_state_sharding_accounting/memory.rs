@@ -15,7 +15,7 @@ use crate::bench::device::empty_cache;
 use crate::bench::model_bench::Batch;
 use crate::bench::training_step::loss;
 use crate::collective::Shared;
-use crate::collective::ranks::{Launch, RankTask, launch};
+use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
 use crate::model::Transformer;
 use crate::model::optim::zero_grad;
 use crate::torch::Generator;
@@ -77,7 +77,7 @@ pub fn measure(params: &Params, schemes: &[&str]) -> Result<BTreeMap<String, Vec
 }
 
 fn run(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { params, schemes } = serde_json::from_value(input)?;
+    let Input { params, schemes } = parse_input(input)?;
     let mut by_scheme = BTreeMap::new();
     for name in schemes {
         let memory = under(&name, &params, collective).with_context(|| format!("under {name}"))?;

@@ -1,0 +1,60 @@
+//! Text from outside (names, messages, output of children) made safe to print.
+
+/// `text` with escapes such as `\u001b` for all that a terminal obeys or hides: control characters, separators of lines,
+/// marks of direction, and characters without width. Line breaks and tabs stay. The escapes are JSON's, so that a document
+/// of JSON stays the same document.
+pub fn printable(text: &str) -> String {
+    escaped(text, |c| matches!(c, '\n' | '\t'))
+}
+
+/// As [`printable`], in one line: for names.
+pub fn one_line(text: &str) -> String {
+    escaped(text, |_| false)
+}
+
+fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            _ if !is_hidden(c) || keeps(c) => out.push(c),
+            '\n' => out.push_str("\\n"),
+            _ => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}"))),
+        }
+    }
+    out
+}
+
+/// The ranges are those of Unicode's categories Cc, Zl and Zp, and of Cf where it changes order or has no width.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controls_line_breaks_and_marks_of_direction_are_escaped() {
+        let name = "a\nb\r\u{1b}[2J\u{7f}\u{9b}\u{202e}x\u{2066}\u{2028}\u{200b}\u{e0041}";
+        let expected = r"a\nb\u000d\u001b[2J\u007f\u009b\u202ex\u2066\u2028\u200b\udb40\udc41";
+        assert_eq!(one_line(name), expected);
+        assert_eq!(printable(name), expected.replacen(r"\n", "\n", 1));
+    }
+
+    #[test]
+    fn json_stays_the_same_document() {
+        let document = serde_json::json!({"a\n\u{7f}": ["\u{1b}\u{202e}", "\u{e0041}\t", 1.5]});
+        let printed = printable(&serde_json::to_string_pretty(&document).unwrap());
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), document);
+        assert!(printed.is_ascii() && printed.chars().all(|c| c == '\n' || !c.is_control()), "{printed:?}");
+    }
+
+    #[test]
+    fn other_text_stays_as_it_is() {
+        for text in ["o \"1.5\" × é ü 你好 \\n", "עברית e\u{301}", ""] {
+            assert_eq!((one_line(text), printable(text)), (text.to_string(), text.to_string()));
+        }
+    }
+}
