@@ -87,20 +87,24 @@ impl Peer {
         self.next_id += 1;
         process.send(&Job { id: self.next_id, job, settings })?;
         let in_job = || format!("in the peer's job {job:?}");
-        let reply = receive(&mut process, deadline).and_then(|reply| self.result(&reply)).with_context(in_job)?;
+        let reply = receive(&mut process, deadline).and_then(|reply| read_reply(&reply, self.next_id));
+        let reply = reply.with_context(in_job)?;
         self.process = Some(process);
-        let result = reply.map_err(Refusal::into_error).with_context(in_job)?;
+        let result = reply.with_context(in_job)?;
         serde_json::from_value(result).with_context(|| format!("the peer's result of the job {job:?}"))
     }
+}
 
-    fn result(&self, reply: &Value) -> Result<Result<Value, Refusal>> {
-        let Reply { id, result, error } = Reply::deserialize(reply)?;
-        ensure!(id == self.next_id, "the peer answered job {id}, expected was job {}", self.next_id);
-        match (result, error) {
-            (Some(result), None) => Ok(Ok(result)),
-            (None, Some(refusal)) => Ok(Err(refusal)),
-            _ => bail!("a reply must hold a result or an error, this one is {reply}"),
-        }
+/// The result in a peer's reply to job `id`, or the error that the peer reports.
+///
+/// Errors: it is not a reply to this job.
+pub fn read_reply(reply: &Value, id: u64) -> Result<Result<Value>> {
+    let Reply { id: answered, result, error } = Reply::deserialize(reply)?;
+    ensure!(answered == id, "the peer answered job {answered}, expected was job {id}");
+    match (result, error) {
+        (Some(result), None) => Ok(Ok(result)),
+        (None, Some(refusal)) => Ok(Err(refusal.into_error())),
+        _ => bail!("a reply must hold a result or an error, this one is {reply}"),
     }
 }
 
