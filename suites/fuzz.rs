@@ -15,7 +15,9 @@ use cs336::checks::golden::{self, CaseFile};
 use cs336::cli::document::{RecordSource, problem_input, with_problems};
 use cs336::harness::answer::{Audience, RecordSet, Records};
 use cs336::harness::handout::by_name;
+use cs336::harness::json;
 use cs336::harness::peer::read_reply;
+use cs336::harness::printable::printable;
 use cs336::harness::problem::Problem;
 use cs336::harness::record::{Profile, RecordFile};
 use cs336::harness::store::Layout;
@@ -43,7 +45,8 @@ const TARGETS: &[(&str, Target)] = &[
 
 /// Runs `target`, and returns whether it accepted the input.
 fn accepts(target: Target, input: &[u8]) -> bool {
-    let refusal = target(input).map_err(|error| format!("{error:#}"));
+    // As the command line prints it.
+    let refusal = target(input).map_err(|error| printable(&format!("{error:#}")));
     if let Err(message) = &refusal {
         assert!(!message.is_empty() && !message.contains(char::is_control), "not one printable line: {message:?}");
     }
@@ -182,7 +185,7 @@ fn message(line: &str) -> Result<()> {
 
 /// Reads a message, which must become the same one when it is written and read again.
 fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(line: &str) -> Result<()> {
-    let message: T = serde_json::from_str(line)?;
+    let message: T = json::from_str(line)?;
     let written = serde_json::to_string(&message).expect("a message that was read can be written");
     assert!(!written.contains('\n'), "a message is one line");
     assert_eq!(serde_json::from_str::<T>(&written).expect("a written message can be read"), message);

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use super::json;
 use crate::error::{Fault, fault_in_words};
 use crate::process::{Answer, ChildProcess, after};
 
@@ -91,7 +92,7 @@ impl Peer {
         let reply = reply.with_context(in_job)?;
         self.process = Some(process);
         let result = reply.with_context(in_job)?;
-        serde_json::from_value(result).with_context(|| format!("the peer's result of the job {job:?}"))
+        json::from_value(&result).with_context(|| format!("the peer's result of the job {job:?}"))
     }
 }
 
@@ -99,7 +100,7 @@ impl Peer {
 ///
 /// Errors: it is not a reply to this job.
 pub fn read_reply(reply: &Value, id: u64) -> Result<Result<Value>> {
-    let Reply { id: answered, result, error } = Reply::deserialize(reply)?;
+    let Reply { id: answered, result, error } = json::from_value(reply)?;
     ensure!(answered == id, "the peer answered job {answered}, expected was job {id}");
     match (result, error) {
         (Some(result), None) => Ok(Ok(result)),
@@ -111,7 +112,7 @@ pub fn read_reply(reply: &Value, id: u64) -> Result<Result<Value>> {
 fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
     // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
     match process.receive(deadline, &|| false) {
-        Answer::Line(line) => serde_json::from_str(&line).with_context(|| {
+        Answer::Line(line) => json::from_str(&line).with_context(|| {
             let start: String = line.chars().take(200).collect();
             format!("the peer sent {start:?}, which is not JSON")
         }),

@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::json::from_value;
+
 /// Base units. Tables convert to milliseconds or mebibytes when they print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
@@ -91,7 +93,7 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
     };
     match value {
         Value::Object(fields) if fields.contains_key("samples") => {
-            let samples = Samples::deserialize(value).with_context(|| format!("{path} is no list of samples"))?;
+            let samples = from_value::<Samples>(value).with_context(|| format!("{path} is no list of samples"))?;
             visit(path, &samples)
         }
         Value::Object(fields) => fields.iter().try_for_each(|(key, child)| enter(key, child)),

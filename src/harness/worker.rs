@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::device::DeviceCheck;
+use super::json;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
@@ -101,7 +102,7 @@ impl Worker {
         };
         process.send(job)?;
         let reply: Reply = match process.receive(limit, interrupted) {
-            Answer::Line(text) => match serde_json::from_str(&text) {
+            Answer::Line(text) => match json::from_str(&text) {
                 Ok(reply) => reply,
                 Err(error) => {
                     let start: String = text.chars().take(200).collect();
@@ -159,7 +160,7 @@ pub fn serve(abilities: Abilities) -> Result<()> {
     // The operating system must kill this process first when memory runs out.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     while let Some(line) = parent.receive()? {
-        let job: Job = serde_json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
+        let job: Job = json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
         parent.send(&perform(abilities, &job))?;
     }
     Ok(())
