@@ -18,6 +18,7 @@ pub mod rendezvous;
 mod request;
 mod supervisor;
 pub mod timeline;
+pub mod trace;
 mod watchdog;
 
 use flight_recorder::FlightRecorder;

@@ -109,7 +109,8 @@ const STEPS_PER_S: f64 = 1e9;
 /// The nearest multiple of a nanosecond; a time that is not 0 does not become 0.
 pub fn round_to_clock(seconds: f64) -> f64 {
     let steps = (seconds * STEPS_PER_S).abs();
-    if steps == 0.0 {
+    // A time so long that it has no count of nanoseconds is left as it is: infinity cannot be written.
+    if steps == 0.0 || !steps.is_finite() {
         return seconds;
     }
     // The quotient of two integers is the float64 nearest to the decimal number, so few digits are written.
@@ -156,6 +157,7 @@ mod tests {
             (1e-12, 1e-9),
             (-2.5e-6, -2.5e-6),
             (0.0, 0.0),
+            (1e300, 1e300),
         ] {
             assert_eq!(round_to_clock(seconds), rounded, "of {seconds}");
         }

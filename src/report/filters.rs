@@ -85,7 +85,10 @@ fn number(value: &Value) -> Result<Option<f64>, Error> {
             }
             return number(&inner);
         }
-        kind => return Err(invalid(format!("expects a number, got {kind} {value}"))),
+        kind => {
+            let start: String = mark::plain(&value.to_string()).chars().take(40).collect();
+            return Err(invalid(format!("expects a number, got {kind} {start:?}")));
+        }
     }
     let x = f64::try_from(value.clone())?;
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }

@@ -11,10 +11,7 @@ use crate::harness::answer::mark;
 /// Errors name the formula.
 pub fn mathml(latex: &str, block: bool) -> Result<String> {
     let latex = mark::plain(latex);
-    let refused = |reason: String| {
-        let reason = reason.lines().next().unwrap_or_default();
-        anyhow!("the formula ${latex}$ does not become MathML: {reason}")
-    };
+    let refused = |reason: String| anyhow!("the formula ${latex}$ does not become MathML: {reason}");
     let storage = Storage::new();
     let parsed = Parser::new(&latex, &storage).collect::<Result<Vec<_>, _>>().map_err(|e| refused(e.to_string()))?;
     let display_mode = if block { DisplayMode::Block } else { DisplayMode::Inline };
