@@ -6,6 +6,8 @@ mod export;
 mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/trace.rs"]
+mod trace;
 
 use std::fs;
 use std::path::{Path, PathBuf};

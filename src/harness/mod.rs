@@ -26,6 +26,3 @@ pub mod stats;
 pub mod store;
 pub mod suite;
 pub mod worker;
-
-#[cfg(test)]
-mod fuzz_tests;
