@@ -103,7 +103,8 @@ fn cases(input: &[u8]) -> Result<()> {
         let length = elements.context("a file of this size is not fuzzed")? * dtype.bitsize().div_ceil(8);
         tensors.push((name, *dtype, shape.clone(), data.iter().copied().cycle().take(length).collect::<Vec<u8>>()));
     }
-    let views = tensors.iter().map(|(name, dtype, shape, data)| Ok((name, TensorView::new(*dtype, shape.clone(), data)?)));
+    let views =
+        tensors.iter().map(|(name, dtype, shape, data)| Ok((name, TensorView::new(*dtype, shape.clone(), data)?)));
     let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
     let file = safetensors::serialize(views, Some(header.metadata.into_iter().collect()))?;
     let case = CaseFile::parse(&file, Path::new("fuzz.safetensors"))?;

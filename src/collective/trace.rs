@@ -4,6 +4,7 @@
 //! each has entered it: that bounds the offset between two clocks from both sides, however late a rank was scheduled.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
@@ -29,8 +30,12 @@ const MOST_CONTRADICTION_US: f64 = 1000.0;
 /// Runs `body`, this rank's work, under the profiler; rank 0 then writes the trace of all ranks to `path`, gzipped.
 ///
 /// # Errors
-/// Those of `body`; a rank whose trace has not arrived within the store's timeout; clocks that cannot be related.
+/// A file that cannot be written; those of `body`; a rank whose trace has not arrived within the store's timeout; clocks that cannot be related.
 pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Before the work, which would be lost otherwise.
+    let file = (collective.rank() == 0).then(|| File::create(path)).transpose();
+    let file =
+        file.with_context(|| format!("the trace {} cannot be written; name a file in a folder", path.display()))?;
     let anchors = || (0..ANCHORS).try_for_each(|_| range(ANCHOR, || collective.barrier()));
     let (value, profile) = profile(collective.device(), || {
         anchors()?;
@@ -38,10 +43,10 @@ pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnO
         anchors().map(|()| value)
     })?;
     let key = |rank: usize| format!("trace/{rank}");
-    if collective.rank() > 0 {
+    let Some(mut file) = file else {
         store.set(&key(collective.rank()), &zipped(profile.json())?)?;
         return Ok(value);
-    }
+    };
     let own = serde_json::from_slice(profile.json()).context("reading rank 0's trace")?;
     let others = (1..collective.world_size()).map(|rank| {
         let bytes = store.get(&key(rank)).with_context(|| format!("rank {rank} sent no trace"))?;
@@ -49,7 +54,7 @@ pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnO
     });
     let traces = [Ok(own)].into_iter().chain(others).collect::<Result<Vec<_>>>()?;
     let bytes = zipped(&serde_json::to_vec(&merge(traces)?)?)?;
-    std::fs::write(path, bytes).with_context(|| format!("writing the trace {}", path.display()))?;
+    file.write_all(&bytes).with_context(|| format!("writing the trace {}", path.display()))?;
     Ok(value)
 }
 
@@ -149,7 +154,8 @@ fn merge(mut traces: Vec<Value>) -> Result<Value> {
         events.append(&mut own.events);
     }
     let mut merged = traces.into_iter().next().context("there is no trace")?;
-    let offsets: Vec<_> = clocks.iter().map(|c| json!({"offset_us": c.offset, "uncertainty_us": c.uncertainty})).collect();
+    let offsets: Vec<_> =
+        clocks.iter().map(|c| json!({"offset_us": c.offset, "uncertainty_us": c.uncertainty})).collect();
     merged["traceEvents"] = events.into();
     merged["otherData"] = json!({"clock": "rank 0's", "ranks": offsets, "findings": findings});
     Ok(merged)
@@ -167,7 +173,8 @@ fn relate(event: &mut Value, rank: usize, clock: &Clock, processes: &mut BTreeMa
     event["pid"] = (*processes.entry((rank, process)).or_insert(number)).into();
     if event["ph"] == "M" {
         if event["name"] == "process_name" {
-            event["args"]["name"] = format!("rank {rank}: {}", event["args"]["name"].as_str().unwrap_or_default()).into();
+            event["args"]["name"] =
+                format!("rank {rank}: {}", event["args"]["name"].as_str().unwrap_or_default()).into();
         }
         return;
     }
@@ -183,7 +190,8 @@ fn relate(event: &mut Value, rank: usize, clock: &Clock, processes: &mut BTreeMa
 fn stragglers(launches: &[&BTreeMap<u64, f64>], clocks: &[Clock]) -> Vec<String> {
     let (mut late, mut total) = (vec![Vec::new(); launches.len()], 0);
     for sequence in launches[0].keys() {
-        let arrival = |(rank, own): (usize, &&BTreeMap<u64, f64>)| Some((own.get(sequence)? + clocks[rank].offset, rank));
+        let arrival =
+            |(rank, own): (usize, &&BTreeMap<u64, f64>)| Some((own.get(sequence)? + clocks[rank].offset, rank));
         let Some(mut arrivals) = launches.iter().enumerate().map(arrival).collect::<Option<Vec<_>>>() else { continue };
         arrivals.sort_by(|a, b| a.0.total_cmp(&b.0));
         total += 1;

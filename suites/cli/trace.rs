@@ -21,13 +21,18 @@ fn one_trace_shows_both_ranks_and_names_the_one_that_comes_late() {
     flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut json).unwrap();
     let trace: Value = serde_json::from_str(&json).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let launches: Vec<_> =
-        events.iter().filter(|e| e["name"].as_str().is_some_and(|name| name.starts_with("launch all_reduce"))).collect();
+    let launches: Vec<_> = events
+        .iter()
+        .filter(|e| e["name"].as_str().is_some_and(|name| name.starts_with("launch all_reduce")))
+        .collect();
     let (first, last) = (launches[0], launches[1]);
     assert!(launches.len() == 2 && first["name"] == last["name"] && first["pid"] != last["pid"], "{launches:?}");
     let at = |event: &Value| event["ts"].as_f64().unwrap();
     assert!(at(last) > at(first), "rank 1 launched {} us after rank 0", at(last) - at(first));
     let named = |event: &&Value| event["name"] == "process_name";
     let names: Vec<_> = events.iter().filter(named).filter_map(|event| event["args"]["name"].as_str()).collect();
-    assert!([0, 1].iter().all(|rank| names.iter().any(|name| name.starts_with(&format!("rank {rank}: ")))), "{names:?}");
+    assert!(
+        [0, 1].iter().all(|rank| names.iter().any(|name| name.starts_with(&format!("rank {rank}: ")))),
+        "{names:?}"
+    );
 }

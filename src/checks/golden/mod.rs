@@ -66,7 +66,8 @@ impl CaseFile {
 
     /// Parses the bytes of a safetensors file. `path` is only used as the case's name.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(refusal).context("not in the safetensors format (truncated?)")?;
+        let (_, header) =
+            SafeTensors::read_metadata(bytes).map_err(refusal).context("not in the safetensors format (truncated?)")?;
         let metadata = header.metadata().clone().context("it has no metadata: kind, rtol and atol are needed")?;
         let tensors = SafeTensors::deserialize(bytes)?
             .tensors()

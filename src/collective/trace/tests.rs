@@ -11,9 +11,7 @@ fn anchors(ahead: f64, drift: f64, enter: f64) -> Vec<(f64, f64)> {
 
 /// A rank's trace: its anchors, an operator at `work_us`, an arrow, and the launches of collectives by number.
 fn trace(anchors: &[(f64, f64)], work_us: f64, launches: &[(u64, f64)]) -> Value {
-    let range = |name: String, at: f64, dur: f64| {
-        json!({"ph": "X", "cat": "user_annotation", "name": name, "pid": 7, "tid": 7, "ts": at, "dur": dur})
-    };
+    let range = |name: String, at: f64, dur: f64| json!({"ph": "X", "cat": "user_annotation", "name": name, "pid": 7, "tid": 7, "ts": at, "dur": dur});
     let mut events = vec![
         json!({"ph": "M", "name": "process_name", "pid": 7, "ts": 0, "args": {"name": "cs336"}}),
         json!({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": work_us, "dur": 1}),
@@ -53,7 +51,10 @@ fn a_drift_is_part_of_the_uncertainty_until_the_anchors_contradict_each_other() 
     assert!(clock.uncertainty > 150.0 && (clock.offset + 750.0).abs() < 100.0, "{clock:?}");
     let refused = |own: &[(f64, f64)]| Clock::between(&zero, own).unwrap_err().to_string();
     let drifting = refused(&anchors(500.0, 1e-3, 0.0));
-    assert!(drifting.starts_with("the anchors contradict each other by 4.8") && drifting.contains("at most 1 ms"), "{drifting}");
+    assert!(
+        drifting.starts_with("the anchors contradict each other by 4.8") && drifting.contains("at most 1 ms"),
+        "{drifting}"
+    );
     let mut set = anchors(500.0, 0.0, 0.0);
     set.iter_mut().skip(3).for_each(|anchor| *anchor = (anchor.0 - 1e6, anchor.1 - 1e6));
     assert!(refused(&set).contains("without setting a clock"));
@@ -76,9 +77,8 @@ fn events_of_all_ranks_are_on_rank_0s_clock_with_names_of_their_own() {
     let ranks = vec![trace(&anchors(0.0, 0.0, 10.0), 1e5, &[]), trace(&anchors(7e6, 0.0, 0.0), 7.2e6, &[])];
     let merged = merge(ranks).unwrap();
     let events = merged["traceEvents"].as_array().unwrap();
-    let all = |key: &str, name: &str| -> Vec<Value> {
-        events.iter().filter(|event| event[key] == name).cloned().collect()
-    };
+    let all =
+        |key: &str, name: &str| -> Vec<Value> { events.iter().filter(|event| event[key] == name).cloned().collect() };
     let work = all("name", "aten::mm");
     let uncertainty = merged["otherData"]["ranks"][1]["uncertainty_us"].as_f64().unwrap();
     assert!((work[1]["ts"].as_f64().unwrap() - 2e5).abs() <= uncertainty && work[0]["ts"] == 1e5, "{work:?}");
