@@ -95,16 +95,16 @@ fn events_of_all_ranks_are_on_rank_0s_clock_with_names_of_their_own() {
 
 #[test]
 fn the_rank_that_arrives_last_is_named_with_how_late_it_is_at_the_median() {
-    let calls = |ahead: f64, late: [f64; 3]| [1, 2, 3].map(|n| (n, 2e5 * n as f64 + ahead + late[n as usize - 1]));
+    let calls = |ahead: f64, late: [f64; 4]| [1, 2, 3, 4].map(|n| (n, 2e5 * n as f64 + ahead + late[n as usize - 1]));
     let ranks = vec![
-        trace(&anchors(0.0, 0.0, 10.0), 1.0, &calls(0.0, [0.0, 0.0, 9000.0])),
-        trace(&anchors(-4e6, 0.0, 0.0), 1.0, &calls(-4e6, [3000.0, 5000.0, 0.0])),
+        trace(&anchors(0.0, 0.0, 10.0), 1.0, &calls(0.0, [0.0, 0.0, 9000.0, 0.0])),
+        trace(&anchors(-4e6, 0.0, 0.0), 1.0, &calls(-4e6, [3000.0, 5000.0, 0.0, 0.0])),
         // Later by less than the clocks are known to.
-        trace(&anchors(2e6, 0.0, 0.0), 1.0, &calls(2e6, [20.0, 20.0, 20.0])),
+        trace(&anchors(2e6, 0.0, 0.0), 1.0, &calls(2e6, [20.0; 4])),
     ];
     let findings = merge(ranks).unwrap()["otherData"]["findings"].take();
     let findings: Vec<String> = serde_json::from_value(findings).unwrap();
-    assert!(findings[2].starts_with("rank 0 arrives last at 1 of 3 collectives, 8.9"), "{findings:?}");
-    assert!(findings[3].starts_with("rank 1 arrives last at 2 of 3 collectives, 4.9"), "{findings:?}");
+    assert!(findings[2].starts_with("rank 0 arrives last at 1 of 4 collectives, 8.9"), "{findings:?}");
+    assert!(findings[3].starts_with("rank 1 arrives last at 2 of 4 collectives, 4.9"), "{findings:?}");
     assert_eq!(findings.len(), 4, "{findings:?}");
 }
