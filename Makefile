@@ -1,7 +1,8 @@
 # Every target is one thin line over cargo and cs336; `make help` lists them.
 CS336 = cargo run --quiet --
 .DEFAULT_GOAL = help
-.PHONY: help setup build writeup test check measure bundle submission clean
+.PHONY: help setup build writeup test check fuzz measure bundle submission clean
+SECONDS = 60
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,6 +24,9 @@ check: setup ## what CI runs: format, clippy with warnings denied, tests, snapsh
 	cargo clippy --all-targets -- --deny warnings
 	INSTA_UPDATE=no cargo test
 	$(CS336) writeup --check
+
+fuzz: setup ## fuzz every reader of outside data under libFuzzer, each for SECONDS=60
+	@sh suites/fuzz/run.sh $(SECONDS)
 
 measure: setup ## measure this machine's whole profile anew
 	@$(CS336) measure

@@ -10,6 +10,8 @@ mod graders_files;
 mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/trace.rs"]
+mod trace;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -85,6 +85,8 @@ fn errors_name_the_template_its_line_and_the_remedy() {
     for (template, expected) in [
         ("{{ nothing }}", "templates/x.md:3: `nothing` is undefined"),
         ("{{ answer.sum | parsec(2) }}", "templates/x.md:3: filter parsec is unknown"),
+        ("{{ 1 | format(9) }}", "filter format is unknown"),
+        ("{{ answer.sum | fixed(99999) }}", "99999 decimals; use at most 17"),
         ("{{ answer.sum | ms }}", "templates/x.md:3: missing argument"),
         ("{{ \"text\" | ms(2) }}", "expects a number"),
         ("{{ answer.seconds | gib(2) }}", "cannot be printed as Gib"),

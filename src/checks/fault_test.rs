@@ -37,6 +37,8 @@ pub enum RankFault {
     Panic,
     PanicInBackward,
     Stall,
+    /// Comes a quarter of a second after the others.
+    Late,
     /// Computes forever, so that the others wait for a busy rank.
     Work,
     /// Waits for a gradient that no backward pass computes, like a bucket with an unused parameter.
@@ -69,7 +71,9 @@ fn run(collective: &Shared, input: Value) -> Result<Value> {
         }
     }
     if rank == last && fault != RankFault::None {
-        until_others_wait(collective, 2);
+        if fault != RankFault::Late {
+            until_others_wait(collective, 2);
+        }
         note(&folder, rank, "fault")?;
         misbehave(fault, collective, &sum)?;
     }
@@ -116,6 +120,7 @@ fn misbehave(fault: RankFault, collective: &Shared, sum: &Tensor) -> Result<()> 
         RankFault::Fail => bail!("this rank gives up"),
         RankFault::Panic => panic!("this rank panics"),
         RankFault::PanicInBackward => backward(|| panic!("this hook panics"))?,
+        RankFault::Late => std::thread::sleep(Duration::from_millis(250)),
         RankFault::Stall => std::thread::sleep(Duration::from_secs(3600)),
         RankFault::Work => loop {
             drop(std::hint::black_box(sum.f_sin()?));

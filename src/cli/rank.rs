@@ -16,6 +16,7 @@ use crate::collective::environment::Environment;
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
+use crate::collective::trace::{findings, traced};
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::problems::RANK_TASKS;
@@ -35,6 +36,9 @@ pub struct Task {
     /// The output file: a JSON list of the ranks' results in rank order
     #[arg(long)]
     output: Option<PathBuf>,
+    /// Profile the task into one Chrome trace of all ranks, gzipped, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -62,6 +66,13 @@ impl Task {
         let Some(file) = &self.input else { return Ok(Value::Null) };
         let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
         serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", file.display()))
+    }
+
+    /// What the trace says of clocks and late ranks.
+    fn print_findings(&self) -> Result<()> {
+        let findings = self.trace.as_deref().map_or(Ok(Vec::new()), findings)?;
+        findings.iter().for_each(|finding| eprintln!("cs336: {finding}"));
+        Ok(())
     }
 
     fn write(&self, result: &Value) -> Result<()> {
@@ -98,7 +109,12 @@ pub fn run(task: &Task) -> Result<()> {
     let (store, peers) = arrive(&environment, task.backend, &settings)?;
     let joined = ManuallyDrop::new((connect(&environment, task.backend, &store, &peers)?, store));
     let (collective, store) = &*joined;
-    let result = (code.run)(collective, input).and_then(|result| {
+    let work = || (code.run)(collective, input);
+    let result = match &task.trace {
+        Some(path) => traced(collective, store, path, work),
+        None => work(),
+    };
+    let result = result.and_then(|result| {
         collective.barrier().context("waiting for the other ranks to be done")?;
         Ok(result)
     });
@@ -110,6 +126,7 @@ pub fn run(task: &Task) -> Result<()> {
         if environment.rank == 0 {
             let results = results.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();
             task.write(&Value::Array(results.context("a rank's result is not JSON")?))?;
+            task.print_findings()?;
         }
     }
     drop(ManuallyDrop::into_inner(joined));
@@ -190,11 +207,15 @@ pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     task.code()?;
     let plan = Launch {
         backend: task.backend,
+        trace: task.trace.clone(),
         interrupted,
         ..Launch::new(&task.task, world_size, Duration::from_secs(deadline))
     };
     match launch(&plan, &task.read_input()?) {
-        Ok(results) => task.write(&Value::Array(results)).map(|()| Ended::Well),
+        Ok(results) => {
+            task.write(&Value::Array(results))?;
+            task.print_findings().map(|()| Ended::Well)
+        }
         Err(error) if interrupted() => {
             eprintln!("cs336: {error:#}");
             Ok(Ended::Interrupted)

@@ -8,8 +8,10 @@ use tch::{Device, Tensor};
 
 use super::flight_recorder::{FlightRecorder, call_name};
 use super::timeline::{Call, Span};
+use super::trace::LAUNCH;
 use super::{Backend, Collective, Group, Operation, Request, Work};
 use crate::torch::gloo::{self, Member, ProcessGroup};
+use crate::torch::nvtx;
 use crate::torch::store::Store;
 
 /// A Gloo process group over libtorch's.
@@ -48,6 +50,7 @@ impl Collective for Gloo {
         let sequence = recorder.call(operation, &detail);
         let name = call_name(operation.name(), sequence, &detail);
         let launched = Instant::now();
+        let _launch = nvtx::scope(LAUNCH, &name);
         let work = enqueue(&processes, request).with_context(|| name.clone())?;
         let ended = Arc::new(OnceLock::new());
         if timeline.is_on() {

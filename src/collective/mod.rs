@@ -20,6 +20,7 @@ pub mod rendezvous;
 mod request;
 mod supervisor;
 pub mod timeline;
+pub mod trace;
 mod waiting;
 mod watchdog;
 

@@ -15,9 +15,11 @@ use tch::{Kind, Tensor};
 use super::environment::Environment;
 use super::flight_recorder::call_name;
 use super::timeline::{Call, Span};
+use super::trace::LAUNCH;
 use super::{Backend, Collective, Group, Op, Request, Work};
 use crate::cuda::{Event, Stream, make_current};
 use crate::torch;
+use crate::torch::nvtx;
 use crate::torch::store::Store;
 
 mod communicator;
@@ -97,6 +99,7 @@ impl Nccl {
         let sequence = recorder.call(operation, &detail);
         let name = call_name(operation.name(), sequence, &detail);
         let launched = Instant::now();
+        let _launch = nvtx::scope(LAUNCH, &name);
         let launch = || -> Result<_> {
             ready.record_current()?;
             stream.wait_for(ready)?;

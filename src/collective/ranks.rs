@@ -3,7 +3,7 @@
 //! A process per rank, because libtorch's autograd engine, allocator and random generator belong to a process, and
 //! because a crash then ends one rank and not its supervisor.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -89,6 +89,8 @@ pub struct Launch<'a> {
     pub patience: Duration,
     pub backend: Backend,
     pub placement: Placement,
+    /// Where rank 0 writes a Chrome trace of all ranks; `None` for no trace.
+    pub trace: Option<PathBuf>,
     /// Whether the user has interrupted the run; polled while it runs.
     pub interrupted: fn() -> bool,
 }
@@ -100,7 +102,7 @@ impl<'a> Launch<'a> {
     /// Ranks that communicate over Gloo; `Launch { backend: Backend::Nccl, ..Launch::new(..) }` for others.
     pub fn new(task: &'a str, world_size: usize, deadline: Duration) -> Self {
         let (backend, placement) = (Backend::Gloo, Placement::GpuPerRank);
-        Self { task, world_size, deadline, patience: PATIENCE, backend, placement, interrupted: || false }
+        Self { task, world_size, deadline, patience: PATIENCE, backend, placement, trace: None, interrupted: || false }
     }
 }
 
@@ -170,6 +172,7 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
     let rank = |rank: usize| -> Result<Rank> {
         let mut command = Command::new(program);
         command.arg("rank").arg("--task").arg(launch.task).arg("--backend").arg(launch.backend.name());
+        command.args(launch.trace.iter().flat_map(|path| [OsStr::new("--trace"), path.as_os_str()]));
         let flight_record = folder.path().join(format!("rank{rank}.flight"));
         File::create(&flight_record).with_context(|| format!("creating the flight record of rank {rank}"))?;
         command.envs(environment_of(rank, launch, port)).env(FLIGHT_RECORD, &flight_record);

@@ -11,6 +11,7 @@ pub mod floor;
 pub mod grade;
 pub mod grade_files;
 pub mod handout;
+pub mod json;
 pub mod peer;
 pub mod plan;
 pub mod printable;
@@ -25,6 +26,3 @@ pub mod stats;
 pub mod store;
 pub mod suite;
 pub mod worker;
-
-#[cfg(test)]
-mod fuzz_tests;

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use super::json;
 use crate::error::{Fault, fault_in_words};
 use crate::process::{Answer, ChildProcess, after};
 
@@ -87,27 +88,31 @@ impl Peer {
         self.next_id += 1;
         process.send(&Job { id: self.next_id, job, settings })?;
         let in_job = || format!("in the peer's job {job:?}");
-        let reply = receive(&mut process, deadline).and_then(|reply| self.result(&reply)).with_context(in_job)?;
+        let reply = receive(&mut process, deadline).and_then(|reply| read_reply(&reply, self.next_id));
+        let reply = reply.with_context(in_job)?;
         self.process = Some(process);
-        let result = reply.map_err(Refusal::into_error).with_context(in_job)?;
-        serde_json::from_value(result).with_context(|| format!("the peer's result of the job {job:?}"))
+        let result = reply.with_context(in_job)?;
+        json::from_value(&result).with_context(|| format!("the peer's result of the job {job:?}"))
     }
+}
 
-    fn result(&self, reply: &Value) -> Result<Result<Value, Refusal>> {
-        let Reply { id, result, error } = Reply::deserialize(reply)?;
-        ensure!(id == self.next_id, "the peer answered job {id}, expected was job {}", self.next_id);
-        match (result, error) {
-            (Some(result), None) => Ok(Ok(result)),
-            (None, Some(refusal)) => Ok(Err(refusal)),
-            _ => bail!("a reply must hold a result or an error, this one is {reply}"),
-        }
+/// The result in a peer's reply to job `id`, or the error that the peer reports.
+///
+/// Errors: it is not a reply to this job.
+pub fn read_reply(reply: &Value, id: u64) -> Result<Result<Value>> {
+    let Reply { id: answered, result, error } = json::from_value(reply)?;
+    ensure!(answered == id, "the peer answered job {answered}, expected was job {id}");
+    match (result, error) {
+        (Some(result), None) => Ok(Ok(result)),
+        (None, Some(refusal)) => Ok(Err(refusal.into_error())),
+        _ => bail!("a reply must hold a result or an error, this one is {reply}"),
     }
 }
 
 fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
     // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
     match process.receive(deadline, &|| false) {
-        Answer::Line(line) => serde_json::from_str(&line).with_context(|| {
+        Answer::Line(line) => json::from_str(&line).with_context(|| {
             let start: String = line.chars().take(200).collect();
             format!("the peer sent {start:?}, which is not JSON")
         }),

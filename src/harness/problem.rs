@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
+use super::json;
 use super::record::Profile;
 
 /// One registry entry. `suites/tidy.rs` tests the rules for all entries.
@@ -132,13 +133,13 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
             fields.entry(key).or_insert(value);
         }
     }
-    let typed: M::Params = M::Params::deserialize(params)?;
+    let typed: M::Params = json::from_value(&params)?;
     M::validate(&typed)?;
     Ok(serde_json::to_value(typed)?)
 }
 
 fn check_row<M: Measure>(row: &Value) -> Result<()> {
-    M::Row::deserialize(row).map(drop).context("the row does not have the fields of this problem's Row type")
+    json::from_value::<M::Row>(row).map(drop).context("the row does not have the fields of this problem's Row type")
 }
 
 fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
+use super::json;
 use super::samples::{round_times, round_to_clock};
 
 /// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
@@ -145,10 +146,10 @@ impl RecordFile {
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
         let remedy = "delete it to measure again, or restore it from git";
         let raw: Value =
-            serde_json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?); {remedy}"))?;
+            json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?); {remedy}"))?;
         check_schema(&raw, origin)?;
         let file: Self =
-            serde_json::from_value(raw).with_context(|| format!("{origin} is not a record file of cs336; {remedy}"))?;
+            json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336; {remedy}"))?;
         file.validate().with_context(|| format!("{origin} contradicts itself"))?;
         Ok(file)
     }

@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::json::from_value;
+
 /// Base units. Tables convert to milliseconds or mebibytes when they print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
@@ -91,7 +93,7 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
     };
     match value {
         Value::Object(fields) if fields.contains_key("samples") => {
-            let samples = Samples::deserialize(value).with_context(|| format!("{path} is no list of samples"))?;
+            let samples = from_value::<Samples>(value).with_context(|| format!("{path} is no list of samples"))?;
             visit(path, &samples)
         }
         Value::Object(fields) => fields.iter().try_for_each(|(key, child)| enter(key, child)),
@@ -107,7 +109,8 @@ const STEPS_PER_S: f64 = 1e9;
 /// The nearest multiple of a nanosecond; a time that is not 0 does not become 0.
 pub fn round_to_clock(seconds: f64) -> f64 {
     let steps = (seconds * STEPS_PER_S).abs();
-    if steps == 0.0 {
+    // A time so long that it has no count of nanoseconds is left as it is: infinity cannot be written.
+    if steps == 0.0 || !steps.is_finite() {
         return seconds;
     }
     // The quotient of two integers is the float64 nearest to the decimal number, so few digits are written.
@@ -154,6 +157,7 @@ mod tests {
             (1e-12, 1e-9),
             (-2.5e-6, -2.5e-6),
             (0.0, 0.0),
+            (1e300, 1e300),
         ] {
             assert_eq!(round_to_clock(seconds), rounded, "of {seconds}");
         }

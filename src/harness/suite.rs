@@ -12,6 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
+use super::json::refusal;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
@@ -68,7 +69,11 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
         "{origin} is {} bytes long; a suite has at most {MAX_FILE_BYTES}",
         text.len()
     );
-    let document: toml::Table = toml::from_str(text).with_context(|| format!("{origin} is not valid TOML"))?;
+    let document: toml::Table = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = 1 + before.matches('\n').count();
+        refusal(error.message()).context(format!("{origin}, line {line}: not valid TOML"))
+    })?;
     let mut grids: Vec<Grid> = Vec::new();
     for (profile_name, tables) in &document {
         let profile = Profile::ALL.into_iter().find(|p| p.name() == profile_name);
@@ -217,7 +222,7 @@ mod tests {
             ("[cpu.a]\nn = 2020-01-01", "datetime cannot be a parameter"),
             ("[cpu.a]\nn = [1, 2]\n[cpu.b]\nn = [2, 3]", "both hold the case"),
             ("[cpu.a]\nn = 1\n[cpu.a]\nn = 2", "not valid TOML"),
-            ("[cpu.a]\nn = \n", "not valid TOML"),
+            ("[cpu.a]\nn = \n", "line 2: not valid TOML"),
         ] {
             let message = refused(text);
             assert!(message.contains(expected) && message.contains("x.toml"), "{text:?} gave {message}");

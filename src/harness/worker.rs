@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::device::DeviceCheck;
+use super::json;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
@@ -150,7 +151,7 @@ impl Worker {
 fn reply_to(number: u64, text: &str) -> Result<Reply> {
     let start = || text.chars().take(200).collect::<String>();
     let (answered, reply): (u64, Reply) =
-        serde_json::from_str(text).with_context(|| format!("the worker sent {:?}, not a reply", start()))?;
+        json::from_str(text).with_context(|| format!("the worker sent {:?}, not a reply", start()))?;
     ensure!(answered == number, "the worker answered job {answered}, expected was job {number}");
     Ok(reply)
 }
@@ -172,7 +173,7 @@ pub fn serve(abilities: Abilities) -> Result<()> {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     while let Some(line) = parent.receive()? {
         let (number, job): (u64, Job) =
-            serde_json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
+            json::from_str(&line).with_context(|| format!("this line is not a job: {line:?}"))?;
         parent.send(&(number, perform(abilities, &job)))?;
     }
     Ok(())

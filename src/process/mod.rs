@@ -12,6 +12,7 @@ mod parent;
 
 pub use child::{Answer, ChildProcess, Event, is_alive, processes_with, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
+pub use lines::Lines;
 pub use parent::{Parent, has_parent};
 
 /// The longest line that is read from a child, in bytes; a child that sends a longer one is killed.

@@ -11,6 +11,8 @@ use crate::units::GIB;
 
 /// Registers a filter for every [`Style`] (`value | ms(2)`), `memory`, `range` and `listed`.
 pub fn register(env: &mut Environment<'_>) {
+    // No template needs them, and they allocate as much as they are asked for.
+    ["batch", "format", "indent", "slice"].iter().for_each(|name| env.remove_filter(name));
     for (name, style) in Style::ALL {
         env.add_filter(name, move |value: Value, digits: Option<usize>| {
             // A count has no decimals by default. Other styles require the number of decimals.
@@ -33,7 +35,7 @@ fn memory(value: Value) -> Result<String, Error> {
 
 /// `answer.gain | range("fixed", 2)`: "1.02 to 1.35", or "1.02" where both ends print alike.
 fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
-    let style = named(&style)?;
+    let (style, digits) = (named(&style)?, decimals(digits)?);
     let (low, high) = (value.get_attr("low")?, value.get_attr("high")?);
     for end in [&low, &high] {
         fits(end, style)?;
@@ -45,8 +47,15 @@ fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
 }
 
 fn print(value: &Value, style: Style, digits: usize) -> Result<String, Error> {
+    let digits = decimals(digits)?;
     fits(value, style)?;
     Ok(number(value)?.map_or(NOTHING.into(), |x| marked(value, &format::print(x, style, digits))))
+}
+
+/// Errors: more decimals than a float64 has significant digits; the standard library panics above 65,535.
+fn decimals(digits: usize) -> Result<usize, Error> {
+    const MOST: usize = 17;
+    if digits <= MOST { Ok(digits) } else { Err(invalid(format!("{digits} decimals; use at most {MOST}"))) }
 }
 
 /// `text` with the mark of the quantity's cases.
@@ -85,7 +94,10 @@ fn number(value: &Value) -> Result<Option<f64>, Error> {
             }
             return number(&inner);
         }
-        kind => return Err(invalid(format!("expects a number, got {kind} {value}"))),
+        kind => {
+            let start: String = mark::plain(&value.to_string()).chars().take(40).collect();
+            return Err(invalid(format!("expects a number, got {kind} {start:?}")));
+        }
     }
     let x = f64::try_from(value.clone())?;
     if x.is_finite() { Ok(Some(x)) } else { Err(invalid(format!("expects a finite number, got {x}"))) }

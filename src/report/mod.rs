@@ -22,10 +22,11 @@ pub mod title_page;
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 
 use crate::harness::answer::{Answer, Claim, Records};
 use crate::harness::handout::HandoutProblem;
+use crate::harness::printable::one_line;
 use crate::harness::store::write_atomically;
 
 pub use crate::harness::grade::points;
@@ -89,7 +90,8 @@ pub struct AnsweredPart {
 /// Errors name the template, and the line if there is one: an undefined variable, a claim that does not hold, a part
 /// answered twice or not at all, a formula that does not convert, placeholder text.
 pub fn render(document: &Document) -> Result<Rendered> {
-    document::assemble(document)
+    // A template may quote text of several lines, such as a formula.
+    document::assemble(document).map_err(|error| Error::msg(one_line(&format!("{error:#}"))))
 }
 
 /// Writes `writeup.md`, its figures and (if given) `writeup.pdf` into `dir`, each file whole or not at all.

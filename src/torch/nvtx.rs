@@ -32,6 +32,12 @@ pub fn range<T>(name: &'static str, body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// A range of any thread, which libtorch's active profilers record until it is dropped; `None` without a listener. It is not
+/// tracked: [`current`] does not show it.
+pub fn scope(prefix: &str, name: &str) -> Option<UniquePtr<ffi::UserScope>> {
+    (LISTENERS.load(Ordering::Relaxed) > 0).then(|| ffi::open_user_scope(&format!("{prefix}{name}")))
+}
+
 /// The open ranges joined by '/', such as "forward/layer/attention"; empty outside all of them and without a listener.
 pub fn current() -> String {
     lock(&OPEN).join("/")

@@ -60,6 +60,11 @@ impl Drop for Profiler {
 }
 
 impl Profile {
+    /// The Chrome trace as Kineto wrote it.
+    pub fn json(&self) -> &[u8] {
+        &self.json
+    }
+
     pub fn trace(&self) -> Result<Trace> {
         Trace::from_chrome_json(&self.json)
     }

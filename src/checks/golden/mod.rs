@@ -8,6 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use tch::{Kind as DType, Tensor};
 
+use crate::harness::json::refusal;
+use crate::harness::printable::one_line;
 use crate::harness::problem::Verdict;
 
 pub mod adamw;
@@ -80,12 +82,14 @@ impl CaseFile {
 
     /// Parses the bytes of a safetensors file. `path` is only used as the case's name.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
-        let (_, header) = SafeTensors::read_metadata(bytes).context("not in the safetensors format (truncated?)")?;
+        let (_, header) =
+            SafeTensors::read_metadata(bytes).map_err(refusal).context("not in the safetensors format (truncated?)")?;
         let metadata = header.metadata().clone().context("it has no metadata: kind, rtol and atol are needed")?;
         let tensors = SafeTensors::deserialize(bytes)?
             .tensors()
             .into_iter()
             .map(|(name, view)| {
+                ensure!(name == one_line(&name), "the name {name:?} cannot be printed; rename the tensor");
                 let tensor = tensor_of(&view).with_context(|| format!("tensor {name:?}"))?;
                 Ok((name, tensor))
             })

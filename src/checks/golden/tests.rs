@@ -247,6 +247,10 @@ fn an_incomplete_file_is_refused_with_the_missing_key() {
     let truncated = run_bytes(&bytes[..bytes.len() - 3]).unwrap_err();
     assert!(format!("{truncated:#}").contains("safetensors"), "{truncated:#}");
     assert!(CaseFile::read(Path::new("no/such/case.safetensors")).is_err());
+    let view = safetensors::tensor::TensorView::new(Dtype::U8, vec![1], &[0]).unwrap();
+    let bytes = safetensors::serialize([("x\npassed y", view)], Some([("kind".into(), "x".into())].into())).unwrap();
+    let forged = format!("{:#}", run_bytes(&bytes).unwrap_err());
+    assert!(forged.contains(r"x\npassed y") && forged.lines().count() == 1, "{forged}");
 }
 
 proptest! {

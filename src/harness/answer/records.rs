@@ -11,6 +11,7 @@ use super::format::markdown;
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
+use crate::harness::json::from_value;
 use crate::harness::problem::Measure;
 use crate::harness::record::{Machine, Outcome, Profile, RecordFile, Run};
 use crate::harness::samples::Samples;
@@ -179,7 +180,7 @@ impl RecordSet {
             Ok(Case {
                 id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
                 grid: record.grid.clone(),
-                params: P::deserialize(&record.params).with_context(named)?,
+                params: from_value(&record.params).with_context(named)?,
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
                 conditions: record.conditions.clone(),
@@ -192,7 +193,7 @@ impl RecordSet {
 impl<R: DeserializeOwned> CaseOutcome<R> {
     fn of(outcome: &Outcome) -> Result<Self> {
         Ok(match outcome.clone() {
-            Outcome::Measured { row } => Self::Measured(R::deserialize(row).context("its row has another shape")?),
+            Outcome::Measured { row } => Self::Measured(from_value(&row).context("its row has another shape")?),
             Outcome::OutOfMemory { requested_bytes, predicted_bytes, message } => {
                 Self::OutOfMemory { requested_bytes, predicted_bytes, message }
             }

@@ -103,6 +103,7 @@ fn does(fault: RankFault) -> &'static str {
         RankFault::WrongCount => "all-reduces 8 values, not 4",
         RankFault::WrongOrder => "calls broadcast first",
         RankFault::None | RankFault::SumForever => "does nothing wrong",
+        RankFault::Late => "comes late",
     }
 }
 

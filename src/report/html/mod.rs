@@ -13,7 +13,7 @@ mod table;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 
 use self::body::{Setting, Shared};
 use self::cases::Sets;
@@ -21,6 +21,7 @@ use self::escape::{escape, slug};
 use super::sections::{APPENDICES, Sections};
 use super::{Document, Rendered, points};
 use crate::harness::handout::HandoutProblem;
+use crate::harness::printable::one_line;
 use crate::harness::store::write_atomically;
 
 /// The page's style, whose colours the tests read.
@@ -120,7 +121,9 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
     let mut main = format!("<section id=\"front\">{}</section>\n", body::html(front, &setting, &mut shared)?);
     let mut contents = String::new();
     for chapter in &edition.chapters {
-        let html = chapter.html(&mut shared).with_context(|| format!("{} in HTML", chapter.problem.name))?;
+        // A formula that does not convert is quoted with its surroundings, in several lines.
+        let html = chapter.html(&mut shared).map_err(|error| one_line(&format!("{error:#}"))).map_err(Error::msg);
+        let html = html.with_context(|| format!("{} in HTML", chapter.problem.name))?;
         contents += &chapter.contents(&html);
         main += &html;
     }
