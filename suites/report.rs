@@ -1,6 +1,7 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
 use cs336::harness::answer::Claim;
+use cs336::harness::record::Outcome;
 use cs336::report;
 use proptest::prelude::*;
 
@@ -9,7 +10,7 @@ mod html;
 #[path = "report/sample.rs"]
 mod sample;
 
-use sample::{attention, body, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
+use sample::{attention, body, complete, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
 
 const WRITEUP: &str = include_str!("../report/writeup.typ");
 
@@ -109,6 +110,10 @@ fn errors_name_the_template_its_line_and_the_remedy() {
         ("[2 tools called]", "leftover text"),
         ("a\n\n---", "Rule is not supported"),
         ("text[^a]\n\n[^a]: note", "is not supported"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            "templates/x.md:3: more than 1000000 steps; give the loop an end",
+        ),
     ] {
         let error = error_of(template);
         assert!(error.contains(expected), "{template}\ngave      {error}\nexpected  {expected}");
@@ -119,18 +124,18 @@ fn errors_name_the_template_its_line_and_the_remedy() {
 #[test]
 fn a_part_that_is_registered_and_not_answered_is_an_error() {
     let unanswered = document(vec![problem("x", &[("a", 1.0)], "No part here.")]);
-    let error = format!("{:#}", report::render(&unanswered).err().unwrap());
+    let error = format!("{:#}", complete(&unanswered).err().unwrap());
     assert!(error.contains("templates/x.md") && error.contains("part \"a\""), "{error}");
     let mut without = problem("x", &[("a", 1.0)], "");
     without.template = None;
-    assert!(report::render(&document(vec![without])).is_err());
+    assert!(complete(&document(vec![without])).is_err());
 }
 
 /// What a template makes of one claim.
 fn claimed(held: bool, template: &str) -> anyhow::Result<report::Rendered> {
     let mut input = whole(template);
     input.answer.claim(Claim::new("c", held).count("of", 2)).unwrap();
-    report::render(&document(vec![input]))
+    complete(&document(vec![input]))
 }
 
 #[test]
@@ -153,6 +158,72 @@ fn a_claim_that_must_hold_and_one_that_is_stated_nowhere_are_errors() {
         let error = format!("{:#}", claimed(false, template).err().expect("an error"));
         assert!(error.contains(expected) && error.contains("templates/x.md"), "{error}");
     }
+}
+
+/// The three documents: Markdown, the text of the PDF without spaces, and HTML.
+fn editions(document: &report::Document) -> (report::Rendered, String, String) {
+    let rendered = report::render(document).unwrap();
+    report::pdf::compile(&rendered, WRITEUP).unwrap();
+    let (printed, html) = (sample::text_of(&rendered), report::html::page(document, &rendered).unwrap());
+    (rendered, printed, html)
+}
+
+#[test]
+fn a_claim_that_does_not_hold_is_named_behind_its_paragraph_in_every_edition() {
+    let template = "First. {% if claim(\"c\") %}So.{% else %}Not so.{% endif %} Last.\n\nNext. {% if claim(\"d\") %}Gone.{% endif %}";
+    let mut input = whole(template);
+    input.answer.claim(Claim::new("c", false).count("of", 2)).unwrap();
+    input.answer.claim(Claim::new("d", false).operand_text("x", "<1>")).unwrap();
+    let (rendered, printed, html) = editions(&document(vec![input]));
+    let words = "First. Not so. Last.\n\n*Does not hold:* c (of 2).\n\nNext.";
+    assert!(rendered.markdown.contains(words), "{}", rendered.markdown);
+    assert!(printed.contains(&squeeze("Last. Does not hold: c (of 2). Next.")), "{printed}");
+    assert!(html.contains("<em>Does not hold:</em> c (of 2)."), "{html}");
+    assert!(rendered.markdown.contains("Next. \n\n*Does not hold:* d (x \\<1\\>).\n"), "{}", rendered.markdown);
+}
+
+#[test]
+fn a_template_that_fails_costs_its_own_problem_alone_and_says_why_in_bold() {
+    let broken = problem("broken", &[("", 1.0)], "{{ part(\"\") }}\n\n{{ nothing }}");
+    let mut unread = problem("unread", &[("", 2.0)], "");
+    unread.fault = Some("snapshots/gpu/unread.json is <not> read".into());
+    let late = problem("late", &[("", 2.0)], "{{ part(\"\") }}\n\nEarly words.\n\n## Method\n\n$\\nosuchcommand$");
+    let sound = problem("sound", &[("", 4.0)], "{{ part(\"\") }}\n\nSound words.");
+    let (rendered, printed, html) = editions(&document(vec![broken, unread, late, sound]));
+    let reasons = [
+        "This answer could not be built: templates/broken.md:3: `nothing` is undefined",
+        "This answer could not be built: snapshots/gpu/unread.json is <not> read.",
+        "This answer could not be built: templates/late.md",
+    ];
+    for (reason, fault) in reasons.iter().zip(&rendered.faults) {
+        assert!(fault.reason.starts_with(reason), "{fault}");
+        let escaped = report::escape::markdown(reason);
+        assert!(rendered.markdown.contains(&format!("\n**{escaped}")), "{reason}: {}", rendered.markdown);
+        assert!(printed.contains(&squeeze(reason)), "{reason}: {printed}");
+        let escaped = reason.replace('<', "&lt;").replace('>', "&gt;");
+        assert!(html.contains(&format!("<strong>{escaped}")), "{reason}: {html}");
+    }
+    assert_eq!(rendered.faults.len(), reasons.len());
+    assert!(!rendered.markdown.contains("Early words."), "half an answer is printed");
+    assert!(rendered.markdown.contains("Sound words.") && printed.contains("Soundwords.") && html.contains("Sound words."));
+    assert_eq!(rendered.answered.iter().map(|a| a.problem).collect::<Vec<_>>(), ["sound"]);
+    let error = format!("{:#}", rendered.complete().err().unwrap());
+    assert!(error.contains("broken: ") && error.contains("unread: ") && error.contains("late: "), "{error}");
+}
+
+#[test]
+fn a_failed_case_is_named_with_its_error_and_its_problem_is_not_answered() {
+    let mut input = whole("Text.");
+    let file = &mut input.records.cpu.as_mut().unwrap().file;
+    for case in &mut file.cases[..2] {
+        case.outcome = Outcome::Failed { error: "the <worker> died".into() };
+    }
+    let (rendered, printed, html) = editions(&document(vec![input]));
+    let words = "**1 stale**, **2 failed** of 10 cpu cases. sweep (d 16, n 256) and 1 more: the \\<worker\\> died.";
+    assert!(rendered.markdown.contains(words), "{}", rendered.markdown);
+    assert!(rendered.markdown.contains("Text.") && rendered.markdown.contains("*Not answered:* 4 points."));
+    assert!(rendered.answered.is_empty());
+    assert!(printed.contains("2failedof10cpucases.") && html.contains("the &lt;worker&gt; died."), "{printed} {html}");
 }
 
 #[test]
@@ -238,7 +309,7 @@ fn appendices_collect_the_sections_of_all_problems_after_the_answers() {
 }
 
 #[test]
-fn the_summary_quotes_answers_and_prints_their_figures() {
+fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
     let mut input = whole("Text.");
     let figure = sample::bars();
     input.answer.figure("summary", figure).unwrap();
@@ -247,8 +318,14 @@ fn the_summary_quotes_answers_and_prints_their_figures() {
     let rendered = report::render(&document).unwrap();
     assert!(rendered.markdown.contains("Twice two is 4.") && rendered.markdown.contains("x-summary.svg"));
     report::pdf::compile(&rendered, WRITEUP).unwrap();
+    let lacking = "{{ answers.y.a | gib(1) }}, {{ answers.x.b.c | range(\"ms\", 0) }}, {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}";
+    document.summary = Some(lacking.into());
+    document.problems[0].answer = whole("").answer;
+    let rendered = report::render(&document).unwrap();
+    assert!(rendered.markdown.contains("–, –, 4.\n\n–\n\n**Results that are missing here: 3. "), "{}", rendered.markdown);
+    assert_eq!(rendered.faults[0].place, "templates/summary.md");
     document.summary = Some("{{ figure(\"z\") }}".into());
-    let error = format!("{:#}", report::render(&document).err().unwrap());
+    let error = format!("{:#}", complete(&document).err().unwrap());
     assert!(error.contains("templates/summary.md:1") && error.contains("no problem \"z\""), "{error}");
 }
 

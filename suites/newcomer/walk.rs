@@ -42,9 +42,9 @@ fn document(answer: Answer, records: Records) -> Document {
         handout,
         answers: PROBLEM.answers.iter().map(ToString::to_string).collect(),
         template: Some(include_str!("templates/harmonic_sum.md").into()),
-        shared: Vec::new(),
         answer,
         records,
+        ..ProblemInput::default()
     };
     Document { title: "A newcomer's problem".into(), assignment: "none".into(), summary: None, problems: vec![problem] }
 }

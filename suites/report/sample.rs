@@ -241,7 +241,12 @@ pub fn full() -> Document {
 }
 
 pub fn render(template: &str) -> anyhow::Result<Rendered> {
-    report::render(&document(vec![whole(template)]))
+    complete(&document(vec![whole(template)]))
+}
+
+/// The rendering, or its faults.
+pub fn complete(document: &Document) -> anyhow::Result<Rendered> {
+    report::render(document)?.complete()
 }
 
 /// A problem of one part, which `template` answers.

@@ -1,5 +1,6 @@
 //! Claims: statements that sentences make, each decided by operands that the report lists beside it.
 
+use super::format::markdown;
 use super::mark;
 use super::quantity::Quantity;
 
@@ -68,6 +69,17 @@ impl Claim {
 
     pub fn operand_text(self, name: &str, value: impl Into<String>) -> Self {
         self.push(name, value.into(), String::new())
+    }
+
+    /// Its id, and what decided it with the marks of the cases, for a sentence.
+    pub fn markdown(&self) -> String {
+        format!("{} ({})", markdown(&self.id), self.decided_by())
+    }
+
+    /// "ours 1.2; PyTorch 1.5", in Markdown.
+    pub fn decided_by(&self) -> String {
+        let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&markdown(&o.value), &o.cases));
+        self.operands.iter().map(operand).collect::<Vec<_>>().join("; ")
     }
 
     fn push(mut self, name: &str, value: String, cases: String) -> Self {

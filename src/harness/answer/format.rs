@@ -1,5 +1,6 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
+use super::mark;
 use super::quantity::Unit;
 use crate::units::{GB, GIB, MB, MIB};
 
@@ -175,7 +176,8 @@ pub fn markdown(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
-            '\n' | '\r' | '\t' => out.push(' '),
+            mark::KEY | mark::TEXT | mark::END => {}
+            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') => out.push(' '),
             _ => out.push(c),
         }
     }

@@ -12,7 +12,7 @@ use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
 use crate::harness::problem::Measure;
-use crate::harness::record::{Machine, Outcome, Profile, RecordFile, Run};
+use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 use crate::harness::suite::Suite;
@@ -26,6 +26,8 @@ pub struct Records {
     pub gpu: Option<RecordSet>,
     /// The records of other problems that this one's answer reads, by name.
     pub others: BTreeMap<String, Records>,
+    /// Files of this machine's records that cannot be used, each with what to do. The accepted records stand in for them.
+    pub unreadable: Vec<String>,
 }
 
 /// The records of one problem under one profile.
@@ -120,6 +122,22 @@ impl Records {
         self.suite.iter().flat_map(move |suite| suite.cases(profile))
     }
 
+    /// The unusable files of this problem and of those that its answer also reads, each with what to do.
+    pub fn unreadable_files(&self) -> impl Iterator<Item = &String> {
+        self.unreadable.iter().chain(self.others.values().flat_map(|other| &other.unreadable))
+    }
+
+    /// Whether every planned case has an outcome that is not a failure, in the records that the report prints.
+    pub fn are_complete(&self) -> bool {
+        match self.main() {
+            Ok(set) => {
+                let recorded = |(_, params): (&str, &Value)| set.file.case(params).is_some();
+                set.failures().next().is_none() && self.planned(set.profile()).all(recorded)
+            }
+            Err(_) => Profile::ALL.into_iter().all(|profile| self.planned(profile).next().is_none()),
+        }
+    }
+
     /// Another problem's records, which the registry entry lists in `reads`.
     pub fn other(&self, problem: &str) -> Result<&Records> {
         self.others.get(problem).with_context(|| {
@@ -135,6 +153,14 @@ impl RecordSet {
 
     pub fn is_gpu(&self) -> bool {
         self.profile() == Profile::Gpu
+    }
+
+    /// The cases that failed, each with its error.
+    pub fn failures(&self) -> impl Iterator<Item = (&CaseRecord, &str)> {
+        self.file.cases.iter().filter_map(|case| match &case.outcome {
+            Outcome::Failed { error } => Some((case, error.as_str())),
+            _ => None,
+        })
     }
 
     /// Oldest first, ties by id: the order does not depend on the file.
@@ -179,7 +205,8 @@ impl RecordSet {
             Ok(Case {
                 id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
                 grid: record.grid.clone(),
-                params: P::deserialize(&record.params).with_context(named)?,
+                params: P::deserialize(&record.params)
+                    .with_context(|| format!("{}: its parameters have another shape", named()))?,
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
                 conditions: record.conditions.clone(),
@@ -318,6 +345,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::made_up::{MadeUp, machine};
+    use crate::harness::suite;
     use super::*;
 
     #[test]
@@ -328,6 +356,21 @@ mod tests {
         assert_eq!(cells, [Cell::from(1.5), "not run".into()]);
         assert_eq!(cases.iter().filter_map(Case::measured).count(), 1);
         assert_eq!(cases[1].outcome.reason(), "needs 6 GPUs, has 2");
+    }
+
+    #[test]
+    fn records_are_complete_when_every_planned_case_ended_without_a_failure() {
+        let planned = |made_up: MadeUp| {
+            let read = |case: &Value, _: Profile| Ok(case.clone());
+            let suite = suite::parse("[gpu.a]\nn = [1, 2]\n", "x.toml", &read).unwrap();
+            Records { suite: Some(suite), ..made_up.records() }.are_complete()
+        };
+        let case = |n: i64| json!({"n": n});
+        let one = || MadeUp::gpu("x").measured("a", &case(1), &1.5);
+        assert!(planned(one().not_run("a", &case(2))) && planned(one().out_of_memory("a", &case(2))));
+        assert!(!planned(one().failed("a", &case(2))), "a failed case");
+        assert!(!planned(one()), "a planned case that is not recorded");
+        assert!(planned(MadeUp::cpu("x").measured("a", &case(1), &1.5)), "nothing is planned on a CPU");
     }
 
     #[test]
