@@ -219,7 +219,9 @@ fn a_broken_template_is_named_with_its_line_and_the_other_answers_are_printed() 
     let said = tree.refused(&["writeup", "--no-measure"]);
     assert!(said.contains(&format!("{PROBLEM}.md")) && said.contains("undefined"), "{said}");
     let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
-    assert!(report.contains(&format!("**This answer could not be built: templates/{}.md:", PROBLEM.replace('_', "\\_"))));
+    assert!(
+        report.contains(&format!("**This answer could not be built: templates/{}.md:", PROBLEM.replace('_', "\\_")))
+    );
     assert_eq!(report.matches("could not be built").count(), 1, "{report}");
     assert!(fs::read(tree.path("report/writeup.pdf")).unwrap().starts_with(b"%PDF-1."));
     assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));

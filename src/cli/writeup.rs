@@ -139,7 +139,8 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
         records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
     let any = covered(Profile::Gpu, &records.gpu) || covered(Profile::Cpu, &records.cpu);
-    (!any || !records.are_complete()).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
+    (!any || !records.are_complete())
+        .then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 
 fn check(layout: &Layout) -> Result<Ended> {

@@ -162,7 +162,8 @@ impl RecordFile {
         }
         for (i, case) in self.cases.iter().enumerate() {
             let run = self.run(&case.run);
-            let run = run.with_context(|| format!("case {i} names run {:?}, but the file has no such run", case.run))?;
+            let run =
+                run.with_context(|| format!("case {i} names run {:?}, but the file has no such run", case.run))?;
             case.validate(&run.peaks).with_context(|| format!("case {i} ({})", case.params))?;
         }
         self.refuse_equal_cases()
@@ -279,8 +280,7 @@ fn lines(items: impl Iterator<Item = serde_json::Result<String>>) -> Result<Stri
 
 fn check_schema(raw: &Value, origin: &str) -> Result<()> {
     let schema = raw.get("schema").and_then(Value::as_u64);
-    let schema =
-        schema.with_context(|| format!("{origin} has no \"schema\" number, so cs336 did not write it"))?;
+    let schema = schema.with_context(|| format!("{origin} has no \"schema\" number, so cs336 did not write it"))?;
     match schema.cmp(&u64::from(SCHEMA)) {
         Ordering::Equal => Ok(()),
         Ordering::Less => bail!("{origin} has the old schema {schema}; this cs336 reads schema {SCHEMA}"),

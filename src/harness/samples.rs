@@ -73,11 +73,17 @@ impl Samples {
                 Unit::Seconds => *x > 0.0 && *x < LONGEST_S,
                 Unit::Bytes => x.is_finite() && *x >= 0.0,
             };
-            ensure!(fine, "sample {i} is {x}: it must be finite and not negative, a time above 0 and below {LONGEST_S:e} s");
+            ensure!(
+                fine,
+                "sample {i} is {x}: it must be finite and not negative, a time above 0 and below {LONGEST_S:e} s"
+            );
         }
         if let Some(work) = &self.work {
             let fine = |x: f64| x.is_finite() && x >= 0.0;
-            ensure!(fine(work.flops) && fine(work.bytes), "the work of a sample is {work:?}: it must be finite and not negative");
+            ensure!(
+                fine(work.flops) && fine(work.bytes),
+                "the work of a sample is {work:?}: it must be finite and not negative"
+            );
         }
         Ok(())
     }

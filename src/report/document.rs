@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use anyhow::{Result, bail, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
+use super::figures::PlacedFigure;
 use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
 use super::provenance;
 use super::sections::{self, APPENDICES};
 use super::title_page::Front;
-use super::figures::PlacedFigure;
 use super::{AnsweredPart, Document, Fault, ProblemInput, Rendered};
-use super::{figures, points, template};
+use super::{figures, points, template, warnings};
 use crate::harness::answer::format::NOTHING;
 use crate::harness::answer::{Claim, mark};
 use crate::harness::handout::{DeliverableKind, HandoutProblem, Part};
@@ -74,7 +74,8 @@ impl Pieces {
         self.figures.extend(drawn(&used));
         match markdown.matches(NOTHING).count() {
             0 => Ok(()),
-            missing => self.fault(template::SUMMARY, &format!("Results that are missing here: {missing}. Their problems say why")),
+            missing => self
+                .fault(template::SUMMARY, &format!("Results that are missing here: {missing}. Their problems say why")),
         }
     }
 
@@ -82,7 +83,7 @@ impl Pieces {
     fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
         self.problem_heading(problem);
         self.edition.chapters.push(Chapter::of(problem.handout));
-        self.small_print(&provenance::warnings(&problem.records))?;
+        self.small_print(&warnings::before_answer(&problem.records))?;
         for reason in problem.records.unreadable_files() {
             self.fault(problem.handout.name, &format!("{reason} This answer is from the accepted records"))?;
         }

@@ -19,6 +19,7 @@ mod session;
 pub mod table;
 pub mod template;
 pub mod title_page;
+pub mod warnings;
 
 use std::path::Path;
 

@@ -3,12 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use serde_json::Value;
-
 use super::{Document, escape};
 use crate::harness::answer::format::{NOTHING, grouped};
 use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
-use crate::harness::answer::{Claim, RecordSet, Records};
+use crate::harness::answer::{Claim, RecordSet};
 use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Outcome, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
@@ -27,48 +25,6 @@ pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String
         out += &format!("### Machines\n\n{}\n### Runs\n\n{}\n", machines(document), runs_table(&lines));
     }
     out + &cases_table(document) + &claims_table(claims)
-}
-
-/// What a reader must know before the answer: stale and failed cases, and why cases failed. Empty if there are none.
-pub fn warnings(records: &Records) -> String {
-    let warning = |set: &RecordSet| {
-        let counts = [(set.stale.len(), "stale"), (set.failures().count(), "failed")];
-        let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("**{n} {what}**"));
-        let counts = counts.collect::<Vec<_>>().join(", ");
-        let of = format!("{counts} of {} {} cases.{}", set.file.cases.len(), set.file.profile, failures(set));
-        (!counts.is_empty()).then_some(of)
-    };
-    records.sets().filter_map(warning).collect::<Vec<_>>().join(" ")
-}
-
-/// A sentence for each of the first errors, with the first case that ended in it.
-fn failures(set: &RecordSet) -> String {
-    const MOST_ERRORS: usize = 3;
-    const MOST_LETTERS: usize = 200;
-    let mut by_error: Vec<(&str, &CaseRecord, usize)> = Vec::new();
-    for (case, error) in set.failures() {
-        match by_error.iter_mut().find(|(known, ..)| *known == error) {
-            Some((.., count)) => *count += 1,
-            None => by_error.push((error, case, 1)),
-        }
-    }
-    let sentence = |(error, case, count): &(&str, &CaseRecord, usize)| {
-        let others = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
-        let why: String = error.trim().chars().take(MOST_LETTERS).collect();
-        escape::markdown(&format!(" {} ({}){others}: {why}.", case.grid, in_line(&case.params)))
-    };
-    let mut sentences: String = by_error.iter().take(MOST_ERRORS).map(sentence).collect();
-    if by_error.len() > MOST_ERRORS {
-        let _ = write!(sentences, " {} other errors are in the record.", by_error.len() - MOST_ERRORS);
-    }
-    sentences
-}
-
-/// A case's parameters in a line: "size xl, dtype bfloat16".
-pub fn in_line(params: &Value) -> String {
-    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    let fields = params.as_object().into_iter().flatten();
-    fields.map(|(key, value)| format!("{key} {}", shown(value))).collect::<Vec<_>>().join(", ")
 }
 
 /// Every run of every problem once, with the profile it ran under, oldest first.

@@ -120,6 +120,7 @@ pub fn problem(name: &str, parts: &[(&'static str, f64)], template: &str) -> Pro
         shared: shared(),
         answer: Answer::new(&json!({"sum": 4, "seconds": Quantity::constant(0.5, Unit::Seconds)})).unwrap(),
         records: measured(),
+        fault: None,
     }
 }
 

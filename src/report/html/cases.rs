@@ -13,7 +13,7 @@ use crate::harness::answer::{RecordSet, Records};
 use crate::harness::record::{CaseRecord, Outcome, Profile, Run};
 use crate::harness::samples::each_samples;
 use crate::report::Document;
-use crate::report::provenance::in_line;
+use crate::report::warnings::in_line;
 
 /// At most this many plain values of a row are shown.
 const MOST_VALUES: usize = 60;
