@@ -14,7 +14,7 @@ use super::figures::PlacedFigure;
 use super::session::{SUMMARY_FIGURE, Session, invalid};
 use super::{Document, ProblemInput, filters, lint};
 use crate::harness::answer::Claim;
-use crate::harness::answer::format::NOTHING;
+use crate::harness::answer::format::{NOTHING, markdown};
 
 /// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
@@ -64,13 +64,17 @@ impl Printed {
         self.refuted.extend(refuted.into_iter().map(|claim| (self.text.len(), claim)));
     }
 
-    /// The text, with a paragraph for each refuted claim behind the paragraph that asked for it.
+    /// The text, with each refuted claim behind the paragraph that asked for it.
     fn markdown(mut self) -> Result<String> {
         self.place_refuted();
         let mut text = String::from_utf8(self.text)?;
         for (at, claim) in self.refuted.iter().rev() {
             let end = text[*at..].find("\n\n").map_or(text.len(), |length| at + length);
-            text.insert_str(end, &format!("\n\n*Does not hold:* {}.", claim.markdown()));
+            let end = text[..end].trim_end().len();
+            let last_line = text[..end].lines().last().unwrap_or_default();
+            // Behind a heading, a table, a picture or code stands a paragraph of its own.
+            let gap = if last_line.starts_with(['#', '|', '!', '`']) { "\n\n" } else { " " };
+            text.insert_str(end, &format!("{gap}*(Does not hold: {}.)*", markdown(&claim.id)));
         }
         Ok(text)
     }

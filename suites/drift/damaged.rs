@@ -1,5 +1,6 @@
 //! Damaged copies of the accepted records: each is refused in a sentence, or the report is built from it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -15,6 +16,8 @@ use cs336::report::{self, Document, Rendered, html};
 use serde_json::{Value, json};
 
 use super::layout;
+
+const FRAME: &str = include_str!("../../report/writeup.typ");
 
 /// Every character that Markdown, HTML or typst gives a meaning, a line break, and a mark of the HTML edition.
 const HOSTILE: &str = "<script>|`\"\n#panic[$*_\\{{ \u{E000}x.gpu.9\u{E001}";
@@ -50,14 +53,12 @@ impl Copy {
         }
     }
 
-    /// One problem's document from the damaged records, as Markdown and as HTML, whose gate it passes.
-    fn render(&self, entry: &Problem) -> (Document, Rendered, String) {
+    /// One problem's document from the damaged records.
+    fn render(&self, entry: &Problem) -> (Document, Rendered) {
         let input = problem_input(&self.layout, by_name(entry.name).unwrap(), RecordSource::Accepted);
         let document = with_problems(vec![input]);
         let rendered = report::render(&document).unwrap();
-        let page = html::page(&document, &rendered).unwrap();
-        html::gate::check(&page).unwrap();
-        (document, rendered, page)
+        (document, rendered)
     }
 }
 
@@ -109,7 +110,7 @@ fn name_hostile(records: &mut [(Profile, Value)]) {
 #[test]
 fn no_text_of_a_record_enters_a_document_as_markup() {
     let copy = Copy::new();
-    let mut printed = 0;
+    let (mut printed, mut raw, mut typeset) = (0, Vec::new(), BTreeSet::new());
     for entry in measured() {
         let mut sound = records(entry);
         let mut paths = Vec::new();
@@ -125,18 +126,27 @@ fn no_text_of_a_record_enters_a_document_as_markup() {
         let hostile = paths.iter().map(|path| (path.as_str(), with_hostile(&sound, path)));
         for (path, records) in hostile.chain([("names", named)]) {
             copy.write(entry, &records);
-            let (_, rendered, page) = copy.render(entry);
-            let what = format!("{path} of {}", entry.name);
-            for (document, markup) in
-                [(&rendered.markdown, "<script>"), (&page, "<script>|"), (&rendered.typst, "| #panic[")]
-            {
-                let at = document.find(markup);
-                assert!(at.is_none(), "{what}: {}", document[at.unwrap()..].lines().next().unwrap());
+            let (document, rendered) = copy.render(entry);
+            let page = html::page(&document, &rendered).unwrap();
+            html::gate::check(&page).unwrap();
+            if page.matches("<script").count() != 2 {
+                raw.push(format!("{path} of {} in HTML", entry.name));
+            }
+            // What stands between backticks is code.
+            let unquoted = rendered.markdown.replace("\\`", "");
+            let prose = unquoted.split('`').step_by(2);
+            if prose.map(|text| text.matches("<script>").count()).sum::<usize>() > 0 {
+                raw.push(format!("{path} of {} in Markdown", entry.name));
+            }
+            // As markup of typst, the text ends the compilation.
+            if (path.starts_with(".runs.*.machine") || path == "names") && typeset.insert(path.to_string()) {
+                report::pdf::compile(&rendered, FRAME).unwrap();
             }
             printed += usize::from(rendered.markdown.contains("\\<script\\>"));
         }
         copy.write(entry, &sound);
     }
+    assert!(raw.is_empty(), "{}", raw.join("\n"));
     assert!(printed > 50, "the hostile text was printed in {printed} documents only");
 }
 
@@ -259,10 +269,10 @@ fn every_damaged_record_ends_in_a_sentence_or_in_a_report() {
             let mut records = sound.clone();
             records.iter_mut().for_each(|(_, record)| damage(record));
             copy.write(entry, &records);
-            let (_, rendered, _) = copy.render(entry);
+            let (_, rendered) = copy.render(entry);
             for fault in &rendered.faults {
                 let said = fault.to_string();
-                if said.contains("panicked") || said.contains("undefined") || said.contains("templates/") {
+                if said.contains("panicked") || said.contains("undefined") {
                     wrong.push(format!("{what}: {said}"));
                 }
             }

@@ -22,11 +22,11 @@ fn a_claim_that_does_not_hold_is_named_behind_its_paragraph_in_every_edition() {
     input.answer.claim(Claim::new("c", false).count("of", 2)).unwrap();
     input.answer.claim(Claim::new("d", false).operand_text("x", "<1>")).unwrap();
     let (rendered, printed, html) = editions(&document(vec![input]));
-    let words = "First. Not so. Last.\n\n*Does not hold:* c (of 2).\n\nNext.";
+    let words = "First. Not so. Last. *(Does not hold: c.)*\n\nNext. *(Does not hold: d.)*\n";
     assert!(rendered.markdown.contains(words), "{}", rendered.markdown);
-    assert!(printed.contains(&squeeze("Last. Does not hold: c (of 2). Next.")), "{printed}");
-    assert!(html.contains("<em>Does not hold:</em> c (of 2)."), "{html}");
-    assert!(rendered.markdown.contains("Next. \n\n*Does not hold:* d (x \\<1\\>).\n"), "{}", rendered.markdown);
+    assert!(printed.contains(&squeeze("Last. (Does not hold: c.) Next.")), "{printed}");
+    assert!(html.contains("Last. <em>(Does not hold: c.)</em>"), "{html}");
+    assert!(rendered.markdown.contains("| `x` | d | no | x \\<1\\> |"), "{}", rendered.markdown);
 }
 
 #[test]

@@ -71,11 +71,6 @@ impl Claim {
         self.push(name, value.into(), String::new())
     }
 
-    /// Its id, and what decided it with the marks of the cases, for a sentence.
-    pub fn markdown(&self) -> String {
-        format!("{} ({})", markdown(&self.id), self.decided_by())
-    }
-
     /// "ours 1.2; PyTorch 1.5", in Markdown.
     pub fn decided_by(&self) -> String {
         let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&markdown(&o.value), &o.cases));

@@ -1,5 +1,7 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
+use serde_json::Value;
+
 use super::mark;
 use super::quantity::Unit;
 use crate::units::{GB, GIB, MB, MIB};
@@ -167,6 +169,17 @@ fn scientific(x: f64, digits: usize) -> String {
         Some(("-1", exponent)) => format!("$-10^{{{exponent}}}$"),
         Some((mantissa, exponent)) => format!("${mantissa} \\times 10^{{{exponent}}}$"),
         None => text,
+    }
+}
+
+/// The value with strings that code spans and tables can hold: without backticks, bars, line breaks and marks.
+pub fn printable(value: &Value) -> Value {
+    let has_no_place = |c: char| c.is_control() || matches!(c, '`' | '|' | mark::KEY | mark::TEXT | mark::END);
+    match value {
+        Value::String(text) => text.replace(has_no_place, " ").into(),
+        Value::Array(items) => items.iter().map(printable).collect(),
+        Value::Object(fields) => fields.iter().map(|(key, child)| (key.clone(), printable(child))).collect(),
+        other => other.clone(),
     }
 }
 

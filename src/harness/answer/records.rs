@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::format::markdown;
+use super::format::{markdown, printable};
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
@@ -205,7 +205,7 @@ impl RecordSet {
             Ok(Case {
                 id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
                 grid: record.grid.clone(),
-                params: P::deserialize(&record.params)
+                params: P::deserialize(printable(&record.params))
                     .with_context(|| format!("{}: its parameters have another shape", named()))?,
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
@@ -219,7 +219,9 @@ impl RecordSet {
 impl<R: DeserializeOwned> CaseOutcome<R> {
     fn of(outcome: &Outcome) -> Result<Self> {
         Ok(match outcome.clone() {
-            Outcome::Measured { row } => Self::Measured(R::deserialize(row).context("its row has another shape")?),
+            Outcome::Measured { row } => {
+                Self::Measured(R::deserialize(printable(&row)).context("its row has another shape")?)
+            }
             Outcome::OutOfMemory { requested_bytes, predicted_bytes, message } => {
                 Self::OutOfMemory { requested_bytes, predicted_bytes, message }
             }
