@@ -18,6 +18,7 @@ pub struct Claim {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operand {
     pub name: String,
+    /// In Markdown.
     pub value: String,
     /// The key of the cases that the value comes from; empty for a count.
     pub cases: String,
@@ -68,12 +69,12 @@ impl Claim {
     }
 
     pub fn operand_text(self, name: &str, value: impl Into<String>) -> Self {
-        self.push(name, value.into(), String::new())
+        self.push(name, markdown(&value.into()), String::new())
     }
 
     /// "ours 1.2; PyTorch 1.5", in Markdown.
     pub fn decided_by(&self) -> String {
-        let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&markdown(&o.value), &o.cases));
+        let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&o.value, &o.cases));
         self.operands.iter().map(operand).collect::<Vec<_>>().join("; ")
     }
 
