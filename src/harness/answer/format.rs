@@ -175,7 +175,8 @@ fn scientific(x: f64, digits: usize) -> String {
 /// The value with strings that code spans and tables can hold: without backticks, bars, control characters and marks. Line
 /// breaks stay, since answers split errors at them.
 pub fn printable(value: &Value) -> Value {
-    let has_no_place = |c: char| (c.is_control() && c != '\n') || matches!(c, '`' | '|' | mark::KEY | mark::TEXT | mark::END);
+    let has_no_place =
+        |c: char| (c.is_control() && c != '\n') || matches!(c, '`' | '|' | mark::KEY | mark::TEXT | mark::END);
     match value {
         Value::String(text) => text.replace(has_no_place, " ").into(),
         Value::Array(items) => items.iter().map(printable).collect(),
