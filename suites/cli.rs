@@ -219,15 +219,19 @@ fn one_case_by_option_is_printed_and_not_recorded() {
 }
 
 #[test]
-fn a_broken_template_is_named_with_its_line_and_the_old_pdf_stays() {
+fn a_broken_template_is_named_with_its_line_and_the_other_answers_are_printed() {
     let tree = Tree::with_records();
-    fs::write(tree.path("report/writeup.pdf"), "old").unwrap();
     let path = tree.path(format!("templates/{PROBLEM}.md"));
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text + "\n{{ nothing_of_this_name }}\n").unwrap();
     let said = tree.refused(&["writeup", "--no-measure"]);
     assert!(said.contains(&format!("{PROBLEM}.md")) && said.contains("undefined"), "{said}");
-    assert_eq!(fs::read_to_string(tree.path("report/writeup.pdf")).unwrap(), "old");
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    assert!(
+        report.contains(&format!("**This answer could not be built: templates/{}.md:", PROBLEM.replace('_', "\\_")))
+    );
+    assert_eq!(report.matches("could not be built").count(), 1, "{report}");
+    assert!(fs::read(tree.path("report/writeup.pdf")).unwrap().starts_with(b"%PDF-1."));
     assert!(tree.refused(&["writeup", "--fresh"]).contains(PROBLEM));
 }
 

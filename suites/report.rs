@@ -4,12 +4,14 @@ use cs336::harness::answer::Claim;
 use cs336::report;
 use proptest::prelude::*;
 
+#[path = "report/faults.rs"]
+mod faults;
 #[path = "report/html.rs"]
 mod html;
 #[path = "report/sample.rs"]
 mod sample;
 
-use sample::{attention, body, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
+use sample::{attention, body, complete, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
 
 const WRITEUP: &str = include_str!("../report/writeup.typ");
 
@@ -111,6 +113,10 @@ fn errors_name_the_template_its_line_and_the_remedy() {
         ("[2 tools called]", "leftover text"),
         ("a\n\n---", "Rule is not supported"),
         ("text[^a]\n\n[^a]: note", "is not supported"),
+        (
+            "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+            "templates/x.md:3: more than 1000000 steps; give the loop an end",
+        ),
     ] {
         let error = error_of(template);
         assert!(error.contains(expected), "{template}\ngave      {error}\nexpected  {expected}");
@@ -121,18 +127,18 @@ fn errors_name_the_template_its_line_and_the_remedy() {
 #[test]
 fn a_part_that_is_registered_and_not_answered_is_an_error() {
     let unanswered = document(vec![problem("x", &[("a", 1.0)], "No part here.")]);
-    let error = format!("{:#}", report::render(&unanswered).err().unwrap());
+    let error = format!("{:#}", complete(&unanswered).err().unwrap());
     assert!(error.contains("templates/x.md") && error.contains("part \"a\""), "{error}");
     let mut without = problem("x", &[("a", 1.0)], "");
     without.template = None;
-    assert!(report::render(&document(vec![without])).is_err());
+    assert!(complete(&document(vec![without])).is_err());
 }
 
 /// What a template makes of one claim.
 fn claimed(held: bool, template: &str) -> anyhow::Result<report::Rendered> {
     let mut input = whole(template);
     input.answer.claim(Claim::new("c", held).count("of", 2)).unwrap();
-    report::render(&document(vec![input]))
+    complete(&document(vec![input]))
 }
 
 #[test]
@@ -240,7 +246,7 @@ fn appendices_collect_the_sections_of_all_problems_after_the_answers() {
 }
 
 #[test]
-fn the_summary_quotes_answers_and_prints_their_figures() {
+fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
     let mut input = whole("Text.");
     let figure = sample::bars();
     input.answer.figure("summary", figure).unwrap();
@@ -249,8 +255,18 @@ fn the_summary_quotes_answers_and_prints_their_figures() {
     let rendered = report::render(&document).unwrap();
     assert!(rendered.markdown.contains("Twice two is 4.") && rendered.markdown.contains("x-summary.svg"));
     report::pdf::compile(&rendered, WRITEUP).unwrap();
+    let lacking = "{{ answers.y.a | gib(1) }}, {{ answers.x.b.c | range(\"ms\", 0) }}, {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}";
+    document.summary = Some(lacking.into());
+    document.problems[0].answer = whole("").answer;
+    let rendered = report::render(&document).unwrap();
+    assert!(
+        rendered.markdown.contains("–, –, 4.\n\n–\n\n**Results that are missing here: 3. "),
+        "{}",
+        rendered.markdown
+    );
+    assert_eq!(rendered.faults[0].place, "templates/summary.md");
     document.summary = Some("{{ figure(\"z\") }}".into());
-    let error = format!("{:#}", report::render(&document).err().unwrap());
+    let error = format!("{:#}", complete(&document).err().unwrap());
     assert!(error.contains("templates/summary.md:1") && error.contains("no problem \"z\""), "{error}");
 }
 

@@ -7,50 +7,32 @@ use super::{Chosen, Ended, device, diff, selected};
 use crate::harness::conditions::{Conditions, in_words};
 use crate::harness::device::DEVICE;
 use crate::harness::drift::{acceptable, drift};
+use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::{Layout, lock_records, write_atomically};
 use crate::harness::suite;
 
 pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     let _lock = lock_records(layout)?;
-    let (mut accepted, mut refused) = (0, 0);
     let (device_named, named): (Vec<_>, Vec<_>) = chosen.problems.iter().cloned().partition(|name| name == DEVICE);
     let everything = chosen.problems.is_empty();
+    let mut ends = Vec::new();
     if (everything || !device_named.is_empty()) && chosen.profiles().contains(&Profile::Gpu) {
-        match device::accept(layout, dry_run)? {
-            Some(true) => accepted += 1,
-            Some(false) => refused += 1,
-            None => {}
-        }
+        ends.push(device::accept(layout, dry_run));
     }
     let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };
     for problem in problems {
-        for profile in chosen.profiles() {
-            let (Some(local), Some(suite)) =
-                (layout.read_local(profile, problem)?, suite::load(&layout.root, problem)?)
-            else {
-                continue;
-            };
-            let old = layout.read_accepted(profile, problem)?;
-            match &old {
-                Some(old) => diff::print(&drift(&local, old)?),
-                None => println!("{}: {} cases, none accepted before", problem.name, local.cases.len()),
-            }
-            if let Err(reason) = acceptable(layout, problem, &suite, &local, old.as_ref()) {
-                println!("  refused: {reason:#}");
+        ends.extend(chosen.profiles().into_iter().map(|profile| promote(layout, problem, profile, dry_run)));
+    }
+    let (mut accepted, mut refused) = (0, 0);
+    for end in ends {
+        match end {
+            Ok(true) => accepted += 1,
+            Ok(false) => {}
+            Err(reason) => {
+                println!("refused: {reason:#}");
                 refused += 1;
-                continue;
             }
-            for case in &local.cases {
-                let reasons = case.conditions.as_ref().map(Conditions::spoiled_by).unwrap_or_default();
-                if !reasons.is_empty() {
-                    println!("  slowed down while measured: {}: {}", short(&case.params), in_words(&reasons));
-                }
-            }
-            if !dry_run {
-                write_atomically(&layout.accepted(profile, problem.name), local.to_json()?.as_bytes())?;
-            }
-            accepted += 1;
         }
     }
     if accepted + refused == 0 {
@@ -64,4 +46,26 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
         );
     }
     Ok(if refused > 0 { Ended::WithFindings } else { Ended::Well })
+}
+
+/// Promotes one problem's records; `false` if there are none here. An error says why they are refused.
+fn promote(layout: &Layout, problem: &Problem, profile: Profile, dry_run: bool) -> Result<bool> {
+    let Some(local) = layout.read_local(profile, problem)? else { return Ok(false) };
+    let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(false) };
+    let old = layout.read_accepted(profile, problem)?;
+    match &old {
+        Some(old) => diff::print(&drift(&local, old)?),
+        None => println!("{}: {} cases, none accepted before", problem.name, local.cases.len()),
+    }
+    acceptable(layout, problem, &suite, &local, old.as_ref())?;
+    for case in &local.cases {
+        let reasons = case.conditions.as_ref().map(Conditions::spoiled_by).unwrap_or_default();
+        if !reasons.is_empty() {
+            println!("  slowed down while measured: {}: {}", short(&case.params), in_words(&reasons));
+        }
+    }
+    if !dry_run {
+        write_atomically(&layout.accepted(profile, problem.name), local.to_json()?.as_bytes())?;
+    }
+    Ok(true)
 }

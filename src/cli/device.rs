@@ -84,20 +84,18 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
     Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well })
 }
 
-/// Promotes this machine's results; `None` if there are none, `false` if they are refused.
-pub fn accept(layout: &Layout, dry_run: bool) -> Result<Option<bool>> {
-    let local = layout.local(Profile::Gpu, DEVICE);
-    let Some(local) = layout.read_file(&local, DEVICE, Profile::Gpu)? else { return Ok(None) };
+/// Promotes this machine's results; `false` if there are none. An error says why they are refused.
+pub fn accept(layout: &Layout, dry_run: bool) -> Result<bool> {
+    let local = layout.read_file(&layout.local(Profile::Gpu, DEVICE), DEVICE, Profile::Gpu);
+    let local = local.context("run `cs336 grade --device`, which moves these results aside")?;
+    let Some(local) = local else { return Ok(false) };
     let group = group(layout)?;
     println!("{DEVICE}: {} results, {} checks", local.cases.len(), group.checks.len());
-    if let Err(reason) = group.acceptable(&local) {
-        println!("  refused: {reason:#}");
-        return Ok(Some(false));
-    }
+    group.acceptable(&local).context(DEVICE)?;
     if !dry_run {
         write_atomically(&layout.accepted(Profile::Gpu, DEVICE), group.recorded(layout)?.to_json()?.as_bytes())?;
     }
-    Ok(Some(true))
+    Ok(true)
 }
 
 /// Which checks have no valid accepted result; `None` if all have one.
@@ -123,6 +121,10 @@ fn chosen(group: &DeviceGroup, names: &[String]) -> Result<Vec<&'static DeviceCh
 impl<'a> Recording<'a> {
     fn open(layout: &'a Layout, group: &'a DeviceGroup) -> Result<Self> {
         let _lock = lock_records(layout)?;
+        let path = layout.local(Profile::Gpu, DEVICE);
+        if let Err(error) = layout.read_file(&path, DEVICE, Profile::Gpu) {
+            eprintln!("{error:#}; {}", layout.set_aside(&path)?);
+        }
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
         // There is no suite file.

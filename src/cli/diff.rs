@@ -5,22 +5,27 @@ use anyhow::Result;
 use super::progress::short;
 use super::{Chosen, Ended, selected};
 use crate::harness::drift::{Drift, Finding, drift};
+use crate::harness::problem::Problem;
+use crate::harness::record::Profile;
 use crate::harness::stats::Change;
 use crate::harness::store::Layout;
 
 pub fn run(layout: &Layout, chosen: &Chosen, as_json: bool) -> Result<Ended> {
-    let mut found = Vec::new();
+    let (mut found, mut unusable) = (Vec::new(), false);
     for problem in selected(&chosen.problems)? {
         for profile in chosen.profiles() {
-            let (local, accepted) = (layout.read_local(profile, problem)?, layout.read_accepted(profile, problem)?);
-            if let (Some(local), Some(accepted)) = (local, accepted) {
-                found.push(drift(&local, &accepted)?);
+            match compare(layout, problem, profile) {
+                Ok(drift) => found.extend(drift),
+                Err(error) => {
+                    eprintln!("{}: {error:#}", problem.name);
+                    unusable = true;
+                }
             }
         }
     }
     if as_json {
         println!("{}", serde_json::to_string_pretty(&found)?);
-    } else if found.is_empty() {
+    } else if found.is_empty() && !unusable {
         println!(
             "nothing to compare: no problem has both local and accepted records (see `cs336 measure`, `cs336 accept`)"
         );
@@ -28,7 +33,15 @@ pub fn run(layout: &Layout, chosen: &Chosen, as_json: bool) -> Result<Ended> {
         found.iter().for_each(print);
     }
     let contradicted = found.iter().flat_map(|d| &d.cases).flat_map(|c| &c.changes).any(Finding::is_contradiction);
-    Ok(if contradicted { Ended::WithFindings } else { Ended::Well })
+    Ok(if contradicted || unusable { Ended::WithFindings } else { Ended::Well })
+}
+
+/// The differences of one problem's records; `None` if there are none here or none accepted.
+fn compare(layout: &Layout, problem: &Problem, profile: Profile) -> Result<Option<Drift>> {
+    match (layout.read_local(profile, problem)?, layout.read_accepted(profile, problem)?) {
+        (Some(local), Some(accepted)) => drift(&local, &accepted).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// Prints the differences, and the number of unchanged timings.

@@ -1,14 +1,17 @@
 //! The inputs of the write-up: the handout's questions, templates, records and answers, read from a checkout.
 
-use anyhow::{Context as _, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::harness::answer::{Audience, RecordSet, Records};
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::plan::staleness;
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
+use crate::harness::worker::panic_message;
 use crate::problems::REGISTRY;
 use crate::report::{self, Document, ProblemInput};
 
@@ -23,7 +26,7 @@ pub enum RecordSource {
 
 /// The inputs of the whole write-up.
 pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
-    let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect::<Result<_>>()?;
+    let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect();
     let summary = std::fs::read_to_string(layout.root.join("templates/summary.md"));
     let summary = Some(summary.context("failed to read templates/summary.md")?);
     Ok(Document { summary, ..with_problems(problems) })
@@ -39,16 +42,32 @@ pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
     }
 }
 
-pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSource) -> Result<ProblemInput> {
-    let handout = *problem;
-    let Some(entry) = super::entry(problem) else { return Ok(ProblemInput { handout, ..ProblemInput::default() }) };
+/// One problem's inputs; what cannot be had is its fault, which stops no other problem.
+pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSource) -> ProblemInput {
+    let mut input = ProblemInput { handout: *problem, ..ProblemInput::default() };
+    if let Some(entry) = super::entry(problem) {
+        input.answers = entry.answers.iter().map(|part| part.to_string()).collect();
+        input.fault = read(layout, entry, source, &mut input).err().map(|error| format!("{error:#}"));
+    }
+    input
+}
+
+fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut ProblemInput) -> Result<()> {
+    input.records = answer_records(layout, entry, source)?;
     let path = format!("templates/{}.md", entry.name);
     let template = std::fs::read_to_string(layout.root.join(&path));
-    let template = template.with_context(|| format!("failed to read {path}, which answers it"))?;
-    let records = answer_records(layout, entry, source)?;
-    let answer = (entry.answer)(&records, Audience::Ours).with_context(|| format!("answering {}", entry.name))?;
-    let answers = entry.answers.iter().map(|part| part.to_string()).collect();
-    Ok(ProblemInput { handout, answers, template: Some(template), shared: shared_templates(layout)?, answer, records })
+    input.template = Some(template.with_context(|| format!("failed to read {path}, which answers it"))?);
+    input.shared = shared_templates(layout)?;
+    let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume`", entry.name);
+    input.answer = answer(entry, &input.records).map_err(|error| anyhow!("{error:#}. {remedy}"))?;
+    Ok(())
+}
+
+/// The problem's answer; a panic of its code is an error too.
+pub fn answer(entry: &Problem, records: &Records) -> Result<Answer> {
+    let answer = || (entry.answer)(records, Audience::Ours);
+    let answer = catch_unwind(AssertUnwindSafe(answer));
+    answer.unwrap_or_else(|panic| bail!("its code panicked: {}", panic_message(panic.as_ref())))
 }
 
 /// The records that a problem's answer reads: its own, and those of the problems in `reads`.
@@ -60,9 +79,10 @@ pub fn answer_records(layout: &Layout, problem: &Problem, source: RecordSource) 
 
 fn own_records(layout: &Layout, problem: &Problem, source: RecordSource) -> Result<Records> {
     let Some(suite) = suite::load(&layout.root, problem)? else { return Ok(Records::default()) };
-    let of = |profile| records(layout, problem, &suite, profile, source);
+    let mut unreadable = Vec::new();
+    let mut of = |profile| records(layout, problem, &suite, profile, source, &mut unreadable);
     let (cpu, gpu) = (of(Profile::Cpu)?, of(Profile::Gpu)?);
-    Ok(Records { suite: Some(suite), cpu, gpu, ..Records::default() })
+    Ok(Records { suite: Some(suite), cpu, gpu, unreadable, ..Records::default() })
 }
 
 /// The records to print, from one file, so that a column never mixes two machines.
@@ -72,15 +92,19 @@ fn records(
     suite: &Suite,
     profile: Profile,
     source: RecordSource,
+    unreadable: &mut Vec<String>,
 ) -> Result<Option<RecordSet>> {
     // If this machine could run none of the cases, its records must not replace the accepted ones.
     let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
     let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let local = match source {
-        RecordSource::Here => layout.read_local(profile, problem)?.filter(covers),
+        RecordSource::Here => layout.read_local(profile, problem).unwrap_or_else(|error| {
+            unreadable.push(format!("{error:#}"));
+            None
+        }),
         RecordSource::Accepted => None,
     };
-    let file = match local {
+    let file = match local.filter(covers) {
         Some(file) => Some(file),
         None => layout.read_accepted(profile, problem)?,
     };
@@ -94,9 +118,9 @@ fn records(
 pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
     let render = |entry: &'static Problem| {
         let handout = super::handout_problem(entry.name)?;
-        let input = problem_input(layout, handout, RecordSource::Accepted)?;
+        let input = problem_input(layout, handout, RecordSource::Accepted);
         let rendered = report::render(&with_problems(vec![input]))?;
-        Ok((entry.name, rendered.markdown))
+        Ok((entry.name, rendered.complete()?.markdown))
     };
     REGISTRY.iter().map(render).collect()
 }

@@ -56,6 +56,7 @@ fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
     }
     for profile in Profile::ALL {
         if let Some(plan) = plan(layout, entry, profile, Scope::Outdated)? {
+            plan.unreadable.iter().for_each(|why| println!("{why}"));
             let (seconds, unknown) = plan.estimate();
             println!(
                 "{profile}: {} cases recorded here, {} missing or stale ({} for those measured before, {unknown} never measured)",

@@ -1,6 +1,6 @@
 //! `cs336 export`: one table or figure of an answer, with its provenance as a comment.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::document::{RecordSource, problem_input, with_problems};
@@ -44,7 +44,8 @@ enum Format {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     registered(&arguments.problem)?;
-    let input = problem_input(layout, handout_problem(&arguments.problem)?, RecordSource::Here)?;
+    let input = problem_input(layout, handout_problem(&arguments.problem)?, RecordSource::Here);
+    ensure!(input.fault.is_none(), "{}", input.fault.unwrap_or_default());
     let name = &arguments.problem;
     let text = match (&arguments.item.table, &arguments.item.figure) {
         (Some(id), _) => {

@@ -109,6 +109,9 @@ pub fn measure(
     let _lock = lock_records(layout)?;
     // Plan again: the process that held the lock may have measured some of these cases.
     let plans = plans()?;
+    for (plan, why) in plans.iter().filter_map(|plan| Some((plan, plan.unreadable.as_ref()?))) {
+        eprintln!("{why}\n  {}", layout.set_aside(&layout.local(profile, plan.problem.name))?);
+    }
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
@@ -132,7 +135,8 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
     }
     for table in &visit.left {
         let PendingTable { problem, grid, pending, .. } = table;
-        let record = layout.read_local(profile, super::registered(problem)?)?;
+        // Measuring has moved a record aside that cannot be read.
+        let record = layout.read_local(profile, super::registered(problem)?).ok().flatten();
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
         let earlier = match pending.iter().filter(kept).count() {
             0 => String::new(),
@@ -158,6 +162,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
     let plans = plans(layout, problems, profile, scope)?;
     for plan in &plans {
+        plan.unreadable.iter().for_each(|why| eprintln!("{why}"));
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::document::{RecordSource, accepted_markdown, answer_records, document, problem_input, with_problems};
+use super::document::{RecordSource, accepted_markdown, document, problem_input, with_problems};
 use super::{Ended, device, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::plan::{Scope, staleness};
@@ -11,7 +11,7 @@ use crate::harness::record::{Outcome, Profile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
-use crate::report;
+use crate::report::{self, Fault, Rendered};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -41,7 +41,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let profile = profile_or_default(arguments.profile);
         let plans = measure::plans(layout, &problems, profile, Scope::Outdated)?;
         if plans.iter().any(|plan| !plan.pending.is_empty()) {
-            println!("{}, from the existing records", build(layout)?);
+            println!("{}, from the existing records", build(layout)?.0);
             println!(
                 "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
                 measure::describe(&plans)
@@ -54,29 +54,33 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
             }
         }
     }
-    println!("{}", build(layout)?);
-    Ok(Ended::Well)
+    let (sentence, faults) = build(layout)?;
+    println!("{sentence}");
+    faults.iter().for_each(|fault| println!("  {fault}"));
+    Ok(if faults.is_empty() { Ended::Well } else { Ended::WithFindings })
 }
 
-/// Renders the existing records, writes the report's files, and returns a sentence about the result.
-fn build(layout: &Layout) -> Result<String> {
+/// Renders the existing records, writes the report's files, and returns a sentence about the result and what it lacks.
+fn build(layout: &Layout) -> Result<(String, Vec<Fault>)> {
     let document = document(layout, RecordSource::Here)?;
     let rendered = report::render(&document)?;
     let pdf = report::pdf(&rendered, &frame(layout)?)?;
     report::write(&layout.report(), &rendered, Some(&pdf))?;
     report::html::write(&layout.report(), &report::html::page(&document, &rendered)?)?;
     let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
-    Ok(format!(
-        "report/writeup.pdf, writeup.html and writeup.md are ready: {} points answered, {} claims hold",
+    let held = rendered.claims.iter().filter(|(_, claim)| claim.held).count();
+    let sentence = format!(
+        "report/writeup.pdf, writeup.html and writeup.md are ready: {} points answered, {held} of {} claims hold",
         crate::harness::grade::points(points),
-        rendered.claims.iter().filter(|(_, claim)| claim.held).count()
-    ))
+        rendered.claims.len()
+    );
+    Ok((sentence, rendered.faults))
 }
 
 /// Fails unless the PDF is up to date with the records.
 fn fresh(layout: &Layout) -> Result<Ended> {
     let document = document(layout, RecordSource::Here)?;
-    let pdf = report::pdf(&report::render(&document)?, &frame(layout)?)?;
+    let pdf = report::pdf(&report::render(&document)?.complete()?, &frame(layout)?)?;
     let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (p.handout.name, r.stale.len())));
     let stale = records.find(|(_, stale)| *stale > 0);
     if let Some((name, count)) = stale {
@@ -95,11 +99,10 @@ fn frame(layout: &Layout) -> Result<String> {
 
 /// Why the records do not cover the suite, and why the template does not render with every claim true; empty if all is well.
 pub fn lacking(layout: &Layout, problem: &'static Problem) -> Result<Vec<String>> {
-    let handout = super::handout_problem(problem.name)?;
-    let records = answer_records(layout, problem, RecordSource::Here)?;
-    let missing = records.suite.as_ref().and_then(|suite| missing(suite, &records, problem.name));
-    let render = || report::render(&with_problems(vec![problem_input(layout, handout, RecordSource::Here)?])).map(drop);
-    let broken = render().err().map(|e| format!("its answer does not render: {e:#}"));
+    let input = problem_input(layout, super::handout_problem(problem.name)?, RecordSource::Here);
+    let missing = input.records.suite.as_ref().and_then(|suite| missing(suite, &input.records, problem.name));
+    let rendered = report::render(&with_problems(vec![input])).and_then(Rendered::complete);
+    let broken = rendered.err().map(|e| format!("its answer does not render: {e:#}"));
     Ok(missing.into_iter().chain(broken).collect())
 }
 
@@ -110,8 +113,10 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     if wanted == 0 {
         return Ok(None);
     }
-    let Some(file) = layout.read_accepted(Profile::Gpu, problem)? else {
-        return Ok(Some(format!("unattested: there are no accepted GPU records of its {wanted} cases")));
+    let file = match layout.read_accepted(Profile::Gpu, problem) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Ok(Some(format!("unattested: there are no accepted GPU records of its {wanted} cases"))),
+        Err(error) => return Ok(Some(format!("unattested: {error:#}"))),
     };
     let why_stale = staleness(layout, problem, &suite, Profile::Gpu)?;
     let (mut fresh, mut reason) = (0, None);
@@ -134,7 +139,8 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
         records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
     let any = covered(Profile::Gpu, &records.gpu) || covered(Profile::Cpu, &records.cpu);
-    (!any).then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
+    (!any || !records.are_complete())
+        .then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 
 fn check(layout: &Layout) -> Result<Ended> {
@@ -166,7 +172,7 @@ fn check(layout: &Layout) -> Result<Ended> {
         );
     }
     let document = document(layout, RecordSource::Accepted)?;
-    let html = report::html::page(&document, &report::render(&document)?)?;
+    let html = report::html::page(&document, &report::render(&document)?.complete()?)?;
     let found = report::html::gate::check(&html).context("the HTML edition")?;
     println!("{} answers render from snapshots/ as committed", REGISTRY.len());
     println!("{} numbers of the HTML edition link to {} cases", found.numbers, found.cases);

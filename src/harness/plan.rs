@@ -30,6 +30,8 @@ pub struct Plan<'a> {
     pub suite: Suite,
     /// The present record, without the cases that are no longer in the suite.
     pub record: RecordFile,
+    /// Why the file of the present record cannot be used, and what to do; every case is then pending.
+    pub unreadable: Option<String>,
     pub pending: Vec<Pending>,
 }
 
@@ -57,7 +59,10 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
         return Ok(None);
     }
     let why_stale = staleness(layout, problem, &suite, profile)?;
-    let old = layout.read_local(profile, problem)?;
+    let (old, unreadable) = match layout.read_local(profile, problem) {
+        Ok(old) => (old, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
     // Only used for an estimate. Commands that need the figures report an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
@@ -77,7 +82,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     }
     drop(why_stale);
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
-    Ok(Some(Plan { problem, measured, profile, suite, record, pending }))
+    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending }))
 }
 
 /// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are
@@ -214,6 +219,18 @@ mod tests {
         assert_eq!(stale(&problem::<OldParams, OldRow>(), "[cpu.all]\nn = [1, 2]\n"), fresh);
         assert_eq!(stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = [1, 2]\n"), fresh);
         assert_eq!(stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = [1, 2]\nfused = [false]\n"), fresh);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_used_leaves_every_case_to_measure_and_says_what_to_do() {
+        let (_folder, layout) = tree("[cpu.all]\nn = [1, 2]\n");
+        write_atomically(&layout.local(Profile::Cpu, "toy"), b"{\"schema\": 0}").unwrap();
+        let toy = problem::<OldParams, OldRow>();
+        let plan = plan(&layout, &toy, Profile::Cpu, Scope::Unfinished).unwrap().unwrap();
+        assert_eq!((plan.pending.len(), plan.record.cases.len()), (2, 0));
+        let why = "report/records/cpu/toy.json has the old schema 0; this cs336 reads schema 1. \
+                   Run `cs336 measure toy --profile cpu`, which moves it aside.";
+        assert_eq!(plan.unreadable.as_deref(), Some(why));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
-use super::json;
-use super::samples::{round_times, round_to_clock};
+use super::samples::{each_samples, round_times, round_to_clock};
+use super::{floor, json};
 
 /// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
 /// and a new optional field of a row do not change it.
@@ -144,29 +144,27 @@ impl RecordFile {
 
     /// Parses and validates; `origin` is what messages call the file.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        let remedy = "delete it to measure again, or restore it from git";
         let raw: Value =
-            json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?); {remedy}"))?;
+            json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?)"))?;
         check_schema(&raw, origin)?;
         let file: Self =
-            json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336; {remedy}"))?;
-        file.validate().with_context(|| format!("{origin} contradicts itself"))?;
+            json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336"))?;
+        file.validate().with_context(|| format!("{origin} holds what no run can write"))?;
         Ok(file)
     }
 
-    /// Errors: a case without its run, two cases with the same parameters, or an invalid sample.
+    /// Errors: a run without a proper id, time or commit, or with the id of another; a case without its run; two cases with
+    /// the same parameters; an invalid sample, or one below the floor of its run's machine.
     pub fn validate(&self) -> Result<()> {
+        for (i, run) in self.runs.iter().enumerate() {
+            run.validate().with_context(|| format!("run {i}"))?;
+            ensure!(!self.runs[..i].iter().any(|other| other.id == run.id), "two runs have the id {:?}", run.id);
+        }
         for (i, case) in self.cases.iter().enumerate() {
-            ensure!(
-                self.runs.iter().any(|r| r.id == case.run),
-                "case {i} names run {:?}, but the file has no such run",
-                case.run
-            );
-            if let Outcome::Measured { row } = &case.outcome {
-                super::samples::each_samples(row, &mut |at, samples| {
-                    samples.validate().with_context(|| format!("case {i}, {at}"))
-                })?;
-            }
+            let run = self.run(&case.run);
+            let run =
+                run.with_context(|| format!("case {i} names run {:?}, but the file has no such run", case.run))?;
+            case.validate(&run.peaks).with_context(|| format!("case {i} ({})", case.params))?;
         }
         self.refuse_equal_cases()
     }
@@ -241,7 +239,29 @@ impl RecordFile {
     }
 }
 
+impl Run {
+    /// Id, time and commit are printed and compared, so they must be what a run writes.
+    fn validate(&self) -> Result<()> {
+        let is_word = |text: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        };
+        ensure!(is_word(&self.id), "the id is {:?}: use letters, digits and hyphens", self.id);
+        ensure!(is_word(&self.commit), "the commit is {:?}: expected a hash or \"unknown\"", self.commit);
+        let started: Result<jiff::Timestamp, _> = self.started.parse();
+        ensure!(started.is_ok(), "it started at {:?}: expected a time as in 2026-11-21T07:32:00Z", self.started);
+        Ok(())
+    }
+}
+
 impl CaseRecord {
+    fn validate(&self, peaks: &Peaks) -> Result<()> {
+        let elapsed_s = self.elapsed_s;
+        ensure!(elapsed_s.is_finite() && elapsed_s >= 0.0, "it took {elapsed_s} s: a time is not negative");
+        let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
+        each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
+        floor::check(row, peaks)
+    }
+
     fn rounded(&self) -> Self {
         let mut case = self.clone();
         case.elapsed_s = round_to_clock(case.elapsed_s);
@@ -260,17 +280,13 @@ fn lines(items: impl Iterator<Item = serde_json::Result<String>>) -> Result<Stri
 
 fn check_schema(raw: &Value, origin: &str) -> Result<()> {
     let schema = raw.get("schema").and_then(Value::as_u64);
-    let schema = schema.with_context(|| {
-        format!("{origin} has no \"schema\" number, so cs336 did not write it; delete it, or restore it from git")
-    })?;
-    let problem = raw.get("problem").and_then(Value::as_str).unwrap_or("PROBLEM");
-    let again = format!("delete it and run `cs336 measure {problem}`, or restore it from git");
+    let schema = schema.with_context(|| format!("{origin} has no \"schema\" number, so cs336 did not write it"))?;
     match schema.cmp(&u64::from(SCHEMA)) {
         Ordering::Equal => Ok(()),
-        Ordering::Less => bail!("{origin} has the old schema {schema}; this cs336 reads schema {SCHEMA}: {again}"),
-        Ordering::Greater => bail!(
-            "{origin} has schema {schema}, from a newer cs336; this one reads schema {SCHEMA}: build the newer one, or {again}"
-        ),
+        Ordering::Less => bail!("{origin} has the old schema {schema}; this cs336 reads schema {SCHEMA}"),
+        Ordering::Greater => {
+            bail!("{origin} has schema {schema}, from a newer cs336; this one reads schema {SCHEMA}")
+        }
     }
 }
 

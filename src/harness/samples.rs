@@ -6,6 +6,12 @@ use serde_json::Value;
 
 use super::json::from_value;
 
+/// A rank test looks at all pairs of two lists.
+const MOST_SAMPLES: usize = 5_000;
+
+/// No sample takes thirty years.
+const LONGEST_S: f64 = 1e9;
+
 /// Base units. Tables convert to milliseconds or mebibytes when they print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
@@ -59,15 +65,27 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Errors: no samples, a sample that is negative or not finite, or work that is not finite.
+    /// Errors: no or too many samples, a sample that is negative or not finite, or such work.
     pub fn validate(&self) -> Result<()> {
         ensure!(!self.samples.is_empty(), "no samples");
+        let count = self.samples.len();
+        ensure!(count <= MOST_SAMPLES, "{count} samples: at most {MOST_SAMPLES} can be compared");
         for (i, x) in self.samples.iter().enumerate() {
-            let fine = x.is_finite() && if self.unit == Unit::Seconds { *x > 0.0 } else { *x >= 0.0 };
-            ensure!(fine, "sample {i} is {x}: it must be finite and not negative");
+            let fine = match self.unit {
+                Unit::Seconds => *x > 0.0 && *x < LONGEST_S,
+                Unit::Bytes => x.is_finite() && *x >= 0.0,
+            };
+            ensure!(
+                fine,
+                "sample {i} is {x}: it must be finite and not negative, a time above 0 and below {LONGEST_S:e} s"
+            );
         }
         if let Some(work) = &self.work {
-            ensure!(work.flops.is_finite() && work.bytes.is_finite(), "the work of a sample is not finite: {work:?}");
+            let fine = |x: f64| x.is_finite() && x >= 0.0;
+            ensure!(
+                fine(work.flops) && fine(work.bytes),
+                "the work of a sample is {work:?}: it must be finite and not negative"
+            );
         }
         Ok(())
     }

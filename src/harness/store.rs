@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
 use super::problem::Problem;
@@ -42,9 +42,22 @@ impl Layout {
         path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
     }
 
-    /// Reads a record file of `problem`; `None` if it does not exist. The parameters are in the
-    /// problem's canonical form.
-    pub fn read_records(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
+    /// This machine's records of `problem`; `None` if there are none. The parameters are in the problem's canonical form.
+    ///
+    /// Errors: a file that cannot be used; the message says what to do. No other problem needs to stop for it.
+    pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
+        let remedy = format!("Run `cs336 measure {} --profile {profile}`, which moves it aside.", problem.name);
+        self.read(&self.local(profile, problem.name), problem, profile).map_err(|error| advised(&error, &remedy))
+    }
+
+    /// The accepted records of `problem`, as [`Self::read_local`].
+    pub fn read_accepted(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
+        let path = self.accepted(profile, problem.name);
+        let remedy = format!("Restore it: `git restore {}`.", self.display(&path));
+        self.read(&path, problem, profile).map_err(|error| advised(&error, &remedy))
+    }
+
+    fn read(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
         let Some(file) = self.read_file(path, problem.name, profile)? else { return Ok(None) };
         let Some(measured) = &problem.measured else { return Ok(Some(file)) };
         let canonical = file.with_canonical_params(|params| (measured.parse)(params, profile).ok());
@@ -62,21 +75,19 @@ impl Layout {
         let origin = self.display(path);
         let file = RecordFile::parse(&text, &origin)?;
         let is = (file.problem.as_str(), file.profile);
-        anyhow::ensure!(
-            is == (name, profile),
-            "{origin} holds records of {} ({}), not of {name} ({profile}); move or delete it",
-            is.0,
-            is.1
-        );
+        ensure!(is == (name, profile), "{origin} holds records of {} ({}), not of {name} ({profile})", is.0, is.1);
         Ok(Some(file))
     }
 
-    pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
-        self.read_records(&self.local(profile, problem.name), problem, profile)
-    }
-
-    pub fn read_accepted(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
-        self.read_records(&self.accepted(profile, problem.name), problem, profile)
+    /// Renames a record that cannot be used to a free name beside it, so that a new one can be written. Returns a sentence
+    /// that says where it is.
+    pub fn set_aside(&self, path: &Path) -> Result<String> {
+        let names = (1..).map(|n| if n == 1 { "json.unreadable".into() } else { format!("json.unreadable-{n}") });
+        let mut free = names.map(|name| path.with_extension(name)).filter(|to| fs::symlink_metadata(to).is_err());
+        let to = free.next().context("there are endlessly many names")?;
+        let (from, shown) = (self.display(path), self.display(&to));
+        fs::rename(path, &to).with_context(|| format!("failed to move {from} to {shown}: is the folder writable?"))?;
+        Ok(format!("moved {from} to {shown}"))
     }
 
     /// SHA-256 of the code in `kernels/<name>`, followed by every file of `kernels/lib` that it includes directly or
@@ -97,6 +108,11 @@ impl Layout {
         }
         Ok(sha256(text.as_bytes()))
     }
+}
+
+/// The error as one text, followed by what to do.
+fn advised(error: &anyhow::Error, remedy: &str) -> anyhow::Error {
+    anyhow!("{error:#}. {remedy}")
 }
 
 /// The lines of `source` without `//` comments, trailing spaces and empty lines.
@@ -235,6 +251,20 @@ mod tests {
         assert!(error.contains("full: ") && error.contains("No space left"), "{error}");
         assert!(full.is_symlink() && !full.is_file());
         assert!(write_atomically(folder.path(), b"x").is_err());
+    }
+
+    #[test]
+    fn a_record_is_moved_aside_to_a_name_that_nothing_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout { root: folder.path().to_path_buf() };
+        let path = layout.local(Profile::Cpu, "x");
+        for (content, name) in [(b"one", "x.json.unreadable"), (b"two", "x.json.unreadable-2")] {
+            write_atomically(&path, content).unwrap();
+            let said = layout.set_aside(&path).unwrap();
+            assert_eq!(said, format!("moved report/records/cpu/x.json to report/records/cpu/{name}"));
+            assert_eq!(fs::read(path.with_file_name(name)).unwrap(), content);
+            assert!(!path.exists());
+        }
     }
 
     #[test]

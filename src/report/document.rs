@@ -2,18 +2,20 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::escape::{self, typst as typst_text, typst_string};
+use super::figures::PlacedFigure;
 use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
 use super::provenance;
 use super::sections::{self, APPENDICES};
 use super::title_page::Front;
-use super::{AnsweredPart, Document, ProblemInput, Rendered};
-use super::{figures, lint, points, template};
+use super::{AnsweredPart, Document, Fault, ProblemInput, Rendered};
+use super::{figures, points, template, warnings};
+use crate::harness::answer::format::NOTHING;
 use crate::harness::answer::{Claim, mark};
-use crate::harness::handout::{HandoutProblem, Part};
+use crate::harness::handout::{DeliverableKind, HandoutProblem, Part};
 
 /// The title of the appendix about records.
 const PROVENANCE: &str = "D. Runs, machines and claims";
@@ -21,7 +23,9 @@ const PROVENANCE: &str = "D. Runs, machines and claims";
 /// Renders every problem in order and joins the pieces.
 pub fn assemble(document: &Document) -> Result<Rendered> {
     let mut pieces = Pieces::default();
-    pieces.summary(document)?;
+    if let Err(error) = pieces.summary(document) {
+        pieces.fault(template::SUMMARY, &format!("This page could not be built: {error:#}"))?;
+    }
     let summary = std::mem::take(&mut pieces.typst);
     let head = std::mem::take(&mut pieces.markdown);
     for problem in &document.problems {
@@ -41,6 +45,7 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
         figures: pieces.figures,
         claims: pieces.claims,
         answered: pieces.answered,
+        faults: pieces.faults,
         edition: pieces.edition,
     })
 }
@@ -54,6 +59,7 @@ struct Pieces {
     figures: Vec<(String, Vec<u8>)>,
     claims: Vec<(&'static str, Claim)>,
     answered: Vec<AnsweredPart>,
+    faults: Vec<Fault>,
     /// The same pieces with marks.
     edition: Edition,
     /// What templates put into each of [`APPENDICES`]: a problem, and its text.
@@ -63,30 +69,26 @@ struct Pieces {
 impl Pieces {
     fn summary(&mut self, document: &Document) -> Result<()> {
         let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
-        lint::leftovers(template::SUMMARY, &mark::plain(&markdown))?;
+        self.convert(template::SUMMARY, &markdown)?;
         self.edition.front.clone_from(&markdown);
-        self.figures.extend(used.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
-        self.convert(template::SUMMARY, &markdown)
+        self.figures.extend(drawn(&used));
+        match markdown.matches(NOTHING).count() {
+            0 => Ok(()),
+            missing => self
+                .fault(template::SUMMARY, &format!("Results that are missing here: {missing}. Their problems say why")),
+        }
     }
 
+    /// Adds a problem's heading, and its answer or why there is none.
     fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
-        self.check_parts(problem)?;
-        let answer = template::fill(problem)?;
         self.problem_heading(problem);
         self.edition.chapters.push(Chapter::of(problem.handout));
-        if let Some((markdown, used)) = answer {
-            let origin = template::origin(problem);
-            lint::leftovers(&origin, &mark::plain(&markdown))?;
-            let sections = sections::split(&origin, &markdown)?;
-            self.small_print(&provenance::warnings(&problem.records))?;
-            self.convert(&origin, &sections.body)?;
-            self.chapter(|chapter| chapter.answer(&sections));
-            for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
-                pieces.extend(text.map(|text| (problem.handout, text)));
-            }
-            self.figures.extend(used.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
-            self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
-            self.answered.extend(used.answered);
+        self.small_print(&warnings::before_answer(&problem.records))?;
+        for reason in problem.records.unreadable_files() {
+            self.fault(problem.handout.name, &format!("{reason} This answer is from the accepted records"))?;
+        }
+        if let Err(error) = self.answer(problem) {
+            self.fault(problem.handout.name, &format!("This answer could not be built: {error:#}"))?;
         }
         let open = self.open_parts(&problem.handout);
         if open.is_empty() {
@@ -94,6 +96,46 @@ impl Pieces {
         } else {
             self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))
         }
+    }
+
+    /// Adds a problem's answer, or nothing of it.
+    fn answer(&mut self, problem: &ProblemInput) -> Result<()> {
+        if let Some(fault) = &problem.fault {
+            bail!("{fault}");
+        }
+        self.check_parts(problem)?;
+        let Some((markdown, used)) = template::fill(problem)? else { return Ok(()) };
+        let origin = template::origin(problem);
+        let sections = sections::split(&origin, &markdown)?;
+        let drawn = drawn(&used.figures);
+        // The appendices are set after all answers; what fails there must fail here.
+        for text in sections.appendices.iter().flatten() {
+            markdown::convert(&origin, &mark::plain(text), &mut { self.counters })?;
+        }
+        self.convert(&origin, &sections.body)?;
+        self.chapter(|chapter| chapter.answer(&sections));
+        for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
+            pieces.extend(text.map(|text| (problem.handout, text)));
+        }
+        self.figures.extend(drawn);
+        self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
+        // Code needs no records.
+        let is_code = |id: &str| problem.handout.part(id).is_some_and(|part| part.kinds == [DeliverableKind::Code]);
+        let measured = problem.records.are_complete();
+        self.answered.extend(used.answered.into_iter().filter(|answered| measured || is_code(answered.part)));
+        Ok(())
+    }
+
+    /// Records a fault, and says it in bold at this place of the document.
+    fn fault(&mut self, place: &str, reason: &str) -> Result<()> {
+        let reason = format!("{}.", reason.trim().trim_end_matches('.'));
+        let words = format!("**{}**\n", escape::markdown(&reason));
+        match self.edition.chapters.last_mut() {
+            Some(chapter) => chapter.add(&words),
+            None => self.edition.front += &format!("\n{words}\n"),
+        }
+        self.faults.push(Fault { place: place.into(), reason });
+        self.convert(place, &words)
     }
 
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
@@ -126,7 +168,7 @@ impl Pieces {
             typst_string(name),
             typst_string(section),
             typst_string(&worth),
-            problem.template.is_some(),
+            !problem.answers.is_empty(),
         );
         self.counters.heading = 1;
     }
@@ -136,9 +178,11 @@ impl Pieces {
         self.edition.chapters.last_mut().into_iter().for_each(add);
     }
 
-    /// Adds a text without its marks.
+    /// Adds a text without its marks, or nothing of it.
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
-        let converted = markdown::convert(origin, &mark::plain(markdown), &mut self.counters)?;
+        let mut counters = self.counters;
+        let converted = markdown::convert(origin, &mark::plain(markdown), &mut counters)?;
+        self.counters = counters;
         let _ = writeln!(self.markdown, "{}", converted.markdown);
         let _ = write!(self.typst, "{}\n\n", converted.typst);
         Ok(())
@@ -182,6 +226,11 @@ impl Pieces {
         self.counters.heading = 1;
         self.convert("the appendix", markdown)
     }
+}
+
+/// The files of figures.
+fn drawn(figures: &[PlacedFigure]) -> Vec<(String, Vec<u8>)> {
+    figures.iter().map(|figure| (figure.path.clone(), figures::svg(&figure.drawing).into_bytes())).collect()
 }
 
 /// "1.1.3 benchmarking_script (4 points)".

@@ -1,7 +1,7 @@
 //! Template filters that format base units for sentences and tables. A missing number is an en dash.
 
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 
 use super::session::invalid;
 use crate::harness::answer::format::{self, NOTHING, Style};
@@ -14,15 +14,23 @@ pub fn register(env: &mut Environment<'_>) {
     // No template needs them, and they allocate as much as they are asked for.
     ["batch", "format", "indent", "slice"].iter().for_each(|name| env.remove_filter(name));
     for (name, style) in Style::ALL {
-        env.add_filter(name, move |value: Value, digits: Option<usize>| {
+        env.add_filter(name, move |state: &State, value: Value, digits: Option<usize>| {
             // A count has no decimals by default. Other styles require the number of decimals.
             let digits = digits.or((style == Style::Grouped).then_some(0));
-            print(&value, style, digits.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?)
+            print(&known(state, value), style, digits.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?)
         });
     }
-    env.add_filter("memory", memory);
-    env.add_filter("range", range);
+    env.add_filter("memory", |state: &State, value: Value| memory(known(state, value)));
+    env.add_filter("range", |state: &State, value: Value, style: String, digits: usize| {
+        range(known(state, value), style, digits)
+    });
     env.add_filter("listed", |words: Vec<String>| format::listed(&words));
+}
+
+/// An undefined value is a missing number where the template may name what does not exist.
+fn known(state: &State, value: Value) -> Value {
+    let may_lack = state.undefined_behavior() == UndefinedBehavior::Chainable;
+    if may_lack && value.is_undefined() { Value::from(()) } else { value }
 }
 
 /// `answer.peak | memory`: "1.50 GiB", or MiB below one GiB.
@@ -36,6 +44,9 @@ fn memory(value: Value) -> Result<String, Error> {
 /// `answer.gain | range("fixed", 2)`: "1.02 to 1.35", or "1.02" where both ends print alike.
 fn range(value: Value, style: String, digits: usize) -> Result<String, Error> {
     let (style, digits) = (named(&style)?, decimals(digits)?);
+    if value.is_none() {
+        return Ok(NOTHING.into());
+    }
     let (low, high) = (value.get_attr("low")?, value.get_attr("high")?);
     for end in [&low, &high] {
         fits(end, style)?;

@@ -19,10 +19,11 @@ mod session;
 pub mod table;
 pub mod template;
 pub mod title_page;
+pub mod warnings;
 
 use std::path::Path;
 
-use anyhow::{Context as _, Error, Result};
+use anyhow::{Context as _, Error, Result, ensure};
 
 use crate::harness::answer::{Answer, Claim, Records};
 use crate::harness::handout::HandoutProblem;
@@ -56,6 +57,8 @@ pub struct ProblemInput {
     /// The problem's answer from its records.
     pub answer: Answer,
     pub records: Records,
+    /// Why there is no answer or template to print; the problem's section then says so.
+    pub fault: Option<String>,
 }
 
 /// A finished write-up: the generated files, and the claims and answered parts for grading.
@@ -73,8 +76,33 @@ pub struct Rendered {
     /// The claims that each problem's template states, with the problem's name.
     pub claims: Vec<(&'static str, Claim)>,
     pub answered: Vec<AnsweredPart>,
+    /// What the document says in place of an answer, or beside it: each was reported where it belongs.
+    pub faults: Vec<Fault>,
     /// The same pieces with marks, for the HTML edition.
     pub edition: html::Edition,
+}
+
+/// Why the report lacks an answer, or does not print the records that it should.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fault {
+    /// The problem's name, or the summary's template.
+    pub place: String,
+    pub reason: String,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.reason)
+    }
+}
+
+impl Rendered {
+    /// The same document. Errors: it has faults.
+    pub fn complete(self) -> Result<Self> {
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        ensure!(faults.is_empty(), "{}", faults.join("\n"));
+        Ok(self)
+    }
 }
 
 /// One part that a template answers.
@@ -87,8 +115,9 @@ pub struct AnsweredPart {
 
 /// Renders every template and assembles the document.
 ///
-/// Errors name the template, and the line if there is one: an undefined variable, a claim that does not hold, a part
-/// answered twice or not at all, a formula that does not convert, placeholder text.
+/// A problem whose template cannot be rendered becomes a fault, which its section prints. The fault names the template, and
+/// the line if there is one: an undefined variable, a claim that does not hold, a part answered twice or not at all, a formula
+/// that does not convert, placeholder text.
 pub fn render(document: &Document) -> Result<Rendered> {
     // A template may quote text of several lines, such as a formula.
     document::assemble(document).map_err(|error| Error::msg(one_line(&format!("{error:#}"))))

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::{Document, escape};
 use crate::harness::answer::format::{NOTHING, grouped};
 use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
-use crate::harness::answer::{Claim, RecordSet, Records, mark};
+use crate::harness::answer::{Claim, RecordSet};
 use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Outcome, Peaks, Profile, Run};
 use crate::harness::stats::Summary;
@@ -25,19 +25,6 @@ pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String
         out += &format!("### Machines\n\n{}\n### Runs\n\n{}\n", machines(document), runs_table(&lines));
     }
     out + &cases_table(document) + &claims_table(claims)
-}
-
-/// What a reader must know before the answer: stale and failed cases. Empty if there are none.
-pub fn warnings(records: &Records) -> String {
-    let warning = |set: &RecordSet| {
-        let failed = set.file.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed { .. })).count();
-        let counts = [(set.stale.len(), "stale"), (failed, "failed")];
-        let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("**{n} {what}**"));
-        let counts = counts.collect::<Vec<_>>().join(", ");
-        let of = format!("{counts} of {} {} cases.", set.file.cases.len(), set.file.profile);
-        (!counts.is_empty()).then_some(of)
-    };
-    records.sets().filter_map(warning).collect::<Vec<_>>().join(" ")
 }
 
 /// Every run of every problem once, with the profile it ran under, oldest first.
@@ -253,12 +240,10 @@ fn claims_table(claims: &[(&'static str, Claim)]) -> String {
     let mut table = "### Claims\n\nA claim is a comparison in the text, decided by the records when this report is built. Where one does not hold, the \
                      text says so or leaves it out.\n\n| Problem | Claim | Holds | Decided by |\n|:---|:---|:---|:---|\n"
         .to_string();
-    for (problem, Claim { id, held, operands }) in claims {
-        let held = if *held { "yes" } else { "no" };
-        let operands: Vec<_> =
-            operands.iter().map(|o| format!("{} {}", o.name, mark::marked(&o.value, &o.cases))).collect();
-        let operands = operands.join("; ");
-        let _ = writeln!(table, "| `{problem}` | {} | {held} | {operands} |", escape::markdown(id));
+    for (problem, claim) in claims {
+        let held = if claim.held { "yes" } else { "no" };
+        let (id, decided_by) = (escape::markdown(&claim.id), claim.decided_by());
+        let _ = writeln!(table, "| `{problem}` | {id} | {held} | {decided_by} |");
     }
     let _ = writeln!(table, "\nTable: The {} claims of this report and whether they hold.", claims.len());
     table

@@ -21,6 +21,8 @@ pub(super) struct Session {
     answers: Vec<String>,
     pub answer: Answer,
     pub claims: Vec<Claim>,
+    /// The claims that did not hold since the template last printed something.
+    pub refuted: Vec<Claim>,
     tables: Vec<String>,
     pub figures: Vec<PlacedFigure>,
     pub answered: Vec<AnsweredPart>,
@@ -33,6 +35,7 @@ impl Session {
             answers: problem.answers.clone(),
             answer: problem.answer.clone(),
             claims: Vec::new(),
+            refuted: Vec::new(),
             tables: Vec::new(),
             figures: Vec::new(),
             answered: Vec::new(),
@@ -64,6 +67,7 @@ impl Session {
         let claim = named("claim", self.answer.claims(), id)?;
         if !self.claims.iter().any(|c| c.id == id) {
             self.claims.push(claim.clone());
+            self.refuted.extend((!claim.held).then(|| claim.clone()));
         }
         Ok(claim.held)
     }

@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
 use minijinja::value::{Serde, Value};
-use minijinja::{AutoEscape, Environment, Error, UndefinedBehavior};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, escape_formatter};
 use serde_json::json;
 
 use super::figures::PlacedFigure;
 use super::session::{SUMMARY_FIGURE, Session, invalid};
-use super::{Document, ProblemInput, filters};
+use super::{Document, ProblemInput, filters, lint};
+use crate::harness::answer::Claim;
+use crate::harness::answer::format::{NOTHING, markdown};
 
 /// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
@@ -23,15 +26,58 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let mut env = environment();
     register(&mut env, &session);
     for (name, text) in &problem.shared {
-        env.add_template(name, text).map_err(|e| located(&e))?;
+        add(&mut env, name, text)?;
     }
-    env.add_template(&origin, text).map_err(|e| located(&e))?;
-    let scope = json!({"answer": problem.answer.quoted()});
-    let rendered = env.get_template(&origin).map_err(|e| located(&e))?.render(Value::from(Serde(scope)));
-    let markdown = rendered.map_err(|e| located(&e))?;
+    add(&mut env, &origin, text)?;
+    let scope = Value::from(Serde(json!({"answer": problem.answer.quoted()})));
+    let mut printed = Printed { session: session.clone(), text: Vec::new(), refuted: Vec::new() };
+    let template = env.get_template(&origin).map_err(|e| located(&e))?;
+    template.render_captured_to(scope, &mut printed).map_err(|e| located(&e))?;
+    let markdown = printed.markdown()?;
     let session = lock(&session).clone();
     session.all_used().context(origin)?;
     Ok(Some((tidy(&markdown), session)))
+}
+
+/// What a template prints, with the claims that did not hold where it asked for them.
+struct Printed {
+    session: Shared,
+    text: Vec<u8>,
+    /// Length of the text at that time, and the claim.
+    refuted: Vec<(usize, Claim)>,
+}
+
+impl Write for Printed {
+    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+        self.place_refuted();
+        self.text.write(piece)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Printed {
+    fn place_refuted(&mut self) {
+        let refuted = std::mem::take(&mut lock(&self.session).refuted);
+        self.refuted.extend(refuted.into_iter().map(|claim| (self.text.len(), claim)));
+    }
+
+    /// The text, with each refuted claim behind the paragraph that asked for it.
+    fn markdown(mut self) -> Result<String> {
+        self.place_refuted();
+        let mut text = String::from_utf8(self.text)?;
+        for (at, claim) in self.refuted.iter().rev() {
+            let end = text[*at..].find("\n\n").map_or(text.len(), |length| at + length);
+            let end = text[..end].trim_end().len();
+            let last_line = text[..end].lines().last().unwrap_or_default();
+            // Behind a heading, a table, a picture or code stands a paragraph of its own.
+            let gap = if last_line.starts_with(['#', '|', '!', '`']) { "\n\n" } else { " " };
+            text.insert_str(end, &format!("{gap}*(Does not hold: {}.)*", markdown(&claim.id)));
+        }
+        Ok(text)
+    }
 }
 
 /// The summary's template in messages.
@@ -39,33 +85,43 @@ pub const SUMMARY: &str = "templates/summary.md";
 
 /// Renders the summary to Markdown, with the figures that it prints; `None` for a document without one.
 ///
-/// It sees every answer's quoted values as `answers.<problem>`, and `figure("<problem>")` prints the figure that a problem's
-/// answer has for it.
+/// It sees every answer's quoted values as `answers.<problem>`, and whether a GPU was measured as `gpu`; `figure("<problem>")`
+/// prints the figure that a problem's answer has for it. A value or a figure that an answer lacks is a dash.
 pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<PlacedFigure>)>> {
     let Some(text) = &document.summary else { return Ok(None) };
     let sessions = document.problems.iter().map(|p| (p.handout.name.to_string(), Session::new(p)));
     let sessions: Arc<Mutex<BTreeMap<String, Session>>> = Arc::new(Mutex::new(sessions.collect()));
     let mut env = environment();
+    env.set_undefined_behavior(UndefinedBehavior::Chainable);
+    env.set_formatter(|out, state, value| match value.is_undefined() || value.is_none() {
+        true => out.write_str(NOTHING).map_err(Error::from),
+        false => escape_formatter(out, state, value),
+    });
     let shared = sessions.clone();
     env.add_function("figure", move |problem: String| {
         let mut sessions = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let session = sessions.get_mut(&problem).ok_or_else(|| invalid(format!("there is no problem {problem:?}")))?;
-        session.figure(SUMMARY_FIGURE).map(Value::from_safe_string)
+        let is_drawn = session.answer.figures().contains_key(SUMMARY_FIGURE);
+        Ok(if is_drawn { Value::from_safe_string(session.figure(SUMMARY_FIGURE)?) } else { NOTHING.into() })
     });
     let answers: BTreeMap<&str, _> = document
         .problems
         .iter()
-        .filter(|p| p.template.is_some())
+        .filter(|p| p.template.is_some() && p.fault.is_none())
         .map(|p| (p.handout.name, p.answer.quoted()))
         .collect();
-    env.add_template(SUMMARY, text).map_err(|e| located(&e))?;
-    let rendered =
-        env.get_template(SUMMARY).map_err(|e| located(&e))?.render(Value::from(Serde(json!({"answers": answers}))));
+    let gpu = document.problems.iter().any(|p| p.records.gpu().is_some());
+    let scope = Value::from(Serde(json!({"answers": answers, "gpu": gpu})));
+    add(&mut env, SUMMARY, text)?;
+    let rendered = env.get_template(SUMMARY).map_err(|e| located(&e))?.render(scope);
     let markdown = rendered.map_err(|e| located(&e))?;
     let sessions = sessions.lock().unwrap_or_else(PoisonError::into_inner);
     let figures = sessions.values().flat_map(|session| session.figures.iter().cloned()).collect();
     Ok(Some((tidy(&markdown), figures)))
 }
+
+/// A template that takes more of minijinja's steps loops for ever; ours take at most some thousands.
+const MOST_STEPS: u64 = 1_000_000;
 
 /// What all templates share: strict look-ups and the filters.
 fn environment() -> Environment<'static> {
@@ -73,8 +129,15 @@ fn environment() -> Environment<'static> {
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_debug(true);
+    env.set_fuel(Some(MOST_STEPS));
     filters::register(&mut env);
     env
+}
+
+/// Errors: placeholder text, or a syntax error.
+fn add<'source>(env: &mut Environment<'source>, name: &'source str, text: &'source str) -> Result<()> {
+    lint::leftovers(name, text)?;
+    env.add_template(name, text).map_err(|e| located(&e))
 }
 
 /// The name of a problem's template in messages.
@@ -134,7 +197,13 @@ fn located(error: &Error) -> anyhow::Error {
         (Some(name), None) => format!("{name}: "),
         _ => String::new(),
     };
-    let mut message = format!("{place}{}", error.detail().map_or_else(|| error.kind().to_string(), str::to_string));
+    let mut message = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => {
+            format!("{place}more than {MOST_STEPS} steps; give the loop an end, or less to go through")
+        }
+        (_, Some(detail)) => format!("{place}{detail}"),
+        (kind, None) => format!("{place}{kind}"),
+    };
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
         let _ = write!(message, ": {inner}");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{AnsweredPart, Document, points, provenance};
+use super::{AnsweredPart, Document, escape, points, provenance};
 use crate::harness::answer::records::machine_name;
 use crate::harness::handout::HandoutProblem;
 
@@ -65,7 +65,7 @@ impl Front {
         let mut out = format!("# {}\n\n{}\n\n", self.title, self.assignment);
         let _ = write!(out, "{} of {} points answered.", self.points, self.total);
         if let Some(date) = &self.date {
-            let _ = write!(out, " Newest record: {date}. Machines: {}.", self.machines.join("; "));
+            let _ = write!(out, " Newest record: {date}. Machines: {}.", escape::markdown(&self.machines.join("; ")));
         }
         let _ = write!(out, "\n\n{summary}\n## Contents\n\n");
         for p in &self.problems {

@@ -131,23 +131,101 @@ fn a_missing_suite_and_a_missing_template_are_named() {
     "holds records of naive_ddp"
 )]
 #[case::not_a_number("{\"schema\": 1, \"problem\": NaN}", "not valid JSON")]
-fn a_bad_record_is_named_and_never_overwritten(#[case] record: &str, #[case] expected: &str) {
+#[case::impossible_time(IMPOSSIBLE, "sample 0 is -1")]
+fn a_record_that_cannot_be_used_costs_its_own_problem_alone(#[case] record: &str, #[case] expected: &str) {
     let tree = Tree::with_records();
     fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
     fs::write(tree.record_path(), record).unwrap();
-    for verb in [
-        &["measure", PROBLEM, "--profile", "cpu"][..],
-        &["diff", PROBLEM],
-        &["accept", PROBLEM],
-        &["writeup", "--no-measure"],
+    let other = tree.layout().local(Profile::Cpu, "naive_ddp");
+    fs::copy(tree.layout().accepted(Profile::Cpu, "naive_ddp"), other).unwrap();
+    let name = format!("report/records/cpu/{PROBLEM}.json");
+    let remedy = format!("cs336 measure {PROBLEM} --profile cpu");
+    for (verb, of_the_other) in [
+        (&["diff"][..], "naive_ddp: "),
+        (&["accept", "--profile", "cpu"], "naive_ddp: "),
+        (&["writeup", "--no-measure"], "writeup.md are ready"),
     ] {
         let said = tree.refused(verb);
-        assert!(
-            said.contains(expected) && said.contains(&format!("report/records/cpu/{PROBLEM}.json")),
-            "{verb:?}: {said}"
-        );
+        for part in [expected, &name, &remedy, of_the_other] {
+            assert!(said.contains(part), "{verb:?} does not say {part:?}: {said}");
+        }
     }
-    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record);
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    let (_, section) = report.split_once("mixed\\_precision\\_accumulation (1 point)\n").unwrap();
+    let (bold, _) = section.trim_start().split_once("**\n").unwrap();
+    assert!(bold.starts_with("**report/records/cpu") && bold.ends_with("from the accepted records."), "{bold}");
+    assert!(tree.run(&["list"]).status.success());
+    let plan = output_text(&tree.run(&["measure", "--dry-run", "--profile", "cpu"]));
+    assert!(plan.contains(expected) && plan.contains("naive_ddp_benchmarking cpu."), "{plan}");
+    assert_eq!(fs::read_to_string(tree.record_path()).unwrap(), record, "only measuring moves it");
+}
+
+/// A sound file but for one sample.
+const IMPOSSIBLE: &str = r#"{"schema": 1, "problem": "mixed_precision_accumulation", "profile": "cpu", "runs": [
+    {"id": "r", "started": "2026-01-01T00:00:00Z", "commit": "abc", "dirty": false, "suite_hash": "", "machine":
+    {"cpu": "a", "cores": 1, "memory_bytes": 1, "os": "b", "gpus": []}, "software": {}, "settings": {}, "peaks":
+    {"flops_per_s": {}, "bytes_per_s": 1.0, "cache_bytes": 0.0, "source": "c"}}], "cases": [{"grid": "g", "params": {},
+    "run": "r", "revision": 1, "elapsed_s": 1.0, "outcome": {"kind": "measured", "row": {"unit": "s", "samples": [-1.0]}}}]}"#;
+
+#[test]
+fn measuring_moves_a_record_that_cannot_be_used_aside_and_says_where() {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), "{\"schema\": 0}").unwrap();
+    let output = tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume"]);
+    let said = output_text(&output);
+    let aside = format!("report/records/cpu/{PROBLEM}.json.unreadable");
+    assert!(output.status.success() && said.contains(&format!("to {aside}")), "{said}");
+    assert_eq!(fs::read_to_string(tree.path(aside)).unwrap(), "{\"schema\": 0}");
+    let text = fs::read_to_string(tree.record_path()).unwrap();
+    assert!(!RecordFile::parse(&text, "the record").unwrap().cases.is_empty());
+}
+
+#[test]
+fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
+    let tree = Tree::with_records();
+    fs::write(tree.layout().accepted(Profile::Cpu, PROBLEM), "{").unwrap();
+    let remedy = format!("git restore snapshots/cpu/{PROBLEM}.json");
+    for verb in [&["writeup", "--no-measure"][..], &["writeup", "--check"]] {
+        assert!(tree.refused(verb).contains(&remedy), "{verb:?}");
+    }
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    assert!(report.contains("**This answer could not be built: snapshots/cpu/mixed"), "the section does not say it");
+}
+
+#[test]
+fn timings_below_the_floor_are_refused_wherever_a_record_is_read() {
+    const TIMED: &str = "pytorch_attention";
+    let tree = Tree::with_records();
+    let (local, accepted) = (tree.layout().local(Profile::Cpu, TIMED), tree.layout().accepted(Profile::Cpu, TIMED));
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(&accepted).unwrap()).unwrap();
+    scale_samples(&mut record, 1e-3);
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    for path in [&local, &accepted] {
+        fs::write(path, record.to_string()).unwrap();
+        for verb in [&["diff", TIMED][..], &["accept", TIMED], &["writeup", "--no-measure"]] {
+            let said = tree.refused(verb);
+            assert!(said.contains("s is below the floor of ") && said.contains("case "), "{verb:?}: {said}");
+        }
+    }
+    assert!(tree.refused(&["writeup", "--check"]).contains("is below the floor of "));
+}
+
+fn scale_samples(value: &mut Value, factor: f64) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match value {
+                    Value::Array(samples) if key == "samples" => {
+                        samples.iter_mut().for_each(|x| *x = (factor * x.as_f64().unwrap()).into());
+                    }
+                    value => scale_samples(value, factor),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| scale_samples(item, factor)),
+        _ => {}
+    }
 }
 
 #[test]

@@ -42,9 +42,9 @@ fn document(answer: Answer, records: Records) -> Document {
         handout,
         answers: PROBLEM.answers.iter().map(ToString::to_string).collect(),
         template: Some(include_str!("templates/harmonic_sum.md").into()),
-        shared: Vec::new(),
         answer,
         records,
+        ..ProblemInput::default()
     };
     Document { title: "A newcomer's problem".into(), assignment: "none".into(), summary: None, problems: vec![problem] }
 }
@@ -62,7 +62,7 @@ fn a_newcomers_problem_goes_from_its_suite_to_its_answer() {
     let records = records(suite, &measurements);
     let answer = (PROBLEM.answer)(&records, Audience::Ours).unwrap();
     let quoted = ["ascending_error", "descending_error"].map(|name| answer.quoted()[name]["value"].as_f64().unwrap());
-    let rendered = report::render(&document(answer, records)).unwrap();
+    let rendered = report::render(&document(answer, records)).unwrap().complete().unwrap();
     let rows = measurements.iter().flat_map(|(_, _, row)| ["sum", "error"].map(|name| row[name].as_f64().unwrap()));
     for number in rows.chain(quoted) {
         let text = format!("{:.6}", number.abs());

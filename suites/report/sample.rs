@@ -120,6 +120,7 @@ pub fn problem(name: &str, parts: &[(&'static str, f64)], template: &str) -> Pro
         shared: shared(),
         answer: Answer::new(&json!({"sum": 4, "seconds": Quantity::constant(0.5, Unit::Seconds)})).unwrap(),
         records: measured(),
+        fault: None,
     }
 }
 
@@ -241,7 +242,12 @@ pub fn full() -> Document {
 }
 
 pub fn render(template: &str) -> anyhow::Result<Rendered> {
-    report::render(&document(vec![whole(template)]))
+    complete(&document(vec![whole(template)]))
+}
+
+/// The rendering, or its faults.
+pub fn complete(document: &Document) -> anyhow::Result<Rendered> {
+    report::render(document)?.complete()
 }
 
 /// A problem of one part, which `template` answers.

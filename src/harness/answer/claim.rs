@@ -1,5 +1,6 @@
 //! Claims: statements that sentences make, each decided by operands that the report lists beside it.
 
+use super::format::markdown;
 use super::mark;
 use super::quantity::Quantity;
 
@@ -17,6 +18,7 @@ pub struct Claim {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operand {
     pub name: String,
+    /// In Markdown.
     pub value: String,
     /// The key of the cases that the value comes from; empty for a count.
     pub cases: String,
@@ -67,7 +69,13 @@ impl Claim {
     }
 
     pub fn operand_text(self, name: &str, value: impl Into<String>) -> Self {
-        self.push(name, value.into(), String::new())
+        self.push(name, markdown(&value.into()), String::new())
+    }
+
+    /// "ours 1.2; PyTorch 1.5", in Markdown.
+    pub fn decided_by(&self) -> String {
+        let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&o.value, &o.cases));
+        self.operands.iter().map(operand).collect::<Vec<_>>().join("; ")
     }
 
     fn push(mut self, name: &str, value: String, cases: String) -> Self {

@@ -1,5 +1,8 @@
 //! Formatting, the last step: base units become what a table or a sentence shows.
 
+use serde_json::Value;
+
+use super::mark;
 use super::quantity::Unit;
 use crate::harness::printable::printable;
 use crate::units::{GB, GIB, MB, MIB};
@@ -170,12 +173,26 @@ fn scientific(x: f64, digits: usize) -> String {
     }
 }
 
+/// The value with strings that code spans and tables can hold: without backticks, bars, control characters and marks. Line
+/// breaks stay, since answers split errors at them.
+pub fn plain_strings(value: &Value) -> Value {
+    let has_no_place =
+        |c: char| (c.is_control() && c != '\n') || matches!(c, '`' | '|' | mark::KEY | mark::TEXT | mark::END);
+    match value {
+        Value::String(text) => text.replace(has_no_place, " ").into(),
+        Value::Array(items) => items.iter().map(plain_strings).collect(),
+        Value::Object(fields) => fields.iter().map(|(key, child)| (key.clone(), plain_strings(child))).collect(),
+        other => other.clone(),
+    }
+}
+
 /// Escapes free text (a machine's name, a library's message) for use inside a Markdown line or table cell.
 pub fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     for c in printable(text).chars() {
         match c {
             '\\' | '`' | '*' | '_' | '[' | ']' | '<' | '>' | '|' | '$' | '#' | '&' | '~' | '!' => out.extend(['\\', c]),
+            mark::KEY | mark::TEXT | mark::END => {}
             '\n' | '\t' => out.push(' '),
             _ => out.push(c),
         }

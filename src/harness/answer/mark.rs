@@ -88,6 +88,11 @@ pub fn plain(text: &str) -> String {
     text.chars().filter(keep).collect()
 }
 
+/// `text` of a record, which may hold these characters by chance, without them.
+pub fn removed(text: &str) -> String {
+    text.replace([KEY, TEXT, END], "")
+}
+
 /// Serialises sources as their key, for filters of templates.
 pub(super) fn serialize<S: Serializer>(sources: &[CaseId], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&key(sources))

@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::format::markdown;
+use super::format::{markdown, plain_strings};
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
 use crate::harness::json::from_value;
 use crate::harness::problem::Measure;
-use crate::harness::record::{Machine, Outcome, Profile, RecordFile, Run};
+use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 use crate::harness::suite::Suite;
@@ -27,6 +27,8 @@ pub struct Records {
     pub gpu: Option<RecordSet>,
     /// The records of other problems that this one's answer reads, by name.
     pub others: BTreeMap<String, Records>,
+    /// Files of this machine's records that cannot be used, each with what to do. The accepted records stand in for them.
+    pub unreadable: Vec<String>,
 }
 
 /// The records of one problem under one profile.
@@ -121,6 +123,22 @@ impl Records {
         self.suite.iter().flat_map(move |suite| suite.cases(profile))
     }
 
+    /// The unusable files of this problem and of those that its answer also reads, each with what to do.
+    pub fn unreadable_files(&self) -> impl Iterator<Item = &String> {
+        self.unreadable.iter().chain(self.others.values().flat_map(|other| &other.unreadable))
+    }
+
+    /// Whether every planned case has an outcome that is not a failure, in the records that the report prints.
+    pub fn are_complete(&self) -> bool {
+        match self.main() {
+            Ok(set) => {
+                let recorded = |(_, params): (&str, &Value)| set.file.case(params).is_some();
+                set.failures().next().is_none() && self.planned(set.profile()).all(recorded)
+            }
+            Err(_) => Profile::ALL.into_iter().all(|profile| self.planned(profile).next().is_none()),
+        }
+    }
+
     /// Another problem's records, which the registry entry lists in `reads`.
     pub fn other(&self, problem: &str) -> Result<&Records> {
         self.others.get(problem).with_context(|| {
@@ -136,6 +154,14 @@ impl RecordSet {
 
     pub fn is_gpu(&self) -> bool {
         self.profile() == Profile::Gpu
+    }
+
+    /// The cases that failed, each with its error.
+    pub fn failures(&self) -> impl Iterator<Item = (&CaseRecord, &str)> {
+        self.file.cases.iter().filter_map(|case| match &case.outcome {
+            Outcome::Failed { error } => Some((case, error.as_str())),
+            _ => None,
+        })
     }
 
     /// Oldest first, ties by id: the order does not depend on the file.
@@ -180,7 +206,8 @@ impl RecordSet {
             Ok(Case {
                 id: CaseId::new(&self.file.problem, self.profile(), at, &record.run, machine.clone()),
                 grid: record.grid.clone(),
-                params: from_value(&record.params).with_context(named)?,
+                params: from_value(&plain_strings(&record.params))
+                    .with_context(|| format!("{}: its parameters have another shape", named()))?,
                 outcome: CaseOutcome::of(&record.outcome).with_context(named)?,
                 stale: self.stale.get(&at).cloned(),
                 conditions: record.conditions.clone(),
@@ -193,7 +220,9 @@ impl RecordSet {
 impl<R: DeserializeOwned> CaseOutcome<R> {
     fn of(outcome: &Outcome) -> Result<Self> {
         Ok(match outcome.clone() {
-            Outcome::Measured { row } => Self::Measured(from_value(&row).context("its row has another shape")?),
+            Outcome::Measured { row } => {
+                Self::Measured(from_value(&plain_strings(&row)).context("its row has another shape")?)
+            }
             Outcome::OutOfMemory { requested_bytes, predicted_bytes, message } => {
                 Self::OutOfMemory { requested_bytes, predicted_bytes, message }
             }
@@ -315,25 +344,4 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::super::made_up::{MadeUp, machine};
-    use super::*;
-
-    #[test]
-    fn a_cell_is_of_the_row_or_says_how_the_case_ended() {
-        let made_up = MadeUp::cpu("x").measured("a", &json!({"n": 1}), &1.5).not_run("a", &json!({"n": 2}));
-        let cases = made_up.records().main().unwrap().cases_as::<Value, f64>().unwrap();
-        let cells: Vec<Cell> = cases.iter().map(|case| case.cell(|row| *row)).collect();
-        assert_eq!(cells, [Cell::from(1.5), "not run".into()]);
-        assert_eq!(cases.iter().filter_map(Case::measured).count(), 1);
-        assert_eq!(cases[1].outcome.reason(), "needs 6 GPUs, has 2");
-    }
-
-    #[test]
-    fn a_machine_name_has_no_trademark_symbols() {
-        let machine = Machine { cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(), cores: 2, ..machine(None) };
-        assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
-    }
-}
+mod tests;

@@ -91,11 +91,29 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.cases[0].outcome = measured(&[]), "no samples");
     // serde_json writes a NaN as null.
     refused_with(&|f| f.cases[0].outcome = measured(&[f64::NAN]), "no list of samples");
-    refused_with(
-        &|f| f.schema = 0,
-        "has the old schema 0; this cs336 reads schema 1: delete it and run `cs336 measure p`",
-    );
-    refused_with(&|f| f.schema = 2, "has schema 2, from a newer cs336; this one reads schema 1: build the newer one");
+    refused_with(&|f| f.schema = 0, "has the old schema 0; this cs336 reads schema 1");
+    refused_with(&|f| f.schema = 2, "has schema 2, from a newer cs336; this one reads schema 1");
+    refused_with(&|f| f.runs.push(f.runs[0].clone()), "two runs have the id \"r1\"");
+    refused_with(&|f| f.runs[0].started = "99999-01-01T00:00:00Z".into(), "run 0: it started at \"99999-");
+    refused_with(&|f| f.runs[0].commit = "a\n<b>".into(), "run 0: the commit is \"a\\n<b>\"");
+    refused_with(&|f| (f.runs[0].id, f.cases[0].run) = ("a|b".into(), "a|b".into()), "run 0: the id is \"a|b\"");
+    refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1 s");
+}
+
+#[test]
+fn a_timing_below_the_floor_of_its_machine_is_refused_with_its_case_and_both_times() {
+    let with = |seconds: f64| {
+        let work = json!({"flops": 1e9, "bytes": 0.0, "precision": "float32"});
+        let row = json!({"forward": {"unit": "s", "samples": [1.0, seconds], "work": work}});
+        let mut file = file(vec![case(json!({"n": 1}), "r1", Outcome::Measured { row })]);
+        file.runs[0].peaks.flops_per_s = [("float32".to_string(), 1e12)].into();
+        file.to_json().unwrap()
+    };
+    RecordFile::parse(&with(1e-3), "x.json").unwrap();
+    let message = refused(&with(1e-6));
+    for part in ["x.json", "case 0 ({\"n\":1})", "forward", "1.000e-6 s is below the floor of 1.000e-3 s"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
 }
 
 #[test]

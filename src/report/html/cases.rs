@@ -7,12 +7,13 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
 use super::escape::escape;
-use crate::harness::answer::mark::CaseKey;
+use crate::harness::answer::mark::{self, CaseKey};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::record::{CaseRecord, Outcome, Profile, Run};
 use crate::harness::samples::each_samples;
 use crate::report::Document;
+use crate::report::warnings::in_line;
 
 /// At most this many plain values of a row are shown.
 const MOST_VALUES: usize = 60;
@@ -60,8 +61,8 @@ impl<'a> Sets<'a> {
         let mut groups: BTreeMap<(&str, Profile), Vec<String>> = BTreeMap::new();
         for key in keys {
             let (case, ..) = self.case(key)?;
-            let words = format!("{}: {}; {}; run {}", case.grid, settings(&case.params), outcome(case), case.run);
-            let entry = format!("<li id=\"case-{}\">{}</li>", name(key), escape(&words));
+            let words = format!("{}: {}; {}; run {}", case.grid, in_line(&case.params), outcome(case), case.run);
+            let entry = format!("<li id=\"case-{}\">{}</li>", name(key), escape(&mark::removed(&words)));
             groups.entry((&key.0, key.1)).or_default().push(entry);
         }
         let mut out = String::new();
@@ -83,20 +84,14 @@ impl<'a> Sets<'a> {
                     "dirty": run.dirty})
             });
             let (series, values) = contents(case)?;
-            let entry = json!({"problem": key.0, "profile": key.1, "grid": case.grid, "params": settings(&case.params),
+            let entry = json!({"problem": key.0, "profile": key.1, "grid": case.grid, "params": in_line(&case.params),
                 "run": run.id, "outcome": outcome(case), "stale": stale, "series": series, "values": values});
             cases.insert(name(key), entry);
         }
         // a text must not end the element that holds the data
-        Ok(serde_json::to_string(&json!({"runs": runs, "cases": cases}))?.replace('<', "\\u003c"))
+        let data = serde_json::to_string(&json!({"runs": runs, "cases": cases}))?;
+        Ok(mark::removed(&data).replace('<', "\\u003c"))
     }
-}
-
-/// "size xl, dtype bfloat16".
-fn settings(params: &Value) -> String {
-    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    let fields = params.as_object().into_iter().flatten();
-    fields.map(|(key, value)| format!("{key} {}", shown(value))).collect::<Vec<_>>().join(", ")
 }
 
 fn outcome(case: &CaseRecord) -> &'static str {

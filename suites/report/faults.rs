@@ -1,0 +1,76 @@
+//! What fails is said where it belongs, in every edition: claims that do not hold, templates, cases.
+
+use cs336::harness::answer::Claim;
+use cs336::harness::record::Outcome;
+use cs336::report;
+
+use super::WRITEUP;
+use super::sample::{self, document, problem, squeeze, whole};
+
+/// The three documents: Markdown, the text of the PDF without spaces, and HTML.
+fn editions(document: &report::Document) -> (report::Rendered, String, String) {
+    let rendered = report::render(document).unwrap();
+    report::pdf::compile(&rendered, WRITEUP).unwrap();
+    let (printed, html) = (sample::text_of(&rendered), report::html::page(document, &rendered).unwrap());
+    (rendered, printed, html)
+}
+
+#[test]
+fn a_claim_that_does_not_hold_is_named_behind_its_paragraph_in_every_edition() {
+    let template = "First. {% if claim(\"c\") %}So.{% else %}Not so.{% endif %} Last.\n\nNext. {% if claim(\"d\") %}Gone.{% endif %}";
+    let mut input = whole(template);
+    input.answer.claim(Claim::new("c", false).count("of", 2)).unwrap();
+    input.answer.claim(Claim::new("d", false).operand_text("x", "<1>")).unwrap();
+    let (rendered, printed, html) = editions(&document(vec![input]));
+    let words = "First. Not so. Last. *(Does not hold: c.)*\n\nNext. *(Does not hold: d.)*\n";
+    assert!(rendered.markdown.contains(words), "{}", rendered.markdown);
+    assert!(printed.contains(&squeeze("Last. (Does not hold: c.) Next.")), "{printed}");
+    assert!(html.contains("Last. <em>(Does not hold: c.)</em>"), "{html}");
+    assert!(rendered.markdown.contains("| `x` | d | no | x \\<1\\> |"), "{}", rendered.markdown);
+}
+
+#[test]
+fn a_template_that_fails_costs_its_own_problem_alone_and_says_why_in_bold() {
+    let broken = problem("broken", &[("", 1.0)], "{{ part(\"\") }}\n\n{{ nothing }}");
+    let mut unread = problem("unread", &[("", 2.0)], "");
+    unread.fault = Some("snapshots/gpu/unread.json is <not> read".into());
+    let late = problem("late", &[("", 2.0)], "{{ part(\"\") }}\n\nEarly words.\n\n## Method\n\n$\\nosuchcommand$");
+    let sound = problem("sound", &[("", 4.0)], "{{ part(\"\") }}\n\nSound words.");
+    let (rendered, printed, html) = editions(&document(vec![broken, unread, late, sound]));
+    let reasons = [
+        "This answer could not be built: templates/broken.md:3: `nothing` is undefined",
+        "This answer could not be built: snapshots/gpu/unread.json is <not> read.",
+        "This answer could not be built: templates/late.md",
+    ];
+    for (reason, fault) in reasons.iter().zip(&rendered.faults) {
+        assert!(fault.reason.starts_with(reason), "{fault}");
+        let escaped = report::escape::markdown(reason);
+        assert!(rendered.markdown.contains(&format!("\n**{escaped}")), "{reason}: {}", rendered.markdown);
+        assert!(printed.contains(&squeeze(reason)), "{reason}: {printed}");
+        let escaped = reason.replace('<', "&lt;").replace('>', "&gt;");
+        assert!(html.contains(&format!("<strong>{escaped}")), "{reason}: {html}");
+    }
+    assert_eq!(rendered.faults.len(), reasons.len());
+    assert!(!rendered.markdown.contains("Early words."), "half an answer is printed");
+    assert!(
+        rendered.markdown.contains("Sound words.") && printed.contains("Soundwords.") && html.contains("Sound words.")
+    );
+    assert_eq!(rendered.answered.iter().map(|a| a.problem).collect::<Vec<_>>(), ["sound"]);
+    let error = format!("{:#}", rendered.complete().err().unwrap());
+    assert!(error.contains("broken: ") && error.contains("unread: ") && error.contains("late: "), "{error}");
+}
+
+#[test]
+fn a_failed_case_is_named_with_its_error_and_its_problem_is_not_answered() {
+    let mut input = whole("Text.");
+    let file = &mut input.records.cpu.as_mut().unwrap().file;
+    for case in &mut file.cases[..2] {
+        case.outcome = Outcome::Failed { error: "the <worker> died".into() };
+    }
+    let (rendered, printed, html) = editions(&document(vec![input]));
+    let words = "**1 stale**, **2 failed** of 10 cpu cases. sweep (d 16, n 256) and 1 more: the \\<worker\\> died.";
+    assert!(rendered.markdown.contains(words), "{}", rendered.markdown);
+    assert!(rendered.markdown.contains("Text.") && rendered.markdown.contains("*Not answered:* 4 points."));
+    assert!(rendered.answered.is_empty());
+    assert!(printed.contains("2failedof10cpucases.") && html.contains("the &lt;worker&gt; died."), "{printed} {html}");
+}
