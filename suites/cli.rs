@@ -1,11 +1,15 @@
 //! Tests of the command line: its output, its messages about bad input, and that errors lose no data.
 
+#[path = "cli/bundle.rs"]
+mod bundle;
 #[path = "cli/export.rs"]
 mod export;
 #[path = "cli/interruption.rs"]
 mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/trust.rs"]
+mod trust;
 
 use std::fs;
 use std::path::{Path, PathBuf};

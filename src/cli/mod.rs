@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use crate::bench::machine;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
@@ -132,6 +134,7 @@ pub enum Ended {
 /// Parses the command line, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
     exit_quietly_on_closed_stdout();
+    deny_others_to_write();
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
@@ -146,6 +149,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// No file or folder of this process and its children can be written by others, whatever the user's mask is: libraries,
+/// Python files and records are among them.
+fn deny_others_to_write() {
+    let others = Mode::WGRP | Mode::WOTH;
+    umask(umask(others) | others);
 }
 
 /// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic.

@@ -1,8 +1,9 @@
 //! Compiles a file of `kernels/` to a cubin, with a cache on disk whose key covers all that the cubin depends on.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,8 @@ use super::device::Arch;
 use super::nvrtc::{self, Source};
 use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
+use super::trusted_folder::TrustedFolder;
+use crate::root::absolute;
 
 /// One file of `kernels/`, compiled one way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +59,7 @@ impl Built {
 pub enum Origin {
     Cache,
     Compiled,
-    /// Compiled, but the cache could not be written; the reason. The next process compiles it again.
+    /// Compiled, but the cache is not trusted or cannot be written; the reason. The next process compiles it again.
     NotKept(String),
 }
 
@@ -72,7 +75,7 @@ impl Compiler {
     /// `$XDG_CACHE_HOME`, else `~/.cache`, else the tree's `target`.
     pub fn of_this_tree() -> Result<Self> {
         let root = crate::root::find()?;
-        let var = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let var = |name| absolute(std::env::var_os(name));
         let caches = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
         let cache = caches.unwrap_or_else(|| root.join("target")).join("cs336").join("kernels");
         Ok(Self { kernels: root.join("kernels"), cache })
@@ -88,20 +91,28 @@ impl Compiler {
         let source = self.read(program).with_context(context)?;
         let options = options(program, arch);
         let key = key(toolchain, &source, &options);
-        let entry = self.cache.join(format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu")));
-        let (Entry { log, cubin }, origin) = match Entry::read(&entry) {
+        let entry = format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu"));
+        let cache = self.open_cache();
+        let (Entry { log, cubin }, origin) = match cache.as_ref().ok().and_then(|cache| Entry::read(cache, &entry)) {
             Some(entry) => (entry, Origin::Cache),
             None => {
                 let includes = toolchain.include.iter().map(|folder| format!("--include-path={}", folder.display()));
                 let options: Vec<String> = options.into_iter().chain(includes).collect();
                 let (cubin, log) = nvrtc::compile(&source, &options).with_context(context)?;
                 let compiled = Entry { log, cubin };
-                let kept = compiled.write(&entry);
+                let kept = cache.and_then(|cache| compiled.write(&cache, &entry));
                 (compiled, kept.map_or_else(|error| Origin::NotKept(format!("{error:#}")), |()| Origin::Compiled))
             }
         };
         let resources = resources::accept(&log).with_context(context)?;
         Ok(Built { key, cubin, log, resources, origin })
+    }
+
+    /// The cache of compiled programs. Where it is not trusted, this process compiles for itself, and prints the reason once.
+    pub(super) fn open_cache(&self) -> Result<TrustedFolder> {
+        static TOLD: Once = Once::new();
+        TrustedFolder::open(&self.cache)
+            .inspect_err(|why| TOLD.call_once(|| eprintln!("cs336: compiled kernels are not kept: {why:#}")))
     }
 
     /// The program's text with every header of `kernels/lib`. NVRTC gets these texts and not the files, so that the key
@@ -133,6 +144,14 @@ impl Compiler {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
+}
+
+/// The folder of compiled kernels.
+///
+/// Errors: why it is not used.
+pub fn kernel_cache() -> Result<String> {
+    let Compiler { cache, .. } = Compiler::of_this_tree()?;
+    TrustedFolder::open(&cache).map(|_| cache.display().to_string())
 }
 
 /// All options that decide the code; none of them depends on the folders of this machine.
@@ -174,28 +193,18 @@ struct Header {
 
 impl Entry {
     /// `None` if there is no intact file: then the program is compiled again.
-    fn read(path: &Path) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
+    fn read(cache: &TrustedFolder, name: &str) -> Option<Self> {
+        let mut bytes = Vec::new();
+        cache.file(name).ok()?.read_to_end(&mut bytes).ok()?;
         let end = bytes.iter().position(|&byte| byte == b'\n')?;
         let header: Header = serde_json::from_slice(&bytes[..end]).ok()?;
         let entry = Self { log: header.log, cubin: bytes[end + 1..].to_vec() };
         (entry.digest() == header.sha256).then_some(entry)
     }
 
-    /// Writes the whole file or nothing, also when another process writes the same one.
-    fn write(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().context("a file needs a folder")?;
+    fn write(&self, cache: &TrustedFolder, name: &str) -> Result<()> {
         let header = serde_json::to_vec(&Header { log: self.log.clone(), sha256: self.digest() })?;
-        let attempt = || -> std::io::Result<()> {
-            fs::create_dir_all(folder)?;
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            for part in [&header[..], b"\n", &self.cubin] {
-                file.write_all(part)?;
-            }
-            file.persist(path).map_err(|error| error.error)?;
-            Ok(())
-        };
-        attempt().with_context(|| format!("failed to write {}", path.display()))
+        cache.write(name, &[&header, b"\n", &self.cubin]).map(drop)
     }
 
     fn digest(&self) -> String {
@@ -205,6 +214,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const KERNEL: &str = "#include \"lib/scale.cuh\"\n\
@@ -284,7 +295,30 @@ mod tests {
         let Folders { mut compiler, _root } = folders();
         compiler.cache = compiler.kernels.join("probe.cu").join("cache");
         let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        assert!(matches!(&built.origin, Origin::NotKept(why) if why.contains("failed to write")), "{:?}", built.origin);
+        assert!(matches!(&built.origin, Origin::NotKept(why) if why.contains("failed to make")), "{:?}", built.origin);
+    }
+
+    #[test]
+    fn a_cache_that_others_can_write_to_is_neither_read_nor_written() {
+        let Folders { compiler, _root } = folders();
+        let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        fs::set_permissions(&compiler.cache, fs::Permissions::from_mode(0o777)).unwrap();
+        let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
+        assert!(
+            built.cubin == first.cubin && matches!(&built.origin, Origin::NotKept(why) if why.contains("mode 777"))
+        );
+        assert!(matches!(compiler.build(&probe("4.0f"), Arch::HOPPER).unwrap().origin, Origin::NotKept(_)));
+        assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_cubin_that_others_can_write_to_is_compiled_again_and_replaced() {
+        let Folders { compiler, _root } = folders();
+        let build = || compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap().origin;
+        build();
+        let path = fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!([build(), build()], [Origin::Compiled, Origin::Cache]);
     }
 
     #[test]

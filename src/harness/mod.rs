@@ -11,6 +11,7 @@ pub mod floor;
 pub mod grade;
 pub mod grade_files;
 pub mod handout;
+pub mod manifest;
 pub mod peer;
 pub mod plan;
 pub mod problem;
