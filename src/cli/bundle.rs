@@ -59,7 +59,9 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let manifest = Manifest::of(&folder, Commit::of(&layout.root)?)?;
     fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
     let archive = dist.join("cs336.tar.gz");
-    command(Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
+    // Where root unpacks it, files would belong to whoever has the builder's number there.
+    let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"];
+    command(Command::new("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
     let bytes = fs::metadata(&archive)?.len();
     ensure!(
         (bytes as f64) < LIMIT_BYTES,

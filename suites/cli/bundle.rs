@@ -1,6 +1,6 @@
 //! A bundle: what is packed, that it runs wherever it is unpacked, and that edited files show in its records.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::sync::OnceLock;
 
 use cs336::harness::manifest::PROGRAM;
@@ -44,6 +44,7 @@ fn archive() -> &'static Path {
         let style = "report/writeup.typ";
         fs::create_dir(repository.join("report")).unwrap();
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join(style), &repository.join(style));
+        fs::set_permissions(repository.join(style), fs::Permissions::from_mode(0o666)).unwrap();
         let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
         for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
             printed(Command::new("git").arg("-C").arg(&repository).args(author).args(arguments));
@@ -122,6 +123,16 @@ fn no_packed_file_holds_a_path_of_the_builder() {
     for line in library_paths {
         let path = line.split(['[', ']']).nth(1).unwrap();
         assert!(path.trim_matches('/') == "lib", "{line}");
+    }
+}
+
+#[test]
+fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
+    let listed = printed(Command::new("tar").args(["--numeric-owner", "-tvzf"]).arg(archive()));
+    assert!(listed.contains("report/writeup.typ"), "{listed}");
+    for line in listed.lines() {
+        let (mode, rest) = line.split_once(' ').unwrap();
+        assert!(rest.trim_start().starts_with("0/0 ") && !mode[4..].contains('w'), "{line}");
     }
 }
 
