@@ -90,9 +90,7 @@ fn a_cache_that_others_can_write_to_is_neither_read_nor_written() {
     let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
     fs::set_permissions(&compiler.cache, fs::Permissions::from_mode(0o777)).unwrap();
     let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-    assert!(
-        built.cubin == first.cubin && matches!(&built.origin, Origin::NotKept(why) if why.contains("mode 777"))
-    );
+    assert!(built.cubin == first.cubin && matches!(&built.origin, Origin::NotKept(why) if why.contains("mode 777")));
     assert!(matches!(compiler.build(&probe("4.0f"), Arch::HOPPER).unwrap().origin, Origin::NotKept(_)));
     assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 1);
 }
