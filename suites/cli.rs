@@ -1,5 +1,7 @@
 //! Tests of the command line: its output, its messages about bad input, and that errors lose no data.
 
+#[path = "cli/bundle.rs"]
+mod bundle;
 #[path = "cli/cases.rs"]
 mod cases;
 #[path = "cli/export.rs"]
@@ -12,6 +14,8 @@ mod interruption;
 mod messages;
 #[path = "cli/trace.rs"]
 mod trace;
+#[path = "cli/trust.rs"]
+mod trust;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The Python peer of `suites/peers`: the same operations under Python's PyTorch, eager and compiled.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -99,11 +99,11 @@ impl TorchPeer {
             _ => "cpu".to_string(),
         };
         let suites = Layout::find()?.root.join("suites");
-        let before = std::env::var_os("PYTHONPATH").unwrap_or_default();
-        let folders = std::iter::once(suites.clone()).chain(std::env::split_paths(&before));
-        let mut command = Command::new(python::interpreter());
+        let mut command = python::command();
         // -B: write no .pyc files into the measured tree.
-        command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", std::env::join_paths(folders)?);
+        command
+            .args(["-B", "-m", "peers", &name])
+            .env("PYTHONPATH", python_path(&suites, std::env::var_os("PYTHONPATH"))?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
@@ -161,6 +161,13 @@ impl TorchPeer {
     }
 }
 
+/// `suites`, then the folders of `before`. Python takes an empty one for the working directory, where others may write.
+fn python_path(suites: &Path, before: Option<OsString>) -> Result<OsString> {
+    let before = before.unwrap_or_default();
+    let named = std::env::split_paths(&before).filter(|folder| !folder.as_os_str().is_empty());
+    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named))?)
+}
+
 /// One peer kept for many small cases, because starting one takes seconds.
 static KEPT: Mutex<Option<TorchPeer>> = Mutex::new(None);
 
@@ -179,4 +186,33 @@ pub fn with_kept<T>(device: Device, body: impl FnOnce(&mut TorchPeer) -> Result<
 /// Ends the kept peer, which frees its memory.
 pub fn drop_kept() {
     *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_directory_is_not_among_the_peers_folders() {
+        let path = |before: Option<&str>| python_path(Path::new("/suites"), before.map(OsString::from)).unwrap();
+        assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
+        assert_eq!(path(Some("/a::/b:")), "/suites:/a:/b");
+    }
+
+    #[test]
+    fn compiled_headers_of_another_user_are_refused() {
+        let (folder, suites) = (tempfile::tempdir().unwrap(), crate::root::find().unwrap().join("suites"));
+        let ask = || {
+            let mut python = python::command();
+            python.args(["-B", "-c", "from peers.compiled import require_own_headers; require_own_headers()"]);
+            let output =
+                python.env("PYTHONPATH", &suites).env("TMPDIR", folder.path()).env("USER", "u").output().unwrap();
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        assert_eq!(ask(), "");
+        let kept = folder.path().read_dir().unwrap().next().unwrap().unwrap().path();
+        std::fs::rename(&kept, folder.path().join("theirs")).unwrap();
+        std::os::unix::fs::symlink("theirs", &kept).unwrap();
+        assert!(ask().contains("set TMPDIR to a folder of yours"), "{}", ask());
+    }
 }

@@ -7,8 +7,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::Ended;
-use crate::harness::provenance::{BUNDLE_FILE, Commit};
+use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM};
+use crate::harness::provenance::Commit;
 use crate::harness::store::Layout;
+use crate::root::absolute;
 use crate::units::{MIB, human_bytes};
 
 /// Folders that the program reads at run time.
@@ -16,10 +18,12 @@ const DATA: &[&str] = &["kernels", "suites", "templates", "snapshots", "report/w
 /// A larger bundle is impractical to copy to another machine.
 const LIMIT_BYTES: f64 = 60.0 * MIB;
 
-const LAUNCHER: &str = r#"#!/bin/sh
+const LAUNCHER_TEXT: &str = r#"#!/bin/sh
 # Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(dirname "$(readlink -f "$0")")
 python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }
+# Nothing is imported from the working directory, where others may write.
+export PYTHONSAFEPATH=1
 libraries=$("$python" - <<'PY'
 import glob, importlib.util, os, sys
 found = importlib.util.find_spec("torch")
@@ -44,16 +48,20 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("failed to clear {}", folder.display()))?;
     }
-    let binary = folder.join("bin").join("cs336");
+    let program = folder.join(PROGRAM);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", folder.display()))?;
-    command(Command::new("strip").arg("-o").arg(&binary).arg(std::env::current_exe()?))?;
+    command(Command::new("strip").arg("-o").arg(&program).arg(std::env::current_exe()?))?;
+    remove_paths(&program)?;
     for data in DATA {
         copy_tracked(layout, data, &folder)?;
     }
-    write_executable(&folder.join("cs336"), LAUNCHER)?;
-    fs::write(folder.join(BUNDLE_FILE), serde_json::to_string_pretty(&Commit::of(&layout.root))?)?;
+    write_executable(&folder.join(LAUNCHER), LAUNCHER_TEXT)?;
+    let manifest = Manifest::of(&folder, Commit::of(&layout.root)?)?;
+    fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
     let archive = dist.join("cs336.tar.gz");
-    command(Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
+    // Where root unpacks it, files would belong to whoever has the builder's number there.
+    let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"];
+    command(Command::new("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
     let bytes = fs::metadata(&archive)?.len();
     ensure!(
         (bytes as f64) < LIMIT_BYTES,
@@ -63,6 +71,27 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     );
     println!("dist/cs336.tar.gz is ready ({}); unpack it there and run ./cs336/cs336 doctor", human_bytes(bytes));
     Ok(Ended::Well)
+}
+
+/// Overwrites this machine's paths in the program by slashes of the same length: those of libtorch's headers and of crates
+/// in messages, and libtorch's folder in the RUNPATH. That becomes /lib, where the loader looks anyway.
+fn remove_paths(program: &Path) -> Result<()> {
+    let mut bytes = fs::read(program)?;
+    let cargo = absolute(std::env::var_os("CARGO_HOME"));
+    let cargo = cargo.or_else(|| Some(absolute(std::env::var_os("HOME"))?.join(".cargo")));
+    let folders = [Some(env!("LIBTORCH").into()), Some(env!("CARGO_MANIFEST_DIR").into()), cargo];
+    for folder in folders.into_iter().flatten() {
+        let path = folder.as_os_str().as_encoded_bytes();
+        let mut at = 0;
+        while let Some(slash) = bytes[at..].iter().position(|byte| *byte == b'/') {
+            at += slash;
+            if bytes[at..].starts_with(path) {
+                bytes[at..at + path.len()].fill(b'/');
+            }
+            at += 1;
+        }
+    }
+    fs::write(program, bytes).with_context(|| format!("failed to write {}", program.display()))
 }
 
 /// Copies the files under `data` that git tracks, and no local ones.

@@ -72,6 +72,7 @@ fn examine() -> Result<Vec<Requirement>> {
             cuda::compiler_version(),
             "without it, kernels are not compiled, and cases that need them are not run",
         ),
+        part("kernel cache", cuda::kernel_cache(), "each process compiles its kernels again"),
         part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
         part(
             "git",
@@ -98,10 +99,9 @@ fn peers() -> Result<String> {
         print('Python', platform.python_version(), 'with torch', m.version('torch'))\n\
         try: print('and triton', m.version('triton'))\n\
         except m.PackageNotFoundError: print('and no triton: torch.compile has no GPU code')";
-    let interpreter = python::interpreter();
-    let shown = interpreter.display().to_string();
-    let output =
-        Command::new(&interpreter).args(["-c", ASK]).output().with_context(|| format!("{shown} does not run"))?;
+    let mut python = python::command();
+    let shown = python.get_program().to_string_lossy().into_owned();
+    let output = python.args(["-c", ASK]).output().with_context(|| format!("{shown} does not run"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{shown} has no PyTorch ({})", said.lines().last().unwrap_or_default());
     Ok(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>().join(" "))

@@ -94,7 +94,7 @@ fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
     let mut lines = String::new();
     for (set, run) in runs(&input.records) {
         if wanted.is_empty() || wanted.contains(&run.id.as_str()) {
-            let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
+            let dirty = run.changes().map(|changes| format!(", with {changes}")).unwrap_or_default();
             let machine = machine_name(&run.machine, set.profile());
             lines += &format!("{}: {machine}, run {}, commit {}{dirty}\n", set.file.problem, run.id, run.commit);
         }

@@ -9,6 +9,8 @@ use std::sync::{Arc, LazyLock};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use rustix::fs::Mode;
+use rustix::process::umask;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::bench::machine;
@@ -150,6 +152,7 @@ pub enum Ended {
 pub fn main() -> ExitCode {
     end_without_a_panic_where_output_fails();
     keep_exit_statuses();
+    deny_others_to_write();
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
@@ -164,6 +167,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// No file or folder of this process and its children can be written by others, whatever the user's mask is: libraries,
+/// Python files and records are among them.
+fn deny_others_to_write() {
+    let others = Mode::WGRP | Mode::WOTH;
+    umask(umask(others) | others);
 }
 
 /// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic, as they do a full disk.

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::fmt;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +19,7 @@ use super::cache::Cache;
 use super::jit::{Compiler, Program};
 use super::launch::LaunchConfig;
 use super::toolchain::Toolchain;
+use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
 
 /// How the emulator runs the launches of this thread.
@@ -57,6 +59,8 @@ pub struct Emulation {
     running: Mutex<()>,
     /// Keeps `emulate` in memory.
     _library: Library,
+    /// The loader knows the library by this descriptor's number, which must not become another library's meanwhile.
+    _file: File,
 }
 
 struct Entry {
@@ -104,12 +108,12 @@ pub fn load(program: &Program) -> Result<Arc<Emulation>> {
     static LOADED: Cache<Program, Emulation> = Cache::new();
     LOADED.get(Device::Cpu, program.clone(), || {
         let library = build(&Compiler::of_this_tree()?, program);
-        Emulation::open(&library.with_context(|| format!("kernels/{} for the CPU", program.file))?)
+        library.and_then(Emulation::open).with_context(|| format!("kernels/{} for the CPU", program.file))
     })
 }
 
-/// The shared library of `program`.
-fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
+/// The shared library of `program`, open.
+fn build(compiler: &Compiler, program: &Program) -> Result<File> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
@@ -118,26 +122,19 @@ fn build(compiler: &Compiler, program: &Program) -> Result<PathBuf> {
     let mut parts = vec![&Toolchain::get()?.identity, &source.text, &text];
     parts.extend(source.headers.iter().chain(&emulator).map(|(_, text)| text));
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
-    let library = folder(&compiler.cache).join(format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu")));
-    if !library.exists() {
-        compile(&compiler.kernels, text, &library)?;
+    let name = format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu"));
+    let cache = compiler.open_cache();
+    if let Some(library) = cache.as_ref().ok().and_then(|cache| cache.file(&name).ok()) {
+        return Ok(library);
     }
-    Ok(library)
+    let work = TrustedFolder::temporary()?;
+    let library = compile(&compiler.kernels, text, &work.path())?;
+    cache.and_then(|cache| cache.write(&name, &[&library])).or_else(|_| work.write(&name, &[&library]))
 }
 
-/// The cache, or a folder of this process where the cache cannot be written: a library is loaded from a file.
-fn folder(cache: &Path) -> PathBuf {
-    let is_writable = fs::create_dir_all(cache).and_then(|()| tempfile::tempfile_in(cache)).is_ok();
-    if is_writable { cache.to_path_buf() } else { std::env::temp_dir().join(format!("cs336-{}", std::process::id())) }
-}
-
-/// Compiles `text` into `library`, the whole file or nothing.
-fn compile(kernels: &Path, mut text: String, library: &Path) -> Result<()> {
-    let folder = library.parent().context("a file needs a folder")?;
-    fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-    let work =
-        tempfile::tempdir_in(folder).with_context(|| format!("failed to make a folder in {}", folder.display()))?;
-    let (source, made) = (work.path().join("program.cc"), work.path().join("program.so"));
+/// Compiles `text` in the folder `work`; gives the shared library's bytes.
+fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
+    let (source, made) = (work.join("program.cc"), work.join("program.so"));
     fs::write(&source, &text)?;
     let preprocessed = run(compiler(kernels)?.args(["-E", "-P"]).arg(&source))?;
     let names = entry_points(&String::from_utf8_lossy(&preprocessed));
@@ -146,7 +143,7 @@ fn compile(kernels: &Path, mut text: String, library: &Path) -> Result<()> {
     text += &format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", "));
     fs::write(&source, &text)?;
     run(compiler(kernels)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
-    fs::rename(&made, library).with_context(|| format!("failed to write {}", library.display()))
+    fs::read(&made).context("failed to read the compiled library")
 }
 
 /// `$CXX` or `c++` with the options of every step.
@@ -184,11 +181,13 @@ impl fmt::Debug for Emulation {
 }
 
 impl Emulation {
-    fn open(path: &Path) -> Result<Self> {
+    fn open(file: File) -> Result<Self> {
         type Name = unsafe extern "C" fn(c_uint) -> *const c_char;
         type Parameter = unsafe extern "C" fn(c_uint, c_uint) -> usize;
+        // The loader opens the file whose owner was checked, whatever its path leads to by now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         // SAFETY: the library was built by `build`, and its initialisers touch its own state alone.
-        let library = unsafe { Library::new(path) }.with_context(|| format!("loading {}", path.display()))?;
+        let library = unsafe { Library::new(path) }.context("failed to load the compiled library")?;
         // SAFETY: kernels/emulator/launch.h defines these three with these signatures.
         let (name, parameter, emulate) = unsafe {
             let name: Name = *library.get(b"emulated_name")?;
@@ -206,7 +205,7 @@ impl Emulation {
             Some((text.to_string_lossy().into_owned(), Entry { index, parameters: sizes.collect() }))
         };
         let entries = (0..).map_while(entry).collect();
-        Ok(Self { entries, emulate, running: Mutex::new(()), _library: library })
+        Ok(Self { entries, emulate, running: Mutex::new(()), _library: library, _file: file })
     }
 
     /// The sizes of a kernel's parameters in bytes.

@@ -1,8 +1,9 @@
 //! Compiles a file of `kernels/` to a cubin, with a cache on disk whose key covers all that the cubin depends on.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,8 @@ use super::device::Arch;
 use super::nvrtc::{self, Source};
 use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
+use super::trusted_folder::TrustedFolder;
+use crate::root::absolute;
 
 /// One file of `kernels/`, compiled one way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +59,7 @@ impl Built {
 pub enum Origin {
     Cache,
     Compiled,
-    /// Compiled, but the cache could not be written; the reason. The next process compiles it again.
+    /// Compiled, but the cache is not trusted or cannot be written; the reason. The next process compiles it again.
     NotKept(String),
 }
 
@@ -72,7 +75,7 @@ impl Compiler {
     /// `$XDG_CACHE_HOME`, else `~/.cache`, else the tree's `target`.
     pub fn of_this_tree() -> Result<Self> {
         let root = crate::root::find()?;
-        let var = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let var = |name| absolute(std::env::var_os(name));
         let caches = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
         let cache = caches.unwrap_or_else(|| root.join("target")).join("cs336").join("kernels");
         Ok(Self { kernels: root.join("kernels"), cache })
@@ -88,20 +91,28 @@ impl Compiler {
         let source = self.read(program).with_context(context)?;
         let options = options(program, arch);
         let key = key(toolchain, &source, &options);
-        let entry = self.cache.join(format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu")));
-        let (Entry { log, cubin }, origin) = match Entry::read(&entry) {
+        let entry = format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu"));
+        let cache = self.open_cache();
+        let (Entry { log, cubin }, origin) = match cache.as_ref().ok().and_then(|cache| Entry::read(cache, &entry)) {
             Some(entry) => (entry, Origin::Cache),
             None => {
                 let includes = toolchain.include.iter().map(|folder| format!("--include-path={}", folder.display()));
                 let options: Vec<String> = options.into_iter().chain(includes).collect();
                 let (cubin, log) = nvrtc::compile(&source, &options).with_context(context)?;
                 let compiled = Entry { log, cubin };
-                let kept = compiled.write(&entry);
+                let kept = cache.and_then(|cache| compiled.write(&cache, &entry));
                 (compiled, kept.map_or_else(|error| Origin::NotKept(format!("{error:#}")), |()| Origin::Compiled))
             }
         };
         let resources = resources::accept(&log).with_context(context)?;
         Ok(Built { key, cubin, log, resources, origin })
+    }
+
+    /// The cache of compiled programs. Where it is not trusted, this process compiles for itself, and prints the reason once.
+    pub(super) fn open_cache(&self) -> Result<TrustedFolder> {
+        static TOLD: Once = Once::new();
+        TrustedFolder::open(&self.cache)
+            .inspect_err(|why| TOLD.call_once(|| eprintln!("cs336: compiled kernels are not kept: {why:#}")))
     }
 
     /// The program's text with every header of `kernels/lib`. NVRTC gets these texts and not the files, so that the key
@@ -133,6 +144,14 @@ impl Compiler {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
+}
+
+/// The folder of compiled kernels.
+///
+/// Errors: why it is not used.
+pub fn kernel_cache() -> Result<String> {
+    let Compiler { cache, .. } = Compiler::of_this_tree()?;
+    TrustedFolder::open(&cache).map(|_| cache.display().to_string())
 }
 
 /// All options that decide the code; none of them depends on the folders of this machine.
@@ -174,28 +193,18 @@ struct Header {
 
 impl Entry {
     /// `None` if there is no intact file: then the program is compiled again.
-    fn read(path: &Path) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
+    fn read(cache: &TrustedFolder, name: &str) -> Option<Self> {
+        let mut bytes = Vec::new();
+        cache.file(name).ok()?.read_to_end(&mut bytes).ok()?;
         let end = bytes.iter().position(|&byte| byte == b'\n')?;
         let header: Header = serde_json::from_slice(&bytes[..end]).ok()?;
         let entry = Self { log: header.log, cubin: bytes[end + 1..].to_vec() };
         (entry.digest() == header.sha256).then_some(entry)
     }
 
-    /// Writes the whole file or nothing, also when another process writes the same one.
-    fn write(&self, path: &Path) -> Result<()> {
-        let folder = path.parent().context("a file needs a folder")?;
+    fn write(&self, cache: &TrustedFolder, name: &str) -> Result<()> {
         let header = serde_json::to_vec(&Header { log: self.log.clone(), sha256: self.digest() })?;
-        let attempt = || -> std::io::Result<()> {
-            fs::create_dir_all(folder)?;
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            for part in [&header[..], b"\n", &self.cubin] {
-                file.write_all(part)?;
-            }
-            file.persist(path).map_err(|error| error.error)?;
-            Ok(())
-        };
-        attempt().with_context(|| format!("failed to write {}", path.display()))
+        cache.write(name, &[&header, b"\n", &self.cubin]).map(drop)
     }
 
     fn digest(&self) -> String {
@@ -204,114 +213,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KERNEL: &str = "#include \"lib/scale.cuh\"\n\
-        extern \"C\" __global__ void probe(float *x) { x[threadIdx.x] *= SCALE * FACTOR; }\n";
-
-    struct Folders {
-        _root: tempfile::TempDir,
-        compiler: Compiler,
-    }
-
-    fn folders() -> Folders {
-        let root = tempfile::tempdir().unwrap();
-        let compiler = Compiler { kernels: root.path().join("kernels"), cache: root.path().join("cache") };
-        fs::create_dir_all(compiler.kernels.join("lib")).unwrap();
-        fs::write(compiler.kernels.join("probe.cu"), KERNEL).unwrap();
-        fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 2.0f\n").unwrap();
-        Folders { _root: root, compiler }
-    }
-
-    fn probe(factor: &str) -> Program {
-        Program { file: "probe.cu", defines: vec![("FACTOR", factor.to_string())] }
-    }
-
-    #[test]
-    fn a_second_build_is_the_first_one_from_the_cache() {
-        let Folders { compiler, _root } = folders();
-        let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        let second = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        assert_eq!((&first.origin, &second.origin), (&Origin::Compiled, &Origin::Cache));
-        assert!(first.cubin == second.cubin && first.log == second.log && first.key == second.key);
-        assert!(first.cubin.starts_with(b"\x7fELF") && first.resources_of("probe").unwrap().registers > 0, "{first:?}");
-        assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 1);
-        let error = first.resources_of("prob").unwrap_err().to_string();
-        assert!(error.contains("the program has probe"), "{error}");
-    }
-
-    #[test]
-    fn every_input_of_a_build_changes_its_key() {
-        let Folders { compiler, _root } = folders();
-        let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        let mut keys = vec![first.key];
-        let mut changed = |program: &Program, arch| {
-            let built = compiler.build(program, arch).unwrap();
-            assert_eq!(built.origin, Origin::Compiled);
-            keys.push(built.key);
-        };
-        changed(&probe("4.0f"), Arch::HOPPER);
-        changed(&probe("3.0f"), Arch::AMPERE);
-        fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 5.0f\n").unwrap();
-        changed(&probe("3.0f"), Arch::HOPPER);
-        fs::write(compiler.kernels.join("probe.cu"), KERNEL.replace("*=", "+=")).unwrap();
-        changed(&probe("3.0f"), Arch::HOPPER);
-        keys.sort();
-        keys.dedup();
-        assert_eq!(keys.len(), 5);
-    }
-
-    #[test]
-    fn a_damaged_cache_entry_is_compiled_again_and_replaced() {
-        let Folders { compiler, _root } = folders();
-        let build = || compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        let first = build();
-        let path = fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path();
-        let whole = fs::read(&path).unwrap();
-        let mut flipped = whole.clone();
-        *flipped.last_mut().unwrap() ^= 1;
-        for damaged in [&flipped[..], &whole[..whole.len() - 1], b"", b"{}\n"] {
-            fs::write(&path, damaged).unwrap();
-            let again = build();
-            assert!(again.origin == Origin::Compiled && again.cubin == first.cubin);
-            assert_eq!(build().origin, Origin::Cache);
-        }
-    }
-
-    #[test]
-    fn a_cache_that_cannot_be_written_does_not_stop_a_build() {
-        let Folders { mut compiler, _root } = folders();
-        compiler.cache = compiler.kernels.join("probe.cu").join("cache");
-        let built = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
-        assert!(matches!(&built.origin, Origin::NotKept(why) if why.contains("failed to write")), "{:?}", built.origin);
-    }
-
-    #[test]
-    fn errors_name_the_file_and_include_the_compilers_output() {
-        let Folders { compiler, _root } = folders();
-        let message = |program: &Program| format!("{:#}", compiler.build(program, Arch::HOPPER).unwrap_err());
-        let error = message(&probe("no_such_name"));
-        assert!(
-            error.contains("kernels/probe.cu for sm_90a") && error.contains("\"no_such_name\" is undefined"),
-            "{error}"
-        );
-        let error = message(&Program { file: "missing.cu", defines: Vec::new() });
-        assert!(error.contains("failed to read") && error.contains("missing.cu"), "{error}");
-        fs::write(compiler.kernels.join("probe.cu"), "#include \"lib/none.cuh\"\n").unwrap();
-        assert!(message(&probe("1")).contains("lib/none.cuh"), "{}", message(&probe("1")));
-    }
-
-    #[test]
-    fn a_program_that_spills_is_refused_also_from_the_cache() {
-        let Folders { compiler, _root } = folders();
-        let spilling = "extern \"C\" __global__ void __launch_bounds__(1024, 2) probe(float *x) {\n  float a[64];\n\
-            #pragma unroll\n  for (int i = 0; i < 64; ++i) a[i] = x[i * 4096 + threadIdx.x];\n  __syncthreads();\n\
-            #pragma unroll\n  for (int i = 0; i < 64; ++i) x[(63 - i) * 8192 + threadIdx.x] = a[i] * a[i ^ 1];\n}\n";
-        fs::write(compiler.kernels.join("probe.cu"), spilling).unwrap();
-        for _ in 0..2 {
-            let error = format!("{:#}", compiler.build(&probe("1"), Arch::HOPPER).unwrap_err());
-            assert!(error.contains("registers spill") && error.contains("bytes spill stores"), "{error}");
-        }
-    }
-}
+mod tests;

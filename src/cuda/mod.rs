@@ -20,11 +20,12 @@ mod resources;
 mod stream;
 mod tensor_map;
 mod toolchain;
+mod trusted_folder;
 
 pub use cache::Cache;
 pub use dependent_launch::DependentLaunches;
 pub use device::{Arch, compute_capability, multiprocessors};
-pub use jit::{Built, Compiler, Origin, Program};
+pub use jit::{Built, Compiler, Origin, Program, kernel_cache};
 pub use launch::{Kernel, LaunchConfig, Module, load};
 pub(crate) use params::kernel_params;
 #[cfg(test)]

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::jit::digest;
 use super::nvrtc;
 use crate::error::Fault;
+use crate::root::absolute;
 use crate::torch;
 
 /// The release in PyTorch 2.11's wheels, whose cubins the driver of a CUDA 13 machine loads.
@@ -107,7 +108,7 @@ pub fn compiler_version() -> Result<String> {
 fn homes() -> Result<Vec<PathBuf>> {
     let torch = torch::library_folder()?;
     let wheels = torch.ancestors().nth(2).map(|packages| packages.join("nvidia").join("cu13"));
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| absolute(std::env::var_os(name)));
     Ok(wheels.into_iter().chain(toolkits).chain([PathBuf::from("/usr/local/cuda")]).collect())
 }
 

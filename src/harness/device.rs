@@ -183,8 +183,8 @@ impl DeviceGroup {
 
     /// Whether this machine's results may be promoted; the error says why not and what to do.
     pub fn acceptable(&self, local: &RecordFile) -> Result<()> {
-        if let Some(run) = local.runs.iter().find(|run| run.dirty) {
-            bail!("run {} has uncommitted changes; commit, then run `cs336 grade --device`", run.id);
+        if let Some((run, changes)) = local.runs.iter().find_map(|run| Some((run, run.changes()?))) {
+            bail!("run {} has {changes}; commit or undo them, then run `cs336 grade --device`", run.id);
         }
         for case in &local.cases {
             let name = case.params["check"].as_str().unwrap_or_default();

@@ -168,9 +168,9 @@ pub fn acceptable(
     accepted: Option<&RecordFile>,
 ) -> Result<()> {
     let name = problem.name;
-    if let Some(run) = local.runs.iter().find(|r| r.dirty) {
+    if let Some((run, changes)) = local.runs.iter().find_map(|run| Some((run, run.changes()?))) {
         bail!(
-            "{name}: run {} was measured from a tree with uncommitted changes; commit, then `cs336 measure {name}`",
+            "{name}: run {} was measured from a tree with {changes}; commit or undo them, then `cs336 measure {name}`",
             run.id
         );
     }

@@ -12,6 +12,7 @@ pub mod grade;
 pub mod grade_files;
 pub mod handout;
 pub mod json;
+pub mod manifest;
 pub mod peer;
 pub mod plan;
 pub mod printable;

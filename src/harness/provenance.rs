@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use serde::{Deserialize, Serialize};
 
+use super::manifest::{Manifest, peers_hash};
 use super::record::{Gpu, Machine, Run};
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
@@ -17,22 +17,24 @@ pub struct Facts {
     pub peaks: super::record::Peaks,
 }
 
-/// The commit of a tree, and whether tracked files have uncommitted changes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The commit of a tree, and how its files differ from it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Commit {
     pub commit: String,
     pub dirty: bool,
+    /// Files that differ, where they are known.
+    pub modified: Vec<String>,
 }
-
-/// The file in which a bundle stores its commit.
-pub const BUNDLE_FILE: &str = "bundle.json";
 
 impl Commit {
     /// The commit of the checkout or unpacked bundle at `root`; "unknown" and dirty for other folders.
-    pub fn of(root: &Path) -> Self {
-        let from_bundle = || serde_json::from_slice(&std::fs::read(root.join(BUNDLE_FILE)).ok()?).ok();
-        from_bundle().or_else(|| from_git(root)).unwrap_or(Self { commit: "unknown".into(), dirty: true })
+    pub fn of(root: &Path) -> Result<Self> {
+        let Some(manifest) = Manifest::read(root) else {
+            let unknown = || Self { commit: "unknown".into(), dirty: true, modified: Vec::new() };
+            return Ok(from_git(root).unwrap_or_else(unknown));
+        };
+        let modified = manifest.modified(root, Path::new("/proc/self/exe"))?;
+        Ok(Self { dirty: manifest.dirty || !modified.is_empty(), commit: manifest.commit, modified })
     }
 }
 
@@ -42,22 +44,27 @@ fn from_git(root: &Path) -> Option<Commit> {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
     };
     let commit = git(&["rev-parse", "HEAD"])?;
+    // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
+    let is_tracked = !git(&["ls-files", "--", "suites"])?.is_empty();
     // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
-    let changed =
-        git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!snapshots", ":!templates", ":!report"])?;
-    Some(Commit { commit, dirty: !changed.is_empty() })
+    let measured = [".", ":!snapshots", ":!templates", ":!report"];
+    let changed = git(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
+    let modified: Vec<String> = changed.lines().map(String::from).collect();
+    is_tracked.then(|| Commit { commit, dirty: !modified.is_empty(), modified })
 }
 
 /// Opens a run: a fresh id, the time, the commit and the machine.
 pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts) -> Result<Run> {
     let now = jiff::Timestamp::now();
-    let Commit { commit, dirty } = Commit::of(root);
+    let Commit { commit, dirty, modified } = Commit::of(root)?;
     Ok(Run {
         id: run_id(now)?,
         started: now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         commit,
         dirty,
+        modified,
         suite_hash: suite_hash.into(),
+        peers_hash: peers_hash(root)?,
         machine: machine(&facts.gpus)?,
         software: facts.software.clone(),
         settings: facts.settings.clone(),
@@ -105,6 +112,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::manifest::{MANIFEST, PROGRAM};
     use super::*;
 
     #[test]
@@ -117,15 +125,50 @@ mod tests {
     #[test]
     fn outside_a_checkout_the_commit_is_unknown_and_counts_as_dirty() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Commit::of(folder.path()), Commit { commit: "unknown".into(), dirty: true });
+        let commit = Commit::of(folder.path()).unwrap();
+        assert_eq!((commit.commit.as_str(), commit.dirty), ("unknown", true));
+    }
+
+    /// Runs git in `root`, with an author.
+    fn git(root: &Path, arguments: &[&str]) {
+        let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+        let output = Command::new("git").arg("-C").arg(root).args(author).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     #[test]
-    fn a_bundle_has_its_commit() {
+    fn a_checkout_names_its_changed_files_and_a_folder_that_git_does_not_track_has_no_commit() {
         let folder = tempfile::tempdir().unwrap();
-        let commit = Commit { commit: "abc".into(), dirty: false };
-        std::fs::write(folder.path().join(BUNDLE_FILE), serde_json::to_vec(&commit).unwrap()).unwrap();
-        assert_eq!(Commit::of(folder.path()), commit);
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("suites/p.toml", "a");
+        write("templates/p.md", "a");
+        git(folder.path(), &["init", "--quiet"]);
+        git(folder.path(), &["add", "."]);
+        git(folder.path(), &["commit", "--quiet", "--message", "a"]);
+        write("templates/p.md", "b");
+        let clean = Commit::of(folder.path()).unwrap();
+        assert!(clean.commit.len() == 40 && !clean.dirty, "{clean:?}");
+        write("suites/p.toml", "b");
+        let changed = Commit::of(folder.path()).unwrap();
+        assert_eq!((changed.dirty, changed.modified), (true, vec!["suites/p.toml".to_string()]));
+        write("dist/cs336/suites/p.toml", "a");
+        assert_eq!(Commit::of(&folder.path().join("dist/cs336")).unwrap().commit, "unknown");
+    }
+
+    #[test]
+    fn a_bundle_that_another_program_runs_has_its_commit_and_is_modified() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("bin")).unwrap();
+        std::fs::write(folder.path().join(PROGRAM), "a program").unwrap();
+        let packed = Commit { commit: "abc".into(), dirty: false, modified: Vec::new() };
+        let manifest = Manifest::of(folder.path(), packed).unwrap();
+        std::fs::write(folder.path().join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let found = Commit { commit: "abc".into(), dirty: true, modified: vec![PROGRAM.into()] };
+        assert_eq!(Commit::of(folder.path()).unwrap(), found);
     }
 
     #[test]

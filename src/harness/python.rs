@@ -21,6 +21,17 @@ pub fn interpreter() -> PathBuf {
     choose(std::env::var_os(VARIABLE), root.as_deref())
 }
 
+/// The interpreter, which imports nothing from the working directory: others may write there.
+pub fn command() -> Command {
+    safe(&interpreter())
+}
+
+fn safe(interpreter: &Path) -> Command {
+    let mut command = Command::new(interpreter);
+    command.env("PYTHONSAFEPATH", "1");
+    command
+}
+
 /// Checks that the interpreter runs and has `module`, without importing it.
 ///
 /// Errors: [`Fault::NotAvailable`], with the remedy.
@@ -30,7 +41,7 @@ pub fn require(module: &str) -> Result<(), Fault> {
 
 fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
-    let mut command = Command::new(interpreter);
+    let mut command = safe(interpreter);
     command.args(["-c", ask, module]);
     let ended = ChildProcess::start(command).map(|mut python| python.receive(LIMIT, &|| false));
     let has = match ended {
@@ -63,6 +74,15 @@ mod tests {
             let message = require_of(python, module).unwrap_err().to_string();
             assert!(message.contains(module) && message.contains("make setup"), "{message}");
         }
+    }
+
+    #[test]
+    fn python_imports_nothing_from_the_working_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("planted.py"), "print('planted')").unwrap();
+        let output = command().args(["-c", "import planted"]).current_dir(folder.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("No module named 'planted'"), "{said}");
     }
 
     #[test]

@@ -93,10 +93,16 @@ pub struct Run {
     pub started: String,
     /// The commit of the tree that the program ran in (or was bundled from), or "unknown" outside a checkout.
     pub commit: String,
-    /// Whether tracked files differed from that commit.
+    /// Whether tracked files, or those of a bundle, differed from that commit.
     pub dirty: bool,
+    /// Those files, where they are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modified: Vec<String>,
     /// SHA-256 of the suite file.
     pub suite_hash: String,
+    /// SHA-256 of the Python peers; `None` where there are none, and in records older than this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers_hash: Option<String>,
     pub machine: Machine,
     pub software: BTreeMap<String, String>,
     /// Settings that affect timings and are constant during a run: threads, tf32, a GPU's power limit and maximum clocks.
@@ -250,6 +256,15 @@ impl Run {
         let started: Result<jiff::Timestamp, _> = self.started.parse();
         ensure!(started.is_ok(), "it started at {:?}: expected a time as in 2026-11-21T07:32:00Z", self.started);
         Ok(())
+    }
+
+    /// "uncommitted changes (modified: suites/p.toml)"; `None` if the tree was the commit's.
+    pub fn changes(&self) -> Option<String> {
+        const SHOWN: usize = 5;
+        let more = if self.modified.len() > SHOWN { ", .." } else { "" };
+        let names = self.modified[..self.modified.len().min(SHOWN)].join(", ");
+        let files = if names.is_empty() { String::new() } else { format!(" (modified: {names}{more})") };
+        self.dirty.then(|| format!("uncommitted changes{files}"))
     }
 }
 

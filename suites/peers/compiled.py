@@ -1,6 +1,7 @@
 """torch.compile from an empty cache, with what it compiled counted: a fallback to eager must not pass for a gain."""
 
 import os
+import stat
 from collections.abc import Callable
 
 import torch
@@ -8,6 +9,18 @@ import torch
 # The vector instructions are read from the processor's flags; without this, each is tried by building and loading a
 # test library, half a minute before the first kernel. Only CPU code asks.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def require_own_headers() -> None:
+    """TorchInductor keeps compiled headers in a folder of known name among the temporary files. It must be this user's."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = default_cache_dir()
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise RuntimeError(f"{folder} is a link or belongs to user {found.st_uid}: set TMPDIR to a folder of yours")
+    os.chmod(folder, 0o700)
 
 
 class Cold:
@@ -24,6 +37,7 @@ class Cold:
         from torch._dynamo.utils import counters
         from torch._inductor.utils import fresh_cache
 
+        require_own_headers()
         torch._dynamo.reset()
         torch._dynamo.config.error_on_recompile = True
         if not workers:

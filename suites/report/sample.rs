@@ -22,6 +22,8 @@ pub fn run(id: &str, started: &str) -> Run {
         started: started.into(),
         commit: "0123456789abcdef0123456789abcdef01234567".into(),
         dirty: false,
+        modified: Vec::new(),
+        peers_hash: None,
         suite_hash: "0".repeat(64),
         machine: Machine {
             cpu: "Test(R) Processor 9000 CPU @ 2.20GHz".into(),

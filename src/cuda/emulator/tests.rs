@@ -1,5 +1,7 @@
 //! What the emulator runs, and its errors for wrong kernels.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::OnceLock;
 
 use super::*;
@@ -38,7 +40,7 @@ fn emulation() -> Arc<Emulation> {
     static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
     let (_, emulation) = LOADED.get_or_init(|| {
         let folders = folders(&[PROBES, OVERLAPPING].concat());
-        let emulation = Emulation::open(&build(&folders.compiler, &PROBE).unwrap()).unwrap();
+        let emulation = Emulation::open(build(&folders.compiler, &PROBE).unwrap()).unwrap();
         (folders, Arc::new(emulation))
     });
     emulation.clone()
@@ -130,20 +132,51 @@ fn a_program_has_the_kernels_that_its_macros_select() {
     let Folders { compiler, _root } = folders(text);
     for (more, names) in [("0", vec!["one"]), ("1", vec!["one", "two"])] {
         let program = Program { defines: vec![("MORE", more.to_string())], ..PROBE };
-        let emulation = Emulation::open(&build(&compiler, &program).unwrap()).unwrap();
+        let emulation = Emulation::open(build(&compiler, &program).unwrap()).unwrap();
         assert_eq!(emulation.entries.keys().collect::<Vec<_>>(), names);
         assert_eq!(emulation.parameters("one").unwrap(), [4]);
     }
     assert!(entry_points("void one(int x) {}").is_empty());
 }
 
+const ONE: &str = "extern \"C\" __global__ void probe(float *x) { x[0] = 1.0f; }\n";
+
+/// The path of an open file; "(deleted)" follows it if the file is gone.
+fn path_of(file: &File) -> String {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().to_string_lossy().into_owned()
+}
+
 #[test]
-fn a_cache_that_cannot_be_written_is_replaced() {
-    let Folders { mut compiler, _root } = folders("extern \"C\" __global__ void probe(float *x) { x[0] = 1.0f; }\n");
+fn a_second_build_loads_the_library_of_the_cache() {
+    let Folders { compiler, _root } = folders(ONE);
+    let paths = [0; 2].map(|_| path_of(&build(&compiler, &PROBE).unwrap()));
+    assert_eq!(paths[0], paths[1]);
+    assert!(Path::new(&paths[0]).starts_with(&compiler.cache), "{paths:?}");
+}
+
+#[test]
+fn without_a_cache_the_library_is_loaded_from_a_private_folder_that_is_removed() {
+    let Folders { mut compiler, _root } = folders(ONE);
     compiler.cache = compiler.kernels.join("probe.cu").join("cache");
     let library = build(&compiler, &PROBE).unwrap();
-    assert!(library.starts_with(std::env::temp_dir()) && Emulation::open(&library).is_ok());
-    fs::remove_file(library).unwrap();
+    let path = path_of(&library);
+    assert!(Path::new(&path).starts_with(std::env::temp_dir()) && path.ends_with(" (deleted)"), "{path}");
+    assert!(!Path::new(&path).parent().unwrap().exists(), "{path} is left behind");
+    assert!(Emulation::open(library).unwrap().entries.contains_key("probe"));
+}
+
+/// Text in place of a library: if it were loaded, opening would fail.
+#[test]
+fn a_library_that_others_could_have_planted_is_not_loaded() {
+    let Folders { compiler, _root } = folders(ONE);
+    drop(build(&compiler, &PROBE).unwrap());
+    let planted = fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path();
+    fs::write(&planted, "planted").unwrap();
+    fs::set_permissions(&planted, Permissions::from_mode(0o666)).unwrap();
+    assert!(Emulation::open(build(&compiler, &PROBE).unwrap()).is_ok(), "a file that others can write to");
+    fs::write(&planted, "planted").unwrap();
+    fs::set_permissions(&compiler.cache, Permissions::from_mode(0o777)).unwrap();
+    assert!(Emulation::open(build(&compiler, &PROBE).unwrap()).is_ok(), "a folder that others can write to");
 }
 
 /// `first` adds one to each of 96 floats; the others follow it and may overlap with it.

@@ -114,6 +114,8 @@ fn run(id: &str, machine: Machine) -> Run {
         started: "2026-01-01T00:00:00Z".into(),
         commit: "0123456789".into(),
         dirty: false,
+        modified: Vec::new(),
+        peers_hash: None,
         suite_hash: String::new(),
         machine,
         software: BTreeMap::new(),

@@ -35,6 +35,8 @@ fn run(id: &str, dirty: bool) -> Run {
         started: "2026-01-01T00:00:00Z".into(),
         commit: "c".into(),
         dirty,
+        modified: Vec::new(),
+        peers_hash: None,
         suite_hash: String::new(),
         machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1, os: "Linux".into(), gpus: vec![gpu(); 2] },
         software: software.into(),

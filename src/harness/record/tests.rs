@@ -11,6 +11,8 @@ fn run(id: &str) -> Run {
         started: "2026-11-21T00:00:00Z".into(),
         commit: "abc".into(),
         dirty: false,
+        modified: Vec::new(),
+        peers_hash: None,
         suite_hash: "def".into(),
         machine: Machine { cpu: "a CPU".into(), cores: 2, memory_bytes: 1 << 34, os: "Linux".into(), gpus: vec![] },
         software: [("torch".to_string(), "2.11.0".to_string())].into(),

@@ -1,0 +1,161 @@
+//! The hashes of a tree's files: the manifest of a bundle, and the hash of the Python peers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use super::provenance::Commit;
+use super::store::sha256;
+
+/// The file in which a bundle keeps its manifest.
+pub const MANIFEST: &str = "bundle.json";
+/// The program in a bundle.
+pub const PROGRAM: &str = "bin/cs336";
+/// The launcher in a bundle.
+pub const LAUNCHER: &str = "cs336";
+
+/// What a manifest covers beside the program. Commands in a bundle write to `report` and `snapshots`.
+const COVERED: &[&str] = &[LAUNCHER, "kernels", "suites", "templates"];
+
+/// The commit that a bundle was packed from, and its files.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    pub commit: String,
+    pub dirty: bool,
+    /// SHA-256 by name.
+    files: BTreeMap<String, String>,
+}
+
+impl Manifest {
+    /// Of the bundle that lies in `root`, packed from `commit`.
+    pub fn of(root: &Path, commit: Commit) -> Result<Self> {
+        let Commit { commit, dirty, .. } = commit;
+        Ok(Self { commit, dirty, files: covered(root, &root.join(PROGRAM))? })
+    }
+
+    /// The manifest in `root`; `None` where there is none that can be read.
+    pub fn read(root: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(root.join(MANIFEST)).ok()?).ok()
+    }
+
+    /// The files that were changed, added or removed since the bundle was packed. `program` is what runs.
+    pub fn modified(&self, root: &Path, program: &Path) -> Result<Vec<String>> {
+        let files = covered(root, program)?;
+        let names: BTreeSet<&String> = self.files.keys().chain(files.keys()).collect();
+        Ok(names.into_iter().filter(|name| self.files.get(*name) != files.get(*name)).cloned().collect())
+    }
+}
+
+/// SHA-256 of the names and texts of the Python files in `suites/peers`; `None` where there are none.
+pub fn peers_hash(root: &Path) -> Result<Option<String>> {
+    let mut files = BTreeMap::new();
+    hash_files(root, "suites/peers", &mut files)?;
+    files.retain(|name, _| name.ends_with(".py"));
+    Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(&files)?)) })
+}
+
+fn covered(root: &Path, program: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::from([(PROGRAM.to_string(), hash(program)?)]);
+    COVERED.iter().try_for_each(|name| hash_files(root, name, &mut files))?;
+    Ok(files)
+}
+
+/// Adds the hash of the file `name`, or of each file in the folder `name`. A missing one adds nothing.
+fn hash_files(root: &Path, name: &str, hashes: &mut BTreeMap<String, String>) -> Result<()> {
+    let path = root.join(name);
+    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
+    if found.is_dir() {
+        for entry in fs::read_dir(&path).with_context(|| format!("failed to list {name}"))? {
+            hash_files(root, &format!("{name}/{}", entry?.file_name().to_string_lossy()), hashes)?;
+        }
+        return Ok(());
+    }
+    // A link or a pipe is not read: no bundle has one.
+    let hash = if found.is_file() { hash(&path)? } else { "not a regular file".into() };
+    hashes.insert(name.to_string(), hash);
+    Ok(())
+}
+
+fn hash(path: &Path) -> Result<String> {
+    Ok(sha256(&fs::read(path).with_context(|| format!("failed to read {}", path.display()))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A bundle with a file of each kind.
+    fn bundle() -> (tempfile::TempDir, Manifest) {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [PROGRAM, LAUNCHER, "kernels/lib/a.cuh", "suites/p.toml", "suites/peers/a.py", "templates/p.md"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+        let manifest = Manifest::of(folder.path(), Commit { commit: "abc".into(), ..Commit::default() }).unwrap();
+        (folder, manifest)
+    }
+
+    fn modified((folder, manifest): &(tempfile::TempDir, Manifest)) -> Vec<String> {
+        manifest.modified(folder.path(), &folder.path().join(PROGRAM)).unwrap()
+    }
+
+    #[test]
+    fn a_change_of_each_packed_file_is_named() {
+        let bundle = bundle();
+        assert!(modified(&bundle).is_empty());
+        assert_eq!(bundle.1.files.len(), 6);
+        for name in bundle.1.files.keys() {
+            let path = bundle.0.path().join(name);
+            fs::write(&path, "changed").unwrap();
+            assert_eq!(modified(&bundle), [name.as_str()]);
+            fs::remove_file(&path).unwrap();
+            if name != PROGRAM {
+                assert_eq!(modified(&bundle), [name.as_str()]);
+            }
+            fs::write(&path, name).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_added_and_one_that_became_a_link_are_named() {
+        let bundle = bundle();
+        let at = |name: &str| bundle.0.path().join(name);
+        fs::write(at("suites/peers/torch.py"), "").unwrap();
+        fs::rename(at("templates/p.md"), at("elsewhere")).unwrap();
+        symlink(at("elsewhere"), at("templates/p.md")).unwrap();
+        assert_eq!(modified(&bundle), ["suites/peers/torch.py", "templates/p.md"]);
+    }
+
+    #[test]
+    fn records_and_reports_may_change_and_another_program_counts_as_modified() {
+        let bundle = bundle();
+        for folder in ["report/records/cpu", "snapshots/cpu"] {
+            fs::create_dir_all(bundle.0.path().join(folder)).unwrap();
+            fs::write(bundle.0.path().join(folder).join("p.json"), "{}").unwrap();
+        }
+        assert!(modified(&bundle).is_empty());
+        let other = bundle.1.modified(bundle.0.path(), &bundle.0.path().join(LAUNCHER)).unwrap();
+        assert_eq!(other, [PROGRAM]);
+    }
+
+    #[test]
+    fn the_hash_of_the_peers_changes_with_their_code_alone() {
+        let (folder, _) = bundle();
+        let hash = || peers_hash(folder.path()).unwrap();
+        let first = hash();
+        assert_eq!(first.as_ref().map(String::len), Some(64));
+        fs::write(folder.path().join("suites/peers/a.pyc"), "compiled").unwrap();
+        assert_eq!(hash(), first);
+        fs::write(folder.path().join("suites/peers/a.py"), "changed").unwrap();
+        assert_ne!(hash(), first);
+        fs::remove_dir_all(folder.path().join("suites/peers")).unwrap();
+        assert_eq!(hash(), None);
+    }
+}

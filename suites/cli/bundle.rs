@@ -1,0 +1,167 @@
+//! A bundle: what is packed, that it runs wherever it is unpacked, and that edited files show in its records.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::sync::OnceLock;
+
+use cs336::harness::manifest::PROGRAM;
+use cs336::harness::record::Run;
+
+use super::*;
+
+/// A bundle, unpacked into a folder with a space in its name, and a link to a link to its launcher.
+struct Bundle {
+    folder: tempfile::TempDir,
+}
+
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let name = entry.unwrap().file_name();
+            copy(&from.join(&name), &to.join(&name));
+        }
+    } else {
+        fs::copy(from, to).unwrap();
+    }
+}
+
+/// The program with its arguments, which must succeed; gives what it printed.
+fn printed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", output_text(&output));
+    output_text(&output)
+}
+
+/// Packs this checkout's files, committed to a repository of their own; gives the archive.
+fn archive() -> &'static Path {
+    static PACKED: OnceLock<PathBuf> = OnceLock::new();
+    PACKED.get_or_init(|| {
+        let repository = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bundled");
+        let _ = fs::remove_dir_all(&repository);
+        for name in ["kernels", "suites", "templates", "snapshots"] {
+            copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join(name), &repository.join(name));
+        }
+        let style = "report/writeup.typ";
+        fs::create_dir(repository.join("report")).unwrap();
+        copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join(style), &repository.join(style));
+        fs::set_permissions(repository.join(style), fs::Permissions::from_mode(0o666)).unwrap();
+        let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+        for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
+            printed(Command::new("git").arg("-C").arg(&repository).args(author).args(arguments));
+        }
+        printed(Command::new(env!("CARGO_BIN_EXE_cs336")).arg("bundle").env("CS336_ROOT", &repository));
+        repository.join("dist/cs336.tar.gz")
+    })
+}
+
+impl Bundle {
+    fn unpack() -> Self {
+        let folder = tempfile::Builder::new().prefix("with a space ").tempdir().unwrap();
+        printed(Command::new("tar").arg("-xzf").arg(archive()).arg("-C").arg(folder.path()));
+        symlink("cs336/cs336", folder.path().join("first link")).unwrap();
+        fs::create_dir(folder.path().join("elsewhere")).unwrap();
+        symlink("../first link", folder.path().join("elsewhere/second link")).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("cs336").join(name)
+    }
+
+    /// Through both links, in a folder that has nothing to do with the bundle.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let elsewhere = self.folder.path().join("elsewhere");
+        let mut command = Command::new(elsewhere.join("second link"));
+        command.args(arguments).current_dir(&elsewhere).env("PYTHON", cs336::harness::python::interpreter());
+        command.env_remove("CS336_ROOT").env_remove("LD_LIBRARY_PATH").env_remove("CS336_PYTHON");
+        command
+    }
+
+    /// Measures the quickest problem.
+    fn measure(&self) -> Run {
+        printed(&mut self.command(&["measure", PROBLEM, "--profile", "cpu"]));
+        let layout = Layout { root: self.path("") };
+        layout.read_local(Profile::Cpu, problem()).unwrap().unwrap().runs.remove(0)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let (mut files, mut folders) = (Vec::new(), vec![self.path("")]);
+        while let Some(folder) = folders.pop() {
+            let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            let (inner, outer): (Vec<_>, Vec<_>) = paths.partition(|path| path.is_dir());
+            folders.extend(inner);
+            files.extend(outer);
+        }
+        files
+    }
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    let text = text.as_bytes();
+    bytes.iter().enumerate().any(|(at, byte)| *byte == text[0] && bytes[at..].starts_with(text))
+}
+
+#[test]
+fn no_packed_file_holds_a_path_of_the_builder() {
+    let bundle = Bundle::unpack();
+    let program = fs::read(env!("CARGO_BIN_EXE_cs336")).unwrap();
+    let home = std::env::var("HOME").unwrap();
+    let cargo = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
+    let paths =
+        [env!("CARGO_MANIFEST_DIR").to_string(), std::env::var("LIBTORCH").unwrap(), format!("{cargo}/registry")];
+    assert!(paths.iter().all(|path| contains(&program, path)), "a path is not in the program: is it the right one?");
+    let files = bundle.files();
+    assert!(files.len() > 100, "{files:?}");
+    for file in files {
+        let bytes = fs::read(&file).unwrap();
+        for path in &paths {
+            assert!(!contains(&bytes, path), "{} holds {path}", file.display());
+        }
+    }
+    let dynamic = printed(Command::new("readelf").arg("-d").arg(bundle.path(PROGRAM)));
+    let library_paths = dynamic.lines().filter(|line| line.contains("RUNPATH") || line.contains("RPATH"));
+    for line in library_paths {
+        let path = line.split(['[', ']']).nth(1).unwrap();
+        assert!(path.trim_matches('/') == "lib", "{line}");
+    }
+}
+
+#[test]
+fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
+    let listed = printed(Command::new("tar").args(["--numeric-owner", "-tvzf"]).arg(archive()));
+    assert!(listed.contains("report/writeup.typ"), "{listed}");
+    for line in listed.lines() {
+        let (mode, rest) = line.split_once(' ').unwrap();
+        assert!(rest.trim_start().starts_with("0/0 ") && !mode[4..].contains('w'), "{line}");
+    }
+}
+
+#[test]
+fn a_bundle_runs_through_links_from_a_folder_with_a_space() {
+    let bundle = Bundle::unpack();
+    // Python would import it in place of its own.
+    fs::write(bundle.folder.path().join("elsewhere/glob.py"), "raise SystemExit('planted')").unwrap();
+    assert!(printed(&mut bundle.command(&["list"])).contains("21 problems, 107 points"));
+    assert!(printed(&mut bundle.command(&["grade", "communication_accounting"])).contains("of 10 points"));
+    printed(&mut bundle.command(&["writeup", "--no-measure"]));
+    for name in ["pdf", "html", "md"] {
+        assert!(bundle.path(&format!("report/writeup.{name}")).is_file(), "{name}");
+    }
+}
+
+#[test]
+fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
+    let bundle = Bundle::unpack();
+    let clean = bundle.measure();
+    assert!(!clean.dirty && clean.modified.is_empty() && clean.commit.len() == 40, "{clean:?}");
+    printed(&mut bundle.command(&["accept", PROBLEM, "--profile", "cpu"]));
+    let peer = bundle.path("suites/peers/timing.py");
+    fs::write(&peer, fs::read_to_string(&peer).unwrap() + "\n# faster\n").unwrap();
+    let edited = bundle.measure();
+    assert_eq!((edited.dirty, edited.modified), (true, vec!["suites/peers/timing.py".to_string()]));
+    assert!(clean.peers_hash.is_some() && edited.peers_hash.is_some() && clean.peers_hash != edited.peers_hash);
+    let output = bundle.command(&["accept", PROBLEM, "--profile", "cpu"]).output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("uncommitted changes (modified: suites/peers/timing.py)"), "{said}");
+}

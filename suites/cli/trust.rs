@@ -1,0 +1,57 @@
+//! Other users of the machine: they cannot change what the program writes, and their files do not run.
+
+use std::os::unix::fs::{PermissionsExt as _, chown};
+
+use super::*;
+
+#[test]
+fn others_cannot_write_to_new_files_whatever_the_mask_is() {
+    let tree = Tree::new();
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "umask 0; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_cs336"),
+        "measure",
+        PROBLEM,
+        "--profile",
+        "cpu",
+    ]);
+    let output = command.env("CS336_ROOT", tree.path("")).output().unwrap();
+    assert!(output.status.success(), "{}", output_text(&output));
+    for name in [
+        "report/records",
+        "report/records/.lock",
+        "report/records/cpu",
+        "report/records/cpu/mixed_precision_accumulation.json",
+    ] {
+        let mode = fs::metadata(tree.path(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{name} has mode {mode:o}");
+    }
+}
+
+#[test]
+fn a_tree_of_another_user_above_the_working_directory_is_refused() {
+    let tree = Tree::new();
+    if chown(tree.path("suites"), Some(65_534), None).is_err() {
+        eprintln!("skipped: only root can give a folder to another user");
+        return;
+    }
+    let said = |command: &mut Command| output_text(&command.output().unwrap());
+    let refusal = said(tree.command(&["explain", PROBLEM]).env_remove("CS336_ROOT").current_dir(tree.path("kernels")));
+    assert!(refusal.contains("belongs to user 65534") && refusal.contains("set CS336_ROOT="), "{refusal}");
+    assert!(said(&mut tree.command(&["explain", PROBLEM])).contains("grid cpu."));
+}
+
+/// Doctor says why the cache is not used.
+#[test]
+fn a_kernel_cache_that_others_can_write_to_is_named_with_the_remedy() {
+    let tree = Tree::new();
+    let cache = tree.path("cache/cs336/kernels");
+    fs::create_dir_all(&cache).unwrap();
+    for (mode, expected) in [(0o755, "ok       kernel cache"), (0o777, "with mode 777; only user")] {
+        fs::set_permissions(&cache, fs::Permissions::from_mode(mode)).unwrap();
+        let said = output_text(&tree.command(&["doctor"]).env("XDG_CACHE_HOME", tree.path("cache")).output().unwrap());
+        assert!(said.contains(expected) && said.contains(&cache.display().to_string()), "{said}");
+    }
+}
