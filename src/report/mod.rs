@@ -9,7 +9,6 @@ pub mod figures;
 pub mod filters;
 pub mod html;
 pub mod latex;
-mod latex_symbols;
 pub mod lint;
 pub mod markdown;
 pub mod pdf;

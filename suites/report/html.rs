@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cs336::cli::document::{RecordSource, document as accepted};
 use cs336::harness::answer::mark;
-use cs336::harness::store::Layout;
 use cs336::report::{self, html};
 
-use crate::sample::full;
+use crate::sample::{accepted, full};
 
 fn sample() -> String {
     let document = full();
@@ -18,8 +16,7 @@ fn sample() -> String {
 
 /// The page of the accepted records.
 fn page() -> String {
-    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
-    let document = accepted(&layout, RecordSource::Accepted).unwrap();
+    let document = accepted();
     html::page(&document, &report::render(&document).unwrap()).unwrap()
 }
 
