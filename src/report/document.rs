@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
+use super::anchors::{self, PROVENANCE as PROVENANCE_ID, Place};
 use super::escape::{self, typst as typst_text, typst_string};
+use super::figures::PlacedFigure;
 use super::html::{Chapter, Edition};
 use super::markdown::{self, Counters};
 use super::provenance;
@@ -29,6 +31,8 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     }
     pieces.appendices()?;
     let provenance = provenance::markdown(document, &pieces.claims);
+    pieces.counters.place = Place { prefix: PROVENANCE_ID.into(), ..Place::default() };
+    pieces.markdown += &format!("\n{}\n", markdown::anchor(PROVENANCE_ID).trim_end());
     pieces.appendix(PROVENANCE, &provenance)?;
     pieces.edition.provenance = (PROVENANCE.into(), provenance);
     let front = Front::new(document, &pieces.answered);
@@ -57,7 +61,7 @@ struct Pieces {
     /// The same pieces with marks.
     edition: Edition,
     /// What templates put into each of [`APPENDICES`]: a problem, and its text.
-    put_off: [Vec<(HandoutProblem, String)>; APPENDICES.len()],
+    put_off: [Vec<(HandoutProblem, Place, String)>; APPENDICES.len()],
 }
 
 impl Pieces {
@@ -65,7 +69,8 @@ impl Pieces {
         let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
         lint::leftovers(template::SUMMARY, &mark::plain(&markdown))?;
         self.edition.front.clone_from(&markdown);
-        self.figures.extend(used.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
+        self.draw(used);
+        self.counters.place = Place::new("front", []);
         self.convert(template::SUMMARY, &markdown)
     }
 
@@ -78,13 +83,14 @@ impl Pieces {
             let origin = template::origin(problem);
             lint::leftovers(&origin, &mark::plain(&markdown))?;
             let sections = sections::split(&origin, &markdown)?;
+            self.draw(used.figures);
+            self.counters.place = sections.place(problem.handout.name);
             self.small_print(&provenance::warnings(&problem.records))?;
             self.convert(&origin, &sections.body)?;
             self.chapter(|chapter| chapter.answer(&sections));
             for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
-                pieces.extend(text.map(|text| (problem.handout, text)));
+                pieces.extend(text.map(|text| (problem.handout, self.counters.place.clone(), text)));
             }
-            self.figures.extend(used.figures.iter().map(|f| (f.path.clone(), figures::svg(&f.drawing).into_bytes())));
             self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
             self.answered.extend(used.answered);
         }
@@ -93,6 +99,13 @@ impl Pieces {
             Ok(())
         } else {
             self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))
+        }
+    }
+
+    fn draw(&mut self, used: Vec<PlacedFigure>) {
+        for PlacedFigure { path, drawing, in_place } in used {
+            self.figures.push((path.clone(), figures::svg(&drawing).into_bytes()));
+            self.counters.in_place.extend(in_place.then_some(path));
         }
     }
 
@@ -158,13 +171,15 @@ impl Pieces {
 
     /// The appendices that templates fill, each with its problems in the handout's order.
     fn appendices(&mut self) -> Result<()> {
-        for ((_, title, about), pieces) in APPENDICES.iter().zip(std::mem::take(&mut self.put_off)) {
+        for ((name, title, about), pieces) in APPENDICES.iter().zip(std::mem::take(&mut self.put_off)) {
             if pieces.is_empty() {
                 continue;
             }
             self.appendix(title, about)?;
-            for (problem, text) in pieces {
-                let _ = write!(self.markdown, "### {}\n\n", heading(&problem));
+            for (problem, place, text) in pieces {
+                let anchor = markdown::anchor(&anchors::appendix(problem.name, name));
+                let _ = write!(self.markdown, "{anchor}### {}\n\n", heading(&problem));
+                self.counters.place = place;
                 let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);
                 let (section, name) = (typst_text(problem.section), typst_string(problem.name));
                 let _ = write!(self.typst, "#heading(level: 2)[{section} #raw({name})]\n\n");

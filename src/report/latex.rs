@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(set("(4, 128)"), r"\(4\,128\)");
         assert_eq!(set("0.250 Q K"), "0.250 Q K");
         assert_eq!(set("10^{-4}"), "attach(10, t: −4)");
-        assert_eq!(set("1{,}024"), r#"1class("normal", \,)024"#);
+        assert_eq!(set("1{,}024"), r#"1 class("normal", \,)024"#);
     }
 
     #[test]

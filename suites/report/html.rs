@@ -134,3 +134,37 @@ fn the_page_works_in_a_browser() {
         assert!(!log.contains("CONSOLE"), "{width} px, {scheme}: the console says {log}");
     }
 }
+
+#[test]
+fn diag() {
+    fn go(path: &str, v: &serde_json::Value, out: &mut Vec<String>) {
+        match v {
+            serde_json::Value::Object(m) => {
+                if m.contains_key("unit") && m.contains_key("value") {
+                    if !m.contains_key("cases") {
+                        out.push(format!("{path} CONST {v}"));
+                    }
+                    return;
+                }
+                for (k, v) in m {
+                    go(&format!("{path}.{k}"), v, out);
+                }
+            }
+            serde_json::Value::Array(a) => {
+                for (i, v) in a.iter().enumerate() {
+                    go(&format!("{path}[{i}]"), v, out);
+                }
+            }
+            serde_json::Value::Number(n) if n.as_i64().is_none() => out.push(format!("{path} NUM {n}")),
+            serde_json::Value::String(s) if s.contains(|c: char| c.is_ascii_digit()) && !s.contains(mark::KEY) => {
+                out.push(format!("{path} STR {s}"))
+            }
+            _ => {}
+        }
+    }
+    let mut out = Vec::new();
+    for p in &accepted().problems {
+        go(p.handout.name, p.answer.quoted(), &mut out);
+    }
+    std::fs::write("/tmp/h7/diag.txt", out.join("\n")).unwrap();
+}

@@ -187,7 +187,7 @@ fn scaling(cases: &[Timed]) -> Figure {
         Series::over_numbers(format!("{pass}, d = {d}"), of_d.map(point))
     };
     let lines = vec![line("forward", 16), line("backward", 16), line("forward", 64), line("backward", 64)];
-    let mut plot = Plot::new(PlotKind::Line, "sequence length N", "time (ms)", lines);
+    let mut plot = Plot::new(PlotKind::Line, "sequence length N (tokens)", "time (ms)", lines);
     (plot.log_x, plot.log_y) = (true, true);
     Figure::plot("Log-log plot of time against sequence length; all lines rise with slope two.", plot)
 }

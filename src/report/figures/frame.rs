@@ -78,9 +78,7 @@ impl Frame {
 /// The plot's own references, and 1 where its values are ratios.
 pub fn references(plot: &Plot) -> Vec<Reference> {
     let mut all = plot.references.clone();
-    let label = &plot.y_label;
-    let is_ratio = label.starts_with("times ") || label.contains("ratio") || label.contains(" / ");
-    if is_ratio && all.iter().all(|reference| reference.at != 1.0) {
+    if plot.is_ratio() && all.iter().all(|reference| reference.at != 1.0) {
         all.push(Reference { name: String::new(), at: 1.0 });
     }
     all

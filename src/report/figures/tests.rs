@@ -54,7 +54,7 @@ fn samples() -> Vec<(&'static str, Drawing)> {
     let strategies = ["naive", "one call", "overlapped, a call for each parameter", "PyTorch's DDP, 25 MB"];
     let ratios = (0..10).map(|i| (i != 3).then(|| 2f64.powi(i - 4))).collect();
     let heatmap = Heatmap {
-        x_label: "sequence length T".into(),
+        x_label: "sequence length T (tokens)".into(),
         y_label: "d".into(),
         x: (7..17).map(|e| (1 << e).to_string()).collect(),
         y: vec!["128".into()],
