@@ -1,6 +1,6 @@
 //! One palette for all figures: a role has one colour and one marker, and a tone is its lightness.
 
-use super::canvas::{Canvas, mix};
+use super::canvas::{Canvas, edge, mix};
 use crate::harness::answer::figure::{Plot, Role, Tone};
 
 /// How one series is drawn.
@@ -94,7 +94,7 @@ impl Paint {
             Role::Other(_) => format!("M{:.1} {y:.1}h6m-3-3v6", x - 3.0),
         };
         let fill = if self.hollow { mix(&self.colour, "#ffffff", 0.8) } else { self.colour.clone() };
-        canvas.path(&d, &format!(r#"fill="{fill}" stroke="{}" stroke-width="1""#, self.colour), title);
+        canvas.path(&d, &format!(r#"fill="{fill}" stroke="{}" stroke-width="1""#, edge(&self.colour)), title);
     }
 }
 
