@@ -1,7 +1,5 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
-use std::collections::BTreeSet;
-
 use cs336::harness::answer::Claim;
 use cs336::report;
 use proptest::prelude::*;
@@ -218,41 +216,6 @@ fn a_long_table_is_folded_in_markdown_with_its_caption() {
     let (folded, _) = folded.split_once("\n</details>\n").expect("its end");
     assert!(folded.contains("\n\n**Table 1.** "), "{folded}");
     assert!(!render("| a |\n|---|\n| 1 |\n\nTable: c").unwrap().markdown.contains("<details>"));
-}
-
-/// The values of an attribute, in order.
-fn attributes<'a>(text: &'a str, opening: &'a str) -> impl Iterator<Item = &'a str> {
-    text.split(opening).skip(1).filter_map(|rest| rest.split('"').next())
-}
-
-#[test]
-fn links_of_the_markdown_lead_to_the_ids_of_the_html_edition() {
-    let document = accepted();
-    let rendered = report::render(&document).unwrap();
-    let page = report::html::page(&document, &rendered).unwrap();
-    let anchors: BTreeSet<&str> = attributes(&rendered.markdown, "<a id=\"").collect();
-    assert_eq!(anchors.len(), attributes(&rendered.markdown, "<a id=\"").count(), "an id comes twice");
-    for opening in ["<table id=\"", "<figure id=\"", "<details class=\"fold\" id=\""] {
-        for id in attributes(&page, opening) {
-            assert!(anchors.contains(id), "writeup.md has no {id}");
-        }
-    }
-    let headings = rendered.markdown.lines().filter_map(|line| line.strip_prefix("## "));
-    let headings: BTreeSet<String> = headings.map(viewer_anchor).collect();
-    let targets = || rendered.markdown.split("](#").skip(1).filter_map(|rest| rest.split(')').next());
-    for target in targets() {
-        assert!(anchors.contains(target) || headings.contains(target), "{target} leads nowhere");
-    }
-    assert!(
-        targets().any(|target| target == "flash_benchmarking-tables"),
-        "appendix B of flash_benchmarking has no link"
-    );
-}
-
-/// The anchor that Markdown viewers give a heading.
-fn viewer_anchor(heading: &str) -> String {
-    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
-    kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
 #[test]

@@ -61,6 +61,11 @@ pub fn appendix(problem: &str, heading: &str) -> String {
     format!("{problem}-{}", slug(heading))
 }
 
+/// A place in `writeup.md` that links lead to.
+pub fn markdown(id: &str) -> String {
+    format!("<a id=\"{id}\"></a>\n\n")
+}
+
 /// An id made of words: "CPU grids" is "cpu-grids".
 pub fn slug(text: &str) -> String {
     let kept = text.chars().map(|c| if c.is_alphanumeric() || c == '_' { c.to_ascii_lowercase() } else { ' ' });

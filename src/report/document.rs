@@ -32,7 +32,7 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     pieces.appendices()?;
     let provenance = provenance::markdown(document, &pieces.claims);
     pieces.counters.place = Place { prefix: PROVENANCE_ID.into(), ..Place::default() };
-    pieces.markdown += &format!("\n{}\n", markdown::anchor(PROVENANCE_ID).trim_end());
+    pieces.markdown += &format!("\n{}\n", anchors::markdown(PROVENANCE_ID).trim_end());
     pieces.appendix(PROVENANCE, &provenance)?;
     pieces.edition.provenance = (PROVENANCE.into(), provenance);
     let front = Front::new(document, &pieces.answered);
@@ -177,7 +177,7 @@ impl Pieces {
             }
             self.appendix(title, about)?;
             for (problem, place, text) in pieces {
-                let anchor = markdown::anchor(&anchors::appendix(problem.name, name));
+                let anchor = anchors::markdown(&anchors::appendix(problem.name, name));
                 let _ = write!(self.markdown, "{anchor}### {}\n\n", heading(&problem));
                 self.counters.place = place;
                 let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);

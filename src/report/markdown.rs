@@ -193,7 +193,7 @@ impl<'c> Writer<'c> {
             }
             Open::Table(table) => {
                 let Counters { tables, place, ids, .. } = &mut *self.counters;
-                let mut before = anchor(&ids.next(place));
+                let mut before = anchors::markdown(&ids.next(place));
                 if table.rows() > LONG {
                     before += &format!("<details>\n<summary>Table {}</summary>\n\n", *tables + 1);
                 }
@@ -212,7 +212,7 @@ impl<'c> Writer<'c> {
                 let alt = plain.unwrap_or_default();
                 ensure!(!alt.trim().is_empty(), "the picture {path} has no alternative text");
                 ensure!(self.waiting.is_none(), "the picture {path} stands where a caption is expected");
-                self.edits.push((range.start..range.start, anchor(&anchors::figure(&path))));
+                self.edits.push((range.start..range.start, anchors::markdown(&anchors::figure(&path))));
                 self.waiting = Some(Waiting::Picture { path, alt });
             }
         }
@@ -343,9 +343,4 @@ impl<'c> Writer<'c> {
         // the root is pushed first and popped only by `finish`
         self.stack.last_mut().expect("the root frame is always there")
     }
-}
-
-/// A place in `writeup.md` that links lead to.
-pub fn anchor(id: &str) -> String {
-    format!("<a id=\"{id}\"></a>\n\n")
 }

@@ -1,6 +1,6 @@
 //! The HTML edition: links from numbers to cases, no marks elsewhere, no network, readable colours, and a real browser.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -87,6 +87,41 @@ fn text_stands_out_from_its_paper_in_light_and_dark() {
             }
         }
     }
+}
+
+/// The values of an attribute, in order.
+fn attributes<'a>(text: &'a str, opening: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(opening).skip(1).filter_map(|rest| rest.split('"').next())
+}
+
+#[test]
+fn links_of_the_markdown_lead_to_the_ids_of_the_html_edition() {
+    let document = accepted();
+    let rendered = report::render(&document).unwrap();
+    let page = html::page(&document, &rendered).unwrap();
+    let anchors: BTreeSet<&str> = attributes(&rendered.markdown, "<a id=\"").collect();
+    assert_eq!(anchors.len(), attributes(&rendered.markdown, "<a id=\"").count(), "an id comes twice");
+    for opening in ["<table id=\"", "<figure id=\"", "<details class=\"fold\" id=\""] {
+        for id in attributes(&page, opening) {
+            assert!(anchors.contains(id), "writeup.md has no {id}");
+        }
+    }
+    let headings = rendered.markdown.lines().filter_map(|line| line.strip_prefix("## "));
+    let headings: BTreeSet<String> = headings.map(viewer_anchor).collect();
+    let targets = || rendered.markdown.split("](#").skip(1).filter_map(|rest| rest.split(')').next());
+    for target in targets() {
+        assert!(anchors.contains(target) || headings.contains(target), "{target} leads nowhere");
+    }
+    assert!(
+        targets().any(|target| target == "flash_benchmarking-tables"),
+        "appendix B of flash_benchmarking has no link"
+    );
+}
+
+/// The anchor that Markdown viewers give a heading.
+fn viewer_anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
 #[test]

@@ -75,8 +75,11 @@
     const named = (element) => element.getAttribute("aria-label")?.trim() || element.textContent.trim() ||
       all(`label[for="${element.id}"]`).some((label) => label.textContent.trim()) ||
       document.getElementById(element.getAttribute("aria-labelledby"))?.textContent.trim();
-    for (const control of all("a[href], button, input, summary, dialog, nav, section[aria-labelledby], [tabindex='0']")) {
+    for (const control of all("a[href], button, input, summary, dialog, nav, section[aria-labelledby]")) {
       expect(named(control), `${control.outerHTML.slice(0, 60)} has no name`);
+    }
+    for (const region of all("div[tabindex='0']")) {
+      expect(region.getAttribute("role") && region.getAttribute("aria-label"), `${region.outerHTML.slice(0, 60)} has no name`);
     }
     for (const table of all("table")) expect(table.tHead && table.querySelector("th[scope=row]"), `${table.id} has no heads`);
     for (const math of all("math")) expect(math.textContent.trim(), "a formula is empty");
