@@ -166,7 +166,7 @@ fn tones(role: Role) -> [&'static str; 3] {
 const OTHERS: [[&str; 3]; 4] = [
     ["#ef9b66", "#d55e00", "#a84a00"],
     ["#f0e442", "#c9bd1f", "#8f8600"],
-    ["#a58ad6", "#643db8", "#4d2c94"],
+    ["#a58ad6", "#643db8", "#5f3ab1"],
     ["#d9c4ad", "#c2a383", "#8c6d4f"],
 ];
 
