@@ -181,19 +181,24 @@ fn shapes_and_words_stand_out_in_light_and_dark() {
         colours.map(|name| [name.to_string(), format!("{name}, forward"), format!("{name}, backward")]).concat();
     let drawings = samples().into_iter().map(|(name, drawing)| (name.to_string(), drawing));
     let bars = palette.iter().map(|name| (name.clone(), Drawing::Plot(bars(PlotKind::Bar, &[name], &["small"]))));
-    let others = ["a", "b", "c", "d"].map(|name| [format!("{name}, forward"), name.into(), format!("{name}, backward")]);
-    let others = (0..3).map(|tone| others.each_ref().map(|names| names[tone].as_str())).map(|names| {
-        (names.join("; "), Drawing::Plot(self::bars(PlotKind::Bar, &names, &["small"])))
-    });
+    let others =
+        ["a", "b", "c", "d"].map(|name| [format!("{name}, forward"), name.into(), format!("{name}, backward")]);
+    let others = (0..3)
+        .map(|tone| others.each_ref().map(|names| names[tone].as_str()))
+        .map(|names| (names.join("; "), Drawing::Plot(self::bars(PlotKind::Bar, &names, &["small"]))));
     for (name, drawing) in drawings.chain(bars).chain(others).filter(|(name, _)| name != "heatmap") {
         let drawn = svg(&drawing);
         let is_colour = |value: &&str| value.starts_with('#');
         let strokes: Vec<&str> = values(&drawn, "<path ", "stroke").filter(is_colour).collect();
         // a line joins markers, which have an outline
-        let markers: String = drawn.split('<').filter(|tag| tag.contains(" fill=\"#")).map(|tag| format!("<{tag}")).collect();
+        let markers: String =
+            drawn.split('<').filter(|tag| tag.contains(" fill=\"#")).map(|tag| format!("<{tag}")).collect();
         for outline in values(&markers, "<path ", "stroke") {
             let light = contrast(outline, "#ffffff");
-            assert!(light >= 3.0, "{name}: a marker's outline of {outline} has a contrast of {light:.2} with white paper");
+            assert!(
+                light >= 3.0,
+                "{name}: a marker's outline of {outline} has a contrast of {light:.2} with white paper"
+            );
         }
         // a marker has its own line around it
         let unlined = drawn.split('<').filter(|tag| tag.starts_with("rect ") || !tag.contains(" stroke=\"#"));
