@@ -11,7 +11,9 @@ mod html;
 #[path = "report/sample.rs"]
 mod sample;
 
-use sample::{attention, body, complete, document, full, long, plain, problem, render, run, squeeze, text_of, whole};
+use sample::{
+    accepted, attention, body, complete, document, full, long, plain, problem, render, run, squeeze, text_of, whole,
+};
 
 const WRITEUP: &str = include_str!("../report/writeup.typ");
 
@@ -164,17 +166,23 @@ fn a_claim_that_must_hold_and_one_that_is_stated_nowhere_are_errors() {
 }
 
 #[test]
-fn the_usual_latex_converts_and_compiles() {
+fn every_command_that_the_report_uses_has_a_formula_that_compiles() {
     let formulas = include_str!("report/formulas.txt");
-    let mut failed = Vec::new();
-    for formula in formulas.lines().filter(|line| !line.is_empty()) {
-        let converted = render(&format!("${formula}$"));
-        let set = converted.and_then(|rendered| report::pdf::compile(&rendered, &plain()));
-        if let Err(error) = set {
-            failed.push(format!("{formula}: {error:#}"));
+    for formula in formulas.lines() {
+        let set = render(&format!("${formula}$")).and_then(|rendered| report::pdf::compile(&rendered, &plain()));
+        assert!(set.is_ok(), "{formula}: {:#}", set.unwrap_err());
+    }
+    let shown = report::latex::commands(formulas);
+    let accepted = report::render(&accepted()).unwrap();
+    let mut used = report::latex::COMMANDS.to_vec();
+    for event in pulldown_cmark::Parser::new_ext(&accepted.markdown, pulldown_cmark::Options::all()) {
+        if let pulldown_cmark::Event::InlineMath(latex) | pulldown_cmark::Event::DisplayMath(latex) = &event {
+            let unshown = report::latex::commands(latex).into_iter().find(|command| !shown.contains(command));
+            assert_eq!(unshown, None, "add a formula with it to suites/report/formulas.txt: ${latex}$");
+            used.retain(|command| !report::latex::commands(latex).contains(command));
         }
     }
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(used.is_empty(), "no formula of the report uses {used:?}: remove it from src/report/latex.rs");
 }
 
 /// The width of the first line of a formula set by itself, in points.

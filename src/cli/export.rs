@@ -7,7 +7,7 @@ use super::document::{RecordSource, problem_input, with_problems};
 use super::{Ended, handout_problem, registered};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
-use crate::harness::answer::{Cell, RecordSet, Records, Table};
+use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
 use crate::harness::record::Run;
 use crate::harness::store::Layout;
 use crate::report::{self, ProblemInput, figures, markdown};
@@ -111,7 +111,8 @@ fn runs(records: &Records) -> Vec<(&RecordSet, &Run)> {
 fn export_table(problem: &str, id: &str, table: &Table, provenance: &str, format: Format) -> Result<String> {
     let note = format!("table {id} of {problem}\n{provenance}");
     let commented = |mark: &str| note.lines().map(|line| format!("{mark} {line}\n")).collect::<String>();
-    let caption = table.caption.clone().unwrap_or_else(|| format!("Table `{id}` of `{problem}`."));
+    let caption =
+        table.caption.as_ref().map_or(format!("Table `{id}` of `{problem}`."), |caption| mark::plain(caption));
     Ok(match format {
         Format::Md => format!("<!-- {}-->\n\n{}", note.replace("--", "- -"), table.markdown()),
         Format::Csv => commented("#") + &csv(table),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail, ensure};
 
+use super::anchors::{self, PROVENANCE as PROVENANCE_ID, Place};
 use super::escape::{self, typst as typst_text, typst_string};
 use super::figures::PlacedFigure;
 use super::html::{Chapter, Edition};
@@ -33,6 +34,8 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     }
     pieces.appendices()?;
     let provenance = provenance::markdown(document, &pieces.claims);
+    pieces.counters.place = Place { prefix: PROVENANCE_ID.into(), ..Place::default() };
+    pieces.markdown += &format!("\n{}\n", anchors::markdown(PROVENANCE_ID).trim_end());
     pieces.appendix(PROVENANCE, &provenance)?;
     pieces.edition.provenance = (PROVENANCE.into(), provenance);
     let front = Front::new(document, &pieces.answered);
@@ -63,15 +66,17 @@ struct Pieces {
     /// The same pieces with marks.
     edition: Edition,
     /// What templates put into each of [`APPENDICES`]: a problem, and its text.
-    put_off: [Vec<(HandoutProblem, String)>; APPENDICES.len()],
+    put_off: [Vec<(HandoutProblem, Place, String)>; APPENDICES.len()],
 }
 
 impl Pieces {
     fn summary(&mut self, document: &Document) -> Result<()> {
         let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
+        let files = self.drawn(used);
+        self.counters.place = Place::new("front", []);
         self.convert(template::SUMMARY, &markdown)?;
         self.edition.front.clone_from(&markdown);
-        self.figures.extend(drawn(&used));
+        self.figures.extend(files);
         match markdown.matches(NOTHING).count() {
             0 => Ok(()),
             missing => self
@@ -107,17 +112,18 @@ impl Pieces {
         let Some((markdown, used)) = template::fill(problem)? else { return Ok(()) };
         let origin = template::origin(problem);
         let sections = sections::split(&origin, &markdown)?;
-        let drawn = drawn(&used.figures);
+        let files = self.drawn(used.figures);
+        self.counters.place = sections.place(problem.handout.name);
         // The appendices are set after all answers; what fails there must fail here.
         for text in sections.appendices.iter().flatten() {
-            markdown::convert(&origin, &mark::plain(text), &mut { self.counters })?;
+            markdown::convert(&origin, &mark::plain(text), &mut self.counters.clone())?;
         }
         self.convert(&origin, &sections.body)?;
         self.chapter(|chapter| chapter.answer(&sections));
         for (pieces, text) in self.put_off.iter_mut().zip(sections.appendices) {
-            pieces.extend(text.map(|text| (problem.handout, text)));
+            pieces.extend(text.map(|text| (problem.handout, self.counters.place.clone(), text)));
         }
-        self.figures.extend(drawn);
+        self.figures.extend(files);
         self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
         // Code needs no records.
         let is_code = |id: &str| problem.handout.part(id).is_some_and(|part| part.kinds == [DeliverableKind::Code]);
@@ -136,6 +142,16 @@ impl Pieces {
         }
         self.faults.push(Fault { place: place.into(), reason });
         self.convert(place, &words)
+    }
+
+    /// The files of figures. From here on the converter knows which of them stand where they are mentioned.
+    fn drawn(&mut self, used: Vec<PlacedFigure>) -> Vec<(String, Vec<u8>)> {
+        let mut files = Vec::new();
+        for PlacedFigure { path, drawing, in_place } in used {
+            files.push((path.clone(), figures::svg(&drawing).into_bytes()));
+            self.counters.in_place.extend(in_place.then_some(path));
+        }
+        files
     }
 
     fn check_parts(&self, problem: &ProblemInput) -> Result<()> {
@@ -180,7 +196,7 @@ impl Pieces {
 
     /// Adds a text without its marks, or nothing of it.
     fn convert(&mut self, origin: &str, markdown: &str) -> Result<()> {
-        let mut counters = self.counters;
+        let mut counters = self.counters.clone();
         let converted = markdown::convert(origin, &mark::plain(markdown), &mut counters)?;
         self.counters = counters;
         let _ = writeln!(self.markdown, "{}", converted.markdown);
@@ -202,13 +218,15 @@ impl Pieces {
 
     /// The appendices that templates fill, each with its problems in the handout's order.
     fn appendices(&mut self) -> Result<()> {
-        for ((_, title, about), pieces) in APPENDICES.iter().zip(std::mem::take(&mut self.put_off)) {
+        for ((name, title, about), pieces) in APPENDICES.iter().zip(std::mem::take(&mut self.put_off)) {
             if pieces.is_empty() {
                 continue;
             }
             self.appendix(title, about)?;
-            for (problem, text) in pieces {
-                let _ = write!(self.markdown, "### {}\n\n", heading(&problem));
+            for (problem, place, text) in pieces {
+                let anchor = anchors::markdown(&anchors::appendix(problem.name, name));
+                let _ = write!(self.markdown, "{anchor}### {}\n\n", heading(&problem));
+                self.counters.place = place;
                 let _ = writeln!(self.typst, "// from templates/{}.md", problem.name);
                 let (section, name) = (typst_text(problem.section), typst_string(problem.name));
                 let _ = write!(self.typst, "#heading(level: 2)[{section} #raw({name})]\n\n");
@@ -226,11 +244,6 @@ impl Pieces {
         self.counters.heading = 1;
         self.convert("the appendix", markdown)
     }
-}
-
-/// The files of figures.
-fn drawn(figures: &[PlacedFigure]) -> Vec<(String, Vec<u8>)> {
-    figures.iter().map(|figure| (figure.path.clone(), figures::svg(&figure.drawing).into_bytes())).collect()
 }
 
 /// "1.1.3 benchmarking_script (4 points)".

@@ -1,10 +1,12 @@
 //! Converts Markdown to typst markup. An unsupported element is an error that names it.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
+use super::anchors::{self, Place, Tables};
 use super::escape::{typst as escape, typst_string};
 use super::latex;
 use super::table::{LONG, TypstTable};
@@ -18,13 +20,18 @@ pub struct Counters {
     pub heading: usize,
     /// How many levels deeper than in the body headings stand: one in the appendices.
     pub deeper: usize,
+    /// Where the text at hand stands.
+    pub place: Place,
+    pub ids: Tables,
+    /// The paths of the figures that stand where they are mentioned.
+    pub in_place: BTreeSet<String>,
 }
 
 /// The two forms of one piece of the document.
 #[derive(Debug)]
 pub struct Converted {
     pub typst: String,
-    /// The input Markdown with numbered captions.
+    /// The input Markdown with numbered captions, ids and links to appendices.
     pub markdown: String,
 }
 
@@ -185,10 +192,12 @@ impl<'c> Writer<'c> {
                 }
             }
             Open::Table(table) => {
+                let Counters { tables, place, ids, .. } = &mut *self.counters;
+                let mut before = anchors::markdown(&ids.next(place));
                 if table.rows() > LONG {
-                    let summary = format!("<details>\n<summary>Table {}</summary>\n\n", self.counters.tables + 1);
-                    self.edits.push((range.start..range.start, summary));
+                    before += &format!("<details>\n<summary>Table {}</summary>\n\n", *tables + 1);
                 }
+                self.edits.push((range.start..range.start, before));
                 self.waiting = Some(Waiting::Table(table));
             }
             Open::Cell => {
@@ -203,6 +212,7 @@ impl<'c> Writer<'c> {
                 let alt = plain.unwrap_or_default();
                 ensure!(!alt.trim().is_empty(), "the picture {path} has no alternative text");
                 ensure!(self.waiting.is_none(), "the picture {path} stands where a caption is expected");
+                self.edits.push((range.start..range.start, anchors::markdown(&anchors::figure(&path))));
                 self.waiting = Some(Waiting::Picture { path, alt });
             }
         }
@@ -210,6 +220,7 @@ impl<'c> Writer<'c> {
     }
 
     fn text(&mut self, text: &str, range: Range<usize>) {
+        self.link_appendices(text, range.start);
         let depth = self.stack.len();
         let waiting = match &self.waiting {
             Some(Waiting::Table(_)) => Some(("Table:", self.counters.tables + 1)),
@@ -232,6 +243,19 @@ impl<'c> Writer<'c> {
         }
         if let Some(plain) = &mut top.plain {
             plain.push_str(text);
+        }
+    }
+
+    /// Links the appendices that a text names, whose source begins at `start`.
+    fn link_appendices(&mut self, text: &str, start: usize) {
+        let prose =
+            |frame: &Frame| !matches!(frame.kind, Open::Code(_) | Open::Heading(_) | Open::Link(_) | Open::Image(_));
+        if self.stack.iter().all(prose) {
+            for (name, id) in self.counters.place.named(text) {
+                let [from, to] = [start + name.start, start + name.end];
+                self.edits.push((from..from, "[".into()));
+                self.edits.push((to..to, format!("](#{id})")));
+            }
         }
     }
 
@@ -281,8 +305,9 @@ impl<'c> Writer<'c> {
             }
             Some(Waiting::Picture { path, alt }) => {
                 self.counters.figures += 1;
+                let floats = !self.counters.in_place.contains(&path);
                 let (path, alt) = (typst_string(&path), typst_string(&alt));
-                format!("#picture({path}, alt: {alt}, caption: [{caption}])")
+                format!("#picture({path}, alt: {alt}, floats: {floats}, caption: [{caption}])")
             }
             None => bail!("a caption without a table or a figure before it"),
         };
@@ -303,6 +328,7 @@ impl<'c> Writer<'c> {
     fn finish(mut self, markdown: &str) -> Result<Converted> {
         self.no_caption()?;
         let Some(root) = self.stack.pop() else { bail!("nothing was written") };
+        self.edits.sort_by_key(|(range, _)| range.start);
         let (mut numbered, mut at) = (String::new(), 0);
         for (range, text) in &self.edits {
             numbered += &markdown[at..range.start];

@@ -3,13 +3,13 @@
 //! This code names no tensor, device or problem: the caller passes in plain data, and the same data gives the same bytes.
 //! The order of the steps is `template`, `markdown`, `document`, `pdf`.
 
+mod anchors;
 pub mod document;
 pub mod escape;
 pub mod figures;
 pub mod filters;
 pub mod html;
 pub mod latex;
-mod latex_symbols;
 pub mod lint;
 pub mod markdown;
 pub mod pdf;

@@ -15,7 +15,7 @@ use typst_kit::fonts::FontStore;
 use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 
-use super::{Rendered, latex};
+use super::Rendered;
 
 /// The functions that the generated body uses.
 const PAGE_STYLE: &str = include_str!("page_style.typ");
@@ -59,12 +59,11 @@ struct Files {
 
 impl Files {
     fn new(rendered: &Rendered, writeup_typ: &str) -> Result<Self> {
-        let piece = |typst: &str| format!("#import \"page_style.typ\": *\n#import \"latex.typ\": *\n\n{typst}");
+        let piece = |typst: &str| format!("#import \"page_style.typ\": *\n\n{typst}");
         let (summary, body) = (piece(&rendered.summary), piece(&rendered.typst));
         let sources = [
             ("writeup.typ", writeup_typ),
             ("page_style.typ", PAGE_STYLE),
-            ("latex.typ", latex::PRELUDE),
             ("summary.typ", &summary),
             ("body.typ", &body),
         ];

@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail, ensure};
 
+use super::anchors::{self, Place};
+
 /// The appendices that templates fill, in order: the heading that begins such a section in a template, the appendix's title,
 /// and what it holds.
 pub const APPENDICES: [(&str, &str, &str); 3] = [
@@ -16,6 +18,16 @@ pub struct Sections {
     pub body: String,
     /// In the order of [`APPENDICES`].
     pub appendices: [Option<String>; APPENDICES.len()],
+}
+
+impl Sections {
+    /// Where the problem's texts stand: they may name the appendices that its template fills.
+    pub fn place(&self, problem: &str) -> Place {
+        let filled = APPENDICES.iter().zip(&self.appendices).filter(|(_, text)| text.is_some());
+        let named = filled
+            .filter_map(|((heading, title, _), _)| Some((title.chars().next()?, anchors::appendix(problem, heading))));
+        Place::new(problem, named)
+    }
 }
 
 /// Splits at the headings of level two; `origin` names the template in errors.

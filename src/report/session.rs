@@ -89,7 +89,8 @@ impl Session {
         if self.figures.iter().any(|f| f.path == path) {
             return Err(invalid(format!("figure {id:?} is printed twice")));
         }
-        self.figures.push(PlacedFigure { path: path.clone(), drawing: figure.drawing.clone() });
+        let (drawing, in_place) = (figure.drawing.clone(), figure.in_place);
+        self.figures.push(PlacedFigure { path: path.clone(), drawing, in_place });
         let caption = figure.caption.as_ref().map_or_else(String::new, |caption| format!("Figure: {caption}\n\n"));
         Ok(format!("\n\n![{}]({path})\n\n{caption}", escape::markdown(&figure.alt)))
     }

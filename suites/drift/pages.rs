@@ -71,7 +71,7 @@ fn the_main_body_has_at_most_7000_words() {
     let prose = body.lines().filter(|line| {
         let fence = line.starts_with("```");
         is_code ^= fence;
-        !is_code && !fence && !line.starts_with('|') && !line.starts_with("![")
+        !is_code && !fence && !line.starts_with(['|', '<']) && !line.starts_with("![")
     });
     let is_word = |word: &&str| word.chars().any(char::is_alphabetic);
     let count = |line: &str| line.split('$').step_by(2).flat_map(str::split_whitespace).filter(is_word).count();
@@ -123,6 +123,27 @@ fn every_figure_of_the_main_body_stands_in_its_problem() {
             "{path} stands on page {}, {y:?} from its top, outside its problem; problems begin at {problems:?}",
             page + 1
         );
+    }
+}
+
+#[test]
+fn no_words_are_printed_over_others() {
+    for (number, page) in PAGES.pages().iter().enumerate() {
+        // by baseline in half points: where each text begins and ends
+        let mut lines: BTreeMap<i64, Vec<(f64, f64, String)>> = BTreeMap::new();
+        walk(&page.frame, Point::zero(), &mut |item, at| {
+            let FrameItem::Text(text) = item else { return };
+            if !text.font.info().family.contains("Math") {
+                let (from, width) = (at.x.to_pt(), text.width().to_pt());
+                let line = lines.entry((2.0 * at.y.to_pt()).round() as i64).or_default();
+                line.push((from, from + width, text.text.to_string()));
+            }
+        });
+        for line in lines.values_mut() {
+            line.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let over = line.windows(2).find(|pair| pair[0].1 > pair[1].0 + 1.0);
+            assert_eq!(over, None, "page {}", number + 1);
+        }
     }
 }
 

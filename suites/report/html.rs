@@ -1,15 +1,15 @@
 //! The HTML edition: links from numbers to cases, no marks elsewhere, no network, readable colours, and a real browser.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cs336::cli::document::{RecordSource, document as accepted};
-use cs336::harness::answer::mark;
-use cs336::harness::store::Layout;
+use cs336::harness::answer::{Cell, mark};
 use cs336::report::{self, html};
 
-use crate::sample::full;
+use serde_json::Value;
+
+use crate::sample::{accepted, full};
 
 fn sample() -> String {
     let document = full();
@@ -18,8 +18,7 @@ fn sample() -> String {
 
 /// The page of the accepted records.
 fn page() -> String {
-    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
-    let document = accepted(&layout, RecordSource::Accepted).unwrap();
+    let document = accepted();
     html::page(&document, &report::render(&document).unwrap()).unwrap()
 }
 
@@ -90,6 +89,63 @@ fn text_stands_out_from_its_paper_in_light_and_dark() {
     }
 }
 
+/// The values of an attribute, in order.
+fn attributes<'a>(text: &'a str, opening: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(opening).skip(1).filter_map(|rest| rest.split('"').next())
+}
+
+#[test]
+fn links_of_the_markdown_lead_to_the_ids_of_the_html_edition() {
+    let document = accepted();
+    let rendered = report::render(&document).unwrap();
+    let page = html::page(&document, &rendered).unwrap();
+    let anchors: BTreeSet<&str> = attributes(&rendered.markdown, "<a id=\"").collect();
+    assert_eq!(anchors.len(), attributes(&rendered.markdown, "<a id=\"").count(), "an id comes twice");
+    for opening in ["<table id=\"", "<figure id=\"", "<details class=\"fold\" id=\""] {
+        for id in attributes(&page, opening) {
+            assert!(anchors.contains(id), "writeup.md has no {id}");
+        }
+    }
+    let headings = rendered.markdown.lines().filter_map(|line| line.strip_prefix("## "));
+    let headings: BTreeSet<String> = headings.map(viewer_anchor).collect();
+    let targets = || rendered.markdown.split("](#").skip(1).filter_map(|rest| rest.split(')').next());
+    for target in targets() {
+        assert!(anchors.contains(target) || headings.contains(target), "{target} leads nowhere");
+    }
+    assert!(
+        targets().any(|target| target == "flash_benchmarking-tables"),
+        "appendix B of flash_benchmarking has no link"
+    );
+}
+
+/// The anchor that Markdown viewers give a heading.
+fn viewer_anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[test]
+fn every_class_of_the_style_is_of_an_element() {
+    let (page, script) = (page(), include_str!("../../src/report/html/page.js"));
+    let (_, body) = page.split_once("</style>").unwrap();
+    // words on some fills alone have a class
+    let drawn = include_str!("../../src/report/figures/canvas.rs");
+    let comments = html::STYLE.split("/*").map(|piece| piece.split_once("*/").map_or(piece, |(_, rules)| rules));
+    let style: String = comments.collect();
+    let selectors = style.split('}').filter_map(|rule| rule.rsplit_once('{'));
+    for class in selectors.flat_map(|(selector, _)| selector.split('.').skip(1)) {
+        let class = class.split(|c: char| !c.is_alphanumeric() && c != '-' && c != '_').next().unwrap();
+        if class.starts_with(|c: char| c.is_alphabetic()) {
+            let used = |text: &str| {
+                let classes = text.split("class=\"").skip(1).filter_map(|rest| rest.split('"').next());
+                classes.flat_map(str::split_whitespace).any(|found| found == class)
+            };
+            let made = script.contains(&format!("class: \"{class}\""));
+            assert!(used(body) || used(drawn) || made, "no element has the class {class:?}");
+        }
+    }
+}
+
 /// A browser that draws without a window, if there is one.
 fn browser() -> Option<PathBuf> {
     let named = std::env::var_os("CHROME").map(PathBuf::from);
@@ -136,4 +192,86 @@ fn the_page_works_in_a_browser() {
         assert_eq!(verdict, Some("well"), "{width} px, {scheme}: {log}");
         assert!(!log.contains("CONSOLE"), "{width} px, {scheme}: the console says {log}");
     }
+}
+
+/// Thresholds, settings and data sheets, and what is computed without a record: the numbers of answers without a link.
+const UNLINKED: [(&str, &[&str]); 8] = [
+    ("benchmarking_script", &["1.05"]),
+    ("nsys_profile", &["0.0156"]),
+    ("memory_profiling", &["5", "10", "20"]),
+    ("pytorch_attention", &["0.016", "32.0"]),
+    ("flash_benchmarking", &["5%"]),
+    ("distributed_communication_single_node", &["450", "5%"]),
+    ("naive_ddp", &["2", "3", "12", "30"]),
+    ("optimizer_state_sharding_accounting", &["7.44", "18.75", "33.64"]),
+];
+
+/// What stands outside marks.
+fn unmarked(text: &str) -> String {
+    let pieces = text.split(mark::KEY).enumerate();
+    pieces
+        .map(|(i, piece)| if i == 0 { piece } else { piece.split_once(mark::END).map_or("", |(_, rest)| rest) })
+        .collect()
+}
+
+/// Numbers of prose that look measured and stand outside a mark: with a decimal point or a percent sign, or before a unit.
+fn unlinked(text: &str) -> Vec<String> {
+    const UNITS: [&str; 8] = ["ms", "µs", "s", "GiB", "MiB", "GB/s", "GB", "times"];
+    let prose = unmarked(text);
+    // formulas and code hold sizes and names
+    let prose: Vec<&str> = prose.split(['$', '`']).step_by(2).collect();
+    let prose = prose.join(" ");
+    let words: Vec<&str> =
+        prose.split([' ', '(', ')', '–', '\n']).map(|word| word.trim_end_matches([',', ';', '.', ':'])).collect();
+    let is_measured = |(word, next): (&str, Option<&&str>)| {
+        let number = word.trim_end_matches('%').replace(',', "").parse::<f64>().is_ok();
+        number && (word.contains('.') || word.ends_with('%') || next.is_some_and(|next| UNITS.contains(next)))
+    };
+    let found = (0..words.len()).filter(|at| is_measured((words[*at], words.get(at + 1))));
+    found.map(|at| words[at].to_string()).collect()
+}
+
+/// The texts of a JSON value.
+fn texts<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(fields) => fields.values().for_each(|value| texts(value, found)),
+        Value::Array(items) => items.iter().for_each(|value| texts(value, found)),
+        Value::String(text) => found.push(text),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_measured_number_of_an_answer_has_a_link() {
+    assert_eq!(
+        unlinked(&format!("{} ms, 12.5 times at 2.7B, 5% of 3", mark::marked("1.5", "x.cpu.0"))),
+        ["12.5", "5%"]
+    );
+    let mut unused: Vec<(&str, &str)> =
+        UNLINKED.iter().flat_map(|(name, all)| all.iter().map(move |n| (*name, *n))).collect();
+    for problem in &accepted().problems {
+        let (name, answer) = (problem.handout.name, &problem.answer);
+        let mut said = Vec::new();
+        texts(answer.quoted(), &mut said);
+        said.extend(answer.tables().values().filter_map(|table| table.caption.as_deref()));
+        said.extend(answer.figures().values().filter_map(|figure| figure.caption.as_deref()));
+        for text in said {
+            for number in unlinked(text) {
+                let known = UNLINKED.iter().any(|(problem, all)| *problem == name && all.contains(&number.as_str()));
+                assert!(known, "{name}: {number} has no link in {text:?}; print it with Quantity::text");
+                unused.retain(|found| *found != (name, number.as_str()));
+            }
+        }
+        for (id, table) in answer.tables().iter().filter(|(id, _)| *id != "full-flash-attention-3") {
+            let cells = table.rows.iter().flat_map(|row| row.iter().zip(&table.columns));
+            let measured =
+                |head: &str| ["(ms)", "(µs)", "(MiB)", "(GiB)", "(GB/s)"].iter().any(|unit| head.contains(unit));
+            for (cell, column) in cells.filter(|(_, column)| measured(&column.head)) {
+                let Cell::Text(text) = cell else { continue };
+                let is_linked = !unmarked(text).contains(|c: char| c.is_ascii_digit()) || text.starts_with("needs ");
+                assert!(is_linked, "{name}, table {id:?}, {:?}: {text:?} has no link", column.head);
+            }
+        }
+    }
+    assert!(unused.is_empty(), "no answer says {unused:?} any more: shorten UNLINKED");
 }

@@ -1,7 +1,9 @@
 //! Made-up records and documents for the tests of the report, and helpers that read a rendering back.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use cs336::cli::document::RecordSource;
 use cs336::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use cs336::harness::answer::format::grouped;
 use cs336::harness::answer::{
@@ -10,6 +12,7 @@ use cs336::harness::answer::{
 use cs336::harness::conditions::{Conditions, During, Reading, ReadingRange, Throttle};
 use cs336::harness::handout::{DeliverableKind, HANDOUT, HandoutProblem, Part};
 use cs336::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
+use cs336::harness::store::Layout;
 use cs336::report::{self, Document, ProblemInput, Rendered};
 use serde_json::{Value, json};
 
@@ -187,7 +190,7 @@ fn scaling(cases: &[Timed]) -> Figure {
         Series::over_numbers(format!("{pass}, d = {d}"), of_d.map(point))
     };
     let lines = vec![line("forward", 16), line("backward", 16), line("forward", 64), line("backward", 64)];
-    let mut plot = Plot::new(PlotKind::Line, "sequence length N", "time (ms)", lines);
+    let mut plot = Plot::new(PlotKind::Line, "sequence length N (tokens)", "time (ms)", lines);
     (plot.log_x, plot.log_y) = (true, true);
     Figure::plot("Log-log plot of time against sequence length; all lines rise with slope two.", plot)
 }
@@ -241,6 +244,12 @@ pub fn full() -> Document {
     let mut problems = vec![attention("sample_attention"), long("sample_long")];
     problems.extend(HANDOUT.iter().map(|handout| ProblemInput { handout: *handout, ..ProblemInput::default() }));
     document(problems)
+}
+
+/// The document of the accepted records.
+pub fn accepted() -> Document {
+    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
+    cs336::cli::document::document(&layout, RecordSource::Accepted).unwrap()
 }
 
 pub fn render(template: &str) -> anyhow::Result<Rendered> {

@@ -53,6 +53,36 @@
     const levels = all("h1, h2, h3, h4, h5, h6", document.querySelector("main")).map((heading) => Number(heading.localName[1]));
     expect(levels.every((level, i) => level <= (levels[i - 1] ?? 0) + 1), "the levels of headings skip one");
     expect(levels.filter((level) => level === 1).length === 1, "there is not one heading of level 1");
+    const colour = (text) => { const [r, g, b, a = 1] = text.match(/[\d.]+/g).map(Number); return { rgb: [r, g, b], a }; };
+    const luminance = (rgb) => {
+      const [r, g, b] = rgb.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)]; return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05); };
+    const ground = (element) => {
+      const found = element && colour(getComputedStyle(element).backgroundColor);
+      return !element ? [255, 255, 255] : found.a === 1 ? found.rgb : ground(element.parentElement);
+    };
+    // words inside a shape have a fill of their own, which the tests of figures hold
+    const worded = all("body *").filter((element) => !element.closest("script, style, title") && !element.hasAttribute("fill") &&
+      [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim()));
+    for (const element of worded) {
+      const style = getComputedStyle(element);
+      const ink = colour(element.closest("svg") ? style.fill : style.color);
+      const found = contrast(ink.rgb, ground(element.closest("svg") ?? element));
+      expect(found >= 4.5, `${element.localName} "${element.textContent.slice(0, 30)}" has a contrast of ${found.toFixed(2)}`);
+    }
+    const named = (element) => element.getAttribute("aria-label")?.trim() || element.textContent.trim() ||
+      all(`label[for="${element.id}"]`).some((label) => label.textContent.trim()) ||
+      document.getElementById(element.getAttribute("aria-labelledby"))?.textContent.trim();
+    for (const control of all("a[href], button, input, summary, dialog, nav, section[aria-labelledby]")) {
+      expect(named(control), `${control.outerHTML.slice(0, 60)} has no name`);
+    }
+    for (const region of all("div[tabindex='0']")) {
+      expect(region.getAttribute("role") && region.getAttribute("aria-label"), `${region.outerHTML.slice(0, 60)} has no name`);
+    }
+    for (const table of all("table")) expect(table.tHead && table.querySelector("th[scope=row]"), `${table.id} has no heads`);
+    for (const math of all("math")) expect(math.textContent.trim(), "a formula is empty");
     for (const drawing of all("svg[role=img]")) expect(drawing.getAttribute("aria-label"), "a drawing has no text");
     for (const field of all("input")) expect(document.querySelector(`label[for="${field.id}"]`), `${field.id} has no label`);
     for (const button of all("button")) expect(button.textContent.trim(), "a button has no text");

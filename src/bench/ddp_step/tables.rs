@@ -12,9 +12,8 @@ use crate::collective::Backend;
 use crate::harness::answer::format::{distinct, grouped, print};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{
-    Answer, Case, CaseOutcome, Cell, Paired, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
+    Answer, Case, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
 };
-use crate::harness::stats::max;
 use crate::units::MB;
 
 /// The strategies in the order of tables, each with its name there.
@@ -86,17 +85,17 @@ pub struct Unstable {
     /// What tables call these cases.
     unstable: Vec<String>,
     /// The largest ratio between the medians of two turns of one of their columns.
-    spread: Option<f64>,
+    spread: Option<Quantity>,
 }
 
 impl Unstable {
     pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Self {
         let measured = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
         let unstable: Vec<_> = measured.filter(|(case, steps)| !is_stable(case, steps)).collect();
-        let turns = unstable.iter().flat_map(|(case, _)| lines(case)).filter_map(|line| line.turns);
-        let spreads: Vec<f64> = turns.map(|turns| turns.spread()).collect();
-        let unstable = distinct(unstable.iter().map(|(case, _)| label(&case.params)));
-        Self { unstable, spread: (!spreads.is_empty()).then(|| max(&spreads)) }
+        let lines = unstable.iter().flat_map(|(case, _)| lines(case).into_iter().map(move |line| (case, line)));
+        let spreads = lines.filter_map(|(case, line)| Some(case.quantity(line.turns?.spread(), Unit::One)));
+        let spread = Quantity::largest(spreads);
+        Self { unstable: distinct(unstable.iter().map(|(case, _)| label(&case.params))), spread }
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Figure {
     pub drawing: Drawing,
     /// Markdown. `None` if the template writes the caption.
     pub caption: Option<String>,
+    /// Whether it stands where it is mentioned. Other figures float to the top of a page.
+    pub in_place: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -77,7 +79,7 @@ pub struct Panel {
 
 impl Figure {
     pub fn plot(alt: impl Into<String>, plot: Plot) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Plot(plot), caption: None }
+        Self::new(alt, Drawing::Plot(plot))
     }
 
     pub fn timeline(alt: impl Into<String>, timeline: Timeline) -> Self {
@@ -86,16 +88,16 @@ impl Figure {
 
     /// Several timelines on one axis, each under its name.
     pub fn timelines(alt: impl Into<String>, timelines: Vec<(String, Timeline)>) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Timelines(timelines), caption: None }
+        Self::new(alt, Drawing::Timelines(timelines))
     }
 
     /// Named plots in rows of `columns`.
     pub fn small_multiples(alt: impl Into<String>, columns: usize, plots: Vec<(String, Plot)>) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::SmallMultiples(SmallMultiples { columns, plots }), caption: None }
+        Self::new(alt, Drawing::SmallMultiples(SmallMultiples { columns, plots }))
     }
 
     pub fn heatmap(alt: impl Into<String>, heatmap: Heatmap) -> Self {
-        Self { alt: alt.into(), drawing: Drawing::Heatmap(heatmap), caption: None }
+        Self::new(alt, Drawing::Heatmap(heatmap))
     }
 
     /// Sets the caption, in Markdown.
@@ -104,7 +106,12 @@ impl Figure {
         self
     }
 
-    /// Errors: there is nothing to draw, or a value that the figure cannot show.
+    /// Keeps it where it is mentioned.
+    pub fn in_place(self) -> Self {
+        Self { in_place: true, ..self }
+    }
+
+    /// Errors: there is nothing to draw, a value that the figure cannot show, or an axis without its unit.
     pub fn validate(&self) -> Result<()> {
         ensure!(!self.alt.trim().is_empty(), "the alternative text is empty: describe what the figure shows");
         match &self.drawing {
@@ -116,6 +123,10 @@ impl Figure {
             }
             Drawing::Heatmap(heatmap) => heatmap.validate(),
         }
+    }
+
+    fn new(alt: impl Into<String>, drawing: Drawing) -> Self {
+        Self { alt: alt.into(), drawing, caption: None, in_place: false }
     }
 }
 
@@ -147,6 +158,7 @@ impl Timeline {
     }
 
     pub fn validate(&self) -> Result<()> {
+        plot::has_unit(&self.x_label)?;
         let spans = || self.lanes.iter().flat_map(|lane| &lane.spans);
         ensure!(spans().next().is_some(), "no span to draw");
         for Span { name, start_s, end_s } in spans() {
@@ -166,6 +178,7 @@ impl Timeline {
 
 impl Heatmap {
     pub fn validate(&self) -> Result<()> {
+        plot::has_unit(&self.x_label)?;
         for Panel { name, values } in &self.panels {
             let fits = values.len() == self.y.len() && values.iter().all(|row| row.len() == self.x.len());
             ensure!(fits, "panel {name:?} is not {} rows of {}", self.y.len(), self.x.len());
@@ -183,7 +196,7 @@ mod tests {
     use super::*;
 
     fn refused(drawing: Drawing) -> String {
-        Figure { alt: "x".into(), drawing, caption: None }.validate().unwrap_err().to_string()
+        Figure::new("x", drawing).validate().unwrap_err().to_string()
     }
 
     #[test]
@@ -193,7 +206,7 @@ mod tests {
         let timeline = Timeline { x_label: "time (ms)".into(), end_s: 1.0, lanes };
         assert!(refused(Drawing::Timelines(vec![(String::new(), timeline)])).contains("before the last span"));
         let heatmap = |values: Vec<Vec<Option<f64>>>| Heatmap {
-            x_label: "T".into(),
+            x_label: "T (tokens)".into(),
             y_label: "d".into(),
             x: vec!["128".into(), "256".into()],
             y: vec!["16".into()],
@@ -207,8 +220,8 @@ mod tests {
 
     #[test]
     fn small_multiples_share_their_axes() {
-        let plot =
-            |unit: &str| Plot::new(PlotKind::Line, "T", unit, vec![Series::over_numbers("ours", [(1.0, Some(2.0))])]);
+        let series = || vec![Series::over_numbers("ours", [(1.0, Some(2.0))])];
+        let plot = |unit: &str| Plot::new(PlotKind::Line, "T (tokens)", &format!("time ({unit})"), series());
         let two =
             |unit: &str| Figure::small_multiples("x", 2, vec![("16".into(), plot("ms")), ("32".into(), plot(unit))]);
         assert!(two("ms").validate().is_ok());

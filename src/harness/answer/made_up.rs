@@ -7,7 +7,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::records::{CaseId, RecordSet, Records};
+use super::{Answer, mark};
 use crate::harness::record::{CaseRecord, Gpu, Machine, Outcome, Peaks, Profile, RecordFile, Run};
+
+/// What an answer quotes, its texts without marks.
+pub fn printed(answer: &Answer) -> Value {
+    serde_json::from_str(&mark::plain(&answer.quoted().to_string())).unwrap()
+}
 
 /// Records of one problem under one profile, built case by case.
 pub struct MadeUp {

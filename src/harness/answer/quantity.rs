@@ -110,6 +110,11 @@ impl Quantity {
         mark::marked(text, &mark::key(&self.sources))
     }
 
+    /// The number as a sentence says it, with the mark of its cases.
+    pub fn text(&self, style: Style, digits: usize) -> String {
+        self.mark(&print(self.value, style, digits))
+    }
+
     /// The short form in the list of claims: "0.986 ms", "1.54".
     pub fn short(&self) -> String {
         let magnitude = self.value.abs();
@@ -180,10 +185,18 @@ impl Range {
         let all: Vec<Quantity> = quantities.into_iter().map(|quantity| quantity.borrow().clone()).collect();
         Some(Self { low: Quantity::smallest(&all)?.clone(), high: Quantity::largest(&all)?.clone() })
     }
+
+    /// "1.02 to 1.35", each with the mark of its cases, or "1.02" where both print alike.
+    pub fn text(&self, style: Style, digits: usize) -> String {
+        let [low, high] = [&self.low, &self.high].map(|end| print(end.value, style, digits));
+        let first = self.low.mark(&low);
+        if low == high { first } else { format!("{first} to {}", self.high.mark(&high)) }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::made_up::{machine, source};
     use super::*;
 
     #[test]
@@ -201,6 +214,15 @@ mod tests {
         let range = Range::of(&[ratio(2.0), ratio(1.0), ratio(2.0)]).unwrap();
         assert_eq!((range.low.value(), range.high.value()), (1.0, 2.0));
         assert_eq!(Range::of::<Quantity>([]), None);
+    }
+
+    #[test]
+    fn a_range_says_each_end_with_its_cases() {
+        let measured = |x| Quantity::new(x, Unit::One, vec![source("a", machine(None))]);
+        let range = |low, high| Range { low: measured(low), high: measured(high) }.text(Style::Fixed, 1);
+        let mark = |text| mark::marked(text, "made_up.cpu.0");
+        assert_eq!(range(1.0, 2.0), format!("{} to {}", mark("1.0"), mark("2.0")));
+        assert_eq!(range(1.0, 1.01), mark("1.0"));
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn strategies(answer: &mut Answer, records: &Records) -> Result<()> {
         }
         let chart = machines.first().filter(|_| profile == main).and_then(|machine| machine.chart());
         if let Some(chart) = chart {
-            answer.figure("summary", chart)?;
+            answer.figure("summary", chart.in_place())?;
         }
     }
     Ok(())

@@ -46,7 +46,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
                during the backward pass.";
     answer.figure(
         "timelines",
-        Figure::timelines(alt, ["naive", "overlap"].map(String::from).into_iter().zip(timelines).collect()),
+        Figure::timelines(alt, ["naive", "overlap"].map(String::from).into_iter().zip(timelines).collect()).in_place(),
     )?;
     Ok(answer)
 }

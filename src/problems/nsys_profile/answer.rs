@@ -7,7 +7,9 @@ use super::kernels::Class;
 use super::measure::{NsysProfile, Params, Row};
 use super::summary::{Kernel, Passes, RangeWork};
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Answer, Audience, Case, CaseOutcome, Cell, Column, Quantity, Records, Table, Unit};
+use crate::harness::answer::{
+    Answer, Audience, Case, CaseOutcome, Cell, Column, Quantity, Records, Style, Table, Unit,
+};
 use crate::harness::record::Profile;
 use crate::model::SizeName;
 
@@ -167,6 +169,11 @@ impl<'a> Profiled<'a> {
 
     fn number(&self, value: f64) -> Quantity {
         self.case.quantity(value, Unit::One)
+    }
+
+    /// "1,200", with the mark of the case.
+    fn count(&self, count: u64) -> String {
+        self.number(count as f64).text(Style::Grouped, 0)
     }
 
     /// A share of zero seconds is zero.

@@ -8,7 +8,7 @@ use super::measure::{Params, PytorchAttention, Row, accounting_of};
 use crate::attention::ImplementationName::{self, Naive, Sdpa, Tiled};
 use crate::bench::attention_memory::Accounting;
 use crate::bench::dtype::Dtype;
-use crate::harness::answer::format::{grouped, print};
+use crate::harness::answer::format::grouped;
 use crate::harness::answer::turns::STABLE;
 use crate::harness::answer::{
     Answer, Audience, Case, Claim, Quantity, RecordSet, Records, SameMachine, Style, Turns, Unit,
@@ -193,7 +193,7 @@ fn recomputing(others: &[Ran], plain: &Ran, implementation: ImplementationName) 
     let ratio = |pass: fn(&Row) -> &Samples| {
         let times = plain.stable(pass(plain.row)).zip(other.stable(pass(other.row)));
         let ratio = times.map(|(plain, other)| Ok::<_, anyhow::Error>(SameMachine::of(&plain, &other)?.ratio()));
-        ratio.transpose().map(|ratio| ratio.map(|ratio| print(ratio.value(), Style::Fixed, 2)))
+        ratio.transpose().map(|ratio| ratio.map(|ratio| ratio.text(Style::Fixed, 2)))
     };
     let times = ratio(|row| &row.forward)?.zip(ratio(|row| &row.backward)?);
     Ok(Some(Recomputing {

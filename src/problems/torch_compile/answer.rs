@@ -122,8 +122,8 @@ impl Compilation {
 }
 
 /// "1.02 to 1.35".
-fn times(Range { low, high }: &Range) -> String {
-    format::range(low.value(), high.value(), Style::Fixed, 2)
+fn times(range: &Range) -> String {
+    range.text(Style::Fixed, 2)
 }
 
 /// "5 turns of 10 passes, each after 2 untimed".
@@ -132,8 +132,7 @@ fn turns(rounds: usize, iterations: usize, warmup: usize) -> String {
 }
 
 fn first_calls(seconds: impl Iterator<Item = Option<Quantity>>) -> Option<String> {
-    let Range { low, high } = Range::of(seconds.flatten())?;
-    Some(format::range(low.value(), high.value(), Style::Sec, 1))
+    Some(Range::of(seconds.flatten())?.text(Style::Sec, 1))
 }
 
 /// "0.95 to 1.01 for attention and 0.98 to 1.00 for models": the numbers that there are, each with its words.
@@ -144,11 +143,11 @@ fn described<'a>(numbers: impl IntoIterator<Item = (Option<String>, &'a str)>) -
 
 /// The errors of attention and of the models of each dtype.
 fn errors(attention: &Attention, models: &Models) -> String {
-    let print = |error| Some(format::print(error, Style::Sci, 1));
-    let attention = attention.error.and_then(print);
+    let print = |error: &Quantity| error.text(Style::Sci, 1);
+    let attention = attention.error.as_ref().map(print);
     let models = models.errors.iter().map(|(dtype, error)| match dtype {
-        Precision::Float32 => (print(*error), "in models in float32"),
-        Precision::Bfloat16 => (print(*error), "in models in bfloat16"),
+        Precision::Float32 => (Some(print(error)), "in models in float32"),
+        Precision::Bfloat16 => (Some(print(error)), "in models in bfloat16"),
     });
     described(std::iter::once((attention, "in attention")).chain(models))
 }

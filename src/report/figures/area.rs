@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::canvas::{Canvas, WIDTH, width_of};
+use super::canvas::{Canvas, WIDTH, edge, width_of};
 use super::frame::{Frame, left_of, legend, references, unit, x_axis};
 use super::palette::Palette;
 use crate::harness::answer::figure::{Plot, Series};
@@ -51,6 +51,11 @@ pub fn svg(plot: &Plot, palette: &Palette) -> String {
         let fill = &palette.paint(&series.name).colour;
         let outline = outline(&steps, &stack[i + 1], &stack[i], |value| frame.y(&y, value));
         canvas.path(&outline, &format!(r#"fill="{fill}""#), &highest(plot, series));
+        if edge(fill) != *fill {
+            let (height, upper) = (|value| frame.y(&y, value), &stack[i + 1]);
+            let top = start(&steps, upper, &height) + &along(&steps, upper, &height);
+            canvas.path(&top, &super::canvas::outline(&edge(fill)), "");
+        }
         if let Some((x, y)) = places[i].filter(|_| plot.series.len() > 1) {
             canvas.text_on(fill, x, frame.top + y + 2.8, &series.name);
         }
@@ -59,8 +64,7 @@ pub fn svg(plot: &Plot, palette: &Palette) -> String {
     frame.draw_references(&mut canvas, plot, &y);
     phases.draw(&mut canvas, &frame);
     canvas.text(0.0, 9.0, "start", &plot.y_label);
-    canvas.text((left + frame.right) / 2.0, frame.bottom + 26.0, "middle", &plot.x_label);
-    canvas.file(frame.bottom + 32.0)
+    frame.file(canvas, &plot.x_label)
 }
 
 /// The heights of the stack at each moment below the first series, between the series, and above the last one.
@@ -93,13 +97,19 @@ fn steps(positions: &[f64], tops: &[f64]) -> Vec<Step> {
     steps.filter(|step| step.to > step.from).collect()
 }
 
+/// Along the steps from where the path stands.
+fn along(steps: &[Step], heights: &[f64], y: &impl Fn(f64) -> f64) -> String {
+    steps.iter().map(|Step { to, moment, .. }| format!("V{:.1}H{to:.1}", y(heights[*moment]))).collect()
+}
+
+/// The beginning of a path at the first of the steps.
+fn start(steps: &[Step], heights: &[f64], y: &impl Fn(f64) -> f64) -> String {
+    steps.first().map_or(String::new(), |first| format!("M{:.1} {:.1}", first.from, y(heights[first.moment])))
+}
+
 /// Along the upper steps and back along the lower ones.
 fn outline(steps: &[Step], upper: &[f64], lower: &[f64], y: impl Fn(f64) -> f64) -> String {
-    let Some(first) = steps.first() else { return String::new() };
-    let mut path = format!("M{:.1} {:.1}", first.from, y(lower[first.moment]));
-    for Step { to, moment, .. } in steps {
-        let _ = write!(path, "V{:.1}H{to:.1}", y(upper[*moment]));
-    }
+    let mut path = start(steps, lower, &y) + &along(steps, upper, &y);
     for Step { from, moment, .. } in steps.iter().rev() {
         let _ = write!(path, "V{:.1}H{from:.1}", y(lower[*moment]));
     }

@@ -34,7 +34,7 @@ pub fn draw(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, 
                 continue;
             }
             let zero = frame.y(axis, 0.0);
-            canvas.rect([x - bar / 2.0 + 0.5, y.min(zero), bar - 1.0, (y - zero).abs()], &paint.colour, &title);
+            canvas.bar([x - bar / 2.0 + 0.5, y.min(zero), bar - 1.0, (y - zero).abs()], &paint.colour, &title);
             frame.draw_range(canvas, axis, x, series.range(c));
             if written {
                 let highest = series.range(c).map_or(value, |range| range[1]).max(0.0);
@@ -79,8 +79,7 @@ pub fn horizontal(plot: &Plot, palette: &Palette) -> String {
         canvas.text(at(reference.at).clamp(half, WIDTH - half), frame.top - 3.0, "middle", &reference.name);
     }
     frame.draw_x(&mut canvas, &axis, true);
-    canvas.text((frame.left + frame.right) / 2.0, frame.bottom + 26.0, "middle", &plot.y_label);
-    canvas.file(frame.bottom + 32.0)
+    frame.file(canvas, &plot.y_label)
 }
 
 /// One bar of segments with its name and number.
@@ -93,7 +92,7 @@ fn row(canvas: &mut Canvas, plot: &Plot, palette: &Palette, frame: &Frame, categ
         let Some(value) = series.points[category].1 else { continue };
         let (a, b) = (at(from), at(from + value));
         let colour = &paint(plot, palette, series, name).colour;
-        canvas.rect([a.min(b), middle - BAR / 2.0, (a - b).abs(), BAR], colour, &title(plot, series, category));
+        canvas.bar([a.min(b), middle - BAR / 2.0, (a - b).abs(), BAR], colour, &title(plot, series, category));
         from += value;
     }
     let range = plot.series[0].range(category).filter(|_| plot.series.len() == 1);

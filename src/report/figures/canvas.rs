@@ -33,16 +33,28 @@ impl Canvas {
         }
     }
 
-    /// Words in the middle of a fill, black or white, whichever can be read on it.
+    /// Words in the middle of a fill, black or white, whichever can be read better on it; the page's style turns those of
+    /// class `flip` black in dark mode.
     pub fn text_on(&mut self, fill: &str, x: f64, y: f64, words: &str) {
-        let (ink, words) = (if luminance(fill) > 0.3 { "#000000" } else { "#ffffff" }, escaped(words));
-        let _ = write!(self.0, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle" fill="{ink}">{words}</text>"#);
+        let (ink, words) = (ink(fill), escaped(words));
+        let flip = if ink == ink_in_dark_mode(fill) { "" } else { r#" class="flip""# };
+        let _ = write!(self.0, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle" fill="{ink}"{flip}>{words}</text>"#);
     }
 
     /// A filled rectangle: x, y, width, height.
     pub fn rect(&mut self, [x, y, width, height]: [f64; 4], fill: &str, title: &str) {
         let open = format!(r#"rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" fill="{fill}""#);
         self.shape(&open, title);
+    }
+
+    /// A rectangle that stands out from white paper: a pale one gets an outline, unless it is as narrow as that.
+    pub fn bar(&mut self, [x, y, width, height]: [f64; 4], fill: &str, title: &str) {
+        self.rect([x, y, width, height], fill, title);
+        let edge = edge(fill);
+        if edge != fill && width > 1.5 {
+            let (x, y, width, height) = (x + 0.3, y + 0.3, width - 0.6, (height - 0.6).max(0.0));
+            self.path(&format!("M{x:.1} {y:.1}h{width:.1}v{height:.1}h-{width:.1}z"), &outline(&edge), "");
+        }
     }
 
     /// A path with other attributes, such as its fill.
@@ -91,6 +103,42 @@ pub fn width_of(words: &str) -> f64 {
         None => 60.0,
     };
     words.chars().map(advance).sum::<f64>() * SIZE / 100.0
+}
+
+/// The least contrast of a shape with its paper (WCAG 2.2, AA).
+const SHAPE: f64 = 3.0;
+/// The filter of figures in dark mode; `html/style.css` has it too.
+pub const BRIGHTNESS: f64 = 1.2;
+
+/// The colour of the outline of a fill or of a line's markers: as dark as it must be to stand out from white paper.
+pub fn edge(fill: &str) -> String {
+    let mut shades = (0..=20).map(|step| mix(fill, "#000000", f64::from(step) / 20.0));
+    shades.find(|shade| contrast(shade, "#ffffff") >= SHAPE).unwrap_or_default()
+}
+
+/// The attributes of an outline without a fill.
+pub fn outline(edge: &str) -> String {
+    format!(r#"fill="none" stroke="{edge}" stroke-width=".6""#)
+}
+
+fn ink(fill: &str) -> &'static str {
+    if contrast(fill, "#000000") >= contrast(fill, "#ffffff") { "#000000" } else { "#ffffff" }
+}
+
+fn ink_in_dark_mode(fill: &str) -> &'static str {
+    ink(&brightened(fill))
+}
+
+/// A colour under the filter of dark mode.
+pub fn brightened(colour: &str) -> String {
+    let part = |at| (f64::from(channel(colour, at)) * BRIGHTNESS).min(255.0) as u8;
+    format!("#{:02x}{:02x}{:02x}", part(1), part(3), part(5))
+}
+
+/// The contrast of two colours "#rrggbb" by WCAG 2.2, from 1 to 21.
+pub fn contrast(a: &str, b: &str) -> f64 {
+    let (a, b) = (luminance(a), luminance(b));
+    (a.max(b) + 0.05) / (a.min(b) + 0.05)
 }
 
 /// Relative luminance of "#rrggbb", 0 for black and 1 for white.

@@ -67,6 +67,12 @@ impl Frame {
         }
     }
 
+    /// The finished SVG, with a label below the numbers of the x axis.
+    pub fn file(&self, mut canvas: Canvas, label: &str) -> String {
+        canvas.text((self.left + self.right) / 2.0, self.bottom + 26.0, "middle", label);
+        canvas.file(self.bottom + 32.0)
+    }
+
     /// An error bar from one y to another.
     pub fn draw_range(&self, canvas: &mut Canvas, axis: &Axis, x: f64, range: Option<[f64; 2]>) {
         if let Some([low, high]) = range.map(|ends| ends.map(|end| self.y(axis, end))) {
@@ -78,9 +84,7 @@ impl Frame {
 /// The plot's own references, and 1 where its values are ratios.
 pub fn references(plot: &Plot) -> Vec<Reference> {
     let mut all = plot.references.clone();
-    let label = &plot.y_label;
-    let is_ratio = label.starts_with("times ") || label.contains("ratio") || label.contains(" / ");
-    if is_ratio && all.iter().all(|reference| reference.at != 1.0) {
+    if plot.is_ratio() && all.iter().all(|reference| reference.at != 1.0) {
         all.push(Reference { name: String::new(), at: 1.0 });
     }
     all
@@ -129,7 +133,7 @@ pub fn legend<'a>(
                 paint.marker(canvas, x + 8.0, y, "");
             }
             PlotKind::Bar if plot.log_y => paint.marker(canvas, x + 8.0, y, ""),
-            _ => canvas.rect([x + 6.0, y - 4.0, 8.0, 8.0], &paint.colour, ""),
+            _ => canvas.bar([x + 6.0, y - 4.0, 8.0, 8.0], &paint.colour, ""),
         }
         canvas.text(x + 20.0, y + 2.8, "start", name);
         x += width + 12.0;
@@ -137,7 +141,7 @@ pub fn legend<'a>(
     rows
 }
 
-/// The attributes of a series' line.
+/// The attributes of a series' line, whose markers have a darker outline where it is pale.
 pub fn stroke(Paint { colour, dash, .. }: &Paint) -> String {
     format!(r#"fill="none" stroke="{colour}" stroke-width="1.4" stroke-linejoin="round" stroke-dasharray="{dash}""#)
 }

@@ -19,6 +19,8 @@ pub struct PlacedFigure {
     /// Relative to `writeup.md`: "figures/<problem>-<id>.svg".
     pub path: String,
     pub drawing: Drawing,
+    /// Whether it stands where it is mentioned, and does not float to the top of a page.
+    pub in_place: bool,
 }
 
 /// The finished SVG of a validated drawing.

@@ -1,6 +1,6 @@
 //! One palette for all figures: a role has one colour and one marker, and a tone is its lightness.
 
-use super::canvas::{Canvas, mix};
+use super::canvas::{Canvas, edge, mix};
 use crate::harness::answer::figure::{Plot, Role, Tone};
 
 /// How one series is drawn.
@@ -94,7 +94,7 @@ impl Paint {
             Role::Other(_) => format!("M{:.1} {y:.1}h6m-3-3v6", x - 3.0),
         };
         let fill = if self.hollow { mix(&self.colour, "#ffffff", 0.8) } else { self.colour.clone() };
-        canvas.path(&d, &format!(r#"fill="{fill}" stroke="{}" stroke-width="1""#, self.colour), title);
+        canvas.path(&d, &format!(r#"fill="{fill}" stroke="{}" stroke-width="1""#, edge(&self.colour)), title);
     }
 }
 
@@ -166,7 +166,7 @@ fn tones(role: Role) -> [&'static str; 3] {
 const OTHERS: [[&str; 3]; 4] = [
     ["#ef9b66", "#d55e00", "#a84a00"],
     ["#f0e442", "#c9bd1f", "#8f8600"],
-    ["#a58ad6", "#643db8", "#4d2c94"],
+    ["#a58ad6", "#643db8", "#5f3ab1"],
     ["#d9c4ad", "#c2a383", "#8c6d4f"],
 ];
 

@@ -41,8 +41,7 @@ pub fn svg(plot: &Plot) -> String {
     margin.draw(&mut canvas, &palette, &frame, (&x, &y));
     let bottom = frame.bottom + if plot.kind == PlotKind::Bar { bars::second_row(plot, &frame) } else { 0.0 };
     canvas.text(0.0, 9.0, "start", &plot.y_label);
-    canvas.text((frame.left + frame.right) / 2.0, bottom + 26.0, "middle", &plot.x_label);
-    canvas.file(bottom + 32.0)
+    Frame { bottom, ..frame }.file(canvas, &plot.x_label)
 }
 
 /// The finished SVG of plots in rows: one legend, one x axis, and one y axis for each row.
@@ -70,8 +69,7 @@ pub fn multiples(multiples: &SmallMultiples) -> String {
         }
         top += PANEL_HEIGHT;
     }
-    canvas.text((left + WIDTH) / 2.0, top + 26.0, "middle", &first.x_label);
-    canvas.file(top + 32.0)
+    Frame { left, right: WIDTH, top, bottom: top, inset: INSET }.file(canvas, &first.x_label)
 }
 
 /// Room above the frame for the number of the highest bar.

@@ -1,6 +1,6 @@
 //! What every figure keeps: words that can be read and do not touch, colours with fixed meanings, one ink for all pages.
 
-use super::canvas::{SIZE, WIDTH, width_of};
+use super::canvas::{BRIGHTNESS, SIZE, WIDTH, brightened, contrast, edge, width_of};
 use super::svg;
 use crate::harness::answer::figure::{
     Drawing, Heatmap, Lane, Panel, Phase, Plot, PlotKind, Role, Series, SmallMultiples, Span, Timeline, Tone,
@@ -54,7 +54,7 @@ fn samples() -> Vec<(&'static str, Drawing)> {
     let strategies = ["naive", "one call", "overlapped, a call for each parameter", "PyTorch's DDP, 25 MB"];
     let ratios = (0..10).map(|i| (i != 3).then(|| 2f64.powi(i - 4))).collect();
     let heatmap = Heatmap {
-        x_label: "sequence length T".into(),
+        x_label: "sequence length T (tokens)".into(),
         y_label: "d".into(),
         x: (7..17).map(|e| (1 << e).to_string()).collect(),
         y: vec!["128".into()],
@@ -162,6 +162,65 @@ fn forward_is_light_and_backward_is_dark_and_an_answer_can_say_otherwise() {
     let mut plot = lines(&["forward"]);
     plot.series = plot.series.into_iter().map(|series| series.role(Role::PyTorch, Tone::Full)).collect();
     assert_eq!(colour_of(&svg(&Drawing::Plot(plot)), "forward"), PYTORCH);
+}
+
+/// Each attribute `name` of the elements that open so.
+fn values<'a>(drawn: &'a str, element: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
+    let opening = format!(" {name}=\"");
+    let elements = drawn.split(element).skip(1).map(|rest| rest.split('>').next().unwrap_or_default());
+    elements.filter_map(move |tag| tag.split(opening.as_str()).nth(1)?.split('"').next())
+}
+
+#[test]
+fn shapes_and_words_stand_out_in_light_and_dark() {
+    const DARK_PAPER: &str = "#14171a";
+    let style = include_str!("../html/style.css");
+    assert!(style.contains(&format!("--paper: {DARK_PAPER}")) && style.contains(&format!("brightness({BRIGHTNESS})")));
+    let colours = ["forward", "backward", "ours", "PyTorch", "plain", "optimizer", "communication", "Gloo"];
+    let palette =
+        colours.map(|name| [name.to_string(), format!("{name}, forward"), format!("{name}, backward")]).concat();
+    let drawings = samples().into_iter().map(|(name, drawing)| (name.to_string(), drawing));
+    let bars = palette.iter().map(|name| (name.clone(), Drawing::Plot(bars(PlotKind::Bar, &[name], &["small"]))));
+    let others =
+        ["a", "b", "c", "d"].map(|name| [format!("{name}, forward"), name.into(), format!("{name}, backward")]);
+    let others = (0..3)
+        .map(|tone| others.each_ref().map(|names| names[tone].as_str()))
+        .map(|names| (names.join("; "), Drawing::Plot(self::bars(PlotKind::Bar, &names, &["small"]))));
+    for (name, drawing) in drawings.chain(bars).chain(others).filter(|(name, _)| name != "heatmap") {
+        let drawn = svg(&drawing);
+        let is_colour = |value: &&str| value.starts_with('#');
+        let strokes: Vec<&str> = values(&drawn, "<path ", "stroke").filter(is_colour).collect();
+        // a line joins markers, which have an outline
+        let markers: String =
+            drawn.split('<').filter(|tag| tag.contains(" fill=\"#")).map(|tag| format!("<{tag}")).collect();
+        for outline in values(&markers, "<path ", "stroke") {
+            let light = contrast(outline, "#ffffff");
+            assert!(
+                light >= 3.0,
+                "{name}: a marker's outline of {outline} has a contrast of {light:.2} with white paper"
+            );
+        }
+        // a marker has its own line around it
+        let unlined = drawn.split('<').filter(|tag| tag.starts_with("rect ") || !tag.contains(" stroke=\"#"));
+        let unlined = unlined.collect::<Vec<_>>().join("<");
+        for fill in values(&unlined, "<rect ", "fill").chain(values(&unlined, "<path ", "fill")).filter(is_colour) {
+            let (light, edge) = (contrast(fill, "#ffffff"), edge(fill));
+            assert!(light >= 3.0 || strokes.contains(&edge.as_str()), "{name}: {fill} has no outline on white paper");
+            let dark = contrast(&brightened(fill), DARK_PAPER);
+            assert!(dark >= 3.0, "{name}: {fill} has a contrast of {dark:.2} with dark paper");
+        }
+    }
+    for fill in ["#0072b2", "#009e73", "#b35900", "#767676", "#ffffff"] {
+        let drawn = {
+            let mut canvas = super::canvas::Canvas::default();
+            canvas.text_on(fill, 0.0, 0.0, "words");
+            canvas.file(9.0)
+        };
+        let ink = values(&drawn, "<text ", "fill").next().unwrap();
+        let dark = if drawn.contains("class=\"flip\"") { "#000000" } else { ink };
+        let found = [contrast(ink, fill), contrast(dark, &brightened(fill))];
+        assert!(found.iter().all(|contrast| *contrast >= 4.5), "words on {fill}: {found:?}");
+    }
 }
 
 #[test]

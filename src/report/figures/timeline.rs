@@ -36,7 +36,7 @@ pub fn svg(timelines: &[(String, Timeline)]) -> String {
     // A name that fits into its bar in every timeline needs no entry.
     for (name, paint) in palette.entries().filter(|(name, _)| !lanes().all(|lane| is_inside(name, lane, &axis, &frame)))
     {
-        canvas.rect([x, frame.top, 8.0, 8.0], &paint.colour, "");
+        canvas.bar([x, frame.top, 8.0, 8.0], &paint.colour, "");
         canvas.text(x + 12.0, frame.top + 7.0, "start", name);
         x += 26.0 + width_of(name);
     }
@@ -59,8 +59,7 @@ pub fn svg(timelines: &[(String, Timeline)]) -> String {
     }
     frame.draw_x(&mut canvas, &axis, true);
     let x_label = timelines.first().map_or("", |(_, timeline)| &timeline.x_label);
-    canvas.text((left + frame.right) / 2.0, frame.bottom + 26.0, "middle", x_label);
-    canvas.file(frame.bottom + 32.0)
+    frame.file(canvas, x_label)
 }
 
 /// The lane's name and bars, in a row that begins at the frame's top.
@@ -72,7 +71,7 @@ fn draw_lane(canvas: &mut Canvas, lane: &Lane, palette: &Palette, axis: &Axis, f
         // A gap separates neighbours. It would hide a narrow bar.
         let width = if to - from > 1.0 { to - from - 0.2 } else { (to - from).max(FINEST) };
         let [start, end] = seconds.map(|s| three_digits(1e3 * s));
-        canvas.rect([from, middle - BAR / 2.0, width, BAR], fill, &format!("{name}: {start} to {end} ms"));
+        canvas.bar([from, middle - BAR / 2.0, width, BAR], fill, &format!("{name}: {start} to {end} ms"));
         if width_of(name) + 4.0 <= to - from {
             canvas.text_on(fill, (from + to) / 2.0, middle + 2.8, name);
         }

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result, bail};
 use pulldown_cmark::{CowStr, Event, Options, Parser, Tag, TagEnd};
 
-use super::escape::{attribute, escape, slug, text_of};
+use super::escape::{attribute, escape, text_of};
 use super::table::Table;
 use super::{cases, figure, formula};
 use crate::harness::answer::mark::{self, CaseKey};
+use crate::report::anchors::{self, Place, Tables};
 
 /// What all pieces of the page share.
 #[derive(Default)]
@@ -17,22 +18,19 @@ pub struct Shared {
     figures: BTreeMap<String, String>,
     /// The cases that the numbers so far come from.
     pub cases: BTreeSet<CaseKey>,
-    tables: usize,
+    tables: Tables,
 }
 
 /// How one piece of Markdown is set.
 #[derive(Default)]
 pub struct Setting {
-    /// What ids begin with: the problem's name.
-    pub prefix: String,
+    pub place: Place,
     /// The level of the heading above, so that none is skipped.
     pub above: usize,
     /// Added to the level of each heading.
     pub deeper: usize,
     /// Whether long tables fold.
     pub fold: bool,
-    /// The appendices that exist: their letters, and the ids to which the words "appendix B" link.
-    pub appendices: Vec<(char, String)>,
 }
 
 /// The HTML of one piece of Markdown.
@@ -210,15 +208,14 @@ impl<'a> Writer<'a> {
 
     /// Words, in which the name of an appendix links to it.
     fn words(&mut self, words: &str) {
-        let mut html = escape(words);
+        let (mut html, mut at) = (String::new(), 0);
         if self.closed == 0 && !self.in_link {
-            for (letter, id) in &self.setting.appendices {
-                let name = format!("ppendix {letter}");
-                html = html.replace(&format!("a{name}"), &format!("<a href=\"#{id}\">a{name}</a>"));
-                html = html.replace(&format!("A{name}"), &format!("<a href=\"#{id}\">A{name}</a>"));
+            for (name, id) in self.setting.place.named(words) {
+                html += &format!("{}<a href=\"#{id}\">{}</a>", escape(&words[at..name.start]), &words[name.clone()]);
+                at = name.end;
             }
         }
-        self.push(&html);
+        self.push(&(html + &escape(&words[at..])));
     }
 
     fn push(&mut self, html: &str) {
@@ -256,26 +253,23 @@ impl<'a> Writer<'a> {
         self.level = level;
         let name = match words.split_once('(').and_then(|(before, rest)| Some((before, rest.split_once(')')?.0))) {
             Some((before, letter)) if before.len() <= 5 && letter.len() == 1 => letter.to_string(),
-            _ => slug(&words),
+            _ => anchors::slug(&words),
         };
-        let id = format!("{}-{name}", self.setting.prefix);
+        let id = format!("{}-{name}", self.setting.place.prefix);
         self.block(&format!("<h{level} id=\"{id}\">{html}</h{level}>"));
         self.at_start = true;
     }
 
     /// Prints the table or picture that waits, if one does.
     fn release(&mut self, caption: Option<&str>) -> Result<()> {
-        let prefix = &self.setting.prefix;
         let html = match self.waiting.take() {
             None => return Ok(()),
             Some(Waiting::Table(table)) => {
-                self.shared.tables += 1;
-                table.html(&format!("{prefix}-table-{}", self.shared.tables), caption, self.setting.fold)
+                table.html(&self.shared.tables.next(&self.setting.place), caption, self.setting.fold)
             }
             Some(Waiting::Picture { path, alt }) => {
                 let svg = self.shared.figures.get(&path).with_context(|| format!("there is no figure {path}"))?;
-                let name = path.trim_start_matches("figures/").trim_end_matches(".svg");
-                figure::html(svg, &format!("figure-{}", slug(name)), &alt, caption)
+                figure::html(svg, &anchors::figure(&path), &alt, caption)
             }
         };
         self.block(&html);
@@ -295,8 +289,8 @@ mod tests {
     fn set(markdown: &str) -> (String, Shared) {
         let mut shared = Shared::default();
         shared.figures.insert("figures/x-a.svg".into(), "<svg viewBox=\"0 0 1 1\"><g/></svg>".into());
-        let appendices = vec![('B', "x-tables".to_string())];
-        let setting = Setting { prefix: "x".into(), above: 2, appendices, ..Setting::default() };
+        let place = Place::new("x", [('B', "x-tables".to_string())]);
+        let setting = Setting { place, above: 2, ..Setting::default() };
         (html(markdown, &setting, &mut shared).unwrap(), shared)
     }
 

@@ -32,12 +32,6 @@ pub fn text_of(html: &str) -> String {
     html.chars().filter(keep).collect()
 }
 
-/// An id made of words: "CPU grids" is "cpu-grids".
-pub fn slug(text: &str) -> String {
-    let kept = text.chars().map(|c| if c.is_alphanumeric() || c == '_' { c.to_ascii_lowercase() } else { ' ' });
-    kept.collect::<String>().split_whitespace().collect::<Vec<_>>().join("-")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +40,5 @@ mod tests {
     fn text_is_escaped_and_read_back() {
         assert_eq!(attribute("a < \"b\" & c"), "a &lt; &quot;b&quot; &amp; c");
         assert_eq!(text_of("<b>1 &lt; 2</b> so"), "1 &lt; 2 so");
-        assert_eq!(slug("CPU grids (all)"), "cpu-grids-all");
     }
 }

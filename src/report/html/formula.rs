@@ -2,23 +2,22 @@
 
 use anyhow::{Result, anyhow};
 use pulldown_latex::config::{DisplayMode, RenderConfig};
-use pulldown_latex::{Parser, ParserError, Storage, push_mathml};
+use pulldown_latex::{ParserError, Storage, push_mathml};
 
 use crate::harness::answer::mark;
+use crate::report::latex;
 
 /// One formula; `block` sets it on a line of its own. Numbers inside lose their marks.
 ///
 /// Errors name the formula.
 pub fn mathml(latex: &str, block: bool) -> Result<String> {
     let latex = mark::plain(latex);
-    let refused = |reason: String| anyhow!("the formula ${latex}$ does not become MathML: {reason}");
     let storage = Storage::new();
-    let parsed = Parser::new(&latex, &storage).collect::<Result<Vec<_>, _>>().map_err(|e| refused(e.to_string()))?;
+    let events = latex::events(&latex, &storage)?.into_iter().map(Ok::<_, ParserError>);
     let display_mode = if block { DisplayMode::Block } else { DisplayMode::Inline };
     let config = RenderConfig { display_mode, ..RenderConfig::default() };
     let mut out = String::new();
-    let events = parsed.into_iter().map(Ok::<_, ParserError>);
-    push_mathml(&mut out, events, config).map_err(|e| refused(e.to_string()))?;
+    push_mathml(&mut out, events, config).map_err(|e| anyhow!("the formula ${latex}$ does not become MathML: {e}"))?;
     Ok(out)
 }
 
@@ -32,5 +31,11 @@ mod tests {
         assert!(inline.starts_with("<math") && inline.contains("<mfrac>") && inline.contains(">2<"), "{inline}");
         assert!(!inline.contains('\u{E000}'));
         assert!(mathml("\\nosuchcommand", true).unwrap_err().to_string().contains("nosuchcommand"));
+    }
+
+    #[test]
+    fn a_space_between_words_is_no_text() {
+        let set = mathml(r"20\ \text{bytes}", false).unwrap();
+        assert!(!set.contains("&amp;") && set.contains("<mspace"), "{set}");
     }
 }

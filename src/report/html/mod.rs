@@ -17,7 +17,8 @@ use anyhow::{Context as _, Error, Result};
 
 use self::body::{Setting, Shared};
 use self::cases::Sets;
-use self::escape::{escape, slug};
+use self::escape::escape;
+use super::anchors::{self, PROVENANCE, Place};
 use super::sections::{APPENDICES, Sections};
 use super::{Document, Rendered, points};
 use crate::harness::handout::HandoutProblem;
@@ -26,8 +27,6 @@ use crate::harness::store::write_atomically;
 
 /// The page's style, whose colours the tests read.
 pub const STYLE: &str = include_str!("style.css");
-/// The id of the appendix about records.
-const PROVENANCE: &str = "appendix-d";
 const SCRIPT: &str = include_str!("page.js");
 
 /// The document as marked Markdown, in its order.
@@ -68,7 +67,7 @@ impl Chapter {
     fn folds(&self) -> impl Iterator<Item = (char, &str, String, &str)> {
         APPENDICES.iter().zip(&self.folds).filter_map(|((name, title, _), text)| {
             let (letter, title) = title.split_once(". ")?;
-            let id = format!("{}-{}", self.problem.name, slug(name));
+            let id = anchors::appendix(self.problem.name, name);
             Some((letter.chars().next()?, title, id, text.as_deref()?))
         })
     }
@@ -82,8 +81,7 @@ impl Chapter {
     fn html(&self, shared: &mut Shared) -> Result<String> {
         let name = self.problem.name;
         let folds = self.folds().map(|(letter, _, id, _)| (letter, id));
-        let appendices = folds.chain([('D', PROVENANCE.to_string())]).collect();
-        let mut setting = Setting { prefix: name.into(), above: 2, deeper: 0, fold: false, appendices };
+        let mut setting = Setting { place: Place::new(name, folds), above: 2, deeper: 0, fold: false };
         let mut out = format!("<section aria-labelledby=\"{name}\"><h2 id=\"{name}\">{}</h2>\n", self.heading());
         out += &body::html(&self.body, &setting, shared)?;
         (setting.above, setting.deeper, setting.fold) = (3, 1, true);
@@ -116,8 +114,7 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
     let text = |(path, svg): &(String, Vec<u8>)| (path.clone(), String::from_utf8_lossy(svg).into_owned());
     let mut shared = Shared::new(rendered.figures.iter().map(text).collect());
     let front = edition.front.split("\n## Contents").next().unwrap_or_default();
-    let appendices = vec![('D', PROVENANCE.to_string())];
-    let setting = Setting { prefix: "front".into(), appendices, ..Setting::default() };
+    let setting = Setting { place: Place::new("front", []), ..Setting::default() };
     let mut main = format!("<section id=\"front\">{}</section>\n", body::html(front, &setting, &mut shared)?);
     let mut contents = String::new();
     for chapter in &edition.chapters {
@@ -128,7 +125,8 @@ pub fn page(document: &Document, rendered: &Rendered) -> Result<String> {
         main += &html;
     }
     let (title, markdown) = &edition.provenance;
-    let setting = Setting { prefix: PROVENANCE.into(), above: 2, fold: true, ..Setting::default() };
+    let place = Place { prefix: PROVENANCE.into(), ..Place::default() };
+    let setting = Setting { place, above: 2, fold: true, ..Setting::default() };
     let (title, html) = (escape(title), body::html(markdown, &setting, &mut shared)?);
     let _ = writeln!(
         main,

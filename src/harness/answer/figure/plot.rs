@@ -149,7 +149,19 @@ impl Plot {
         matches!(self.kind, PlotKind::Bar | PlotKind::HorizontalBar)
     }
 
+    /// Whether the y axis holds ratios, which have no unit.
+    pub fn is_ratio(&self) -> bool {
+        let label = &self.y_label;
+        label.starts_with("times ") || label.contains("ratio") || label.contains(" / ")
+    }
+
     pub fn validate(&self) -> Result<()> {
+        if !self.is_categorical() {
+            has_unit(&self.x_label)?;
+        }
+        if !self.is_ratio() {
+            has_unit(&self.y_label)?;
+        }
         let n = self.series.len();
         ensure!((1..=MAX_SERIES).contains(&n), "{n} series: a figure can hold 1 to {MAX_SERIES}");
         let values = || self.series.iter().flat_map(|s| &s.points).filter_map(|(_, y)| *y);
@@ -204,12 +216,18 @@ impl Plot {
     }
 }
 
+/// Errors: the label of an axis does not end with its unit in parentheses.
+pub(super) fn has_unit(label: &str) -> Result<()> {
+    ensure!(label.ends_with(')') && label.contains(" ("), "the axis {label:?} has no unit: write \"quantity (unit)\"");
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn line(points: &[(f64, Option<f64>)]) -> Plot {
-        Plot::new(PlotKind::Line, "n", "time (ms)", vec![Series::over_numbers("ours", points.to_vec())])
+        Plot::new(PlotKind::Line, "size (bytes)", "time (ms)", vec![Series::over_numbers("ours", points.to_vec())])
     }
 
     fn refused(plot: Plot) -> String {
@@ -222,6 +240,17 @@ mod tests {
         assert_eq!(plot.series[0].points, [(X::Number(1.0), Some(3.0)), (X::Number(2.0), None)]);
         assert!(plot.validate().is_ok());
         assert!(refused(line(&[(1.0, None)])).contains("every y is none"));
+    }
+
+    #[test]
+    fn an_axis_of_numbers_has_its_unit_and_names_and_ratios_have_none() {
+        let plot =
+            |kind, x: &str, y: &str| Plot { kind, x_label: x.into(), y_label: y.into(), ..line(&[(1.0, Some(1.0))]) };
+        assert!(refused(plot(PlotKind::Line, "T", "time (ms)")).contains("the axis \"T\" has no unit"));
+        assert!(refused(plot(PlotKind::Line, "T (tokens)", "time")).contains("the axis \"time\" has no unit"));
+        assert!(plot(PlotKind::Line, "T (tokens)", "times as fast").validate().is_ok());
+        let series = vec![Series::over_categories("ours", [("xl", Some(1.0))])];
+        assert!(Plot::new(PlotKind::Bar, "size", "share (%)", series).validate().is_ok());
     }
 
     #[test]
@@ -243,7 +272,7 @@ mod tests {
     fn a_range_holds_its_value_and_every_point_has_one_or_none() {
         let ranged = |ranges: &[Option<[f64; 2]>]| {
             let series = Series::over_numbers("ours", [(1.0, Some(3.0)), (2.0, None)]).ranged(ranges.to_vec());
-            Plot::new(PlotKind::Line, "n", "time (ms)", vec![series])
+            Plot::new(PlotKind::Line, "size (bytes)", "time (ms)", vec![series])
         };
         assert!(ranged(&[Some([2.0, 4.0]), None]).validate().is_ok());
         assert!(refused(ranged(&[Some([2.0, 4.0])])).contains("1 ranges for 2 points"));

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::*;
 use crate::attention::ImplementationName;
 use crate::bench::training_step::{self, Execution, StepPass};
-use crate::harness::answer::made_up::MadeUp;
+use crate::harness::answer::made_up::{MadeUp, printed};
 use crate::harness::samples::Samples;
 use crate::model::{Precision, SizeName};
 
@@ -141,7 +141,7 @@ fn claims_on_the_ratio_follow_the_sizes() {
         }
     }
     let answer = answered(sized(gpu(), &rising));
-    let quoted = answer.quoted();
+    let quoted = printed(&answer);
     let ends = "from 2.00 (forward) and 1.50 (backward) for small to 4.00 and 3.00 for large";
     assert_eq!(quoted["gain"]["ends"], ends);
     assert_eq!((&quoted["batch"], &quoted["context"], &quoted["steps"]), (&4.into(), &512.into(), &2.into()));

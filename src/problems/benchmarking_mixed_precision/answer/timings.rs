@@ -6,7 +6,6 @@ use serde::Serialize;
 use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
-use crate::harness::answer::format::print;
 use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::model::Precision;
@@ -127,8 +126,8 @@ impl Gain {
         let ratios: Vec<Ratios> = ratios.collect();
         let [first, .., last] = &ratios[..] else { return None };
         let least = Quantity::smallest(ratios.iter().flat_map(|size| [&size.forward, &size.backward]))?;
-        let [a, b, c, d] = [&first.forward, &first.backward, &last.forward, &last.backward]
-            .map(|ratio| print(ratio.value(), Style::Fixed, 2));
+        let [a, b, c, d] =
+            [&first.forward, &first.backward, &last.forward, &last.backward].map(|ratio| ratio.text(Style::Fixed, 2));
         let rises = last.both(first, f64::gt) && ratios.windows(2).all(|sizes| sizes[1].both(&sizes[0], f64::ge));
         let rises_with_size = Claim::new("ratio-rises-with-size", rises)
             .operand(&format!("forward, {}", first.size), &first.forward)

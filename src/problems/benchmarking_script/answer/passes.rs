@@ -168,7 +168,7 @@ pub(super) fn figure(cases: &[StepCase], set: &RecordSet) -> Result<Figure> {
             .map(|cell| (cell.params().context_length as f64, Some(1e3 * stats::mean(&cell.forward.samples))));
         Series::over_numbers(size, points)
     });
-    let plot = Plot::new(PlotKind::Line, "context length", "forward pass (ms)", series.collect());
+    let plot = Plot::new(PlotKind::Line, "context length (tokens)", "forward pass (ms)", series.collect());
     let alt = "Lines on logarithmic axes: mean time of the forward pass over context length, by model size.";
     let caption = format!("Mean time of the forward pass, float32. {}.", set.machine()?);
     Ok(Figure::plot(alt, Plot { log_x: true, log_y: true, ..plot }).captioned(caption))

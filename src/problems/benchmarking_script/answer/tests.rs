@@ -3,7 +3,7 @@
 use super::*;
 use crate::attention::ImplementationName::{self, Flash, Naive, Sdpa};
 use crate::bench::training_step::{Capture, Execution, StepPass};
-use crate::harness::answer::made_up::MadeUp;
+use crate::harness::answer::made_up::{MadeUp, printed};
 use crate::harness::answer::mark;
 use crate::harness::samples;
 use crate::model::Precision::{self, Bfloat16, Float32};
@@ -276,12 +276,12 @@ const NOISY: &[f64] = &[0.01, 0.02, 0.01];
 #[test]
 fn the_study_names_every_size_that_has_all_its_cases() {
     let answer = ask(warm_up(&[Small], [COLD, WARM, WARM, WARM], true));
-    assert_eq!((&answer.quoted()["studied_sizes"], &answer.quoted()["starts"]), (&"small".into(), &"10.0".into()));
+    assert_eq!((&printed(&answer)["studied_sizes"], &printed(&answer)["starts"]), (&"small".into(), &"10.0".into()));
     near(&answer, "/mean_over_median/low", 4.0);
     assert_eq!((number(&answer, "/apart"), number(&answer, "/from_warm")), (0.0, 0.0));
     let both = ask(warm_up(&[Small, Xl], [COLD, WARM, WARM, WARM], true));
     assert_eq!(
-        (&both.quoted()["studied_sizes"], &both.quoted()["starts"]),
+        (&printed(&both)["studied_sizes"], &printed(&both)["starts"]),
         (&"small and xl".into(), &"10.0 and 10.0".into())
     );
     let table = both.tables()["warm-up"].markdown();

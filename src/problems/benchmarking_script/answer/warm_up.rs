@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::{BACKWARD, FORWARD, OPTIMIZER, Part, SWEEP, StepCase, TOTAL, cell, mean, mixed, of_grid, ratio, sizes};
-use crate::harness::answer::format::{listed, print, time};
+use crate::harness::answer::format::{listed, time};
 use crate::harness::answer::table::TableBuilder;
 use crate::harness::answer::{Answer, Cell, Claim, Quantity, Range, RecordSet, SameMachine, Style, Table, Turns, Unit};
 use crate::harness::samples::Samples;
@@ -120,7 +120,7 @@ impl WarmUp {
         let clocks = of_grid(cases, GRID).into_iter().flat_map(clock_ends);
         Some(Self {
             studied_sizes: listed(&studies.iter().map(Study::name).collect::<Vec<_>>()),
-            starts: listed(&starts.iter().map(|start| print(start.value(), Style::Fixed, 1)).collect::<Vec<_>>()),
+            starts: listed(&starts.iter().map(|start| start.text(Style::Fixed, 1)).collect::<Vec<_>>()),
             mean_over_median: Range::of(mean_over_median)?,
             apart: Quantity::largest(warmed().filter_map(|case| Some(distance(&start(Some(case))?))))?,
             from_warm: from_warm.collect::<Option<Vec<_>>>().and_then(Quantity::largest),

@@ -9,7 +9,7 @@ use super::mb;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
-use crate::harness::answer::format::{grouped, listed, print};
+use crate::harness::answer::format::{grouped, listed};
 use crate::harness::answer::{
     Answer, Case, Claim, Paired, Quantity, Range, RecordSet, SameMachine, SameRun, Style, Table, Unit,
 };
@@ -228,8 +228,8 @@ pub fn prediction_table(sizes: &[Size], link: &PooledLink, set: &RecordSet) -> R
         .captioned(format!(
             "The model of part (b) with $o$ = {} µs and $w$ = {} GB/s, one fit to the probes of all cases of this machine, \
              against measured float32 steps. {}.",
-            print(link.overhead.value(), Style::Us, 0),
-            print(link.bandwidth.value(), Style::Gb, 0),
+            link.overhead.text(Style::Us, 0),
+            link.bandwidth.text(Style::Gb, 0),
             set.machine()?
         )))
 }

@@ -8,7 +8,7 @@ use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
 use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{distinct, print, range};
+use crate::harness::answer::format::{distinct, print};
 use crate::harness::answer::{Cell, Paired, Quantity, Range, RecordSet, Records, Style, Table};
 use crate::harness::record::Profile;
 use crate::model::Precision;
@@ -147,7 +147,7 @@ impl SideBySide {
         let mut bars: Vec<Bar> = float32().flat_map(Side::bars).collect();
         bars.sort_by(|a, b| b.adds.all.value().total_cmp(&a.adds.all.value()));
         let stable = float32().filter(|side| side.numbers().is_some_and(|numbers| numbers.stable));
-        let Range { low, high } = Range::of(stable.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
+        let single = Range::of(stable.clone().filter_map(Side::numbers).map(|numbers| &numbers.single))?;
         let ms = |quantity: &Quantity| print(quantity.value(), Style::Ms, 1);
         let words = bars.iter().map(|bar| format!("{} {} (step {})", bar.name, ms(&bar.adds.all), ms(&bar.step)));
         let words: Vec<String> = words.collect();
@@ -160,7 +160,7 @@ impl SideBySide {
         Some(Figure::plot(alt, plot).captioned(format!(
             "What each strategy adds to *single*, the step without communication ({} ms), in float32, {}.{} Each uses *single* of \
              the same run, and PyTorch's DDP uses ours. Whiskers are ranges over turns.",
-            range(low.value(), high.value(), Style::Ms, 0),
+            single.text(Style::Ms, 0),
             self.machine,
             of_runs(stable.filter_map(Side::case))
         )))

@@ -58,8 +58,7 @@ pub fn table(cases: &[SumCase], backend: Backend) -> Table {
         })
         .column(Column::time("PyTorch (ms)"), |(_, sum)| sum.as_ref().map(|sum| sum.pytorch.cell(time)))
         .right("ours / PyTorch", |(_, sum)| {
-            let Range { low, high } = &sum.as_ref()?.over_pytorch.range;
-            Some(low.mark(&format::range(low.value(), high.value(), Style::Fixed, 2)))
+            Some(sum.as_ref()?.over_pytorch.range.text(Style::Fixed, 2))
         })
         .captioned(format!(
             "All-reduce of float32 over {name} ({}): medians of {count} calls, or the lowest and the highest median of a turn \

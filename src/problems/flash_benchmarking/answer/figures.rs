@@ -9,7 +9,7 @@ use crate::harness::answer::figure::{Figure, Heatmap, Panel, Plot, PlotKind, Ser
 use crate::harness::answer::{Answer, Quantity, Style};
 
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];
-const X_LABEL: &str = "sequence length T";
+const X_LABEL: &str = "sequence length T (tokens)";
 /// Of the rates; below it all of them are near zero.
 const LEAST_SEQ: i64 = 1024;
 /// A part of ours, which the tables have.
@@ -29,7 +29,7 @@ pub fn rates(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()> {
             };
             let series: Vec<Series> = shown(&cells).iter().filter(|e| e.name != NOT_DRAWN).filter_map(line).collect();
             if !series.is_empty() {
-                let plot = Plot { log_x: true, ..Plot::new(PlotKind::Line, X_LABEL, "TFLOP/s", series) };
+                let plot = Plot { log_x: true, ..Plot::new(PlotKind::Line, X_LABEL, "throughput (TFLOP/s)", series) };
                 plots.push((format!("{}, d = {d}", dtype.name()), plot));
             }
         }

@@ -7,7 +7,7 @@ use crate::attention::implementations::by_name;
 use crate::bench::dtype::Dtype;
 use crate::bench::timing::Cache;
 use crate::bench::work::AttentionPass;
-use crate::harness::answer::format::{Style, grouped, print};
+use crate::harness::answer::format::{Style, grouped};
 use crate::harness::answer::{Claim, Column, Quantity, Range, SameRun, Table};
 
 /// Up to this length a pass of plain attention waits for its launches; cells are compared as CUDA graphs.
@@ -147,7 +147,7 @@ impl Passes {
         let alone = grid.iter().filter(|p| p.pass != AttentionPass::Both);
         let ratios: Vec<_> = alone.filter_map(|p| Some((p, p.over_pytorch_by_turns()?))).collect();
         let slower = ratios.iter().filter(|(_, ratio)| ratio.high.value() < 1.0).map(|(pass, _)| {
-            let ratio = pass.over_pytorch().map_or(String::new(), |ratio| print(ratio.value(), Style::Fixed, 2));
+            let ratio = pass.over_pytorch().map_or(String::new(), |ratio| ratio.text(Style::Fixed, 2));
             format!("{}, {}, {} ({ratio})", pass.cell.dtype.name(), title(pass.pass), shape(pass.cell))
         });
         let least = Quantity::smallest(ratios.iter().map(|(_, ratio)| &ratio.low))?.clone();

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::harness::answer::made_up::{MadeUp, seconds};
+use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 
 /// One implementation's samples of every pass, in seconds.
 type Times<'a> = (&'a str, &'a [f64]);
@@ -74,7 +74,7 @@ fn a_claim_holds_only_if_every_turn_does() {
         assert_eq!(CLAIMS.map(|id| answer.holds(id)), held.map(Some), "{ours:?}");
     }
     let slow = of_ours(&[2.5e-3, 2.5e-3]);
-    assert_eq!(slow.quoted()["passes"]["slower"][1], "bfloat16, backward, $d = 64$, $T = 1,024$ (0.80)");
+    assert_eq!(printed(&slow)["passes"]["slower"][1], "bfloat16, backward, $d = 64$, $T = 1,024$ (0.80)");
     assert_eq!(value(&slow, "/wins/least"), 1.6);
 }
 

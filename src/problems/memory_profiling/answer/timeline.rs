@@ -9,8 +9,7 @@ use super::super::components::Timeline;
 use super::super::measure::Row;
 use super::{MemoryCase, bytes, memory_format, size_of};
 use crate::harness::answer::figure::{Figure, Phase, Plot, PlotKind, Series};
-use crate::harness::answer::format::print;
-use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style};
+use crate::harness::answer::{Claim, Quantity, RecordSet, SameRun, Style, Unit};
 use crate::model::Precision;
 
 const WORKING: &str = "working tensors";
@@ -100,7 +99,7 @@ impl<'a> TimelineCase<'a> {
         let interval = (times[times.len() - 1] - times[0]) / (self.case.params.timeline_points / 2).max(1) as f64;
         let caption = format!(
             "One layer of the same pass: attention, then feed-forward, by the lowest and the highest value of each {} ms. {}.",
-            print(interval, Style::Ms, 1),
+            self.case.quantity(interval, Unit::Seconds).text(Style::Ms, 1),
             set.machine()?
         );
         let mut plot = beside_parameters(self.forward);

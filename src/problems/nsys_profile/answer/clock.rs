@@ -43,7 +43,8 @@ fn off(profile: &Profiled) -> Quantity {
 }
 
 fn timed(profile: &Profiled) -> String {
-    format!("{} ms ({})", time(profile.inference().span_s), profile.place())
+    let span = profile.seconds(profile.inference().span_s);
+    format!("{} ms ({})", span.mark(&time(span.value())), profile.place())
 }
 
 impl Clock {

@@ -7,7 +7,7 @@ use super::super::kernels::Class;
 use super::super::summary::Kernel;
 use super::{ProfileCase, Profiled, context, is_product, lines, n_of, named, of_class};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{Style, grouped, listed, print};
+use crate::harness::answer::format::{Style, listed};
 use crate::harness::answer::{Cell, Column, Quantity, RecordSet, Table};
 
 /// The kernels that the example's table names.
@@ -43,12 +43,12 @@ impl Forward {
         let work = example.inference();
         let top = example.top()?;
         let classes = BESIDE.map(|(name, class)| (name, example.over(of_class(work, class), work.seconds)));
-        let share = |(name, share): &(&str, Quantity)| format!("{name} ({})", print(share.value(), Style::Percent, 1));
+        let share = |(name, share): &(&str, Quantity)| format!("{name} ({})", share.text(Style::Percent, 1));
         let led = profiles.iter().filter(|profile| profile.top().is_some_and(is_product)).count();
         let scores = &example.row.attention.scores;
         Some(Self {
             top: named(top),
-            top_count: count(top),
+            top_count: example.count(top.count),
             top_share: example.over(top.seconds, work.seconds),
             top_computes: computed
                 .iter()
@@ -73,14 +73,15 @@ pub fn top_table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
         text.map_or(Cell::Missing, Cell::Text)
     }
     let share = Column::number("share", Style::Percent, 1);
+    let launches = || Column::number("launches", Style::Grouped, 0);
     let table = lines(
         cases,
         [
             (Column::text("forward"), |p| text(p.top().map(named))),
-            (Column::right("launches"), |p| text(p.top().map(count))),
+            (launches(), |p| p.top().map(|top| p.number(top.count as f64)).into()),
             (share, |p| p.top().map(|top| p.over(top.seconds, p.inference().seconds)).into()),
             (Column::text("forward and backward"), |p| text(both(p))),
-            (Column::right("launches"), |p| text(p.row.top_of_both.as_ref().map(count))),
+            (launches(), |p| p.row.top_of_both.as_ref().map(|top| p.number(top.count as f64)).into()),
         ],
     );
     Ok(table.captioned(format!(
@@ -88,10 +89,6 @@ pub fn top_table(set: &RecordSet, cases: &[&ProfileCase]) -> Result<Table> {
          step; names are shortened, and a split matmul counts with the kernel that adds up its parts; {}.",
         set.machine()?
     )))
-}
-
-fn count(kernel: &Kernel) -> String {
-    grouped(kernel.count as f64, 0)
 }
 
 /// The example's kernels by their time, the matmul kernels with what they compute.
@@ -112,7 +109,7 @@ pub fn kernel_table(set: &RecordSet, example: Profiled, computed: &[(&str, Strin
     let table = Table::of(lines)
         .text(example.noun(), |(name, ..)| name.clone())
         .text("computes", |(_, what, ..)| what.clone())
-        .right("launches", |(_, _, count, _)| grouped(*count as f64, 0))
+        .number("launches", Style::Grouped, 0, |(_, _, count, _)| example.number(*count as f64))
         .number("time (ms)", Style::Ms, 1, |(.., seconds)| example.seconds(*seconds))
         .number("share", Style::Percent, 1, |(.., seconds)| example.over(*seconds, work.seconds));
     let (place, machine) = (example.place(), set.machine()?);

@@ -8,7 +8,7 @@ use super::super::kernels::Units;
 use super::super::measure::Collector;
 use super::super::summary::{Attention, Counted, MatmulKernel, Matmuls, Rest, Tally};
 use super::*;
-use crate::harness::answer::made_up::{MadeUp, seconds};
+use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 use crate::harness::samples::Samples;
 
 /// Seconds of products, elementwise work and copies.
@@ -137,7 +137,7 @@ fn sentences_quote_xl_at_context_512_where_it_was_measured() {
     plain["optimizer"] = "plain".into();
     let made_up = measured(&[xl, small(512, |_| {}), wide]).measured(PLAIN, &plain, &row);
     let answer = answer(&made_up.records(), Audience::Ours).unwrap();
-    let quoted = answer.quoted();
+    let quoted = printed(&answer);
     for (field, expected) in [
         ("example", json!("xl at context 512")),
         ("slow", json!("1,000 ms (2.7B at context 1,024)")),

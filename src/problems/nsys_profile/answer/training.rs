@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::super::kernels::Class;
 use super::super::summary::RangeWork;
 use super::{ProfileCase, Profiled, context, lines, n_of, named, of_class, products};
-use crate::harness::answer::format::{Style, grouped, listed, print};
+use crate::harness::answer::format::{Style, listed};
 use crate::harness::answer::{Column, Quantity, Range, RecordSet, Table};
 
 #[derive(Serialize)]
@@ -62,7 +62,7 @@ impl Training {
         let same = example.top().is_some_and(|top| top.name == leader.name);
         let name = if same { "it still".into() } else { named(leader) };
         Some(Self {
-            both: format!("{name} leads, with {} launches", grouped(leader.count as f64, 0)),
+            both: format!("{name} leads, with {} launches", example.count(leader.count)),
             inference: inference(&example),
             step: in_step(&example, products)?,
             adamw: adamw_in_step(&example)?,
@@ -95,9 +95,9 @@ fn explained(rose: &[Profiled]) -> String {
 fn plain_adamw(example: &Profiled, plain: &[Profiled]) -> Option<String> {
     let setting = |profile: &Profiled| (profile.params().size, profile.params().context_length);
     let plain = plain.iter().find(|profile| setting(profile) == setting(example))?;
-    let share = print(in_step(plain, products)?.value(), Style::Percent, 1);
+    let share = in_step(plain, products)?.text(Style::Percent, 1);
     let ([_, _, fused], [_, _, operations]) = (example.step()?, plain.step()?);
-    let [fused, operations] = [fused, operations].map(|adamw| grouped(adamw.count as f64, 0));
+    let (fused, operations) = (example.count(fused.count), plain.count(operations.count));
     let place = example.place();
     Some(format!(
         " With AdamW in {operations} kernels instead of {fused}, matmuls take {share} of the step of {place}."

@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::super::measure::{Row, accounting_of};
 use super::{AttentionCase, Ran, length, memory, ran};
-use crate::harness::answer::format::{NOTHING, print, range};
-use crate::harness::answer::{CaseOutcome, Cell, Column, Quantity, RecordSet, Style, Table, Turns};
+use crate::harness::answer::format::{NOTHING, print};
+use crate::harness::answer::{CaseOutcome, Cell, Column, Quantity, Range, RecordSet, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::harness::stats::Summary;
 
@@ -53,10 +53,9 @@ fn both_passes(set: &RecordSet, case: &AttentionCase) -> Result<Cell> {
 
 /// From the narrowest to the widest; none where none ran.
 fn mebibytes(ran: &[Ran], bytes: fn(&Row) -> u64) -> Option<String> {
-    let bytes = || ran.iter().map(|ran| bytes(ran.row) as f64);
-    let (low, high) = (bytes().reduce(f64::min)?, bytes().reduce(f64::max)?);
-    let digits = usize::from(Style::Mib.scale() * high < 100.0);
-    Some(range(low, high, Style::Mib, digits).replace(" to ", NOTHING))
+    let range = Range::of(ran.iter().map(|ran| ran.bytes(bytes(ran.row))))?;
+    let digits = usize::from(Style::Mib.scale() * range.high.value() < 100.0);
+    Some(range.text(Style::Mib, digits).replace(" to ", NOTHING))
 }
 
 /// The least that cases which ran out of memory need; none where none did.

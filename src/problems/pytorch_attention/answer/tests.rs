@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::harness::answer::made_up::MadeUp;
+use crate::harness::answer::made_up::{MadeUp, printed};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 
@@ -72,7 +72,7 @@ fn answered(made_up: MadeUp) -> Answer {
 }
 
 fn quoted(answer: &Answer, key: &str) -> Value {
-    answer.quoted()[key].clone()
+    printed(answer)[key].clone()
 }
 
 #[test]

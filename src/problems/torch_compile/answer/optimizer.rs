@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use super::super::adamw::{BYTES_PER_PARAMETER, Row, Update};
 use super::cases::{ColumnOf, PassOf, UpdateCase};
-use crate::harness::answer::format::range;
 use crate::harness::answer::{Quantity, Range, Style, Unit};
 
 pub const RUST: ColumnOf<Row, Update> = |row| &row.rust;
@@ -22,10 +21,8 @@ pub struct Adamw {
 impl Adamw {
     /// None where ours or PyTorch's fused one was measured nowhere.
     pub fn of(cases: &[UpdateCase]) -> Option<Self> {
-        let shares = |column| {
-            let Range { low, high } = Range::of(cases.iter().filter_map(|case| case.share(column)))?;
-            Some(range(low.value(), high.value(), Style::Percent, 0))
-        };
+        let shares =
+            |column| Some(Range::of(cases.iter().filter_map(|case| case.share(column)))?.text(Style::Percent, 0));
         Some(Self { ours: shares(RUST)?, fused: shares(FUSED)? })
     }
 }

@@ -7,7 +7,7 @@ use super::cases::{AttentionCase, ColumnOf, PassOf, ratios};
 use super::{times, turns};
 use crate::bench::errors::AttentionErrors;
 use crate::harness::answer::format::grouped;
-use crate::harness::answer::{Claim, Turns};
+use crate::harness::answer::{Claim, Quantity, Turns, Unit};
 
 pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
 pub const PYTHON: ColumnOf<Row, Passes> = |row| &row.python_eager;
@@ -33,7 +33,7 @@ pub struct Attention {
     pub eager: Option<String>,
     /// The largest of outputs and gradients against ours, relative to their norm.
     #[serde(skip)]
-    pub error: Option<f64>,
+    pub error: Option<Quantity>,
     #[serde(skip)]
     pub claim: Option<Claim>,
 }
@@ -44,13 +44,16 @@ impl Attention {
         let unstable = cases.iter().filter(|case| is_unstable(case)).map(|case| case.params.seq).max();
         let stable = || cases.iter().filter(|case| Some(case.params.seq) > unstable);
         let gain = ratios(stable(), [PYTHON, COMPILED], &BOTH);
-        let errors = cases.iter().filter_map(|case| case.row).flat_map(|row| row.errors.values());
+        let errors = cases.iter().filter_map(|case| {
+            let largest = case.row?.errors.values().map(AttentionErrors::largest).reduce(f64::max)?;
+            Some(case.case.quantity(largest, Unit::One))
+        });
         Self {
             turns: cases.first().map_or("no cases".into(), |case| turns_of(case.params)),
             from: grouped(stable().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
             ranges: unstable.is_some(),
             eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
-            error: errors.map(AttentionErrors::largest).reduce(f64::max),
+            error: Quantity::largest(errors),
             gain: gain.as_ref().map(times),
             claim: gain
                 .map(|gain| Claim::above("attention-gains", "least PyTorch eager / torch.compile", &gain.low, 1.0)),

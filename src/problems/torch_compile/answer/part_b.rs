@@ -8,7 +8,7 @@ use super::super::transformer::{Params, Passes, Row};
 use super::cases::{ColumnOf, ModelCase, PassOf, ratios};
 use super::{times, turns};
 use crate::harness::answer::format::{distinct, listed};
-use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet, Turns};
+use crate::harness::answer::{Case, Claim, Quantity, Range, RecordSet, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::model::Precision;
 
@@ -40,7 +40,7 @@ pub struct Models {
     pub eager: Option<String>,
     /// For each dtype the largest error of all gradients as one vector against ours, relative to its norm.
     #[serde(skip)]
-    pub errors: Vec<(Precision, f64)>,
+    pub errors: Vec<(Precision, Quantity)>,
     beside: Option<Beside>,
     #[serde(skip)]
     pub claim: Option<Claim>,
@@ -96,9 +96,12 @@ fn is_unstable(case: &ModelCase) -> bool {
 }
 
 /// None where no gradient of this dtype was compared.
-fn error(cases: &[ModelCase], dtype: Precision) -> Option<f64> {
-    let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype).filter_map(|case| case.row);
-    of_dtype.flat_map(|row| row.errors.values()).map(|errors| errors.gradients).reduce(f64::max)
+fn error(cases: &[ModelCase], dtype: Precision) -> Option<Quantity> {
+    let of_dtype = cases.iter().filter(|case| case.params.dtype == dtype);
+    Quantity::largest(of_dtype.filter_map(|case| {
+        let largest = case.row?.errors.values().map(|errors| errors.gradients).reduce(f64::max)?;
+        Some(case.case.quantity(largest, Unit::One))
+    }))
 }
 
 /// How often each size was timed.
@@ -135,7 +138,7 @@ impl Alone {
         let samples: Samples = serde_json::from_value(alone.row()?["forward"].clone()).ok()?;
         Turns::single(&samples.samples).is_stable().then(|| Beside {
             model: named(p),
-            turns: turns.text(),
+            turns: case.case.id.mark(&turns.text()),
             alone: alone.median(&samples),
             how: match alone.id.machine() == case.case.id.machine() {
                 true => "alone",

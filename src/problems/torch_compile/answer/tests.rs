@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::harness::answer::made_up::{MadeUp, seconds};
+use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 
 fn software() -> Value {
     json!({"protocol": 1, "python": "3.12", "torch": "2.11", "triton": null, "device": "cpu", "threads": 2, "tf32": false})
@@ -86,13 +86,13 @@ fn attention_gains_are_of_the_lengths_at_which_every_pass_is_stable() {
         )
     };
     let all = answered(stable([1.0, 1.0, 0.8, 0.5]));
-    let attention = all.quoted();
+    let attention = printed(&all);
     assert_eq!((&attention["gain"], &attention["from"]), (&json!("1.25 to 2.00"), &json!("256")));
     assert_eq!((&attention["ranges"], &attention["eager"]), (&json!(false), &json!("1.00 for attention")));
     assert_eq!(attention["turns"], "2 turns of 3 passes, each after 1 untimed");
     assert_eq!(attention["errors"], "$3.0 \\times 10^{-7}$ in attention");
     assert_eq!(all.holds("attention-gains"), Some(true));
-    assert_eq!(all.quoted()["software"], "Python 3.12, PyTorch 2.11, Triton none.");
+    assert_eq!(printed(&all)["software"], "Python 3.12, PyTorch 2.11, Triton none.");
     let table = all.tables()["attention"].markdown();
     assert!(table.contains("| backward | 256 | 1,000 / 800 |\n"), "{table}");
     assert!(all.tables()["ours-attention"].markdown().contains("| 64 | 256 | 1,000 | 500 | 1,000 | 500 |"));
@@ -105,13 +105,13 @@ fn unstable_passes_are_ranges_and_no_sentence_rests_on_them() {
     short["python_compiled"] = column(["forward", "backward"], &[1.0, 0.1]);
     let of = |made_up: MadeUp| answered(made_up.measured("a", &cell(256, 64), &short));
     let some = of(gpu().measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9])));
-    let attention = some.quoted();
+    let attention = printed(&some);
     assert_eq!((&attention["gain"], &attention["from"]), (&json!("2.00"), &json!("4,096")));
     assert_eq!(attention["ranges"], true);
     let table = some.tables()["attention"].markdown();
     assert!(table.contains("| forward | 256 | 1,000 / 100–1,000 |"), "{table}");
     let none = of(gpu());
-    assert_eq!((&none.quoted()["gain"], none.holds("attention-gains")), (&Value::Null, None));
+    assert_eq!((&printed(&none)["gain"], none.holds("attention-gains")), (&Value::Null, None));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_function_of_two_graphs_is_told() {
     row["compile"] = compile(3);
     let answer = answered(gpu().measured("a", &cell(256, 16), &row));
     assert_eq!(answer.holds("one-graph-per-function"), Some(false));
-    let quoted = answer.quoted();
+    let quoted = printed(&answer);
     assert_eq!((&quoted["first_calls"], &quoted["functions"]), (&json!("1.5 s for attention"), &json!(2)));
 }
 
@@ -132,7 +132,7 @@ fn model_gains_are_of_stable_passes_and_name_the_models_without() {
         small.measured("b", &model("xl", "float32"), &steps(xl))
     };
     let well = answered(of([2.0, 2.0, 1.6, 1.0, 2.0], [4.0, 4.0, 3.2, 3.75, 4.0]));
-    let models = well.quoted();
+    let models = printed(&well);
     assert_eq!((&models["forward"], &models["step"]), (&json!("1.25"), &json!("1.25")));
     assert_eq!(models["dtypes"], "1.25 in float32 and 1.25 in bfloat16");
     assert_eq!(models["eager"], "1.00 for models");
@@ -150,7 +150,7 @@ fn model_gains_are_of_stable_passes_and_name_the_models_without() {
     let mut humped = steps([2.0, 2.0, 1.0, 1.0, 2.0]);
     humped["python_eager"] = column(["forward", "step"], &[2.0, 3.0]);
     let one = answered(of([2.0; 5], [4.0; 5]).measured("b", &model("2.7B", "float32"), &humped));
-    assert_eq!(one.quoted()["unstable"], "2.7B in float32");
+    assert_eq!(printed(&one)["unstable"], "2.7B in float32");
     let table = one.tables()["models"].markdown();
     assert!(table.contains("| 2.7B | float32 | 2,000–3,000 | 1,000 | – | 2,000–3,000 | 1,000 | – |"), "{table}");
     assert_eq!(one.holds("models-gain"), Some(false), "the others gain nothing");
@@ -167,7 +167,7 @@ fn a_forward_pass_that_is_stable_alone_is_quoted_beside_its_range() {
         let alone = alone.measured("timing", &params, &json!({"forward": seconds(samples)}));
         let records = gpu().measured("b", &model("small", "bfloat16"), &row).records();
         let answer = answer(&with_alone(records, alone.records()), Audience::Ours).unwrap();
-        answer.quoted()["beside"].clone()
+        printed(&answer)["beside"].clone()
     };
     let here = beside("NVIDIA H200", &[0.5], "bfloat16");
     assert_eq!((&here["turns"], &here["alone"]["value"]), (&json!("1,000–2,000"), &json!(0.5)));
@@ -184,16 +184,16 @@ fn sizes_that_were_timed_otherwise_are_named() {
     let row = steps([1.0; 5]);
     let made_up = gpu().measured("b", &model("small", "bfloat16"), &row).measured("c", &few, &row);
     let protocol = "2 turns of 3 passes, each after 1 untimed (small); 2 turns of 1 passes, each after 1 untimed (xl)";
-    assert_eq!(answered(made_up).quoted()["protocol"], protocol);
+    assert_eq!(printed(&answered(made_up))["protocol"], protocol);
 }
 
 #[test]
 fn the_optimizer_is_told_by_its_share_of_a_copy() {
     let [small, xl] = [[1.0, 1.25], [1.25, 2.0]].map(|[ours, fused]| updates(ours, fused));
     let answer = answered(gpu().measured("c", &update("small"), &small).measured("c", &update("xl"), &xl));
-    let adamw = &answer.quoted()["adamw"];
+    let adamw = &printed(&answer)["adamw"];
     assert_eq!((&adamw["ours"], &adamw["fused"]), (&json!("80% to 100%"), &json!("50% to 80%")));
-    assert_eq!(answer.quoted()["bytes"], 28);
+    assert_eq!(printed(&answer)["bytes"], 28);
     let table = answer.tables()["updates"].markdown();
     assert!(table.contains("| small | 0.00 | 1,000 | 100% | 1,250 | 80% | OOM | 0 |"), "{table}");
 }
@@ -208,7 +208,7 @@ fn a_cpu_without_a_compiler_claims_nothing() {
     };
     let cpu = answered(made_up());
     assert!(cpu.claims().is_empty());
-    assert_eq!(cpu.quoted()["why"], " (needs a\\_compiler, has none)");
+    assert_eq!(printed(&cpu)["why"], " (needs a\\_compiler, has none)");
     assert!(cpu.tables()["attention"].markdown().contains("| forward | 256 | 1,000 / not run |"));
     let appended = Records { cpu: Some(made_up().set()), ..gpu().failed("a", &cell(256, 64)).records() };
     let tables = answer(&with_alone(appended, Records::default()), Audience::Ours).unwrap();
@@ -222,7 +222,7 @@ fn cases_that_were_not_measured_show_how_they_ended() {
         gpu().failed("a", &cell(256, 64)).not_run("b", &model("xl", "float32")).out_of_memory("c", &update("xl"));
     let none = answered(made_up);
     assert!(none.claims().is_empty());
-    assert_eq!((&none.quoted()["software"], &none.quoted()["adamw"]), (&json!(""), &Value::Null));
+    assert_eq!((&printed(&none)["software"], &printed(&none)["adamw"]), (&json!(""), &Value::Null));
     for (id, row) in [
         ("attention", "| forward | 256 | failed / failed |"),
         ("models", "| xl | float32 | not run | not run | – | not run | not run | – |"),
