@@ -140,9 +140,9 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
     let mut settings = vec![("task".into(), task.into()), ("version".into(), VERSION.into())];
     if let Some(input) = input {
         let layout = Layout::find().ok();
-        let commit = layout.as_ref().map(|layout| Commit::of(&layout.root));
+        let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root).ok());
         let commit =
-            commit.map(|Commit { commit, dirty }| if dirty { format!("{commit} with changes") } else { commit });
+            commit.map(|Commit { commit, dirty, .. }| if dirty { format!("{commit} with changes") } else { commit });
         let suites = layout.and_then(|layout| hash_of_suites(&layout).ok());
         settings.extend(
             [("commit", commit), ("suites", suites)]

@@ -12,7 +12,7 @@ use super::latex;
 use super::table::{LONG, TypstTable};
 
 /// The running numbers of tables and figures; one for the whole document.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub struct Counters {
     pub tables: usize,
     pub figures: usize,

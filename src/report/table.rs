@@ -10,10 +10,6 @@ use crate::harness::answer::turns::UNSTABLE;
 /// A table of more rows folds in Markdown and in HTML, where it can be filtered too.
 pub const LONG: usize = 12;
 
-/// Bold characters of a table's type that surely fit into a line, and as many as the gap between two columns takes.
-const LINE: usize = 80;
-const GAP: usize = 3;
-
 /// A table under construction; the first row is the header.
 #[derive(Debug, Default)]
 pub struct TypstTable {
@@ -63,7 +59,6 @@ impl TypstTable {
             aligned.collect::<String>()
         );
         let numbers: Vec<Option<Numbers>> = (0..self.alignments.len()).map(|column| self.numbers(column)).collect();
-        let _ = writeln!(out, "  fits: {},", self.fits());
         let groups = self.groups();
         let _ = writeln!(out, "  gaps: ({}),", groups.iter().map(|row| format!("{row}, ")).collect::<String>());
         for (i, row) in self.rows.iter().enumerate() {
@@ -71,7 +66,7 @@ impl TypstTable {
             let repeats = i > 1 && !groups.is_empty() && !groups.contains(&(i - 1));
             let cells = row.iter().zip(&numbers).enumerate().map(|(column, (cell, numbers))| match numbers {
                 _ if column == 0 && repeats => "[], ".to_string(),
-                Some(numbers) if i > 0 => format!("[{}], ", cell.aligned(numbers)),
+                Some(numbers) if i > 0 => cell.aligned(numbers) + ", ",
                 _ => format!("[{}], ", cell.typst),
             });
             let cells: String = cells.collect();
@@ -83,19 +78,6 @@ impl TypstTable {
             }
         }
         Ok(out + ");")
-    }
-
-    /// Whether the table is clearly narrower than the line, so that typst need not measure it. A cell with markup may be wide.
-    fn fits(&self) -> bool {
-        let widest = |column: usize| {
-            let cells = self
-                .rows
-                .iter()
-                .map(|row| row.get(column).map_or(Some(0), |cell| Some(cell.plain.as_ref()?.chars().count())));
-            cells.max_by_key(|length| length.unwrap_or(usize::MAX)).flatten()
-        };
-        let characters: Option<usize> = (0..self.alignments.len()).map(|column| Some(widest(column)? + GAP)).sum();
-        characters.is_some_and(|characters| characters <= LINE)
     }
 
     /// The header of a column in two lines of about equal length, or in one if it is one word.
@@ -166,20 +148,23 @@ impl TypstCell {
         number.then(|| Number { text: text.replace('-', "−"), bold, marked })
     }
 
+    /// The cell as a value of typst: a string where it can be, which is set faster than markup.
     fn aligned(&self, numbers: &Numbers) -> String {
-        let Some(Number { text, bold, marked }) = self.number() else { return self.typst.clone() };
-        let own = decimals(&text);
-        let text = super::escape::typst(&text);
-        let mut out = if bold { format!("#strong[{text}];") } else { text };
+        let Some(Number { text, bold, marked }) = self.number() else { return format!("[{}]", self.typst) };
+        let missing = numbers.decimals - decimals(&text);
+        let mut out = super::escape::typst_string(&text);
+        if bold {
+            out = format!("strong({out})");
+        }
         out += &match (marked, numbers.marked) {
-            (true, _) => UNSTABLE.to_string(),
-            (false, true) => format!("#hide[{UNSTABLE}];"),
+            (true, _) => format!(" + \"{UNSTABLE}\""),
+            (false, true) => format!(" + hide(\"{UNSTABLE}\")"),
             (false, false) => String::new(),
         };
-        out + &match numbers.decimals - own {
+        out + &match missing {
             0 => String::new(),
-            missing if own == 0 => format!("#room({missing}, point: true);"),
-            missing => format!("#room({missing});"),
+            missing if missing == numbers.decimals => format!(" + room({missing}, point: true)"),
+            missing => format!(" + room({missing})"),
         }
     }
 }
@@ -204,10 +189,10 @@ mod tests {
     #[test]
     fn numbers_with_fewer_decimals_are_padded_and_words_are_not() {
         let typst = table(&["time", "1.25", "12.5", "7", "OOM", "-0.50", "-3%"]);
-        assert!(typst.contains("[12\\.5#room(1);]"), "{typst}");
-        assert!(typst.contains("[7#room(2, point: true);]"), "{typst}");
-        assert!(typst.contains("[OOM]") && typst.contains("[−0\\.50]"), "{typst}");
-        assert!(typst.contains("[−3%#room(2, point: true);]"), "{typst}");
+        assert!(typst.contains("\"12.5\" + room(1), "), "{typst}");
+        assert!(typst.contains("\"7\" + room(2, point: true), "), "{typst}");
+        assert!(typst.contains("[OOM], ") && typst.contains("\"−0.50\", "), "{typst}");
+        assert!(typst.contains("\"−3%\" + room(2, point: true), "), "{typst}");
     }
 
     #[test]
@@ -222,11 +207,11 @@ mod tests {
         }
         let typst = table.typst("A caption.").unwrap();
         for cell in [
-            "[1\\.25#hide[ †];]",
-            "[#strong[12\\.5];#hide[ †];#room(1);]",
-            "[3\\.5 †#room(1);]",
-            "[#strong[4\\.5]; †#room(1);]",
-            "[#strong[OOM];]",
+            r#"  "1.25" + hide(" †"), "#,
+            r#"  strong("12.5") + hide(" †") + room(1), "#,
+            r#"  "3.5" + " †" + room(1), "#,
+            r#"  strong("4.5") + " †" + room(1), "#,
+            "  [#strong[OOM];], ",
         ] {
             assert!(typst.contains(cell), "{cell}: {typst}");
         }
@@ -239,12 +224,6 @@ mod tests {
         assert_eq!(grouped.matches("[xl]").count(), 1);
         let plain = table(&["size", "xl", "small"]);
         assert!(plain.contains("gaps: ()"), "a table without repeats has no groups: {plain}");
-    }
-
-    #[test]
-    fn only_a_table_that_may_be_too_wide_is_measured() {
-        assert!(table(&["size", "xl"]).contains("fits: true"));
-        assert!(table(&["size", &"wide ".repeat(20)]).contains("fits: false"));
     }
 
     #[test]

@@ -5,8 +5,10 @@ use std::sync::LazyLock;
 
 use cs336::cli::document::{RecordSource, document};
 use cs336::report::{self, Rendered};
+use typst::foundations::NativeElement as _;
 use typst::introspection::Introspector as _;
 use typst::layout::{Abs, Frame, FrameItem, Point, Size};
+use typst::model::TableCell;
 use typst_layout::PagedDocument;
 
 use super::layout;
@@ -25,10 +27,23 @@ const LEAST_MONOSPACED: f64 = 7.0;
 static RENDERED: LazyLock<Rendered> =
     LazyLock::new(|| report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap());
 
-static PAGES: LazyLock<PagedDocument> = LazyLock::new(|| {
+/// The pages, and typst's trace of setting them. Nothing else in this process is set, so all of the trace is theirs.
+static TRACED: LazyLock<(PagedDocument, String)> = LazyLock::new(|| {
     let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
-    report::pdf::compile(&RENDERED, &frame).unwrap()
+    typst_timing::enable();
+    let pages = report::pdf::compile(&RENDERED, &frame).unwrap();
+    typst_timing::disable();
+    let mut trace = Vec::new();
+    typst_timing::export_json(&mut trace, |_| (String::new(), 0)).unwrap();
+    (pages, String::from_utf8(trace).unwrap())
 });
+
+static PAGES: LazyLock<&PagedDocument> = LazyLock::new(|| &TRACED.0);
+
+/// How often typst began a step of this name.
+fn traced(step: &str) -> usize {
+    TRACED.1.matches(&format!(r#"{{"name":"{step}","cat":"typst","ph":"B""#)).count()
+}
 
 /// The labelled places whose label begins with `prefix`: rest of the label, page (from 0) and distance from its top.
 fn labelled(prefix: &str) -> Vec<(String, usize, Abs)> {
@@ -124,6 +139,17 @@ fn every_figure_of_the_main_body_stands_in_its_problem() {
             page + 1
         );
     }
+}
+
+/// What the layout of the report costs. A cell whose column and row typst must size is laid out three times, and six times
+/// in a table that is measured whole: every text of one is shaped each time.
+#[test]
+fn the_report_is_laid_out_twice_and_each_cell_shaped_at_most_three_times() {
+    assert_eq!(traced("layout document"), 2, "page numbers and references need two layouts");
+    let cells = PAGES.introspector().query(&TableCell::ELEM.select()).len();
+    let shaped = traced("prepare");
+    assert!(shaped > cells && cells > 1000, "{shaped} paragraphs and {cells} cells: typst's trace has changed");
+    assert!(shaped <= 3 * cells, "{shaped} paragraphs were shaped for {cells} cells; at most {}", 3 * cells);
 }
 
 #[test]
