@@ -127,7 +127,7 @@ fn measuring_that_was_stopped_goes_on_when_it_is_continued() {
 fn an_interrupt_of_measuring_names_the_command_that_continues_and_of_grading_none() {
     let tree = Tree::new();
     set_cases(&tree, 900_000..900_040);
-    for (arguments, continues) in [(&MEASURE[..], true), (&["grade"], false)] {
+    for (arguments, continues) in [(MEASURE, true), (&["grade"], false)] {
         let mut child = tree.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let worker = format!("{}={}", cs336::process::PARENT, child.id());
         assert!(wait_until(Duration::from_secs(60), || processes_with(&worker).next().is_some()), "no worker started");
