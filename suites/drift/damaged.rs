@@ -110,7 +110,7 @@ fn name_hostile(records: &mut [(Profile, Value)]) {
 #[test]
 fn no_text_of_a_record_enters_a_document_as_markup() {
     let copy = Copy::new();
-    let (mut printed, mut raw, mut typeset) = (0, Vec::new(), BTreeSet::new());
+    let (mut printed, mut raw, mut of_runs) = (0, Vec::new(), BTreeSet::new());
     for entry in measured() {
         let mut sound = records(entry);
         let mut paths = Vec::new();
@@ -125,6 +125,12 @@ fn no_text_of_a_record_enters_a_document_as_markup() {
         name_hostile(&mut named);
         let hostile = paths.iter().map(|path| (path.as_str(), with_hostile(&sound, path)));
         for (path, records) in hostile.chain([("names", named)]) {
+            // No answer prints what a run has beside its machine; one problem shows it.
+            let is_machine = path.starts_with(".runs.*.machine");
+            let is_first = of_runs.insert(path.to_string());
+            if (path.starts_with(".runs") || path == "names") && !is_machine && !is_first {
+                continue;
+            }
             copy.write(entry, &records);
             let (document, rendered) = copy.render(entry);
             let page = html::page(&document, &rendered).unwrap();
@@ -139,7 +145,7 @@ fn no_text_of_a_record_enters_a_document_as_markup() {
                 raw.push(format!("{path} of {} in Markdown", entry.name));
             }
             // As markup of typst, the text ends the compilation.
-            if (path.starts_with(".runs.*.machine") || path == "names") && typeset.insert(path.to_string()) {
+            if is_first && (is_machine || path == "names") {
                 report::pdf::compile(&rendered, FRAME).unwrap();
             }
             printed += usize::from(rendered.markdown.contains("\\<script\\>"));
@@ -147,7 +153,7 @@ fn no_text_of_a_record_enters_a_document_as_markup() {
         copy.write(entry, &sound);
     }
     assert!(raw.is_empty(), "{}", raw.join("\n"));
-    assert!(printed > 50, "the hostile text was printed in {printed} documents only");
+    assert!(printed > 20, "the hostile text was printed in {printed} documents only");
 }
 
 /// A change of one whole record.
@@ -263,9 +269,10 @@ const DAMAGES: &[Damage] = &[
 fn every_damaged_record_ends_in_a_sentence_or_in_a_report() {
     let copy = Copy::new();
     let mut wrong = Vec::new();
-    for entry in measured() {
+    for (number, entry) in measured().enumerate() {
         let sound = records(entry);
-        for (what, damage) in DAMAGES {
+        // A third of all pairs: each damage meets five problems or more.
+        for (what, damage) in DAMAGES.iter().skip(number % 3).step_by(3) {
             let mut records = sound.clone();
             records.iter_mut().for_each(|(_, record)| damage(record));
             copy.write(entry, &records);
