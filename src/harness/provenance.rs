@@ -50,7 +50,7 @@ fn from_git(root: &Path) -> Option<Commit> {
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
     let changed = git(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
     let modified: Vec<String> = changed.lines().map(String::from).collect();
-    is_tracked.then(|| Commit { commit, dirty: !modified.is_empty(), modified })
+    is_tracked.then_some(Commit { commit, dirty: !modified.is_empty(), modified })
 }
 
 /// Opens a run: a fresh id, the time, the commit and the machine.
