@@ -150,11 +150,9 @@ impl RecordFile {
 
     /// Parses and validates; `origin` is what messages call the file.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        let raw: Value =
-            json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?)"))?;
+        let raw: Value = json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?)"))?;
         check_schema(&raw, origin)?;
-        let file: Self =
-            json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336"))?;
+        let file: Self = json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336"))?;
         file.validate().with_context(|| format!("{origin} holds what no run can write"))?;
         Ok(file)
     }
