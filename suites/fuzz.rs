@@ -170,7 +170,7 @@ fn lines(input: &[u8]) -> Result<()> {
     for part in input.chunks(cut).chain([&b"\n"[..]]) {
         theirs.write_all(part)?;
         received.transfer();
-        found.extend(std::iter::from_fn(|| received.next()));
+        found.extend(std::iter::from_fn(|| received.next_line()));
     }
     let expected: Vec<_> = input.split(|&byte| byte == b'\n').map(String::from_utf8_lossy).collect();
     assert_eq!(found, expected);

@@ -146,7 +146,7 @@ impl ChildProcess {
         }
         self.output.drain();
         self.lines.transfer();
-        if let Some(line) = self.lines.next() {
+        if let Some(line) = self.lines.next_line() {
             return Some(Event::Line(line));
         }
         let closed = self.lines.is_closed().then(|| *self.closed_since.get_or_insert_with(Instant::now));

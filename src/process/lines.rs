@@ -57,7 +57,7 @@ impl Lines {
     }
 
     /// The next whole line that has been received, without its line break; bytes that are not UTF-8 are replaced.
-    pub fn next(&mut self) -> Option<String> {
+    pub fn next_line(&mut self) -> Option<String> {
         let end = self.line_break()?;
         let line = String::from_utf8_lossy(&self.received[..end]).into_owned();
         self.received.drain(..=end);
@@ -101,7 +101,7 @@ mod tests {
         while !lines.is_too_long() {
             lines.transfer();
         }
-        assert!(lines.received.len() <= MAX_LINE_BYTES + (1 << 16) && lines.next().is_none());
+        assert!(lines.received.len() <= MAX_LINE_BYTES + (1 << 16) && lines.next_line().is_none());
         drop(lines);
         writer.join().unwrap();
     }
@@ -112,14 +112,14 @@ mod tests {
         let mut lines = Lines::new(ours).unwrap();
         theirs.write_all(b"one\n\xff two\nhal").unwrap();
         lines.transfer();
-        assert_eq!(lines.next().as_deref(), Some("one"));
-        assert_eq!(lines.next().as_deref(), Some("\u{fffd} two"));
-        assert_eq!(lines.next(), None);
+        assert_eq!(lines.next_line().as_deref(), Some("one"));
+        assert_eq!(lines.next_line().as_deref(), Some("\u{fffd} two"));
+        assert_eq!(lines.next_line(), None);
         theirs.write_all(b"f\n").unwrap();
         drop(theirs);
         lines.transfer();
-        assert_eq!(lines.next().as_deref(), Some("half"));
+        assert_eq!(lines.next_line().as_deref(), Some("half"));
         lines.transfer();
-        assert!(lines.is_closed() && lines.next().is_none());
+        assert!(lines.is_closed() && lines.next_line().is_none());
     }
 }
