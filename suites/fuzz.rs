@@ -25,7 +25,7 @@ use cs336::harness::suite::{self, MAX_CASES};
 use cs336::harness::worker::{Job, Reply};
 use cs336::problems::REGISTRY;
 use cs336::process::Lines;
-use cs336::report::{self, Document, html};
+use cs336::report::{self, Document, Rendered, html};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -150,7 +150,7 @@ fn templates(input: &[u8]) -> Result<()> {
         with_problems(vec![problem_input(&layout, handout, RecordSource::Accepted)])
     });
     document.problems[0].template = Some(template);
-    let rendered = report::render(&document).and_then(|rendered| {
+    let rendered = report::render(&document).and_then(Rendered::complete).and_then(|rendered| {
         let page = html::page(&document, &rendered)?;
         Ok((rendered.markdown, rendered.typst, page))
     });

@@ -248,7 +248,7 @@ mod tests {
         let full = folder.path().join("full");
         symlink("/dev/full", &full).unwrap();
         let error = format!("{:#}", write_atomically(&full, b"x").unwrap_err());
-        assert!(error.contains("full: ") && error.contains("No space left"), "{error}");
+        assert!(error.contains("full cannot be written: ") && error.contains("No space left"), "{error}");
         assert!(full.is_symlink() && !full.is_file());
         assert!(write_atomically(folder.path(), b"x").is_err());
     }

@@ -99,7 +99,7 @@ impl std::fmt::Display for Fault {
 impl Rendered {
     /// The same document. Errors: it has faults.
     pub fn complete(self) -> Result<Self> {
-        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let faults: Vec<String> = self.faults.iter().map(|fault| one_line(&fault.to_string())).collect();
         ensure!(faults.is_empty(), "{}", faults.join("\n"));
         Ok(self)
     }

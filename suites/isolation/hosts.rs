@@ -179,7 +179,10 @@ fn another_version(hosts: &Hosts, folder: &Path) -> Result<()> {
     for name in ["suites", "templates"] {
         std::fs::create_dir(folder.join(name))?;
     }
-    std::fs::write(folder.join("bundle.json"), json!({ "commit": "another", "dirty": false }).to_string())?;
+    std::fs::write(
+        folder.join("bundle.json"),
+        json!({ "commit": "another", "dirty": false, "files": {} }).to_string(),
+    )?;
     let root = folder.to_str().context("the temporary folder is not UTF-8")?;
     let start = |rank, more: &[_]| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, more);
     let ranks = [start(0, &[])?, start(1, &[("CS336_ROOT", root)])?];
@@ -187,7 +190,7 @@ fn another_version(hosts: &Hosts, folder: &Path) -> Result<()> {
         ranks,
         &[
             "the ranks differ in commit: rank 0 on near (192.168.99.1) has ",
-            ", rank 1 on far (192.168.99.2) has another.",
+            ", rank 1 on far (192.168.99.2) has another with changes.",
         ],
     )
 }
