@@ -169,8 +169,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// No file or folder of this process and its children can be written by others, whatever the user's mask is: libraries,
-/// Python files and records are among them.
+/// Keeps other users from writing to files that this process and its children make, whatever the umask. Some of these files
+/// are loaded as code.
 fn deny_others_to_write() {
     let others = Mode::WGRP | Mode::WOTH;
     umask(umask(others) | others);

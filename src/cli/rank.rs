@@ -17,6 +17,7 @@ use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
 use crate::collective::trace::{findings, traced};
+use crate::harness::manifest::suites_hash;
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::problems::RANK_TASKS;
@@ -143,7 +144,7 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
         let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root).ok());
         let commit =
             commit.map(|Commit { commit, dirty, .. }| if dirty { format!("{commit} with changes") } else { commit });
-        let suites = layout.and_then(|layout| hash_of_suites(&layout).ok());
+        let suites = layout.and_then(|layout| suites_hash(&layout.root).ok().flatten());
         settings.extend(
             [("commit", commit), ("suites", suites)]
                 .map(|(name, value)| (name.to_string(), value.unwrap_or_else(|| "none".to_string()))),
@@ -151,20 +152,6 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
         add_leaves("input", input, &mut settings);
     }
     settings
-}
-
-/// SHA-256 of the names and texts of all suites.
-fn hash_of_suites(layout: &Layout) -> Result<String> {
-    let entries = std::fs::read_dir(layout.root.join("suites"))?.map(|entry| Ok(entry?.path()));
-    let mut files = entries.collect::<Result<Vec<PathBuf>>>()?;
-    files.retain(|file| file.extension().is_some_and(|ending| ending == "toml"));
-    files.sort();
-    let mut bytes = Vec::new();
-    for file in files {
-        bytes.extend(file.file_name().unwrap_or_default().as_encoded_bytes());
-        bytes.extend(std::fs::read(&file)?);
-    }
-    Ok(sha256(&bytes))
 }
 
 /// The longest value of an input that messages show, in bytes.
@@ -237,17 +224,5 @@ mod tests {
         assert_eq!(names, [&["task", "version", "commit", "suites"][..], &of_input].concat());
         assert_eq!(settings[4].1, "\"bfloat16\"");
         assert!(settings.iter().all(|(_, value)| value != "none"), "{settings:?}");
-    }
-
-    #[test]
-    fn a_changed_suite_changes_the_hash_of_the_suites() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = Layout { root: folder.path().to_path_buf() };
-        std::fs::create_dir(folder.path().join("suites")).unwrap();
-        let hash = |text: &str| {
-            std::fs::write(folder.path().join("suites/a.toml"), text).unwrap();
-            hash_of_suites(&layout).unwrap()
-        };
-        assert_ne!(hash("[cpu.a]\nsteps = 1\n"), hash("[cpu.a]\nsteps = 2\n"));
     }
 }

@@ -52,9 +52,18 @@ impl Manifest {
 
 /// SHA-256 of the names and texts of the Python files in `suites/peers`; `None` where there are none.
 pub fn peers_hash(root: &Path) -> Result<Option<String>> {
+    hash_of(root, "suites/peers", |name| name.ends_with(".py"))
+}
+
+/// SHA-256 of the names and texts of all suites; `None` where there are none.
+pub fn suites_hash(root: &Path) -> Result<Option<String>> {
+    hash_of(root, "suites", |name| name.ends_with(".toml") && name.matches('/').count() == 1)
+}
+
+fn hash_of(root: &Path, folder: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let mut files = BTreeMap::new();
-    hash_files(root, "suites/peers", &mut files)?;
-    files.retain(|name, _| name.ends_with(".py"));
+    hash_files(root, folder, &mut files)?;
+    files.retain(|name, _| is_meant(name));
     Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(&files)?)) })
 }
 
@@ -104,6 +113,14 @@ mod tests {
 
     fn modified((folder, manifest): &(tempfile::TempDir, Manifest)) -> Vec<String> {
         manifest.modified(folder.path(), &folder.path().join(PROGRAM)).unwrap()
+    }
+
+    #[test]
+    fn a_changed_suite_changes_the_hash_of_the_suites() {
+        let (folder, _) = bundle();
+        let before = suites_hash(folder.path()).unwrap().unwrap();
+        fs::write(folder.path().join("suites/p.toml"), "changed").unwrap();
+        assert_ne!(suites_hash(folder.path()).unwrap().unwrap(), before);
     }
 
     #[test]

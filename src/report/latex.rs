@@ -240,7 +240,7 @@ fn symbols(content: &Content<'_>) -> Result<String> {
     })
 }
 
-/// A symbol as it is, whatever the character means in typst.
+/// The character as typst source that prints it: typst reads ASCII punctuation as markup unless a backslash precedes it.
 fn symbol(c: char) -> String {
     if c.is_ascii_punctuation() { format!("\\{c}") } else { c.into() }
 }
