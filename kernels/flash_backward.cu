@@ -6,8 +6,10 @@
 // - `flash_backward` has one block for each FLASH_KEYS keys. The block keeps K and V in shared memory, streams Q and dO by
 //   FLASH_QUERIES rows, and keeps dK and dV in registers. One producer warpgroup copies; two consumer warpgroups compute 64
 //   keys (rows) each of the transposed scores S^T = K Q^T and dP^T = V dO^T. So P^T and dS^T are left operands straight from
-//   registers in dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K. The parts of dQ are added
-//   in float32 in global memory, in the order that the registers have.
+//   registers in dV += P^T dO and dK += dS^T Q. dS goes through shared memory, for dQ = dS K. The parts of dQ go through
+//   shared memory too, in the order that the registers have, and TMA adds them in float32 in global memory.
+//   The consumer warpgroups take turns at the tensor cores: in its turn a warpgroup multiplies dV, dK and dQ of one block of
+//   queries and the scores of the next, while the other computes P and dS.
 // - `flash_backward_finish` scales dq, rounds it and writes it in the order of its rows.
 //
 // If there are fewer blocks of keys than multiprocessors, FLASH_SPLIT splits the queries of each block into parts. Each part
@@ -60,6 +62,30 @@
 //      On another machine, without an unchanged run in the same turn: half of dV started before dP is there 2.561; every
 //      fourth element by the polynomial 2.548. At d 128 the power limit hides differences below 8 percent: two turns of one
 //      kernel gave 4.471 and 4.831. At d 64 no change pays: one warpgroup uses the time that the other leaves idle.
+//   8. What limits the backward pass (2026-11-23, one machine a row, the L2 cache flushed and 0.5 ms of rest before each call,
+//      medians, ms, 16 x 16384). Wrong results, one part left out at a time:
+//                                                   d 64      d 128
+//        no change                                  2.54      4.91
+//        dQ's sums stay in registers, no reductions 2.37      4.45   (with dQ's stores to shared memory)
+//        neither dQ's product nor its reductions    2.07      3.79
+//        no 2^x                                     2.27      4.58
+//        no barrier between the warpgroups          2.47      4.75
+//        no statistics read                         2.55      4.60
+//      ncu, d 64: the tensor cores are busy for 61 percent of the time at 1.78 GHz. Both warpgroups stand at the same place of
+//      a step, since each step ends with a barrier for both: the softmax of both is computed while no product is. A third of
+//      the instructions computed descriptors, and reductions from registers kept the registers for 5 percent of a step.
+//   9. Now a descriptor is one addition, dQ goes through shared memory and is added by a warp of its own, and the warpgroups take
+//      turns at the tensor cores: in a turn, dV, dK and dQ of one block of queries and S and dP of the next. The first
+//      warpgroup multiplies dQ one block later, when both have written dS. Predicted: 15 percent less at d 64.
+//      Measured side by side, before and after, with rest: 16 x 16384, d 16 1.609 and 1.411, d 32 1.816 and 1.666, d 64 2.655
+//      and 2.314, d 128 4.923 and 4.666; one head of 65536, d 64 2.531 and 2.255, d 128 4.706 and 4.484. Without rest, where the
+//      power limit lowers the clock, d 64 2.760 and 2.765 in one run, 2.728 and 2.577 in another, d 128 5.005 and 5.041.
+//      Also tried, d 64 against this form's 2.34: V's fragments kept in registers 2.58 (they spill); statistics read by four
+//      2.43; turns with the reductions from registers 2.48; descriptors alone 2.5; D in the sums before dP is multiplied: no
+//      gain. A wgmma may not be under way across the end of a loop if other instructions read its sums (ptxas, C7514), so P and
+//      dP cross it, complete.
+//      The emulator found two races of the first form that a GPU did not show: a warp overwrote dS while another warp of its
+//      warpgroup had yet to multiply it.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -137,7 +163,10 @@ constexpr u32 v_at = k_at + kv_bytes;
 constexpr u32 q_at = v_at + kv_bytes;
 constexpr u32 do_at = q_at + stages * q_bytes;
 constexpr u32 ds_at = do_at + stages * q_bytes;
-constexpr u32 stats_at = ds_at + 2 * ds_bytes;
+constexpr u32 dq_at = ds_at + 2 * ds_bytes;
+// A warpgroup's part of dQ.
+constexpr u32 dq_bytes = 2 * queries * d;
+constexpr u32 stats_at = dq_at + 2 * dq_bytes;
 constexpr u32 barriers_at = stats_at + stages * 2 * row_stats;
 
 // A warpgroup's part of dQ: of 128 queries, 64 of them; of 64 queries, half of the columns.
@@ -146,10 +175,18 @@ static_assert(queries == 128 || (queries == 64 && d == 128), "64 queries are for
 constexpr int dq_sums_a_thread = dq_columns / 2;
 static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
 
+constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
+
 constexpr u32 both_barrier = 1;
 // Named barriers, one a stage each: consumer warps arrive, the copying warp waits.
 constexpr u32 q_free_barrier = 2;
 constexpr u32 do_free_barrier = 4;
+// Named barriers, one a warpgroup each: its turn; its dQ is in shared memory, and may be overwritten.
+constexpr u32 turn_barrier = 6;
+constexpr u32 dq_full_barrier = 8;
+constexpr u32 dq_free_barrier = 10;
+// The threads of the first warpgroup.
+constexpr u32 first_barrier = 12;
 
 struct Barriers {
   u32 base;
@@ -172,13 +209,14 @@ struct Work {
   // Where the statistics and the sums of dq of the block's head begin.
   long long rows;
 
-  DEVICE Work(const Problem &problem, const Parts &parts)
-      : key(static_cast<int>(blockIdx.x) * keys), head(static_cast<int>(blockIdx.y)),
+  // Of the thread block whose blockIdx.x is `index`.
+  DEVICE Work(const Problem &problem, const Parts &parts, u32 index)
+      : key(static_cast<int>(index) * keys), head(static_cast<int>(blockIdx.y)),
         batch(static_cast<int>(blockIdx.z)), blocks((problem.n_queries + queries - 1) / queries),
         rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {
 #if FLASH_SPLIT
-    key = static_cast<int>(parts.items[blockIdx.x] >> 16) * keys;
-    part = static_cast<int>(parts.items[blockIdx.x] & 0xFFFF);
+    key = static_cast<int>(parts.items[index] >> 16) * keys;
+    part = static_cast<int>(parts.items[index] & 0xFFFF);
     first = first_seen(key) + part * parts.blocks;
     blocks = min(blocks, first + parts.blocks);
 #else
@@ -236,27 +274,47 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
   if (work.first >= work.blocks && starts) await_last_kernel();
 }
 
+// One warp adds the parts of dQ that warpgroup `group` leaves in shared memory.
+DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem) {
+  const u32 from = base + dq_at + group * dq_bytes;
+  float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + group * (dq_bytes / 4);
+  for (int block = work.first; block < work.blocks; ++block, to += queries * d) {
+    named_arrive(dq_free_barrier + group, 128 + 32);
+    named_sync(dq_full_barrier + group, 128 + 32);
+    if (threadIdx.x % 32 == 0) {
+      add_out<dq_bytes>(to, from);
+      copies_out_commit();
+      copies_out_wait_read();
+    }
+    __syncwarp();
+  }
+}
+
 // One warpgroup's 64 keys.
 struct Worker {
   u32 base;
   const Barriers &bar;
   const Problem &problem;
-  const Work &work;
+  const Parts &parts;
   int group;
   int warp;
   int lane;
+  // The number of the last block of queries, from 0.
+  u32 last;
 
   float dk[d / 2];
   float dv[d / 2];
 
   // Starts sums = A B^T with this warpgroup's rows of K or V on the left and Q or dO on the right (Eq. 13 and 16).
+  // `right` is in units of 16 bytes, as below.
   DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
+    left = units(base) + units(left) + units(64 * row_bytes) * group;
 #pragma unroll
     for (int step = 0; step < d / 16; ++step) {
       const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes;
-      Wgmma<queries>::template shared<0, 0>(
-          sums, descriptor<row_bytes>(base + left + 64 * row_bytes * group + panel * kv_panel + within, 16),
-          descriptor<row_bytes>(base + right + panel * q_panel + within, 16), step != 0);
+      Wgmma<queries>::template shared<0, 0>(sums, descriptor<row_bytes>(left + units(panel * kv_panel + within), 16),
+                                            descriptor<row_bytes>(right + units(panel * q_panel + within), 16),
+                                            step != 0);
     }
     wgmma_commit();
   }
@@ -265,7 +323,7 @@ struct Worker {
   DEVICE void start_gradient(float (&sums)[d / 2], const u32 (&left)[queries / 4], u32 right) {
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step) {
-      const u64 operand = descriptor<row_bytes>(base + right + 2 * step * Layout::group_bytes, q_panel);
+      const u64 operand = descriptor<row_bytes>(right + units(2 * step * Layout::group_bytes), q_panel);
       Wgmma<d>::template registers<1>(sums, left[4 * step], left[4 * step + 1], left[4 * step + 2], left[4 * step + 3],
                                       operand, 1);
     }
@@ -274,100 +332,141 @@ struct Worker {
 
   // Starts this warpgroup's part of dQ = dS K (Eq. 18).
   DEVICE void start_dq(float (&sums)[dq_sums_a_thread], u32 ds) {
-    const u32 left = base + ds + (queries == 128 ? group * ds_panel : 0);
-    const u32 right = base + k_at + (queries == 128 ? 0 : group * kv_panel);
+    const u32 left = ds + (queries == 128 ? units(ds_panel) * group : 0);
+    const u32 right = units(base) + units(k_at) + (queries == 128 ? 0 : units(kv_panel) * group);
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
       Wgmma<dq_columns>::template shared<1, 1>(
-          sums, descriptor<128>(left + 2 * step * Wide::group_bytes, ds_panel),
-          descriptor<row_bytes>(right + 2 * step * Layout::group_bytes, kv_panel), step != 0);
+          sums, descriptor<128>(left + units(2 * step * Wide::group_bytes), ds_panel),
+          descriptor<row_bytes>(right + units(2 * step * Layout::group_bytes), kv_panel), step != 0);
     }
     wgmma_commit();
   }
 
-  // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
-  DEVICE void release(u32 barrier, int block) {
-    if (block + stages < work.blocks) named_arrive(barrier, 256 + 32);
+  // Computed when it is used, so that it takes no registers meanwhile.
+  DEVICE Work work() const {
+    u32 index[] = {blockIdx.x};
+    hold(index);
+    return Work(problem, parts, index[0]);
   }
 
-  // P^T = exp(S^T - lse) (Eq. 14) in place. A missing query has an lse of infinity.
-  template <bool Masked> DEVICE void soften(float (&s)[queries / 2], u32 lse, int block) {
-    const int key = work.key + 64 * group + 16 * warp + lane / 4;
-    const int query = block * queries + 2 * (lane % 4);
+  // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
+  DEVICE void release(u32 barrier, u32 count) {
+    if (count + stages <= last) named_arrive(barrier, 256 + 32);
+  }
+
+  // Where a stage's Q or dO begins, or a block's dS.
+  DEVICE u32 stage_units(u32 at, int stage) const { return units(base) + units(at) + units(q_bytes) * stage; }
+  DEVICE u32 ds_units(u32 count) const { return units(base) + units(ds_at) + units(ds_bytes) * (count % 2); }
+
+  DEVICE void take_turn() { named_sync(turn_barrier + group, 256); }
+  DEVICE void pass_turn() { named_arrive(turn_barrier + 1 - group, 256); }
+
+  // Masks the queries before each key, and missing keys. For these, exp(0 - lse) could be infinite, and infinity times the
+  // row of zeros is not a number.
+  DEVICE void mask(float (&s)[queries / 2], u32 count) {
+    const Work own = work();
+    const int key = own.key + 64 * group + 16 * warp + lane / 4;
+    const int query = (own.first + static_cast<int>(count)) * queries + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Queries from this column on attend to the key.
+      const bool there = key + 8 * r < problem.n_keys;
+      const int seen = !there ? queries : FLASH_CAUSAL ? key + 8 * r - query : 0;
+#pragma unroll
+      for (int i = 0; i < queries / 2; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (2 * i + e < seen) s[i + 2 * r + e] = -infinity;
+        }
+      }
+    }
+  }
+
+  // Waits for the block's scores and makes P^T = exp(S^T - lse) (Eq. 14) of them, then waits for dP^T. A missing query has an
+  // lse of infinity.
+  DEVICE void finish_scores(float (&s)[queries / 2], float (&dp)[queries / 2], u32 count, int masked) {
+    const u32 lse = base + stats_at + count % stages * 2 * row_stats;
+    wgmma_wait<1>();
+    hold(s);
+    if (static_cast<int>(count) < masked) mask(s, count);
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(lse + 4 * (2 * i + 2 * (lane % 4)));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        // Queries from this column on attend to the key. For a missing key, exp(0 - lse) may be infinite, and infinity
-        // times its row of zeros is NaN.
-        const bool there = key + 8 * r < problem.n_keys;
-        const int seen = !there ? queries : FLASH_CAUSAL ? key + 8 * r - query : 0;
-        s[i + 2 * r] = Masked && 2 * i < seen ? 0.0f : exp2_fast(fmaf(s[i + 2 * r], problem.scale_log2, -shift.x));
-        s[i + 2 * r + 1] =
-            Masked && 2 * i + 1 < seen ? 0.0f : exp2_fast(fmaf(s[i + 2 * r + 1], problem.scale_log2, -shift.y));
+        s[i + 2 * r] = exp2_fast(fmaf(s[i + 2 * r], problem.scale_log2, -shift.x));
+        s[i + 2 * r + 1] = exp2_fast(fmaf(s[i + 2 * r + 1], problem.scale_log2, -shift.y));
       }
     }
-  }
-
-  template <bool Masked> DEVICE void step(int block) {
-    const u32 count = block - work.first, parity = count / stages % 2;
-    const int stage = count % stages;
-    const u32 q = q_at + stage * q_bytes, d_o = do_at + stage * q_bytes, ds = ds_at + count % 2 * ds_bytes;
-    const u32 lse = base + stats_at + stage * 2 * row_stats, delta = lse + row_stats;
-    float s[queries / 2], dp[queries / 2];
-    barrier_wait(bar.q_full(stage), parity);
-    barrier_wait(bar.do_full(stage), parity);
-    hold(s);
-    hold(dp);
-    wgmma_fence();
-    start_scores(s, k_at, q);
-    start_scores(dp, v_at, d_o);
-    wgmma_wait<1>();
-    hold(s);
-    soften<Masked>(s, lse, block);
-    u32 p[queries / 4];
-#pragma unroll
-    for (int i = 0; i < queries / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
     wgmma_wait<0>();
     hold(dp);
+  }
+
+  // From P^T and dP^T of a block, in `s` and `dp`, to those of the next one. No wgmma is under way at either end: ptxas
+  // serialises all of them if one crosses the end of a loop whose sums other instructions read.
+  //
+  // The second warpgroup's turn follows the first one's. So in its turn the first multiplies dQ of the block before, of which
+  // both have written dS, and the second dQ of this block.
+  template <bool Last>
+  DEVICE void step(float (&s)[queries / 2], float (&dp)[queries / 2], u32 count, int masked) {
+    const int stage = count % stages, next = (count + 1) % stages;
+    const u32 next_parity = (count + 1) / stages % 2;
+    const u32 delta = base + stats_at + stage * 2 * row_stats + row_stats;
     // dS^T = P^T * (dP^T - D) (Eq. 17).
-    u32 ds_pairs[queries / 4];
+    u32 p[queries / 4], ds_pairs[queries / 4];
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(delta + 4 * (2 * i + 2 * (lane % 4)));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int at = i + 2 * r;
+        p[at / 2] = pack(s[at], s[at + 1]);
         ds_pairs[at / 2] = pack(s[at] * (dp[at] - shift.x), s[at + 1] * (dp[at + 1] - shift.y));
       }
     }
-    store_ds(ds_pairs, base + ds);
+    store_ds(ds_pairs, 16 * ds_units(count));
     fence_to_async();
+    float dq[dq_sums_a_thread];
+    take_turn();
     hold(dv);
     hold(p);
-    wgmma_fence();
-    start_gradient(dv, p, d_o);
-    // Both warpgroups have written their rows of dS, and have multiplied those of the step before last.
-    named_sync(both_barrier, 256);
-    float dq[dq_sums_a_thread];
-    hold(dq);
     hold(dk);
     hold(ds_pairs);
+    hold(dq);
     wgmma_fence();
-    start_dq(dq, ds);
-    start_gradient(dk, ds_pairs, q);
+    start_gradient(dv, p, stage_units(do_at, stage));
+    start_gradient(dk, ds_pairs, stage_units(q_at, stage));
+    // Before the first block there is none: these sums are not used, but dS is read.
+    start_dq(dq, ds_units(count + 1 + group));
     wgmma_wait<2>();
     hold(dv);
     hold(p);
-    release(do_free_barrier + stage, block);
-    wgmma_wait<1>();
-    hold(dq);
-    add_dq(dq, block);
-    wgmma_wait<0>();
+    release(do_free_barrier + stage, count);
+    if (!Last) {
+      barrier_wait(bar.q_full(next), next_parity);
+      hold(s);
+      wgmma_fence();
+      start_scores(s, k_at, stage_units(q_at, next));
+    }
+    wgmma_wait<Last ? 0 : 1>();
     hold(dk);
     hold(ds_pairs);
-    release(q_free_barrier + stage, block);
+    hold(dq);
+    release(q_free_barrier + stage, count);
+    if (count + group > 0) {
+      store_dq(dq);
+    } else {
+      named_sync(first_barrier, 128);
+    }
+    if (!Last) {
+      barrier_wait(bar.do_full(next), next_parity);
+      hold(dp);
+      wgmma_fence();
+      start_scores(dp, v_at, stage_units(do_at, next));
+    }
+    pass_turn();
+    if (!Last) finish_scores(s, dp, count + 1, masked);
   }
 
   // Writes dS^T, rows of keys, to shared memory in the layout of dQ's left operand.
@@ -381,14 +480,17 @@ struct Worker {
     }
   }
 
-  DEVICE void add_dq(const float (&dq)[dq_sums_a_thread], int block) {
-    const int thread = 32 * warp + lane;
-    float *sums = problem.dq_sums + (work.rows + static_cast<long long>(block) * queries) * d +
-                  group * (128 * dq_sums_a_thread) + 4 * thread;
+  // Leaves this warpgroup's part of dQ in shared memory, once the part before it is added. After the barrier all warps of the
+  // warpgroup have multiplied dQ, so that dS may be overwritten.
+  DEVICE void store_dq(const float (&dq)[dq_sums_a_thread]) {
+    const u32 to = base + dq_at + group * dq_bytes + 16 * (32 * warp + lane);
+    named_sync(dq_free_barrier + group, 128 + 32);
 #pragma unroll
     for (int i = 0; i < dq_sums_a_thread; i += 4) {
-      add_to_global(sums + 128 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+      store_four(to + 128 * 4 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
     }
+    fence_to_async();
+    named_arrive(dq_full_barrier + group, 128 + 32);
   }
 
   DEVICE void run() {
@@ -396,16 +498,63 @@ struct Worker {
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
     barrier_wait(bar.k_full(), 0);
     barrier_wait(bar.v_full(), 0);
-    int block = work.first;
-    // Up to this block, some query does not attend to this warpgroup's last key.
-    int whole = FLASH_CAUSAL ? (work.key + 64 * group + 63 + queries - 1) / queries : 0;
-    if (work.key + keys > problem.n_keys) whole = work.blocks;
-    for (; block < min(whole, work.blocks); ++block) step<true>(block);
-    for (; block < work.blocks; ++block) step<false>(block);
+    const Work own = work();
+    if (own.first >= own.blocks) return;
+    last = own.blocks - own.first - 1;
+    // Before this block, some query does not attend to this warpgroup's last key.
+    int masked = FLASH_CAUSAL ? (own.key + 64 * group + 63 + queries - 1) / queries - own.first : 0;
+    if (own.key + keys > problem.n_keys) masked = own.blocks;
+    float s[queries / 2], dp[queries / 2];
+    barrier_wait(bar.q_full(0), 0);
+    barrier_wait(bar.do_full(0), 0);
+    // The first warpgroup's first turn.
+    if (group == 1) pass_turn();
+    take_turn();
+    hold(s);
+    hold(dp);
+    wgmma_fence();
+    start_scores(s, k_at, stage_units(q_at, 0));
+    start_scores(dp, v_at, stage_units(do_at, 0));
+    pass_turn();
+    finish_scores(s, dp, 0, masked);
+    for (u32 count = 0; count < last; ++count) step<false>(s, dp, count, masked);
+    step<true>(s, dp, last, masked);
+    if (group == 0) finish_dq();
   }
 
+  // The first warpgroup's dQ of the last block.
+  DEVICE void finish_dq() {
+    float dq[dq_sums_a_thread];
+    take_turn();
+    hold(dq);
+    wgmma_fence();
+    start_dq(dq, ds_units(last));
+    wgmma_wait<0>();
+    hold(dq);
+    store_dq(dq);
+  }
+
+#if FLASH_SPLIT
+  // Writes this warpgroup's 64 rows of one gradient's part.
+  DEVICE void store_part(const float (&sums)[d / 2], float *to) {
+    const Work done = work();
+    const int key = done.key + 64 * group + 16 * warp + lane / 4;
+    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
+    const long long head = done.part * heads + static_cast<long long>(done.batch) * problem.heads + done.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (key + 8 * r >= problem.n_keys) continue;
+      float *row = to + (head * problem.n_keys + key + 8 * r) * d + 2 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < d / 2; i += 4) {
+        *reinterpret_cast<float2 *>(row + 2 * i) = float2{sums[i + 2 * r], sums[i + 2 * r + 1]};
+      }
+    }
+  }
+#else
   // Writes 64 rows of one gradient through shared memory at offset `at`.
   DEVICE void store(const float (&sums)[d / 2], float scale, u32 at, const TensorMap &map) {
+    const Work done = work();
     const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
     for (int chunk = 0; chunk < d / 16; ++chunk) {
@@ -421,30 +570,12 @@ struct Worker {
     if (warp == 0 && lane == 0) {
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
-        copy_out(&map, base + at + panel * kv_panel + 64 * row_bytes * group, panel * columns, work.key + 64 * group,
-                 work.head, work.batch);
+        copy_out(&map, base + at + panel * kv_panel + 64 * row_bytes * group, panel * columns, done.key + 64 * group,
+                 done.head, done.batch);
       }
       copies_out_commit();
     }
   }
-
-#if FLASH_SPLIT
-  // Writes this warpgroup's 64 rows of one gradient's part.
-  DEVICE void store_part(const float (&sums)[d / 2], float *to) {
-    const int key = work.key + 64 * group + 16 * warp + lane / 4;
-    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-    const long long head = work.part * heads + static_cast<long long>(work.batch) * problem.heads + work.head;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (key + 8 * r >= problem.n_keys) continue;
-      float *row = to + (head * problem.n_keys + key + 8 * r) * d + 2 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < d / 2; i += 4) {
-        *reinterpret_cast<float2 *>(row + 2 * i) = float2{sums[i + 2 * r], sums[i + 2 * r + 1]};
-      }
-    }
-  }
-#endif
 
   DEVICE void finish(const TensorMap &dk_map, const TensorMap &dv_map) {
     // Both warpgroups multiply by K: it may be overwritten after both are done.
@@ -453,6 +584,7 @@ struct Worker {
     store(dk, problem.scale, k_at, dk_map);
     if (warp == 0 && lane == 0) copies_out_wait_read();
   }
+#endif
 };
 
 } // namespace
@@ -495,7 +627,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int step = 1; step < lanes; step *= 2) product += __shfl_xor_sync(0xFFFFFFFF, product, step);
     if (lane == 0) {
-      constexpr float log2e = 1.44269504088896340736f, infinity = __builtin_bit_cast(float, 0x7F800000);
+      constexpr float log2e = 1.44269504088896340736f;
       const float lse = there ? outputs.lse[head_index * problem.n_queries + row] : infinity;
       // A row without keys has an lse of minus infinity and no probabilities.
       problem.lse_log2[padded + at] = lse == -infinity ? infinity : lse * log2e;
@@ -593,15 +725,17 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     fence_barrier_init();
   }
   __syncthreads();
-  const Work work(problem, parts);
+  const Work work(problem, parts, blockIdx.x);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
-    if (threadIdx.x < 32) copy(base, bar, work, problem, q, k, v, d_o);
-  } else {
-    more_registers<worker_registers>();
     // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
-    Worker worker{base, bar, problem, work, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
+    if (warp == 0) copy(base, bar, work, problem, q, k, v, d_o);
+    if (warp == 1 || warp == 2) add_dq(base, warp - 1, work, problem);
+  } else {
+    more_registers<worker_registers>();
+    const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
+    Worker worker{base, bar, problem, parts, warp / 4 - 1, warp % 4, static_cast<int>(threadIdx.x) % 32};
     worker.run();
 #if FLASH_SPLIT
     worker.store_part(worker.dk, parts.dk);

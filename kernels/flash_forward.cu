@@ -58,6 +58,18 @@
 //      elements. Predicted, with two: 0.93 ms for 16 x 16384, d 64. Measured, least, ms, with none, one, three and four:
 //      0.976, 1.029, 1.137, 1.236; d 128 with none, one and four: 1.610, 1.658, 1.861. Every added instruction costs time,
 //      so 2^x is not what limits the warpgroups.
+//   9. What limits the forward pass (2026-11-23, the L2 cache flushed and 0.5 ms of rest before each call, medians, ms,
+//      16 x 16384, wrong results): d 64 1.00, without 2^x 0.80, without the largest score 0.95, without rescaling 0.97;
+//      d 128 1.66, 1.46, 1.57, 1.62, and 1.62 without the turns that the warpgroups took at the tensor cores. ncu, d 128: the
+//      tensor cores are busy for 76 percent of the time, at 1.68 GHz, since the power limit lowers the clock. Of 612
+//      instructions of a step, 190 computed descriptors.
+//  10. Now a descriptor is one addition; the score that is subtracted from a row changes only when another exceeds it by more than
+//      a factor of 256, so that most steps neither exchange the largest score nor rescale the outputs; and the turns are gone.
+//      Predicted: 5 percent less at d 64, 8 at d 128. Measured side by side, before and after: d 64 0.996 and 0.952, d 128 1.656
+//      and 1.539; one head of 65536 1.105 and 1.005, 1.658 and 1.501; without rest d 64 1.065 and 1.039, d 128 1.977 and 1.825;
+//      d 32 0.927 and 0.897, d 16 0.765 and 0.780. ncu, d 128: the tensor cores are busy for 84 percent of the time, at 1.67 GHz.
+//      Also tried: Q's fragments in registers, d 128 1.52 against 1.51; two warpgroups at d 64 1.11 against 0.96; turns passed
+//      on earlier within a step: no difference.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
@@ -109,9 +121,10 @@ static_assert(keys == 64 || keys == 128, "one instruction makes the scores of 64
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
-// Named barriers: one for each warpgroup's turn, one for the threads of each warpgroup.
-constexpr u32 turn_barrier = 1;
-[[maybe_unused]] constexpr u32 group_barrier = 1 + groups;
+// A named barrier for the threads of each warpgroup.
+[[maybe_unused]] constexpr u32 group_barrier = 1;
+// So many powers of two may a score exceed the one that is subtracted from its row.
+constexpr float most_excess = 8.0f;
 
 } // namespace
 
@@ -298,28 +311,29 @@ struct Worker {
   float s[keys / 2];
   u32 p[keys / 4];
   float o[d / 2];
-  // For each of the thread's two rows: the largest score so far, and this thread's share of the sum.
-  float largest[2];
+  // For each of the thread's two rows: the score that is subtracted, and this thread's share of the sum.
+  float subtracted[2];
   float sum[2];
 
   // Starts S = Q K^T (Eq. 4, unscaled).
   DEVICE void start_scores(int stage) {
-    const u32 q = base + 64 * row_bytes * group, k = base + k_at + stage * kv_bytes;
+    const u32 q = same_in_warp(units(base) + units(64 * row_bytes) * group);
+    const u32 k = same_in_warp(units(base + k_at) + stage * units(kv_bytes));
 #pragma unroll
     for (int step = 0; step < d / 16; ++step) {
       const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes;
-      Wgmma<keys>::template shared<0, 0>(s, descriptor<row_bytes>(q + panel * q_panel + within, 16),
-                                         descriptor<row_bytes>(k + panel * kv_panel + within, 16), step != 0);
+      Wgmma<keys>::template shared<0, 0>(s, descriptor<row_bytes>(q + units(panel * q_panel + within), 16),
+                                         descriptor<row_bytes>(k + units(panel * kv_panel + within), 16), step != 0);
     }
     wgmma_commit();
   }
 
   // Starts O += P V (Eq. 6).
   DEVICE void start_outputs(int stage) {
-    const u32 v = base + v_at + stage * kv_bytes;
+    const u32 v = same_in_warp(units(base + v_at) + stage * units(kv_bytes));
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
-      const u64 operand = descriptor<row_bytes>(v + 2 * step * Layout::group_bytes, kv_panel);
+      const u64 operand = descriptor<row_bytes>(v + units(2 * step * Layout::group_bytes), kv_panel);
       Wgmma<d>::template registers<1>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], operand, 1);
     }
     wgmma_commit();
@@ -347,33 +361,53 @@ struct Worker {
     }
   }
 
-  // Replaces scores by P = exp(S - largest) and adds to `sum`. Returns the factors that rescale earlier results.
-  DEVICE void soften(float (&factor)[2]) {
+  // Replaces scores by P = exp(S - subtracted) and adds to `sum`. Returns whether `factor` rescales earlier results: the score
+  // that is subtracted rises to the row's largest only when some row of the warp has one that exceeds it by more than
+  // `most_excess`. Until then P is larger than 1, by less than its type and the sums can hold.
+  DEVICE bool soften(float (&factor)[2]) {
     const float scale = problem.scale_log2;
+    float top[2] = {-infinity, -infinity};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = largest[r];
+    for (int i = 0; i < keys / 2; i += 4) {
 #pragma unroll
-      for (int i = 0; i < keys / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, 2));
-      // A row without a score so far has no largest score to subtract.
-      const float shift = top == -infinity ? 0.0f : top * scale;
-      factor[r] = exp2_fast(fmaf(largest[r], scale, -shift));
-      largest[r] = top;
-      float total = 0.0f;
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    }
+    // Also if both are minus infinity, whose difference is not a number.
+    const float most = most_excess / scale;
+    const bool exceeds = !(top[0] - subtracted[0] <= most && top[1] - subtracted[1] <= most);
+    const bool rescaled = __any_sync(0xFFFFFFFF, exceeds);
+    if (rescaled) {
 #pragma unroll
-      for (int i = 0; i < keys / 2; i += 4) {
+      for (int r = 0; r < 2; ++r) {
+        float largest = fmaxf(top[r], subtracted[r]);
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 2));
+        factor[r] = exp2_fast((subtracted[r] - finite(largest)) * scale);
+        subtracted[r] = largest;
+        sum[r] *= factor[r];
+      }
+    }
+    float total[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < keys / 2; i += 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float shift = finite(subtracted[r]) * scale;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float &score = s[i + 2 * r + e];
           score = exp2_fast(fmaf(score, scale, -shift));
-          total += score;
+          total[r][e] += score;
         }
       }
-      sum[r] = fmaf(sum[r], factor[r], total);
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
+    return rescaled;
   }
+
+  // A row without a score so far has no score to subtract.
+  DEVICE static float finite(float score) { return score == -infinity ? 0.0f : score; }
 
   DEVICE void pack_probabilities() {
 #pragma unroll
@@ -385,35 +419,26 @@ struct Worker {
     const int now = stage_of(count), before = stage_of(count - 1);
     barrier_wait(bar.k_full(now), parity_of(count));
     barrier_wait(bar.v_full(before), parity_of(count - 1));
-    take_turn();
     hold(s);
     hold(o);
     hold(p);
     wgmma_fence();
     start_scores(now);
     start_outputs(before);
-    pass_turn();
     wgmma_wait<1>();
     hold(s);
     release(bar.k_free(now));
     if (Masked) mask(row, block);
     float factor[2];
-    soften(factor);
+    const bool rescaled = soften(factor);
     wgmma_wait<0>();
     hold(o);
     hold(p);
     release(bar.v_free(before));
     pack_probabilities();
+    if (!rescaled) return;
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) o[i] *= factor[i / 2 % 2];
-  }
-
-  DEVICE void take_turn() {
-    if (groups > 1) named_sync(turn_barrier + group, 256);
-  }
-
-  DEVICE void pass_turn() {
-    if (groups > 1) named_arrive(turn_barrier + (group + 1) % groups, 256);
   }
 
   DEVICE void run(const Tile &tile, u32 q_parity, u32 &count) {
@@ -425,16 +450,14 @@ struct Worker {
 #pragma unroll
     for (int i = 0; i < d / 2; ++i) o[i] = 0.0f;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) largest[r] = -infinity, sum[r] = 0.0f;
+    for (int r = 0; r < 2; ++r) subtracted[r] = -infinity, sum[r] = 0.0f;
 
     int block = tile.blocks - 1;
     barrier_wait(bar.q_full(), q_parity);
     barrier_wait(bar.k_full(stage_of(count)), parity_of(count));
-    take_turn();
     hold(s);
     wgmma_fence();
     start_scores(stage_of(count));
-    pass_turn();
     wgmma_wait<0>();
     hold(s);
     release(bar.k_free(stage_of(count)));
@@ -476,7 +499,7 @@ struct Worker {
       inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
       constexpr float ln2 = 0.69314718055994530942f;
       if (lane % 4 == 0 && row + 8 * r < problem.n_queries) {
-        lse[row + 8 * r] = ln2 * (largest[r] * problem.scale_log2 + log2f(total));
+        lse[row + 8 * r] = ln2 * (subtracted[r] * problem.scale_log2 + log2f(total));
       }
     }
 #if FLASH_SPLIT
@@ -601,8 +624,6 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0), group = warp / 4 - 1;
     Worker worker{base, bar, problem, group, static_cast<int>(threadIdx.x) % 32, warp % 4};
-    // The first warpgroup's first turn.
-    if (groups > 1 && group == groups - 1) named_arrive(turn_barrier, 256);
     u32 count = 0;
     int index = static_cast<int>(blockIdx.x);
     for (u32 turn = 0; index < schedule.all;) {
@@ -613,8 +634,6 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
       // Read by the lane that frees Q, since freeing Q also frees the index.
       index = __shfl_sync(0xFFFFFFFF, worker.lane == 0 ? load_word(base + number_at) : 0, 0);
     }
-    // The last turn that the last warpgroup passed on is waited for here, since no warpgroup takes it.
-    if (groups > 1 && group == 0) named_sync(turn_barrier, 256);
     if (worker.warp == 0 && worker.lane == 0) copies_out_wait_read();
   }
 }

@@ -227,6 +227,11 @@ inline unsigned long long __cvta_generic_to_shared(const void *pointer) {
 template <typename T> T __shfl_sync(unsigned, T value, int from) {
   return emulator::gather("__shfl_sync", value)[from & 31];
 }
+inline bool __any_sync(unsigned, bool holds) {
+  const auto all = emulator::gather("__any_sync", holds);
+  return std::any_of(all.begin(), all.end(), [](bool one) { return one; });
+}
+
 template <typename T> T __shfl_xor_sync(unsigned, T value, int bits) {
   return emulator::gather("__shfl_xor_sync", value)[(emulator::lane() ^ bits) & 31];
 }

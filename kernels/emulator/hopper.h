@@ -335,6 +335,19 @@ DEVICE void copy_out(const TensorMap *map, u32 from, int column, int row, int he
   });
 }
 
+template <u32 Bytes> DEVICE void add_out(float *to, u32 from) {
+  if (Bytes % 16 != 0 || from % 16 != 0 || reinterpret_cast<u64>(to) % 16 != 0) {
+    emulator::fail("a bulk reduction of %u bytes from %u to %p is not aligned to 16 bytes", Bytes, from, to);
+  }
+  emulator::uncommitted[emulator::thread()].push_back([=] {
+    for (u32 i = 0; i < Bytes / 4; ++i) {
+      float value;
+      std::memcpy(&value, emulator::read_by_engine(from + 4 * i, 4, "a reduction"), 4);
+      to[i] += value;
+    }
+  });
+}
+
 DEVICE void copies_out_commit() {
   auto &copies = emulator::uncommitted[emulator::thread()];
   for (auto &copy : copies) emulator::block.pending.push_back({emulator::thread(), std::move(copy)});
@@ -362,6 +375,14 @@ DEVICE int alone(int value) {
 
 // ---- single accesses -----------------------------------------------------------------------------------------------
 
+DEVICE u32 same_in_warp(u32 value) {
+  const auto values = emulator::gather("same_in_warp", value);
+  for (u32 other : values) {
+    if (other != value) emulator::fail("the lanes of a warp differ in a value that they should share");
+  }
+  return value;
+}
+
 DEVICE int load_word(u32 address) {
   int word;
   std::memcpy(&word, emulator::shared(address, 4), 4);
@@ -383,7 +404,9 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   }
 }
 
-DEVICE void add_to_global(float *to, float a, float b, float c, float d) {
-  if (reinterpret_cast<u64>(to) % 16 != 0) emulator::fail("a vector reduction at %p is not aligned", to);
-  to[0] += a, to[1] += b, to[2] += c, to[3] += d;
+DEVICE void store_four(u32 address, float a, float b, float c, float d) {
+  const float four[4] = {a, b, c, d};
+  if (address % 16 != 0) emulator::fail("a vector store at %u is not aligned", address);
+  emulator::written(address, 16);
+  std::memcpy(emulator::shared(address, 16), four, 16);
 }

@@ -87,6 +87,14 @@ DEVICE void copies_out_commit() { asm volatile("cp.async.bulk.commit_group;" :::
 // Until what this thread's copies read in shared memory may be overwritten.
 DEVICE void copies_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
+// Starts adding floats that lie one after the other in shared memory to those in global memory, each in one go; both ends at
+// multiples of 16 bytes. It commits and is waited for as a copy out.
+template <u32 Bytes> DEVICE void add_out(float *to, u32 from) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "n"(Bytes)
+               : "memory");
+}
+
 // Orders this thread's ordinary writes to shared memory before what the copy engine and the tensor cores read there.
 DEVICE void fence_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -103,6 +111,10 @@ template <int Registers> DEVICE void more_registers() {
 // What lane 0 has, where it runs without its warp. By a shuffle, so that the compiler puts what follows from the value
 // into registers that the warp shares, and not into some of the few that this thread has.
 DEVICE int alone(int value) { return __shfl_sync(1, value, 0); }
+
+// The value that every lane of the warp has. By a shuffle, so that the compiler puts what follows from the value into
+// registers that the warp shares.
+DEVICE u32 same_in_warp(u32 value) { return __shfl_sync(0xFFFFFFFF, value, 0); }
 
 // ---- single accesses -----------------------------------------------------------------------------------------------
 
@@ -125,9 +137,9 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
                : "memory");
 }
 
-// Adds four floats to 16 aligned bytes of global memory, each in one go.
-DEVICE void add_to_global(float *to, float a, float b, float c, float d) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+// Four floats to 16 aligned bytes of shared memory.
+DEVICE void store_four(u32 address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 #endif // EMULATED
@@ -147,10 +159,14 @@ template <int RowBytes> struct Swizzle {
   DEVICE static u32 place(u32 offset) { return offset ^ ((offset >> 3) & (RowBytes - 16)); }
 };
 
-// The descriptor of a matrix operand at `address`: `leading` bytes to the next panel (of operands whose rows are the
-// summed dimension), `stride` bytes to the next group of eight rows.
-template <int RowBytes> DEVICE u64 descriptor(u32 address, u32 leading) {
-  const u64 stride = Swizzle<RowBytes>::group_bytes;
-  return Swizzle<RowBytes>::mode << 62 | (stride >> 4) << 32 | static_cast<u64>(leading >> 4 & 0x3FFF) << 16 |
-         static_cast<u64>(address >> 4 & 0x3FFF);
+// A distance in shared memory in units of 16 bytes, in which descriptors count.
+DEVICE constexpr u32 units(u32 bytes) { return bytes / 16; }
+
+// The descriptor of a matrix operand at 16 * `address_units`: `leading` bytes to the next panel (of operands whose rows are
+// the summed dimension), `stride` bytes to the next group of eight rows. It is a sum, so that the operands of a product
+// differ by constants, and each descriptor takes one addition.
+template <int RowBytes> DEVICE u64 descriptor(u32 address_units, u32 leading) {
+  constexpr u64 stride = Swizzle<RowBytes>::group_bytes;
+  constexpr u64 high = Swizzle<RowBytes>::mode << 62 | stride / 16 << 32;
+  return high | (address_units + (units(leading) << 16));
 }

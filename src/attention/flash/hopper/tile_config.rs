@@ -164,6 +164,7 @@ impl BackwardConfig {
         2 * Self::KEYS * row
             + Self::STAGES * stage
             + 2 * 2 * self.queries * Self::KEYS
+            + 4 * self.queries * self.variant.d
             + 8 * (2 + 2 * Self::STAGES)
             + ALIGNMENT
     }
