@@ -86,6 +86,21 @@
 //      dP cross it, complete.
 //      The emulator found two races of the first form that a GPU did not show: a warp overwrote dS while another warp of its
 //      warpgroup had yet to multiply it.
+//  10. Shared memory limits (2026-11-24, as in entry 8). At d 128 a step multiplies for 2560 clocks. Operands, dS, dQ and the
+//      copies move 368 KiB through shared memory, which takes 2944 clocks at 128 bytes a clock (computed). Probes with wrong
+//      results, of a form that multiplies dQ first, d 64 and d 128: no change 2.29 and 4.45; no reductions 2.22 and 4.10; nor
+//      dQ's stores 2.14 and 3.92; no 2^x 2.19 and 4.17.
+//      Now five of the eight left operands of V stay in registers at d 128, which saves 20 KiB a step. For this dQ is
+//      multiplied first and leaves the registers while dV and dK are multiplied. Predicted: 5 percent less.
+//      Measured side by side on two machines, 16 x 16384, d 128, with rest and without: entry 9 4.45 to 4.51 and 4.67 to 4.76;
+//      dQ first 4.40 to 4.46 and 4.65 to 4.69; with four operands of V 4.31 to 4.35 and 4.50 to 4.58; with five 4.27 to 4.34
+//      and 4.53. FlashAttention-4 beside them: 4.30 and 4.46 to 4.51. One head of 65536: 4.22 to 4.32 before, 4.14 to 4.16 now
+//      (FlashAttention-4 4.22 to 4.25). A call takes 3.46 J; entry 8's form took 3.56 J. All wait for power: 1.7 GHz.
+//      At d 64 the old order stays. With rest: 2.20 to 2.26 (FlashAttention-4 2.47 to 2.49). dQ first 2.28 to 2.30, and with
+//      two of four operands of V 2.24 to 2.30; dV, dQ, dK in this order with none, two and four operands 2.21, 2.23 and 2.26.
+//      Also tried at d 128: reductions from registers 4.40 to 4.52; two, four or eight heads side by side, the longest blocks
+//      of all first, 4.31 to 4.40, so the last blocks end together already; all of dQ of every second block by one warpgroup
+//      spills 96 bytes; more than five operands spill.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT.
@@ -141,6 +156,11 @@ constexpr int stages = 2;
 constexpr int threads = 384;
 constexpr int copier_registers = 24;
 constexpr int worker_registers = 240;
+// So many blocks of 16 columns of V stay in registers as left operands: as many as fit without a spill. Fewer reads of shared
+// memory pay where they limit, at d 128.
+constexpr int v_steps = d == 128 ? 5 : 0;
+// dQ is multiplied before dV and dK, so that its sums leave the registers early. Where V takes none, it comes after them.
+constexpr bool dq_first = v_steps > 0;
 
 constexpr int columns = d < 64 ? d : 64;
 constexpr int panels = d / columns;
@@ -304,17 +324,35 @@ struct Worker {
 
   float dk[d / 2];
   float dv[d / 2];
+  // Left operands of V's first columns.
+  u32 v[dq_first ? 4 * v_steps : 1];
 
-  // Starts sums = A B^T with this warpgroup's rows of K or V on the left and Q or dO on the right (Eq. 13 and 16).
-  // `right` is in units of 16 bytes, as below.
-  DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
+  // Reads the left operands of V that stay in registers.
+  DEVICE void load_v() {
+    const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
+#pragma unroll
+    for (int step = 0; step < v_steps; ++step) {
+      const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes + 16 * half;
+      load_matrices(base + v_at + panel * kv_panel + Layout::place(at_row * row_bytes + within), v[4 * step],
+                    v[4 * step + 1], v[4 * step + 2], v[4 * step + 3]);
+    }
+  }
+
+  // Starts S^T = K Q^T (Eq. 13) or dP^T = V dO^T (Eq. 16) with this warpgroup's rows of K or V. The left operands of the first
+  // `Steps` blocks of columns are those in `v`. `right` is in units of 16 bytes, as below.
+  template <int Steps> DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
     left = units(base) + units(left) + units(64 * row_bytes) * group;
 #pragma unroll
     for (int step = 0; step < d / 16; ++step) {
       const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes;
-      Wgmma<queries>::template shared<0, 0>(sums, descriptor<row_bytes>(left + units(panel * kv_panel + within), 16),
-                                            descriptor<row_bytes>(right + units(panel * q_panel + within), 16),
-                                            step != 0);
+      const u64 operand = descriptor<row_bytes>(right + units(panel * q_panel + within), 16);
+      if (step < Steps) {
+        Wgmma<queries>::template registers<0>(sums, v[4 * step], v[4 * step + 1], v[4 * step + 2], v[4 * step + 3],
+                                              operand, step != 0);
+      } else {
+        Wgmma<queries>::template shared<0, 0>(sums, descriptor<row_bytes>(left + units(panel * kv_panel + within), 16),
+                                              operand, step != 0);
+      }
     }
     wgmma_commit();
   }
@@ -435,11 +473,17 @@ struct Worker {
     hold(ds_pairs);
     hold(dq);
     wgmma_fence();
+    // The first warpgroup's dQ of the block before the first: the sums are not used, but dS is read.
+    if (dq_first) start_dq(dq, ds_units(count + 1 + group));
     start_gradient(dv, p, stage_units(do_at, stage));
     start_gradient(dk, ds_pairs, stage_units(q_at, stage));
-    // Before the first block there is none: these sums are not used, but dS is read.
-    start_dq(dq, ds_units(count + 1 + group));
-    wgmma_wait<2>();
+    if (dq_first) {
+      wgmma_wait<2>();
+      leave_dq(dq, count);
+    } else {
+      start_dq(dq, ds_units(count + 1 + group));
+    }
+    wgmma_wait<dq_first ? 1 : 2>();
     hold(dv);
     hold(p);
     release(do_free_barrier + stage, count);
@@ -447,23 +491,19 @@ struct Worker {
       barrier_wait(bar.q_full(next), next_parity);
       hold(s);
       wgmma_fence();
-      start_scores(s, k_at, stage_units(q_at, next));
+      start_scores<0>(s, k_at, stage_units(q_at, next));
     }
     wgmma_wait<Last ? 0 : 1>();
     hold(dk);
     hold(ds_pairs);
-    hold(dq);
     release(q_free_barrier + stage, count);
-    if (count + group > 0) {
-      store_dq(dq);
-    } else {
-      named_sync(first_barrier, 128);
-    }
+    if (!dq_first) leave_dq(dq, count);
     if (!Last) {
       barrier_wait(bar.do_full(next), next_parity);
       hold(dp);
+      hold(v);
       wgmma_fence();
-      start_scores(dp, v_at, stage_units(do_at, next));
+      start_scores<v_steps>(dp, v_at, stage_units(do_at, next));
     }
     pass_turn();
     if (!Last) finish_scores(s, dp, count + 1, masked);
@@ -477,6 +517,16 @@ struct Worker {
       const u32 panel = chunk / 4, within = 32 * (chunk % 4) + 16 * half;
       store_matrices(to + panel * ds_panel + Wide::place(at_row * 128 + within), pairs[4 * chunk], pairs[4 * chunk + 1],
                      pairs[4 * chunk + 2], pairs[4 * chunk + 3]);
+    }
+  }
+
+  // Stores the sums of dQ of a step, which are complete. The first warpgroup's first step has none, but its warps meet.
+  DEVICE void leave_dq(float (&dq)[dq_sums_a_thread], u32 count) {
+    hold(dq);
+    if (count + group > 0) {
+      store_dq(dq);
+    } else {
+      named_sync(first_barrier, 128);
     }
   }
 
@@ -498,6 +548,7 @@ struct Worker {
     for (int i = 0; i < d / 2; ++i) dk[i] = dv[i] = 0.0f;
     barrier_wait(bar.k_full(), 0);
     barrier_wait(bar.v_full(), 0);
+    load_v();
     const Work own = work();
     if (own.first >= own.blocks) return;
     last = own.blocks - own.first - 1;
@@ -512,9 +563,10 @@ struct Worker {
     take_turn();
     hold(s);
     hold(dp);
+    hold(v);
     wgmma_fence();
-    start_scores(s, k_at, stage_units(q_at, 0));
-    start_scores(dp, v_at, stage_units(do_at, 0));
+    start_scores<0>(s, k_at, stage_units(q_at, 0));
+    start_scores<v_steps>(dp, v_at, stage_units(do_at, 0));
     pass_turn();
     finish_scores(s, dp, 0, masked);
     for (u32 count = 0; count < last; ++count) step<false>(s, dp, count, masked);

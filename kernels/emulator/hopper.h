@@ -404,6 +404,16 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   }
 }
 
+DEVICE void load_matrices(u32 address, u32 &a, u32 &b, u32 &c, u32 &d) {
+  if (address % 16 != 0) emulator::fail("a row of a matrix at %u is not aligned", address);
+  const auto rows = emulator::gather("ldmatrix", address);
+  u32 *const to[4] = {&a, &b, &c, &d};
+  for (u32 matrix = 0; matrix < 4; ++matrix) {
+    const u32 row = rows[8 * matrix + emulator::lane() / 4];
+    std::memcpy(to[matrix], emulator::shared(row + 4 * (emulator::lane() % 4), 4), 4);
+  }
+}
+
 DEVICE void store_four(u32 address, float a, float b, float c, float d) {
   const float four[4] = {a, b, c, d};
   if (address % 16 != 0) emulator::fail("a vector store at %u is not aligned", address);

@@ -137,6 +137,14 @@ DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
                : "memory");
 }
 
+// The other way.
+DEVICE void load_matrices(u32 address, u32 &a, u32 &b, u32 &c, u32 &d) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(address)
+               : "memory");
+}
+
 // Four floats to 16 aligned bytes of shared memory.
 DEVICE void store_four(u32 address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");

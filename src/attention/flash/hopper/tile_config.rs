@@ -157,7 +157,7 @@ impl BackwardConfig {
         program("flash_backward.cu", self.variant, shape)
     }
 
-    /// K and V, Q and dO of each buffer with their rows' statistics, two of dS, and the barriers.
+    /// K and V, Q and dO of each buffer with their rows' statistics, two of dS, each warpgroup's dQ, and the barriers.
     pub fn shared_bytes(&self) -> u32 {
         let row = 2 * self.variant.d;
         let stage = 2 * self.queries * row + 2 * 4 * self.queries;
