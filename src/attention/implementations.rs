@@ -1,6 +1,6 @@
 //! The one table of attention implementations: models choose from it, and grading and benchmarks each filter it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -36,6 +36,8 @@ pub enum Group {
     Plain,
     Ours,
     Pytorch,
+    /// Of another library, which is not part of PyTorch.
+    Library,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -57,6 +59,8 @@ pub enum Run {
     Own(&'static dyn Attention),
     /// One fused operator of PyTorch, which gives `o` and does not return its logsumexp.
     Operator(Backend),
+    /// A library of Python's, which the Python peer runs and times.
+    InPeer,
 }
 
 /// Which comparisons of speed have a column for it.
@@ -87,6 +91,7 @@ pub const IMPLEMENTATIONS: &[Implementation] = &[
     entry("sdpa_flash", "SDPA flash", Group::Pytorch, Units::Vector, &[], Run::Operator(Backend::Flash), Timed::Everywhere),
     entry("sdpa_cudnn", "cuDNN", Group::Pytorch, Units::Tensor, &[], Run::Operator(Backend::Cudnn), Timed::Everywhere),
     entry("sdpa_efficient", "efficient", Group::Pytorch, Units::Tensor, &[], Run::Operator(Backend::Efficient), Timed::Everywhere),
+    entry("flash_attention_4", "FlashAttention-4", Group::Library, Units::Vector, &[], Run::InPeer, Timed::Everywhere),
 ];
 
 const fn entry(
@@ -119,7 +124,7 @@ impl Implementation {
             Run::Definition => Some(&naive::Naive),
             Run::Sdpa => Some(&sdpa::Sdpa),
             Run::Own(own) => Some(own),
-            Run::Operator(_) => None,
+            Run::Operator(_) | Run::InPeer => None,
         }
     }
 
@@ -130,6 +135,7 @@ impl Implementation {
             Run::Sdpa => sdpa::Sdpa.supports(kind, device, head_dim),
             Run::Own(own) => own.supports(kind, device, head_dim),
             Run::Operator(operator) => operator.supports(kind, device, head_dim),
+            Run::InPeer => Err("it runs in the Python peer".into()),
         }
     }
 
@@ -140,6 +146,7 @@ impl Implementation {
             Run::Sdpa => sdpa::attention(q, k, v, is_causal),
             Run::Own(own) => recomputing(own, q, k, v, is_causal),
             Run::Operator(operator) => operator.attention(q, k, v, is_causal),
+            Run::InPeer => bail!("{} runs in the Python peer only", self.name),
         }
     }
 

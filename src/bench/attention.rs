@@ -1,5 +1,7 @@
 //! The inputs of timed attention, its results, and its passes as CUDA graphs.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result, bail};
 use tch::{Device, Kind, Tensor};
 
@@ -74,6 +76,15 @@ impl Inputs {
         };
         self.clear()?;
         <[Tensor; 3]>::try_from(gradients).ok().context("three gradients")
+    }
+
+    /// Writes what the Python peer is verified on: the inputs, and the expected o, dq, dk and dv.
+    pub fn write(&self, expected: &[Tensor; 4], file: &Path) -> Result<()> {
+        let Self { q, k, v, d_o, .. } = self;
+        let names = ["q", "k", "v", "d_o", "expected_o", "expected_dq", "expected_dk", "expected_dv"];
+        let tensors = [q, k, v, d_o].into_iter().chain(expected);
+        let named = names.into_iter().zip(tensors).map(|(name, t)| Ok((name, t.f_contiguous()?)));
+        Ok(Tensor::write_safetensors(&named.collect::<Result<Vec<_>>>()?, file)?)
     }
 
     /// Drops the gradients.

@@ -17,6 +17,8 @@ pub mod ddp_step;
 pub mod device;
 /// Floating-point types and their rounding in software.
 pub mod dtype;
+/// Joules a call, and the clock meanwhile.
+pub mod energy;
 /// Errors relative to the norm.
 pub mod errors;
 /// Time per call and bandwidth of the ranks' connection.

@@ -40,6 +40,19 @@ pub fn limits() -> BTreeMap<String, String> {
     limits.into_iter().filter_map(|(name, value)| Some((name.to_string(), value.ok()?))).collect()
 }
 
+/// What the first GPU has used since its driver was loaded, in joules. The counter moves in steps of some milliseconds.
+pub fn energy_j() -> Result<f64> {
+    let device = device().as_ref().map_err(|error| anyhow!("{error:#}"))?;
+    let millijoules = device.total_energy_consumption().context("the management library has no energy counter here")?;
+    Ok(millijoules as f64 / 1e3)
+}
+
+/// The first GPU's SM clock now.
+pub fn sm_clock_hz() -> Result<f64> {
+    let device = device().as_ref().map_err(|error| anyhow!("{error:#}"))?;
+    Ok(f64::from(device.clock_info(Clock::SM).context("no SM clock")?) * 1e6)
+}
+
 /// The library's version, and whether it gives readings, for `cs336 doctor`.
 pub fn describe() -> Result<String> {
     let device = device().as_ref().map_err(|error| anyhow!("{error:#}"))?;
@@ -117,7 +130,9 @@ mod tests {
     fn without_a_gpu_there_is_no_reading_and_describe_says_why() {
         if torch::cuda_device(0).is_err() {
             assert!(reading().is_none() && limits().is_empty());
-            assert!(format!("{:#}", describe().unwrap_err()).contains("GPU"));
+            for error in [describe().map(drop), energy_j().map(drop), sm_clock_hz().map(drop)] {
+                assert!(format!("{:#}", error.unwrap_err()).contains("GPU"));
+            }
         }
     }
 }

@@ -93,6 +93,11 @@ impl TorchPeer {
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without a Python that has PyTorch.
     pub fn start(device: Device) -> Result<Self> {
+        Self::start_with(device, std::env::var_os("PYTHONPATH"))
+    }
+
+    /// As [`Self::start`], with modules from the folders of `site`, as PYTHONPATH lists them.
+    pub fn start_with(device: Device, site: Option<OsString>) -> Result<Self> {
         python::require("torch")?;
         let name = match device {
             Device::Cuda(index) => format!("cuda:{index}"),
@@ -101,9 +106,7 @@ impl TorchPeer {
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
         // -B: write no .pyc files into the measured tree.
-        command
-            .args(["-B", "-m", "peers", &name])
-            .env("PYTHONPATH", python_path(&suites, std::env::var_os("PYTHONPATH"))?);
+        command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", python_path(&suites, site)?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
@@ -114,6 +117,16 @@ impl TorchPeer {
         );
         ensure!(!software.tf32, "the peer uses TF32 in float32 products: unset the variable that enables it");
         Ok(Self { peer, device, software })
+    }
+
+    /// The result of a job, most often of the open case.
+    pub fn job<R: DeserializeOwned>(&mut self, job: &str, settings: Value) -> Result<R> {
+        self.peer.call(job, settings, DEADLINE)
+    }
+
+    /// Ends the process. Later jobs are errors, and it is not kept.
+    pub fn end(&mut self) {
+        self.peer.end();
     }
 
     pub fn open(&mut self, measure: &str, mut settings: Value) -> Result<()> {
@@ -173,12 +186,20 @@ static KEPT: Mutex<Option<TorchPeer>> = Mutex::new(None);
 
 /// Runs `body` with the kept peer of `device`, or with a new one. A peer whose case failed is not kept.
 pub fn with_kept<T>(device: Device, body: impl FnOnce(&mut TorchPeer) -> Result<T>) -> Result<T> {
+    with_kept_or_why(device, |peer| body(peer?))
+}
+
+/// As [`with_kept`], for a body that goes on without a peer and records why none starts.
+pub fn with_kept_or_why<T>(device: Device, body: impl FnOnce(Result<&mut TorchPeer>) -> Result<T>) -> Result<T> {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut peer = match kept.take().filter(|peer| peer.device == device && peer.peer.is_usable()) {
         Some(peer) => peer,
-        None => TorchPeer::start(device)?,
+        None => match TorchPeer::start(device) {
+            Ok(peer) => peer,
+            Err(error) => return body(Err(error)),
+        },
     };
-    let value = body(&mut peer)?;
+    let value = body(Ok(&mut peer))?;
     *kept = Some(peer);
     Ok(value)
 }

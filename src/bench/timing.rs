@@ -1,19 +1,23 @@
 //! Timing of a call between two synchronisations, and of many calls by the protocol of Triton's `do_bench`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use crate::torch::clock::Interval;
-use crate::torch::stream::synchronize;
+use crate::torch::stream::{spin, synchronize};
 
 /// The size of the buffer cleared before every timed call, as in Triton 3.6's `get_empty_cache_for_benchmark`.
 pub const FLUSHED_BYTES: i64 = 256 << 20;
 
 /// Calls whose mean is the estimate, each after a flush.
 const ESTIMATES: usize = 5;
+
+/// The rest before a call: half a millisecond, on a GPU counted in cycles of a clock of 1,980 MHz.
+const REST: Duration = Duration::from_micros(500);
+const REST_CYCLES: i64 = 1_000_000;
 
 /// Whether the inputs are in the cache when a timed call starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,10 +29,28 @@ pub enum Cache {
     Warm,
 }
 
+/// Whether the device rests before a call. Under its power limit a GPU lowers its clock while calls follow one another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pace {
+    /// Calls follow one another.
+    #[default]
+    Sustained,
+    /// Half a millisecond without work before each call but a turn's first, after the flush, so that the clock stays up.
+    Rested,
+}
+
+impl Pace {
+    pub fn is_sustained(&self) -> bool {
+        *self == Self::Sustained
+    }
+}
+
 /// Warm-up and repetition time of each pass in each turn.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Protocol {
     pub cache: Cache,
+    pub pace: Pace,
     pub warmup_ms: f64,
     pub rep_ms: f64,
     /// The most calls in a turn, so that the record of a short pass stays small; 0 means no limit.
@@ -73,6 +95,10 @@ impl TimingBench {
         Ok(Self { device, protocol, flushed })
     }
 
+    pub fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
     /// Seconds of each timed call in one turn, which follows `do_bench`: a first call, five calls for the estimate,
     /// warm-up, timed calls. `clear` runs before each call and is not timed.
     pub fn turn(&self, clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>> {
@@ -91,12 +117,14 @@ impl TimingBench {
     ) -> Result<Vec<f64>> {
         for _ in 0..counts.warmup {
             clear()?;
+            self.rest()?;
             call()?;
         }
         let mut intervals = (0..counts.repeats).map(|_| Interval::new(self.device)).collect::<Result<Vec<_>>>()?;
         for interval in &mut intervals {
             clear()?;
             self.flush()?;
+            self.rest()?;
             interval.start()?;
             call()?;
             interval.end()?;
@@ -111,6 +139,7 @@ impl TimingBench {
         for _ in 0..ESTIMATES {
             clear()?;
             self.flush()?;
+            self.rest()?;
             call()?;
         }
         interval.end()?;
@@ -120,11 +149,54 @@ impl TimingBench {
         Ok(seconds)
     }
 
+    fn rest(&self) -> Result<()> {
+        match (self.protocol.pace, self.device) {
+            (Pace::Sustained, _) => Ok(()),
+            (Pace::Rested, Device::Cpu) => {
+                std::thread::sleep(REST);
+                Ok(())
+            }
+            (Pace::Rested, gpu) => spin(gpu, REST_CYCLES).context("resting before a call"),
+        }
+    }
+
     fn flush(&self) -> Result<()> {
         if let Some(buffer) = &self.flushed {
             let _ = buffer.shallow_clone().f_zero_().context("clearing the cache")?;
         }
         Ok(())
+    }
+}
+
+/// Calls back to back, without a flush or a rest, and the seconds until the device has finished.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BusyCalls {
+    pub calls: usize,
+    pub seconds: f64,
+}
+
+impl BusyCalls {
+    /// As many calls as fill about `seconds`, by the time of five. `clear` runs before each.
+    pub fn run(
+        device: Device,
+        seconds: f64,
+        clear: &dyn Fn() -> Result<()>,
+        call: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Self> {
+        let mut calls = |calls: usize| -> Result<Self> {
+            let many = || {
+                (0..calls).try_for_each(|_| {
+                    clear()?;
+                    call()
+                })
+            };
+            let ((), seconds) = lap(device, many)?;
+            Ok(Self { calls, seconds })
+        };
+        calls(1)?;
+        let five = calls(ESTIMATES)?;
+        calls((seconds * ESTIMATES as f64 / five.seconds.max(1e-9)).ceil().clamp(1.0, 1e6) as usize)
     }
 }
 
@@ -149,7 +221,8 @@ mod tests {
 
     use super::*;
 
-    const PROTOCOL: Protocol = Protocol { cache: Cache::Warm, warmup_ms: 25.0, rep_ms: 100.0, most_repeats: 0 };
+    const PROTOCOL: Protocol =
+        Protocol { cache: Cache::Warm, pace: Pace::Sustained, warmup_ms: 25.0, rep_ms: 100.0, most_repeats: 0 };
 
     #[test]
     fn the_number_of_calls_is_rounded_down_and_at_least_one() {
@@ -189,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_cold_bench_clears_its_buffer_before_each_timed_call() {
-        let protocol = Protocol { cache: Cache::Cold, warmup_ms: 0.1, rep_ms: 3.0, most_repeats: 2 };
+        let protocol = Protocol { cache: Cache::Cold, warmup_ms: 0.1, rep_ms: 3.0, most_repeats: 2, ..PROTOCOL };
         let bench = TimingBench::new(Device::Cpu, protocol).unwrap();
         let buffer = bench.flushed.as_ref().unwrap();
         assert_eq!(buffer.numel() as i64 * 4, FLUSHED_BYTES);
@@ -202,6 +275,37 @@ mod tests {
         };
         let seconds = bench.timed(CallCounts { warmup: 1, repeats: 2 }, &|| Ok(()), &mut call).unwrap();
         assert_eq!((seconds.len(), clean.get()), (2, 1 + 2), "the very first call finds zeros too");
+    }
+
+    #[test]
+    fn a_rested_bench_rests_before_every_call() {
+        let bench = TimingBench::new(Device::Cpu, Protocol { pace: Pace::Rested, ..PROTOCOL }).unwrap();
+        let (last, waits) = (Cell::new(Instant::now()), RefCell::new(Vec::new()));
+        let clear = || {
+            last.set(Instant::now());
+            Ok(())
+        };
+        let mut call = || {
+            waits.borrow_mut().push(last.get().elapsed());
+            Ok(())
+        };
+        bench.timed(CallCounts { warmup: 2, repeats: 3 }, &clear, &mut call).unwrap();
+        bench.estimate(&clear, &mut call).unwrap();
+        let waits = waits.into_inner();
+        assert!(waits.len() == 5 + ESTIMATES && waits.iter().all(|wait| *wait >= REST), "{waits:?}");
+    }
+
+    #[test]
+    fn busy_calls_fill_the_time_that_they_are_given() {
+        let calls = Cell::new(0);
+        let mut call = || {
+            calls.set(calls.get() + 1);
+            std::thread::sleep(Duration::from_millis(2));
+            Ok(())
+        };
+        let busy = BusyCalls::run(Device::Cpu, 0.05, &|| Ok(()), &mut call).unwrap();
+        assert!((1..=25).contains(&busy.calls) && busy.seconds >= 2e-3 * busy.calls as f64, "{busy:?}");
+        assert_eq!(calls.get(), 1 + ESTIMATES + busy.calls);
     }
 
     #[test]

@@ -79,6 +79,11 @@ impl Peer {
         self.process.is_some()
     }
 
+    /// Ends the process.
+    pub fn end(&mut self) {
+        self.process = None;
+    }
+
     /// Sends `job` and waits for its result, at most `deadline`.
     ///
     /// Errors: [`Fault::OutOfMemory`], [`Fault::NotAvailable`] or a failed job, after which the peer can be used again; or

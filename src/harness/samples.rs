@@ -19,6 +19,10 @@ pub enum Unit {
     Seconds,
     #[serde(rename = "B")]
     Bytes,
+    #[serde(rename = "J")]
+    Joules,
+    #[serde(rename = "Hz")]
+    Hertz,
 }
 
 /// All observed values in order. Statistics are computed when a record is read.
@@ -59,6 +63,16 @@ impl Samples {
         Self::new(Unit::Bytes, samples, None)
     }
 
+    /// What calls use of the device's energy.
+    pub fn joules(samples: Vec<f64>) -> Result<Self> {
+        Self::new(Unit::Joules, samples, None)
+    }
+
+    /// Readings of a clock.
+    pub fn hertz(samples: Vec<f64>) -> Result<Self> {
+        Self::new(Unit::Hertz, samples, None)
+    }
+
     fn new(unit: Unit, samples: Vec<f64>, work: Option<Work>) -> Result<Self> {
         let samples = Self { unit, samples, work };
         samples.validate()?;
@@ -73,7 +87,7 @@ impl Samples {
         for (i, x) in self.samples.iter().enumerate() {
             let fine = match self.unit {
                 Unit::Seconds => *x > 0.0 && *x < LONGEST_S,
-                Unit::Bytes => x.is_finite() && *x >= 0.0,
+                Unit::Bytes | Unit::Joules | Unit::Hertz => x.is_finite() && *x >= 0.0,
             };
             ensure!(
                 fine,

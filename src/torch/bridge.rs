@@ -125,6 +125,7 @@ pub(super) mod ffi {
         fn empty_cache(device: i8) -> Result<()>;
         fn current_stream_handle(device: i8) -> Result<u64>;
         fn synchronize_device(device: i8) -> Result<()>;
+        fn spin(device: i8, cycles: i64) -> Result<()>;
 
         #[namespace = "at"]
         type Generator;

@@ -23,6 +23,13 @@ pub fn current_stream(device: Device) -> Result<u64> {
     check(ffi::current_stream_handle(cuda_index(device)?))
 }
 
+/// Launches a kernel on this thread's stream that does nothing for `cycles` of the GPU's clock, as `torch.cuda._sleep`.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] on the CPU.
+pub fn spin(device: Device, cycles: i64) -> Result<()> {
+    check(ffi::spin(cuda_index(device)?, cycles))
+}
+
 /// Runs `body` with this thread's operators on the side stream of `device`. Neither stream waits for the other unless
 /// `body` makes it wait. On the CPU `body` just runs.
 ///
@@ -44,7 +51,8 @@ mod tests {
     #[test]
     fn synchronizing_the_cpu_does_nothing_and_it_has_no_stream() {
         synchronize(Device::Cpu).unwrap();
-        let error = current_stream(Device::Cpu).unwrap_err();
-        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        for error in [current_stream(Device::Cpu).unwrap_err(), spin(Device::Cpu, 1).unwrap_err()] {
+            assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        }
     }
 }

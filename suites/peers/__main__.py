@@ -9,10 +9,12 @@ from .adamw import AdamW
 from .all_reduce import AllReduce
 from .attention import Attention
 from .ddp import Ddp
+from .flash_attention_4 import FlashAttention4
 from .transformer import Transformer
 
 MEASURES = {
     "attention": Attention,
+    "flash_attention_4": FlashAttention4,
     "transformer": Transformer,
     "adamw": AdamW,
     "all_reduce": AllReduce,
@@ -30,13 +32,16 @@ class Jobs:
     def open(self, measure: str, **settings) -> dict:
         self.close()
         self.case = MEASURES[measure](self.device, **settings)
-        return {}
+        return getattr(self.case, "opened", {})
 
     def verify(self, **settings) -> dict:
         return self.case.verify(**settings)
 
-    def turn(self, **settings) -> dict:
+    def turn(self, **settings) -> dict | list:
         return self.case.turn(**settings)
+
+    def busy(self, **settings) -> dict:
+        return self.case.busy(**settings)
 
     def close(self) -> dict:
         case, self.case = self.case, None
@@ -49,7 +54,8 @@ def main(device_name: str) -> None:
     # The same arithmetic as on the other side: float32 products are not rounded to TF32.
     torch.set_float32_matmul_precision("highest")
     jobs = Jobs(device)
-    table = {"open": jobs.open, "verify": jobs.verify, "turn": jobs.turn, "close": jobs.close}
+    names = ["open", "verify", "turn", "busy", "close"]
+    table = {name: getattr(jobs, name) for name in names}
     channel.serve(table, protocol.hello(device))
 
 

@@ -19,13 +19,22 @@ pub enum Unit {
     FlopsPerSecond,
     Hertz,
     Watts,
+    Joules,
     /// A ratio, a share, a count or a value of a tensor.
     One,
 }
 
 impl Unit {
-    pub const ALL: [Self; 7] =
-        [Self::Seconds, Self::Bytes, Self::BytesPerSecond, Self::FlopsPerSecond, Self::Hertz, Self::Watts, Self::One];
+    pub const ALL: [Self; 8] = [
+        Self::Seconds,
+        Self::Bytes,
+        Self::BytesPerSecond,
+        Self::FlopsPerSecond,
+        Self::Hertz,
+        Self::Watts,
+        Self::Joules,
+        Self::One,
+    ];
 
     /// The serialised form: "s", "B", .., "1" for a number without a unit.
     pub fn symbol(self) -> &'static str {
@@ -36,6 +45,7 @@ impl Unit {
             Self::FlopsPerSecond => "FLOP/s",
             Self::Hertz => "Hz",
             Self::Watts => "W",
+            Self::Joules => "J",
             Self::One => "1",
         }
     }
@@ -52,6 +62,8 @@ impl From<samples::Unit> for Unit {
         match unit {
             samples::Unit::Seconds => Self::Seconds,
             samples::Unit::Bytes => Self::Bytes,
+            samples::Unit::Joules => Self::Joules,
+            samples::Unit::Hertz => Self::Hertz,
         }
     }
 }
@@ -127,6 +139,7 @@ impl Quantity {
             Unit::FlopsPerSecond => (Style::Gflops, " GFLOP/s"),
             Unit::Hertz => (Style::Mhz, " MHz"),
             Unit::Watts => (Style::Fixed, " W"),
+            Unit::Joules => (Style::Fixed, " J"),
             Unit::One => (Style::Fixed, ""),
         };
         let scaled = magnitude * style.0.scale();

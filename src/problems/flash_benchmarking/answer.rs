@@ -1,7 +1,8 @@
-//! Ours against plain attention, PyTorch's operators and FlashAttention-3: two regimes, all cells, tiles, and figures.
+//! Ours against plain attention, PyTorch's operators and FlashAttention-4: two regimes, all cells, 16 heads, and figures.
 
 mod cells;
 mod figures;
+mod heads;
 mod published;
 mod speed;
 mod tables;
@@ -12,7 +13,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::cells::{CellPass, FlashCase, only, passes, shape, title};
-use self::published::{Beside, PowerCap, beside, power_cap};
+use self::heads::Heads;
+use self::published::{PowerCap, power_cap};
 use self::speed::{Passes, Speed, Wins};
 use self::tables::TileRow;
 use super::checks::GRIDS;
@@ -27,8 +29,8 @@ use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
 use crate::harness::answer::format::{grouped, markdown};
 use crate::harness::answer::{Answer, Audience, CaseOutcome, Quantity, Records, Unit};
 
-/// The grid of 16 heads, which fill a GPU.
-const HEADS: &str = "heads";
+/// The grids of 16 heads, which fill a GPU: call after call, and rested.
+const HEADS: [&str; 2] = ["heads", "rested"];
 /// The short cells as CUDA graphs, and with warm caches.
 const GRAPH: &str = "graph";
 const WARM: &str = "warm";
@@ -52,8 +54,7 @@ struct Quoted {
     /// Of the short cells with warm caches, launched by the host.
     warm: Option<Passes>,
     tiles: Option<TileExample>,
-    /// Of FlashAttention-3's times.
-    beside: Option<Beside>,
+    heads: Option<Heads>,
     cap: Option<PowerCap>,
     /// What has no figure and why, a sentence for each way to end.
     endings: Vec<String>,
@@ -123,7 +124,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     // A CPU's grid shows the protocol alone.
     let answered: &[CellPass] = if main.is_gpu() { &grid } else { &[] };
     let of_grid = |name: &str| if main.is_gpu() { only(&all, |p| p.case.grid == name) } else { Vec::new() };
-    let (graphs, warm, heads) = (of_grid(GRAPH), of_grid(WARM), of_grid(HEADS));
+    let (graphs, warm, heads) = (of_grid(GRAPH), of_grid(WARM), HEADS.map(of_grid).concat());
+    let on = main.machine()?;
     let tiles = tables::tile_rows(main, answered)?;
     let board = cases.iter().find(|case| case.grid == LEADERBOARD);
     let quoted = Quoted {
@@ -139,17 +141,21 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         passes: Passes::of(answered),
         warm: Passes::of(&only(&warm, |p| p.cell.launch == Launch::Eager)),
         tiles: tiles.as_deref().and_then(tile_example),
-        beside: beside(&heads)?,
+        heads: Heads::of(&heads, answered, &on)?,
         cap: power_cap(&heads)?,
         endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
     };
     let mut answer = Answer::of(main, &quoted)?;
-    let claims = [quoted.wins.as_ref().map(Wins::claim), quoted.passes.as_ref().map(Passes::claim)];
+    let claims = [
+        quoted.wins.as_ref().map(Wins::claim),
+        quoted.passes.as_ref().map(Passes::claim),
+        quoted.heads.as_ref().and_then(Heads::claim),
+    ];
     claims.into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
-    let on = main.machine()?;
     let by_launch = |p: &CellPass| if p.cell.launch == Launch::Graph { "as a graph" } else { "launched" }.into();
     let by_dtype = |p: &CellPass| p.cell.dtype.name().into();
+    let (heads, energies) = quoted.heads.map_or((None, None), |heads| (Some(heads.times), heads.energies));
     let printed = [
         ("answer", tables::answered(answered, &on)?),
         ("full-tiles", tiles.map(|rows| tables::tiles(&rows))),
@@ -158,7 +164,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("full-regimes", quoted.speed.map(|speed| speed.table)),
         ("full-graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
         ("full-warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
-        ("full-flash-attention-3", quoted.beside.map(|beside| beside.table)),
+        ("full-heads", heads),
+        ("full-energy", energies),
         ("full-errors", tables::errors(answered, &on)),
         (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
     ];

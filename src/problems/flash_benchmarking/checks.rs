@@ -7,13 +7,14 @@ use tch::{Device, Tensor};
 
 use super::PROBLEM;
 use super::implementations::{columns, takes_part};
-use super::measure::{Launch, Params, Task};
+use super::measure::{Launch, Params};
+use super::task::Task;
 use super::verify::{Expected, within};
 use crate::attention::naive;
 use crate::bench::attention::Inputs;
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
-use crate::bench::timing::{Cache, Protocol};
+use crate::bench::timing::{Cache, Pace, Protocol};
 use crate::bench::tolerance;
 use crate::bench::work::AttentionPass;
 use crate::harness::problem::Verdict;
@@ -37,8 +38,9 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
     for (grid, case) in suite.cases(Profile::Gpu) {
         match serde_json::from_value::<Params>(case.clone())? {
             Params::Cell(c) if GRIDS.contains(&grid) => {
-                let handouts = c.batch == 1 && c.cache == Cache::Cold && c.launch == Launch::Eager;
-                ensure!(handouts, "a cell of another batch, cache or launch: {case}");
+                let handouts =
+                    c.batch == 1 && c.cache == Cache::Cold && c.launch == Launch::Eager && c.pace == Pace::Sustained;
+                ensure!(handouts, "a cell of another batch, cache, launch or pace: {case}");
                 ensure!(cells.insert((c.dtype.name(), c.d_model, c.seq)), "twice: {case}");
                 ensure!(*rounds.entry(c.seq).or_insert(c.rounds) == c.rounds, "other cells as long: {case}");
             }
@@ -65,9 +67,9 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
 }
 
 fn task(shape: [i64; 4], dtype: Dtype, unpacked: bool) -> Task {
-    let protocol = Protocol { cache: Cache::Warm, warmup_ms: 1.0, rep_ms: 1.0, most_repeats: 1 };
+    let protocol = Protocol { cache: Cache::Warm, pace: Pace::Sustained, warmup_ms: 1.0, rep_ms: 1.0, most_repeats: 1 };
     let passes = &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both];
-    Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, unpacked }
+    Task { shape, dtype, launch: Launch::Eager, passes, protocol, rounds: 1, unpacked, energy_s: 0.0 }
 }
 
 fn devices() -> Vec<Device> {

@@ -1,31 +1,26 @@
-//! Measures one cell of the grid, or the leaderboard's function: every implementation is verified, then all are timed in
-//! turns on the same inputs.
+//! One cell of the grid, or the leaderboard's function: its parameters and its row.
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor};
 
-use super::implementations::{columns, precision};
-use super::verify::{Verified, rounded, verify};
+use super::flash_attention_4;
+use super::implementations::columns;
+use super::task::Task;
 use crate::attention::FLASH_KERNELS;
-use crate::attention::implementations::Implementation;
-use crate::bench::attention::Inputs;
-use crate::bench::attention_memory::{Accounting, refused_by_prediction};
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
+use crate::bench::energy::Energy;
 use crate::bench::errors::AttentionErrors;
-use crate::bench::interleave::{ColumnOutcome, Laps, Variant, samples, take_turns};
-use crate::bench::timing::{Cache, Protocol, TimingBench};
-use crate::bench::work::{self, AttentionPass};
+use crate::bench::interleave::ColumnOutcome;
+use crate::bench::peer::drop_kept;
+use crate::bench::timing::{Cache, Pace};
+use crate::bench::work::AttentionPass;
 use crate::error::Fault;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
-use crate::torch::Generator;
-use crate::torch::autograd::{backward, backward_from};
-use crate::torch::random::SEED;
 
 pub struct FlashBenchmarking;
 
@@ -46,6 +41,8 @@ pub struct Cell {
     pub seq: i64,
     pub batch: i64,
     pub cache: Cache,
+    #[serde(default, skip_serializing_if = "Pace::is_sustained")]
+    pub pace: Pace,
     pub launch: Launch,
     /// Turns of each implementation; every second round goes the other way.
     pub rounds: usize,
@@ -53,6 +50,13 @@ pub struct Cell {
     pub warmup_ms: f64,
     pub rep_ms: f64,
     pub most_repeats: usize,
+    /// Seconds of calls back to back of each pass, after the timed ones, for joules a call and the clock; 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub energy_s: f64,
+}
+
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 /// The handout's `flash_forward_backward` under `do_bench`, one implementation after the other.
@@ -79,12 +83,18 @@ pub enum Launch {
 #[serde(deny_unknown_fields)]
 pub struct Row {
     pub columns: BTreeMap<String, ImplementationOutcome>,
+    /// Why a pass has no energy though the suite asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_missing: Option<String>,
 }
 
 /// How one implementation's part of a case ended.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImplementationOutcome {
+    /// Of a library that is not among the run's software.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// The largest over the lengths that were verified, as shares of the norm, to two digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<AttentionErrors>,
@@ -95,6 +105,8 @@ pub struct ImplementationOutcome {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub predicted_bytes: BTreeMap<AttentionPass, u64>,
     pub passes: BTreeMap<AttentionPass, ColumnOutcome<Samples>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub energy: BTreeMap<AttentionPass, Energy>,
 }
 
 impl Measure for FlashBenchmarking {
@@ -111,6 +123,7 @@ impl Measure for FlashBenchmarking {
         }
         ensure!((8..=256).contains(&d) && d % 8 == 0, "d is {d}: it must be a multiple of 8 up to 256");
         ensure!((1..=1000).contains(&task.rounds), "rounds is {}: it must lie in 1..1000", task.rounds);
+        ensure!((0.0..=60.0).contains(&task.energy_s), "energy_s is {}: it must lie between 0 and 60", task.energy_s);
         task.protocol.validate()
     }
 
@@ -120,180 +133,11 @@ impl Measure for FlashBenchmarking {
             let needs = "a GPU, on which the handout times it".to_string();
             return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
         }
-        Ok(Row { columns: compare(&Task::of(params), &columns(), device)? })
-    }
-}
-
-/// What all implementations of one case do.
-pub struct Task {
-    /// (batch, heads, n, d).
-    pub shape: [i64; 4],
-    pub dtype: Dtype,
-    pub launch: Launch,
-    pub passes: &'static [AttentionPass],
-    pub protocol: Protocol,
-    pub rounds: usize,
-    /// Whether q, k and v are parts of one leaf, as in the leaderboard's function.
-    pub unpacked: bool,
-}
-
-impl Task {
-    fn of(params: &Params) -> Self {
-        match *params {
-            Params::Cell(Cell {
-                dtype,
-                d_model,
-                seq,
-                batch,
-                cache,
-                launch,
-                rounds,
-                warmup_ms,
-                rep_ms,
-                most_repeats,
-                ..
-            }) => Self {
-                shape: [batch, 1, seq, d_model],
-                dtype,
-                launch,
-                passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
-                protocol: Protocol { cache, warmup_ms, rep_ms, most_repeats },
-                rounds,
-                unpacked: false,
-            },
-            Params::Leaderboard(Leaderboard { dtype, n_heads, d_head, seq, warmup_ms, rep_ms }) => Self {
-                shape: [1, n_heads, seq, d_head],
-                dtype,
-                launch: Launch::Eager,
-                passes: &[AttentionPass::Summed],
-                protocol: Protocol { cache: Cache::Cold, warmup_ms, rep_ms, most_repeats: 0 },
-                rounds: 1,
-                unpacked: true,
-            },
+        if let Params::Leaderboard(_) = params {
+            // Its peer is done, and the leaderboard's tensors need the memory.
+            drop_kept();
         }
-    }
-
-    pub fn seq(&self) -> i64 {
-        self.shape[2]
-    }
-
-    /// The inputs of a given length.
-    pub fn draw(&self, seq: i64, generator: &Generator) -> Result<Inputs> {
-        let ([batch, heads, _, d], kind) = (self.shape, self.dtype.kind());
-        match self.unpacked {
-            true => Inputs::draw_unpacked(heads, seq, d, kind, generator),
-            false => Inputs::draw(&[batch, heads, seq, d], kind, generator),
-        }
-    }
-
-    /// Bytes of tensors at the peak of each pass, inputs and a mask of T^2 bytes included; none without a formula.
-    pub fn predicted_bytes(&self, implementation: &Implementation, device: Device) -> BTreeMap<AttentionPass, u64> {
-        if !implementation.keeps_scores() {
-            return BTreeMap::new();
-        }
-        let [batch, heads, seq, d] = self.shape.map(|n| n.unsigned_abs());
-        let element_bytes = self.dtype.kind().elt_size_in_bytes() as u64;
-        let profile = if device == Device::Cpu { Profile::Cpu } else { Profile::Gpu };
-        let plain = Accounting::of(batch * heads, seq, d, element_bytes, profile);
-        let of_pass = |pass| match pass {
-            AttentionPass::Forward => plain.forward_peak_bytes,
-            AttentionPass::Backward | AttentionPass::Both | AttentionPass::Summed => plain.peak_bytes(),
-        };
-        self.passes.iter().map(|pass| (*pass, seq * seq + of_pass(*pass))).collect()
-    }
-
-    /// A CPU overcommits memory, so the prediction refuses the case. On a GPU the allocator refuses it.
-    pub fn refused(&self, by: &Implementation, pass: AttentionPass, device: Device) -> Result<Option<Fault>> {
-        let predicted = self.predicted_bytes(by, device).get(&pass).copied();
-        let (Device::Cpu, Some(bytes)) = (device, predicted) else { return Ok(None) };
-        refused_by_prediction(bytes)
-    }
-}
-
-/// Verifies and times every one of `implementations`; the key is its name.
-fn compare(
-    task: &Task,
-    implementations: &[Implementation],
-    device: Device,
-) -> Result<BTreeMap<String, ImplementationOutcome>> {
-    let generator = Generator::new(device, SEED)?;
-    let inputs = task.draw(task.seq(), &generator).context("drawing the inputs")?;
-    let verified = implementations.iter().map(|e| verify(e, task, &inputs, &generator)).collect::<Result<Vec<_>>>()?;
-    let bench = TimingBench::new(device, task.protocol)?;
-    let entered = || implementations.iter().zip(&verified);
-    let mut variants = Vec::new();
-    // Pass by pass, so that compared timings are close together in time.
-    for pass in task.passes {
-        for (implementation, verified) in entered() {
-            variants.push(match task.refused(implementation, *pass, device)? {
-                Some(fault) => Variant::out(ColumnOutcome::of(Err(fault.into()))?),
-                None => {
-                    let (bench, inputs) = (&bench, &inputs);
-                    Variant::prepared(verified, move |v| turn(implementation, v, *pass, bench, inputs))
-                }
-            });
-        }
-    }
-    take_turns(task.rounds, &mut variants)?;
-    let mut ended = variants.into_iter().map(Variant::ended);
-    let mut passes = vec![BTreeMap::new(); implementations.len()];
-    for pass in task.passes {
-        for (implementation, passes) in implementations.iter().zip(&mut passes) {
-            let column = ended.next().context("a variant has one ending")?;
-            let work = work::of(task.shape, task.dtype, *pass, precision(implementation, task.dtype));
-            passes.insert(*pass, column.try_map(|laps| samples(&laps, LAP, work))?);
-        }
-    }
-    let outcomes = entered().zip(passes).map(|((implementation, verified), passes)| {
-        let verified = verified.measured();
-        let outcome = ImplementationOutcome {
-            errors: verified.map(|v| rounded(v.errors)).transpose()?,
-            verified_seq: verified.map(|v| v.seq),
-            predicted_bytes: task.predicted_bytes(implementation, device),
-            passes,
-        };
-        Ok((implementation.name.to_string(), outcome))
-    });
-    outcomes.collect()
-}
-
-/// The name of the timed calls among a turn's laps.
-const LAP: &str = "call";
-
-/// One turn of one implementation in one pass. It frees everything at the end, so that the next turn has the memory.
-fn turn(
-    implementation: &Implementation,
-    verified: &Verified,
-    pass: AttentionPass,
-    bench: &TimingBench,
-    inputs: &Inputs,
-) -> Result<Laps> {
-    let seconds = match &verified.replays {
-        Some(replays) => bench.turn(&|| Ok(()), &mut || replays.replay(pass))?,
-        None => eager_turn(implementation, pass, bench, inputs)?,
-    };
-    inputs.clear()?;
-    Ok([(LAP.to_string(), seconds)].into())
-}
-
-fn eager_turn(
-    implementation: &Implementation,
-    pass: AttentionPass,
-    bench: &TimingBench,
-    inputs: &Inputs,
-) -> Result<Vec<f64>> {
-    let Inputs { q, k, v, d_o, .. } = inputs;
-    let attention = implementation.prepare_causal(inputs.seq(), inputs.device())?;
-    let run = || -> Result<Tensor> { attention(q, k, v) };
-    let clear = || inputs.clear();
-    match pass {
-        AttentionPass::Forward => bench.turn(&clear, &mut || run().map(drop)),
-        AttentionPass::Backward => {
-            let o = run()?;
-            bench.turn(&clear, &mut || backward_from(&o, d_o, true))
-        }
-        AttentionPass::Both => bench.turn(&clear, &mut || backward_from(&run()?, d_o, false)),
-        AttentionPass::Summed => bench.turn(&|| Ok(()), &mut || backward(&run()?.f_sum(None::<tch::Kind>)?)),
+        flash_attention_4::beside(&Task::of(params), &columns(), device)
     }
 }
 

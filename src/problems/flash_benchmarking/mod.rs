@@ -2,8 +2,11 @@
 
 mod answer;
 mod checks;
+mod compare;
+mod flash_attention_4;
 mod implementations;
 mod measure;
+mod task;
 mod verify;
 
 use self::measure::FlashBenchmarking;

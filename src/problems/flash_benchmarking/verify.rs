@@ -3,10 +3,12 @@
 use anyhow::{Context as _, Result};
 use tch::{Kind, Tensor};
 
+use super::flash_attention_4::{self, InPeer, PeerOutcome};
 use super::implementations::takes_part;
-use super::measure::{Launch, Task};
+use super::measure::Launch;
+use super::task::Task;
 use crate::attention::hidden;
-use crate::attention::implementations::Implementation;
+use crate::attention::implementations::{Implementation, Run};
 use crate::bench::attention::{GraphReplays, Inputs};
 use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::ColumnOutcome;
@@ -49,6 +51,11 @@ impl Expected {
         Ok(Self { from, outputs: [o, ds.f_matmul(&k)?, dk, dv] })
     }
 
+    /// The expected o, dq, dk and dv of the positions that are compared.
+    pub fn outputs(&self) -> &[Tensor; 4] {
+        &self.outputs
+    }
+
     /// The errors of whole o, dq, dk and dv of an implementation.
     pub fn errors(&self, results: &[Tensor; 4]) -> Result<AttentionErrors> {
         let tail = |t: &Tensor| t.f_slice(-2, self.from, None, 1);
@@ -58,26 +65,39 @@ impl Expected {
 }
 
 /// An implementation that computes what it should.
-pub struct Verified {
+pub struct Verified<'p> {
     pub errors: AttentionErrors,
     pub seq: i64,
-    pub replays: Option<GraphReplays>,
+    pub version: Option<String>,
+    pub runs: Runs<'p>,
+}
+
+/// How its calls run.
+pub enum Runs<'p> {
+    Eager,
+    Replayed(GraphReplays),
+    InPeer(InPeer<'p>),
 }
 
 /// The implementation's part in the case, or why it has none: not supported, wrong, or not to be captured.
-pub fn verify(
+pub fn verify<'p>(
     implementation: &Implementation,
     task: &Task,
     inputs: &Inputs,
     generator: &Generator,
-) -> Result<ColumnOutcome<Verified>> {
+    peer: &'p PeerOutcome<'p>,
+) -> Result<ColumnOutcome<Verified<'p>>> {
+    if let Run::InPeer = implementation.run {
+        return flash_attention_4::verify(peer, task, inputs, generator);
+    }
     let device = inputs.device();
     if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {
         return Ok(ColumnOutcome::NotRun { reason });
     }
     let attempt = || -> Result<Verified> {
         let small = task.draw(task.seq().min(WHOLE), generator)?;
-        let mut verified = Verified { errors: within(implementation, task, &small)?, seq: small.seq(), replays: None };
+        let errors = within(implementation, task, &small)?;
+        let mut verified = Verified { errors, seq: small.seq(), version: None, runs: Runs::Eager };
         let longest = task.passes[task.passes.len() - 1];
         if task.seq() > small.seq() && task.refused(implementation, longest, device)?.is_none() {
             match within(implementation, task, inputs) {
@@ -98,7 +118,7 @@ pub fn verify(
                 let errors = expected.errors(&results)?.within_tolerance(implementation.name, task.dtype)?;
                 verified.errors = worse(verified.errors, errors);
             }
-            verified.replays = Some(replays);
+            verified.runs = Runs::Replayed(replays);
         }
         Ok(verified)
     };
@@ -125,7 +145,7 @@ pub fn rounded(errors: AttentionErrors) -> Result<AttentionErrors> {
 }
 
 /// The larger of each.
-fn worse(a: AttentionErrors, b: AttentionErrors) -> AttentionErrors {
+pub fn worse(a: AttentionErrors, b: AttentionErrors) -> AttentionErrors {
     AttentionErrors { o: a.o.max(b.o), dq: a.dq.max(b.dq), dk: a.dk.max(b.dk), dv: a.dv.max(b.dv) }
 }
 

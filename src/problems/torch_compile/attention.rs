@@ -88,7 +88,7 @@ pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> 
     let expected = inputs.results(&plain)?;
     let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
     let file = folder.path().join("attention.safetensors");
-    write(&inputs, &expected, &file)?;
+    inputs.write(&expected, &file)?;
 
     peer.open("attention", json!({ "shape": p.shape() }))?;
     let [eager, compiled] = [verify(peer, "eager", &file)?, verify(peer, "compiled", &file)?];
@@ -134,15 +134,6 @@ pub fn verify(peer: &mut TorchPeer, column: &str, file: &Path) -> Result<ColumnO
     peer.verify(column, file, |errors: &AttentionErrors| {
         errors.within_tolerance(&format!("Python {column}"), Dtype::Float32).map(drop)
     })
-}
-
-/// Writes what the peer is verified on: the inputs, and o, dq, dk and dv by our own eager pass.
-pub fn write(inputs: &Inputs, expected: &[Tensor; 4], file: &Path) -> Result<()> {
-    let Inputs { q, k, v, d_o, .. } = inputs;
-    let names = ["q", "k", "v", "d_o", "expected_o", "expected_dq", "expected_dk", "expected_dv"];
-    let tensors = [q, k, v, d_o].into_iter().chain(expected);
-    let named = names.into_iter().zip(tensors).map(|(name, t)| Ok((name, t.f_contiguous()?)));
-    Ok(Tensor::write_safetensors(&named.collect::<Result<Vec<_>>>()?, file)?)
 }
 
 /// Pairs of passes on fresh inputs, as the peer's turn.

@@ -47,12 +47,12 @@ pub fn attention_is_the_same_in_python() -> Result<Verdict> {
         for shape in [[2, 40, 16], [3, 17, 8]] {
             let inputs = Inputs::draw(&shape, Kind::Float, &generator)?;
             let mut expected = inputs.results(&attention::plain)?;
-            attention::write(&inputs, &expected, &file)?;
+            inputs.write(&expected, &file)?;
             peer.open("attention", json!({ "shape": shape }))?;
             let verified = attention::verify(peer, "eager", &file)?;
             largest = largest.max(verified.measured().context("the eager column must run")?.errors.largest());
             expected[2] = expected[2].f_mul_scalar(1.0 + 10.0 * tolerance::attention(Dtype::Float32))?;
-            attention::write(&inputs, &expected, &file)?;
+            inputs.write(&expected, &file)?;
             ensure!(attention::verify(peer, "eager", &file).is_err(), "a wrong dk was accepted");
             peer.close(None)?;
         }

@@ -89,8 +89,12 @@
     });
   });
   const scaled = (unit, most) => {
-    const scales = unit === "s" ? [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]
-      : [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024], ["B", 1]];
+    const scales = {
+      s: [["s", 1], ["ms", 1e-3], ["µs", 1e-6]],
+      B: [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024], ["B", 1]],
+      J: [["J", 1], ["mJ", 1e-3]],
+      Hz: [["MHz", 1e6]],
+    }[unit];
     return scales.find(([, size]) => most >= size) ?? scales[scales.length - 1];
   };
   const digits = (x) => Number(x.toPrecision(4)).toString();

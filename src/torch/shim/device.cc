@@ -4,7 +4,12 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <dlfcn.h>
+
+#include <stdexcept>
 
 namespace cs336 {
 
@@ -73,6 +78,16 @@ uint64_t current_stream_handle(int8_t device) {
 void synchronize_device(int8_t device) {
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
   guard.synchronizeDevice(device);
+}
+
+void spin(int8_t device, int64_t cycles) {
+  // at::cuda::sleep (ATen/cuda/Sleep.h) is in libtorch's CUDA half, which is loaded at run time and not linked.
+  static auto *sleep = reinterpret_cast<void (*)(int64_t)>(dlsym(RTLD_DEFAULT, "_ZN2at4cuda5sleepEl"));
+  if (sleep == nullptr) {
+    throw std::runtime_error("at::cuda::sleep is not loaded: is this libtorch's CUDA build?");
+  }
+  const c10::DeviceGuard guard(c10::Device(at::kCUDA, device));
+  sleep(cycles);
 }
 
 } // namespace cs336

@@ -26,5 +26,7 @@ void empty_cache(int8_t device);
 
 uint64_t current_stream_handle(int8_t device);
 void synchronize_device(int8_t device);
+// Launches a kernel on the current stream that does nothing for so many cycles of the clock, as torch.cuda._sleep does.
+void spin(int8_t device, int64_t cycles);
 
 } // namespace cs336

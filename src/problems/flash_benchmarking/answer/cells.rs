@@ -4,6 +4,7 @@ use super::super::checks::GRIDS;
 use super::super::implementations::columns;
 use super::super::measure::{Cell, ImplementationOutcome, Params, Row};
 use crate::attention::implementations::{Group, Implementation};
+use crate::bench::energy::Energy;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::grouped;
@@ -70,7 +71,7 @@ pub fn shape(cell: &Cell) -> String {
 impl<'a> CellPass<'a> {
     /// Whether both are the same pass over inputs of one shape and type. Their caches and launches may differ.
     pub fn is_like(&self, other: &Self) -> bool {
-        let key = |p: &Self| (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch, p.pass);
+        let key = |p: &Self| (p.cell.dtype, p.cell.d_model, p.cell.seq, p.cell.batch, p.cell.pace, p.pass);
         key(self) == key(other)
     }
 
@@ -88,6 +89,11 @@ impl<'a> CellPass<'a> {
 
     pub fn median(&self, of: &Implementation) -> Option<Quantity> {
         Some(self.case.median(self.samples(of)?))
+    }
+
+    /// Of calls back to back.
+    pub fn energy(&self, of: &Implementation) -> Option<&'a Energy> {
+        self.entry(of)?.energy.get(&self.pass)
     }
 
     /// Operations of the convention over the median time.
@@ -127,7 +133,7 @@ impl<'a> CellPass<'a> {
     }
 
     /// How many times as fast as `theirs` ours is, by the medians.
-    fn over(&self, theirs: &Implementation) -> Option<Quantity> {
+    pub fn over(&self, theirs: &Implementation) -> Option<Quantity> {
         let ours = self.median(&self.our_implementation()?)?;
         Some(SameRun::of(&self.median(theirs)?, &ours).ok()?.ratio())
     }
@@ -141,7 +147,7 @@ impl<'a> CellPass<'a> {
     }
 
     /// How many times as fast as `theirs` ours is, from turn to turn.
-    fn over_by_turns(&self, theirs: &Implementation) -> Option<Range> {
+    pub fn over_by_turns(&self, theirs: &Implementation) -> Option<Range> {
         let (theirs, ours) = (self.turns(theirs)?, self.turns(&self.our_implementation()?)?);
         Some(Paired::of(&self.case.id, Unit::One, [&theirs, &ours], |[theirs, ours]| theirs / ours)?.range)
     }

@@ -6,9 +6,9 @@ use super::*;
 use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 
 /// One implementation's samples of every pass, in seconds.
-type Times<'a> = (&'a str, &'a [f64]);
+pub type Times<'a> = (&'a str, &'a [f64]);
 
-fn params(dtype: &str, d: i64, seq: i64, batch: i64, launch: &str) -> Value {
+pub fn params(dtype: &str, d: i64, seq: i64, batch: i64, launch: &str) -> Value {
     json!({"measure": "cell", "dtype": dtype, "d_model": d, "seq": seq, "batch": batch, "cache": "cold", "launch": launch,
         "rounds": 2, "warmup_ms": 5.0, "rep_ms": 10.0, "most_repeats": 3})
 }
@@ -22,13 +22,13 @@ fn board() -> Value {
         "warmup_ms": 1000.0, "rep_ms": 10000.0})
 }
 
-fn timed(samples: &[f64]) -> Value {
+pub fn timed(samples: &[f64]) -> Value {
     let mut timing = seconds(samples);
     timing["work"] = json!({"flops": 1e9, "bytes": 1.0, "precision": "bfloat16"});
     json!({"kind": "measured", "row": timing})
 }
 
-fn ended_as(passes: Value) -> Value {
+pub fn ended_as(passes: Value) -> Value {
     json!({"errors": {"o": 1e-3, "dq": 2e-3, "dk": 1e-3, "dv": 1e-3}, "verified_seq": 1024, "passes": passes})
 }
 
@@ -36,13 +36,13 @@ fn entry(samples: &[f64]) -> Value {
     ended_as(json!({"forward": timed(samples), "backward": timed(samples), "both": timed(samples)}))
 }
 
-fn row(columns: &[Times]) -> Value {
+pub fn row(columns: &[Times]) -> Value {
     let columns: serde_json::Map<_, _> =
         columns.iter().map(|(name, samples)| (name.to_string(), entry(samples))).collect();
     json!({"columns": columns})
 }
 
-fn ended(records: &Records) -> Answer {
+pub fn ended(records: &Records) -> Answer {
     answer(records, Audience::Ours).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn of_ours(samples: &[f64]) -> Answer {
 
 const CLAIMS: [&str; 2] = ["faster-than-plain-attention", "no-pass-slower-than-pytorch"];
 
-fn value(answer: &Answer, path: &str) -> f64 {
+pub fn value(answer: &Answer, path: &str) -> f64 {
     answer.quoted().pointer(path).unwrap_or_else(|| panic!("no {path}"))["value"].as_f64().unwrap()
 }
 
@@ -151,20 +151,6 @@ fn launches_of_another_run_are_not_compared() {
         answer.quoted()["speed"]["launched"].is_null()
     };
     assert_eq!([false, true].map(made_up), [false, true]);
-}
-
-#[test]
-fn flash_attention_3_is_quoted_in_both_protocols_and_counts_nothing() {
-    let heads = params("bfloat16", 64, 16_384, 16, "eager");
-    let columns: [Times; 2] = [("flash", &[2e-3, 2e-3]), ("sdpa_cudnn", &[2.5e-3, 3e-3])];
-    let answer = ended(&MadeUp::gpu("x").measured("heads", &heads, &row(&columns)).records());
-    assert!((value(&answer, "/beside/rested") - 0.1238).abs() < 1e-3);
-    assert!((value(&answer, "/beside/sustained/low") - 0.937).abs() < 1e-3);
-    assert!((value(&answer, "/beside/sustained/high") - 1.051).abs() < 1e-3);
-    let table = answer.tables()["full-flash-attention-3"].markdown();
-    assert!(table.contains("| 64 | backward | 2.26 | 2.54 | 2.49 to 2.52 | 2.00 | 2.75 † |"), "{table}");
-    assert_eq!(table.matches("\n| 64 |").count(), 3, "{table}");
-    assert!(answer.claims().is_empty() && of_ours(&[1e-3]).quoted()["beside"].is_null());
 }
 
 #[test]
