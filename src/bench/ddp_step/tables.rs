@@ -122,11 +122,12 @@ pub fn steps_answer<N: Serialize>(
     let main = records.main()?;
     let cases: Vec<StepCase> = main.cases_as()?;
     let label = |params: &Params| params.dtype.name().to_string();
-    let rows = || cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
-    let numbers = rows().filter(|(case, steps)| is_stable(case, steps)).find_map(|(case, steps)| {
-        let link = PooledLink::of(&case.id, rows().map(|(case, steps)| (&case.id, steps)))?;
-        numbers(case, steps, &link)
-    });
+    let rows = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
+    let of_case = |(case, steps): (&StepCase, &Row)| -> Result<Option<N>> {
+        Ok(PooledLink::of(records, case)?.and_then(|link| numbers(case, steps, &link)))
+    };
+    let mut stable = rows.filter(|(case, steps)| is_stable(case, steps));
+    let numbers = stable.find_map(|case| of_case(case).transpose()).transpose()?;
     let quoted = Quoted {
         setting: cases.first().map(|case| StepSetting::of(&case.params)),
         unstable: Unstable::of(&cases, label),
