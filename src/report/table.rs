@@ -45,8 +45,8 @@ impl TypstTable {
         }
     }
 
-    /// A call of `three-line-table` with `caption` (typst markup).
-    pub fn typst(&self, caption: &str) -> Result<String> {
+    /// A call of `three-line-table` with `caption` (typst markup); a short table stands on one page unless it `breaks`.
+    pub fn typst(&self, caption: &str, breaks: bool) -> Result<String> {
         ensure!(self.rows.len() > 1, "the table has a header and no rows");
         let aligned = self.alignments.iter().map(|a| match a {
             Alignment::Right => "right, ",
@@ -54,7 +54,7 @@ impl TypstTable {
             Alignment::Left | Alignment::None => "left, ",
         });
         let mut out = format!(
-            "#three-line-table(\n  columns: {},\n  align: ({}),\n  caption: [{caption}],\n",
+            "#three-line-table(\n  columns: {},\n  breaks: {breaks},\n  align: ({}),\n  caption: [{caption}],\n",
             self.alignments.len(),
             aligned.collect::<String>()
         );
@@ -183,7 +183,7 @@ mod tests {
             table.begin_row();
             table.cell((*text).to_string(), Some((*text).to_string()));
         }
-        table.typst("A caption.").unwrap()
+        table.typst("A caption.", false).unwrap()
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             table.begin_row();
             table.cell(typst, plain);
         }
-        let typst = table.typst("A caption.").unwrap();
+        let typst = table.typst("A caption.", false).unwrap();
         for cell in [
             r#"  "1.25" + hide(" †"), "#,
             r#"  strong("12.5") + hide(" †") + room(1), "#,
@@ -237,6 +237,6 @@ mod tests {
         let mut table = TypstTable::new(vec![Alignment::None]);
         table.begin_row();
         table.cell("a".into(), None);
-        assert!(table.typst("").is_err());
+        assert!(table.typst("", false).is_err());
     }
 }
