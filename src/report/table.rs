@@ -93,9 +93,9 @@ impl TypstTable {
 
     /// The rows after which a group ends: runs of rows whose first cells are equal, if any two are.
     fn groups(&self) -> Vec<usize> {
-        let first: Vec<Option<&str>> =
-            self.rows[1..].iter().map(|row| row.first().and_then(|cell| cell.plain.as_deref())).collect();
-        let repeats = |i: usize| first[i].is_some_and(|text| !text.is_empty()) && first[i] == first[i - 1];
+        let first: Vec<&str> =
+            self.rows[1..].iter().map(|row| row.first().map_or("", |cell| cell.typst.as_str())).collect();
+        let repeats = |i: usize| !first[i].is_empty() && first[i] == first[i - 1];
         let ends: Vec<usize> = (1..first.len()).filter(|i| !repeats(*i)).collect();
         if ends.len() + 1 < first.len() { ends } else { Vec::new() }
     }
@@ -222,6 +222,13 @@ mod tests {
         let grouped = table(&["size", "xl", "xl", "small", "small", "tiny"]);
         assert!(grouped.contains("gaps: (2, 4, )"), "{grouped}");
         assert_eq!(grouped.matches("[xl]").count(), 1);
+        let mut code = TypstTable::new(vec![Alignment::None]);
+        for cell in ["problem", "#raw(\"a\");", "#raw(\"a\");", "#raw(\"b\");"] {
+            code.begin_row();
+            code.cell(cell.into(), None);
+        }
+        let code = code.typst("A caption.", true).unwrap();
+        assert!(code.contains("gaps: (2, )") && code.contains("breaks: true"), "markup makes groups too: {code}");
         let plain = table(&["size", "xl", "small"]);
         assert!(plain.contains("gaps: ()"), "a table without repeats has no groups: {plain}");
     }

@@ -162,7 +162,9 @@ pub fn one_layer(timeline: &Timeline, layers: i64) -> Option<RangeInclusive<usiz
     let layer = |at: i64| {
         let (from, to) = (lowest(at)?, lowest(at + 1)?);
         let returns = timeline.working[from] == timeline.working[to];
-        (from + 1 < to && returns).then_some(from..=to)
+        // The lowest points of two neighbours may enclose both, or next to nothing.
+        let share = (timeline.time_s[to] - timeline.time_s[from]) / period;
+        (from + 1 < to && returns && (0.8..1.2).contains(&share)).then_some(from..=to)
     };
     (1..layers - 1).filter_map(layer).max_by_key(|layer| layer.clone().count())
 }
