@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::link::PooledLink;
 pub use super::numbers::StrategyNumbers;
 use super::numbers::{hidden, is_stable};
-use super::{Params, Row, StrategyColumn};
+use super::{Params, Row, StrategyColumn, WITHOUT_OVERLAP};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
 use crate::harness::answer::format::{distinct, grouped, print};
@@ -229,6 +229,11 @@ struct Line<'a> {
     column: Option<&'a StrategyColumn>,
 }
 
+/// Whether the strategy with this title hides nothing.
+fn is_late(title: &str) -> bool {
+    TITLES.iter().any(|(name, named)| *named == title && WITHOUT_OVERLAP.contains(name))
+}
+
 impl<'a> Line<'a> {
     fn lane(&self, of: fn(&StrategyColumn) -> &super::OverRanks) -> Option<Cell> {
         let turns = Turns::of(&of(self.column?).mean.samples, self.case.params.rounds);
@@ -243,7 +248,7 @@ fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
     let single = turns(&steps.single);
     let line = |title: &str, times: &'a RankTimes, column: Option<&'a StrategyColumn>| Line {
         beyond: Paired::difference(&case.id, &turns(times), &single),
-        hidden: if title == TITLES[0].1 { None } else { hidden(case, steps, times) },
+        hidden: hidden(case, steps, times).filter(|_| !is_late(title)),
         turns: Some(turns(times)),
         column,
         ..empty(title.into())

@@ -84,8 +84,8 @@ impl<'a> TimelineCase<'a> {
     pub fn forward_figure(&self, set: &RecordSet) -> Result<Figure> {
         let alt = "Memory beside the parameters over one forward pass: equal teeth, one per layer.";
         let caption = format!(
-            "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}. The record keeps the lowest \
-             and the highest moment of each {} ms, so every peak is exact.",
+            "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}. Of each {} ms the lowest and \
+             the highest moment are recorded; every peak is exact.",
             self.numbers()?.unchanging,
             self.place(set)?,
             self.interval(self.forward)
@@ -99,8 +99,8 @@ impl<'a> TimelineCase<'a> {
         let Some(layer) = one_layer(self.forward, self.layers()) else { return Ok(None) };
         let alt = "Memory over one layer: a peak in attention, then a lower one in the feed-forward network.";
         let caption = format!(
-            "One layer of the same pass, at the {} moments that the record keeps of it: attention, then feed-forward. Its peaks \
-             are exact; allocations between the lowest and the highest moment of each {} ms are missing. {}.",
+            "One layer of the same pass at its {} recorded moments: attention, then feed-forward. Its peaks are exact; other \
+             allocations within each {} ms are missing. {}.",
             layer.clone().count(),
             self.interval(self.forward),
             set.machine()?
@@ -135,7 +135,7 @@ impl<'a> TimelineCase<'a> {
         let (style, _, unit) = memory_format(set);
         let alt = "Stacked areas over one training step: saved activations grow and shrink, gradients grow, the rest is flat.";
         let caption = format!(
-            "One training step with optimizer state: {}. The record keeps the lowest and the highest moment of each {} ms.",
+            "One training step with optimizer state: {}. Of each {} ms the lowest and the highest moment are recorded.",
             self.place(set)?,
             self.interval(self.step)
         );

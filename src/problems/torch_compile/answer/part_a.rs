@@ -28,8 +28,6 @@ pub struct Attention {
     /// "1.18 to 1.63".
     gain: Option<String>,
     from: String,
-    /// Whether some times at shorter lengths are unstable.
-    ranges: bool,
     slower: Option<Slower>,
     /// Ours over PyTorch eager, over all stable passes.
     #[serde(skip)]
@@ -81,7 +79,6 @@ impl Attention {
         Self {
             turns: cases.first().map_or("no cases".into(), |case| turns_of(case.params)),
             from: grouped(stable().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
-            ranges: unstable.is_some(),
             slower: Slower::of(cases),
             eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
             error: Quantity::largest(errors),
