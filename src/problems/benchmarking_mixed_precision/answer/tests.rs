@@ -149,6 +149,7 @@ fn claims_on_the_ratio_follow_the_sizes() {
     let ends = "from 2.00 (forward) and 1.50 (backward) for small to 4.00 and 3.00 for large";
     assert_eq!(quoted["gain"]["ends"], ends);
     assert_eq!((&quoted["batch"], &quoted["context"], &quoted["steps"]), (&4.into(), &512.into(), &2.into()));
+    assert_eq!(quoted["runs"], "one run");
     let one = answered(sized(gpu(), &rising[..1]));
     assert_eq!((one.holds("ratio-rises-with-size"), &one.quoted()["gain"]), (None, &Value::Null));
 }

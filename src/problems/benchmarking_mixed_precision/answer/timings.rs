@@ -69,6 +69,10 @@ impl Pair<'_> {
     fn size(&self) -> &'static str {
         self.params.size.size().name
     }
+
+    fn cases(&self) -> impl Iterator<Item = &MixedCase> {
+        [Some(self.full), self.low].into_iter().flatten()
+    }
 }
 
 /// What all cases have in common.
@@ -78,8 +82,8 @@ pub(super) struct Setting {
     context: i64,
     steps: usize,
     warmup: usize,
-    /// Whether one run timed them all.
-    one_run: bool,
+    /// "one run" or "several runs".
+    runs: &'static str,
 }
 
 impl Setting {
@@ -90,9 +94,10 @@ impl Setting {
             context: p.context_length,
             steps: p.steps,
             warmup: p.warmup,
-            one_run: distinct(pairs.iter().flat_map(|pair| [Some(pair.full), pair.low]).flatten().map(|c| &c.id.run))
-                .len()
-                == 1,
+            runs: match distinct(pairs.iter().flat_map(Pair::cases).map(|case| &case.id.run)).len() {
+                1 => "one run",
+                _ => "several runs",
+            },
         })
     }
 }
