@@ -92,6 +92,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::bench::ddp_step::link::PROBED_BY;
     use crate::error::{Fault, fault_of};
     use crate::harness::record::Profile;
     use crate::harness::store::Layout;
@@ -112,6 +113,15 @@ mod tests {
         }
         case["attention"] = json!("sdpa");
         assert!(measured.iter().all(|m| (m.parse)(&case, Profile::Gpu).unwrap()["attention"] == "sdpa"));
+    }
+
+    #[test]
+    fn every_answer_that_predicts_from_the_link_reads_all_its_probes() {
+        for name in PROBED_BY.iter().filter(|name| !name.contains("overlap")) {
+            let problem = REGISTRY.iter().find(|problem| problem.name == *name).unwrap();
+            let read: BTreeSet<_> = problem.reads.iter().chain([name]).collect();
+            assert_eq!(read, PROBED_BY.iter().collect(), "{name}");
+        }
     }
 
     #[test]

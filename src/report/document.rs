@@ -239,8 +239,9 @@ impl Pieces {
     }
 
     fn appendix(&mut self, title: &str, markdown: &str) -> Result<()> {
+        let first = !std::mem::replace(&mut self.counters.in_appendix, true);
         let _ = write!(self.markdown, "\n## {title}\n\n");
-        let _ = write!(self.typst, "\n// from the appendix\n#appendix[{}]\n\n", typst_text(title));
+        let _ = write!(self.typst, "\n// from the appendix\n#appendix(first: {first})[{}]\n\n", typst_text(title));
         self.counters.heading = 1;
         self.convert("the appendix", markdown)
     }

@@ -20,6 +20,8 @@ pub struct Counters {
     pub heading: usize,
     /// How many levels deeper than in the body headings stand: one in the appendices.
     pub deeper: usize,
+    /// Whether the text at hand stands in an appendix, where tables may break.
+    pub in_appendix: bool,
     /// Where the text at hand stands.
     pub place: Place,
     pub ids: Tables,
@@ -301,7 +303,7 @@ impl<'c> Writer<'c> {
                 if table.rows() > LONG {
                     self.edits.push((end..end, "\n</details>\n".into()));
                 }
-                table.typst(caption)?
+                table.typst(caption, self.counters.in_appendix)?
             }
             Some(Waiting::Picture { path, alt }) => {
                 self.counters.figures += 1;

@@ -242,8 +242,8 @@ fn claims_table(claims: &[(&'static str, Claim)]) -> String {
         .to_string();
     for (problem, claim) in claims {
         let held = if claim.held { "yes" } else { "no" };
-        let (id, decided_by) = (escape::markdown(&claim.id), claim.decided_by());
-        let _ = writeln!(table, "| `{problem}` | {id} | {held} | {decided_by} |");
+        let (words, decided_by) = (claim.words(), claim.decided_by());
+        let _ = writeln!(table, "| `{problem}` | {words} | {held} | {decided_by} |");
     }
     let _ = writeln!(table, "\nTable: The {} claims of this report and whether they hold.", claims.len());
     table

@@ -45,8 +45,8 @@ impl TypstTable {
         }
     }
 
-    /// A call of `three-line-table` with `caption` (typst markup).
-    pub fn typst(&self, caption: &str) -> Result<String> {
+    /// A call of `three-line-table` with `caption` (typst markup); a short table stands on one page unless it `breaks`.
+    pub fn typst(&self, caption: &str, breaks: bool) -> Result<String> {
         ensure!(self.rows.len() > 1, "the table has a header and no rows");
         let aligned = self.alignments.iter().map(|a| match a {
             Alignment::Right => "right, ",
@@ -54,7 +54,7 @@ impl TypstTable {
             Alignment::Left | Alignment::None => "left, ",
         });
         let mut out = format!(
-            "#three-line-table(\n  columns: {},\n  align: ({}),\n  caption: [{caption}],\n",
+            "#three-line-table(\n  columns: {},\n  breaks: {breaks},\n  align: ({}),\n  caption: [{caption}],\n",
             self.alignments.len(),
             aligned.collect::<String>()
         );
@@ -93,9 +93,9 @@ impl TypstTable {
 
     /// The rows after which a group ends: runs of rows whose first cells are equal, if any two are.
     fn groups(&self) -> Vec<usize> {
-        let first: Vec<Option<&str>> =
-            self.rows[1..].iter().map(|row| row.first().and_then(|cell| cell.plain.as_deref())).collect();
-        let repeats = |i: usize| first[i].is_some_and(|text| !text.is_empty()) && first[i] == first[i - 1];
+        let first: Vec<&str> =
+            self.rows[1..].iter().map(|row| row.first().map_or("", |cell| cell.typst.as_str())).collect();
+        let repeats = |i: usize| !first[i].is_empty() && first[i] == first[i - 1];
         let ends: Vec<usize> = (1..first.len()).filter(|i| !repeats(*i)).collect();
         if ends.len() + 1 < first.len() { ends } else { Vec::new() }
     }
@@ -183,7 +183,7 @@ mod tests {
             table.begin_row();
             table.cell((*text).to_string(), Some((*text).to_string()));
         }
-        table.typst("A caption.").unwrap()
+        table.typst("A caption.", false).unwrap()
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             table.begin_row();
             table.cell(typst, plain);
         }
-        let typst = table.typst("A caption.").unwrap();
+        let typst = table.typst("A caption.", false).unwrap();
         for cell in [
             r#"  "1.25" + hide(" †"), "#,
             r#"  strong("12.5") + hide(" †") + room(1), "#,
@@ -222,6 +222,13 @@ mod tests {
         let grouped = table(&["size", "xl", "xl", "small", "small", "tiny"]);
         assert!(grouped.contains("gaps: (2, 4, )"), "{grouped}");
         assert_eq!(grouped.matches("[xl]").count(), 1);
+        let mut code = TypstTable::new(vec![Alignment::None]);
+        for cell in ["problem", "#raw(\"a\");", "#raw(\"a\");", "#raw(\"b\");"] {
+            code.begin_row();
+            code.cell(cell.into(), None);
+        }
+        let code = code.typst("A caption.", true).unwrap();
+        assert!(code.contains("gaps: (2, )") && code.contains("breaks: true"), "markup makes groups too: {code}");
         let plain = table(&["size", "xl", "small"]);
         assert!(plain.contains("gaps: ()"), "a table without repeats has no groups: {plain}");
     }
@@ -237,6 +244,6 @@ mod tests {
         let mut table = TypstTable::new(vec![Alignment::None]);
         table.begin_row();
         table.cell("a".into(), None);
-        assert!(table.typst("").is_err());
+        assert!(table.typst("", false).is_err());
     }
 }

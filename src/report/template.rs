@@ -14,7 +14,7 @@ use super::figures::PlacedFigure;
 use super::session::{SUMMARY_FIGURE, Session, invalid};
 use super::{Document, ProblemInput, filters, lint};
 use crate::harness::answer::Claim;
-use crate::harness::answer::format::{NOTHING, markdown};
+use crate::harness::answer::format::NOTHING;
 
 /// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
@@ -74,7 +74,7 @@ impl Printed {
             let last_line = text[..end].lines().last().unwrap_or_default();
             // Behind a heading, a table, a picture or code stands a paragraph of its own.
             let gap = if last_line.starts_with(['#', '|', '!', '`']) { "\n\n" } else { " " };
-            text.insert_str(end, &format!("{gap}*(Does not hold: {}.)*", markdown(&claim.id)));
+            text.insert_str(end, &format!("{gap}*(Does not hold: {}.)*", claim.words()));
         }
         Ok(text)
     }

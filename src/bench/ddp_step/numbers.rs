@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::timeline::PHASES;
-use super::{Params, Row, StrategyColumn};
+use super::{Params, Row, StrategyColumn, WITHOUT_OVERLAP};
 use crate::bench::all_reduce::RankTimes;
 use crate::harness::answer::{Case, Paired, Quantity, Turns, Unit};
 
@@ -20,7 +20,7 @@ pub struct StrategyNumbers {
     pub beyond_single: Paired,
     pub pytorch_beyond: Option<Paired>,
     /// The share of what the naive step takes beyond the one without communication that this step does not take. `None`
-    /// without naive steps in the case, of themselves, and where a column is not stable.
+    /// without naive steps in the case, of [`WITHOUT_OVERLAP`], and where a column is not stable.
     pub hidden: Option<Paired>,
     /// What the step takes beyond single although nothing waits: it less the tail.
     pub slowdown: Paired,
@@ -51,7 +51,7 @@ impl StrategyNumbers {
             pytorch: pytorch.map(|theirs| case.median(&theirs.last_rank)),
             beyond_single: Paired::difference(&case.id, &step, &single)?,
             pytorch_beyond: pytorch.and_then(|theirs| Paired::difference(&case.id, &turns(theirs), &single)),
-            hidden: if strategy == NAIVE { None } else { hidden(case, steps, &column.step) },
+            hidden: hidden(case, steps, &column.step).filter(|_| !WITHOUT_OVERLAP.contains(&strategy)),
             slowdown: Paired::of(&case.id, Unit::Seconds, [&step, &single, &tail], |[step, single, tail]| {
                 step - single - tail
             })?,
@@ -116,13 +116,22 @@ mod tests {
 
     #[test]
     fn a_case_with_an_unstable_column_is_unstable_and_hides_nothing() {
-        let mut steps = row(&[("naive", 1.4, 0.4, 0.4), ("flat", 1.2, 0.2, 0.2)], None);
+        let mut steps = row(&[("naive", 1.4, 0.4, 0.4), ("overlap_bucketed", 1.2, 0.2, 0.2)], None);
         steps["single"]["last_rank"] = seconds(&[1.0, 1.1]);
         let params = super::Params { rounds: 2, ..params(Precision::Bfloat16, None) };
         let records = MadeUp::gpu("x").measured("a", &json!(params), &steps).records();
         let cases: Vec<StepCase> = records.main().unwrap().cases_as().unwrap();
         let steps = cases[0].row().unwrap().steps();
-        let flat = StrategyNumbers::of(&cases[0], steps, "flat").unwrap();
-        assert!(!is_stable(&cases[0], steps) && !flat.stable && flat.hidden.is_none());
+        let overlap = StrategyNumbers::of(&cases[0], steps, "overlap_bucketed").unwrap();
+        assert!(!is_stable(&cases[0], steps) && !overlap.stable && overlap.hidden.is_none());
+    }
+
+    #[test]
+    fn communication_after_the_backward_pass_hides_nothing_however_short_it_is() {
+        let steps = row(&[("naive", 1.4, 0.4, 0.4), ("flat", 1.2, 0.2, 0.2)], None);
+        let records = MadeUp::gpu("x").measured("a", &params(Precision::Float32, None), &steps).records();
+        let cases: Vec<StepCase> = records.main().unwrap().cases_as().unwrap();
+        let flat = StrategyNumbers::of(&cases[0], cases[0].row().unwrap().steps(), "flat").unwrap();
+        assert!(flat.stable && flat.hidden.is_none());
     }
 }

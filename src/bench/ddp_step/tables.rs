@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::link::PooledLink;
 pub use super::numbers::StrategyNumbers;
 use super::numbers::{hidden, is_stable};
-use super::{Params, Row, StrategyColumn};
+use super::{Params, Row, StrategyColumn, WITHOUT_OVERLAP};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
 use crate::harness::answer::format::{distinct, grouped, print};
@@ -122,11 +122,12 @@ pub fn steps_answer<N: Serialize>(
     let main = records.main()?;
     let cases: Vec<StepCase> = main.cases_as()?;
     let label = |params: &Params| params.dtype.name().to_string();
-    let rows = || cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
-    let numbers = rows().filter(|(case, steps)| is_stable(case, steps)).find_map(|(case, steps)| {
-        let link = PooledLink::of(&case.id, rows().map(|(case, steps)| (&case.id, steps)))?;
-        numbers(case, steps, &link)
-    });
+    let rows = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
+    let of_case = |(case, steps): (&StepCase, &Row)| -> Result<Option<N>> {
+        Ok(PooledLink::of(records, case)?.and_then(|link| numbers(case, steps, &link)))
+    };
+    let mut stable = rows.filter(|(case, steps)| is_stable(case, steps));
+    let numbers = stable.find_map(|case| of_case(case).transpose()).transpose()?;
     let quoted = Quoted {
         setting: cases.first().map(|case| StepSetting::of(&case.params)),
         unstable: Unstable::of(&cases, label),
@@ -228,6 +229,11 @@ struct Line<'a> {
     column: Option<&'a StrategyColumn>,
 }
 
+/// Whether the strategy with this title hides nothing.
+fn is_late(title: &str) -> bool {
+    TITLES.iter().any(|(name, named)| *named == title && WITHOUT_OVERLAP.contains(name))
+}
+
 impl<'a> Line<'a> {
     fn lane(&self, of: fn(&StrategyColumn) -> &super::OverRanks) -> Option<Cell> {
         let turns = Turns::of(&of(self.column?).mean.samples, self.case.params.rounds);
@@ -242,7 +248,7 @@ fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
     let single = turns(&steps.single);
     let line = |title: &str, times: &'a RankTimes, column: Option<&'a StrategyColumn>| Line {
         beyond: Paired::difference(&case.id, &turns(times), &single),
-        hidden: if title == TITLES[0].1 { None } else { hidden(case, steps, times) },
+        hidden: hidden(case, steps, times).filter(|_| !is_late(title)),
         turns: Some(turns(times)),
         column,
         ..empty(title.into())

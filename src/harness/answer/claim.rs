@@ -72,6 +72,11 @@ impl Claim {
         self.push(name, markdown(&value.into()), String::new())
     }
 
+    /// The id as words, in Markdown: "flat is faster".
+    pub fn words(&self) -> String {
+        markdown(&self.id.replace('-', " "))
+    }
+
     /// "ours 1.2; PyTorch 1.5", in Markdown.
     pub fn decided_by(&self) -> String {
         let operand = |o: &Operand| format!("{} {}", markdown(&o.name), mark::marked(&o.value, &o.cases));

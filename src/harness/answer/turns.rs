@@ -50,6 +50,11 @@ impl Turns {
         self.spread() <= STABLE
     }
 
+    /// Whether the slowest turn is faster than the other's fastest.
+    pub fn is_below(&self, other: &Self) -> bool {
+        max(&self.medians) < min(&other.medians)
+    }
+
     /// Milliseconds of the fastest and the slowest turn where they disagree: "16.3–18.2", "9.2–15".
     pub fn range(&self) -> Option<String> {
         let digits = if self.spread() < COARSE { 3 } else { 2 };

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use self::timings::{Gain, Setting};
+use self::timings::{Gain, Setting, Slower};
 use super::dtypes::{Observed, on_cuda};
 use super::layer_norm::{Example, FEATURES, INPUTS, Input, Scheme, examples};
 use super::measure::{MixedPrecision, Params, Row};
@@ -12,6 +12,9 @@ use crate::harness::answer::format::print;
 use crate::harness::answer::{Answer, Audience, Case, Cell, Claim, RecordSet, Records, Style, Table};
 
 mod timings;
+
+/// The problem whose records hold the same steps of another run.
+pub const OTHER: &str = "benchmarking_script";
 
 type MixedCase = Case<Params, Row>;
 
@@ -32,6 +35,7 @@ struct Quoted {
     /// Whether the ratio rises on a GPU, for a reason that the text gives.
     explained: bool,
     gain: Option<Gain>,
+    slower: Option<Slower>,
 }
 
 /// Layer norm by rounding in software, which needs no record.
@@ -68,6 +72,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         small: small_pairs.as_ref().map(|pairs| Setting::of(pairs)),
         explained: set.is_gpu() && gain.as_ref().is_some_and(Gain::rises),
         gain,
+        slower: Slower::of(&pairs, records.other(OTHER)?.of(set.profile()))?,
     };
     let mut answer = Answer::of(set, &quoted)?;
     if let Some(seen) = on_gpu {

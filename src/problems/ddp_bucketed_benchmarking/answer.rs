@@ -52,7 +52,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let quoted = Quoted {
         unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
         sized: !measured.is_empty(),
-        sizes: Sizes::of(&measured, &cases)?,
+        sizes: Sizes::of(&measured, records)?,
         single_calls: single_calls(records.other(SHARDED_PROBLEM)?.of(main.profile()))?,
     };
     let mut answer = Answer::of(main, &quoted)?;

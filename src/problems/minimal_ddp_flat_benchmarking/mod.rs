@@ -12,7 +12,13 @@ pub const PROBLEM: Problem = Problem {
     checks: &[Check { name: "one_call_a_step", part: "", run: || checks::sends_every_gradient_once("flat", |_| 1) }],
     measured: Some(Measured::of::<Steps<MinimalDdpFlat>>()),
     answer: answer::answer,
-    reads: &[],
+    // The probes of one link, for its fit.
+    reads: &[
+        "naive_ddp_benchmarking",
+        "ddp_overlap_individual_parameters_benchmarking",
+        "ddp_bucketed_benchmarking",
+        "optimizer_state_sharding_accounting",
+    ],
 };
 
 struct MinimalDdpFlat;

@@ -7,7 +7,7 @@ use crate::bench::ddp_step::Row;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::StrategyNumbers;
 use crate::bench::ddp_step::tables::{StepCase, steps_answer};
-use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameMachine, SameRun};
+use crate::harness::answer::{Answer, Audience, Claim, Quantity, Records, SameRun, Unit};
 
 /// What the sentences quote of the first stable case.
 #[derive(Serialize)]
@@ -23,6 +23,8 @@ struct Quoted {
     by_calls: Quantity,
     predicted: Quantity,
     overstated: Quantity,
+    /// How far the prediction lies from the measured communication.
+    off: Quantity,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
@@ -48,7 +50,8 @@ impl Quoted {
         Some(Self {
             dtype: case.params.dtype.name(),
             share: SameRun::of(&naive.communication, &naive.step).ok()?.ratio(),
-            overstated: SameMachine::of(&predicted, &naive.communication).ok()?.ratio(),
+            overstated: link.over(&predicted, &naive.communication),
+            off: case.quantity((predicted.value() - naive.communication.value()).abs(), Unit::Seconds),
             link: link.clone(),
             by_bytes,
             by_calls,

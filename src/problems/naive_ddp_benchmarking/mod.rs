@@ -20,7 +20,13 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Steps<NaiveDdp>>()),
     answer: answer::answer,
-    reads: &[],
+    // The probes of one link, for its fit.
+    reads: &[
+        "minimal_ddp_flat_benchmarking",
+        "ddp_overlap_individual_parameters_benchmarking",
+        "ddp_bucketed_benchmarking",
+        "optimizer_state_sharding_accounting",
+    ],
 };
 
 struct NaiveDdp;

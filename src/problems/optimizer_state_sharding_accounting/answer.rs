@@ -46,10 +46,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let first = measured().next();
     let ended = |case: &ShardingCase| format!("{}: {}", case.params.dtype.name(), ending(&case.outcome));
     let memory = first.and_then(|(case, row)| MemoryNumbers::of(case, row));
-    let steps = measured().find_map(|(case, row)| {
-        let link = PooledLink::of(&case.id, measured().map(|(case, row)| (&case.id, &row.steps)))?;
-        StepNumbers::of(case, row, &link)
-    });
+    let steps = |(case, row): (&ShardingCase, &Row)| -> Result<Option<StepNumbers>> {
+        Ok(PooledLink::of(records, case)?.and_then(|link| StepNumbers::of(case, row, &link)))
+    };
+    let steps = measured().find_map(|case| steps(case).transpose()).transpose()?;
     let quoted = Quoted {
         measured: memory.is_some(),
         timed: steps.is_some(),

@@ -28,7 +28,13 @@ pub const PROBLEM: Problem = Problem {
     ],
     measured: Some(Measured::of::<Sharding>()),
     answer: answer::answer,
-    reads: &[],
+    // The probes of one link, for its fit.
+    reads: &[
+        "naive_ddp_benchmarking",
+        "minimal_ddp_flat_benchmarking",
+        "ddp_overlap_individual_parameters_benchmarking",
+        "ddp_bucketed_benchmarking",
+    ],
 };
 
 /// Every rank's own optimizer, the handout's shared one, and ZeRO's first stage: whose memory is counted.

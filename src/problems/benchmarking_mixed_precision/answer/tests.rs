@@ -78,7 +78,11 @@ fn cpu() -> MadeUp {
 }
 
 fn answered(made_up: MadeUp) -> Answer {
-    answer(&made_up.records(), Audience::Ours).unwrap()
+    answer(&beside(made_up.records(), Records::default()), Audience::Ours).unwrap()
+}
+
+fn beside(records: Records, other: Records) -> Records {
+    Records { others: [(OTHER.to_string(), other)].into(), ..records }
 }
 
 #[test]
@@ -145,6 +149,7 @@ fn claims_on_the_ratio_follow_the_sizes() {
     let ends = "from 2.00 (forward) and 1.50 (backward) for small to 4.00 and 3.00 for large";
     assert_eq!(quoted["gain"]["ends"], ends);
     assert_eq!((&quoted["batch"], &quoted["context"], &quoted["steps"]), (&4.into(), &512.into(), &2.into()));
+    assert_eq!(quoted["runs"], "one run");
     let one = answered(sized(gpu(), &rising[..1]));
     assert_eq!((one.holds("ratio-rises-with-size"), &one.quoted()["gain"]), (None, &Value::Null));
 }
@@ -169,7 +174,7 @@ fn types_of_two_machines_are_not_compared() {
     let [float32, bfloat16] = [Precision::Float32, Precision::Bfloat16].map(|dtype| timing(SizeName::Small, dtype));
     let made_up = gpu().measured("timing", &float32, &row(&[2.0; 2], &[2.0; 2])).run("another", Some("NVIDIA H100"));
     let made_up = made_up.measured("timing", &bfloat16, &row(&[1.0; 2], &[1.0; 2]));
-    let error = answer(&made_up.records(), Audience::Ours).unwrap_err();
+    let error = answer(&beside(made_up.records(), Records::default()), Audience::Ours).unwrap_err();
     assert!(format!("{error:#}").contains("not of one machine"), "{error:#}");
 }
 
@@ -193,11 +198,34 @@ fn a_size_that_did_not_run_in_both_types_has_no_ratio() {
 #[test]
 fn a_cpus_small_cases_stand_below_a_gpus_and_no_record_is_an_error() {
     let both = Records { cpu: Some(sized(cpu(), &[(1.5, 1.5)]).set()), ..sized(gpu(), &[(2.0, 2.0)]).records() };
-    let both = answer(&both, Audience::Ours).unwrap();
+    let both = answer(&beside(both, Records::default()), Audience::Ours).unwrap();
     assert!(both.tables()["timings-cpu"].markdown().contains("| small | 1,500 | 1,000 | 1.50 |"));
     assert_eq!(both.quoted()["small"]["batch"], 4);
     let alone = answered(sized(cpu(), &[(1.5, 1.5)]));
     assert!(!alone.tables().contains_key("timings-cpu") && alone.quoted()["small"].is_null());
     let error = answer(&Records::default(), Audience::Ours).unwrap_err();
     assert!(format!("{error:#}").contains("cs336 measure"));
+}
+
+#[test]
+fn sizes_that_are_slower_in_every_step_of_another_run_are_named() {
+    let with = |small: &[f64], medium: &[f64]| {
+        let rows = [(SizeName::Small, small), (SizeName::Medium, medium)];
+        let other =
+            rows.into_iter().fold(MadeUp::gpu(OTHER).run("other", Some("NVIDIA H200")), |made_up, (size, forward)| {
+                let (Params::Timing(params), Row::Timing(row)) =
+                    (timing(size, Precision::Bfloat16), row(forward, &[1.0; 2]))
+                else {
+                    unreachable!("both are timings")
+                };
+                made_up.measured("captured", &params, &row)
+            });
+        let here = sized(gpu(), &[(2.0, 2.0), (3.0, 3.0)]).records();
+        printed(&answer(&beside(here, other.records()), Audience::Ours).unwrap())["slower"].clone()
+    };
+    let both = with(&[1.1, 1.5], &[1.2, 1.2]);
+    assert_eq!((&both["sizes"], &both["first"]), (&"small and medium".into(), &"small".into()));
+    assert_eq!((&both["here"], &both["there"]), (&"1,000".into(), &"1,100–1,500".into()));
+    assert_eq!(with(&[1.0, 1.5], &[1.2, 1.2])["sizes"], "medium", "a step of small is as fast");
+    assert!(with(&[1.0; 2], &[0.9, 1.5]).is_null());
 }

@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::super::measure::{Params, Row};
 use super::MixedCase;
 use crate::bench::training_step;
-use crate::harness::answer::{Answer, Cell, Claim, Quantity, SameMachine, Style, Table, Turns};
+use crate::harness::answer::format::{distinct, listed};
+use crate::harness::answer::{Answer, Case, Cell, Claim, Quantity, RecordSet, SameMachine, Style, Table, Turns};
 use crate::harness::samples::Samples;
 use crate::model::Precision;
 
@@ -68,6 +69,10 @@ impl Pair<'_> {
     fn size(&self) -> &'static str {
         self.params.size.size().name
     }
+
+    fn cases(&self) -> impl Iterator<Item = &MixedCase> {
+        [Some(self.full), self.low].into_iter().flatten()
+    }
 }
 
 /// What all cases have in common.
@@ -77,6 +82,8 @@ pub(super) struct Setting {
     context: i64,
     steps: usize,
     warmup: usize,
+    /// "one run" or "several runs".
+    runs: &'static str,
 }
 
 impl Setting {
@@ -87,6 +94,10 @@ impl Setting {
             context: p.context_length,
             steps: p.steps,
             warmup: p.warmup,
+            runs: match distinct(pairs.iter().flat_map(Pair::cases).map(|case| &case.id.run)).len() {
+                1 => "one run",
+                _ => "several runs",
+            },
         })
     }
 }
@@ -148,6 +159,45 @@ impl Gain {
     pub fn claims(&self, answer: &mut Answer) -> Result<()> {
         self.claims.iter().try_for_each(|claim| answer.claim(claim.clone()))
     }
+}
+
+/// The sizes whose forward pass in bfloat16 takes longer in every step of another run, and the first of them.
+#[derive(Serialize)]
+pub(super) struct Slower {
+    /// "small and medium".
+    sizes: String,
+    /// "8.38", and there "9.3–12".
+    first: &'static str,
+    here: String,
+    there: String,
+}
+
+impl Slower {
+    /// Errors: records of another shape.
+    pub fn of(pairs: &[Pair], other: Option<&RecordSet>) -> Result<Option<Self>> {
+        let others: Vec<Case<training_step::Params, training_step::Row>> =
+            other.map(RecordSet::cases_as).transpose()?.unwrap_or_default();
+        let slower = pairs.iter().filter_map(|pair| {
+            let (low, here) = (pair.low?, turns(pair.low?, FORWARD)?);
+            let Params::Timing(wanted) = &low.params else { return None };
+            let there = others.iter().find(|case| is_same_step(&case.params, wanted))?;
+            let times = Turns::single(&FORWARD(there.row()?)?.samples);
+            let (here_ms, there_ms) = (low.id.mark(&here.text()), there.id.mark(&times.text()));
+            here.is_below(&times).then(|| (pair.size(), here_ms, there_ms))
+        });
+        let slower: Vec<_> = slower.collect();
+        let sizes: Vec<String> = slower.iter().map(|(size, ..)| size.to_string()).collect();
+        let first = slower.into_iter().next();
+        Ok(first.map(|(first, here, there)| Self { sizes: listed(&sizes), first, here, there }))
+    }
+}
+
+/// Whether two cases time the same eager step.
+fn is_same_step(one: &training_step::Params, other: &training_step::Params) -> bool {
+    let step = |p: &training_step::Params| {
+        (p.size, p.context_length, p.batch_size, p.dtype, p.attention, p.execution, p.allow_tf32)
+    };
+    step(one) == step(other)
 }
 
 /// A line for each size.

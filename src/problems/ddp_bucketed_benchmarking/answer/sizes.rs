@@ -11,7 +11,7 @@ use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
 use crate::harness::answer::format::{grouped, listed};
 use crate::harness::answer::{
-    Answer, Case, Claim, Paired, Quantity, Range, RecordSet, SameMachine, SameRun, Style, Table, Unit,
+    Answer, Case, Claim, Paired, Quantity, Range, RecordSet, Records, SameMachine, SameRun, Style, Table, Unit,
 };
 use crate::harness::record::Machine;
 use crate::model::Precision;
@@ -91,6 +91,11 @@ pub struct Sizes<'a> {
     tail: Quantity,
     small: Extreme,
     large: Extreme,
+    /// The least that copies cost in the smallest buckets, and the most in the best.
+    #[serde(skip)]
+    small_copies: [Quantity; 2],
+    best_calls: u64,
+    best_tail: Quantity,
     /// The longest step over the shortest, less one.
     differ: Quantity,
     /// What copies into buckets cost, over all sizes and rounds.
@@ -103,6 +108,8 @@ pub struct Sizes<'a> {
     model_bucket: Option<Quantity>,
     preferred: f64,
     predicted: Quantity,
+    /// What the model takes the best size to cost beyond the preferred one.
+    dispreferred: Quantity,
     fixed_costs: Quantity,
 }
 
@@ -114,21 +121,33 @@ struct Extreme {
     /// The calls of the naive strategy.
     tensors: u64,
     tail: Quantity,
+    /// What it adds more than the best size: in all, as copies, and without copies.
+    more: Quantity,
+    copies: Quantity,
+    without_copies: Quantity,
 }
 
 impl Extreme {
-    fn of(size: &Size) -> Self {
-        let (calls, tail) = (size.bucketed.calls, size.bucketed.tail.clone());
-        Self { mb: size.mb, calls, tensors: size.naive.calls, tail }
+    fn of(size: &Size, best: &Size) -> Result<Self> {
+        let more =
+            |of: &Paired, best: &Paired| Ok::<_, anyhow::Error>(SameMachine::of(&of.all, &best.all)?.difference());
+        Ok(Self {
+            mb: size.mb,
+            calls: size.bucketed.calls,
+            tensors: size.naive.calls,
+            tail: size.bucketed.tail.clone(),
+            more: more(&size.bucketed.beyond_single, &best.bucketed.beyond_single)?,
+            copies: more(&size.copies, &best.copies)?,
+            without_copies: more(&size.coalesced.beyond_single, &best.coalesced.beyond_single)?,
+        })
     }
 }
 
 impl<'a> Sizes<'a> {
-    /// `None` of no size; `sizes` ascend. The link is that of `cases` on the sizes' machine.
-    pub fn of(sizes: &'a [Size<'a>], cases: &[BucketCase]) -> Result<Option<Self>> {
+    /// `None` of no size; `sizes` ascend.
+    pub fn of(sizes: &'a [Size<'a>], records: &Records) -> Result<Option<Self>> {
         let (Some(smallest), Some(largest)) = (sizes.first(), sizes.last()) else { return Ok(None) };
-        let rows = cases.iter().filter_map(|case| Some((&case.id, &case.row()?.steps)));
-        let link = PooledLink::of(&smallest.case.id, rows).context("no line fits the probes of the link")?;
+        let link = PooledLink::of(records, smallest.case)?.context("no line fits the probes of the link")?;
         let sorted = |key: &dyn Fn(&Size) -> f64| {
             let mut sizes: Vec<&'a Size> = sizes.iter().collect();
             sizes.sort_by(|a, b| key(a).total_cmp(&key(b)));
@@ -140,6 +159,8 @@ impl<'a> Sizes<'a> {
         let best = ranked[0];
         let model = Model::best(link.overhead.value(), link.bandwidth.value(), best.row.steps.gradient_bytes);
         let bytes = |bytes| Quantity::new(bytes, Unit::Bytes, link.overhead.sources().to_vec());
+        let preferred = sorted(&|size| size.predicted(&link).value())[0];
+        let predicted = best.predicted(&link);
         let copies = sizes.iter().flat_map(|size| [&size.copies.range.low, &size.copies.range.high]);
         Ok(Some(Self {
             best,
@@ -149,21 +170,25 @@ impl<'a> Sizes<'a> {
             adds: best.bucketed.beyond_single.all.clone(),
             remains: best.coalesced.beyond_single.clone(),
             tail: best.coalesced.tail.clone(),
-            small: Extreme::of(smallest),
-            large: Extreme::of(largest),
+            small: Extreme::of(smallest, best)?,
+            large: Extreme::of(largest, best)?,
+            small_copies: [&smallest.copies.range.low, &best.copies.range.high].map(Quantity::clone),
+            best_calls: best.bucketed.calls,
+            best_tail: best.bucketed.tail.clone(),
             differ: SameMachine::of(&SameMachine::of(long, short)?.difference(), short)?.ratio(),
             copies: Range::of(copies).context("every size has its copies")?,
             share: SameRun::of(&best.naive.beyond_single.all, &best.naive.step)?.ratio(),
             model_bucket: model.map(|model| bytes(model.bucket_bytes)),
-            preferred: sorted(&|size| size.predicted(&link).value())[0].mb,
-            predicted: best.predicted(&link),
+            preferred: preferred.mb,
+            dispreferred: link.seconds(predicted.value() - preferred.predicted(&link).value()),
+            predicted,
             fixed_costs: link.of_calls(smallest.bucketed.calls),
             link,
         }))
     }
 
     pub fn claims(&self, answer: &mut Answer) -> Result<()> {
-        let Self { best, second, small, large, copies, preferred, .. } = self;
+        let Self { best, second, small, large, copies, small_copies, preferred, .. } = self;
         let most = &best.bucketed.beyond_single.range.high;
         let next = second.map(|size| &size.bucketed.beyond_single.range.low);
         let between =
@@ -175,6 +200,12 @@ impl<'a> Sizes<'a> {
             None => claim,
         })?;
         answer.claim(Claim::above("copies-cost-time", "of any size, at least", &copies.low, 0.0))?;
+        let [least, most] = small_copies;
+        answer.claim(Claim::greater(
+            "small-buckets-copy-longer",
+            ("at least", least),
+            ("the best size at most", most),
+        ))?;
         let slowdown = &best.coalesced.slowdown;
         answer.claim(
             Claim::new("backward-is-slower", slowdown.is_positive())
@@ -226,7 +257,7 @@ pub fn prediction_table(sizes: &[Size], link: &PooledLink, set: &RecordSet) -> R
         .number("measured tail (ms)", Style::Ms, 2, |size| size.bucketed.tail.clone())
         .number("above single (ms)", Style::Ms, 1, |size| size.bucketed.beyond_single.all.clone())
         .captioned(format!(
-            "The model of part (b) with $o$ = {} µs and $w$ = {} GB/s, one fit to the probes of all cases of this machine, \
+            "The model of part (b) with $o$ = {} µs and $w$ = {} GB/s, the fit of `naive_ddp_benchmarking`, \
              against measured float32 steps. {}.",
             link.overhead.text(Style::Us, 0),
             link.bandwidth.text(Style::Gb, 0),

@@ -174,11 +174,28 @@ fn one_layer_lies_between_two_lowest_points_of_equal_memory() {
     assert_eq!(timeline::one_layer(&of(&[20; 5]), 4), None, "one point in each layer");
     let teeth = of(&[20, 60, 40, 20, 90, 50, 20, 80, 40, 20, 70, 30, 0]);
     assert_eq!(timeline::one_layer(&teeth, 4), Some(6..=9));
+    let falls = of(&[20, 60, 40, 20, 90, 50, 20, 80, 40, 10, 70, 30, 0]);
+    assert_eq!(timeline::one_layer(&falls, 4), Some(3..=6), "the next one does not return");
+    assert_eq!(timeline::one_layer(&of(&[20, 60, 40, 30, 90, 50, 20, 80, 40, 10, 70, 30, 0]), 4), None, "none returns");
+}
+
+#[test]
+fn the_layer_with_the_most_recorded_moments_is_enlarged() {
+    let of = |times: [u32; 13], working: [u64; 13]| {
+        timeline::one_layer(
+            &Timeline { time_s: times.map(f64::from).to_vec(), working: working.to_vec(), ..timeline() },
+            4,
+        )
+    };
+    let working = [20, 60, 40, 20, 90, 50, 80, 30, 20, 80, 40, 20, 0];
     assert_eq!(
-        timeline::one_layer(&of(&[20, 60, 40, 20, 90, 50, 20, 80, 40, 10, 70, 30, 0]), 4),
-        None,
-        "it does not return"
+        of([0, 10, 20, 30, 35, 40, 45, 50, 60, 70, 80, 90, 120], working),
+        Some(3..=8),
+        "the next one has fewer"
     );
+    let two = [0, 10, 20, 30, 35, 40, 45, 50, 65, 70, 85, 90, 120];
+    let falls_late = [20, 60, 40, 20, 90, 50, 80, 30, 40, 80, 20, 20, 0];
+    assert_eq!(of(two, falls_late), None, "the lowest points enclose most of two layers, or next to nothing");
 }
 
 #[test]

@@ -84,28 +84,38 @@ impl<'a> TimelineCase<'a> {
     pub fn forward_figure(&self, set: &RecordSet) -> Result<Figure> {
         let alt = "Memory beside the parameters over one forward pass: equal teeth, one per layer.";
         let caption = format!(
-            "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}.",
+            "One forward pass under no_grad, beside {} of parameters, tables and workspaces: {}. Of each {} ms the lowest and \
+             the highest moment are recorded; every peak is exact.",
             self.numbers()?.unchanging,
-            self.place(set)?
+            self.place(set)?,
+            self.interval(self.forward)
         );
         Ok(Figure::plot(alt, beside_parameters(self.forward)).captioned(caption))
     }
 
-    /// A layer in the middle of the forward pass; none where the record does not show where it begins and ends.
+    /// The layer of the forward pass of which the record keeps most moments; none where the record does not show where
+    /// one begins and ends.
     pub fn layer_figure(&self, set: &RecordSet) -> Result<Option<Figure>> {
         let Some(layer) = one_layer(self.forward, self.layers()) else { return Ok(None) };
         let alt = "Memory over one layer: a peak in attention, then a lower one in the feed-forward network.";
-        let times = &self.forward.time_s;
-        let interval = (times[times.len() - 1] - times[0]) / (self.case.params.timeline_points / 2).max(1) as f64;
         let caption = format!(
-            "One layer of the same pass: attention, then feed-forward, by the lowest and the highest value of each {} ms. {}.",
-            self.case.quantity(interval, Unit::Seconds).text(Style::Ms, 1),
+            "One layer of the same pass at its {} recorded moments: attention, then feed-forward. Its peaks are exact; other \
+             allocations within each {} ms are missing. {}.",
+            layer.clone().count(),
+            self.interval(self.forward),
             set.machine()?
         );
         let mut plot = beside_parameters(self.forward);
         plot.phases.clear();
         plot.series.iter_mut().for_each(|series| series.points = series.points[layer.clone()].to_vec());
         Ok(Some(Figure::plot(alt, plot).captioned(caption)))
+    }
+
+    /// The milliseconds in which the record keeps two moments.
+    fn interval(&self, Timeline { time_s, .. }: &Timeline) -> String {
+        let all = time_s[time_s.len() - 1] - time_s[0];
+        let interval = all / (self.case.params.timeline_points / 2).max(1) as f64;
+        self.case.quantity(interval, Unit::Seconds).text(Style::Ms, 1)
     }
 
     /// "context 512, float32, NVIDIA H200".
@@ -124,7 +134,11 @@ impl<'a> TimelineCase<'a> {
         ];
         let (style, _, unit) = memory_format(set);
         let alt = "Stacked areas over one training step: saved activations grow and shrink, gradients grow, the rest is flat.";
-        let caption = format!("One training step with optimizer state: {}.", self.place(set)?);
+        let caption = format!(
+            "One training step with optimizer state: {}. Of each {} ms the lowest and the highest moment are recorded.",
+            self.place(set)?,
+            self.interval(self.step)
+        );
         Ok(Figure::plot(alt, area(self.step, &format!("active memory ({unit})"), style, &stacked)).captioned(caption))
     }
 
@@ -136,8 +150,8 @@ impl<'a> TimelineCase<'a> {
     }
 }
 
-/// The points from the lowest one between two layers to the next such, in the middle of the pass; none where the memory of
-/// the two differs.
+/// The points of the layer that has most of them, from the lowest point between two layers to the next such; none where
+/// the memory of the two always differs. The first and the last layer are not looked at, since the pass begins and ends there.
 pub fn one_layer(timeline: &Timeline, layers: i64) -> Option<RangeInclusive<usize>> {
     let (first, last) = (*timeline.time_s.first()?, *timeline.time_s.last()?);
     let period = (last - first) / layers as f64;
@@ -145,9 +159,14 @@ pub fn one_layer(timeline: &Timeline, layers: i64) -> Option<RangeInclusive<usiz
         let within = |at: &usize| ((timeline.time_s[*at] - first) / period).floor() == layer as f64;
         (0..timeline.time_s.len()).filter(within).min_by_key(|at| timeline.working[*at])
     };
-    let (from, to) = (lowest(layers / 2)?, lowest(layers / 2 + 1)?);
-    let returns = timeline.working[from] == timeline.working[to];
-    (from + 1 < to && returns).then_some(from..=to)
+    let layer = |at: i64| {
+        let (from, to) = (lowest(at)?, lowest(at + 1)?);
+        let returns = timeline.working[from] == timeline.working[to];
+        // The lowest points of two neighbours may enclose both, or next to nothing.
+        let share = (timeline.time_s[to] - timeline.time_s[from]) / period;
+        (from + 1 < to && returns && (0.8..1.2).contains(&share)).then_some(from..=to)
+    };
+    (1..layers - 1).filter_map(layer).max_by_key(|layer| layer.clone().count())
 }
 
 fn beside_parameters(forward: &Timeline) -> Plot {

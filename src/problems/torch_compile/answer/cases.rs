@@ -7,7 +7,7 @@ use super::super::{adamw, attention, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
-use crate::harness::answer::{Case, Cell, Quantity, Range, Turns, Unit};
+use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -92,10 +92,10 @@ impl<P, R> MeasureCase<'_, P, R> {
         Some(self.case.median(pass(column(self.row?).measured()?)))
     }
 
-    /// The median of the first implementation's pass over that of the second's; none unless both have one.
-    pub fn ratio<T>(&self, columns: [ColumnOf<R, T>; 2], pass: PassOf<T>) -> Option<Quantity> {
-        let [over, under] = columns.map(|column| self.median(column, pass));
-        Some(self.case.quantity(over?.value() / under?.value(), Unit::One))
+    /// The first implementation's pass over the second's, turn by turn; none unless both were measured.
+    pub fn ratio<T>(&self, columns: [ColumnOf<R, T>; 2], pass: PassOf<T>) -> Option<Paired> {
+        let [over, under] = columns.map(|column| self.turns(column, pass));
+        Paired::of(&self.case.id, Unit::One, [&over?, &under?], |[over, under]| over / under)
     }
 
     /// "12.6", "9.2–15" where the turns disagree, or how the implementation or else the whole case ended.
@@ -115,6 +115,17 @@ impl<P, R> MeasureCase<'_, P, R> {
     }
 }
 
+/// The ratios of two implementations' times in every turn of the passes that are not stable; none of nothing.
+pub fn unstable_ratios<'c, P: 'c, R: 'c, T>(
+    cases: impl IntoIterator<Item = &'c MeasureCase<'c, P, R>>,
+    columns: [ColumnOf<R, T>; 2],
+    pass: PassOf<T>,
+) -> Option<Range> {
+    let ratios = cases.into_iter().filter_map(|case| case.ratio(columns, pass));
+    let ends = ratios.filter(|ratio| !ratio.stable).flat_map(|ratio| [ratio.range.low, ratio.range.high]);
+    Range::of(ends)
+}
+
 /// The ratios of two implementations' times, over every case and pass in which both are stable; none of nothing.
 pub fn ratios<'c, P: 'c, R: 'c, T>(
     cases: impl IntoIterator<Item = &'c MeasureCase<'c, P, R>>,
@@ -122,7 +133,8 @@ pub fn ratios<'c, P: 'c, R: 'c, T>(
     passes: &[PassOf<T>],
 ) -> Option<Range> {
     let of_case = |case: &MeasureCase<P, R>| -> Vec<Quantity> {
-        passes.iter().filter_map(|pass| case.ratio(columns, *pass)).collect()
+        let ratios = passes.iter().filter_map(|pass| case.ratio(columns, *pass));
+        ratios.filter(|ratio| ratio.stable).map(|ratio| ratio.all).collect()
     };
     Range::of(cases.into_iter().flat_map(of_case))
 }

@@ -1,12 +1,14 @@
 //! Part (a): what compiled passes of attention gain at the lengths whose times are stable.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::super::attention::{Params, Passes, Row};
 use super::cases::{AttentionCase, ColumnOf, PassOf, ratios};
 use super::{times, turns};
 use crate::bench::errors::AttentionErrors;
-use crate::harness::answer::format::grouped;
+use crate::harness::answer::format::{grouped, listed};
 use crate::harness::answer::{Claim, Quantity, Turns, Unit};
 
 pub const RUST: ColumnOf<Row, Passes> = |row| &row.rust_eager;
@@ -26,8 +28,7 @@ pub struct Attention {
     /// "1.18 to 1.63".
     gain: Option<String>,
     from: String,
-    /// Whether some times at shorter lengths are unstable.
-    ranges: bool,
+    slower: Option<Slower>,
     /// Ours over PyTorch eager, over all stable passes.
     #[serde(skip)]
     pub eager: Option<String>,
@@ -36,6 +37,33 @@ pub struct Attention {
     pub error: Option<Quantity>,
     #[serde(skip)]
     pub claim: Option<Claim>,
+}
+
+/// The cells whose compiled forward pass is slower in every turn than the eager one in any, and their lengths.
+#[derive(Serialize)]
+pub struct Slower {
+    /// "256 and 1,024".
+    lengths: String,
+    /// The slower ones of the cells at these lengths.
+    cells: usize,
+    of: usize,
+}
+
+impl Slower {
+    fn of(cases: &[AttentionCase]) -> Option<Self> {
+        let is_slower = |case: &&AttentionCase| {
+            let turns = [PYTHON, COMPILED].map(|column| case.turns(column, PASSES[0].1));
+            matches!(turns, [Some(eager), Some(compiled)] if eager.is_below(&compiled))
+        };
+        let lengths: BTreeSet<i64> = cases.iter().filter(is_slower).map(|case| case.params.seq).collect();
+        let at = || cases.iter().filter(|case| lengths.contains(&case.params.seq));
+        let words: Vec<String> = lengths.iter().map(|seq| grouped(*seq as f64, 0)).collect();
+        (!words.is_empty()).then(|| Self {
+            lengths: listed(&words),
+            cells: at().filter(is_slower).count(),
+            of: at().count(),
+        })
+    }
 }
 
 impl Attention {
@@ -51,7 +79,7 @@ impl Attention {
         Self {
             turns: cases.first().map_or("no cases".into(), |case| turns_of(case.params)),
             from: grouped(stable().map(|case| case.params.seq).min().unwrap_or_default() as f64, 0),
-            ranges: unstable.is_some(),
+            slower: Slower::of(cases),
             eager: ratios(cases, [RUST, PYTHON], &BOTH).as_ref().map(times),
             error: Quantity::largest(errors),
             gain: gain.as_ref().map(times),

@@ -88,7 +88,7 @@ fn attention_gains_are_of_the_lengths_at_which_every_pass_is_stable() {
     let all = answered(stable([1.0, 1.0, 0.8, 0.5]));
     let attention = printed(&all);
     assert_eq!((&attention["gain"], &attention["from"]), (&json!("1.25 to 2.00"), &json!("256")));
-    assert_eq!((&attention["ranges"], &attention["eager"]), (&json!(false), &json!("1.00 for attention")));
+    assert_eq!(attention["eager"], "1.00 for attention");
     assert_eq!(attention["turns"], "2 turns of 3 passes, each after 1 untimed");
     assert_eq!(attention["errors"], "$3.0 \\times 10^{-7}$ in attention");
     assert_eq!(all.holds("attention-gains"), Some(true));
@@ -107,11 +107,29 @@ fn unstable_passes_are_ranges_and_no_sentence_rests_on_them() {
     let some = of(gpu().measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9])));
     let attention = printed(&some);
     assert_eq!((&attention["gain"], &attention["from"]), (&json!("2.00"), &json!("4,096")));
-    assert_eq!(attention["ranges"], true);
     let table = some.tables()["attention"].markdown();
     assert!(table.contains("| forward | 256 | 1,000 / 100–1,000 |"), "{table}");
     let none = of(gpu());
     assert_eq!((&printed(&none)["gain"], none.holds("attention-gains")), (&Value::Null, None));
+}
+
+#[test]
+fn a_compiled_pass_that_is_slower_in_every_turn_is_counted_with_its_length() {
+    let row = |eager: &[f64], compiled: &[f64]| {
+        let mut row = passes([1.0; 4]);
+        row["python_eager"] = column(["forward", "backward"], eager);
+        row["python_compiled"] = column(["forward", "backward"], compiled);
+        row
+    };
+    let of = |compiled: &[f64]| {
+        let made_up = gpu().measured("a", &cell(256, 16), &row(&[1.0, 2.0], &[2.1, 3.0]));
+        let made_up = made_up.measured("a", &cell(256, 64), &row(&[1.0, 2.0], compiled));
+        printed(&answered(made_up.measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9]))))["slower"].clone()
+    };
+    assert_eq!(of(&[1.9, 3.0]), json!({"lengths": "256", "cells": 1, "of": 2}), "the ranges of one overlap");
+    assert_eq!(of(&[2.5, 3.0])["cells"], 2);
+    let faster = answered(gpu().measured("a", &cell(256, 64), &passes([1.0, 1.0, 0.8, 0.5])));
+    assert!(printed(&faster)["slower"].is_null());
 }
 
 #[test]
@@ -150,9 +168,15 @@ fn model_gains_are_of_stable_passes_and_name_the_models_without() {
     let mut humped = steps([2.0, 2.0, 1.0, 1.0, 2.0]);
     humped["python_eager"] = column(["forward", "step"], &[2.0, 3.0]);
     let one = answered(of([2.0; 5], [4.0; 5]).measured("b", &model("2.7B", "float32"), &humped));
-    assert_eq!(printed(&one)["unstable"], "2.7B in float32");
+    let expected = json!({"models": "2.7B in float32", "forward": "2.00 to 3.00", "step": "2.00 to 3.00"});
+    assert_eq!(printed(&one)["unstable"], expected);
+    assert_eq!(
+        (&printed(&one)["forward"], &printed(&one)["dtypes"]),
+        (&json!("1.00"), &json!("1.00 to 3.00 in float32 and 1.00 in bfloat16"))
+    );
     let table = one.tables()["models"].markdown();
-    assert!(table.contains("| 2.7B | float32 | 2,000–3,000 | 1,000 | – | 2,000–3,000 | 1,000 | – |"), "{table}");
+    let row = "| 2.7B | float32 | 2,000–3,000 | 1,000 | 2.00 to 3.00 | 2,000–3,000 | 1,000 | 2.00 to 3.00 |";
+    assert!(table.contains(row), "{table}");
     assert_eq!(one.holds("models-gain"), Some(false), "the others gain nothing");
 }
 
