@@ -23,7 +23,9 @@ fn main() -> ExitCode {
             })
         })
         .collect();
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // A check that launches ranks waits for them, and others can run meanwhile.
+    arguments.test_threads.get_or_insert(2 * std::thread::available_parallelism().map_or(2, |cores| cores.get()));
     let filtered = arguments.filter.is_some() || !arguments.skip.is_empty() || arguments.list;
     let conclusion = libtest_mimic::run(&arguments, trials);
     if conclusion.num_passed == 0 && !filtered {

@@ -44,8 +44,7 @@ fn every_answer_renders_from_the_committed_records_as_accepted() {
 fn no_rendered_snapshot_is_without_its_answer() {
     let folder = layout().root.join("snapshots").join("rendered");
     let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
-    let answers: BTreeSet<String> =
-        accepted_markdown(&layout()).unwrap().iter().map(|(n, _)| format!("{n}.snap")).collect();
+    let answers: BTreeSet<String> = REGISTRY.iter().map(|problem| format!("{}.snap", problem.name)).collect();
     let orphans: Vec<String> = files.filter(|file| !answers.contains(file.trim_end_matches(".new"))).collect();
     assert!(orphans.is_empty(), "snapshots/rendered holds what no registered problem answers: {orphans:?}");
 }
@@ -118,8 +117,7 @@ fn the_figures_of_the_readme_match_the_records() {
 /// `INSTA_UPDATE=always` updates it, like the rendered answers.
 #[test]
 fn the_picture_of_the_readme_is_drawn_from_the_records() {
-    let rendered = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
-    let drawn = rendered.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-full-rates.svg");
+    let drawn = pages::RENDERED.figures.iter().find(|(path, _)| path == "figures/flash_benchmarking-full-rates.svg");
     let (_, drawn) = drawn.expect("the rates of attention");
     let path = layout().root.join("snapshots").join("readme.svg");
     if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
@@ -177,10 +175,7 @@ fn every_answer_renders_from_other_records_or_names_what_it_lacks() {
 
 /// The answer to `flash_backward` from GPU records of `trials` only, each with its outcome and why it is stale.
 fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
-    let mut document = document(&layout(), RecordSource::Accepted).unwrap();
-    document.summary = None;
-    document.problems.retain(|problem| problem.handout.name == "flash_backward");
-    let problem = &mut document.problems[0];
+    let mut problem = problem_input(&layout(), by_name("flash_backward").unwrap(), RecordSource::Accepted);
     let gpu = problem.records.gpu.as_mut().expect("accepted records");
     let some = gpu.file.cases[0].clone();
     let case = |(trial, outcome, _): &(&str, Outcome, _)| CaseRecord {
@@ -192,7 +187,7 @@ fn attested(trials: &[(&str, Outcome, Option<&str>)]) -> String {
     gpu.stale = trials.iter().enumerate().filter_map(|(at, t)| Some((at, t.2?.to_string()))).collect();
     let entry = REGISTRY.iter().find(|entry| entry.name == problem.handout.name).expect("a registered problem");
     problem.answer = (entry.answer)(&problem.records, Audience::Ours).unwrap();
-    cs336::report::render(&document).unwrap().markdown
+    cs336::report::render(&with_problems(vec![problem])).unwrap().markdown
 }
 
 #[test]
@@ -230,11 +225,8 @@ fn an_attestation_that_is_stale_failed_or_missing_is_named_as_such() {
 #[test]
 fn the_whole_write_up_gives_the_same_bytes_twice() {
     let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
-    let pdf = || {
-        let rendered = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
-        cs336::report::pdf(&rendered, &frame).unwrap()
-    };
-    let (first, second) = (pdf(), pdf());
+    let again = cs336::report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap();
+    let [first, second] = [&*pages::RENDERED, &again].map(|rendered| cs336::report::pdf(rendered, &frame).unwrap());
     assert!(first.starts_with(b"%PDF-1.") && first.len() > 50_000, "{} bytes", first.len());
     assert!(first == second, "two renderings of the same records differ");
 }

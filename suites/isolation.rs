@@ -91,7 +91,7 @@ fn runner(layout: &Layout) -> Runner<'_> {
 /// failure fails with every limit.
 fn in_time(body: impl Fn(Duration) -> Result<()>) -> Result<()> {
     let mut outcome = Ok(());
-    for seconds in [5, 20, 80] {
+    for seconds in [2, 20, 80] {
         outcome = body(Duration::from_secs(seconds));
         if outcome.is_ok() {
             break;
@@ -319,10 +319,10 @@ fn main() -> ExitCode {
         test("device_checks_end_each_for_itself", device_checks_end_each_for_itself),
     ];
     trials.extend(visits::TESTS.iter().map(|(name, run)| test(name, *run)));
-    trials.extend(crashes::trials());
-    trials.extend(ranks::trials());
-    trials.extend(hosts::trials());
-    // Most of these tests wait for processes or for a limit, so more of them than cores run side by side.
+    // Most of these tests wait for processes or for a limit, so more of them than cores run side by side, and those that
+    // wait longest come first.
+    let trials: Vec<Trial> =
+        [hosts::trials(), ranks::trials(), crashes::trials(), trials].into_iter().flatten().collect();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(2 * std::thread::available_parallelism().map_or(2, |cores| cores.get()));
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -27,7 +27,10 @@ fn main() -> ExitCode {
         [attention::trials, ddp::trials, kernels::trials, model::trials, numerics::trials];
     let trials: Vec<Trial> = families.iter().flat_map(|trials| trials()).collect();
     assert!(!trials.is_empty(), "no mutant is tested");
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let mut arguments = Arguments::from_args();
+    // Many mutants wait for the ranks of one launch, and others can be tested meanwhile.
+    arguments.test_threads.get_or_insert(2 * std::thread::available_parallelism().map_or(2, |cores| cores.get()));
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// A test that this check refuses the mutant with this message. Another message means that it caught another mistake, or

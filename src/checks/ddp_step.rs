@@ -15,7 +15,7 @@ use crate::collective::ranks::RankTask;
 use crate::harness::problem::Verdict;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
-use crate::parallel::Options;
+use crate::parallel::{Options, Replica};
 
 /// Like [`crate::bench::ddp_step::on_rank::TASK`], but accepts mutants as strategies.
 pub const TASK: RankTask = RankTask { name: "ddp_step_with_mutants", run: with_mutants };
@@ -58,7 +58,7 @@ fn with_mutants(collective: &Shared, input: Value) -> Result<Value> {
     measure(collective, input, |name, parameters, collective, bucket_size_mb| {
         let options = Options { bucket_size_mb: bucket_size_mb.unwrap_or(1.0) };
         let optimizer = adamw_for(collective.device(), AdamWOptions::default())?;
-        mutants::trainer(name, parameters, optimizer, collective, &options)
+        mutants::trainer(name, Replica { parameters, collective, options: &options }, optimizer)
     })
 }
 

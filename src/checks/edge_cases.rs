@@ -9,9 +9,9 @@ use super::protocol::{Report, on_ranks};
 use crate::collective::Shared;
 use crate::collective::ranks::{RankTask, parse_input};
 use crate::model::optim::{Sgd, zero_grad};
-use crate::parallel::Options;
 use crate::parallel::trainer::{Trainer, zero1};
 use crate::parallel::zero1::Stepping;
+use crate::parallel::{Options, Replica};
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -119,7 +119,8 @@ impl Edges<'_> {
 
     fn wrap(&self, parameters: &[(String, Tensor)]) -> Result<Trainer> {
         self.collective.barrier()?;
-        mutants::trainer(&self.trainer, parameters, Box::new(Sgd::new(1.0)?), self.collective, &OPTIONS)
+        let replica = Replica { parameters, collective: self.collective, options: &OPTIONS };
+        mutants::trainer(&self.trainer, replica, Box::new(Sgd::new(1.0)?))
     }
 
     /// The parameters as rank `rank` draws them.

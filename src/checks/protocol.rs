@@ -18,7 +18,7 @@ use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
 use crate::model::optim::{self, Optimizer as _, Sgd};
 use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
 use crate::parallel::trainer::Trainer;
-use crate::parallel::{Options, no_sync};
+use crate::parallel::{Options, Replica, no_sync};
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -172,8 +172,8 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
             let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
             let single = Toy::new(&case.blueprint, &generator)?;
             let replica = single.deep_copy(Device::Cpu)?;
-            let optimizer = Box::new(Sgd::new(LEARNING_RATE)?);
-            let trainer = mutants::trainer(trainer, replica.named_parameters(), optimizer, collective, &case.options)?;
+            let wrapped = Replica { parameters: replica.named_parameters(), collective, options: &case.options };
+            let trainer = mutants::trainer(trainer, wrapped, Box::new(Sgd::new(LEARNING_RATE)?))?;
             let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
             CaseOnRank { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
         }

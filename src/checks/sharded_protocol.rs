@@ -20,7 +20,7 @@ use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use crate::parallel::zero1::{Stepping, Zero1};
-use crate::parallel::{DataParallel as _, Options, bucket, trained, trainer};
+use crate::parallel::{DataParallel as _, Options, Replica, bucket, trained, trainer};
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -207,8 +207,8 @@ impl Subject {
     pub fn new(name: &str, group: ParamGroup, collective: &Shared, options: &Options) -> Result<Self> {
         let (name, collective) = mutants::faulty(name, collective)?;
         if let Some(stepping) = trainer::zero1(name) {
-            let zero1 = Zero1::new(&group.parameters, group.optimizer, &collective, options, stepping)?;
-            return Ok(Self::Zero1(zero1));
+            let replica = Replica { parameters: &group.parameters, collective: &collective, options };
+            return Ok(Self::Zero1(Zero1::new(replica, group.optimizer, stepping)?));
         }
         Ok(match name {
             trainer::SHARDED_OPTIMIZER => Self::Sharded(vec![ShardedOptimizer::new(vec![group], &collective)?]),
@@ -249,9 +249,8 @@ fn narrow_weights_keep_small_updates(collective: &Shared, stepping: Stepping) ->
     let lr = 2f64.powi(-10);
     let weight = Tensor::f_ones([10], (Kind::BFloat16, collective.device()))?.f_set_requires_grad(true)?;
     let parameters = [("weight".to_string(), weight)];
-    let optimizer = Box::new(Sgd::new(lr)?);
-    let options = Options { bucket_size_mb: 1.0 };
-    let mut zero1 = Zero1::new(&parameters, optimizer, collective, &options, stepping)?;
+    let replica = Replica { parameters: &parameters, collective, options: &Options { bucket_size_mb: 1.0 } };
+    let mut zero1 = Zero1::new(replica, Box::new(Sgd::new(lr)?), stepping)?;
     for _ in 0..UPDATES {
         zero_grad(&parameters)?;
         backward(&parameters[0].1.f_sum(Kind::Float)?)?;

@@ -29,7 +29,7 @@ pub struct Task {
     /// The task's name; an unknown name lists all tasks
     #[arg(long)]
     task: String,
-    #[arg(long, default_value = "gloo")]
+    #[arg(long, value_enum, default_value = "gloo")]
     backend: Backend,
     /// A JSON file that every rank reads; null without one
     #[arg(long)]

@@ -1,10 +1,9 @@
 //! Collective communication: the [`Collective`] trait, its backends, and the launcher of rank processes.
 
 use std::slice::from_ref;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
@@ -34,7 +33,7 @@ pub use crate::torch::gloo::ReduceOp as Op;
 pub type Shared = Arc<dyn Collective>;
 
 /// The library that carries the collectives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
     /// CPU tensors.
@@ -193,14 +192,5 @@ impl Backend {
             Self::Gloo => "gloo",
             Self::Nccl => "nccl",
         }
-    }
-}
-
-impl FromStr for Backend {
-    type Err = anyhow::Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let known = [Self::Gloo, Self::Nccl].into_iter().find(|backend| backend.name() == name);
-        known.with_context(|| format!("there is no backend {name:?}: use gloo or nccl"))
     }
 }

@@ -2,15 +2,14 @@
 //! is paid once instead of once for each parameter.
 
 use anyhow::{Context as _, Result};
-use tch::Tensor;
 
 use super::bucket::{Bucket, buckets};
-use super::{DataParallel, Options, Strategy, broadcast_parameters, trained};
-use crate::collective::{Op, Shared};
+use super::{DataParallel, Replica, Strategy, broadcast_parameters, trained};
+use crate::collective::Op;
 
 pub const STRATEGY: Strategy = Strategy { name: "flat", construct };
 
-fn construct(parameters: &[(String, Tensor)], collective: &Shared, _: &Options) -> Result<Box<dyn DataParallel>> {
+fn construct(Replica { parameters, collective, .. }: Replica) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     // One bucket, unless the model mixes dtypes: a message has one dtype.
     let (buckets, collective) = (buckets(&trained(parameters), f64::INFINITY)?, collective.clone());

@@ -32,12 +32,18 @@ pub const STRATEGIES: &[Strategy] = &[
 pub struct Strategy {
     pub name: &'static str,
     /// Wraps a replica: afterwards every rank holds rank 0's parameters, frozen ones too, and the gradients of later
-    /// backward passes are averaged. `parameters` are the replica's, each tensor once.
-    pub construct: Construct,
+    /// backward passes are averaged.
+    pub construct: fn(Replica) -> Result<Box<dyn DataParallel>>,
 }
 
-/// Makes a strategy's replica of the parameters.
-pub type Construct = fn(&[(String, Tensor)], &Shared, &Options) -> Result<Box<dyn DataParallel>>;
+/// What a strategy wraps.
+#[derive(Clone, Copy)]
+pub struct Replica<'a> {
+    /// Each tensor once.
+    pub parameters: &'a [(String, Tensor)],
+    pub collective: &'a Shared,
+    pub options: &'a Options,
+}
 
 /// The options of all strategies; each strategy reads those that it needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -3,12 +3,12 @@
 use anyhow::{Context as _, Result};
 use tch::Tensor;
 
-use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
-use crate::collective::{Op, Shared};
+use super::{DataParallel, Replica, Strategy, broadcast_parameters, gradient_of, trained};
+use crate::collective::Op;
 
 pub const STRATEGY: Strategy = Strategy { name: "naive", construct };
 
-fn construct(parameters: &[(String, Tensor)], collective: &Shared, _: &Options) -> Result<Box<dyn DataParallel>> {
+fn construct(Replica { parameters, collective, .. }: Replica) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let (trained, collective) = (trained(parameters), collective.clone());
     let average = move |(name, parameter): &(String, Tensor)| {

@@ -2,16 +2,15 @@
 //! them, while backward goes on to the buckets before it.
 
 use anyhow::Result;
-use tch::Tensor;
 
 use super::bucket::{Bucket, buckets};
 use super::ordered_launch::OrderedLaunch;
-use super::{DataParallel, Options, Strategy, broadcast_parameters, trained};
-use crate::collective::{Op, Shared};
+use super::{DataParallel, Replica, Strategy, broadcast_parameters, trained};
+use crate::collective::Op;
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_bucketed", construct };
 
-fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+fn construct(Replica { parameters, collective, options }: Replica) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let (buckets, collective) = (buckets(&trained(parameters), options.bucket_bytes()?)?, collective.clone());
     let launch = move |_, bucket: &Bucket| {

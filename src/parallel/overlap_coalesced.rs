@@ -6,12 +6,12 @@ use tch::Tensor;
 
 use super::bucket::planned;
 use super::ordered_launch::OrderedLaunch;
-use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
-use crate::collective::{Op, Shared};
+use super::{DataParallel, Replica, Strategy, broadcast_parameters, gradient_of, trained};
+use crate::collective::Op;
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_coalesced", construct };
 
-fn construct(parameters: &[(String, Tensor)], collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
+fn construct(Replica { parameters, collective, options }: Replica) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let (units, collective) = (planned(&trained(parameters), options.bucket_bytes()?), collective.clone());
     let launch = move |_, unit: &Vec<(String, Tensor)>| {

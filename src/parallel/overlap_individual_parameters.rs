@@ -5,12 +5,12 @@ use anyhow::Result;
 use tch::Tensor;
 
 use super::ordered_launch::OrderedLaunch;
-use super::{DataParallel, Options, Strategy, broadcast_parameters, gradient_of, trained};
-use crate::collective::{Op, Shared};
+use super::{DataParallel, Replica, Strategy, broadcast_parameters, gradient_of, trained};
+use crate::collective::Op;
 
 pub const STRATEGY: Strategy = Strategy { name: "overlap_individual_parameters", construct };
 
-fn construct(parameters: &[(String, Tensor)], collective: &Shared, _: &Options) -> Result<Box<dyn DataParallel>> {
+fn construct(Replica { parameters, collective, .. }: Replica) -> Result<Box<dyn DataParallel>> {
     broadcast_parameters(parameters, collective)?;
     let (last_first, collective) = (trained(parameters).into_iter().rev(), collective.clone());
     let launch = move |_, [(name, parameter)]: &[(String, Tensor); 1]| {

@@ -5,8 +5,7 @@ use tch::Tensor;
 
 use super::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use super::zero1::{Stepping, Zero1};
-use super::{DataParallel, Options, STRATEGIES, Strategy, by_name, overlap_bucketed, trained};
-use crate::collective::Shared;
+use super::{DataParallel, Replica, STRATEGIES, Strategy, by_name, overlap_bucketed, trained};
 use crate::model::optim::Optimizer;
 
 /// The sharded optimizer with the bucketed strategy, which averages the gradients.
@@ -45,45 +44,27 @@ pub enum Trainer {
 
 impl Trainer {
     /// Wraps a replica as [`Strategy::construct`] does, by the name of a strategy or of an optimizer that shards.
-    pub fn new(
-        name: &str,
-        parameters: &[(String, Tensor)],
-        optimizer: Box<dyn Optimizer>,
-        collective: &Shared,
-        options: &Options,
-    ) -> Result<Self> {
+    pub fn new(name: &str, replica: Replica, optimizer: Box<dyn Optimizer>) -> Result<Self> {
         if let Some(stepping) = zero1(name) {
-            return Ok(Self::Zero1(Zero1::new(parameters, optimizer, collective, options, stepping)?));
+            return Ok(Self::Zero1(Zero1::new(replica, optimizer, stepping)?));
         }
         match name {
-            SHARDED_OPTIMIZER => Self::sharded(&overlap_bucketed::STRATEGY, parameters, optimizer, collective, options),
-            _ => Self::replicated(by_name(name)?, parameters, optimizer, collective, options),
+            SHARDED_OPTIMIZER => Self::sharded(&overlap_bucketed::STRATEGY, replica, optimizer),
+            _ => Self::replicated(by_name(name)?, replica, optimizer),
         }
     }
 
     /// `strategy` averages the gradients, and every rank steps every parameter.
-    pub fn replicated(
-        strategy: &Strategy,
-        parameters: &[(String, Tensor)],
-        optimizer: Box<dyn Optimizer>,
-        collective: &Shared,
-        options: &Options,
-    ) -> Result<Self> {
-        let parallel = (strategy.construct)(parameters, collective, options)?;
-        Ok(Self::Replicated { parallel, parameters: trained(parameters), optimizer })
+    pub fn replicated(strategy: &Strategy, replica: Replica, optimizer: Box<dyn Optimizer>) -> Result<Self> {
+        let parallel = (strategy.construct)(replica)?;
+        Ok(Self::Replicated { parallel, parameters: trained(replica.parameters), optimizer })
     }
 
     /// `strategy` averages the gradients, and each parameter is stepped by the rank that owns it.
-    pub fn sharded(
-        strategy: &Strategy,
-        parameters: &[(String, Tensor)],
-        optimizer: Box<dyn Optimizer>,
-        collective: &Shared,
-        options: &Options,
-    ) -> Result<Self> {
-        let parallel = (strategy.construct)(parameters, collective, options)?;
-        let group = ParamGroup::new(parameters, optimizer);
-        Ok(Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], collective)? })
+    pub fn sharded(strategy: &Strategy, replica: Replica, optimizer: Box<dyn Optimizer>) -> Result<Self> {
+        let parallel = (strategy.construct)(replica)?;
+        let group = ParamGroup::new(replica.parameters, optimizer);
+        Ok(Self::Sharded { parallel, optimizer: ShardedOptimizer::new(vec![group], replica.collective)? })
     }
 
     pub fn parallel(&mut self) -> &mut dyn DataParallel {

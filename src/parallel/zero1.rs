@@ -16,7 +16,7 @@ use tch::{Kind, Tensor};
 
 use super::bucket::{Bucket, alignment_of, planned, views_of};
 use super::ordered_launch::OrderedLaunch;
-use super::{DataParallel, Options, broadcast_parameters, gradient_of, trained};
+use super::{DataParallel, Replica, broadcast_parameters, gradient_of, trained};
 use crate::collective::{Op, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::torch::autograd::{copy_all, set_grad};
@@ -79,13 +79,8 @@ struct Shard {
 impl Zero1 {
     /// Wraps a replica: every rank takes rank 0's parameters. Those that cannot be sharded in place move into flat
     /// buffers; all stay the same tensors.
-    pub fn new(
-        parameters: &[(String, Tensor)],
-        optimizer: Box<dyn Optimizer>,
-        collective: &Shared,
-        options: &Options,
-        stepping: Stepping,
-    ) -> Result<Self> {
+    pub fn new(replica: Replica, optimizer: Box<dyn Optimizer>, stepping: Stepping) -> Result<Self> {
+        let Replica { parameters, collective, options } = replica;
         broadcast_parameters(parameters, collective)?;
         let units = planned(&trained(parameters), options.bucket_bytes()?);
         let shard = |(number, unit): (usize, &Vec<_>)| Shard::new(number, unit, collective);

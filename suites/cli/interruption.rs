@@ -55,6 +55,11 @@ fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
+/// A process that the command has started.
+fn worker_of(command: &Child) -> Option<u32> {
+    processes_with(&format!("{}={}", cs336::process::PARENT, command.id())).next()
+}
+
 /// What must be true after every fault: no process is left, the lock is free, each case of `acknowledged` is recorded as
 /// it was, and `--resume` measures the rest.
 fn require_intact(tree: &Tree, acknowledged: &[CaseRecord]) {
@@ -113,10 +118,10 @@ fn measuring_that_was_stopped_goes_on_when_it_is_continued() {
     let mut child = start_slow_measuring(&tree, "");
     let acknowledged = cases(&tree);
     send("-STOP", &child);
-    let stat = format!("/proc/{}/stat", child.id());
-    assert!(wait_until(Duration::from_secs(60), || fs::read_to_string(&stat).unwrap().contains(") T ")));
-    // Its worker ends the running case meanwhile.
-    std::thread::sleep(Duration::from_secs(1));
+    let is = |pid: u32, state: &str| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(state);
+    assert!(wait_until(Duration::from_secs(60), || is(child.id(), ") T ")));
+    let worker = worker_of(&child).expect("a worker");
+    assert!(wait_until(Duration::from_secs(60), || is(worker, ") S ")), "its worker does not end the running case");
     send("-CONT", &child);
     assert!(child.wait().unwrap().success());
     assert_eq!(cases(&tree).len(), 8);
@@ -129,8 +134,7 @@ fn an_interrupt_of_measuring_names_the_command_that_continues_and_of_grading_non
     set_cases(&tree, 900_000..900_040);
     for (arguments, continues) in [(MEASURE, true), (&["grade"], false)] {
         let mut child = tree.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let worker = format!("{}={}", cs336::process::PARENT, child.id());
-        assert!(wait_until(Duration::from_secs(60), || processes_with(&worker).next().is_some()), "no worker started");
+        assert!(wait_until(Duration::from_secs(60), || worker_of(&child).is_some()), "no worker started");
         send("-INT", &child);
         let mut said = String::new();
         std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut said).unwrap();
@@ -194,7 +198,7 @@ fn a_program_that_was_replaced_goes_on_with_workers_of_its_own_version() {
     let mut child = Command::new(&program).args(MEASURE).env("CS336_ROOT", tree.folder.path()).spawn().unwrap();
     wait_for_cases(&tree, &mut child, 2);
     fs::remove_file(&program).unwrap();
-    let worker = processes_with(&format!("{}={}", cs336::process::PARENT, child.id())).next().expect("a worker");
+    let worker = worker_of(&child).expect("a worker");
     assert!(Command::new("kill").args(["-KILL", &worker.to_string()]).status().unwrap().success());
     child.wait().unwrap();
     let recorded = cases(&tree);

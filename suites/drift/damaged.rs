@@ -13,6 +13,7 @@ use cs336::harness::store::Layout;
 use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 use cs336::report::{self, Document, Rendered, html};
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::layout;
@@ -107,14 +108,19 @@ fn name_hostile(records: &mut [(Profile, Value)]) {
     }
 }
 
-#[test]
-fn no_text_of_a_record_enters_a_document_as_markup() {
+/// In two halves, which run side by side.
+#[rstest]
+#[case::of_every_other_problem(0)]
+#[case::of_the_others(1)]
+fn no_text_of_a_record_enters_a_document_as_markup(#[case] first: usize) {
     let copy = Copy::new();
     let (mut printed, mut raw, mut of_runs) = (0, Vec::new(), BTreeSet::new());
-    for entry in measured() {
+    for entry in measured().skip(first).step_by(2) {
         let mut sound = records(entry);
         let mut paths = Vec::new();
         for (_, record) in &mut sound {
+            // Numbers are no texts, and samples are most of a record.
+            samples(record, &|list| list.truncate(2));
             each_leaf(record, "", &mut |path, leaf| {
                 if leaf.is_string() && !paths.iter().any(|known| known == path) {
                     paths.push(path.to_string());
@@ -245,7 +251,7 @@ const DAMAGES: &[Damage] = &[
     ("an elapsed time below zero", |r| cases(r)[0]["elapsed_s"] = json!(-1.0)),
     ("no samples", |r| samples(r, &|list| list.clear())),
     ("one sample", |r| samples(r, &|list| list.truncate(1))),
-    ("too many samples", |r| samples(r, &|list| *list = vec![list[0].clone(); 5_001])),
+    ("too many samples", |r| samples(&mut cases(r)[0], &|list| *list = vec![list[0].clone(); 5_001])),
     ("samples null", |r| samples(r, &|list| list[0] = Value::Null)),
     ("samples below zero", |r| scaled(r, -1.0)),
     ("samples too fast", |r| scaled(r, 1e-3)),

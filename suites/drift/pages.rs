@@ -26,7 +26,7 @@ const LEAST_LETTER: f64 = 8.0;
 /// In points, of the monospaced font, whose small letters are a quarter taller.
 const LEAST_MONOSPACED: f64 = 7.0;
 
-static RENDERED: LazyLock<Rendered> =
+pub static RENDERED: LazyLock<Rendered> =
     LazyLock::new(|| report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap());
 
 /// The pages, and typst's trace of setting them. Nothing else in this process is set, so all of the trace is theirs.

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cs336::checks::faulty_runs::{LIMIT, Process};
 use cs336::harness::case::Runner;
 use cs336::harness::peer::Peer;
@@ -83,12 +84,22 @@ struct Library {
     folder: tempfile::TempDir,
 }
 
+/// The bytes of the library, compiled once.
+static COMPILED: LazyLock<Result<Vec<u8>, String>> = LazyLock::new(|| compile().map_err(|error| format!("{error:#}")));
+
+fn compile() -> Result<Vec<u8>> {
+    let folder = tempfile::tempdir()?;
+    let (source, made) =
+        (concat!(env!("CARGO_MANIFEST_DIR"), "/suites/isolation/crashes.c"), folder.path().join("made"));
+    let built = Command::new("cc").args(["-shared", "-fPIC", source, "-o"]).arg(&made).status()?;
+    ensure!(built.success(), "cc {source}: {built}");
+    Ok(fs::read(made)?)
+}
+
 impl Library {
-    fn build() -> Result<Self> {
+    fn new() -> Result<Self> {
         let library = Self { folder: tempfile::tempdir()? };
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/isolation/crashes.c");
-        let built = Command::new("cc").args(["-shared", "-fPIC", source, "-o"]).arg(library.path()).status()?;
-        ensure!(built.success(), "cc {source}: {built}");
+        fs::write(library.path(), COMPILED.as_ref().map_err(|error| anyhow!("{error}"))?)?;
         Ok(library)
     }
 
@@ -121,7 +132,7 @@ impl Library {
 }
 
 fn worker_with(line: &str, fault: &str, expected: Expected) -> Result<()> {
-    let library = Library::build()?;
+    let library = Library::new()?;
     let (folder, _) = tree_of(PROBLEM, SUITE)?;
     let limit = if matches!(expected, Hangs) { "1" } else { "600" };
     let arguments = ["measure", PROBLEM, "--profile", "cpu", "--set", "iterations=10", "--case-limit", limit];
@@ -138,7 +149,7 @@ fn worker_with(line: &str, fault: &str, expected: Expected) -> Result<()> {
 }
 
 fn peer_with(fault: &str, expected: Expected) -> Result<()> {
-    let library = Library::build()?;
+    let library = Library::new()?;
     let mut command = python_peer(&["-m", "peers", "cpu"]);
     library.load_into(&mut command, fault);
     let limit = if matches!(expected, Hangs) { Duration::from_secs(1) } else { 2 * LIMIT };
@@ -181,7 +192,7 @@ fn a_peer_that_never_returns_does_not_outlive_its_worker() -> Result<()> {
 }
 
 fn a_reply_is_never_taken_for_that_of_another_case() -> Result<()> {
-    let library = Library::build()?;
+    let library = Library::new()?;
     let (folder, layout) = tree_of(PROBLEM, SUITE)?;
     let (success, output) =
         library.run("", "answers_twice", folder.path(), &["measure", PROBLEM, "--profile", "cpu"])?;
@@ -193,7 +204,7 @@ fn a_reply_is_never_taken_for_that_of_another_case() -> Result<()> {
 }
 
 fn a_clock_that_jumps_changes_no_measurement() -> Result<()> {
-    let library = Library::build()?;
+    let library = Library::new()?;
     let (folder, layout) = tree_of(PROBLEM, SUITE)?;
     let measure = |more: &[&str]| {
         let arguments = [&["measure", PROBLEM, "--profile", "cpu"], more].concat();

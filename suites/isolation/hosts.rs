@@ -25,6 +25,8 @@ const NOBODY: &str = "192.168.99.77";
 type Body = fn(&Hosts, &Path) -> Result<()>;
 
 const TESTS: &[(&str, Body)] = &[
+    ("a_link_that_goes_down_at_the_rendezvous_ends_both_ranks", a_link_that_goes_down_at_the_rendezvous),
+    ("a_rank_that_never_comes_is_awaited_by_name_and_address", a_rank_that_never_comes),
     ("selftest_on_two_hosts", |hosts, folder| {
         let results: Vec<Value> = hosts.results(folder, selftest::TASK.name, &Value::Null, &[])?;
         ensure!(results.iter().all(|result| result["backend"] == "gloo"), "{results:?}");
@@ -47,7 +49,6 @@ const TESTS: &[(&str, Body)] = &[
         hosts.results::<Value>(folder, selftest::TASK.name, &Value::Null, &master).map(drop)
     }),
     ("a_link_that_goes_down_is_named_with_the_rank_behind_it", a_link_that_goes_down),
-    ("a_link_that_goes_down_at_the_rendezvous_ends_both_ranks", a_link_that_goes_down_at_the_rendezvous),
     ("a_killed_far_rank_is_named_with_its_host", |hosts, folder| {
         a_lost_rank(
             hosts,
@@ -66,7 +67,6 @@ const TESTS: &[(&str, Body)] = &[
     }),
     ("a_stopped_far_rank_is_told_from_a_lost_one", a_stopped_rank),
     ("a_wrong_address_is_named_by_every_rank_without_a_stack", a_wrong_address),
-    ("a_rank_that_never_comes_is_awaited_by_name_and_address", a_rank_that_never_comes),
     ("another_version_on_the_far_host_ends_both_ranks", another_version),
     ("another_task_on_the_far_host_ends_both_ranks", another_task),
     ("doctor_names_the_pair_that_a_firewall_parts", doctor_behind_a_firewall),

@@ -7,7 +7,7 @@ use crate::collective::Shared;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, Trainer};
-use crate::parallel::{Options, Strategy, overlap_individual_parameters};
+use crate::parallel::{Options, Replica, Strategy, overlap_individual_parameters};
 
 /// `(name, parameters, collective, bucket_size_mb)` to a trainer. Construction broadcasts rank 0's parameters.
 pub type MakeTrainer = fn(&str, &[(String, Tensor)], &Shared, Option<f64>) -> Result<Trainer>;
@@ -27,8 +27,9 @@ pub fn make_trainer(
 ) -> Result<Trainer> {
     let options = Options { bucket_size_mb: bucket_size_mb.unwrap_or(DEFAULT_BUCKET_MB) };
     let optimizer = adamw_for(collective.device(), AdamWOptions::default())?;
+    let replica = Replica { parameters, collective, options: &options };
     match name {
-        SHARDED_OPTIMIZER => Trainer::sharded(&BESIDE_SHARDED, parameters, optimizer, collective, &options),
-        _ => Trainer::new(name, parameters, optimizer, collective, &options),
+        SHARDED_OPTIMIZER => Trainer::sharded(&BESIDE_SHARDED, replica, optimizer),
+        _ => Trainer::new(name, replica, optimizer),
     }
 }

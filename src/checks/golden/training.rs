@@ -21,9 +21,9 @@ use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
 use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
-use crate::parallel::Options;
 use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::trainer::{self, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
+use crate::parallel::{Options, Replica};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
@@ -101,9 +101,8 @@ impl Method {
                 if collective.rank() == 0 {
                     load(network, given)?;
                 }
-                let optimizer = Box::new(Sgd::new(*lr)?);
-                let mut trainer =
-                    mutants::trainer(trainer, network.named_parameters(), optimizer, collective, options)?;
+                let replica = Replica { parameters: network.named_parameters(), collective, options };
+                let mut trainer = mutants::trainer(trainer, replica, Box::new(Sgd::new(*lr)?))?;
                 for (x, y) in steps(given)? {
                     let rows = x.size()[0] / collective.world_size() as i64;
                     let mine = |t: &Tensor| t.f_narrow(0, collective.rank() as i64 * rows, rows);

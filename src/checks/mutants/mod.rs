@@ -11,7 +11,7 @@ use tch::Tensor;
 use crate::collective::{Collective, Group, Op, Request, Shared, Work};
 use crate::model::optim::Optimizer;
 use crate::parallel::trainer::Trainer;
-use crate::parallel::{Options, Strategy};
+use crate::parallel::{Replica, Strategy};
 
 mod overlapped;
 mod replicated;
@@ -19,7 +19,7 @@ mod replicated;
 /// Broken strategies.
 pub const MUTANTS: &[Strategy] = &[
     // The division by the world size is forgotten.
-    Strategy { name: "mutant_summed", construct: |p, c, o| replicated::with(CollectiveFault::Summed, p, c, o) },
+    Strategy { name: "mutant_summed", construct: |r| replicated::with(CollectiveFault::Summed, r) },
     // Only the first trained parameter's gradient is averaged.
     Strategy { name: "mutant_only_first", construct: replicated::only_first },
     // A weight that two layers share is handled once per use: summed once, divided twice.
@@ -27,19 +27,13 @@ pub const MUTANTS: &[Strategy] = &[
     // Communicated before the backward pass has accumulated: the ranks average the previous step's gradients.
     Strategy { name: "mutant_stale", construct: replicated::stale },
     // Gradients are never communicated.
-    Strategy { name: "mutant_local", construct: |p, c, o| replicated::with(CollectiveFault::Local, p, c, o) },
+    Strategy { name: "mutant_local", construct: |r| replicated::with(CollectiveFault::Local, r) },
     // No initial parameter is broadcast.
-    Strategy {
-        name: "mutant_no_broadcast",
-        construct: |p, c, o| replicated::with(CollectiveFault::NoBroadcast, p, c, o),
-    },
+    Strategy { name: "mutant_no_broadcast", construct: |r| replicated::with(CollectiveFault::NoBroadcast, r) },
     // Only parameters that train are broadcast.
     Strategy { name: "mutant_frozen_apart", construct: replicated::frozen_apart },
     // Of two ranks, the last one's values are broadcast, and rank 0 loses its own.
-    Strategy {
-        name: "mutant_last_rank_leads",
-        construct: |p, c, o| replicated::with(CollectiveFault::WrongRoot, p, c, o),
-    },
+    Strategy { name: "mutant_last_rank_leads", construct: |r| replicated::with(CollectiveFault::WrongRoot, r) },
     // A bucket is started when the first of its gradients is ready.
     Strategy { name: "mutant_bucket_early", construct: overlapped::early },
     // Each bucket is started by the hooks of the one before it.
@@ -79,17 +73,12 @@ pub const FAULTS: &[(&str, CollectiveFault)] = &[
 ];
 
 /// Like [`Trainer::new`], also for the names of [`MUTANTS`], and with a faulty collective for names like `fault@trainer`.
-pub fn trainer(
-    name: &str,
-    parameters: &[(String, Tensor)],
-    optimizer: Box<dyn Optimizer>,
-    collective: &Shared,
-    options: &Options,
-) -> Result<Trainer> {
-    let (name, collective) = faulty(name, collective)?;
+pub fn trainer(name: &str, replica: Replica, optimizer: Box<dyn Optimizer>) -> Result<Trainer> {
+    let (name, collective) = faulty(name, replica.collective)?;
+    let replica = Replica { collective: &collective, ..replica };
     match MUTANTS.iter().find(|mutant| mutant.name == name) {
-        Some(mutant) => Trainer::replicated(mutant, parameters, optimizer, &collective, options),
-        None => Trainer::new(name, parameters, optimizer, &collective, options),
+        Some(mutant) => Trainer::replicated(mutant, replica, optimizer),
+        None => Trainer::new(name, replica, optimizer),
     }
 }
 

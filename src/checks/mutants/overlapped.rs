@@ -6,23 +6,18 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use crate::collective::{Op, Shared, Work};
+use crate::collective::{Op, Work};
 use crate::parallel::bucket::{Bucket, buckets, views_of};
 use crate::parallel::ordered_launch::OrderedLaunch;
-use crate::parallel::{DataParallel, Options, broadcast_parameters, overlap_bucketed, shared, trained};
+use crate::parallel::{DataParallel, Replica, broadcast_parameters, overlap_bucketed, shared, trained};
 use crate::torch::autograd::{release_grad, set_grad};
 
-type Parameters = [(String, Tensor)];
 /// What [`OrderedLaunch::new`] takes: whose hooks start each bucket.
 type Units = Vec<Vec<(String, Tensor)>>;
 
 /// Correct buckets with gradient views, averaged when the hooks of `units_of` have fired.
-fn with_units(
-    parameters: &Parameters,
-    collective: &Shared,
-    options: &Options,
-    units_of: fn(&[Bucket]) -> Units,
-) -> Result<Box<dyn DataParallel>> {
+fn with_units(replica: Replica, units_of: fn(&[Bucket]) -> Units) -> Result<Box<dyn DataParallel>> {
+    let Replica { parameters, collective, options } = replica;
     broadcast_parameters(parameters, collective)?;
     let buckets = buckets(&trained(parameters), options.bucket_bytes()?)?;
     for bucket in &buckets {
@@ -38,35 +33,27 @@ fn with_units(
     Ok(Box::new(OrderedLaunch::new(units, launch)?))
 }
 
-pub fn early(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    with_units(parameters, collective, options, |buckets| {
-        buckets.iter().map(|bucket| shared(&bucket.parameters[..1])).collect()
-    })
+pub fn early(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    with_units(replica, |buckets| buckets.iter().map(|bucket| shared(&bucket.parameters[..1])).collect())
 }
 
-pub fn wrong_hook(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    with_units(parameters, collective, options, |buckets| {
+pub fn wrong_hook(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    with_units(replica, |buckets| {
         let hooked = (0..buckets.len()).map(|unit| unit.saturating_sub(1));
         hooked.map(|unit| shared(&buckets[unit].parameters)).collect()
     })
 }
 
-pub fn stale_view(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    with_units(parameters, collective, options, |buckets| {
-        buckets.iter().map(|bucket| shared(&bucket.parameters)).collect()
-    })
+pub fn stale_view(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    with_units(replica, |buckets| buckets.iter().map(|bucket| shared(&bucket.parameters)).collect())
 }
 
 struct FirstStepOnly {
     sound: Option<Box<dyn DataParallel>>,
 }
 
-pub fn first_step_only(
-    parameters: &Parameters,
-    collective: &Shared,
-    options: &Options,
-) -> Result<Box<dyn DataParallel>> {
-    let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
+pub fn first_step_only(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    let sound = (overlap_bucketed::STRATEGY.construct)(replica)?;
     Ok(Box::new(FirstStepOnly { sound: Some(sound) }))
 }
 
@@ -81,13 +68,9 @@ struct ForgetsPasses {
     trained: Vec<(String, Tensor)>,
 }
 
-pub fn forgets_passes(
-    parameters: &Parameters,
-    collective: &Shared,
-    options: &Options,
-) -> Result<Box<dyn DataParallel>> {
-    let sound = (overlap_bucketed::STRATEGY.construct)(parameters, collective, options)?;
-    Ok(Box::new(ForgetsPasses { sound, trained: trained(parameters) }))
+pub fn forgets_passes(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    let sound = (overlap_bucketed::STRATEGY.construct)(replica)?;
+    Ok(Box::new(ForgetsPasses { sound, trained: trained(replica.parameters) }))
 }
 
 impl DataParallel for ForgetsPasses {

@@ -4,33 +4,25 @@ use anyhow::Result;
 use tch::Tensor;
 
 use super::{CollectiveFault, with_fault};
-use crate::collective::Shared;
-use crate::parallel::{DataParallel, Options, broadcast_parameters, gradient_of, naive, trained};
+use crate::parallel::{DataParallel, Replica, broadcast_parameters, gradient_of, naive, trained};
 
-type Parameters = [(String, Tensor)];
-
-fn sound(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    (naive::STRATEGY.construct)(parameters, collective, options)
+fn sound(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    (naive::STRATEGY.construct)(replica)
 }
 
 /// With a faulty collective.
-pub fn with(
-    fault: CollectiveFault,
-    parameters: &Parameters,
-    collective: &Shared,
-    options: &Options,
-) -> Result<Box<dyn DataParallel>> {
-    sound(parameters, &with_fault(fault, collective), options)
+pub fn with(fault: CollectiveFault, replica: Replica) -> Result<Box<dyn DataParallel>> {
+    sound(Replica { collective: &with_fault(fault, replica.collective), ..replica })
 }
 
-pub fn frozen_apart(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    broadcast_parameters(&trained(parameters), collective)?;
-    with(CollectiveFault::NoBroadcast, parameters, collective, options)
+pub fn frozen_apart(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(&trained(replica.parameters), replica.collective)?;
+    with(CollectiveFault::NoBroadcast, replica)
 }
 
-pub fn only_first(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    broadcast_parameters(parameters, collective)?;
-    sound(&trained(parameters)[..1], collective, options)
+pub fn only_first(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    broadcast_parameters(replica.parameters, replica.collective)?;
+    sound(Replica { parameters: &trained(replica.parameters)[..1], ..replica })
 }
 
 struct TiedTwice {
@@ -40,10 +32,10 @@ struct TiedTwice {
     world_size: f64,
 }
 
-pub fn tied_twice(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    let sound = sound(parameters, collective, options)?;
-    let shared = trained(parameters).into_iter().find(|(name, _)| name == "fc2.weight");
-    Ok(Box::new(TiedTwice { sound, shared, world_size: collective.world_size() as f64 }))
+pub fn tied_twice(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    let shared = trained(replica.parameters).into_iter().find(|(name, _)| name == "fc2.weight");
+    let world_size = replica.collective.world_size() as f64;
+    Ok(Box::new(TiedTwice { sound: sound(replica)?, shared, world_size }))
 }
 
 impl DataParallel for TiedTwice {
@@ -62,8 +54,8 @@ struct Stale {
     previous: Vec<Tensor>,
 }
 
-pub fn stale(parameters: &Parameters, collective: &Shared, options: &Options) -> Result<Box<dyn DataParallel>> {
-    let (sound, trained) = (sound(parameters, collective, options)?, trained(parameters));
+pub fn stale(replica: Replica) -> Result<Box<dyn DataParallel>> {
+    let (sound, trained) = (sound(replica)?, trained(replica.parameters));
     let previous = trained.iter().map(|(_, parameter)| parameter.f_zeros_like()).collect::<Result<_, _>>()?;
     Ok(Box::new(Stale { sound, trained, previous }))
 }

@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long)]
     ranks: bool,
     /// NCCL where there is a GPU, else Gloo
-    #[arg(long, requires = "ranks")]
+    #[arg(long, value_enum, requires = "ranks")]
     backend: Option<Backend>,
     /// Megabytes of the large all-reduce: 1000 over NCCL, 100 over Gloo, whose ranks share the host's memory
     #[arg(long, requires = "ranks", value_parser = clap::value_parser!(u64).range(1..=16_000))]

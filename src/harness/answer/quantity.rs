@@ -2,7 +2,6 @@
 
 use std::borrow::Borrow;
 
-use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::format::{Style, print};
@@ -170,19 +169,6 @@ impl Quantity {
     pub fn largest<Q: Borrow<Self>>(of: impl IntoIterator<Item = Q>) -> Option<Q> {
         of.into_iter().max_by(|a, b| a.borrow().value.total_cmp(&b.borrow().value))
     }
-
-    /// The geometric mean of ratios, with the sources of all.
-    ///
-    /// Errors: no ratio, one that is not above zero, a quantity with a unit.
-    pub fn geometric_mean(of: &[Self]) -> Result<Self> {
-        ensure!(!of.is_empty(), "the geometric mean of no ratios");
-        for ratio in of {
-            ensure!(ratio.unit == Unit::One && ratio.value > 0.0, "a geometric mean of {}", ratio.short());
-        }
-        let mean = of.iter().map(|ratio| ratio.value.ln()).sum::<f64>() / of.len() as f64;
-        let sources = of.iter().flat_map(|ratio| ratio.sources.iter().cloned()).collect();
-        Ok(Self::new(mean.exp(), Unit::One, sources))
-    }
 }
 
 /// The smallest and the largest of several quantities: "1.02 to 1.35".
@@ -211,15 +197,6 @@ impl Range {
 mod tests {
     use super::super::made_up::{machine, source};
     use super::*;
-
-    #[test]
-    fn a_geometric_mean_is_of_positive_ratios() {
-        let ratio = |x| Quantity::constant(x, Unit::One);
-        assert!((Quantity::geometric_mean(&[ratio(2.0), ratio(8.0)]).unwrap().value() - 4.0).abs() < 1e-12);
-        assert!(Quantity::geometric_mean(&[]).is_err());
-        assert!(Quantity::geometric_mean(&[ratio(0.0)]).is_err());
-        assert!(Quantity::geometric_mean(&[Quantity::constant(1.0, Unit::Seconds)]).is_err());
-    }
 
     #[test]
     fn a_range_holds_the_smallest_and_the_largest_quantity() {
