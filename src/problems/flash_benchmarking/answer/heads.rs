@@ -47,9 +47,10 @@ impl Columns {
 }
 
 impl Heads {
-    /// `None` without a cell.
+    /// `None` without a cell whose shape FlashAttention-3 has times of.
     pub fn of(heads: &[CellPass], on: &str) -> Result<Option<Self>> {
         let columns = Columns::of_the_table()?;
+        let heads = &only(heads, |pass| flash_attention_3(pass).is_some());
         let Some(times) = times(heads, &columns, on) else { return Ok(None) };
         let joules = |pass: &CellPass, of| Some(pass.case.median(&pass.energy(of)?.joules));
         let energy = heads.iter().filter_map(|pass| {
