@@ -141,7 +141,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         passes: Passes::of(answered),
         warm: Passes::of(&only(&warm, |p| p.cell.launch == Launch::Eager)),
         tiles: tiles.as_deref().and_then(tile_example),
-        heads: Heads::of(&heads, answered, &on)?,
+        heads: Heads::of(&heads, &on)?,
         cap: power_cap(&heads)?,
         endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
@@ -150,12 +150,11 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let claims = [
         quoted.wins.as_ref().map(Wins::claim),
         quoted.passes.as_ref().map(Passes::claim),
-        quoted.heads.as_ref().and_then(Heads::claim),
+        quoted.heads.as_ref().and_then(|heads| heads.claim.clone()),
     ];
     claims.into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
     let by_launch = |p: &CellPass| if p.cell.launch == Launch::Graph { "as a graph" } else { "launched" }.into();
     let by_dtype = |p: &CellPass| p.cell.dtype.name().into();
-    let (heads, energies) = quoted.heads.map_or((None, None), |heads| (Some(heads.times), heads.energies));
     let printed = [
         ("answer", tables::answered(answered, &on)?),
         ("full-tiles", tiles.map(|rows| tables::tiles(&rows))),
@@ -164,8 +163,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("full-regimes", quoted.speed.map(|speed| speed.table)),
         ("full-graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
         ("full-warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
-        ("full-heads", heads),
-        ("full-energy", energies),
+        ("full-heads", quoted.heads.as_ref().map(|heads| heads.times.clone())),
+        ("full-energy", quoted.heads.and_then(|heads| heads.energies)),
         ("full-errors", tables::errors(answered, &on)),
         (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
     ];

@@ -5,46 +5,28 @@ use serde::Serialize;
 
 use super::cells::{CellPass, PASSES, only, title};
 use super::published::flash_attention_3;
-use super::speed::LONG;
 use super::tables::time;
 use crate::attention::implementations::{Implementation, by_name};
 use crate::bench::timing::Pace;
-use crate::bench::work::AttentionPass;
 use crate::harness::answer::format::Style;
 use crate::harness::answer::{Cell, Claim, Column, Quantity, Range, SameRun, Table, Unit};
 
-/// What the sentences quote. Each comparison is of one protocol.
+/// What the sentences quote.
 #[derive(Serialize)]
 pub struct Heads {
-    sustained: Ratios,
-    rested: Ratios,
-    flash_attention_4: Option<Live>,
+    /// How many times as fast ours is as FlashAttention-4 and -3, by the medians: a range for each protocol.
+    over_fa4: Vec<String>,
+    over_fa3: Vec<String>,
+    /// FlashAttention-4's, where it was measured.
+    version: Option<String>,
     /// A call of ours over one of cuDNN's, in joules.
     energy: Option<Range>,
     #[serde(skip)]
     pub times: Table,
     #[serde(skip)]
     pub energies: Option<Table>,
-}
-
-/// How many times as fast ours is, by the medians, over the passes.
-#[derive(Serialize)]
-struct Ratios {
-    flash_attention_4: Option<Range>,
-    flash_attention_3: Option<Range>,
-}
-
-/// FlashAttention-4 as it was measured beside us.
-#[derive(Serialize)]
-struct Live {
-    version: String,
-    /// Of one head in the long cells, forward and backward together.
-    long: Option<Range>,
-    /// Passes of 16 heads in which every turn of ours is faster, and all of them.
     #[serde(skip)]
-    faster: [usize; 2],
-    #[serde(skip)]
-    least: Quantity,
+    pub claim: Option<Claim>,
 }
 
 /// The columns of its tables.
@@ -65,62 +47,49 @@ impl Columns {
 }
 
 impl Heads {
-    /// `None` without a cell.
-    pub fn of(heads: &[CellPass], grid: &[CellPass], on: &str) -> Result<Option<Self>> {
+    /// `None` without a cell whose shape FlashAttention-3 has times of.
+    pub fn of(heads: &[CellPass], on: &str) -> Result<Option<Self>> {
         let columns = Columns::of_the_table()?;
+        let heads = &only(heads, |pass| flash_attention_3(pass).is_some());
         let Some(times) = times(heads, &columns, on) else { return Ok(None) };
-        let both = heads.iter().filter_map(|pass| {
-            let joules = |of| Some(pass.case.median(&pass.energy(of)?.joules));
-            Some(SameRun::of(&joules(columns.ours)?, &joules(columns.cudnn)?).ok()?.ratio())
+        let joules = |pass: &CellPass, of| Some(pass.case.median(&pass.energy(of)?.joules));
+        let energy = heads.iter().filter_map(|pass| {
+            Some(SameRun::of(&joules(pass, columns.ours)?, &joules(pass, columns.cudnn)?).ok()?.ratio())
         });
-        Ok(Some(Self {
-            sustained: Ratios::of(heads, Pace::Sustained, &columns),
-            rested: Ratios::of(heads, Pace::Rested, &columns),
-            flash_attention_4: Live::of(heads, grid, columns.fa4),
-            energy: Range::of(both),
-            times,
-            energies: energies(heads, &columns, on),
-        }))
-    }
-
-    /// Whether ours is faster than FlashAttention-4 in every pass of 16 heads; `None` where that was not measured.
-    pub fn claim(&self) -> Option<Claim> {
-        let Live { faster: [faster, all], least, .. } = self.flash_attention_4.as_ref()?;
-        let what = "passes of 16 heads in which every turn of ours is faster";
-        let claim = Claim::all("faster-than-flash-attention-4", what, *faster, *all);
-        Some(claim.operand("least ratio", least))
-    }
-}
-
-impl Ratios {
-    fn of(heads: &[CellPass], pace: Pace, columns: &Columns) -> Self {
-        let passes = only(heads, |p| p.cell.pace == pace);
-        // Theirs is of another machine and of no record: the ratio counts as a number of our case.
-        let over_published = passes.iter().filter_map(|pass| {
+        // FlashAttention-3's time is of another machine and of no record: the ratio counts as a number of our case.
+        let over_published = |pass: &CellPass| {
             let (theirs, ours) = (flash_attention_3(pass)?, pass.median(columns.ours)?);
             Some(pass.case.quantity(theirs.value() / ours.value(), Unit::One))
-        });
-        Self {
-            flash_attention_4: Range::of(passes.iter().filter_map(|pass| pass.over(columns.fa4))),
-            flash_attention_3: Range::of(over_published),
-        }
+        };
+        Ok(Some(Self {
+            over_fa4: by_pace(heads, |pass| pass.over(columns.fa4)),
+            over_fa3: by_pace(heads, over_published),
+            version: heads.iter().find_map(|pass| pass.entry(columns.fa4)?.version.clone()),
+            energy: Range::of(energy),
+            times,
+            energies: energies(heads, &columns, on),
+            claim: claim(heads, columns.fa4),
+        }))
     }
 }
 
-impl Live {
-    /// `None` where no pass of 16 heads has a time of both.
-    fn of(heads: &[CellPass], grid: &[CellPass], fa4: &Implementation) -> Option<Self> {
-        let version = heads.iter().find_map(|pass| pass.entry(fa4)?.version.clone())?;
-        let turns: Vec<Range> = heads.iter().filter_map(|pass| pass.over_by_turns(fa4)).collect();
-        let faster = turns.iter().filter(|ratio| ratio.low.value() > 1.0).count();
-        let long = grid.iter().filter(|p| p.cell.seq >= LONG && p.pass == AttentionPass::Both);
-        Some(Self {
-            version,
-            long: Range::of(long.filter_map(|pass| pass.over(fa4))),
-            faster: [faster, turns.len()],
-            least: Quantity::smallest(turns.iter().map(|ratio| &ratio.low))?.clone(),
-        })
-    }
+/// "0.98 to 1.05" of the sustained passes, "1.02 to 1.10 (rested before each call)" of the others; none without a ratio.
+fn by_pace(heads: &[CellPass], ratio: impl Fn(&CellPass) -> Option<Quantity>) -> Vec<String> {
+    let of = |pace, words: &str| {
+        let passes = heads.iter().filter(|pass| pass.cell.pace == pace);
+        Some(Range::of(passes.filter_map(&ratio))?.text(Style::Fixed, 2) + words)
+    };
+    let texts = [of(Pace::Sustained, ""), of(Pace::Rested, " (rested before each call)")];
+    texts.into_iter().flatten().collect()
+}
+
+/// Whether ours is faster in every turn of every pass; `None` where no pass has a time of both.
+fn claim(heads: &[CellPass], fa4: &Implementation) -> Option<Claim> {
+    let turns: Vec<Range> = heads.iter().filter_map(|pass| pass.over_by_turns(fa4)).collect();
+    let faster = turns.iter().filter(|ratio| ratio.low.value() > 1.0).count();
+    let what = "passes of 16 heads in which every turn of ours is faster";
+    let claim = Claim::all("faster-than-flash-attention-4", what, faster, turns.len());
+    Some(claim.operand("least ratio", Quantity::smallest(turns.iter().map(|ratio| &ratio.low))?))
 }
 
 /// In the order of the rows: by width, pass and protocol.

@@ -13,7 +13,7 @@ use crate::harness::answer::{Claim, Column, Quantity, Range, SameRun, Table};
 /// Up to this length a pass of plain attention waits for its launches; cells are compared as CUDA graphs.
 const SHORT: i64 = 1024;
 /// From this length kernels take all of the time.
-pub const LONG: i64 = 16_384;
+const LONG: i64 = 16_384;
 
 /// Of forward and backward together, over the cells of a regime and their turns.
 #[derive(Serialize)]
