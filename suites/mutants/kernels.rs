@@ -125,12 +125,12 @@ const MUTANTS: &[Mutant] = &[
         message: "without a fence behind it",
     },
     Mutant {
-        name: "ds_is_overwritten_while_it_is_multiplied",
+        name: "a_warp_stores_dq_without_waiting_for_its_warpgroup",
         file: "flash_backward.cu",
-        line: "      named_sync(first_barrier, 128);\n",
-        changed: "",
+        line: "    named_sync(dq_free_barrier + group, 128 + 32);\n#pragma",
+        changed: "    named_arrive(dq_free_barrier + group, 128 + 32);\n#pragma",
         check: BACKWARD,
-        message: "without a fence behind it",
+        message: WRONG,
     },
     Mutant {
         name: "a_turn_is_passed_on_before_dq_is_multiplied",
@@ -154,7 +154,7 @@ const MUTANTS: &[Mutant] = &[
         line: "      copies_out_commit();\n      copies_out_wait_read();\n    }\n    __syncwarp();\n",
         changed: "      copies_out_commit();\n    }\n    __syncwarp();\n",
         check: BACKWARD,
-        message: WRONG,
+        message: "copies are under way though every thread has ended",
     },
     Mutant {
         name: "dq_is_stored_before_it_is_multiplied",
