@@ -94,6 +94,7 @@ fn the_figures_of_the_readme_match_the_records() {
         1e3 * seconds(&row("benchmarking_script", &params)["total"])
     };
     let heads = row("flash_benchmarking", &json!({"measure": "cell", "batch": 16, "d_model": 64}));
+    let library = "flash_attention_4";
     let pass = |column: &str, pass: &str| 1e3 * seconds(&heads["columns"][column]["passes"][pass]["row"]);
     let float32 = json!({"dtype": "float32", "bucket_size_mb": 100.0});
     let steps = |problem: &str| row(problem, &float32)["steps"].clone();
@@ -104,6 +105,7 @@ fn the_figures_of_the_readme_match_the_records() {
         format!("{:.1} ms with our attention, {:.1} ms with plain", step("flash"), step("naive")),
         format!("forward {:.3} ms, backward {:.3} ms", pass("flash", "forward"), pass("flash", "backward")),
         format!("cuDNN {:.3} and {:.3} ms", pass("sdpa_cudnn", "forward"), pass("sdpa_cudnn", "backward")),
+        format!("FlashAttention-4 {:.3} and {:.3} ms", pass(library, "forward"), pass(library, "backward")),
         format!("{:.3} in buckets without copies", of(&buckets, "overlap_coalesced") / single),
         format!("PyTorch's DDP {:.3}", seconds(&buckets["pytorch_ddp"]["last_rank"]) / single),
         format!("{:.3} of the step of bucketed", of(&shared, "zero1_in_backward") / of(&shared, "overlap_bucketed")),

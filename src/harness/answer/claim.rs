@@ -50,6 +50,11 @@ impl Claim {
         Self::new(id, first.1.value() < second.1.value()).operand(first.0, first.1).operand(second.0, second.1)
     }
 
+    /// The first of two named quantities is above the second.
+    pub fn greater(id: impl Into<String>, first: (&str, &Quantity), second: (&str, &Quantity)) -> Self {
+        Self::new(id, first.1.value() > second.1.value()).operand(first.0, first.1).operand(second.0, second.1)
+    }
+
     /// All of several cases fulfil a condition, and there is at least one.
     pub fn all(id: impl Into<String>, name: &str, fulfil: usize, of: usize) -> Self {
         Self::new(id, of > 0 && fulfil == of).operand_text(name, format!("{fulfil} of {of}"))
@@ -109,9 +114,15 @@ mod tests {
     fn two_quantities_are_compared_strictly() {
         let [one, two] = [1.0, 2.0].map(|x| Quantity::constant(x, Unit::One));
         let (one, two) = (("one", &one), ("two", &two));
-        assert!(!Claim::less("less", one, one).held, "a tie does not hold");
-        let less = Claim::less("less", one, two);
-        assert!(less.held && less.operands.iter().map(|o| &o.name).eq(["one", "two"]));
+        assert!(Claim::less("less", one, two).held && Claim::greater("greater", two, one).held);
+        assert!(
+            !Claim::less("less", one, one).held && !Claim::greater("greater", one, one).held,
+            "a tie does not hold"
+        );
+        assert_eq!(
+            Claim::greater("greater", two, one).operands.iter().map(|o| &o.name).collect::<Vec<_>>(),
+            ["two", "one"]
+        );
     }
 
     #[test]

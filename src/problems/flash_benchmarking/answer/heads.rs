@@ -1,5 +1,7 @@
 //! 16 heads, which fill a GPU: ours beside cuDNN, FlashAttention-4 and FlashAttention-3 in both protocols, and their energy.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use serde::Serialize;
 
@@ -14,7 +16,9 @@ use crate::harness::answer::{Cell, Claim, Column, Quantity, Range, SameRun, Tabl
 /// What the sentences quote.
 #[derive(Serialize)]
 pub struct Heads {
-    /// How many times as fast ours is as FlashAttention-4 and -3, by the medians: a range for each protocol.
+    /// The protocols of the passes: "sustained", "rested".
+    protocols: Vec<&'static str>,
+    /// How many times as fast ours is as FlashAttention-4 and -3 in the same protocol, by the medians: a range for each width.
     over_fa4: Vec<String>,
     over_fa3: Vec<String>,
     /// FlashAttention-4's, where it was measured.
@@ -62,8 +66,9 @@ impl Heads {
             Some(pass.case.quantity(theirs.value() / ours.value(), Unit::One))
         };
         Ok(Some(Self {
-            over_fa4: by_pace(heads, |pass| pass.over(columns.fa4)),
-            over_fa3: by_pace(heads, over_published),
+            protocols: protocols(heads),
+            over_fa4: by_width(heads, |pass| pass.over(columns.fa4)),
+            over_fa3: by_width(heads, over_published),
             version: heads.iter().find_map(|pass| pass.entry(columns.fa4)?.version.clone()),
             energy: Range::of(energy),
             times,
@@ -73,14 +78,23 @@ impl Heads {
     }
 }
 
-/// "0.98 to 1.05" of the sustained passes, "1.02 to 1.10 (rested before each call)" of the others; none without a ratio.
-fn by_pace(heads: &[CellPass], ratio: impl Fn(&CellPass) -> Option<Quantity>) -> Vec<String> {
-    let of = |pace, words: &str| {
-        let passes = heads.iter().filter(|pass| pass.cell.pace == pace);
-        Some(Range::of(passes.filter_map(&ratio))?.text(Style::Fixed, 2) + words)
+fn protocols(heads: &[CellPass]) -> Vec<&'static str> {
+    let known = [(Pace::Sustained, "sustained"), (Pace::Rested, "rested")];
+    known
+        .into_iter()
+        .filter(|(pace, _)| heads.iter().any(|pass| pass.cell.pace == *pace))
+        .map(|(_, name)| name)
+        .collect()
+}
+
+/// "1.02 to 1.05 (d = 64)" for each width that has a ratio.
+fn by_width(heads: &[CellPass], ratio: impl Fn(&CellPass) -> Option<Quantity>) -> Vec<String> {
+    let widths: BTreeSet<i64> = heads.iter().map(|pass| pass.cell.d_model).collect();
+    let of = |d: i64| {
+        let passes = heads.iter().filter(|pass| pass.cell.d_model == d);
+        Some(format!("{} (d = {d})", Range::of(passes.filter_map(&ratio))?.text(Style::Fixed, 2)))
     };
-    let texts = [of(Pace::Sustained, ""), of(Pace::Rested, " (rested before each call)")];
-    texts.into_iter().flatten().collect()
+    widths.into_iter().filter_map(of).collect()
 }
 
 /// Whether ours is faster in every turn of every pass; `None` where no pass has a time of both.

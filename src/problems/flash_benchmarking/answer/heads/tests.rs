@@ -50,12 +50,13 @@ fn flash_attention_3_is_quoted_for_the_protocol_of_each_row() {
     let table = sustained.tables()["full-heads"].markdown();
     assert!(table.contains("| 64 | backward | sustained | 2.00 | 2.50 | 2.54 |"), "{table}");
     assert!(!table.contains("rested") && table.matches("\n| 64 |").count() == 3, "{table}");
-    assert_eq!(printed(&sustained)["heads"]["over_fa3"], json!(["0.52 to 1.83"]));
+    assert_eq!(printed(&sustained)["heads"]["over_fa3"], json!(["0.52 to 1.83 (d = 64)"]));
+    assert_eq!(sustained.quoted()["heads"]["protocols"], json!(["sustained"]));
     let both = answer(&columns(2.0), Some(&columns(1.0)));
     let table = both.tables()["full-heads"].markdown();
     assert!(table.contains("| 64 | forward | rested | 1.00 | 2.50 | 0.975 |"), "{table}");
-    let rested = "0.97 to 3.39 (rested before each call)";
-    assert_eq!(printed(&both)["heads"]["over_fa3"], json!(["0.52 to 1.83", rested]));
+    assert_eq!(printed(&both)["heads"]["over_fa3"], json!(["0.52 to 3.39 (d = 64)"]));
+    assert_eq!(both.quoted()["heads"]["protocols"], json!(["sustained", "rested"]));
 }
 
 #[test]
@@ -66,8 +67,7 @@ fn flash_attention_4_has_a_column_and_a_claim_where_it_was_measured() {
         assert_eq!(answer.holds(CLAIM), Some(holds));
         assert_eq!(answer.quoted()["heads"]["version"], "4.0.0b36");
         let ratio = format!("{:.2}", 2.4 / ours);
-        let expected = json!([ratio, format!("{ratio} (rested before each call)")]);
-        assert_eq!(printed(&answer)["heads"]["over_fa4"], expected);
+        assert_eq!(printed(&answer)["heads"]["over_fa4"], json!([format!("{ratio} (d = 64)")]));
         let table = answer.tables()["full-heads"].markdown();
         assert!(table.contains(&format!("| 64 | forward | rested | {ours:.2} | 2.50 | 2.40 | 0.975 |")), "{table}");
     }
