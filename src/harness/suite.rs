@@ -16,6 +16,7 @@ use super::json::refusal;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
+use crate::root::read_text;
 
 /// A larger grid is probably a mistake in the file.
 pub const MAX_CASES: usize = 10_000;
@@ -52,7 +53,7 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let Some(measured) = &problem.measured else { return Ok(None) };
     let path = root.join("suites").join(format!("{}.toml", problem.name));
     let origin = format!("suites/{}.toml", problem.name);
-    let text = std::fs::read_to_string(&path).with_context(|| {
+    let text = read_text(&path).with_context(|| {
         let name = problem.name;
         format!("{origin} cannot be read: it declares what {name} measures; restore it: `git checkout {origin}`")
     })?;
