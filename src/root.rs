@@ -66,7 +66,8 @@ fn is_complete(root: &Path) -> bool {
 }
 
 /// What runs as code, and the folders above it: whoever can write to a folder can replace what is in it.
-const CODE: &[&str] = &["", "suites", "suites/peers", "kernels", "kernels/lib", "kernels/emulator", ".venv", ".venv/bin"];
+const CODE: &[&str] =
+    &["", "suites", "suites/peers", "kernels", "kernels/lib", "kernels/emulator", ".venv", ".venv/bin"];
 /// The permission to write of the group, and of others.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
@@ -89,6 +90,8 @@ fn require_own(root: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -97,6 +100,45 @@ mod tests {
             assert_eq!(absolute(Some(value.into())), None);
         }
         assert_eq!(absolute(Some("/opt/cuda".into())), Some("/opt/cuda".into()));
+    }
+
+    #[test]
+    fn a_tree_that_others_can_write_to_is_refused_with_the_remedy() {
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        for part in CODE {
+            let tree = tempfile::tempdir().unwrap();
+            let (whole, part) = (tree.path(), tree.path().join(part));
+            fs::create_dir_all(&part).unwrap();
+            for (mode, is_open) in [(0o755, false), (0o775, false), (0o757, true), (0o1777, true)] {
+                set_mode(&part, mode);
+                let said = require_own(whole).err().map(|error| error.to_string()).unwrap_or_default();
+                let shown = part.display();
+                assert_eq!(
+                    said.contains(&format!("other users can write to {shown} (mode {mode:o})")),
+                    is_open,
+                    "{said}"
+                );
+                assert_eq!(said.contains("set CS336_ROOT="), is_open, "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_is_read_from_a_regular_file_of_bounded_size_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("text"), "whole").unwrap();
+        assert_eq!(read_text(&path("text")).unwrap(), "whole");
+        File::create(path("large")).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
+        let error = |path: &Path| read_text(path).unwrap_err().to_string();
+        assert_eq!(error(&path("large")), "it has more than 64 MiB");
+        for path in [path("pipe"), "/dev/zero".into()] {
+            assert_eq!(error(&path), "it is not a regular file");
+        }
+        assert_eq!(read_text(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert_eq!(read_text(&path("missing")).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]

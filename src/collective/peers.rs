@@ -88,9 +88,9 @@ impl Peers {
             };
             let started: Vec<_> = self.others().map(|peer| (peer, start(peer))).collect();
             let lost = |_| Err(std::io::Error::other("the thread that connects panicked"));
-            let ended = started.into_iter().map(|(peer, attempt)| {
-                (peer, attempt.and_then(|attempt| attempt.join().unwrap_or_else(lost)))
-            });
+            let ended = started
+                .into_iter()
+                .map(|(peer, attempt)| (peer, attempt.and_then(|attempt| attempt.join().unwrap_or_else(lost))));
             ended.collect()
         })
     }

@@ -41,8 +41,7 @@ mod tests {
     #[test]
     fn controls_line_breaks_marks_of_direction_and_noncharacters_are_escaped() {
         let name = "a\nb\r\u{1b}[2J\u{7f}\u{9b}\u{202e}x\u{2066}\u{2028}\u{200b}\u{e0041}\u{ffff}\u{fdd0}\u{1fffe}";
-        let expected =
-            r"a\nb\u000d\u001b[2J\u007f\u009b\u202ex\u2066\u2028\u200b\udb40\udc41\uffff\ufdd0\ud83f\udffe";
+        let expected = r"a\nb\u000d\u001b[2J\u007f\u009b\u202ex\u2066\u2028\u200b\udb40\udc41\uffff\ufdd0\ud83f\udffe";
         assert_eq!(one_line(name), expected);
         assert_eq!(printable(name), expected.replacen(r"\n", "\n", 1));
     }

@@ -89,6 +89,12 @@ mod tests {
     }
 
     #[test]
+    fn an_interpreter_that_does_not_end_is_ended_at_the_limit() {
+        let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100)).unwrap_err();
+        assert_eq!(format!("{error:#}"), "sleep, which did not end within 0.1 s");
+    }
+
+    #[test]
     fn python_imports_nothing_from_the_working_directory() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("planted.py"), "print('planted')").unwrap();

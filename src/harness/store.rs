@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::problem::Problem;
@@ -164,6 +165,8 @@ fn cannot_write(path: &str, error: &std::io::Error) -> anyhow::Error {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on its disk",
+        // A pipe that nobody reads.
+        _ if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => "; remove what is in its place",
         ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
         _ => "",
     };

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::json::refusal;
+use super::printable::one_line;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
@@ -87,6 +88,10 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
             bail!("{origin}: {profile_name} must hold grids, as in [{profile_name}.sweep]")
         };
         for (grid_name, axes) in tables {
+            ensure!(
+                *grid_name == one_line(grid_name),
+                "{origin} calls a grid {grid_name:?}, which is not one printable line; rename it"
+            );
             let place = format!("{origin} [{profile_name}.{grid_name}]");
             let toml::Value::Table(axes) = axes else {
                 bail!(
@@ -224,6 +229,7 @@ mod tests {
             ("[cpu.a]\nn = [1, 2]\n[cpu.b]\nn = [2, 3]", "both hold the case"),
             ("[cpu.a]\nn = 1\n[cpu.a]\nn = 2", "not valid TOML"),
             ("[cpu.a]\nn = \n", "line 2: not valid TOML"),
+            ("[cpu.\"a\\npassed\"]\nn = 1", r#"calls a grid "a\npassed", which is not one printable line"#),
         ] {
             let message = refused(text);
             assert!(message.contains(expected) && message.contains("x.toml"), "{text:?} gave {message}");

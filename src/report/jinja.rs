@@ -121,7 +121,8 @@ mod tests {
             ("{{ a is defined }}", "test expression"),
             ("{{ f(*a) }}", "*"),
         ] {
-            let error = require_part("templates/x.md", &format!("one\ntwo {text}")).err().map(|error| error.to_string());
+            let error =
+                require_part("templates/x.md", &format!("one\ntwo {text}")).err().map(|error| error.to_string());
             let expected = format!("templates/x.md:2: a template cannot use {named};");
             assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{text} gave {error:?}");
         }
