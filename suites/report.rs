@@ -1,8 +1,9 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
-use cs336::harness::answer::Claim;
+use cs336::harness::answer::{Answer, Claim};
 use cs336::report;
 use proptest::prelude::*;
+use serde_json::json;
 
 #[path = "report/faults.rs"]
 mod faults;

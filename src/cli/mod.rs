@@ -153,10 +153,6 @@ pub fn main() -> ExitCode {
     end_without_a_panic_where_output_fails();
     handle_signals_that_would_harm();
     deny_others_to_write();
-    if let Err(error) = std::env::current_dir() {
-        eprintln!("cs336: the working directory cannot be found: {error}; change to a folder that exists");
-        return ExitCode::from(1);
-    }
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
     match run(Arguments::parse()) {
