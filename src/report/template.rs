@@ -235,10 +235,13 @@ fn located(error: &Error) -> anyhow::Error {
         (Some(name), None) => format!("{name}: "),
         _ => String::new(),
     };
+    // Each text that includes another one would be a link of the chain.
+    if std::iter::successors(Some(error), |&outer| std::error::Error::source(outer)?.downcast_ref::<Error>())
+        .any(|inner| inner.kind() == ErrorKind::OutOfFuel)
+    {
+        return anyhow!("{place}more than {MOST_STEPS} steps; include each text once, and none in itself");
+    }
     let mut message = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => {
-            format!("{place}more than {MOST_STEPS} steps; include each text once, and none in itself")
-        }
         (_, Some(detail)) => format!("{place}{detail}"),
         (kind, None) => format!("{place}{kind}"),
     };
