@@ -65,7 +65,7 @@ fn expression(origin: &str, expression: &Expr) -> Result<()> {
             return filter.args.iter().try_for_each(argument);
         }
         Expr::UnaryOp(of) if matches!(of.op, UnaryOpKind::Not) => return inner(&of.expr),
-        Expr::BinOp(of) if matches!(of.op, BinOpKind::ScAnd | BinOpKind::ScOr) => {
+        Expr::BinOp(of) if chooses(of.op) => {
             return inner(&of.left).and_then(|()| inner(&of.right));
         }
         Expr::UnaryOp(_) | Expr::BinOp(_) => "an operator that computes",
@@ -73,6 +73,12 @@ fn expression(origin: &str, expression: &Expr) -> Result<()> {
         other => other.description(),
     };
     refuse(origin, expression.span().start_line, what)
+}
+
+/// Comparisons, and what joins them.
+fn chooses(operator: BinOpKind) -> bool {
+    use BinOpKind::{Eq, Gt, Gte, Lt, Lte, Ne, ScAnd, ScOr};
+    matches!(operator, ScAnd | ScOr | Eq | Ne | Lt | Lte | Gt | Gte)
 }
 
 fn refuse(origin: &str, line: u16, what: &str) -> Result<()> {
