@@ -203,6 +203,7 @@ fn two_measures_at_once_are_refused() {
     let lock = lock_records(&tree.layout()).unwrap();
     let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
     assert!(said.contains("another cs336 is writing records here"), "{said}");
+    assert!(tree.refused(&["accept", PROBLEM, "--dry-run"]).contains("nothing to accept"), "it writes nothing");
     drop(lock);
     assert!(tree.run(&["measure", PROBLEM, "--profile", "cpu"]).status.success());
 }

@@ -72,6 +72,11 @@ fn suites(input: &[u8]) -> Result<()> {
         for case in &grid.cases {
             let again = canonical(case, grid.profile).expect("a canonical case is a case");
             assert_eq!(*case, again, "canonical parameters are their own canonical form");
+            // `measure` computes these in its own process, not in a worker.
+            if let Some(measured) = measured {
+                let _ = (measured.predicted_bytes)(case, grid.profile);
+                let _ = ((measured.kernels_of)(case), (measured.fresh_process)(case));
+            }
         }
     }
     Ok(())

@@ -146,10 +146,14 @@ impl<'a> Recording<'a> {
 fn print(DeviceResult { check, ending, elapsed_s }: &DeviceResult) {
     match ending {
         CheckStatus::Passed { note } if note.is_empty() => println!("passed  {} ({elapsed_s:.1} s)", check.name),
-        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s): {note}", check.name),
+        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s): {}", check.name, indented(note)),
         CheckStatus::Skipped { reason } => println!("skipped {}: {reason}", check.name),
         CheckStatus::Failed { error } => {
-            println!("FAILED  {}: {}\n        {}", check.name, check.proves, error.trim_end())
+            println!("FAILED  {}: {}\n        {}", check.name, check.proves, indented(error.trim_end()))
         }
     }
+}
+
+fn indented(text: &str) -> String {
+    text.replace('\n', "\n        ")
 }

@@ -99,12 +99,17 @@ fn peers() -> Result<String> {
         print('Python', platform.python_version(), 'with torch', m.version('torch'))\n\
         try: print('and triton', m.version('triton'))\n\
         except m.PackageNotFoundError: print('and no triton: torch.compile has no GPU code')";
-    let mut python = python::command();
-    let shown = python.get_program().to_string_lossy().into_owned();
-    let output = python.args(["-c", ASK]).output().with_context(|| format!("{shown} does not run"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{shown} has no PyTorch ({})", said.lines().last().unwrap_or_default());
-    Ok(String::from_utf8_lossy(&output.stdout).lines().collect::<Vec<_>>().join(" "))
+    let python = python::interpreter();
+    let death = python::run(&python, &["-c", ASK], python::LIMIT).context("there is only")?;
+    let said = death.last_output.lines();
+    ensure!(
+        death.is_success() && death.last_output.starts_with("Python "),
+        "{} has no PyTorch ({} {})",
+        python.display(),
+        death.cause,
+        said.last().unwrap_or_default()
+    );
+    Ok(said.collect::<Vec<_>>().join(" "))
 }
 
 fn git() -> Result<String> {

@@ -14,6 +14,7 @@ use crate::harness::suite::{self, Suite};
 use crate::harness::worker::panic_message;
 use crate::problems::REGISTRY;
 use crate::report::{self, Document, ProblemInput};
+use crate::root::read_text;
 
 /// The records that a document is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub enum RecordSource {
 /// The inputs of the whole write-up.
 pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
     let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect();
-    let summary = std::fs::read_to_string(layout.root.join("templates/summary.md"));
+    let summary = read_text(&layout.root.join("templates/summary.md"));
     let summary = Some(summary.context("failed to read templates/summary.md")?);
     Ok(Document { summary, ..with_problems(problems) })
 }
@@ -55,7 +56,7 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSo
 fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut ProblemInput) -> Result<()> {
     input.records = answer_records(layout, entry, source)?;
     let path = format!("templates/{}.md", entry.name);
-    let template = std::fs::read_to_string(layout.root.join(&path));
+    let template = read_text(&layout.root.join(&path));
     input.template = Some(template.with_context(|| format!("failed to read {path}, which answers it"))?);
     input.shared = shared_templates(layout)?;
     let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume`", entry.name);
@@ -132,7 +133,7 @@ fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
     // The folder may be missing.
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let name = format!("shared/{}", entry?.file_name().to_string_lossy());
-        let text = std::fs::read_to_string(layout.root.join("templates").join(&name));
+        let text = read_text(&layout.root.join("templates").join(&name));
         texts.push((name.clone(), text.with_context(|| format!("failed to read templates/{name}"))?));
     }
     texts.sort();

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 use rustix::fs::Mode;
 use rustix::process::umask;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::bench::machine;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
@@ -151,7 +151,7 @@ pub enum Ended {
 /// Parses the command line, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
     end_without_a_panic_where_output_fails();
-    keep_exit_statuses();
+    handle_signals_that_would_harm();
     deny_others_to_write();
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
@@ -213,6 +213,9 @@ fn run(arguments: Arguments) -> Result<Ended> {
     }
 }
 
+/// Of more names the list is clearer.
+const MOST_SUGGESTIONS: usize = 4;
+
 /// A problem of the handout by name, with the names nearest to a misspelt one.
 fn handout_problem(name: &str) -> Result<&'static HandoutProblem> {
     if let Some(problem) = by_name(name) {
@@ -220,8 +223,11 @@ fn handout_problem(name: &str) -> Result<&'static HandoutProblem> {
     }
     let near: Vec<&str> =
         HANDOUT.iter().map(|p| p.name).filter(|n| n.contains(name) || shared_words(n, name) > 0).collect();
-    let hint =
-        if near.is_empty() { "see `cs336 list`".to_string() } else { format!("did you mean {}?", near.join(" or ")) };
+    // One letter is part of nearly every name.
+    let hint = match near.len() {
+        1..=MOST_SUGGESTIONS => format!("did you mean {}?", near.join(" or ")),
+        _ => "see `cs336 list`".to_string(),
+    };
     bail!("the handout has no problem {name:?}; {hint}")
 }
 
@@ -281,10 +287,12 @@ fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Where the program that started this one ignores SIGCHLD, the kernel would discard how children end.
-fn keep_exit_statuses() {
-    if is_ignored(SIGCHLD) {
-        let _ = signal_hook::flag::register(SIGCHLD, Arc::default());
+/// Where the program that started this one ignores SIGCHLD, the kernel would discard how children end. By default SIGXFSZ
+/// ends a process that writes more than the limit on file sizes; handled, the write returns an error.
+fn handle_signals_that_would_harm() {
+    let harmful = [(SIGCHLD, is_ignored(SIGCHLD)), (SIGXFSZ, !is_ignored(SIGXFSZ))];
+    for (signal, _) in harmful.into_iter().filter(|(_, harms)| *harms) {
+        let _ = signal_hook::flag::register(signal, Arc::default());
     }
 }
 

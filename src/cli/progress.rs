@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use crate::harness::plan::Pending;
-use crate::harness::printable::printable;
+use crate::harness::printable::{one_line, printable};
 use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
 use crate::harness::run::Progress;
@@ -55,6 +55,8 @@ impl Progress for Bars {
         self.bar.inc(1);
         if let Outcome::Failed { error } = outcome {
             let (table, case) = (&self.table, short(&case.params));
+            // Indented: what a library printed is not a line of ours.
+            let error = error.replace('\n', "\n    ");
             let line = printable(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));
             if self.bar.is_hidden() { eprintln!("{line}") } else { self.bar.println(line) }
         }
@@ -73,7 +75,7 @@ impl Progress for Bars {
 pub fn short(params: &Value) -> String {
     let Some(fields) = params.as_object() else { return params.to_string() };
     let parts = fields.iter().map(|(key, value)| match value {
-        Value::String(text) => format!("{key}={text}"),
+        Value::String(text) => one_line(&format!("{key}={text}")),
         other => format!("{key}={other}"),
     });
     parts.collect::<Vec<_>>().join(" ")

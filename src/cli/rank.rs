@@ -49,7 +49,7 @@ pub struct LaunchArguments {
     #[arg(long)]
     world_size: usize,
     /// Seconds after which all ranks are ended
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     deadline: u64,
 }
 

@@ -12,6 +12,7 @@ use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
 use crate::report::{self, Fault, Rendered};
+use crate::root::read_text;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -94,7 +95,7 @@ fn fresh(layout: &Layout) -> Result<Ended> {
 /// The title page and page layout.
 fn frame(layout: &Layout) -> Result<String> {
     let path = layout.report().join("writeup.typ");
-    std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
+    read_text(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
 /// Why the records do not cover the suite, and why the template does not render with every claim true; empty if all is well.
@@ -155,7 +156,7 @@ fn check(layout: &Layout) -> Result<Ended> {
     let mut drifted = 0;
     for (name, markdown) in accepted_markdown(layout)? {
         let path = format!("snapshots/rendered/{name}.snap");
-        let stored = std::fs::read_to_string(layout.root.join(&path));
+        let stored = read_text(&layout.root.join(&path));
         let stored = stored.with_context(|| format!("failed to read {path}"))?;
         // insta writes a header between two lines of dashes.
         let body = stored.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));

@@ -31,6 +31,12 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// torchrun's default port, for launchers that set none.
 const DEFAULT_PORT: u16 = 29500;
 
+/// A larger number is a mistake, and memory is reserved for each rank.
+const MOST_RANKS: usize = 1 << 16;
+
+/// A longer limit overflows the milliseconds that libtorch counts in.
+const MOST_SECONDS: f64 = 31_536_000.0;
+
 pub(super) const LOOPBACK: &str = "127.0.0.1";
 
 /// torchrun's variable, `True` if the launcher serves the store; then no free port has to be guessed.
@@ -69,7 +75,8 @@ impl Environment {
     /// # Errors
     /// Names the variable that is missing or invalid.
     pub fn read() -> Result<Self> {
-        Self::from(|name| std::env::var(name).ok())
+        // Text that is not UTF-8 must be called wrong, not missing.
+        Self::from(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
     fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
@@ -81,6 +88,11 @@ impl Environment {
         };
         let number = |name: &str| parse(name, &text(name)?);
         let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
+        ensure!(
+            world_size <= MOST_RANKS,
+            "{} is {world_size}, more than the {MOST_RANKS} ranks that a run may have",
+            launcher.world_size
+        );
         ensure!(rank < world_size, "{} is {rank}, but {} is {world_size}", launcher.rank, launcher.world_size);
         let local_world_size = match variable(launcher.local_world_size) {
             // SLURM's "4(x2)" is 4 on each of two nodes, its "4,3" is 4 on the first.
@@ -88,8 +100,11 @@ impl Environment {
             None => world_size,
         };
         let timeout = match variable(DEADLINE) {
-            Some(text) => Duration::try_from_secs_f64(text.parse().with_context(|| format!("{DEADLINE} is {text:?}"))?)
-                .with_context(|| format!("{DEADLINE} is {text:?}"))?,
+            Some(text) => {
+                let seconds = text.trim().parse().ok().filter(|seconds| (1e-3..=MOST_SECONDS).contains(seconds));
+                let remedy = "write seconds, more than 0 and at most those of a year";
+                Duration::from_secs_f64(seconds.with_context(|| format!("{DEADLINE} is {text:?}: {remedy}"))?)
+            }
             None => DEFAULT_TIMEOUT,
         };
         let is_torchrun = launcher.rank == torchrun.rank;
@@ -175,6 +190,10 @@ mod tests {
             ("MASTER_PORT", None),
             ("MASTER_ADDR", None),
             (DEADLINE, Some("-1")),
+            (DEADLINE, Some("0")),
+            (DEADLINE, Some("nan")),
+            (DEADLINE, Some("1e19")),
+            ("WORLD_SIZE", Some("18446744073709551615")),
         ] {
             let error = changed(name, value).unwrap_err();
             assert!(format!("{error:#}").contains(name), "{name} {value:?}: {error:#}");

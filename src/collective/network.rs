@@ -40,6 +40,21 @@ impl Environment {
         store?.under(&format!("cs336/attempt_{attempt}"))
     }
 
+    /// Errors: this host lacks the interface of `GLOO_SOCKET_IFNAME`; those that it has.
+    pub fn require_interface(&self) -> Result<()> {
+        const INTERFACES: &str = "/sys/class/net";
+        let Some(name) = &self.interface else { return Ok(()) };
+        let entries = std::fs::read_dir(INTERFACES).with_context(|| format!("failed to list {INTERFACES}"))?;
+        let mut known: Vec<_> =
+            entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+        known.sort();
+        if !known.contains(name) {
+            let known = known.join(", ");
+            bail!("GLOO_SOCKET_IFNAME is {name:?}, and {} has no such interface: name one of {known}", host_name());
+        }
+        Ok(())
+    }
+
     /// How this rank joins a Gloo group, if its peers reach it at `address`.
     pub fn member(&self, address: IpAddr) -> Member {
         let address = match &self.interface {
@@ -89,7 +104,7 @@ impl Environment {
     fn store_addresses(&self) -> Result<Vec<SocketAddr>> {
         let (host, port) = (self.master_addr.as_str(), self.master_port);
         let found = (host, port).to_socket_addrs();
-        Ok(found.with_context(|| format!("MASTER_ADDR {host:?} cannot be resolved"))?.collect())
+        Ok(found.with_context(|| format!("MASTER_ADDR {host:?} cannot be resolved; correct it"))?.collect())
     }
 
     /// Waits until something listens at the store's address. libtorch would wait too, but print a stack at each attempt.
@@ -168,6 +183,14 @@ mod tests {
             "{elsewhere}"
         );
         assert!(!elsewhere.contains("port that is free") && elsewhere.contains(&host_name()), "{elsewhere}");
+    }
+
+    #[test]
+    fn an_interface_that_the_host_lacks_is_named_with_those_that_it_has() {
+        let on = |interface: &str| Environment { interface: Some(interface.into()), ..environment(0, 1, PATIENCE) };
+        on("lo").require_interface().unwrap();
+        let error = on("nope0").require_interface().unwrap_err().to_string();
+        assert!(error.contains("GLOO_SOCKET_IFNAME is \"nope0\"") && error.contains("name one of"), "{error}");
     }
 
     #[test]

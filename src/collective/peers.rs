@@ -82,10 +82,16 @@ impl Peers {
     /// Connects to every other rank's listener, all at the same time; the other ranks in rank order.
     pub fn reach_all(&self) -> Vec<(&Peer, std::io::Result<()>)> {
         thread::scope(|scope| {
-            let started: Vec<_> =
-                self.others().map(|peer| (peer, scope.spawn(move || reach(&[peer.address])))).collect();
+            let start = |peer: &Peer| {
+                let address = peer.address;
+                thread::Builder::new().spawn_scoped(scope, move || reach(&[address]))
+            };
+            let started: Vec<_> = self.others().map(|peer| (peer, start(peer))).collect();
             let lost = |_| Err(std::io::Error::other("the thread that connects panicked"));
-            started.into_iter().map(|(peer, attempt)| (peer, attempt.join().unwrap_or_else(lost))).collect()
+            let ended = started
+                .into_iter()
+                .map(|(peer, attempt)| (peer, attempt.and_then(|attempt| attempt.join().unwrap_or_else(lost))));
+            ended.collect()
         })
     }
 

@@ -37,6 +37,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Names the store that cannot be reached or the ranks that have not arrived within the environment's timeout; or, on every
 /// rank, the setting that differs, with both values and both ranks.
 pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) -> Result<(Store, Peers)> {
+    environment.require_interface()?;
     Waiting::during(environment, INTERVAL, say, |waiting| {
         let (environment, settings) = (environment.clone(), settings.clone());
         waiting.bounded(move |waiting| {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::environment::{DEADLINE, Environment};
 use super::network::host_name;
@@ -39,8 +39,8 @@ impl Waiting {
         let waiting = &Arc::new(waiting);
         let (done, has_ended) = channel::<()>();
         thread::scope(|scope| {
-            // Ends when `done` is dropped.
-            scope.spawn(move || {
+            // Ends when `done` is dropped. Where no thread can be started, the rank waits in silence.
+            let _ = thread::Builder::new().spawn_scoped(scope, move || {
                 while has_ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                     let (awaited, left) = (waiting.awaited(), human_seconds(waiting.left().as_secs_f64()));
                     say(format!("rank {rank} of {world_size} waits for {awaited}; it gives up in {left} ({DEADLINE})"));
@@ -61,7 +61,8 @@ impl Waiting {
     ) -> Result<T> {
         let (send, outcome) = channel();
         let waiting = self.clone();
-        thread::spawn(move || send.send(body(&waiting)));
+        let started = thread::Builder::new().spawn(move || send.send(body(&waiting)));
+        started.context("a rank needs threads; raise the limit on processes (ulimit -u)")?;
         outcome.recv_timeout(self.left() + EXTRA).unwrap_or_else(|_| {
             let (Self { rank, world_size, .. }, timeout) = (&**self, human_seconds(self.timeout.as_secs_f64()));
             bail!(

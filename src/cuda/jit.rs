@@ -14,7 +14,7 @@ use super::nvrtc::{self, Source};
 use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
-use crate::root::absolute;
+use crate::root::{absolute, read_text};
 
 /// One file of `kernels/`, compiled one way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,7 +143,7 @@ impl Compiler {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))
+    read_text(path).with_context(|| format!("failed to read {}", path.display()))
 }
 
 /// The folder of compiled kernels.

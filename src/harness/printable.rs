@@ -24,9 +24,12 @@ fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
     out
 }
 
-/// The ranges are those of Unicode's categories Cc, Zl and Zp, and of Cf where it changes order or has no width.
+/// The ranges are those of Unicode's categories Cc, Zl and Zp, of Cf where it changes order or has no width, and
+/// noncharacters, which XML forbids.
 fn is_hidden(c: char) -> bool {
     c.is_control()
+        || matches!(c, '\u{fdd0}'..='\u{fdef}')
+        || u32::from(c) & 0xfffe == 0xfffe
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
@@ -36,9 +39,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn controls_line_breaks_and_marks_of_direction_are_escaped() {
-        let name = "a\nb\r\u{1b}[2J\u{7f}\u{9b}\u{202e}x\u{2066}\u{2028}\u{200b}\u{e0041}";
-        let expected = r"a\nb\u000d\u001b[2J\u007f\u009b\u202ex\u2066\u2028\u200b\udb40\udc41";
+    fn controls_line_breaks_marks_of_direction_and_noncharacters_are_escaped() {
+        let name = "a\nb\r\u{1b}[2J\u{7f}\u{9b}\u{202e}x\u{2066}\u{2028}\u{200b}\u{e0041}\u{ffff}\u{fdd0}\u{1fffe}";
+        let expected = r"a\nb\u000d\u001b[2J\u007f\u009b\u202ex\u2066\u2028\u200b\udb40\udc41\uffff\ufdd0\ud83f\udffe";
         assert_eq!(one_line(name), expected);
         assert_eq!(printable(name), expected.replacen(r"\n", "\n", 1));
     }

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::manifest::{Manifest, peers_hash};
+use super::printable::one_line;
 use super::record::{Gpu, Machine, Run};
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
@@ -62,7 +63,7 @@ pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts) -> Result<Run> {
         started: now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         commit,
         dirty,
-        modified,
+        modified: modified.iter().map(|name| one_line(name)).collect(),
         suite_hash: suite_hash.into(),
         peers_hash: peers_hash(root)?,
         machine: machine(&facts.gpus)?,
@@ -83,14 +84,14 @@ fn run_id(now: jiff::Timestamp) -> Result<String> {
 pub fn machine(gpus: &[Gpu]) -> Result<Machine> {
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("failed to read {path}"));
     let cpu_info = read("/proc/cpuinfo")?;
-    let cpu = field(&cpu_info, "model name").unwrap_or("unnamed CPU").to_string();
+    let cpu = field(&cpu_info, "model name").unwrap_or("unnamed CPU");
     let release = read("/etc/os-release").unwrap_or_default();
     let os = release.lines().find_map(|l| l.strip_prefix("PRETTY_NAME=")).unwrap_or("Linux").trim_matches('"');
     Ok(Machine {
-        cpu,
+        cpu: one_line(cpu),
         cores: std::thread::available_parallelism().context("failed to count the cores")?.get(),
         memory_bytes: memory_field("MemTotal")?,
-        os: os.to_string(),
+        os: one_line(os),
         gpus: gpus.to_vec(),
     })
 }

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result, bail};
+
 use super::store::Layout;
 use crate::error::Fault;
-use crate::process::{Answer, Cause, ChildProcess};
+use crate::process::{Answer, Cause, ChildProcess, Death};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
 
 /// Finding a module takes a fraction of a second locally, and seconds on a file server.
-const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// `$CS336_PYTHON`, else the checkout's own `.venv/bin/python`, else the `python3` of the path.
 pub fn interpreter() -> PathBuf {
@@ -41,19 +43,29 @@ pub fn require(module: &str) -> Result<(), Fault> {
 
 fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
-    let mut command = safe(interpreter);
-    command.args(["-c", ask, module]);
-    let ended = ChildProcess::start(command).map(|mut python| python.receive(LIMIT, &|| false));
-    let has = match ended {
-        Ok(Answer::Died(death)) if death.is_success() => return Ok(()),
-        Ok(Answer::Died(death)) if matches!(death.cause, Cause::Exited { status, .. } if status.code() == Some(1)) => {
+    let has = match run(interpreter, &["-c", ask, module], LIMIT) {
+        Ok(death) if death.is_success() => return Ok(()),
+        Ok(death) if matches!(death.cause, Cause::Exited { status, .. } if status.code() == Some(1)) => {
             format!("{}, which has none", interpreter.display())
         }
-        Ok(Answer::Died(death)) => format!("{}, which {death}", interpreter.display()),
-        Ok(_) => format!("{}, which did not end within {} s", interpreter.display(), LIMIT.as_secs()),
-        Err(error) => format!("{}, which does not run ({error:#})", interpreter.display()),
+        Ok(death) => format!("{}, which {death}", interpreter.display()),
+        Err(why) => format!("{why:#}"),
     };
     Err(Fault::NotAvailable { needs: format!("a Python with {module} (run `make setup`, or set {VARIABLE})"), has })
+}
+
+/// How the interpreter ended with these arguments, and what it printed last.
+///
+/// Errors: it does not run, or not end within `limit`.
+pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration) -> Result<Death> {
+    let shown = interpreter.display();
+    let mut command = safe(interpreter);
+    command.args(arguments);
+    let python = ChildProcess::start(command);
+    match python.with_context(|| format!("{shown}, which does not run"))?.receive(limit, &|| false) {
+        Answer::Died(death) => Ok(death),
+        _ => bail!("{shown}, which did not end within {} s", limit.as_secs_f64()),
+    }
 }
 
 fn choose(named: Option<OsString>, root: Option<&Path>) -> PathBuf {
@@ -74,6 +86,12 @@ mod tests {
             let message = require_of(python, module).unwrap_err().to_string();
             assert!(message.contains(module) && message.contains("make setup"), "{message}");
         }
+    }
+
+    #[test]
+    fn an_interpreter_that_does_not_end_is_ended_at_the_limit() {
+        let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100)).unwrap_err();
+        assert_eq!(format!("{error:#}"), "sleep, which did not end within 0.1 s");
     }
 
     #[test]

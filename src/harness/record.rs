@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
+use super::printable::one_line;
 use super::samples::{each_samples, round_times, round_to_clock};
 use super::{floor, json};
 
@@ -152,6 +153,7 @@ impl RecordFile {
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
         let raw: Value = json::from_str(text).with_context(|| format!("{origin} is not valid JSON (truncated?)"))?;
         check_schema(&raw, origin)?;
+        require_lines(&raw).with_context(|| format!("{origin} holds what no run can write"))?;
         let file: Self = json::from_value(&raw).with_context(|| format!("{origin} is not a record file of cs336"))?;
         file.validate().with_context(|| format!("{origin} holds what no run can write"))?;
         Ok(file)
@@ -289,6 +291,24 @@ impl CaseRecord {
 fn lines(items: impl Iterator<Item = serde_json::Result<String>>) -> Result<String> {
     let items: Vec<String> = items.map(|item| Ok(format!("\n    {}", item?))).collect::<Result<_>>()?;
     Ok(if items.is_empty() { "[]".into() } else { format!("[{}\n  ]", items.join(",")) })
+}
+
+/// Errors: a text or a key that is not one printable line. They are printed as parts of lines; only outcomes, which are
+/// printed apart, may hold others.
+fn require_lines(value: &Value) -> Result<()> {
+    let is_line = |text: &str| {
+        ensure!(text == one_line(text), "the text {text:?} is not one printable line; correct it");
+        Ok(())
+    };
+    match value {
+        Value::String(text) => is_line(text),
+        Value::Array(items) => items.iter().try_for_each(require_lines),
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(key, _)| *key != "outcome")
+            .try_for_each(|(key, value)| is_line(key).and_then(|()| require_lines(value))),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    }
 }
 
 fn check_schema(raw: &Value, origin: &str) -> Result<()> {

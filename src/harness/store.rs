@@ -2,14 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
+use crate::root::read_text;
 
 /// The tree that a command works on: a checkout, or an unpacked bundle.
 #[derive(Debug, Clone)]
@@ -66,7 +69,7 @@ impl Layout {
 
     /// Reads the record file called `name` without changing its parameters; `None` if it does not exist.
     pub fn read_file(&self, path: &Path, name: &str, profile: Profile) -> Result<Option<RecordFile>> {
-        let text = match fs::read_to_string(path) {
+        let text = match read_text(path) {
             Ok(text) => text,
             // A file where the folder should be holds no record either; writing a record reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -98,7 +101,7 @@ impl Layout {
         let mut at = 0;
         while let Some(file) = files.get(at) {
             let path = self.root.join("kernels").join(file);
-            let source = fs::read_to_string(&path).with_context(|| format!("failed to read kernels/{file}"))?;
+            let source = read_text(&path).with_context(|| format!("failed to read kernels/{file}"))?;
             let quoted = |line: &str| Some(line.strip_prefix("#include \"lib/")?.split_once('"')?.0.to_string());
             let included = source.lines().filter_map(quoted).map(|header| format!("lib/{header}"));
             let new: Vec<_> = included.filter(|header| !files.contains(header)).collect();
@@ -162,6 +165,8 @@ fn cannot_write(path: &str, error: &std::io::Error) -> anyhow::Error {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on its disk",
+        // A pipe that nobody reads.
+        _ if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => "; remove what is in its place",
         ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
         _ => "",
     };
@@ -173,7 +178,9 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
     let path = layout.report().join("records").join(".lock");
     let open = || -> std::io::Result<File> {
         fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-        File::options().create(true).truncate(false).write(true).open(&path)
+        // A pipe in its place would wait for a reader.
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        File::options().create(true).truncate(false).write(true).custom_flags(flags).open(&path)
     };
     let shown = layout.display(&path);
     let file = open().map_err(|error| cannot_write(&shown, &error))?;

@@ -13,9 +13,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::json::refusal;
+use super::printable::one_line;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
+use crate::root::read_text;
 
 /// A larger grid is probably a mistake in the file.
 pub const MAX_CASES: usize = 10_000;
@@ -52,7 +54,7 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let Some(measured) = &problem.measured else { return Ok(None) };
     let path = root.join("suites").join(format!("{}.toml", problem.name));
     let origin = format!("suites/{}.toml", problem.name);
-    let text = std::fs::read_to_string(&path).with_context(|| {
+    let text = read_text(&path).with_context(|| {
         let name = problem.name;
         format!("{origin} cannot be read: it declares what {name} measures; restore it: `git checkout {origin}`")
     })?;
@@ -86,6 +88,10 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
             bail!("{origin}: {profile_name} must hold grids, as in [{profile_name}.sweep]")
         };
         for (grid_name, axes) in tables {
+            ensure!(
+                *grid_name == one_line(grid_name),
+                "{origin} calls a grid {grid_name:?}, which is not one printable line; rename it"
+            );
             let place = format!("{origin} [{profile_name}.{grid_name}]");
             let toml::Value::Table(axes) = axes else {
                 bail!(
@@ -223,6 +229,7 @@ mod tests {
             ("[cpu.a]\nn = [1, 2]\n[cpu.b]\nn = [2, 3]", "both hold the case"),
             ("[cpu.a]\nn = 1\n[cpu.a]\nn = 2", "not valid TOML"),
             ("[cpu.a]\nn = \n", "line 2: not valid TOML"),
+            ("[cpu.\"a\\npassed\"]\nn = 1", r#"calls a grid "a\npassed", which is not one printable line"#),
         ] {
             let message = refused(text);
             assert!(message.contains(expected) && message.contains("x.toml"), "{text:?} gave {message}");

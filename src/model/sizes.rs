@@ -103,13 +103,22 @@ impl Config {
             ("d_ff", self.d_ff),
         ];
         for (name, value) in counts {
-            ensure!((1..=1 << 32).contains(&value), "{name} is {value}: it must lie between 1 and 2^32");
+            ensure!((1..=1 << 20).contains(&value), "{name} is {value}: it must lie between 1 and 2^20");
         }
         let (d_model, num_heads) = (self.d_model, self.num_heads);
         ensure!(d_model % num_heads == 0, "d_model {d_model} is no multiple of num_heads {num_heads}");
         ensure!(self.d_head() % 2 == 0, "d_model / num_heads is {}: rotary positions pair features", self.d_head());
         let theta = self.rope_theta;
         ensure!(theta.is_finite() && theta > 0.0, "rope_theta is {theta}: it must be positive and finite");
+        Ok(())
+    }
+
+    /// Rejects what [`Self::validate`] does, and a batch whose predicted memory no 64 bits can count.
+    pub fn validate_with_batch(&self, batch_size: i64) -> Result<()> {
+        self.validate()?;
+        ensure!((1..=1 << 20).contains(&batch_size), "batch_size is {batch_size}: it must lie in 1..2^20");
+        let tokens = batch_size * self.context_length;
+        ensure!(tokens <= 1 << 28, "batch_size times context_length is {tokens}: it must be at most 2^28");
         Ok(())
     }
 

@@ -115,6 +115,29 @@ mod tests {
         assert!(measured.iter().all(|m| (m.parse)(&case, Profile::Gpu).unwrap()["attention"] == "sdpa"));
     }
 
+    /// `measure` computes these in its own process: a panic there would end it, with all other problems.
+    #[test]
+    fn the_predictions_of_a_case_do_not_overflow_at_the_largest_parameters() {
+        let mut predicted = 0;
+        for problem in REGISTRY {
+            let Some(measured) = &problem.measured else { continue };
+            let suite = suite::load(&Layout::find().unwrap().root, problem).unwrap().unwrap();
+            for profile in Profile::ALL {
+                let Some((_, case)) = suite.cases(profile).last() else { continue };
+                let whole: Vec<&String> = case.as_object().unwrap().keys().filter(|key| case[key].is_i64()).collect();
+                let pairs = whole.iter().flat_map(|one| whole.iter().map(move |other| [*one, *other]));
+                for (pair, exponent) in pairs.flat_map(|pair| (8..64).map(move |exponent| (pair, exponent))) {
+                    let mut large = case.clone();
+                    pair.iter().for_each(|key| large[key.as_str()] = json!((1u64 << exponent) - exponent % 2));
+                    let Ok(large) = (measured.parse)(&large, profile) else { continue };
+                    let _ = ((measured.kernels_of)(&large), (measured.fresh_process)(&large));
+                    predicted += usize::from((measured.predicted_bytes)(&large, profile).is_some());
+                }
+            }
+        }
+        assert!(predicted > 100, "{predicted} predictions");
+    }
+
     #[test]
     fn every_answer_that_predicts_from_the_link_reads_all_its_probes() {
         for name in PROBED_BY.iter().filter(|name| !name.contains("overlap")) {

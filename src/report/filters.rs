@@ -9,10 +9,8 @@ use crate::harness::answer::mark;
 use crate::harness::answer::quantity::Unit;
 use crate::units::GIB;
 
-/// Registers a filter for every [`Style`] (`value | ms(2)`), `memory`, `range` and `listed`.
+/// Registers a filter for every [`Style`] (`value | ms(2)`), `memory`, `range`, `listed`, `join` and `length`.
 pub fn register(env: &mut Environment<'_>) {
-    // No template needs them, and they allocate as much as they are asked for.
-    ["batch", "format", "indent", "slice"].iter().for_each(|name| env.remove_filter(name));
     for (name, style) in Style::ALL {
         env.add_filter(name, move |state: &State, value: Value, digits: Option<usize>| {
             // A count has no decimals by default. Other styles require the number of decimals.
@@ -25,6 +23,24 @@ pub fn register(env: &mut Environment<'_>) {
         range(known(state, value), style, digits)
     });
     env.add_filter("listed", |words: Vec<String>| format::listed(&words));
+    env.add_filter("join", |items: Vec<Value>, separator: String| join(&items, &separator));
+    env.add_filter("length", |list: Value| list.len().ok_or_else(|| invalid("length expects a list")));
+}
+
+/// The items with `separator` between them.
+///
+/// Errors: a text that no sentence holds, as of joins that are the separators of joins.
+fn join(items: &[Value], separator: &str) -> Result<String, Error> {
+    const MOST_BYTES: usize = 1 << 16;
+    let mut out = String::new();
+    for (at, item) in items.iter().enumerate() {
+        out += if at > 0 { separator } else { "" };
+        out += &item.to_string();
+        if out.len() > MOST_BYTES {
+            return Err(invalid(format!("a join is longer than {MOST_BYTES} bytes; join less")));
+        }
+    }
+    Ok(out)
 }
 
 /// An undefined value is a missing number where the template may name what does not exist.

@@ -9,6 +9,7 @@ pub mod escape;
 pub mod figures;
 pub mod filters;
 pub mod html;
+mod jinja;
 pub mod latex;
 pub mod lint;
 pub mod markdown;

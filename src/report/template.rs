@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, escape_formatter};
 use serde_json::json;
 
 use super::figures::PlacedFigure;
 use super::session::{SUMMARY_FIGURE, Session, invalid};
-use super::{Document, ProblemInput, filters, lint};
+use super::{Document, ProblemInput, filters, jinja, lint};
 use crate::harness::answer::Claim;
 use crate::harness::answer::format::NOTHING;
 
@@ -30,19 +30,49 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     }
     add(&mut env, &origin, text)?;
     let scope = Value::from(Serde(json!({"answer": problem.answer.quoted()})));
-    let mut printed = Printed { session: session.clone(), text: Vec::new(), refuted: Vec::new() };
+    let mut printed = Printed { session: session.clone(), text: Text::default(), refuted: Vec::new() };
     let template = env.get_template(&origin).map_err(|e| located(&e))?;
-    template.render_captured_to(scope, &mut printed).map_err(|e| located(&e))?;
+    let rendered = template.render_captured_to(scope, &mut printed).map(drop);
+    printed.text.whole(&origin, rendered)?;
     let markdown = printed.markdown()?;
     let session = lock(&session).clone();
     session.all_used().context(origin)?;
     Ok(Some((tidy(&markdown), session)))
 }
 
+/// A template that prints more is a mistake; ours print at most 50,000 bytes.
+const MOST_BYTES: usize = 4 << 20;
+
+/// What a template prints, up to [`MOST_BYTES`].
+#[derive(Default)]
+struct Text {
+    bytes: Vec<u8>,
+    is_too_long: bool,
+}
+
+impl Write for Text {
+    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+        self.is_too_long |= self.bytes.len() + piece.len() > MOST_BYTES;
+        if self.is_too_long { Err(std::io::ErrorKind::FileTooLarge.into()) } else { self.bytes.write(piece) }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Text {
+    /// Errors: `rendered`'s, or that the text of `origin` is too long.
+    fn whole(&self, origin: &str, rendered: Result<(), Error>) -> Result<()> {
+        ensure!(!self.is_too_long, "{origin} prints more than {MOST_BYTES} bytes; print less");
+        rendered.map_err(|e| located(&e))
+    }
+}
+
 /// What a template prints, with the claims that did not hold where it asked for them.
 struct Printed {
     session: Shared,
-    text: Vec<u8>,
+    text: Text,
     /// Length of the text at that time, and the claim.
     refuted: Vec<(usize, Claim)>,
 }
@@ -61,13 +91,13 @@ impl Write for Printed {
 impl Printed {
     fn place_refuted(&mut self) {
         let refuted = std::mem::take(&mut lock(&self.session).refuted);
-        self.refuted.extend(refuted.into_iter().map(|claim| (self.text.len(), claim)));
+        self.refuted.extend(refuted.into_iter().map(|claim| (self.text.bytes.len(), claim)));
     }
 
     /// The text, with each refuted claim behind the paragraph that asked for it.
     fn markdown(mut self) -> Result<String> {
         self.place_refuted();
-        let mut text = String::from_utf8(self.text)?;
+        let mut text = String::from_utf8(self.text.bytes)?;
         for (at, claim) in self.refuted.iter().rev() {
             let end = text[*at..].find("\n\n").map_or(text.len(), |length| at + length);
             let end = text[..end].trim_end().len();
@@ -113,19 +143,24 @@ pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<Pl
     let gpu = document.problems.iter().any(|p| p.records.gpu().is_some());
     let scope = Value::from(Serde(json!({"answers": answers, "gpu": gpu})));
     add(&mut env, SUMMARY, text)?;
-    let rendered = env.get_template(SUMMARY).map_err(|e| located(&e))?.render(scope);
-    let markdown = rendered.map_err(|e| located(&e))?;
+    let mut printed = Text::default();
+    let template = env.get_template(SUMMARY).map_err(|e| located(&e))?;
+    let rendered = template.render_captured_to(scope, &mut printed).map(drop);
+    printed.whole(SUMMARY, rendered)?;
+    let markdown = String::from_utf8(printed.bytes)?;
     let sessions = sessions.lock().unwrap_or_else(PoisonError::into_inner);
     let figures = sessions.values().flat_map(|session| session.figures.iter().cloned()).collect();
     Ok(Some((tidy(&markdown), figures)))
 }
 
-/// A template that takes more of minijinja's steps loops for ever; ours take at most some thousands.
+/// A template that takes more of minijinja's steps includes itself; ours take at most some thousands.
 const MOST_STEPS: u64 = 1_000_000;
+/// A template larger than this is not read.
+const MOST_SOURCE_BYTES: usize = 1 << 20;
 
-/// What all templates share: strict look-ups and the filters.
+/// What all templates share: strict look-ups and our filters alone, since minijinja's own may allocate without a limit.
 fn environment() -> Environment<'static> {
-    let mut env = Environment::new();
+    let mut env = Environment::empty();
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_debug(true);
@@ -134,9 +169,12 @@ fn environment() -> Environment<'static> {
     env
 }
 
-/// Errors: placeholder text, or a syntax error.
+/// Errors: placeholder text, a syntax error, or Jinja that templates cannot use.
 fn add<'source>(env: &mut Environment<'source>, name: &'source str, text: &'source str) -> Result<()> {
+    let bytes = text.len();
+    ensure!(bytes <= MOST_SOURCE_BYTES, "{name} is {bytes} bytes long; a template has at most {MOST_SOURCE_BYTES}");
     lint::leftovers(name, text)?;
+    jinja::require_part(name, text)?;
     env.add_template(name, text).map_err(|e| located(&e))
 }
 
@@ -197,10 +235,13 @@ fn located(error: &Error) -> anyhow::Error {
         (Some(name), None) => format!("{name}: "),
         _ => String::new(),
     };
+    // Each text that includes another one would be a link of the chain.
+    if std::iter::successors(Some(error), |&outer| std::error::Error::source(outer)?.downcast_ref::<Error>())
+        .any(|inner| inner.kind() == ErrorKind::OutOfFuel)
+    {
+        return anyhow!("{place}more than {MOST_STEPS} steps; include each text once, and none in itself");
+    }
     let mut message = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => {
-            format!("{place}more than {MOST_STEPS} steps; give the loop an end, or less to go through")
-        }
         (_, Some(detail)) => format!("{place}{detail}"),
         (kind, None) => format!("{place}{kind}"),
     };

@@ -49,9 +49,29 @@ fn archive() -> &'static Path {
         for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
             printed(Command::new("git").arg("-C").arg(&repository).args(author).args(arguments));
         }
-        printed(Command::new(env!("CARGO_BIN_EXE_cs336")).arg("bundle").env("CS336_ROOT", &repository));
+        printed(builder(&repository).arg("bundle").env("CS336_ROOT", &repository));
         repository.join("dist/cs336.tar.gz")
     })
+}
+
+/// The program; where this is root, run by another user, to whom the repository then belongs. Packed by root itself, files
+/// would belong to root in any case.
+fn builder(repository: &Path) -> Command {
+    let nobody = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--clear-groups"]);
+        command
+    };
+    let program = env!("CARGO_BIN_EXE_cs336");
+    let owned =
+        Command::new("chown").args(["-R", "65534"]).arg(repository).status().is_ok_and(|status| status.success());
+    if owned && nobody().args(["test", "-x", program]).status().is_ok_and(|status| status.success()) {
+        let mut command = nobody();
+        command.arg(program);
+        command
+    } else {
+        Command::new(program)
+    }
 }
 
 impl Bundle {

@@ -1,5 +1,7 @@
 //! Messages about bad input: each says what is wrong, what was expected, and what to do.
 
+use std::os::unix::fs::symlink;
+
 use super::*;
 
 /// One bad input: how the tree is damaged, the command, and the expected parts of the message.
@@ -29,6 +31,10 @@ const fn spoilt(what: &'static str, spoil: fn(&Tree), message: [&'static str; 3]
 const TABLE: &[BadInput] = &[
     bad("a misspelt problem", &["explain", "flash_bench"],
         ["no problem \"flash_bench\"", "did you mean", "flash_benchmarking"]),
+    bad("a letter that most names have", &["explain", "a"],
+        ["no problem \"a\"", "see", "`cs336 list`"]),
+    bad("a limit of too many ranks", &["launch", "--task", "all_reduce", "--world-size", "2", "--deadline", "18446744073709551615"],
+        ["invalid value '18446744073709551615'", "is not in 1..=31536000", "--help"]),
     bad("a misspelt verb", &["gradd"], ["unrecognized subcommand 'gradd'", "similar subcommand", "'grade'"]),
     bad("an unknown profile", &["measure", "--profile", "tpu"], ["invalid value 'tpu'", "possible values: cpu, gpu", "--help"]),
     bad("a time without a unit", &["measure", "--budget", "soon"],
@@ -116,6 +122,69 @@ fn a_missing_suite_and_a_missing_template_are_named() {
     let tree = Tree::with_records();
     fs::remove_file(tree.path(format!("templates/{PROBLEM}.md"))).unwrap();
     assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
+}
+
+/// Opening a pipe waits for a writer, and a device may have no end.
+#[rstest]
+#[case::record("report/records/cpu/mixed_precision_accumulation.json", &["diff", PROBLEM])]
+#[case::accepted("snapshots/cpu/mixed_precision_accumulation.json", &["export", PROBLEM, "--table", "four"])]
+#[case::suite("suites/mixed_precision_accumulation.toml", &["explain", PROBLEM])]
+#[case::template("templates/mixed_precision_accumulation.md", &["export", PROBLEM, "--table", "four"])]
+#[case::shared("templates/shared/steps.md", &["export", PROBLEM, "--table", "four"])]
+#[case::lock("report/records/.lock", &["measure", PROBLEM, "--profile", "cpu"])]
+fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[case] arguments: &[&str]) {
+    for kind in ["pipe", "device", "folder"] {
+        let tree = Tree::with_records();
+        let path = tree.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        match kind {
+            "pipe" => assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            "device" => symlink("/dev/zero", &path).unwrap(),
+            _ => fs::create_dir(&path).unwrap(),
+        }
+        // A lock on a device holds as well as any other.
+        if (name, kind) == ("report/records/.lock", "device") {
+            continue;
+        }
+        let mut child = tree.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let ended = wait_until(Duration::from_secs(60), || child.try_wait().unwrap().is_some());
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        let said = output_text(&output);
+        assert!(ended, "{name} as a {kind}: {arguments:?} does not end");
+        assert_eq!(output.status.code(), Some(1), "{name} as a {kind}: {said}");
+        assert!(said.contains(name) && !said.contains("panicked"), "{name} as a {kind}: {said}");
+    }
+}
+
+/// Doctor asks the interpreter, which may be any program.
+#[test]
+fn a_program_that_is_no_python_is_no_peer() {
+    let output = Tree::new().command(&["doctor"]).env("CS336_PYTHON", "/bin/true").output().unwrap();
+    let said = output_text(&output);
+    assert!(said.contains("absent   peers        /bin/true has no PyTorch"), "{said}");
+}
+
+/// A limit on processes counts threads, and does not bind root.
+#[test]
+fn a_rank_that_cannot_start_a_thread_names_the_limit() {
+    let nobody = |program: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--clear-groups", program]);
+        command
+    };
+    if !nobody("test").args(["-x", env!("CARGO_BIN_EXE_cs336")]).status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: only root can become a user without processes, who must reach the program");
+        return;
+    }
+    let mut rank = nobody("prlimit");
+    rank.args(["--nproc=1", env!("CARGO_BIN_EXE_cs336"), "rank", "--task", "nccl_selftest"]);
+    rank.envs([("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2")]);
+    let output = rank.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]).output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("raise the limit on processes (ulimit -u)") && !said.contains("panicked"), "{said}");
 }
 
 /// The text of a record that cannot be used, in which PROBLEM stands for the problem's name; and what is said of it.

@@ -1,6 +1,6 @@
 //! Other users of the machine: they cannot change what the program writes, and their files do not run.
 
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
 use super::*;
 
@@ -41,6 +41,28 @@ fn a_tree_of_another_user_above_the_working_directory_is_refused() {
     let refusal = said(tree.command(&["explain", PROBLEM]).env_remove("CS336_ROOT").current_dir(tree.path("kernels")));
     assert!(refusal.contains("belongs to user 65534") && refusal.contains("set CS336_ROOT="), "{refusal}");
     assert!(said(&mut tree.command(&["explain", PROBLEM])).contains("grid cpu."));
+}
+
+/// Links to folders of the user's own, and an interpreter of another user, in a folder like /tmp.
+#[test]
+fn a_tree_that_others_can_write_to_is_refused_and_its_python_does_not_run() {
+    let (tree, open) = (Tree::new(), tempfile::tempdir().unwrap());
+    for name in ["suites", "kernels"] {
+        symlink(tree.path(name), open.path().join(name)).unwrap();
+    }
+    for name in ["templates", ".venv/bin", "work"] {
+        fs::create_dir_all(open.path().join(name)).unwrap();
+    }
+    let (python, ran) = (open.path().join(".venv/bin/python"), open.path().join("ran"));
+    fs::write(&python, format!("#!/bin/sh\ntouch {}\n", ran.display())).unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(open.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let mut command = tree.command(&["doctor"]);
+    let output =
+        command.env_remove("CS336_ROOT").env_remove("CS336_PYTHON").current_dir(open.path().join("work")).output();
+    let said = output_text(&output.unwrap());
+    assert!(said.contains("other users can write to") && said.contains("(mode 1777): set CS336_ROOT="), "{said}");
+    assert!(!ran.exists(), "planted code ran: {said}");
 }
 
 /// Doctor says why the cache is not used.

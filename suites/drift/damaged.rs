@@ -20,8 +20,10 @@ use super::layout;
 
 const FRAME: &str = include_str!("../../report/writeup.typ");
 
-/// Every character that Markdown, HTML or typst gives a meaning, a line break, and a mark of the HTML edition.
-const HOSTILE: &str = "<script>|`\"\n#panic[$*_\\{{ \u{E000}x.gpu.9\u{E001}";
+/// Every character that Markdown, HTML or typst gives a meaning, and a mark of the HTML edition.
+const HOSTILE: &str = "<script>|`\" #panic[$*_\\{{ \u{E000}x.gpu.9\u{E001}";
+/// The same with a line break, which only the texts of an outcome may have.
+const HOSTILE_LINES: &str = "<script>|`\"\n#panic[$*_\\{{ \u{E000}x.gpu.9\u{E001}";
 
 /// A tree whose records may be damaged; all else is the checkout's.
 struct Copy {
@@ -93,7 +95,8 @@ fn with_hostile(records: &[(Profile, Value)], path: &str) -> Vec<(Profile, Value
     for (_, record) in &mut hostile {
         each_leaf(record, "", &mut |at, leaf| {
             if at == path && leaf.is_string() {
-                *leaf = HOSTILE.into();
+                let may_break = path.starts_with(".cases.*.outcome");
+                *leaf = if may_break { HOSTILE_LINES } else { HOSTILE }.into();
             }
         });
     }

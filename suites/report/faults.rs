@@ -1,8 +1,9 @@
 //! What fails is said where it belongs, in every edition: claims that do not hold, templates, cases.
 
-use cs336::harness::answer::Claim;
+use cs336::harness::answer::{Answer, Claim};
 use cs336::harness::record::Outcome;
-use cs336::report;
+use cs336::report::{self, Rendered};
+use serde_json::json;
 
 use super::WRITEUP;
 use super::sample::{self, document, problem, squeeze, whole};
@@ -73,4 +74,33 @@ fn a_failed_case_is_named_with_its_error_and_its_problem_is_not_answered() {
     assert!(rendered.markdown.contains("Text.") && rendered.markdown.contains("*Not answered:* 4 points."));
     assert!(rendered.answered.is_empty());
     assert!(printed.contains("2failedof10cpucases.") && html.contains("the &lt;worker&gt; died."), "{printed} {html}");
+}
+
+/// Each of these took all memory, or as much as it asked for.
+#[test]
+fn what_a_template_may_take_of_time_and_memory_is_bounded() {
+    let doubled: String = (0..40).map(|_| "{% set a = a ~ a %}").collect();
+    let joined = (0..9).fold("\", \"".to_string(), |inner, _| format!("answer.words | join({inner})"));
+    let nested = format!("{{{{ {joined} }}}}");
+    let including = "{% include \"shared/wide.md\" %}".repeat(1000);
+    let long = "x ".repeat(600_000);
+    for (template, expected) in [
+        (doubled.as_str(), "a template cannot use {% set %}"),
+        (&nested, "a join is longer than 65536 bytes; join less"),
+        (&including, "templates/x.md prints more than 4194304 bytes; print less"),
+        ("{% include \"shared/itself.md\" %}", "recursion limit exceeded"),
+        ("{% include \"shared/0.md\" %}", "templates/x.md:3: more than 1000000 steps; include each text once"),
+        (&long, "bytes long; a template has at most 1048576"),
+    ] {
+        let mut input = problem("x", &[("", 1.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"));
+        input.answer = Answer::new(&json!({"words": vec!["a".repeat(100); 100]})).unwrap();
+        let named = |name: &str, text: String| (format!("shared/{name}.md"), text);
+        let twice = |n: usize| named(&n.to_string(), format!("{{% include \"shared/{}.md\" %}}", n + 1).repeat(2));
+        input.shared =
+            (0..30).map(twice).chain([named("30", String::new()), named("wide", "x ".repeat(5000))]).collect();
+        input.shared.push(named("itself", "{% include \"shared/itself.md\" %}".into()));
+        let error = format!("{:#}", report::render(&document(vec![input])).and_then(Rendered::complete).err().unwrap());
+        let start: String = template.chars().take(60).collect();
+        assert!(error.contains(expected) && error.lines().count() == 1, "{start} gave {error}");
+    }
 }

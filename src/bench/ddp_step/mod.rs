@@ -108,13 +108,12 @@ impl Params {
     }
 
     pub fn validate(&self) -> Result<()> {
-        self.config().validate()?;
-        let Self { world_size, batch_size, rounds, warmup, steps, bucket_size_mb, .. } = *self;
+        self.config().validate_with_batch(self.batch_size)?;
+        let Self { world_size, rounds, warmup, steps, bucket_size_mb, .. } = *self;
         ensure!(
             (2..=MAX_WORLD_SIZE).contains(&world_size),
             "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
         );
-        ensure!((1..=1 << 20).contains(&batch_size), "batch_size is {batch_size}: it must lie in 1..2^20");
         for (key, value) in [("rounds", rounds), ("warmup", warmup), ("steps", steps)] {
             ensure!((1..=1000).contains(&value), "{key} is {value}: it must lie in 1..1000");
         }

@@ -109,8 +109,7 @@ impl Params {
 
     /// Errors: names the first invalid value and what it must be.
     pub fn validate(&self) -> Result<()> {
-        self.config().validate()?;
-        ensure!((1..=1 << 20).contains(&self.batch_size), "batch_size is {}: it must lie in 1..2^20", self.batch_size);
+        self.config().validate_with_batch(self.batch_size)?;
         ensure!((1..=100_000).contains(&self.steps), "steps is {}: it must lie in 1..100000", self.steps);
         ensure!(self.warmup <= 100_000, "warmup is {}: it must not exceed 100000", self.warmup);
         if self.execution == Execution::Captured {

@@ -53,6 +53,25 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
     ]
 }
 
+#[test]
+fn a_text_that_would_forge_a_line_is_refused_except_in_an_outcome() {
+    let text = |field: &str, value: &str| {
+        let mut raw: Value =
+            serde_json::from_str(&file(vec![case(json!({"i": 1}), "r1", measured(&[1.0]))]).to_json().unwrap())
+                .unwrap();
+        *raw.pointer_mut(field).unwrap() = json!(value);
+        raw.to_string()
+    };
+    for field in ["/cases/0/grid", "/cases/0/params/i", "/runs/0/machine/os", "/runs/0/software/torch"] {
+        RecordFile::parse(&text(field, "sound"), "x.json").unwrap();
+        let error = refused(&text(field, "a\npassed\u{1b}[2J"));
+        let expected = r#"x.json holds what no run can write: the text "a\npassed\u{1b}[2J" is not one printable line"#;
+        assert!(error.starts_with(expected), "{field}: {error}");
+    }
+    let failed = file(vec![case(json!({"i": 1}), "r1", Outcome::Failed { error: "a\nb".into() })]);
+    RecordFile::parse(&failed.to_json().unwrap(), "x.json").unwrap();
+}
+
 proptest! {
     #[test]
     fn parsing_a_written_record_gives_it_back(outcomes in prop::collection::vec(outcomes(), 0..6)) {
@@ -97,7 +116,7 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.schema = 2, "has schema 2, from a newer cs336; this one reads schema 1");
     refused_with(&|f| f.runs.push(f.runs[0].clone()), "two runs have the id \"r1\"");
     refused_with(&|f| f.runs[0].started = "99999-01-01T00:00:00Z".into(), "run 0: it started at \"99999-");
-    refused_with(&|f| f.runs[0].commit = "a\n<b>".into(), "run 0: the commit is \"a\\n<b>\"");
+    refused_with(&|f| f.runs[0].commit = "a <b>".into(), "run 0: the commit is \"a <b>\"");
     refused_with(&|f| (f.runs[0].id, f.cases[0].run) = ("a|b".into(), "a|b".into()), "run 0: the id is \"a|b\"");
     refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1 s");
 }

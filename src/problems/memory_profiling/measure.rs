@@ -128,9 +128,8 @@ impl Measure for MemoryProfiling {
     }
 
     fn validate(params: &Params) -> Result<()> {
-        params.config().validate()?;
-        let Params { batch_size, timeline_points, .. } = *params;
-        ensure!((1..=1 << 20).contains(&batch_size), "batch_size is {batch_size}: it must lie in 1..2^20");
+        params.config().validate_with_batch(params.batch_size)?;
+        let timeline_points = params.timeline_points;
         ensure!(timeline_points <= 10_000, "timeline_points is {timeline_points}: it must not exceed 10000");
         Ok(())
     }

@@ -130,9 +130,8 @@ impl Measure for NsysProfile {
     const KERNELS: &'static [&'static str] = &["adamw.cu"];
 
     fn validate(params: &Params) -> Result<()> {
-        params.config().validate()?;
-        let (batch_size, steps, warmup) = (params.batch_size, params.steps, params.warmup);
-        ensure!((1..=1 << 20).contains(&batch_size), "batch_size is {batch_size}: it must lie in 1..2^20");
+        params.config().validate_with_batch(params.batch_size)?;
+        let (steps, warmup) = (params.steps, params.warmup);
         ensure!((1..=1000).contains(&steps), "steps is {steps}: it must lie in 1..1000");
         ensure!((1..=1000).contains(&warmup), "warmup is {warmup}: it must lie in 1..1000");
         Ok(())

@@ -104,8 +104,7 @@ impl Params {
     }
 
     pub fn validate(&self) -> Result<()> {
-        self.config().validate()?;
-        ensure!((1..=1 << 20).contains(&self.batch_size), "batch_size is {}: it must lie in 1..2^20", self.batch_size);
+        self.config().validate_with_batch(self.batch_size)?;
         self.turns().validate()
     }
 
