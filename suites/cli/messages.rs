@@ -187,9 +187,10 @@ fn a_rank_that_cannot_start_a_thread_names_the_limit() {
     assert!(said.contains("raise the limit on processes (ulimit -u)") && !said.contains("panicked"), "{said}");
 }
 
-/// The text of a record that cannot be used, in which PROBLEM stands for the problem's name; and what is said of it.
+/// Problems whose records no other answer reads; the text of a record that cannot be used, in which PROBLEM stands for the
+/// problem's name; and what is said of it.
 const UNUSABLE: [(&str, &str, &str); 7] = [
-    ("benchmarking_script", "{\"schema\": 1, \"problem\": \"PROB", "not valid JSON (truncated?)"),
+    ("torch_compile", "{\"schema\": 1, \"problem\": \"PROB", "not valid JSON (truncated?)"),
     ("nsys_profile", "{\"schema\": 99}", "has schema 99, from a newer cs336; this one reads schema 1"),
     ("mixed_precision_accumulation", "{}", "no \"schema\" number, so cs336 did not write it"),
     (
@@ -202,7 +203,7 @@ const UNUSABLE: [(&str, &str, &str); 7] = [
         "{\"schema\": 1, \"problem\": \"naive_ddp\", \"profile\": \"cpu\", \"runs\": [], \"cases\": []}",
         "holds records of naive_ddp",
     ),
-    ("torch_compile", "{\"schema\": 1, \"problem\": NaN}", "not valid JSON"),
+    ("flash_benchmarking", "{\"schema\": 1, \"problem\": NaN}", "not valid JSON"),
     ("distributed_communication_single_node", IMPOSSIBLE, "sample 0 is -1"),
 ];
 

@@ -9,15 +9,12 @@ use super::cells::{CellPass, PASSES, only, title};
 use super::published::flash_attention_3;
 use super::tables::time;
 use crate::attention::implementations::{Implementation, by_name};
-use crate::bench::timing::Pace;
 use crate::harness::answer::format::Style;
 use crate::harness::answer::{Cell, Claim, Column, Quantity, Range, SameRun, Table, Unit};
 
 /// What the sentences quote.
 #[derive(Serialize)]
 pub struct Heads {
-    /// The protocols of the passes: "sustained", "rested".
-    protocols: Vec<&'static str>,
     /// How many times as fast ours is as FlashAttention-4 and -3 in the same protocol, by the medians: a range for each width.
     over_fa4: Vec<String>,
     over_fa3: Vec<String>,
@@ -66,7 +63,6 @@ impl Heads {
             Some(pass.case.quantity(theirs.value() / ours.value(), Unit::One))
         };
         Ok(Some(Self {
-            protocols: protocols(heads),
             over_fa4: by_width(heads, |pass| pass.over(columns.fa4)),
             over_fa3: by_width(heads, over_published),
             version: heads.iter().find_map(|pass| pass.entry(columns.fa4)?.version.clone()),
@@ -76,15 +72,6 @@ impl Heads {
             claim: claim(heads, columns.fa4),
         }))
     }
-}
-
-fn protocols(heads: &[CellPass]) -> Vec<&'static str> {
-    let known = [(Pace::Sustained, "sustained"), (Pace::Rested, "rested")];
-    known
-        .into_iter()
-        .filter(|(pace, _)| heads.iter().any(|pass| pass.cell.pace == *pace))
-        .map(|(_, name)| name)
-        .collect()
 }
 
 /// "1.02 to 1.05 (d = 64)" for each width that has a ratio.

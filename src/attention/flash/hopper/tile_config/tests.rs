@@ -31,8 +31,8 @@ fn shapes_are_as_the_kernels_lay_them_out() {
     assert_eq!(small.shared_bytes(), 16_384 + 2 * 32_768 + 88 + 1024);
     let middle = BackwardConfig::of(variant(64));
     assert_eq!((middle.queries, columns(middle.variant)), (128, 64));
-    // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, six barriers.
-    assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 48 + 1024);
+    // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, 32 KiB of dQ, six barriers.
+    assert_eq!(middle.shared_bytes(), 32_768 + 2 * (32_768 + 1024) + 65_536 + 32_768 + 48 + 1024);
 }
 
 #[test]
