@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 
+use super::super::flash_attention_4;
 use super::cells::{CellPass, only, shown, title};
+use crate::attention::implementations::by_name;
 use crate::bench::dtype::Dtype;
 use crate::bench::work::AttentionPass::{self, Backward, Both, Forward};
 use crate::harness::answer::figure::{Figure, Heatmap, Panel, Plot, PlotKind, Series};
@@ -52,13 +54,23 @@ pub fn speed_ups(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()>
     for (id, panels) in [("speed-up", first.to_vec()), ("full-speed-up", [alone, float32.to_vec()].concat())] {
         let Some(map) = heatmap(grid, &panels) else { continue };
         let alt = "Heat map of our speed-up by width and length: a panel for each type, pass and peer.";
+        let beside = if has_short_cells_beside_fa4(grid)? { FA4_SLOWS_LAUNCHES } else { "" };
         let caption = format!(
             "How many times as fast ours is, by the medians of all cells on {on}; below 1 it is slower. \"PyTorch's fastest\" may \
-             be plain attention. Short passes include their launches."
+             be plain attention. Short passes include their launches.{beside}"
         );
         answer.figure(id, Figure::heatmap(alt, map).captioned(caption))?;
     }
     Ok(())
+}
+
+const FA4_SLOWS_LAUNCHES: &str =
+    " Up to T = 4,096 at d = 64 and 128, FlashAttention-4's process took turns in bfloat16, and slowed launches.";
+
+/// Whether the records have cells that wait for launches, in which FlashAttention-4 took turns.
+fn has_short_cells_beside_fa4(grid: &[CellPass]) -> Result<bool> {
+    let fa4 = by_name("flash_attention_4")?;
+    Ok(grid.iter().any(|pass| pass.cell.seq < flash_attention_4::LEAST_SEQ && pass.median(fa4).is_some()))
 }
 
 type Ratio = (&'static str, fn(&CellPass) -> Option<Quantity>);

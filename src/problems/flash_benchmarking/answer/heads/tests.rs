@@ -92,6 +92,19 @@ fn flash_attention_4_is_no_operator_of_pytorch() {
 }
 
 #[test]
+fn short_cells_beside_flash_attention_4_say_that_launches_were_slower() {
+    let plain = row(&[("naive", &[4e-3, 4e-3]), ("flash", &[2e-3, 2e-3])]);
+    let caption = |seq: i64, columns: &Value| {
+        let cell = params("bfloat16", 64, seq, 1, "eager");
+        let answer = ended(&MadeUp::gpu("x").measured("grid", &cell, columns).records());
+        answer.figures()["speed-up"].caption.clone()
+    };
+    let beside = with_fa4(plain.clone(), live(1.0));
+    let said = [caption(1024, &beside), caption(8192, &beside), caption(1024, &plain)];
+    assert_eq!(said.map(|caption| caption.unwrap().contains("slowed launches")), [true, false, false]);
+}
+
+#[test]
 fn a_reason_for_not_running_is_listed_once() {
     let columns = with_fa4(columns(2.0), not_run());
     let cell = params("bfloat16", 64, 1024, 1, "eager");
