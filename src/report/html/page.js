@@ -55,7 +55,8 @@
   for (const table of all("main table")) {
     if (table.tBodies[0].rows.length < 3) continue;
     all("th[scope=col]", table).forEach((head, at) => {
-      const button = make("button", { type: "button" });
+      // Its name is said in words: a formula alone gives a button none.
+      const button = make("button", { type: "button", "aria-label": `sort by ${head.textContent.trim()}` });
       button.append(...head.childNodes);
       head.append(button);
       head.setAttribute("aria-sort", "none");
