@@ -24,8 +24,8 @@ use crate::torch::Generator;
 
 /// The widths at which it is compared: each costs seconds of compiling.
 const WIDTHS: [i64; 2] = [64, 128];
-/// The shortest sequence on which it is compared. While a second process takes turns, launches of all implementations take up to
-/// three times as long (records of 2026-11-24), so that passes which wait for launches would measure that.
+/// The shortest sequence on which it is compared. In the cells in which its process took turns, passes that wait for launches
+/// took up to three times as long as in the run before (records of 2026-11-24); whether it is the cause was not tested.
 pub const LEAST_SEQ: i64 = 8192;
 
 /// The peer that runs it, or why there is none.
@@ -85,7 +85,7 @@ fn absent(task: &Task, device: Device) -> Option<&'static str> {
         (task.protocol.cache == Cache::Warm, "compared with cold caches only"),
         (task.dtype != Dtype::Bfloat16, "compared in bfloat16 only"),
         (!WIDTHS.contains(&task.shape[3]), "compared at d 64 and 128 only"),
-        (task.seq() < LEAST_SEQ, "compared from T = 8,192 on: a second process slows the launches of short passes"),
+        (task.seq() < LEAST_SEQ, "compared from T = 8,192 on, where no pass waits for launches"),
     ];
     reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason)
 }

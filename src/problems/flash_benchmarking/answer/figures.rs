@@ -54,7 +54,7 @@ pub fn speed_ups(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()>
     for (id, panels) in [("speed-up", first.to_vec()), ("full-speed-up", [alone, float32.to_vec()].concat())] {
         let Some(map) = heatmap(grid, &panels) else { continue };
         let alt = "Heat map of our speed-up by width and length: a panel for each type, pass and peer.";
-        let beside = if has_short_cells_beside_fa4(grid)? { FA4_SLOWS_LAUNCHES } else { "" };
+        let beside = if has_short_cells_beside_fa4(grid)? { BESIDE_FA4 } else { "" };
         let caption = format!(
             "How many times as fast ours is, by the medians of all cells on {on}; below 1 it is slower. \"PyTorch's fastest\" may \
              be plain attention. Short passes include their launches.{beside}"
@@ -64,8 +64,7 @@ pub fn speed_ups(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()>
     Ok(())
 }
 
-const FA4_SLOWS_LAUNCHES: &str =
-    " Up to T = 4,096 at d = 64 and 128, FlashAttention-4's process took turns in bfloat16, and slowed launches.";
+const BESIDE_FA4: &str = " Up to T = 4,096 at d = 64 and 128, FlashAttention-4's process took turns in bfloat16, and launches took longer than before.";
 
 /// Whether the records have cells that wait for launches, in which FlashAttention-4 took turns.
 fn has_short_cells_beside_fa4(grid: &[CellPass]) -> Result<bool> {
