@@ -1,0 +1,191 @@
+//! The storage of a fused step: all parameters in one array, their copies for the products, gradients and AdamW's moments.
+//!
+//! Weights that multiply the same input lie behind each other, so that one product takes them all: q, k and v as (3 d, d),
+//! W1 and W3 as (2 d_ff, d). The parameters of the model become views; their names, order and shapes stay.
+
+use anyhow::{Context as _, Result};
+use tch::{Device, Kind, Tensor};
+
+use super::kernels::Packed as Range;
+use crate::model::{Config, Precision, Transformer};
+
+/// Parameters that products multiply by come first, then those whose gradients are float32: the embedding and the gains.
+pub struct Packed {
+    config: Config,
+    masters: Tensor,
+    /// The masters themselves where the products are float32.
+    low: Tensor,
+    weight_gradients: Tensor,
+    float_gradients: Tensor,
+    m: Tensor,
+    v: Tensor,
+}
+
+/// One layer's packed weights, or their gradients.
+pub struct LayerWeights {
+    /// (3 d, d)
+    pub qkv: Tensor,
+    /// (d, d)
+    pub output: Tensor,
+    /// (2 d_ff, d)
+    pub gate_up: Tensor,
+    /// (d, d_ff)
+    pub down: Tensor,
+}
+
+/// All that products multiply by.
+pub struct Weights {
+    pub layers: Vec<LayerWeights>,
+    /// (vocabulary, d)
+    pub head: Tensor,
+}
+
+/// The kind of products in `precision`.
+pub fn product_kind(precision: Precision) -> Kind {
+    match precision {
+        Precision::Float32 => Kind::Float,
+        Precision::Bfloat16 => Kind::BFloat16,
+    }
+}
+
+impl Packed {
+    /// Moves the model's parameters into one array, with their values.
+    ///
+    /// Errors: libtorch's, such as too little memory.
+    pub fn of(model: &mut Transformer, precision: Precision, device: Device) -> Result<Self> {
+        let config = *model.config();
+        let (all, weights) = (config.num_parameters() as i64, config.num_matmul_parameters() as i64);
+        let float = |elements: i64| Tensor::f_zeros([elements], (Kind::Float, device));
+        let kind = product_kind(precision);
+        let masters = float(all).context("allocating the packed parameters")?;
+        let places = places(&config);
+        model.place_parameters(|i, name, value| {
+            let (at, shape) = (places[i], value.size());
+            let mut view = view(&masters, at, &shape)?;
+            view.f_copy_(&value.f_detach()?).with_context(|| format!("moving {name}"))?;
+            Ok(view.f_detach()?.f_requires_grad_(true)?)
+        })?;
+        let low = masters.f_narrow(0, 0, weights)?;
+        let low = if kind == Kind::Float { low } else { low.f_to_kind(kind)? };
+        Ok(Self {
+            config,
+            masters,
+            low,
+            weight_gradients: Tensor::f_zeros([weights], (kind, device))?,
+            float_gradients: float(all - weights)?,
+            m: float(all)?,
+            v: float(all)?,
+        })
+    }
+
+    /// The weights as the products read them.
+    pub fn weights(&self) -> Result<Weights> {
+        weights(&self.config, &self.low)
+    }
+
+    /// Where the products write the gradients of [`Self::weights`].
+    pub fn weight_gradients(&self) -> Result<Weights> {
+        weights(&self.config, &self.weight_gradients)
+    }
+
+    /// The embedding (vocabulary, d) and the gains (2 layers + 1, d) with the last norm's at the end, in float32.
+    pub fn embedding_and_gains(&self) -> Result<[Tensor; 2]> {
+        let weights = self.config.num_matmul_parameters() as i64;
+        embedding_and_gains(&self.config, &self.masters.f_narrow(0, weights, self.float_gradients.numel() as i64)?)
+    }
+
+    /// Their gradients.
+    pub fn embedding_and_gain_gradients(&self) -> Result<[Tensor; 2]> {
+        embedding_and_gains(&self.config, &self.float_gradients)
+    }
+
+    /// A view of every parameter's gradient, in the model's order.
+    pub fn gradients(&self) -> Result<Vec<(String, Tensor)>> {
+        let weights = self.config.num_matmul_parameters() as i64;
+        let of = |(at, (name, shape)): (i64, (String, Vec<i64>))| {
+            let (from, at) =
+                if at < weights { (&self.weight_gradients, at) } else { (&self.float_gradients, at - weights) };
+            Ok((name, view(from, at, &shape)?))
+        };
+        places(&self.config).into_iter().zip(self.config.parameter_shapes()).map(of).collect()
+    }
+
+    /// Copies the masters for the products again, after something else than [`super::FusedStep`] changed them.
+    pub fn refresh(&self) -> Result<()> {
+        self.low.shallow_clone().f_copy_(&self.masters.f_narrow(0, 0, self.low.numel() as i64)?)?;
+        Ok(())
+    }
+
+    /// Calls `update` for the weights and for the other parameters.
+    pub fn for_each_range(&self, update: impl Fn(&Range) -> Result<()>) -> Result<()> {
+        let weights = self.low.numel() as i64;
+        let others = self.float_gradients.numel() as i64;
+        let part = |start, length| -> Result<[Tensor; 3]> {
+            let [p, m, v] = [&self.masters, &self.m, &self.v].map(|t| t.f_narrow(0, start, length));
+            Ok([p?, m?, v?])
+        };
+        let low = (self.low.kind() != Kind::Float).then_some(&self.low);
+        let [p, m, v] = &part(0, weights)?;
+        update(&Range { p, g: &self.weight_gradients, m, v, low })?;
+        let [p, m, v] = &part(weights, others)?;
+        update(&Range { p, g: &self.float_gradients, m, v, low: None })
+    }
+
+    /// Bytes of this storage for a model: 16 a parameter in float32; with bfloat16 products as many, gradients and copies
+    /// taking two each.
+    pub fn bytes(config: &Config, precision: Precision) -> u64 {
+        let (all, weights) = (config.num_parameters(), config.num_matmul_parameters());
+        let a_weight = match precision {
+            Precision::Float32 => 4,
+            Precision::Bfloat16 => 2 + 2,
+        };
+        12 * all + a_weight * weights + 4 * (all - weights)
+    }
+}
+
+/// The first element of each parameter, in the order of [`Config::parameter_shapes`].
+fn places(config: &Config) -> Vec<i64> {
+    let Config { d_model: d, d_ff, num_layers, vocab_size, .. } = *config;
+    let (square, wide) = (d * d, d * d_ff);
+    let layer = 4 * square + 3 * wide;
+    let head = num_layers * layer;
+    let embedding = head + vocab_size * d;
+    let gains = embedding + vocab_size * d;
+    let of_layer = |i: i64| {
+        let at = i * layer;
+        let w1 = at + 4 * square;
+        let gain = gains + 2 * i * d;
+        // q, k, v, output, w1, w2, w3, ln1, ln2: W3 lies right behind W1.
+        [at, at + square, at + 2 * square, at + 3 * square, w1, w1 + 2 * wide, w1 + wide, gain, gain + d]
+    };
+    let last = [gains + 2 * num_layers * d, head];
+    std::iter::once(embedding).chain((0..num_layers).flat_map(of_layer)).chain(last).collect()
+}
+
+fn view(flat: &Tensor, at: i64, shape: &[i64]) -> Result<Tensor> {
+    Ok(flat.f_narrow(0, at, shape.iter().product())?.f_view(shape)?)
+}
+
+fn weights(config: &Config, flat: &Tensor) -> Result<Weights> {
+    let Config { d_model: d, d_ff, num_layers, vocab_size, .. } = *config;
+    let mut at = 0;
+    let mut next = |shape: [i64; 2]| {
+        let tensor = view(flat, at, &shape);
+        at += shape[0] * shape[1];
+        tensor
+    };
+    let layers = (0..num_layers).map(|_| {
+        Ok(LayerWeights {
+            qkv: next([3 * d, d])?,
+            output: next([d, d])?,
+            gate_up: next([2 * d_ff, d])?,
+            down: next([d, d_ff])?,
+        })
+    });
+    Ok(Weights { layers: layers.collect::<Result<_>>()?, head: next([vocab_size, d])? })
+}
+
+fn embedding_and_gains(config: &Config, flat: &Tensor) -> Result<[Tensor; 2]> {
+    let Config { d_model: d, num_layers, vocab_size, .. } = *config;
+    Ok([view(flat, 0, &[vocab_size, d])?, view(flat, vocab_size * d, &[2 * num_layers + 1, d])?])
+}
