@@ -18,7 +18,7 @@ use crate::torch::stream::synchronize;
 /// Times replays of a whole step.
 pub fn measure(params: &Params, device: Device) -> Result<Row> {
     let mut bench = StepBench::new(params, device)?;
-    let warmup = on_side_stream(device, || bench.steps(params.warmup)).context("in a warm-up step")?;
+    let warmup = on_side_stream(device, || bench.whole_steps(params.warmup)).context("in a warm-up step")?;
     let mut step = CapturedStep::new(bench)?;
     let loss_error = step.prove().context("comparing the captured step with an eager one")?;
     let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
@@ -26,7 +26,7 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
     Ok(Row {
         parameters: params.config().num_parameters(),
         first_in_process: false,
-        warmup: samples(warmup.iter().map(|s| Some(s.total())), total_work(params))?.0,
+        warmup: samples(warmup.into_iter().map(Some), total_work(params))?.0,
         forward: None,
         forward_device: None,
         backward: None,

@@ -1,11 +1,12 @@
 //! One training step on random tokens, with each part timed by the host's clock and by the device's.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use tch::{Device, Tensor};
 
-use super::{Params, Row, StepPass, total_work, work_of};
+use super::{Execution, Params, Row, StepPass, total_work, work_of};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::harness::samples::{Samples, Work};
+use crate::model::FusedStep;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::torch::autograd::backward;
@@ -73,15 +74,26 @@ pub struct StepBench<'a> {
     pub(super) params: &'a Params,
     pub model: ModelBench,
     pub(super) stopwatch: Stopwatch,
-    optimizer: Box<dyn Optimizer>,
+    trainer: Trainer,
+}
+
+/// What a step runs.
+enum Trainer {
+    /// Autograd, then this optimizer.
+    Autograd(Box<dyn Optimizer>),
+    Fused(FusedStep),
 }
 
 impl<'a> StepBench<'a> {
     pub fn new(params: &'a Params, device: Device) -> Result<Self> {
         let Params { attention, batch_size, dtype, .. } = *params;
-        let model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
-        let optimizer = adamw_for(device, AdamWOptions::default())?;
-        Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, optimizer })
+        let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
+        let options = AdamWOptions::default();
+        let trainer = match params.execution {
+            Execution::Fused => Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, options)?),
+            Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
+        };
+        Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, trainer })
     }
 
     /// `count` timed steps, each on fresh random tokens.
@@ -97,7 +109,8 @@ impl<'a> StepBench<'a> {
             StepPass::Forward => None,
             _ => Some(self.stopwatch.lap(|| backward(&loss).context("in the backward pass"))?.1),
         };
-        let (optimizer, parameters) = (&mut self.optimizer, self.model.parameters());
+        let parameters = self.model.parameters();
+        let Trainer::Autograd(optimizer) = &mut self.trainer else { bail!("a fused step has no parts to be timed") };
         let optimizer = match pass {
             StepPass::TrainingStep => {
                 Some(self.stopwatch.lap(|| optimizer.step(parameters).context("in the optimizer step"))?.1)
@@ -109,16 +122,32 @@ impl<'a> StepBench<'a> {
         Ok(Step { forward, backward, optimizer })
     }
 
+    /// `count` whole training steps, each on fresh random tokens and timed as one lap.
+    pub fn whole_steps(&mut self, count: usize) -> Result<Vec<Lap>> {
+        let Self { model, stopwatch, trainer, .. } = self;
+        (0..count).map(|_| model.draw().and_then(|batch| Ok(stopwatch.lap(|| trainer.train(model, &batch))?.1))).collect()
+    }
+
     /// One whole training step, not timed. Returns the loss before it.
     pub fn train(&mut self, batch: &Batch) -> Result<Tensor> {
-        let loss = self.forward(batch, false)?;
-        backward(&loss).context("in the backward pass")?;
-        self.optimizer.step(self.model.parameters()).context("in the optimizer step")?;
-        zero_grad(self.model.parameters())?;
-        Ok(loss.f_detach()?)
+        self.trainer.train(&self.model, batch)
     }
 
     pub fn forward(&self, batch: &Batch, no_grad: bool) -> Result<Tensor> {
         if no_grad { tch::no_grad(|| self.model.loss(batch)) } else { self.model.loss(batch) }
+    }
+}
+
+impl Trainer {
+    fn train(&mut self, model: &ModelBench, batch: &Batch) -> Result<Tensor> {
+        let optimizer = match self {
+            Self::Fused(step) => return step.train(&model.model, &batch.tokens, &batch.targets),
+            Self::Autograd(optimizer) => optimizer,
+        };
+        let loss = model.loss(batch)?;
+        backward(&loss).context("in the backward pass")?;
+        optimizer.step(model.parameters()).context("in the optimizer step")?;
+        zero_grad(model.parameters())?;
+        Ok(loss.f_detach()?)
     }
 }

@@ -86,4 +86,55 @@ impl Buffers {
             partial: float(&[2 * num_layers + 1, norm_blocks, d])?,
         })
     }
+
+    /// The bytes that [`Self::new`] allocates.
+    pub fn bytes(config: &Config, batch: i64, precision: Precision, norm_blocks: u64) -> u64 {
+        let [d, d_ff, layers, vocabulary] =
+            [config.d_model, config.d_ff, config.num_layers, config.vocab_size].map(|n| n as u64);
+        let tokens = (batch * config.context_length) as u64;
+        let low = product_kind(precision).elt_size_in_bytes() as u64;
+        let saved = 4 * d + 4 + low * d;
+        let layer = 2 * saved + low * (4 * d + 2 * d_ff);
+        // added, dy, d_o and d_qkv; the activations; the residual stream's gradient; logits and losses.
+        let wide_copy = if low == 4 { 0 } else { low * d };
+        let shared = low * (6 * d + 4 * d_ff) + 4 * d + wide_copy + low * vocabulary + 4;
+        tokens * (layers * layer + saved + shared) + 4 * (2 * layers + 1) * norm_blocks * d
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_predicted_bytes_are_those_that_are_allocated() {
+        let config = Config {
+            vocab_size: 50,
+            context_length: 7,
+            d_model: 48,
+            num_layers: 2,
+            num_heads: 3,
+            d_ff: 72,
+            rope_theta: 10_000.0,
+        };
+        for precision in [Precision::Float32, Precision::Bfloat16] {
+            let buffers = Buffers::new(&config, 3, precision, 5, Device::Cpu).unwrap();
+            let saved = |saved: &Saved| [&saved.h, &saved.inverse_rms, &saved.y].map(bytes).iter().sum::<u64>();
+            let layer = |layer: &Layer| {
+                let Layer { attention, qkv, o, ffn, gate_up } = layer;
+                saved(attention) + saved(ffn) + bytes(qkv) + bytes(o) + bytes(gate_up)
+            };
+            let Buffers { added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, .. } = &buffers;
+            let Buffers { residual, logits, losses, partial, .. } = &buffers;
+            let low = if precision == Precision::Float32 { 0 } else { bytes(&residual.low) };
+            let shared = [added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, &residual.wide, logits, losses, partial];
+            let all = buffers.layers.iter().map(layer).sum::<u64>() + saved(&buffers.last) + low;
+            let all = all + shared.into_iter().map(bytes).sum::<u64>();
+            assert_eq!(Buffers::bytes(&config, 3, precision, 5), all, "{precision:?}");
+        }
+    }
+
+    fn bytes(t: &Tensor) -> u64 {
+        (t.numel() * t.kind().elt_size_in_bytes()) as u64
+    }
 }

@@ -76,6 +76,11 @@ impl FusedStep {
         })
     }
 
+    /// Bytes of the storage and the buffers of a step on an H200, beside which attention's own are small.
+    pub fn predicted_bytes(config: &Config, batch: i64, precision: Precision) -> u64 {
+        Packed::bytes(config, precision) + Buffers::bytes(config, batch, precision, 2 * 132)
+    }
+
     /// One whole step on `tokens` and `targets`, both (batch, context_length) int64. Returns the loss before it, float32
     /// without dimensions.
     ///
@@ -130,7 +135,7 @@ impl FusedStep {
     fn forward(&self, tokens: &Tensor, embedding: &Tensor, gains: &Tensor) -> Result<Vec<Tensor>> {
         let Buffers { layers, last, .. } = &self.buffers;
         let first = layers.first().map_or(&last.h, |layer| &layer.attention.h);
-        embedding.f_index_select_out(first, 0, &tokens.f_view([-1])?).context("looking up the tokens")?;
+        let _ = embedding.f_index_select_out(first, 0, &tokens.f_view([-1])?).context("looking up the tokens")?;
         let mut lse = Vec::with_capacity(layers.len());
         for (i, (layer, weights)) in layers.iter().zip(&self.weights.layers).enumerate() {
             let gain = |which: i64| gains.f_get(2 * i as i64 + which);

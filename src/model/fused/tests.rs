@@ -87,7 +87,7 @@ fn bfloat16_gradients_are_as_near_to_float64_as_those_of_autocast() {
         let (_, exact) = eager(&model, Precision::Float32, &tokens, &targets);
         let (_, autocast) = eager(&model, Precision::Bfloat16, &tokens, &targets);
         let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, AdamWOptions::default()).unwrap();
-        step.differentiate(&tokens, &targets).unwrap();
+        let _loss = step.differentiate(&tokens, &targets).unwrap();
         let fused = step.gradients().unwrap();
         let total = |gradients: Vec<&Tensor>| {
             let squares = gradients.iter().zip(&exact).map(|(a, b)| {
@@ -135,7 +135,7 @@ fn a_step_repeats_in_every_bit_and_its_copies_are_the_rounded_weights() {
         let mut model = model(&CONFIG);
         let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, AdamWOptions::default()).unwrap();
         for i in 0..3 {
-            step.train(&model, &tokens(&CONFIG, i), &tokens(&CONFIG, i + 7)).unwrap();
+            let _loss = step.train(&model, &tokens(&CONFIG, i), &tokens(&CONFIG, i + 7)).unwrap();
         }
         let layer = &step.weights.layers[1];
         let of = |name: &str| &model.parameters().iter().find(|(n, _)| n == &format!("layers.1.{name}.weight")).unwrap().1;
@@ -173,7 +173,7 @@ fn a_saved_parameter_that_a_step_changed_is_noticed() {
     let step = FusedStep::new(&mut model, BATCH, Precision::Float32, AdamWOptions::default()).unwrap();
     let (tokens, targets) = (tokens(&CONFIG, 1), tokens(&CONFIG, 2));
     let stale = cross_entropy(&model.forward(&tokens).unwrap(), &targets).unwrap();
-    step.train(&model, &tokens, &targets).unwrap();
+    let _loss = step.train(&model, &tokens, &targets).unwrap();
     let error = format!("{:#}", autograd::backward(&stale).unwrap_err());
     assert!(error.contains("modified by an inplace operation"), "{error}");
 }

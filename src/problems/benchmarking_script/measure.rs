@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::bench::device::attention_for;
-use crate::bench::training_step::{self, Params, Row};
+use crate::bench::training_step::{self, Execution, Params, Row};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::model::Precision;
@@ -15,16 +15,31 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] =
-        &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+    const KERNELS: &'static [&'static str] = &[
+        "adamw.cu",
+        "flash_forward.cu",
+        "flash_backward.cu",
+        "portable_forward.cu",
+        "portable_backward.cu",
+        "rms_norm.cu",
+        "rope.cu",
+        "swiglu.cu",
+        "cross_entropy.cu",
+        "embedding_gradient.cu",
+        "packed_adamw.cu",
+    ];
 
-    /// Hopper's kernels have no float32.
+    /// Hopper's attention kernels have no float32. On another GPU than Hopper, and where the scores are few, bfloat16 uses the
+    /// portable ones too.
     fn kernels(params: &Params) -> &'static [&'static str] {
-        match (params.attention.runs_own_kernels(), params.dtype) {
-            // On another GPU than Hopper, and where the scores are few, the portable ones.
-            (true, Precision::Bfloat16) => Self::KERNELS,
-            (true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
-            _ => &["adamw.cu"],
+        let own = params.attention.runs_own_kernels();
+        match (params.execution, own, params.dtype) {
+            (Execution::Fused, true, Precision::Bfloat16) => &Self::KERNELS[1..],
+            (Execution::Fused, true, Precision::Float32) => &Self::KERNELS[3..],
+            (Execution::Fused, false, _) => &Self::KERNELS[5..],
+            (_, true, Precision::Bfloat16) => &Self::KERNELS[..5],
+            (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+            (_, false, _) => &Self::KERNELS[..1],
         }
     }
 
