@@ -7,8 +7,9 @@
 // The bound is memory. An element reads p, m, v and g and writes p, m, v and its copy: 12 + 2 + 12 + 2 = 28 bytes with
 // bfloat16 gradients, so 2.0e9 parameters take 13.3 ms at 4.2 TB/s.
 //
-// A thread takes eight elements: seven loads of 16 bytes are in flight before it needs the first. The shape (512 threads, two
-// blocks a multiprocessor) is the one that adamw.cu's notebook found best.
+// A thread takes four elements, and four more a block's width further: its loads, of 16 bytes from p, m and v, lie beside those
+// of its neighbours, and eight are in flight before it needs the first. The shape (512 threads, two blocks a multiprocessor)
+// and streaming loads and stores are those that adamw.cu's notebook found best.
 //
 // Set by src/model/fused/kernels.rs: STEP_BFLOAT16 (lib/eight.cuh).
 #if !defined(STEP_BFLOAT16)
@@ -53,44 +54,70 @@ extern "C" __global__ void packed_adamw_advance(void *progress, double lr, doubl
   now.inverse_root = static_cast<float>(1.0 / sqrt(1.0 - power(beta2, now.steps)));
 }
 
-// (1) to (4) for the eight elements from `start` on.
-template <typename Gradient>
-__device__ void update_eight(float *p, const Gradient *g, float *m, float *v, element *low, const Progress &now,
-                             const Factors &f) {
-  const Eight gradient = load_eight(g);
-  Eight p8 = load_eight(p), m8 = load_eight(m), v8 = load_eight(v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float gi = gradient.at[i];
-    p8.at[i] *= f.decay;
-    m8.at[i] += f.blend1 * (gi - m8.at[i]);
-    v8.at[i] = f.beta2 * v8.at[i] + f.blend2 * gi * gi;
-    p8.at[i] -= now.step_size * (m8.at[i] / (sqrtf(v8.at[i]) * now.inverse_root + f.eps));
-  }
-  store_eight(p, p8);
-  store_eight(m, m8);
-  store_eight(v, v8);
-  if (low != nullptr) store_eight(low, p8);
+// Four elements by one streaming load; each is used once a step.
+DEVICE float4 load_four(const float *from) { return __ldcs(reinterpret_cast<const float4 *>(from)); }
+
+DEVICE float4 load_four(const __nv_bfloat16 *from) {
+  const uint2 pairs = __ldcs(reinterpret_cast<const uint2 *>(from));
+  return {__uint_as_float(pairs.x << 16), __uint_as_float(pairs.x & 0xFFFF0000u), __uint_as_float(pairs.y << 16),
+          __uint_as_float(pairs.y & 0xFFFF0000u)};
 }
 
-// `pieces` pieces of eight elements, one a thread. `low` is the copy, or null.
+DEVICE void store_four(float *to, const float4 &x) { __stcs(reinterpret_cast<float4 *>(to), x); }
+
+DEVICE void store_four(__nv_bfloat16 *to, const float4 &x) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(x.x, x.y), high = __floats2bfloat162_rn(x.z, x.w);
+  __stcs(reinterpret_cast<uint2 *>(to), uint2{reinterpret_cast<const u32 &>(low), reinterpret_cast<const u32 &>(high)});
+}
+
+// Equations (1) to (4) for one element.
+DEVICE void update(float &p, float g, float &m, float &v, const Progress &now, const Factors &f) {
+  p *= f.decay;
+  m += f.blend1 * (g - m);
+  v = f.beta2 * v + f.blend2 * g * g;
+  p -= now.step_size * (m / (sqrtf(v) * now.inverse_root + f.eps));
+}
+
+// This block's elements of `fours` groups of four.
+template <typename Gradient>
+DEVICE void update_block(float *p, const Gradient *g, float *m, float *v, element *low, const Progress &now,
+                         const Factors &f, long long fours) {
+  const long long first = static_cast<long long>(blockIdx.x) * 2 * threads + threadIdx.x;
+  float4 p4[2], g4[2], m4[2], v4[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first + i * threads >= fours) continue;
+    const long long at = 4 * (first + i * threads);
+    g4[i] = load_four(g + at);
+    m4[i] = load_four(m + at);
+    v4[i] = load_four(v + at);
+    p4[i] = load_four(p + at);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first + i * threads >= fours) continue;
+    const long long at = 4 * (first + i * threads);
+    update(p4[i].x, g4[i].x, m4[i].x, v4[i].x, now, f);
+    update(p4[i].y, g4[i].y, m4[i].y, v4[i].y, now, f);
+    update(p4[i].z, g4[i].z, m4[i].z, v4[i].z, now, f);
+    update(p4[i].w, g4[i].w, m4[i].w, v4[i].w, now, f);
+    store_four(m + at, m4[i]);
+    store_four(v + at, v4[i]);
+    store_four(p + at, p4[i]);
+    if (low != nullptr) store_four(low + at, p4[i]);
+  }
+}
+
+// All arrays have 4 `fours` elements. `low` is the copy, or null.
 extern "C" __global__ void __launch_bounds__(threads, 2)
     packed_adamw(float *p, const element *g, float *m, float *v, element *low, const void *progress, Factors factors,
-                 long long pieces) {
-  const long long piece = static_cast<long long>(blockIdx.x) * threads + threadIdx.x;
-  if (piece >= pieces) return;
-  const Progress now = *static_cast<const Progress *>(progress);
-  const long long at = 8 * piece;
-  update_eight(p + at, g + at, m + at, v + at, low == nullptr ? nullptr : low + at, now, factors);
+                 long long fours) {
+  update_block(p, g, m, v, low, *static_cast<const Progress *>(progress), factors, fours);
 }
 
 // As above, for parameters whose gradients are float32 and that need no copy.
 extern "C" __global__ void __launch_bounds__(threads, 2)
     packed_adamw_float32(float *p, const float *g, float *m, float *v, const void *progress, Factors factors,
-                         long long pieces) {
-  const long long piece = static_cast<long long>(blockIdx.x) * threads + threadIdx.x;
-  if (piece >= pieces) return;
-  const Progress now = *static_cast<const Progress *>(progress);
-  const long long at = 8 * piece;
-  update_eight(p + at, g + at, m + at, v + at, static_cast<element *>(nullptr), now, factors);
+                         long long fours) {
+  update_block(p, g, m, v, static_cast<element *>(nullptr), *static_cast<const Progress *>(progress), factors, fours);
 }

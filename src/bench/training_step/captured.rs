@@ -9,6 +9,7 @@ use super::eager::{StepBench, samples};
 use super::{Capture, Params, Row, total_work};
 use crate::bench::model_bench::Batch;
 use crate::bench::tolerance;
+use crate::cuda::Choice;
 use crate::harness::samples::Samples;
 use crate::model::Transformer;
 use crate::torch::clock::Lap;
@@ -67,6 +68,11 @@ impl<'a> CapturedStep<'a> {
 
     pub fn capture_seconds(&self) -> f64 {
         self.capture_seconds
+    }
+
+    /// The algorithms of a fused step's products.
+    pub fn choices(&self) -> Vec<Choice> {
+        self.bench.product_choices()
     }
 
     pub fn model(&self) -> &Transformer {

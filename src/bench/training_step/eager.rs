@@ -5,6 +5,7 @@ use tch::{Device, Tensor};
 
 use super::{Execution, Params, Row, StepPass, total_work, work_of};
 use crate::bench::model_bench::{Batch, ModelBench};
+use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
 use crate::model::FusedStep;
 use crate::model::fused_adamw::adamw_for;
@@ -131,6 +132,14 @@ impl<'a> StepBench<'a> {
     /// One whole training step, not timed. Returns the loss before it.
     pub fn train(&mut self, batch: &Batch) -> Result<Tensor> {
         self.trainer.train(&self.model, batch)
+    }
+
+    /// The algorithms of a fused step's products.
+    pub fn product_choices(&self) -> Vec<Choice> {
+        match &self.trainer {
+            Trainer::Fused(step) => step.product_choices(),
+            Trainer::Autograd(_) => Vec::new(),
+        }
     }
 
     pub fn forward(&self, batch: &Batch, no_grad: bool) -> Result<Tensor> {

@@ -5,7 +5,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, kernel_params, multiprocessors};
+use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, Stream, kernel_params, multiprocessors};
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, Precision};
 
@@ -37,11 +37,11 @@ kernel_params! {
     }
     struct Advance<'a> as "packed_adamw_advance" { progress: Address<'a>, lr, beta1, beta2: f64 }
     struct Factors as "Factors" { decay, blend1, beta2, blend2, eps: f32 }
-    struct Update<'a> as "packed_adamw" { p, g, m, v, low, progress: Address<'a>, factors: Factors, pieces: i64 }
+    struct Update<'a> as "packed_adamw" { p, g, m, v, low, progress: Address<'a>, factors: Factors, fours: i64 }
     struct UpdateFloat32<'a> as "packed_adamw_float32" {
         p, g, m, v, progress: Address<'a>,
         factors: Factors,
-        pieces: i64,
+        fours: i64,
     }
 }
 
@@ -143,13 +143,13 @@ pub struct ResidualGradient {
 }
 
 /// One range of packed parameters, with what AdamW keeps for it; each tensor has as many elements as `p`.
-pub struct Packed<'a> {
-    pub p: &'a Tensor,
-    pub g: &'a Tensor,
-    pub m: &'a Tensor,
-    pub v: &'a Tensor,
+pub struct Packed {
+    pub p: Tensor,
+    pub g: Tensor,
+    pub m: Tensor,
+    pub v: Tensor,
     /// The copy in the type of the products, where there is one.
-    pub low: Option<&'a Tensor>,
+    pub low: Option<Tensor>,
 }
 
 impl Kernels {
@@ -325,23 +325,29 @@ impl Kernels {
         self.advance.launch(LaunchConfig::line(1, 32), &params).context("launching AdamW's counter")
     }
 
-    /// AdamW for `packed`, whose gradients are float32 or in the type of the products, by the step that `progress` has.
-    pub fn update(&self, packed: &Packed, progress: &Tensor, options: &AdamWOptions) -> Result<()> {
+    /// AdamW for `packed`, whose gradients are float32 or in the type of the products, by the step that `progress` has; on
+    /// `stream` where there is one.
+    pub fn update(
+        &self,
+        packed: &Packed,
+        progress: &Tensor,
+        options: &AdamWOptions,
+        stream: Option<&Stream>,
+    ) -> Result<()> {
         let elements = packed.p.numel() as u64;
-        ensure!(elements.is_multiple_of(PIECE.into()), "{elements} packed parameters are no multiple of {PIECE}");
-        let pieces = elements / u64::from(PIECE);
-        let [p, g, m, v] = [packed.p, packed.g, packed.m, packed.v].map(Address::of);
+        ensure!(elements.is_multiple_of(4), "{elements} packed parameters are no multiple of 4");
+        let blocks = u32::try_from(elements.div_ceil(u64::from(8 * UPDATE_THREADS)))?;
+        let (config, fours) = (LaunchConfig::line(blocks, UPDATE_THREADS), i64::try_from(elements / 4)?);
+        let [p, g, m, v] = [&packed.p, &packed.g, &packed.m, &packed.v].map(Address::of);
         let (progress, factors) = (Address::of(progress), Factors::of(options));
-        let config = LaunchConfig::line(u32::try_from(pieces.div_ceil(UPDATE_THREADS.into()))?, UPDATE_THREADS);
-        let pieces = i64::try_from(pieces)?;
         let is_low = self.shape.precision == Precision::Bfloat16;
         if is_low && packed.g.kind() == Kind::Float {
-            let params = UpdateFloat32 { p, g, m, v, progress, factors, pieces };
-            return self.update_float32.launch(config, &params).context("launching AdamW");
+            let params = UpdateFloat32 { p, g, m, v, progress, factors, fours };
+            return self.update_float32.launch_on(stream, config, &params).context("launching AdamW");
         }
-        let low = packed.low.map_or(Address::NULL, Address::of);
-        let params = Update { p, g, m, v, low, progress, factors, pieces };
-        self.update.launch(config, &params).context("launching AdamW")
+        let low = packed.low.as_ref().map_or(Address::NULL, Address::of);
+        let params = Update { p, g, m, v, low, progress, factors, fours };
+        self.update.launch_on(stream, config, &params).context("launching AdamW")
     }
 }
 

@@ -10,11 +10,13 @@ use tch::{Kind, Tensor};
 
 use self::buffers::{Buffers, Layer, Saved};
 use self::kernels::{Kernels, NormSaved, Positions, Shape};
-use self::packed::{LayerWeights, Packed, Weights};
+use self::packed::{LayerWeights, Packed, Part, Weights};
+use self::products::Products;
 use super::norm::EPS;
 use super::optim::AdamWOptions;
 use super::{Config, Precision, Transformer};
 use crate::attention::Attention;
+use crate::cuda::{Choice, Event, Stream};
 use crate::torch::autograd::changed_in_place;
 
 mod buffers;
@@ -29,6 +31,7 @@ pub struct FusedStep {
     attention: &'static dyn Attention,
     options: AdamWOptions,
     kernels: Kernels,
+    products: Products,
     packed: Packed,
     weights: Weights,
     gradients: Weights,
@@ -37,6 +40,8 @@ pub struct FusedStep {
     sines: Tensor,
     /// AdamW's counter: the steps, and two factors that follow from them.
     progress: Tensor,
+    /// Where AdamW runs on a GPU.
+    background: Option<Stream>,
 }
 
 impl FusedStep {
@@ -60,12 +65,15 @@ impl FusedStep {
         let buffers = Buffers::new(&config, batch, precision, kernels.norm_blocks(), device)?;
         let [cosines, sines] = model.rope().tables().map(Tensor::shallow_clone);
         let progress = Tensor::f_zeros([2], (Kind::Int64, device))?;
+        let background = device.is_cuda().then(|| Stream::in_background(device)).transpose()?;
+        let background = background.filter(|_| std::env::var_os("LAB_SERIAL").is_none());
         Ok(Self {
             config,
             batch,
             attention,
             options,
             kernels,
+            products: Products::on(device)?,
             packed,
             weights,
             gradients,
@@ -73,6 +81,7 @@ impl FusedStep {
             cosines,
             sines,
             progress,
+            background,
         })
     }
 
@@ -87,14 +96,21 @@ impl FusedStep {
     /// It waits for nothing and copies nothing from the host, so that it can be captured after one such step. Tokens and
     /// targets must be below the vocabulary's size: a target that is not makes the loss NaN.
     pub fn train(&self, model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let loss = self.differentiate(tokens, targets)?;
-        self.update(model)?;
+        let _no_graph = tch::no_grad_guard();
+        self.kernels.advance(&self.progress, &self.options)?;
+        let loss = self.pass(tokens, targets, Some(&Updates::of(self)?))?;
+        model.parameters().iter().try_for_each(|(_, parameter)| changed_in_place(parameter))?;
         Ok(loss)
     }
 
     /// Forward and backward pass: the loss, and new [`Self::gradients`].
     pub fn differentiate(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
+        self.pass(tokens, targets, None)
+    }
+
+    /// Forward and backward pass, with `updates` of each layer as soon as its gradients are there.
+    fn pass(&self, tokens: &Tensor, targets: &Tensor, updates: Option<&Updates>) -> Result<Tensor> {
         let size = [self.batch, self.config.context_length];
         for (name, t) in [("tokens", tokens), ("targets", targets)] {
             let fits = t.size() == size && t.kind() == Kind::Int64 && t.is_contiguous();
@@ -103,15 +119,8 @@ impl FusedStep {
         let [embedding, gains] = self.packed.embedding_and_gains()?;
         let lse = self.forward(tokens, &embedding, &gains).context("in the forward pass")?;
         let loss = self.head(targets)?;
-        self.backward(tokens, &gains, lse).context("in the backward pass")?;
+        self.backward(tokens, &gains, lse, updates).context("in the backward pass")?;
         Ok(loss)
-    }
-
-    /// AdamW by the present gradients, and new copies of the weights for the products.
-    pub fn update(&self, model: &Transformer) -> Result<()> {
-        self.kernels.advance(&self.progress, &self.options)?;
-        self.packed.for_each_range(|range| self.kernels.update(range, &self.progress, &self.options))?;
-        model.parameters().iter().try_for_each(|(_, parameter)| changed_in_place(parameter))
     }
 
     /// A view of every parameter's gradient, in the model's order: of weights in the type of the products, of the embedding
@@ -124,6 +133,11 @@ impl FusedStep {
     pub fn refresh(&self) -> Result<()> {
         let _no_graph = tch::no_grad_guard();
         self.packed.refresh()
+    }
+
+    /// The algorithms that its products run on a GPU, once a step has run.
+    pub fn product_choices(&self) -> Vec<Choice> {
+        self.products.choices()
     }
 
     fn positions(&self) -> Positions<'_> {
@@ -158,33 +172,35 @@ impl FusedStep {
     }
 
     fn attend(&self, layer: &Layer, weights: &LayerWeights) -> Result<Tensor> {
-        products::forward(&layer.attention.y, &weights.qkv, &layer.qkv)?;
+        self.products.forward(&layer.attention.y, &weights.qkv, &layer.qkv)?;
         self.kernels.rope_forward(&layer.qkv, &self.positions())?;
         let [q, k, v] = self.heads_of(&layer.qkv)?;
         let (o, lse) = self.attention.forward(&q, &k, &v, true)?;
         self.heads(&layer.o)?.f_copy_(&o)?;
-        products::forward(&layer.o, &weights.output, &self.buffers.added)?;
+        self.products.forward(&layer.o, &weights.output, &self.buffers.added)?;
         Ok(lse)
     }
 
     fn feed_forward(&self, layer: &Layer, weights: &LayerWeights) -> Result<()> {
-        products::forward(&layer.ffn.y, &weights.gate_up, &layer.gate_up)?;
+        self.products.forward(&layer.ffn.y, &weights.gate_up, &layer.gate_up)?;
         self.kernels.swiglu_forward(&layer.gate_up, &self.buffers.activated)?;
-        products::forward(&self.buffers.activated, &weights.down, &self.buffers.added)
+        self.products.forward(&self.buffers.activated, &weights.down, &self.buffers.added)
     }
 
     /// The logits, their loss, and in their place its gradient.
     fn head(&self, targets: &Tensor) -> Result<Tensor> {
         let Buffers { last, logits, losses, .. } = &self.buffers;
-        products::forward(&last.y, &self.weights.head, logits).context("in lm_head")?;
+        self.products.forward(&last.y, &self.weights.head, logits).context("in lm_head")?;
         self.kernels.cross_entropy(logits, targets, losses)?;
         Ok(losses.f_mean(None::<Kind>)?)
     }
 
-    fn backward(&self, tokens: &Tensor, gains: &Tensor, lse: Vec<Tensor>) -> Result<()> {
+    fn backward(&self, tokens: &Tensor, gains: &Tensor, lse: Vec<Tensor>, updates: Option<&Updates>) -> Result<()> {
+        let update = |part| updates.map_or(Ok(()), |updates| updates.begin(part));
         let Buffers { layers, last, logits, dy, residual, partial, .. } = &self.buffers;
-        products::weight_gradient(logits, &last.y, &self.gradients.head)?;
-        products::data_gradient(logits, &self.weights.head, dy)?;
+        self.products.weight_gradient(logits, &last.y, &self.gradients.head)?;
+        self.products.data_gradient(logits, &self.weights.head, dy)?;
+        update(Part::Head)?;
         self.norm_backward(last, gains, 2 * layers.len(), true)?;
         for (i, lse) in lse.into_iter().enumerate().rev() {
             let (layer, weights, gradients) = (&layers[i], &self.weights.layers[i], &self.gradients.layers[i]);
@@ -193,11 +209,14 @@ impl FusedStep {
             self.norm_backward(&layer.ffn, gains, 2 * i + 1, false)?;
             self.attend_backward(layer, weights, gradients, &lse)
                 .with_context(|| format!("in the attention of layer {i}"))?;
+            update(Part::Layer(i))?;
             self.norm_backward(&layer.attention, gains, 2 * i, false)?;
         }
         let [d_embedding, d_gains] = self.packed.embedding_and_gain_gradients()?;
         self.kernels.embedding_gradient(tokens, &residual.wide, &d_embedding)?;
-        self.kernels.gain_gradients(partial, &d_gains)
+        self.kernels.gain_gradients(partial, &d_gains)?;
+        update(Part::EmbeddingAndGains)?;
+        updates.map_or(Ok(()), Updates::finish)
     }
 
     /// The backward pass of norm `index` from `dy` into the residual stream's gradient.
@@ -211,11 +230,11 @@ impl FusedStep {
 
     fn feed_forward_backward(&self, layer: &Layer, weights: &LayerWeights, gradients: &LayerWeights) -> Result<()> {
         let Buffers { activated, d_activated, d_gate_up, residual, dy, .. } = &self.buffers;
-        products::data_gradient(&residual.low, &weights.down, d_activated)?;
+        self.products.data_gradient(&residual.low, &weights.down, d_activated)?;
         self.kernels.swiglu_backward([&layer.gate_up, d_activated, d_gate_up, activated])?;
-        products::weight_gradient(&residual.low, activated, &gradients.down)?;
-        products::weight_gradient(d_gate_up, &layer.ffn.y, &gradients.gate_up)?;
-        products::data_gradient(d_gate_up, &weights.gate_up, dy)
+        self.products.weight_gradient(&residual.low, activated, &gradients.down)?;
+        self.products.weight_gradient(d_gate_up, &layer.ffn.y, &gradients.gate_up)?;
+        self.products.data_gradient(d_gate_up, &weights.gate_up, dy)
     }
 
     fn attend_backward(
@@ -226,15 +245,15 @@ impl FusedStep {
         lse: &Tensor,
     ) -> Result<()> {
         let Buffers { d_o, d_qkv, residual, dy, .. } = &self.buffers;
-        products::data_gradient(&residual.low, &weights.output, d_o)?;
-        products::weight_gradient(&residual.low, &layer.o, &gradients.output)?;
+        self.products.data_gradient(&residual.low, &weights.output, d_o)?;
+        self.products.weight_gradient(&residual.low, &layer.o, &gradients.output)?;
         let [q, k, v] = self.heads_of(&layer.qkv)?;
         let (o, d_o) = (self.heads(&layer.o)?, self.heads(d_o)?);
         let [dq, dk, dv] = self.attention.backward([&q, &k, &v, &o, lse, &d_o], true)?;
         let [dq, dk, dv] = [dq, dk, dv].map(|t| t.f_contiguous());
         self.kernels.rope_backward([&dq?, &dk?, &dv?], d_qkv, &self.positions())?;
-        products::weight_gradient(d_qkv, &layer.attention.y, &gradients.qkv)?;
-        products::data_gradient(d_qkv, &weights.qkv, dy)
+        self.products.weight_gradient(d_qkv, &layer.attention.y, &gradients.qkv)?;
+        self.products.data_gradient(d_qkv, &weights.qkv, dy)
     }
 
     /// Queries, keys and values of packed rows (tokens, 3 d) as (batch, heads, seq, d_head).
@@ -249,6 +268,43 @@ impl FusedStep {
         let Config { num_heads, context_length, .. } = self.config;
         let size = [self.batch, context_length, num_heads, self.config.d_head()];
         Ok(rows.f_view(size)?.f_transpose(1, 2)?)
+    }
+}
+
+/// AdamW's updates under a backward pass: on a GPU on a stream in the background, which fills what the products leave of the
+/// multiprocessors and of the memory's bandwidth.
+struct Updates<'a> {
+    step: &'a FusedStep,
+    /// The background's progress and that of the stream that it follows.
+    events: Option<(&'a Stream, [Event; 2])>,
+}
+
+impl<'a> Updates<'a> {
+    fn of(step: &'a FusedStep) -> Result<Self> {
+        let event = |stream: &Stream| stream.event(false);
+        let events = match &step.background {
+            Some(stream) => Some((stream, [event(stream)?, event(stream)?])),
+            None => None,
+        };
+        Ok(Self { step, events })
+    }
+
+    /// Starts the update of `part`, whose gradients and last uses were launched before.
+    fn begin(&self, part: Part) -> Result<()> {
+        if let Some((stream, [launched, _])) = &self.events {
+            launched.record_current()?;
+            stream.wait_for(launched)?;
+        }
+        let step = self.step;
+        let stream = self.events.as_ref().map(|(stream, _)| *stream);
+        step.kernels.update(&step.packed.range(part)?, &step.progress, &step.options, stream)
+    }
+
+    /// Later work waits for all of them.
+    fn finish(&self) -> Result<()> {
+        let Some((stream, [_, done])) = &self.events else { return Ok(()) };
+        done.record_on(stream)?;
+        done.make_current_stream_wait()
     }
 }
 

@@ -21,6 +21,16 @@ pub struct Packed {
     v: Tensor,
 }
 
+/// A part of the parameters that AdamW changes in one launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All that products multiply by: the layers and the head.
+    Weights,
+    Layer(usize),
+    Head,
+    EmbeddingAndGains,
+}
+
 /// One layer's packed weights, or their gradients.
 pub struct LayerWeights {
     /// (3 d, d)
@@ -116,19 +126,22 @@ impl Packed {
         Ok(())
     }
 
-    /// Calls `update` for the weights and for the other parameters.
-    pub fn for_each_range(&self, update: impl Fn(&Range) -> Result<()>) -> Result<()> {
-        let weights = self.low.numel() as i64;
-        let others = self.float_gradients.numel() as i64;
-        let part = |start, length| -> Result<[Tensor; 3]> {
-            let [p, m, v] = [&self.masters, &self.m, &self.v].map(|t| t.f_narrow(0, start, length));
-            Ok([p?, m?, v?])
+    /// What AdamW changes of `part`.
+    pub fn range(&self, part: Part) -> Result<Range> {
+        let layer = self.config.num_layer_weights() as i64;
+        let (head, weights, all) =
+            (layer * self.config.num_layers, self.low.numel() as i64, self.masters.numel() as i64);
+        let (start, end) = match part {
+            Part::Weights => (0, weights),
+            Part::Layer(i) => (layer * i as i64, layer * (i as i64 + 1)),
+            Part::Head => (head, weights),
+            Part::EmbeddingAndGains => (weights, all),
         };
-        let low = (self.low.kind() != Kind::Float).then_some(&self.low);
-        let [p, m, v] = &part(0, weights)?;
-        update(&Range { p, g: &self.weight_gradients, m, v, low })?;
-        let [p, m, v] = &part(weights, others)?;
-        update(&Range { p, g: &self.float_gradients, m, v, low: None })
+        let of = |t: &Tensor| t.f_narrow(0, start, end - start);
+        let is_weight = end <= weights;
+        let g = if is_weight { of(&self.weight_gradients)? } else { self.float_gradients.shallow_clone() };
+        let low = (is_weight && self.low.kind() != Kind::Float).then(|| of(&self.low)).transpose()?;
+        Ok(Range { p: of(&self.masters)?, g, m: of(&self.m)?, v: of(&self.v)?, low })
     }
 
     /// Bytes of this storage for a model: 16 a parameter in float32; with bfloat16 products as many, gradients and copies

@@ -1,23 +1,43 @@
 //! Matrix products into tensors that are there, for a linear layer y = x Wᵀ both ways.
 
 use anyhow::{Context as _, Result};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
-/// `out` (m, n) = `x` (m, k) times the transpose of `weight` (n, k).
-pub fn forward(x: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
-    multiply(x, &weight.f_tr()?, out)
-}
+use crate::cuda::{Choice, MatrixProducts};
 
-/// `out` (m, k) = `dy` (m, n) times `weight` (n, k).
-pub fn data_gradient(dy: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
-    multiply(dy, weight, out)
-}
+/// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU.
+pub struct Products(Option<MatrixProducts>);
 
-/// `out` (n, k) = the transpose of `dy` (m, n) times `x` (m, k).
-pub fn weight_gradient(dy: &Tensor, x: &Tensor, out: &Tensor) -> Result<()> {
-    multiply(&dy.f_tr()?, x, out)
-}
+impl Products {
+    /// Errors: those of [`MatrixProducts::new`].
+    pub fn on(device: Device) -> Result<Self> {
+        Ok(Self(device.is_cuda().then(|| MatrixProducts::new(device)).transpose()?))
+    }
 
-fn multiply(a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    a.f_mm_out(out, b).map(drop).with_context(|| format!("multiplying {:?} by {:?}", a.size(), b.size()))
+    /// `out` (m, n) = `x` (m, k) times the transpose of `weight` (n, k).
+    pub fn forward(&self, x: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
+        self.multiply(x, &weight.f_tr()?, out)
+    }
+
+    /// `out` (m, k) = `dy` (m, n) times `weight` (n, k).
+    pub fn data_gradient(&self, dy: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
+        self.multiply(dy, weight, out)
+    }
+
+    /// `out` (n, k) = the transpose of `dy` (m, n) times `x` (m, k).
+    pub fn weight_gradient(&self, dy: &Tensor, x: &Tensor, out: &Tensor) -> Result<()> {
+        self.multiply(&dy.f_tr()?, x, out)
+    }
+
+    /// The algorithms that a GPU's products run.
+    pub fn choices(&self) -> Vec<Choice> {
+        self.0.as_ref().map(MatrixProducts::choices).unwrap_or_default()
+    }
+
+    fn multiply(&self, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+        match &self.0 {
+            Some(products) => products.multiply(a, b, out),
+            None => a.f_mm_out(out, b).map(drop).context("multiplying on the CPU"),
+        }
+    }
 }
