@@ -7,7 +7,6 @@ use super::device::{Arch, compute_capability, in_context};
 use super::emulator;
 use super::launch::{Kernel, LaunchConfig, Target};
 use super::params::DeviceStruct;
-use super::stream::Stream;
 use crate::torch;
 
 /// Kernels that are launched one after the other and overlap. Each but the first may begin while the one before it runs,
@@ -22,17 +21,10 @@ use crate::torch;
 #[derive(Default)]
 pub struct DependentLaunches<'a> {
     has_begun: bool,
-    /// Where kernels are launched; without it on the stream that libtorch's operators of this thread use.
-    stream: Option<&'a Stream>,
     queued: Vec<emulator::Launch<'a>>,
 }
 
 impl<'a> DependentLaunches<'a> {
-    /// Launches on `stream`.
-    pub fn on(stream: Option<&'a Stream>) -> Self {
-        Self { stream, ..Self::default() }
-    }
-
     /// As [`Kernel::launch`], after the kernels that were given before; in the emulator by [`Self::finish`].
     pub fn launch<P: DeviceStruct + 'a>(&mut self, kernel: &Kernel<P>, config: LaunchConfig, params: &P) -> Result<()> {
         let launching = || format!("launching {} as {config:?}", kernel.name);
@@ -52,10 +44,7 @@ impl<'a> DependentLaunches<'a> {
             }
             Target::Function { context, function } => {
                 let is_early = follows && compute_capability(kernel.device)? >= Arch::HOPPER;
-                let stream = match self.stream {
-                    Some(stream) => stream.as_ptr().cast(),
-                    None => torch::stream::current_stream(kernel.device)? as sys::CUstream,
-                };
+                let stream = torch::stream::current_stream(kernel.device)? as sys::CUstream;
                 let mut early = sys::CUlaunchAttribute {
                     id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                     pad: [0; 4],

@@ -16,7 +16,6 @@ use super::device::{compute_capability, context_of, in_context, keeping_current}
 use super::emulator::{self, Emulation};
 use super::jit::{Built, Compiler, Program};
 use super::params::DeviceStruct;
-use super::stream::Stream;
 
 /// A program on one device.
 pub struct Module {
@@ -158,12 +157,7 @@ impl<P: DeviceStruct> Kernel<P> {
     ///
     /// Errors: a grid that CUDA does not allow; CUDA's, which may be those of earlier kernels; the emulator's.
     pub fn launch(&self, config: LaunchConfig, params: &P) -> Result<()> {
-        self.launch_on(None, config, params)
-    }
-
-    /// As [`Self::launch`], on `stream` where there is one.
-    pub fn launch_on(&self, stream: Option<&Stream>, config: LaunchConfig, params: &P) -> Result<()> {
-        let mut alone = DependentLaunches::on(stream);
+        let mut alone = DependentLaunches::default();
         alone.launch(self, config, params)?;
         alone.finish()
     }

@@ -12,7 +12,7 @@ use tch::Device;
 use super::device::{context_of, in_context};
 use crate::torch;
 
-/// A stream of our own beside libtorch's.
+/// A stream of the device's highest priority: its short kernels start before those that libtorch queued.
 pub struct Stream {
     device: Device,
     context: Arc<CudaContext>,
@@ -43,25 +43,12 @@ pub fn make_current(device: Device) -> Result<()> {
 }
 
 impl Stream {
-    /// Of the device's highest priority: its short kernels start before those that libtorch queued.
-    ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without the device; CUDA's.
     pub fn new(device: Device) -> Result<Self> {
-        Self::with_priority(device, |(_least, greatest)| greatest)
-    }
-
-    /// Of the device's lowest priority: its blocks start where those of [`torch::stream::on_side_stream`] leave room.
-    ///
-    /// Errors: as of [`Self::new`].
-    pub fn in_background(device: Device) -> Result<Self> {
-        Self::with_priority(device, |(least, _greatest)| least)
-    }
-
-    fn with_priority(device: Device, choose: impl FnOnce((i32, i32)) -> i32) -> Result<Self> {
         let context = context_of(device)?;
         let create = || {
-            let priority = choose(result::stream::get_priority_range()?);
-            result::stream::create_with_priority(StreamKind::NonBlocking, priority)
+            let (_least, greatest) = result::stream::get_priority_range()?;
+            result::stream::create_with_priority(StreamKind::NonBlocking, greatest)
         };
         let raw = in_context(&context, create).with_context(|| format!("making a stream on {device:?}"))?;
         Ok(Self { device, context, raw })

@@ -7,7 +7,7 @@ use super::{Execution, Params, Row, StepPass, total_work, work_of};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
-use crate::model::FusedStep;
+use crate::model::{FusedStep, Gradients};
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::torch::autograd::backward;
@@ -91,7 +91,7 @@ impl<'a> StepBench<'a> {
         let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let options = AdamWOptions::default();
         let trainer = match params.execution {
-            Execution::Fused => Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, options)?),
+            Execution::Fused => Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?),
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };
         Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, trainer })

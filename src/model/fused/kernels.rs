@@ -5,7 +5,7 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, Stream, kernel_params, multiprocessors};
+use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, kernel_params, multiprocessors};
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, Precision};
 
@@ -325,15 +325,8 @@ impl Kernels {
         self.advance.launch(LaunchConfig::line(1, 32), &params).context("launching AdamW's counter")
     }
 
-    /// AdamW for `packed`, whose gradients are float32 or in the type of the products, by the step that `progress` has; on
-    /// `stream` where there is one.
-    pub fn update(
-        &self,
-        packed: &Packed,
-        progress: &Tensor,
-        options: &AdamWOptions,
-        stream: Option<&Stream>,
-    ) -> Result<()> {
+    /// AdamW for `packed`, whose gradients are float32 or in the type of the products, by the step that `progress` has.
+    pub fn update(&self, packed: &Packed, progress: &Tensor, options: &AdamWOptions) -> Result<()> {
         let elements = packed.p.numel() as u64;
         ensure!(elements.is_multiple_of(4), "{elements} packed parameters are no multiple of 4");
         let blocks = u32::try_from(elements.div_ceil(u64::from(8 * UPDATE_THREADS)))?;
@@ -343,11 +336,11 @@ impl Kernels {
         let is_low = self.shape.precision == Precision::Bfloat16;
         if is_low && packed.g.kind() == Kind::Float {
             let params = UpdateFloat32 { p, g, m, v, progress, factors, fours };
-            return self.update_float32.launch_on(stream, config, &params).context("launching AdamW");
+            return self.update_float32.launch(config, &params).context("launching AdamW");
         }
         let low = packed.low.as_ref().map_or(Address::NULL, Address::of);
         let params = Update { p, g, m, v, low, progress, factors, fours };
-        self.update.launch_on(stream, config, &params).context("launching AdamW")
+        self.update.launch(config, &params).context("launching AdamW")
     }
 }
 

@@ -16,7 +16,7 @@ use super::norm::EPS;
 use super::optim::AdamWOptions;
 use super::{Config, Precision, Transformer};
 use crate::attention::Attention;
-use crate::cuda::{Choice, Event, Stream};
+use crate::cuda::Choice;
 use crate::torch::autograd::changed_in_place;
 
 mod buffers;
@@ -28,6 +28,8 @@ mod products;
 pub struct FusedStep {
     config: Config,
     batch: i64,
+    /// Layers whose gradients are kept at a time.
+    kept: usize,
     attention: &'static dyn Attention,
     options: AdamWOptions,
     kernels: Kernels,
@@ -40,8 +42,28 @@ pub struct FusedStep {
     sines: Tensor,
     /// AdamW's counter: the steps, and two factors that follow from them.
     progress: Tensor,
-    /// Where AdamW runs on a GPU.
-    background: Option<Stream>,
+}
+
+/// How long a step keeps its gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gradients {
+    /// Until the next step.
+    Kept,
+    /// Until AdamW has used them, eight layers at a time: less memory.
+    Passing,
+}
+
+impl Gradients {
+    /// Layers at a time. Updating after every layer instead takes 1 ms longer for XL, since AdamW evicts what the next kernels
+    /// would read from the L2 cache.
+    const PASSING: i64 = 8;
+
+    fn layers_of(self, config: &Config) -> i64 {
+        match self {
+            Self::Kept => config.num_layers,
+            Self::Passing => config.num_layers.min(Self::PASSING),
+        }
+    }
 }
 
 impl FusedStep {
@@ -50,26 +72,32 @@ impl FusedStep {
     ///
     /// Errors: sizes that the kernels do not take; an attention implementation without passes of its own; those of
     /// compiling, and of memory.
-    pub fn new(model: &mut Transformer, batch: i64, precision: Precision, options: AdamWOptions) -> Result<Self> {
+    pub fn new(
+        model: &mut Transformer,
+        batch: i64,
+        precision: Precision,
+        gradients: Gradients,
+        options: AdamWOptions,
+    ) -> Result<Self> {
         options.validate()?;
         let config = *model.config();
         config.validate_with_batch(batch)?;
+        let kept = gradients.layers_of(&config);
         let device = model.parameters()[0].1.device();
         let implementation = model.attention().implementation()?;
         let attention = implementation.as_attention().with_context(|| {
             format!("attention is {}: a fused step needs one that gives its logsumexp, such as flash", implementation.name)
         })?;
         let kernels = Kernels::load(device, Shape::of(&config, precision)?).context("preparing a fused step")?;
-        let packed = Packed::of(model, precision, device)?;
-        let (weights, gradients) = (packed.weights()?, packed.weight_gradients()?);
+        let packed = Packed::of(model, precision, kept, device)?;
+        let (weights, gradients) = (packed.weights()?, packed.weight_gradients(kept)?);
         let buffers = Buffers::new(&config, batch, precision, kernels.norm_blocks(), device)?;
         let [cosines, sines] = model.rope().tables().map(Tensor::shallow_clone);
         let progress = Tensor::f_zeros([2], (Kind::Int64, device))?;
-        let background = device.is_cuda().then(|| Stream::in_background(device)).transpose()?;
-        let background = background.filter(|_| std::env::var_os("LAB_SERIAL").is_none());
         Ok(Self {
             config,
             batch,
+            kept: usize::try_from(kept)?,
             attention,
             options,
             kernels,
@@ -81,13 +109,13 @@ impl FusedStep {
             cosines,
             sines,
             progress,
-            background,
         })
     }
 
     /// Bytes of the storage and the buffers of a step on an H200, beside which attention's own are small.
     pub fn predicted_bytes(config: &Config, batch: i64, precision: Precision) -> u64 {
-        Packed::bytes(config, precision) + Buffers::bytes(config, batch, precision, 2 * 132)
+        let kept = Gradients::Passing.layers_of(config);
+        Packed::bytes(config, precision, kept) + Buffers::bytes(config, batch, precision, 2 * 132)
     }
 
     /// One whole step on `tokens` and `targets`, both (batch, context_length) int64. Returns the loss before it, float32
@@ -98,7 +126,7 @@ impl FusedStep {
     pub fn train(&self, model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
         self.kernels.advance(&self.progress, &self.options)?;
-        let loss = self.pass(tokens, targets, Some(&Updates::of(self)?))?;
+        let loss = self.pass(tokens, targets, true)?;
         model.parameters().iter().try_for_each(|(_, parameter)| changed_in_place(parameter))?;
         Ok(loss)
     }
@@ -106,11 +134,12 @@ impl FusedStep {
     /// Forward and backward pass: the loss, and new [`Self::gradients`].
     pub fn differentiate(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
-        self.pass(tokens, targets, None)
+        self.require_kept()?;
+        self.pass(tokens, targets, false)
     }
 
-    /// Forward and backward pass, with `updates` of each layer as soon as its gradients are there.
-    fn pass(&self, tokens: &Tensor, targets: &Tensor, updates: Option<&Updates>) -> Result<Tensor> {
+    /// Forward and backward pass, with AdamW where it `trains`.
+    fn pass(&self, tokens: &Tensor, targets: &Tensor, trains: bool) -> Result<Tensor> {
         let size = [self.batch, self.config.context_length];
         for (name, t) in [("tokens", tokens), ("targets", targets)] {
             let fits = t.size() == size && t.kind() == Kind::Int64 && t.is_contiguous();
@@ -119,14 +148,23 @@ impl FusedStep {
         let [embedding, gains] = self.packed.embedding_and_gains()?;
         let lse = self.forward(tokens, &embedding, &gains).context("in the forward pass")?;
         let loss = self.head(targets)?;
-        self.backward(tokens, &gains, lse, updates).context("in the backward pass")?;
+        self.backward(tokens, &gains, lse, trains).context("in the backward pass")?;
         Ok(loss)
     }
 
     /// A view of every parameter's gradient, in the model's order: of weights in the type of the products, of the embedding
     /// and the gains in float32.
+    ///
+    /// Errors: as [`Self::differentiate`], with gradients that are not kept.
     pub fn gradients(&self) -> Result<Vec<(String, Tensor)>> {
+        self.require_kept()?;
         self.packed.gradients()
+    }
+
+    fn require_kept(&self) -> Result<()> {
+        let layers = self.weights.layers.len();
+        ensure!(self.kept == layers, "this step keeps the gradients of {} of {layers} layers: make it with Gradients::Kept", self.kept);
+        Ok(())
     }
 
     /// To be called after the model's parameters were changed by something else, such as [`Transformer::load`].
@@ -195,28 +233,34 @@ impl FusedStep {
         Ok(losses.f_mean(None::<Kind>)?)
     }
 
-    fn backward(&self, tokens: &Tensor, gains: &Tensor, lse: Vec<Tensor>, updates: Option<&Updates>) -> Result<()> {
-        let update = |part| updates.map_or(Ok(()), |updates| updates.begin(part));
+    fn backward(&self, tokens: &Tensor, gains: &Tensor, lse: Vec<Tensor>, trains: bool) -> Result<()> {
+        let update = |part| if trains { self.update(part) } else { Ok(()) };
         let Buffers { layers, last, logits, dy, residual, partial, .. } = &self.buffers;
         self.products.weight_gradient(logits, &last.y, &self.gradients.head)?;
         self.products.data_gradient(logits, &self.weights.head, dy)?;
-        update(Part::Head)?;
         self.norm_backward(last, gains, 2 * layers.len(), true)?;
         for (i, lse) in lse.into_iter().enumerate().rev() {
-            let (layer, weights, gradients) = (&layers[i], &self.weights.layers[i], &self.gradients.layers[i]);
+            let (layer, weights) = (&layers[i], &self.weights.layers[i]);
+            let gradients = &self.gradients.layers[i % self.kept];
             self.feed_forward_backward(layer, weights, gradients)
                 .with_context(|| format!("in the feed-forward part of layer {i}"))?;
             self.norm_backward(&layer.ffn, gains, 2 * i + 1, false)?;
             self.attend_backward(layer, weights, gradients, &lse)
                 .with_context(|| format!("in the attention of layer {i}"))?;
-            update(Part::Layer(i))?;
             self.norm_backward(&layer.attention, gains, 2 * i, false)?;
+            if i % self.kept == 0 {
+                update(Part::Layers { first: i, end: layers.len().min(i + self.kept) })?;
+            }
         }
         let [d_embedding, d_gains] = self.packed.embedding_and_gain_gradients()?;
         self.kernels.embedding_gradient(tokens, &residual.wide, &d_embedding)?;
         self.kernels.gain_gradients(partial, &d_gains)?;
-        update(Part::EmbeddingAndGains)?;
-        updates.map_or(Ok(()), Updates::finish)
+        update(Part::Head)?;
+        update(Part::EmbeddingAndGains)
+    }
+
+    fn update(&self, part: Part) -> Result<()> {
+        self.kernels.update(&self.packed.range(part)?, &self.progress, &self.options)
     }
 
     /// The backward pass of norm `index` from `dy` into the residual stream's gradient.
@@ -268,43 +312,6 @@ impl FusedStep {
         let Config { num_heads, context_length, .. } = self.config;
         let size = [self.batch, context_length, num_heads, self.config.d_head()];
         Ok(rows.f_view(size)?.f_transpose(1, 2)?)
-    }
-}
-
-/// AdamW's updates under a backward pass: on a GPU on a stream in the background, which fills what the products leave of the
-/// multiprocessors and of the memory's bandwidth.
-struct Updates<'a> {
-    step: &'a FusedStep,
-    /// The background's progress and that of the stream that it follows.
-    events: Option<(&'a Stream, [Event; 2])>,
-}
-
-impl<'a> Updates<'a> {
-    fn of(step: &'a FusedStep) -> Result<Self> {
-        let event = |stream: &Stream| stream.event(false);
-        let events = match &step.background {
-            Some(stream) => Some((stream, [event(stream)?, event(stream)?])),
-            None => None,
-        };
-        Ok(Self { step, events })
-    }
-
-    /// Starts the update of `part`, whose gradients and last uses were launched before.
-    fn begin(&self, part: Part) -> Result<()> {
-        if let Some((stream, [launched, _])) = &self.events {
-            launched.record_current()?;
-            stream.wait_for(launched)?;
-        }
-        let step = self.step;
-        let stream = self.events.as_ref().map(|(stream, _)| *stream);
-        step.kernels.update(&step.packed.range(part)?, &step.progress, &step.options, stream)
-    }
-
-    /// Later work waits for all of them.
-    fn finish(&self) -> Result<()> {
-        let Some((stream, [_, done])) = &self.events else { return Ok(()) };
-        done.record_on(stream)?;
-        done.make_current_stream_wait()
     }
 }
 

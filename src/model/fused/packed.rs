@@ -15,6 +15,7 @@ pub struct Packed {
     masters: Tensor,
     /// The masters themselves where the products are float32.
     low: Tensor,
+    /// Of as many layers as are kept at a time, then of the head.
     weight_gradients: Tensor,
     float_gradients: Tensor,
     m: Tensor,
@@ -24,9 +25,8 @@ pub struct Packed {
 /// A part of the parameters that AdamW changes in one launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All that products multiply by: the layers and the head.
-    Weights,
-    Layer(usize),
+    /// The weights of layers that follow each other.
+    Layers { first: usize, end: usize },
     Head,
     EmbeddingAndGains,
 }
@@ -59,10 +59,10 @@ pub fn product_kind(precision: Precision) -> Kind {
 }
 
 impl Packed {
-    /// Moves the model's parameters into one array, with their values.
+    /// Moves the model's parameters into one array, with their values. Gradients have room for `kept` layers at a time.
     ///
     /// Errors: libtorch's, such as too little memory.
-    pub fn of(model: &mut Transformer, precision: Precision, device: Device) -> Result<Self> {
+    pub fn of(model: &mut Transformer, precision: Precision, kept: i64, device: Device) -> Result<Self> {
         let config = *model.config();
         let (all, weights) = (config.num_parameters() as i64, config.num_matmul_parameters() as i64);
         let float = |elements: i64| Tensor::f_zeros([elements], (Kind::Float, device));
@@ -81,7 +81,7 @@ impl Packed {
             config,
             masters,
             low,
-            weight_gradients: Tensor::f_zeros([weights], (kind, device))?,
+            weight_gradients: Tensor::f_zeros([kept_weights(&config, kept) as i64], (kind, device))?,
             float_gradients: float(all - weights)?,
             m: float(all)?,
             v: float(all)?,
@@ -90,12 +90,12 @@ impl Packed {
 
     /// The weights as the products read them.
     pub fn weights(&self) -> Result<Weights> {
-        weights(&self.config, &self.low)
+        weights(&self.config, self.config.num_layers, &self.low)
     }
 
-    /// Where the products write the gradients of [`Self::weights`].
-    pub fn weight_gradients(&self) -> Result<Weights> {
-        weights(&self.config, &self.weight_gradients)
+    /// Where the products write the gradients of [`Self::weights`]: of the layers that are kept at a time.
+    pub fn weight_gradients(&self, kept: i64) -> Result<Weights> {
+        weights(&self.config, kept, &self.weight_gradients)
     }
 
     /// The embedding (vocabulary, d) and the gains (2 layers + 1, d) with the last norm's at the end, in float32.
@@ -109,7 +109,7 @@ impl Packed {
         embedding_and_gains(&self.config, &self.float_gradients)
     }
 
-    /// A view of every parameter's gradient, in the model's order.
+    /// A view of every parameter's gradient, in the model's order, where all are kept.
     pub fn gradients(&self) -> Result<Vec<(String, Tensor)>> {
         let weights = self.config.num_matmul_parameters() as i64;
         let of = |(at, (name, shape)): (i64, (String, Vec<i64>))| {
@@ -129,31 +129,35 @@ impl Packed {
     /// What AdamW changes of `part`.
     pub fn range(&self, part: Part) -> Result<Range> {
         let layer = self.config.num_layer_weights() as i64;
-        let (head, weights, all) =
-            (layer * self.config.num_layers, self.low.numel() as i64, self.masters.numel() as i64);
-        let (start, end) = match part {
-            Part::Weights => (0, weights),
-            Part::Layer(i) => (layer * i as i64, layer * (i as i64 + 1)),
-            Part::Head => (head, weights),
-            Part::EmbeddingAndGains => (weights, all),
+        let (layers, weights) = (layer * self.config.num_layers, self.low.numel() as i64);
+        let slots = self.weight_gradients.numel() as i64 - (weights - layers);
+        let (start, end, gradients, from) = match part {
+            Part::Layers { first, end } => (layer * first as i64, layer * end as i64, &self.weight_gradients, 0),
+            Part::Head => (layers, weights, &self.weight_gradients, slots),
+            Part::EmbeddingAndGains => (weights, self.masters.numel() as i64, &self.float_gradients, 0),
         };
         let of = |t: &Tensor| t.f_narrow(0, start, end - start);
-        let is_weight = end <= weights;
-        let g = if is_weight { of(&self.weight_gradients)? } else { self.float_gradients.shallow_clone() };
-        let low = (is_weight && self.low.kind() != Kind::Float).then(|| of(&self.low)).transpose()?;
+        let low = (end <= weights && self.low.kind() != Kind::Float).then(|| of(&self.low)).transpose()?;
+        let g = gradients.f_narrow(0, from, end - start)?;
         Ok(Range { p: of(&self.masters)?, g, m: of(&self.m)?, v: of(&self.v)?, low })
     }
 
-    /// Bytes of this storage for a model: 16 a parameter in float32; with bfloat16 products as many, gradients and copies
-    /// taking two each.
-    pub fn bytes(config: &Config, precision: Precision) -> u64 {
+    /// Bytes of this storage for a model whose gradients are kept for `kept` layers at a time: float32 parameters and two moments
+    /// each, bfloat16 copies where the products are bfloat16, and the gradients.
+    pub fn bytes(config: &Config, precision: Precision, kept: i64) -> u64 {
         let (all, weights) = (config.num_parameters(), config.num_matmul_parameters());
-        let a_weight = match precision {
-            Precision::Float32 => 4,
-            Precision::Bfloat16 => 2 + 2,
+        let (copy, gradient) = match precision {
+            Precision::Float32 => (0, 4),
+            Precision::Bfloat16 => (2, 2),
         };
-        12 * all + a_weight * weights + 4 * (all - weights)
+        12 * all + copy * weights + gradient * kept_weights(config, kept) + 4 * (all - weights)
     }
+}
+
+/// Parameters of `kept` layers and of the head.
+fn kept_weights(config: &Config, kept: i64) -> u64 {
+    let others = (config.num_layers - kept) as u64;
+    config.num_matmul_parameters() - others * config.num_layer_weights()
 }
 
 /// The first element of each parameter, in the order of [`Config::parameter_shapes`].
@@ -179,15 +183,15 @@ fn view(flat: &Tensor, at: i64, shape: &[i64]) -> Result<Tensor> {
     Ok(flat.f_narrow(0, at, shape.iter().product())?.f_view(shape)?)
 }
 
-fn weights(config: &Config, flat: &Tensor) -> Result<Weights> {
-    let Config { d_model: d, d_ff, num_layers, vocab_size, .. } = *config;
+fn weights(config: &Config, layers: i64, flat: &Tensor) -> Result<Weights> {
+    let Config { d_model: d, d_ff, vocab_size, .. } = *config;
     let mut at = 0;
     let mut next = |shape: [i64; 2]| {
         let tensor = view(flat, at, &shape);
         at += shape[0] * shape[1];
         tensor
     };
-    let layers = (0..num_layers).map(|_| {
+    let layers = (0..layers).map(|_| {
         Ok(LayerWeights {
             qkv: next([3 * d, d])?,
             output: next([d, d])?,

@@ -68,7 +68,7 @@ fn loss_and_gradients_in_float32_are_those_of_autograd() {
         let mut model = model(&config);
         let (tokens, targets) = (tokens(&config, 1), tokens(&config, 2));
         let (loss, gradients) = eager(&model, Precision::Float32, &tokens, &targets);
-        let step = FusedStep::new(&mut model, BATCH, Precision::Float32, AdamWOptions::default()).unwrap();
+        let step = FusedStep::new(&mut model, BATCH, Precision::Float32, Gradients::Kept, AdamWOptions::default()).unwrap();
         let fused = step.differentiate(&tokens, &targets).unwrap().double_value(&[]);
         assert!((fused / loss - 1.0).abs() < 1e-6, "{config:?}: loss {fused}, autograd's {loss}");
         for ((name, gradient), expected) in step.gradients().unwrap().iter().zip(&gradients) {
@@ -86,7 +86,7 @@ fn bfloat16_gradients_are_as_near_to_float64_as_those_of_autocast() {
         let (tokens, targets) = (tokens(&config, 1), tokens(&config, 2));
         let (_, exact) = eager(&model, Precision::Float32, &tokens, &targets);
         let (_, autocast) = eager(&model, Precision::Bfloat16, &tokens, &targets);
-        let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, AdamWOptions::default()).unwrap();
+        let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, Gradients::Kept, AdamWOptions::default()).unwrap();
         let _loss = step.differentiate(&tokens, &targets).unwrap();
         let fused = step.gradients().unwrap();
         let total = |gradients: Vec<&Tensor>| {
@@ -108,9 +108,9 @@ fn bfloat16_gradients_are_as_near_to_float64_as_those_of_autocast() {
 
 #[test]
 fn steps_train_as_adamw_on_autograds_gradients() {
-    let (mut fused, mut eager_model) = (model(&CONFIG), model(&CONFIG));
+    let (mut fused, eager_model) = (model(&CONFIG), model(&CONFIG));
     let options = AdamWOptions { lr: 1e-2, weight_decay: 0.1, ..AdamWOptions::default() };
-    let step = FusedStep::new(&mut fused, BATCH, Precision::Float32, options).unwrap();
+    let step = FusedStep::new(&mut fused, BATCH, Precision::Float32, Gradients::Kept, options).unwrap();
     let mut adamw = AdamW::new(options).unwrap();
     for i in 0..4 {
         let (tokens, targets) = (tokens(&CONFIG, i), tokens(&CONFIG, i + 100));
@@ -133,7 +133,7 @@ fn steps_train_as_adamw_on_autograds_gradients() {
 fn a_step_repeats_in_every_bit_and_its_copies_are_the_rounded_weights() {
     let run = || {
         let mut model = model(&CONFIG);
-        let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, AdamWOptions::default()).unwrap();
+        let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, Gradients::Kept, AdamWOptions::default()).unwrap();
         for i in 0..3 {
             let _loss = step.train(&model, &tokens(&CONFIG, i), &tokens(&CONFIG, i + 7)).unwrap();
         }
@@ -154,7 +154,7 @@ fn a_step_repeats_in_every_bit_and_its_copies_are_the_rounded_weights() {
 fn parameters_keep_their_names_values_and_order_and_can_be_loaded() {
     let mut model = model(&CONFIG);
     let before: Vec<_> = model.parameters().iter().map(|(name, value)| (name.clone(), value.detach().copy())).collect();
-    let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, AdamWOptions::default()).unwrap();
+    let step = FusedStep::new(&mut model, BATCH, Precision::Bfloat16, Gradients::Kept, AdamWOptions::default()).unwrap();
     let after: Vec<_> = model.parameters().iter().map(|(name, value)| (name.clone(), value.detach().copy())).collect();
     assert_eq!(before, after);
     let (tokens, targets) = (tokens(&CONFIG, 1), tokens(&CONFIG, 2));
@@ -170,7 +170,7 @@ fn parameters_keep_their_names_values_and_order_and_can_be_loaded() {
 #[test]
 fn a_saved_parameter_that_a_step_changed_is_noticed() {
     let mut model = model(&CONFIG);
-    let step = FusedStep::new(&mut model, BATCH, Precision::Float32, AdamWOptions::default()).unwrap();
+    let step = FusedStep::new(&mut model, BATCH, Precision::Float32, Gradients::Kept, AdamWOptions::default()).unwrap();
     let (tokens, targets) = (tokens(&CONFIG, 1), tokens(&CONFIG, 2));
     let stale = cross_entropy(&model.forward(&tokens).unwrap(), &targets).unwrap();
     let _loss = step.train(&model, &tokens, &targets).unwrap();
@@ -183,7 +183,7 @@ fn what_a_fused_step_does_not_take_is_refused() {
     let refusal = |config: Config, attention| {
         let generator = Generator::new(Device::Cpu, SEED).unwrap();
         let mut model = Transformer::new(&config, attention, &generator).unwrap();
-        let step = FusedStep::new(&mut model, BATCH, Precision::Float32, AdamWOptions::default());
+        let step = FusedStep::new(&mut model, BATCH, Precision::Float32, Gradients::Kept, AdamWOptions::default());
         format!("{:#}", step.err().unwrap())
     };
     let narrow = Config { d_model: 36, ..CONFIG };
@@ -191,7 +191,7 @@ fn what_a_fused_step_does_not_take_is_refused() {
     assert!(refusal(Config { d_ff: 70, ..CONFIG }, ImplementationName::Naive).contains("d_ff is 70"));
 
     let mut model = model(&CONFIG);
-    let step = FusedStep::new(&mut model, BATCH, Precision::Float32, AdamWOptions::default()).unwrap();
+    let step = FusedStep::new(&mut model, BATCH, Precision::Float32, Gradients::Kept, AdamWOptions::default()).unwrap();
     let right = tokens(&CONFIG, 1);
     for wrong in [right.narrow(0, 0, 2), right.to_kind(Kind::Int), right.narrow(1, 0, 3)] {
         let error = step.differentiate(&wrong, &right).unwrap_err().to_string();

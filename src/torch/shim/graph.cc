@@ -70,14 +70,13 @@ cudaStream_t current_stream(c10::Device device) {
   return static_cast<cudaStream_t>(cuda().getStream(device).native_handle());
 }
 
-// Of high priority, so that work which a capture forks onto another stream runs where this one leaves room.
 c10::Stream side_stream(c10::Device device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::Stream> streams;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = streams.find(device.index());
   return known != streams.end() ? known->second
-                                : streams.emplace(device.index(), cuda().getStreamFromGlobalPool(device, true)).first->second;
+                                : streams.emplace(device.index(), cuda().getStreamFromGlobalPool(device)).first->second;
 }
 
 } // namespace
