@@ -40,6 +40,7 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
             nodes: step.num_nodes(),
             time: Samples::seconds_unbounded(vec![step.capture_seconds()])?,
             loss_error,
+            products: step.choices(),
         }),
     })
 }

@@ -3,13 +3,13 @@
 use anyhow::{Context as _, Result, bail};
 use tch::{Device, Tensor};
 
-use super::{Execution, Params, Row, StepPass, total_work, work_of};
+use super::{Execution, Params, Row, StepPass, part_works, total_work};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
-use crate::model::{FusedStep, Gradients};
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
+use crate::model::{FusedStep, Gradients};
 use crate::torch::autograd::backward;
 use crate::torch::clock::{Lap, Stopwatch};
 
@@ -18,7 +18,7 @@ pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Resul
     let mut bench = StepBench::new(params, device)?;
     let warmup = bench.steps(params.warmup).context("in a warm-up step")?;
     let steps = bench.steps(params.steps)?;
-    let [forward, backward, optimizer] = work_of(params);
+    let [forward, backward, optimizer] = part_works(params);
     let (forward, forward_device) = samples(steps.iter().map(|s| Some(s.forward)), forward)?;
     let (backward, backward_device) = samples(steps.iter().map(|s| s.backward), backward)?;
     let (optimizer, optimizer_device) = samples(steps.iter().map(|s| s.optimizer), optimizer)?;
@@ -91,7 +91,9 @@ impl<'a> StepBench<'a> {
         let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let options = AdamWOptions::default();
         let trainer = match params.execution {
-            Execution::Fused => Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?),
+            Execution::Fused => {
+                Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?)
+            }
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };
         Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, trainer })
@@ -126,7 +128,9 @@ impl<'a> StepBench<'a> {
     /// `count` whole training steps, each on fresh random tokens and timed as one lap.
     pub fn whole_steps(&mut self, count: usize) -> Result<Vec<Lap>> {
         let Self { model, stopwatch, trainer, .. } = self;
-        (0..count).map(|_| model.draw().and_then(|batch| Ok(stopwatch.lap(|| trainer.train(model, &batch))?.1))).collect()
+        (0..count)
+            .map(|_| model.draw().and_then(|batch| Ok(stopwatch.lap(|| trainer.train(model, &batch))?.1)))
+            .collect()
     }
 
     /// One whole training step, not timed. Returns the loss before it.

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::device::{device_for, update_for};
 use crate::attention::ImplementationName;
+use crate::cuda::Choice;
 use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
@@ -186,6 +187,9 @@ pub struct Capture {
     pub time: Samples,
     /// The largest relative difference between the losses of replays and of eager forward passes in the same state.
     pub loss_error: f64,
+    /// The algorithms of a fused step's products.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub products: Vec<Choice>,
 }
 
 /// Measures one configuration on the device of `profile`.
@@ -232,7 +236,8 @@ pub fn in_precision<T>(dtype: Precision, device: Device, body: impl FnOnce() -> 
     }
 }
 
-fn work_of(params: &Params) -> [Work; 3] {
+/// [`work_of_passes`] of a case.
+pub fn part_works(params: &Params) -> [Work; 3] {
     let config = params.config();
     let flops = match params.attention {
         ImplementationName::Naive => config.forward_flops(params.batch_size, params.context_length),
@@ -257,7 +262,7 @@ pub fn work_of_passes(config: &Config, forward_flops: f64, precision: &str) -> [
 
 /// The work of all parts of the pass.
 pub fn total_work(params: &Params) -> Work {
-    let [forward, backward, optimizer] = work_of(params);
+    let [forward, backward, optimizer] = part_works(params);
     match params.pass {
         StepPass::Forward => forward,
         StepPass::ForwardBackward => sum(&[&forward, &backward]),

@@ -127,7 +127,8 @@ mod tests {
             let Buffers { added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, .. } = &buffers;
             let Buffers { residual, logits, losses, partial, .. } = &buffers;
             let low = if precision == Precision::Float32 { 0 } else { bytes(&residual.low) };
-            let shared = [added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, &residual.wide, logits, losses, partial];
+            let shared =
+                [added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, &residual.wide, logits, losses, partial];
             let all = buffers.layers.iter().map(layer).sum::<u64>() + saved(&buffers.last) + low;
             let all = all + shared.into_iter().map(bytes).sum::<u64>();
             assert_eq!(Buffers::bytes(&config, 3, precision, 5), all, "{precision:?}");

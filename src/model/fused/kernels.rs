@@ -5,45 +5,15 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, kernel_params, multiprocessors};
+use self::params::{
+    Advance, CrossEntropy, EmbeddingGradient, Factors, GainGradients, NormBackward, ResidualNorm, RopeBackward,
+    RopeForward, SwigluBackward, SwigluForward, Update, UpdateFloat32,
+};
+use crate::cuda::{self, Address, Kernel, LaunchConfig, Program, multiprocessors};
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, Precision};
 
-kernel_params! {
-    struct ResidualNorm<'a> as "residual_rms_norm" {
-        h, added, sum, gain, y, inverse_rms: Address<'a>,
-        d: i32,
-        eps: f32,
-    }
-    struct NormBackward<'a> as "rms_norm_backward" {
-        h, inverse_rms, gain, dy, dx, dx_low, partial: Address<'a>,
-        rows, d, first: i32,
-    }
-    struct GainGradients<'a> as "rms_norm_gain_gradients" { partial, gradient: Address<'a>, blocks, d: i32 }
-    struct RopeForward<'a> as "rope_forward" { qkv, cosines, sines: Address<'a>, seq, width, d_head: i32 }
-    struct RopeBackward<'a> as "rope_backward" {
-        dq, dk, dv, dqkv, cosines, sines: Address<'a>,
-        seq, width, d_head: i32,
-    }
-    struct SwigluForward<'a> as "swiglu_forward" { gate_up, activated: Address<'a>, width: i32 }
-    struct SwigluBackward<'a> as "swiglu_backward" {
-        gate_up, d_activated, d_gate_up, activated: Address<'a>,
-        width: i32,
-    }
-    struct CrossEntropy<'a> as "cross_entropy" { logits, targets, losses: Address<'a>, vocabulary: i32, scale: f32 }
-    struct EmbeddingGradient<'a> as "embedding_gradient" {
-        tokens, d_h, gradient: Address<'a>,
-        count, vocabulary, d: i32,
-    }
-    struct Advance<'a> as "packed_adamw_advance" { progress: Address<'a>, lr, beta1, beta2: f64 }
-    struct Factors as "Factors" { decay, blend1, beta2, blend2, eps: f32 }
-    struct Update<'a> as "packed_adamw" { p, g, m, v, low, progress: Address<'a>, factors: Factors, fours: i64 }
-    struct UpdateFloat32<'a> as "packed_adamw_float32" {
-        p, g, m, v, progress: Address<'a>,
-        factors: Factors,
-        fours: i64,
-    }
-}
+mod params;
 
 /// What the kernels of one model are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,7 +192,9 @@ impl Kernels {
             d: int(self.shape.d_model)?,
             first: is_first.into(),
         };
-        self.norm_backward.launch(self.norm_config(self.norm_blocks), &params).context("launching a norm's backward pass")
+        self.norm_backward
+            .launch(self.norm_config(self.norm_blocks), &params)
+            .context("launching a norm's backward pass")
     }
 
     /// `gradient` (norms, d) from `partial` (norms, blocks, d).
@@ -344,19 +316,6 @@ impl Kernels {
     }
 }
 
-impl Factors {
-    fn of(options: &AdamWOptions) -> Self {
-        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *options;
-        Self {
-            decay: (1.0 - lr * weight_decay) as f32,
-            blend1: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            blend2: (1.0 - beta2) as f32,
-            eps: eps as f32,
-        }
-    }
-}
-
 /// A thread for every eight numbers of `rows` (tokens, width), a line of blocks a token; and the width.
 fn by_pieces(rows: &Tensor) -> Result<(LaunchConfig, i32)> {
     let (tokens, width) = rows.size2()?;
@@ -373,30 +332,12 @@ fn int(n: impl TryInto<i32>) -> Result<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::layout::{Expected, Layout, compare};
-
-    #[test]
-    fn the_parameters_lie_as_the_kernels_declare_them() {
-        let shape = Shape { precision: Precision::Bfloat16, d_model: 1600, vocabulary: 10_000 };
-        let kernels = [
-            vec![Layout::of::<ResidualNorm>(), Layout::of::<NormBackward>(), Layout::of::<GainGradients>()],
-            vec![Layout::of::<RopeForward>(), Layout::of::<RopeBackward>()],
-            vec![Layout::of::<SwigluForward>(), Layout::of::<SwigluBackward>()],
-            vec![Layout::of::<CrossEntropy>()],
-            vec![Layout::of::<EmbeddingGradient>()],
-            vec![Layout::of::<Advance>(), Layout::of::<Update>(), Layout::of::<UpdateFloat32>()],
-        ];
-        for (program, kernels) in shape.programs().iter().zip(kernels) {
-            let is_adamw = program.file == "packed_adamw.cu";
-            let structs = is_adamw.then(Layout::of::<Factors>).into_iter().collect();
-            let conditions = is_adamw.then(|| format!("threads == {UPDATE_THREADS}")).into_iter().collect();
-            compare(program, &Expected { structs, kernels, conditions }).unwrap();
-        }
-    }
 
     #[test]
     fn a_norm_has_a_thread_for_every_piece_of_a_row() {
-        for (d_model, expected) in [(8, (1, 32)), (1600, (1, 224)), (2560, (1, 320)), (4096, (1, 512)), (4104, (2, 288))] {
+        for (d_model, expected) in
+            [(8, (1, 32)), (1600, (1, 224)), (2560, (1, 320)), (4096, (1, 512)), (4104, (2, 288))]
+        {
             let shape = Shape { precision: Precision::Float32, d_model, vocabulary: 8 };
             assert_eq!(shape.norm(), expected, "{d_model}");
         }

@@ -86,7 +86,10 @@ impl FusedStep {
         let device = model.parameters()[0].1.device();
         let implementation = model.attention().implementation()?;
         let attention = implementation.as_attention().with_context(|| {
-            format!("attention is {}: a fused step needs one that gives its logsumexp, such as flash", implementation.name)
+            format!(
+                "attention is {}: a fused step needs one that gives its logsumexp, such as flash",
+                implementation.name
+            )
         })?;
         let kernels = Kernels::load(device, Shape::of(&config, precision)?).context("preparing a fused step")?;
         let packed = Packed::of(model, precision, kept, device)?;
@@ -163,7 +166,11 @@ impl FusedStep {
 
     fn require_kept(&self) -> Result<()> {
         let layers = self.weights.layers.len();
-        ensure!(self.kept == layers, "this step keeps the gradients of {} of {layers} layers: make it with Gradients::Kept", self.kept);
+        ensure!(
+            self.kept == layers,
+            "this step keeps the gradients of {} of {layers} layers: make it with Gradients::Kept",
+            self.kept
+        );
         Ok(())
     }
 

@@ -26,7 +26,10 @@ pub struct Packed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The weights of layers that follow each other.
-    Layers { first: usize, end: usize },
+    Layers {
+        first: usize,
+        end: usize,
+    },
     Head,
     EmbeddingAndGains,
 }

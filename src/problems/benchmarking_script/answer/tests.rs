@@ -183,7 +183,7 @@ fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> MadeUp {
     grids.into_iter().zip(times).fold(made_up, |made_up, ((grid, dtype), time)| {
         let (params, mut row) = (way(grid, dtype), whole(&around(time, 0.02)));
         if grid == "captured" {
-            row.capture = Some(Capture { nodes: 1866, time: seconds(&[0.2]), loss_error });
+            row.capture = Some(Capture { nodes: 1866, time: seconds(&[0.2]), loss_error, products: Vec::new() });
         }
         if time == 0.0 { made_up.out_of_memory(grid, &params) } else { made_up.measured(grid, &params, &row) }
     })
@@ -224,7 +224,7 @@ fn gains_are_of_stable_steps_and_missing_ways_are_dashes() {
 #[test]
 fn steps_of_two_runs_have_no_ratio() {
     let (eager, mut replay) = (parts(&[0.05, 0.05], 2.0), whole(&[0.1]));
-    replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0 });
+    replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0, products: Vec::new() });
     let made_up = GPU("x").measured(SWEEP, &params(Small, 512), &eager).run("b", Some("NVIDIA H200"));
     assert!(ask(made_up.measured("captured", &way("captured", Float32), &replay)).quoted()["gains"].is_null());
 }
