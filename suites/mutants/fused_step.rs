@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         line: "gain_gradient[item].at[i] += now.dy[item].at[i] * normed;",
         changed: "gain_gradient[item].at[i] += row == 0 ? 0.0f : now.dy[item].at[i] * normed;",
         check: STEP,
-        message: "ln_final.weight is off by",
+        message: "layers.0.ln1.weight is off by",
     },
     Mutant {
         name: "a_norms_gradient_lacks_its_mean",

@@ -31,10 +31,10 @@ pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "packed_adamw.cu",
 ])];
 
-/// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 16 and of 8, a norm with two pieces a thread, fewer
+/// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 176 and of 8, a row of several warps, a norm with two pieces a thread, fewer
 /// tokens than blocks and more.
 const SMALL: [(Config, i64); 3] =
-    [(config(50, 7, 48, 2, 3, 72), 3), (config(64, 2, 16, 1, 2, 8), 1), (config(9, 2, 4104, 1, 9, 8), 1)];
+    [(config(50, 7, 528, 2, 3, 72), 3), (config(64, 2, 16, 1, 2, 8), 1), (config(9, 2, 4104, 1, 9, 8), 1)];
 
 /// Heads of 64 and of 80, and a batch of an odd number of tokens.
 const LARGE: [(Config, i64); 3] = [
