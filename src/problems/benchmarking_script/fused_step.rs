@@ -36,11 +36,12 @@ pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
 const SMALL: [(Config, i64); 3] =
     [(config(50, 7, 528, 2, 3, 72), 3), (config(64, 2, 16, 1, 2, 8), 1), (config(9, 2, 4104, 1, 9, 8), 1)];
 
-/// Heads of 64 and of 80, and a batch of an odd number of tokens.
-const LARGE: [(Config, i64); 3] = [
-    (config(1000, 256, 512, 3, 8, 1024), 2),
-    (config(10_000, 129, 640, 2, 8, 1280), 3),
-    (config(50, 33, 256, 2, 4, 512), 1),
+/// Heads of 64 and of 80, and an odd number of tokens; each with the attention of float32 steps, where our kernels have no
+/// heads of 80.
+const LARGE: [(Config, i64, ImplementationName); 3] = [
+    (config(1000, 256, 512, 3, 8, 1024), 2, ImplementationName::Flash),
+    (config(10_000, 129, 640, 2, 8, 1280), 3, ImplementationName::Naive),
+    (config(50, 33, 256, 2, 4, 512), 1, ImplementationName::Flash),
 ];
 
 const fn config(
@@ -66,7 +67,7 @@ struct Limits {
 pub fn matches_autograd() -> Result<Verdict> {
     let mut worst = Worst::default();
     for (config, batch) in SMALL {
-        let case = Case { config, batch, attention: ImplementationName::Naive, device: Device::Cpu };
+        let case = Case { config, batch, attention: [ImplementationName::Naive; 2], device: Device::Cpu };
         case.check(&Limits { whole: 1.1, each: 1.5 }, &mut worst)
             .with_context(|| format!("{config:?}, batch {batch}"))?;
     }
@@ -76,8 +77,8 @@ pub fn matches_autograd() -> Result<Verdict> {
 fn on_the_gpu() -> Result<Verdict> {
     let device = cuda_device(0)?;
     let mut worst = Worst::default();
-    for (config, batch) in LARGE {
-        let case = Case { config, batch, attention: ImplementationName::Flash, device };
+    for (config, batch, float32) in LARGE {
+        let case = Case { config, batch, attention: [float32, ImplementationName::Flash], device };
         case.check(&Limits { whole: 1.1, each: 1.1 }, &mut worst)
             .with_context(|| format!("{config:?}, batch {batch}"))?;
     }
@@ -102,7 +103,8 @@ impl Worst {
 struct Case {
     config: Config,
     batch: i64,
-    attention: ImplementationName,
+    /// In float32 and in bfloat16.
+    attention: [ImplementationName; 2],
     device: Device,
 }
 
@@ -110,7 +112,7 @@ impl Case {
     fn check(&self, limits: &Limits, worst: &mut Worst) -> Result<()> {
         // The second batch lacks tokens of the first one, whose gradients of the embedding must not remain.
         let batches = [self.batch(1)?, self.batch(2)?];
-        let model = self.model()?;
+        let model = self.model(Precision::Float32)?;
         let mut exact = Vec::new();
         for (tokens, targets) in &batches {
             exact.push(differentiate(&model, tokens, targets, Precision::Float32)?);
@@ -124,7 +126,7 @@ impl Case {
     }
 
     fn compare_float32(&self, batches: &[(Tensor, Tensor)], exact: &[Differentiated], worst: &mut Worst) -> Result<()> {
-        let step = self.step(&mut self.model()?, Precision::Float32)?;
+        let step = self.step(&mut self.model(Precision::Float32)?, Precision::Float32)?;
         for ((tokens, targets), (loss, gradients)) in batches.iter().zip(exact) {
             let fused = step.differentiate(tokens, targets)?.f_double_value(&[])?;
             let error = (fused / loss - 1.0).abs();
@@ -146,8 +148,8 @@ impl Case {
         limits: &Limits,
         worst: &mut Worst,
     ) -> Result<()> {
-        let model = self.model()?;
-        let step = self.step(&mut self.model()?, Precision::Bfloat16)?;
+        let model = self.model(Precision::Bfloat16)?;
+        let step = self.step(&mut self.model(Precision::Bfloat16)?, Precision::Bfloat16)?;
         for ((tokens, targets), (loss, exact)) in batches.iter().zip(exact) {
             let (_, eager) = differentiate(&model, tokens, targets, Precision::Bfloat16)?;
             let fused_loss = step.differentiate(tokens, targets)?.f_double_value(&[])?;
@@ -176,7 +178,7 @@ impl Case {
     /// float32 the parameters must end where AdamW on autograd's gradients takes them.
     fn train(&self, precision: Precision) -> Result<()> {
         let options = AdamWOptions { lr: 1e-3, weight_decay: 0.1, ..AdamWOptions::default() };
-        let (mut fused, plain) = (self.model()?, self.model()?);
+        let (mut fused, plain) = (self.model(precision)?, self.model(precision)?);
         let start = plain.parameters().iter().map(|(_, p)| p.f_detach_copy()).collect::<Result<Vec<_>, _>>()?;
         let step = FusedStep::new(&mut fused, self.batch, precision, Gradients::Passing, options)?;
         let mut adamw = AdamW::new(options)?;
@@ -203,8 +205,10 @@ impl Case {
         Ok(())
     }
 
-    fn model(&self) -> Result<Transformer> {
-        Transformer::new(&self.config, self.attention, &Generator::new(self.device, SEED)?)
+    fn model(&self, precision: Precision) -> Result<Transformer> {
+        let [float32, bfloat16] = self.attention;
+        let attention = if precision == Precision::Float32 { float32 } else { bfloat16 };
+        Transformer::new(&self.config, attention, &Generator::new(self.device, SEED)?)
     }
 
     fn step(&self, model: &mut Transformer, precision: Precision) -> Result<FusedStep> {

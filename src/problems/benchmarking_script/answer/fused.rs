@@ -9,7 +9,7 @@ use crate::bench::training_step::{Params, part_works};
 use crate::harness::answer::{Answer, Quantity, Range, RecordSet, Style, Table, Unit};
 use crate::harness::record::Peaks;
 
-const GRIDS: [&str; 2] = ["fused", "fused_long"];
+const GRIDS: [&str; 4] = ["fused", "fused_long", "fused_float32", "fused_float32_heads_of_80"];
 
 #[derive(Serialize)]
 pub(super) struct Fused {
