@@ -10,6 +10,9 @@
 //
 // A target outside the vocabulary gives a loss that is not a number.
 //
+// Notebook. xl's step on one H200, 2026-11-24, by Kineto inside the captured step (bfloat16, 2,048 tokens).
+// Predicted 20 us; measured 33 to 36 us, once a step.
+//
 // Set by src/model/fused/kernels.rs: STEP_BFLOAT16 (lib/eight.cuh), ENTROPY_WIDE: whether the vocabulary is a multiple of 8,
 // so that every row can be read in pieces of eight numbers.
 #if !defined(STEP_BFLOAT16) || !defined(ENTROPY_WIDE)

@@ -6,6 +6,8 @@
 //
 // The bound is memory: the rows written (64 MB for 10,000 of 1,600 numbers, 15 us at 4.2 TB/s), the gradients read once, and
 // for every warp the tokens, 8 bytes each, from the L2 cache: 164 MB for 2,048 tokens.
+// Notebook. xl's step on one H200, 2026-11-24, by Kineto inside the captured step (bfloat16, 2,048 tokens).
+// Predicted 15 us for the rows alone; measured 66 to 69 us, once a step: each warp looks through all tokens.
 #include "lib/base.cuh"
 
 // d_h: (tokens, d) float32; gradient: (vocabulary, d) float32; d is a multiple of 4. A block of whole warps.

@@ -17,6 +17,9 @@
 //   registers and reads its part of the next row before it waits for the sum of this one. Each block writes its dg as a
 //   row of `partial`, which rms_norm_gain_gradients adds up in the order of blocks: no atomics, the same bits at every run.
 //
+// Notebook. xl's step on one H200, 2026-11-24, by Kineto inside the captured step (bfloat16, 2,048 tokens).
+// Predicted 9.4 us forward and 12.5 us backward; measured 10.5 to 11.2 and 15.2 to 16.1 us. The gains' sums take 48 us a step.
+//
 // Set by src/model/fused/kernels.rs: STEP_BFLOAT16 (lib/eight.cuh), NORM_THREADS, NORM_ITEMS (pieces of eight numbers that a
 // thread has of a row). d is a multiple of 8 and at most 8 NORM_THREADS NORM_ITEMS.
 #if !defined(STEP_BFLOAT16) || !defined(NORM_THREADS) || !defined(NORM_ITEMS)
