@@ -18,8 +18,11 @@ use crate::torch::stream::synchronize;
 
 /// Times replays of a whole step.
 pub fn measure(params: &Params, device: Device) -> Result<Row> {
-    let mut bench = StepBench::new(params, device)?;
-    let warmup = on_side_stream(device, || bench.whole_steps(params.warmup)).context("in a warm-up step")?;
+    let (bench, warmup) = on_side_stream(device, || {
+        let mut bench = StepBench::new(params, device)?;
+        let warmup = bench.whole_steps(params.warmup).context("in a warm-up step")?;
+        Ok((bench, warmup))
+    })?;
     let mut step = CapturedStep::new(bench)?;
     let loss_error = step.prove().context("comparing the captured step with an eager one")?;
     let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
@@ -151,7 +154,9 @@ mod tests {
             warmup: 1,
             steps: 1,
         };
-        for params in [params.clone(), Params { execution: Execution::Eager, allow_tf32: true, ..params }] {
+        let fused = Params { execution: Execution::Fused, ..params.clone() };
+        let tf32 = Params { execution: Execution::Eager, allow_tf32: true, ..params.clone() };
+        for params in [params, fused, tf32] {
             let error = measure_on(&params, Device::Cpu, false).unwrap_err();
             assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
         }

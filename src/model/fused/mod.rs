@@ -128,6 +128,7 @@ impl FusedStep {
     /// targets must be below the vocabulary's size: a target that is not makes the loss NaN.
     pub fn train(&self, model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
+        self.check_batch(tokens, targets)?;
         self.kernels.advance(&self.progress, &self.options)?;
         let loss = self.pass(tokens, targets, true)?;
         model.parameters().iter().try_for_each(|(_, parameter)| changed_in_place(parameter))?;
@@ -138,16 +139,21 @@ impl FusedStep {
     pub fn differentiate(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
         self.require_kept()?;
+        self.check_batch(tokens, targets)?;
         self.pass(tokens, targets, false)
     }
 
-    /// Forward and backward pass, with AdamW where it `trains`.
-    fn pass(&self, tokens: &Tensor, targets: &Tensor, trains: bool) -> Result<Tensor> {
+    fn check_batch(&self, tokens: &Tensor, targets: &Tensor) -> Result<()> {
         let size = [self.batch, self.config.context_length];
         for (name, t) in [("tokens", tokens), ("targets", targets)] {
             let fits = t.size() == size && t.kind() == Kind::Int64 && t.is_contiguous();
             ensure!(fits, "{name} are {:?} {:?}: a fused step takes contiguous int64 of {size:?}", t.kind(), t.size());
         }
+        Ok(())
+    }
+
+    /// Forward and backward pass, with AdamW where it `trains`.
+    fn pass(&self, tokens: &Tensor, targets: &Tensor, trains: bool) -> Result<Tensor> {
         let [embedding, gains] = self.packed.embedding_and_gains()?;
         let lse = self.forward(tokens, &embedding, &gains).context("in the forward pass")?;
         let loss = self.head(targets)?;
