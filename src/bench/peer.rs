@@ -23,7 +23,7 @@ const PROTOCOL: u64 = 1;
 /// PyTorch may be imported from a cold disk.
 const STARTING: Duration = Duration::from_secs(300);
 /// Compiling the largest model and reading its weights take minutes. A longer job hangs.
-const DEADLINE: Duration = Duration::from_secs(1800);
+pub const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// The peer's versions and settings, as it reports them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

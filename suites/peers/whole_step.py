@@ -80,7 +80,7 @@ class WholeStep(Transformer):
             self._rest()
 
     def busy(self, column: str, seconds: float) -> dict:
-        """Steps back to back on one batch for about `seconds`. It replies at once, since the busy time ends with the reply."""
+        """Steps back to back on one batch. It replies at once, since the busy time ends with the reply."""
         function, batch = self.columns[column], self._batch()
         with timing.undisturbed():
             clear, call = self.optimizer.zero_grad, lambda: self._step(function, *batch)

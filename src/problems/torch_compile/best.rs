@@ -18,7 +18,7 @@ use crate::bench::device::{empty_cache, update_for};
 use crate::bench::energy::{Energy, EnergyMeter};
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
 use crate::bench::model_bench::ModelBench;
-use crate::bench::peer::{Compile, Software, TorchPeer, Verified};
+use crate::bench::peer::{Compile, DEADLINE, Software, TorchPeer, Verified};
 use crate::bench::timing::{BusyCalls, lap};
 use crate::bench::training_step::{Execution, handout};
 use crate::harness::peer::NoAnswer;
@@ -35,8 +35,6 @@ mod ours;
 
 /// The one column of a peer.
 const COLUMN: &str = "compiled";
-/// Compiling the largest model takes minutes. A longer job hangs.
-const DEADLINE: Duration = Duration::from_secs(1800);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

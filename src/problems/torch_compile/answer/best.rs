@@ -169,7 +169,7 @@ pub fn table(cases: &[BestCase], unmeasured: &[Params], machine: &str) -> Option
         if cases.is_empty() { "not measured yet".into() } else { format!("batch {}, {machine}", batch(cases)) };
     Some(table.captioned(format!(
         "Whole steps at their best: forward, backward and AdamW; {machine}. The ratio is ours over the fastest column of \
-         PyTorch, in the turns that they took together. Where the turns of a time differ by more than 5 % (†), the median of \
+         PyTorch, in the turns that they took together. Where the turns of a time spread above 5 % (†), the median of \
          the fastest turn stands for all.{reasons}"
     )))
 }

@@ -55,7 +55,7 @@ impl OurStep for Eager<'_> {
     }
 
     fn launch(&self) -> Result<()> {
-        Pass::Step.run(self.bench, &self.batch, self.optimizer.borrow_mut().as_mut())?;
+        Pass::Step.run(self.bench, &self.batch, self.optimizer.borrow_mut().as_mut()).map(drop)?;
         zero_grad(self.bench.parameters())
     }
 }
