@@ -23,7 +23,7 @@ const PROTOCOL: u64 = 1;
 /// PyTorch may be imported from a cold disk.
 const STARTING: Duration = Duration::from_secs(300);
 /// Compiling the largest model and reading its weights take minutes. A longer job hangs.
-const DEADLINE: Duration = Duration::from_secs(1800);
+pub const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// The peer's versions and settings, as it reports them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,6 +74,12 @@ pub struct Verified<E> {
     pub errors: E,
     #[serde(default)]
     pub first_call_s: BTreeMap<String, f64>,
+    /// The most that its allocator held in whole steps after these calls, where the peer reports it.
+    #[serde(default)]
+    pub peak_bytes: Option<f64>,
+    /// How often torch.compile did without the CUDA graphs that its mode asks for.
+    #[serde(default)]
+    pub graphs_skipped: u64,
 }
 
 /// The errors of the columns that could be verified, by their names.
@@ -142,7 +148,18 @@ impl TorchPeer {
         file: &Path,
         require: impl FnOnce(&E) -> Result<()>,
     ) -> Result<ColumnOutcome<Verified<E>>> {
-        let verified = self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE);
+        self.verify_within(DEADLINE, column, file, require)
+    }
+
+    /// As [`Self::verify`], with a limit of its own. The peer is gone after [`crate::harness::peer::NoAnswer`].
+    pub fn verify_within<E: DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+        column: &str,
+        file: &Path,
+        require: impl FnOnce(&E) -> Result<()>,
+    ) -> Result<ColumnOutcome<Verified<E>>> {
+        let verified = self.peer.call("verify", json!({ "column": column, "file": file }), limit);
         ColumnOutcome::of(verified)?.try_map(|verified: Verified<E>| require(&verified.errors).map(|()| verified))
     }
 
