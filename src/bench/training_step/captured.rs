@@ -18,13 +18,8 @@ use crate::torch::stream::synchronize;
 
 /// Times replays of a whole step.
 pub fn measure(params: &Params, device: Device) -> Result<Row> {
-    let (bench, warmup) = on_side_stream(device, || {
-        let mut bench = StepBench::new(params, device)?;
-        let warmup = bench.whole_steps(params.warmup).context("in a warm-up step")?;
-        Ok((bench, warmup))
-    })?;
-    let mut step = CapturedStep::new(bench)?;
-    let loss_error = step.prove().context("comparing the captured step with an eager one")?;
+    let (mut step, warmup) = CapturedStep::warmed_up(params, device)?;
+    let loss_error = step.prove()?;
     let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
     let (total, total_device) = samples(laps.into_iter().map(Some), total_work(params))?;
     Ok(Row {
@@ -49,17 +44,27 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
 }
 
 /// A captured training step. A replay trains on the tokens that its batch tensors hold.
-pub struct CapturedStep<'a> {
+pub struct CapturedStep {
     // Declared first, so that it is dropped before the tensors that its kernels use.
     graph: Captured<Tensor>,
     batch: Batch,
-    bench: StepBench<'a>,
+    bench: StepBench,
     capture_seconds: f64,
 }
 
-impl<'a> CapturedStep<'a> {
+impl CapturedStep {
+    /// Warm-up steps of a new model on the side stream, and their laps; then the captured step.
+    pub fn warmed_up(params: &Params, device: Device) -> Result<(Self, Vec<Lap>)> {
+        let (bench, laps) = on_side_stream(device, || {
+            let mut bench = StepBench::new(params, device)?;
+            let laps = bench.whole_steps(params.warmup).context("in a warm-up step")?;
+            Ok((bench, laps))
+        })?;
+        Ok((Self::new(bench)?, laps))
+    }
+
     /// Captures the step of a bench that has already run on the side stream. The capture itself does not train.
-    pub fn new(mut bench: StepBench<'a>) -> Result<Self> {
+    pub fn new(mut bench: StepBench) -> Result<Self> {
         let batch = bench.model.draw()?;
         let start = Instant::now();
         let graph = Captured::capture(bench.model.device, || bench.train(&batch))?;
@@ -91,6 +96,11 @@ impl<'a> CapturedStep<'a> {
         Ok(self.graph.output().f_double_value(&[])?)
     }
 
+    /// One step on the tokens of the last one; it returns before the device has finished.
+    pub fn replay(&self) -> Result<()> {
+        self.graph.replay()
+    }
+
     /// Times one step on fresh random tokens. Drawing them is not timed.
     pub fn timed_replay(&self) -> Result<Lap> {
         self.batch.load(&self.bench.model.draw()?)?;
@@ -103,6 +113,7 @@ impl<'a> CapturedStep<'a> {
         let eager = || Ok(self.bench.forward(&batch, true)?.f_double_value(&[])?);
         let tolerance = tolerance::replayed_loss(self.bench.params.dtype);
         prove_replays(eager, || self.replay_on(&batch), true, tolerance)
+            .context("comparing the captured step with an eager one")
     }
 }
 

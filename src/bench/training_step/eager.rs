@@ -71,8 +71,8 @@ impl Step {
 }
 
 /// A model, its optimizer, and the parameters of the case.
-pub struct StepBench<'a> {
-    pub(super) params: &'a Params,
+pub struct StepBench {
+    pub(super) params: Params,
     pub model: ModelBench,
     pub(super) stopwatch: Stopwatch,
     trainer: Trainer,
@@ -85,8 +85,8 @@ enum Trainer {
     Fused(FusedStep),
 }
 
-impl<'a> StepBench<'a> {
-    pub fn new(params: &'a Params, device: Device) -> Result<Self> {
+impl StepBench {
+    pub fn new(params: &Params, device: Device) -> Result<Self> {
         let Params { attention, batch_size, dtype, .. } = *params;
         let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let options = AdamWOptions::default();
@@ -96,7 +96,7 @@ impl<'a> StepBench<'a> {
             }
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };
-        Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, trainer })
+        Ok(Self { params: params.clone(), model, stopwatch: Stopwatch::new(device)?, trainer })
     }
 
     /// `count` timed steps, each on fresh random tokens.

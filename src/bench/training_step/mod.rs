@@ -60,6 +60,34 @@ impl Execution {
     }
 }
 
+/// The files of `kernels/` that some step runs.
+pub const KERNELS: &[&str] = &[
+    "adamw.cu",
+    "flash_forward.cu",
+    "flash_backward.cu",
+    "portable_forward.cu",
+    "portable_backward.cu",
+    "rms_norm.cu",
+    "rope.cu",
+    "swiglu.cu",
+    "cross_entropy.cu",
+    "embedding_gradient.cu",
+    "packed_adamw.cu",
+];
+
+/// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
+/// the portable ones.
+pub fn kernels(execution: Execution, attention: ImplementationName, dtype: Precision) -> &'static [&'static str] {
+    match (execution, attention.runs_own_kernels(), dtype) {
+        (Execution::Fused, true, Precision::Bfloat16) => &KERNELS[1..],
+        (Execution::Fused, true, Precision::Float32) => &KERNELS[3..],
+        (Execution::Fused, false, _) => &KERNELS[5..],
+        (_, true, Precision::Bfloat16) => &KERNELS[..5],
+        (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+        (_, false, _) => &KERNELS[..1],
+    }
+}
+
 /// One configuration. Defaults are the handout's settings, except for the attention.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

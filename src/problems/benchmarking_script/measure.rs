@@ -4,10 +4,9 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::bench::device::attention_for;
-use crate::bench::training_step::{self, Execution, Params, Row};
+use crate::bench::training_step::{self, Params, Row};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
-use crate::model::Precision;
 
 pub struct BenchmarkingScript;
 
@@ -15,32 +14,10 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] = &[
-        "adamw.cu",
-        "flash_forward.cu",
-        "flash_backward.cu",
-        "portable_forward.cu",
-        "portable_backward.cu",
-        "rms_norm.cu",
-        "rope.cu",
-        "swiglu.cu",
-        "cross_entropy.cu",
-        "embedding_gradient.cu",
-        "packed_adamw.cu",
-    ];
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
-    /// Hopper's attention kernels have no float32. On another GPU than Hopper, and where the scores are few, bfloat16 uses the
-    /// portable ones too.
     fn kernels(params: &Params) -> &'static [&'static str] {
-        let own = params.attention.runs_own_kernels();
-        match (params.execution, own, params.dtype) {
-            (Execution::Fused, true, Precision::Bfloat16) => &Self::KERNELS[1..],
-            (Execution::Fused, true, Precision::Float32) => &Self::KERNELS[3..],
-            (Execution::Fused, false, _) => &Self::KERNELS[5..],
-            (_, true, Precision::Bfloat16) => &Self::KERNELS[..5],
-            (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
-            (_, false, _) => &Self::KERNELS[..1],
-        }
+        training_step::kernels(params.execution, params.attention, params.dtype)
     }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {

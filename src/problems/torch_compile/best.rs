@@ -20,7 +20,7 @@ use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, 
 use crate::bench::model_bench::ModelBench;
 use crate::bench::peer::{Compile, DEADLINE, Software, TorchPeer, Verified};
 use crate::bench::timing::{BusyCalls, lap};
-use crate::bench::training_step::{Execution, handout};
+use crate::bench::training_step::{self, Execution, StepPass, handout};
 use crate::harness::peer::NoAnswer;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
@@ -54,7 +54,7 @@ pub struct Params {
     /// Seconds of steps back to back by which the energy of a column is read; 0 reads none.
     #[serde(default)]
     pub energy_s: f64,
-    /// Seconds in which `max-autotune` must have compiled and run its first passes.
+    /// Seconds in which `max-autotune` must have compiled and run its first passes; with 0 it is not tried.
     #[serde(default = "autotune_limit_s")]
     pub autotune_limit_s: u64,
 }
@@ -140,11 +140,29 @@ impl Params {
         self.config().validate_with_batch(self.batch_size)?;
         let Self { energy_s, autotune_limit_s: limit, .. } = *self;
         ensure!((0.0..=60.0).contains(&energy_s), "energy_s is {energy_s}: it must lie between 0 and 60");
-        ensure!((1..=3600).contains(&limit), "autotune_limit_s is {limit}: it must lie in 1..3600");
+        ensure!(limit <= 3600, "autotune_limit_s is {limit}: it must not exceed 3600");
         self.turns().validate()
     }
 
-    /// Our step and one of PyTorch's, each with memory of its own.
+    /// A training step as `benchmarking_script` measures it.
+    fn training_step(&self) -> training_step::Params {
+        let Self { size, context_length, batch_size, dtype, attention, execution, .. } = *self;
+        training_step::Params {
+            size,
+            context_length,
+            batch_size,
+            vocab_size: VOCAB_SIZE,
+            pass: StepPass::TrainingStep,
+            dtype,
+            attention,
+            execution,
+            allow_tf32: false,
+            warmup: 3,
+            steps: 1,
+        }
+    }
+
+    /// Our step and one of PyTorch's, each with memory of its own. A fused step needs less than the other executions.
     pub fn predicted_bytes(&self, profile: Profile) -> u64 {
         let Self { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
         let memory = Memory { config: self.config(), batch, seq, precision, attention };
@@ -179,7 +197,7 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
         memory::reset_peaks(device)?;
     }
     let optimizer = RefCell::new(adamw_for(device, AdamWOptions::default())?);
-    let (ours, seconds) = lap(device, || ColumnOutcome::of(ours::prepare(p.execution, &bench, &optimizer)))?;
+    let (ours, seconds) = lap(device, || ColumnOutcome::of(ours::prepare(p, &bench, &optimizer)))?;
     let case = Comparison { p, bench: &bench, files: &files, ours: &ours, meter: meter(p, device) };
     let mut missing = case.meter.as_ref().err().cloned().flatten();
     let (default, software) = case.beside(Mode::Default, &mut missing)?;
@@ -190,7 +208,10 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
         Ok(Ours {
             preparation: Samples::seconds_unbounded(vec![seconds])?,
             loss_error: step.loss_error(),
-            peak: peak(device)?,
+            peak: match step.held_bytes() {
+                Some(bytes) => Some(Samples::bytes(vec![bytes])?),
+                None => peak(device)?,
+            },
             energy: case.energy("ours", busy, &mut missing),
         })
     };
@@ -275,6 +296,9 @@ impl Comparison<'_> {
         let Self { p, bench, files, .. } = self;
         if mode == Mode::ReduceOverhead && !bench.device.is_cuda() {
             return Ok(ColumnOutcome::NotRun { reason: "needs a CUDA GPU (for CUDA graphs), has a CPU".into() });
+        }
+        if mode == Mode::MaxAutotune && p.autotune_limit_s == 0 {
+            return Ok(ColumnOutcome::NotRun { reason: "not tried: it compiles for minutes".into() });
         }
         let settings = json!({ "config": bench.model.config(), "weights": files.weights, "dtype": p.dtype,
             "batch_size": p.batch_size, "mode": mode.name() });

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::{adamw, attention, best, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
+use crate::bench::training_step;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
-use crate::model::Precision;
 
 /// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, or a whole step at
 /// its best.
@@ -36,16 +36,12 @@ impl Measure for TorchCompile {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
-    const KERNELS: &'static [&'static str] =
-        &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
-    /// Only whole steps at their best have our attention; Hopper's kernels have no float32.
+    /// Only whole steps at their best have our attention and fused steps.
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
-            Params::Best(p) if p.attention.runs_own_kernels() => match p.dtype {
-                Precision::Bfloat16 => Self::KERNELS,
-                Precision::Float32 => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
-            },
+            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
             _ => &["adamw.cu"],
         }
     }

@@ -15,7 +15,7 @@ fn params(changes: &Value) -> Result<Params> {
 #[test]
 fn a_limit_and_an_energy_out_of_range_are_refused_by_key() {
     assert_eq!(params(&json!({})).unwrap().autotune_limit_s, 120);
-    for (key, value) in [("autotune_limit_s", json!(0)), ("energy_s", json!(-1.0)), ("rounds", json!(0))] {
+    for (key, value) in [("autotune_limit_s", json!(3601)), ("energy_s", json!(-1.0)), ("rounds", json!(0))] {
         assert!(params(&json!({key: value})).unwrap_err().to_string().contains(key));
     }
 }
@@ -26,7 +26,7 @@ fn a_mode_over_its_time_limit_and_one_without_cuda_graphs_end_their_own_columns_
     let p = &params(&json!({"autotune_limit_s": 1, "energy_s": 0.1})).unwrap();
     let bench = &ModelBench::new(&p.config(), p.attention, 1, p.dtype, Device::Cpu).unwrap();
     let optimizer = RefCell::new(adamw_for(Device::Cpu, AdamWOptions::default()).unwrap());
-    let ours = &ColumnOutcome::of(ours::prepare(p.execution, bench, &optimizer)).unwrap();
+    let ours = &ColumnOutcome::of(ours::prepare(p, bench, &optimizer)).unwrap();
     let files = &Files::write(bench).unwrap();
     let case = Comparison { p, bench, files, ours, meter: meter(p, Device::Cpu) };
     assert_eq!(case.meter.as_ref().err().unwrap().as_deref(), Some("a CPU has no energy counter here"));
@@ -46,6 +46,6 @@ fn a_captured_step_is_not_run_on_the_cpu_and_pytorch_goes_on() {
     let p = params(&json!({"execution": "captured"})).unwrap();
     let bench = ModelBench::new(&p.config(), p.attention, 1, p.dtype, Device::Cpu).unwrap();
     let optimizer = RefCell::new(adamw_for(Device::Cpu, AdamWOptions::default()).unwrap());
-    let ours = ColumnOutcome::of(ours::prepare(p.execution, &bench, &optimizer)).unwrap();
+    let ours = ColumnOutcome::of(ours::prepare(&p, &bench, &optimizer)).unwrap();
     assert_eq!(ours.label(), "not run");
 }
