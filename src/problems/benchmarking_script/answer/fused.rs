@@ -100,7 +100,7 @@ impl Fused {
             .right("other (ms)", |pair| pair.other.map(whole_step))
             .right("fused (ms)", |pair| whole_step(pair.fused))
             .number("ratio", Style::Fixed, 2, |pair| pair.gain())
-            .number("floor (ms)", Style::Ms, 1, |pair| pair.floor_s)
+            .number("floor (ms)", Style::Fixed, 1, |pair| 1e3 * pair.floor_s)
             .number("floor over fused (%)", Style::Percent, 0, |pair| pair.share());
         let caption = format!(
             "The fused step beside another: captured with plain attention at context {}, eager with our attention at the \
