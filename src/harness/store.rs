@@ -82,10 +82,10 @@ impl Layout {
         Ok(Some(file))
     }
 
-    /// Renames a record that cannot be used to a free name beside it, so that a new one can be written. Returns a sentence
-    /// that says where it is.
-    pub fn set_aside(&self, path: &Path) -> Result<String> {
-        let names = (1..).map(|n| if n == 1 { "json.unreadable".into() } else { format!("json.unreadable-{n}") });
+    /// Renames a record that is `how` to a free name beside it, so that a new one can be written. Returns a sentence that
+    /// says where it is.
+    pub fn set_aside(&self, path: &Path, how: &str) -> Result<String> {
+        let names = (1..).map(|n| if n == 1 { format!("json.{how}") } else { format!("json.{how}-{n}") });
         let mut free = names.map(|name| path.with_extension(name)).filter(|to| fs::symlink_metadata(to).is_err());
         let to = free.next().context("there are endlessly many names")?;
         let (from, shown) = (self.display(path), self.display(&to));
@@ -267,7 +267,7 @@ mod tests {
         let path = layout.local(Profile::Cpu, "x");
         for (content, name) in [(b"one", "x.json.unreadable"), (b"two", "x.json.unreadable-2")] {
             write_atomically(&path, content).unwrap();
-            let said = layout.set_aside(&path).unwrap();
+            let said = layout.set_aside(&path, "unreadable").unwrap();
             assert_eq!(said, format!("moved report/records/cpu/x.json to report/records/cpu/{name}"));
             assert_eq!(fs::read(path.with_file_name(name)).unwrap(), content);
             assert!(!path.exists());
