@@ -30,7 +30,7 @@ pub struct Commit {
 impl Commit {
     /// The commit of the checkout or unpacked bundle at `root`; "unknown" and dirty for other folders.
     pub fn of(root: &Path) -> Result<Self> {
-        let Some(manifest) = Manifest::read(root) else {
+        let Some(manifest) = Manifest::read(root)? else {
             let unknown = || Self { commit: "unknown".into(), dirty: true, modified: Vec::new() };
             return Ok(from_git(root).unwrap_or_else(unknown));
         };

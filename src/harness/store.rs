@@ -143,7 +143,11 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> std::io::Result<()> {
         if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
-            return fs::write(&target, content);
+            // Opening a pipe would wait for a reader.
+            let flags = OFlags::NONBLOCK.bits() as i32;
+            let mut file = File::options().create(true).truncate(true).write(true).custom_flags(flags).open(&target)?;
+            rustix::io::ioctl_fionbio(&file, false)?;
+            return file.write_all(content);
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
@@ -244,6 +248,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let error = format!("{:#}", write_atomically(&pipe, b"for nobody").unwrap_err());
+        assert!(
+            error.contains("pipe cannot be written: ") && error.ends_with("; remove what is in its place"),
+            "{error}"
+        );
         // For reading and writing, which waits for no other side.
         let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
         write_atomically(&pipe, b"through").unwrap();

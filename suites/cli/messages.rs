@@ -131,6 +131,8 @@ fn a_missing_suite_and_a_missing_template_are_named() {
 #[case::suite("suites/mixed_precision_accumulation.toml", &["explain", PROBLEM])]
 #[case::template("templates/mixed_precision_accumulation.md", &["export", PROBLEM, "--table", "four"])]
 #[case::shared("templates/shared/steps.md", &["export", PROBLEM, "--table", "four"])]
+#[case::manifest("bundle.json", &["measure", PROBLEM, "--profile", "cpu"])]
+#[case::pdf("report/writeup.pdf", &["writeup", "--fresh"])]
 #[case::lock("report/records/.lock", &["measure", PROBLEM, "--profile", "cpu"])]
 fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[case] arguments: &[&str]) {
     for kind in ["pipe", "device", "folder"] {
