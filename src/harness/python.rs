@@ -132,7 +132,8 @@ mod tests {
         let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
         let removed: Vec<_> = safe(Path::new("python3"), of)
             .get_envs()
-            .filter_map(|(name, value)| value.is_none().then(|| name.to_owned()))
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| name.to_owned())
             .collect();
         assert_eq!(removed, ["CUDA_HOME"]);
     }
