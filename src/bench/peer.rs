@@ -99,7 +99,7 @@ impl TorchPeer {
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without a Python that has PyTorch.
     pub fn start(device: Device) -> Result<Self> {
-        Self::start_with(device, std::env::var_os("PYTHONPATH"))
+        Self::start_with(device, std::env::var_os(python::FOLDERS))
     }
 
     /// As [`Self::start`], with modules from the folders of `site`, as PYTHONPATH lists them.
@@ -112,7 +112,7 @@ impl TorchPeer {
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
         // -B: write no .pyc files into the measured tree.
-        command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", python_path(&suites, site)?);
+        command.args(["-B", "-m", "peers", &name]).env(python::FOLDERS, python_path(&suites, site)?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
@@ -191,11 +191,10 @@ impl TorchPeer {
     }
 }
 
-/// `suites`, then the folders of `before`. Python takes an empty one for the working directory, where others may write.
+/// `suites`, then the folders of `before`.
 fn python_path(suites: &Path, before: Option<OsString>) -> Result<OsString> {
     let before = before.unwrap_or_default();
-    let named = std::env::split_paths(&before).filter(|folder| !folder.as_os_str().is_empty());
-    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named))?)
+    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(python::named(&before)))?)
 }
 
 /// One peer kept for many small cases, because starting one takes seconds.
