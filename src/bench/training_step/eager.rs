@@ -82,7 +82,7 @@ pub struct StepBench {
 enum Trainer {
     /// Autograd, then this optimizer.
     Autograd(Box<dyn Optimizer>),
-    Fused(FusedStep),
+    Fused(Box<FusedStep>),
 }
 
 impl StepBench {
@@ -91,9 +91,13 @@ impl StepBench {
         let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let options = AdamWOptions::default();
         let trainer = match params.execution {
-            Execution::Fused => {
-                Trainer::Fused(FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?)
-            }
+            Execution::Fused => Trainer::Fused(Box::new(FusedStep::new(
+                &mut model.model,
+                batch_size,
+                dtype,
+                Gradients::Passing,
+                options,
+            )?)),
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };
         Ok(Self { params: params.clone(), model, stopwatch: Stopwatch::new(device)?, trainer })

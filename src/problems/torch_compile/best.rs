@@ -270,9 +270,8 @@ impl Comparison<'_> {
         let verified = self.verified(mode, &mut peer)?;
         let peer = RefCell::new(peer);
         let python = |_: &_| peer.borrow_mut().turn(COLUMN, p.warmup, p.iterations);
-        let rust = |step: &Box<dyn OurStep + '_>| step.turn(p.turns());
-        let [rust, python] =
-            interleave(p.turns(), [Variant::prepared(ours, rust), Variant::prepared(&verified, python)])?;
+        let rust = Variant::prepared(ours, |step| step.turn(p.turns()));
+        let [rust, python] = interleave(p.turns(), [rust, Variant::prepared(&verified, python)])?;
         let mut peer = peer.into_inner();
         let step =
             |column: ColumnOutcome<Laps>| column.try_map(|laps| Ok(Step { step: samples(&laps, "step", p.work())? }));

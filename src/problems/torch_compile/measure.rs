@@ -27,7 +27,7 @@ pub enum Row {
     Attention(attention::Row),
     Transformer(transformer::Row),
     Adamw(adamw::Row),
-    Best(best::Row),
+    Best(Box<best::Row>),
 }
 
 pub struct TorchCompile;
@@ -75,7 +75,7 @@ impl Measure for TorchCompile {
             }
             Params::Best(p) => {
                 drop_kept();
-                best::measure(p, device).map(Row::Best)
+                best::measure(p, device).map(|row| Row::Best(Box::new(row)))
             }
         }
     }

@@ -56,7 +56,7 @@ impl<'a> Cases<'a> {
                     cases.updates.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
                 Params::Best(params) => {
-                    let row = if let Some(Row::Best(row)) = case.row() { Some(row) } else { None };
+                    let row = if let Some(Row::Best(row)) = case.row() { Some(&**row) } else { None };
                     cases.best.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
             }
