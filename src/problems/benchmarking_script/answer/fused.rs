@@ -61,7 +61,7 @@ fn is_other(fused: &StepCase, case: &StepCase) -> bool {
 }
 
 /// Every part of the step at the peaks of the GPU's data sheet, in seconds; none where a peak is not known.
-pub(super) fn floor(params: &Params, peaks: &Peaks) -> Option<f64> {
+fn floor(params: &Params, peaks: &Peaks) -> Option<f64> {
     let of_part = |work: &Work| {
         let products = work.flops / peaks.flops_per_s.get(&work.precision)?;
         Some(products.max(work.bytes / peaks.bytes_per_s))
@@ -110,3 +110,6 @@ impl Fused {
         answer.table("fused", table.captioned(caption))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,18 +3,16 @@
 use super::*;
 use crate::attention::ImplementationName::{self, Flash, Naive, Sdpa};
 use crate::bench::training_step::{Capture, Execution, StepPass};
-use crate::cuda::Choice;
 use crate::harness::answer::made_up::{MadeUp, printed};
 use crate::harness::answer::mark;
-use crate::harness::record::Peaks;
 use crate::harness::samples;
 use crate::model::Precision::{self, Bfloat16, Float32};
 use crate::model::SizeName::{Small, Xl};
 
-const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
+pub(super) const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
 const CPU: fn(&str) -> MadeUp = MadeUp::cpu;
 
-fn params(size: SizeName, context_length: i64) -> Params {
+pub(super) fn params(size: SizeName, context_length: i64) -> Params {
     Params {
         size,
         context_length,
@@ -30,12 +28,12 @@ fn params(size: SizeName, context_length: i64) -> Params {
     }
 }
 
-fn seconds(samples: &[f64]) -> Samples {
+pub(super) fn seconds(samples: &[f64]) -> Samples {
     Samples { unit: samples::Unit::Seconds, samples: samples.to_vec(), work: None }
 }
 
 /// A row of these whole steps, and nothing else.
-fn whole(total: &[f64]) -> Row {
+pub(super) fn whole(total: &[f64]) -> Row {
     Row {
         parameters: 1,
         first_in_process: false,
@@ -60,11 +58,11 @@ fn parts(forward: &[f64], ratio: f64) -> Row {
 }
 
 /// Three forward passes around `t`, whose standard deviation is `share` of it.
-fn around(t: f64, share: f64) -> Vec<f64> {
+pub(super) fn around(t: f64, share: f64) -> Vec<f64> {
     vec![t * (1.0 - share), t, t * (1.0 + share)]
 }
 
-fn ask(made_up: MadeUp) -> Answer {
+pub(super) fn ask(made_up: MadeUp) -> Answer {
     answer(&made_up.records(), Audience::Ours).unwrap()
 }
 
@@ -76,7 +74,7 @@ fn number(answer: &Answer, field: &str) -> f64 {
         .unwrap_or_else(|| panic!("{field}: {}", answer.quoted()))
 }
 
-fn near(answer: &Answer, field: &str, expected: f64) {
+pub(super) fn near(answer: &Answer, field: &str, expected: f64) {
     let value = number(answer, field);
     assert!((value / expected - 1.0).abs() < 1e-9, "{field} is {value}, expected {expected}");
 }
@@ -179,7 +177,7 @@ fn sizes_are_counted() {
 }
 
 /// Steps of the small model in seconds: float32 eager and captured, bfloat16 eager and captured, and with TF32.
-fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> MadeUp {
+pub(super) fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> MadeUp {
     let grids =
         [(SWEEP, Float32), ("captured", Float32), ("bfloat16", Bfloat16), ("captured", Bfloat16), ("tf32", Float32)];
     grids.into_iter().zip(times).fold(made_up, |made_up, ((grid, dtype), time)| {
@@ -229,45 +227,6 @@ fn steps_of_two_runs_have_no_ratio() {
     replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0, products: Vec::new() });
     let made_up = GPU("x").measured(SWEEP, &params(Small, 512), &eager).run("b", Some("NVIDIA H200"));
     assert!(ask(made_up.measured("captured", &way("captured", Float32), &replay)).quoted()["gains"].is_null());
-}
-
-#[test]
-fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() {
-    let fused =
-        |context| Params { execution: Execution::Fused, dtype: Bfloat16, attention: Flash, ..params(Small, context) };
-    let mut row = whole(&around(0.005, 0.0));
-    let choice = |first_s| Choice {
-        m: 1,
-        n: 1,
-        k: 1,
-        transposed: [false, true],
-        tried: 8,
-        first_s,
-        best_s: 1e-5,
-        algorithm: [66, 20, 35, 1, 2],
-    };
-    let products = vec![choice(1e-5), choice(1.25e-5)];
-    row.capture = Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products });
-    let made_up = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0).measured("fused", &fused(512), &row);
-    let answer = ask(made_up.out_of_memory("fused_long", &fused(1024)));
-    near(&answer, "/search_gain", 0.25);
-    near(&answer, "/fused_loss_error", 1e-5);
-    let table = answer.tables()["fused"].markdown();
-    assert!(table.contains("| small | 512 | bfloat16 | 15.0 ± 0.30 | 5.00 ± 0.00 | – | – |"), "{table}");
-    assert!(table.contains("| small | 1,024 | bfloat16 | – | OOM | – | – |"), "{table}");
-}
-
-#[test]
-fn the_floor_of_a_step_adds_its_parts_at_the_peaks() {
-    let flops_per_s = [("float32".to_string(), 1e13), ("bfloat16".to_string(), 1e15)].into();
-    let peaks = Peaks { flops_per_s, bytes_per_s: 4e12, cache_bytes: 0.0, source: "made up".into() };
-    let params = Params { dtype: Bfloat16, ..params(Xl, 512) };
-    let config = params.config();
-    // Products bound forward and backward, memory the optimizer's 28 bytes a parameter.
-    let expected = 3.0 * config.forward_flops(4, 512) / 1e15 + 28.0 * config.num_parameters() as f64 / 4e12;
-    let floor = fused::floor(&params, &peaks).unwrap();
-    assert!((floor / expected - 1.0).abs() < 1e-9, "{floor} and {expected}");
-    assert_eq!(fused::floor(&params, &Peaks { flops_per_s: [].into(), ..peaks }), None);
 }
 
 /// Steps of the small model with PyTorch's attention, plain attention, and ours of another run.
