@@ -22,7 +22,8 @@ mod descriptors;
 
 /// What NVIDIA recommends on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Algorithms that cuBLASLt is asked for.
+/// Algorithms that cuBLASLt is asked for; it lists eight for a bfloat16 product on an H200. Tile, cluster and order set by hand, 4,224
+/// combinations that its check accepts, gained at most 3 % over these for the products of XL (2026-11-24, 2,048 tokens).
 const MOST_ALGORITHMS: usize = 64;
 /// Timed calls of each algorithm in the first round, and of the best few in the last one.
 const CALLS: [usize; 2] = [4, 12];
