@@ -67,7 +67,7 @@ impl Gradients {
 }
 
 impl FusedStep {
-    /// Moves the parameters of `model` into storage of its own, as views. The step trains batches of `batch` sequences as long
+    /// Moves the parameters of `model` into packed storage, whose views they become. The step trains batches of `batch` sequences as long
     /// as the model's context.
     ///
     /// Errors: sizes that the kernels do not take; an attention implementation without passes of its own; those of

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::ImplementationName;
-use crate::bench::training_step::loss;
+use crate::bench::training_step::{KERNELS, loss};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
@@ -13,26 +13,16 @@ use crate::torch::autograd::backward;
 use crate::torch::random::SEED;
 use crate::torch::{Generator, cuda_device};
 
+/// With the kernels of a fused step: all but the optimizer of autograd's.
 pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "a_fused_step_is_as_accurate_as_an_eager_one",
     "Loss and every gradient of a fused step are as near to float32 as those of an eager step under autocast.",
     on_the_gpu,
 )
-.with_kernels(&[
-    "flash_forward.cu",
-    "flash_backward.cu",
-    "portable_forward.cu",
-    "portable_backward.cu",
-    "rms_norm.cu",
-    "rope.cu",
-    "swiglu.cu",
-    "cross_entropy.cu",
-    "embedding_gradient.cu",
-    "packed_adamw.cu",
-])];
+.with_kernels(KERNELS.split_at(1).1)];
 
-/// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 176 and of 8, a row of several warps, a norm with two pieces a thread, fewer
-/// tokens than blocks and more.
+/// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 176 and of 8, a row of several warps, a norm with two pieces
+/// a thread, fewer tokens than blocks and more.
 const SMALL: [(Config, i64); 3] =
     [(config(50, 7, 528, 2, 3, 72), 3), (config(64, 2, 16, 1, 2, 8), 1), (config(9, 2, 4104, 1, 9, 8), 1)];
 
