@@ -188,7 +188,7 @@ impl Params {
     }
 }
 
-/// One mode after the other, each in a process of its own, so that one at a time has memory beside our step.
+/// One mode after the other. Each has its own process: beside our step there is memory for one.
 pub fn measure(p: &Params, device: Device) -> Result<Row> {
     let bench = ModelBench::new(&p.config(), p.attention, p.batch_size, p.dtype, device)?;
     let files = Files::write(&bench)?;

@@ -8,7 +8,6 @@ use super::cases::{BestCase, ColumnOf};
 use super::times;
 use crate::bench::energy::Energy;
 use crate::bench::interleave::ColumnOutcome as Timed;
-use crate::bench::training_step::Execution;
 use crate::harness::answer::format::{distinct, grouped, listed, markdown, time};
 use crate::harness::answer::{
     Cell, Claim, Emphasis, Quantity, Range, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
@@ -70,18 +69,13 @@ impl Best {
         let range = Range::of(&ratios)?;
         let compared = cases.iter().filter(|case| case.against_fastest().is_some());
         Some(Self {
-            execution: listed(&distinct(compared.map(|case| execution(case.params.execution)))),
+            execution: listed(&distinct(compared.map(|case| case.params.execution.name()))),
             ratio: times(&range),
             faster: ratios.iter().filter(|ratio| ratio.value() < 1.0).count(),
             of: ratios.len(),
             claim: Claim::below("our-step-is-faster", "largest ours / fastest PyTorch", &range.high, 1.0),
         })
     }
-}
-
-/// As suites write it.
-fn execution(execution: Execution) -> String {
-    serde_json::to_value(execution).ok().and_then(|word| Some(word.as_str()?.to_string())).unwrap_or_default()
 }
 
 impl BestCase<'_> {
@@ -157,7 +151,7 @@ pub fn table(cases: &[BestCase], unmeasured: &[Params], machine: &str) -> Option
         return None;
     }
     let mut builder = model(Table::of(lines), |(params, _)| params)
-        .text("our step", |(params, _)| execution(params.execution))
+        .text("our step", |(params, _)| params.execution.name())
         .right("ours (ms)", |(_, case)| case.map(BestCase::ours));
     for column in &COLUMNS {
         builder = builder.right(column.head, |(_, case)| case.map(|case| case.cell_of(column.python)));
@@ -220,7 +214,7 @@ fn costs_of<'a>(case: &'a BestCase) -> Vec<Cost<'a>> {
     let Some(row) = case.row else { return Vec::new() };
     let ours = row.ours.as_ref().map(|ours| Cost {
         case,
-        name: format!("ours, {}", execution(case.params.execution)),
+        name: format!("ours, {}", case.params.execution.name()),
         seconds: stats::median(&ours.preparation.samples),
         peak: ours.peak.as_ref(),
         energy: ours.energy.as_ref(),
