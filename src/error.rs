@@ -25,9 +25,17 @@ pub fn fault_of(error: &anyhow::Error) -> Option<Fault> {
         .find_map(|cause| cause.downcast_ref::<Fault>().cloned().or_else(|| fault_in_words(&cause.to_string())))
 }
 
+/// `message` without the lines about where C++ stood, which libtorch appends to its errors. A panic quotes what it wraps, so
+/// that its line breaks are two characters.
+pub fn without_frames(message: &str) -> String {
+    let is_kept = |line: &&str| !["frame #", "Exception raised from"].iter().any(|start| line.starts_with(start));
+    let lines = message.split('\n').map(|line| line.split("\\n").filter(is_kept).collect::<Vec<_>>());
+    let lines: Vec<_> = lines.filter(|pieces| !pieces.is_empty()).map(|pieces| pieces.join("\\n")).collect();
+    lines.join("\n").trim_end().to_string()
+}
+
 /// Reads an out-of-memory fault out of libtorch's own words.
 pub fn fault_in_words(message: &str) -> Option<Fault> {
-    // A panic quotes what it wraps, so that its line breaks are two characters; where C++ stood is of no use to a reader.
     let line = message.split('\n').next().unwrap_or_default().split("\\n").next().unwrap_or_default();
     let first_line = || line.split("Exception raised").next().unwrap_or_default().trim_end().to_string();
     if let Some((_, rest)) = message.split_once("you tried to allocate ") {
@@ -72,6 +80,14 @@ mod tests {
             "[enforce fail at alloc_cpu.cpp:129] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12",
         );
         assert!(matches!(fault, Some(Fault::OutOfMemory { requested_bytes: Some(4096), .. })), "{fault:?}");
+    }
+
+    #[test]
+    fn the_lines_about_c_plus_plus_are_left_out_of_a_message() {
+        let error = "rank 0: too many dims\nException raised from make at x.cpp:1 (most recent call first):\nframe #0: a\nframe #1: b\n\nrank 1: the same";
+        assert_eq!(without_frames(error), "rank 0: too many dims\n\nrank 1: the same");
+        assert_eq!(without_frames(&error.replace('\n', "\\n")), r"rank 0: too many dims\n\nrank 1: the same");
+        assert_eq!(without_frames("a\nb frame #1"), "a\nb frame #1");
     }
 
     #[test]

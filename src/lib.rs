@@ -2,6 +2,8 @@
 
 /// Faults that callers tell apart: out of memory, not available.
 pub mod error;
+/// Text from outside, made safe to print.
+pub mod printable;
 /// The folder that a checkout or a bundle lies in.
 pub mod root;
 /// Units, and numbers as people read them.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::OFlags;
 
+use crate::printable::shown_path;
+
 /// The largest record of the handout's grids has 2 MB.
 const MOST_BYTES: u64 = 64 << 20;
 
@@ -17,11 +19,17 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// The bytes of a file of the tree, for files that others may have put there.
+/// The bytes of a file of the tree, as [`read_at_most`].
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(path, MOST_BYTES)
+}
+
+/// The bytes of a file that others may have put there.
 ///
 /// Errors: those of opening and reading; what is no regular file, since opening a pipe would wait for a writer and a device
-/// may have no end; a file that would only fill the memory.
-pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// may have no end; a file of /proc that would wait for the kernel's messages; more than `most` bytes, which would only fill
+/// the memory.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let found = file.metadata()?;
     if found.is_dir() {
@@ -31,9 +39,12 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {} MiB", MOST_BYTES >> 20)));
+    // A file of /proc says that it has no bytes.
+    if found.len() <= most {
+        file.take(most + 1).read_to_end(&mut bytes)?;
+    }
+    if found.len().max(bytes.len() as u64) > most {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {} MiB", most >> 20)));
     }
     Ok(bytes)
 }
@@ -45,7 +56,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// kernels and Python files run as this user.
 pub fn find() -> Result<PathBuf> {
     if let Some(root) = std::env::var_os("CS336_ROOT").filter(|root| !root.is_empty()).map(PathBuf::from) {
-        ensure!(is_complete(&root), "CS336_ROOT={} holds no suites/ and templates/", root.display());
+        ensure!(is_complete(&root), "CS336_ROOT={} holds no suites/ and templates/", shown_path(&root));
         return Ok(root);
     }
     let program = std::env::current_exe().ok();
@@ -81,10 +92,10 @@ const OTHERS_WRITE: u32 = 0o002;
 fn require_own(root: &Path) -> Result<()> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.symlink_metadata().is_ok()) {
-        let shown = folder.display();
+        let shown = shown_path(&folder);
         let found = fs::metadata(&folder).with_context(|| format!("failed to look at {shown}"))?;
         let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-        let remedy = || format!("set CS336_ROOT={} to run what is there", root.display());
+        let remedy = || format!("set CS336_ROOT={} to run what is there", shown_path(root));
         ensure!([user, 0].contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {}", remedy());
         // A group of the user's own name, as many systems give, holds nobody else.
         let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && found.gid() != group;
@@ -117,7 +128,7 @@ mod tests {
             for (mode, is_open) in [(0o755, false), (0o775, false), (0o757, true), (0o1777, true)] {
                 set_mode(&part, mode);
                 let said = require_own(whole).err().map(|error| error.to_string()).unwrap_or_default();
-                let shown = part.display();
+                let shown = shown_path(&part);
                 assert_eq!(
                     said.contains(&format!("other users can write to {shown} (mode {mode:o})")),
                     is_open,

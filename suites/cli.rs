@@ -6,6 +6,8 @@ mod bundle;
 mod cases;
 #[path = "cli/export.rs"]
 mod export;
+#[path = "cli/forged_lines.rs"]
+mod forged_lines;
 #[path = "cli/graders_files.rs"]
 mod graders_files;
 #[path = "cli/interruption.rs"]

@@ -10,6 +10,7 @@ use super::Ended;
 use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM};
 use crate::harness::provenance::Commit;
 use crate::harness::store::Layout;
+use crate::printable::shown_path;
 use crate::root::absolute;
 use crate::units::{MIB, human_bytes};
 
@@ -47,10 +48,10 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let dist = layout.root.join("dist");
     let folder = dist.join("cs336");
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("failed to clear {}", folder.display()))?;
+        fs::remove_dir_all(&folder).with_context(|| format!("failed to clear {}", shown_path(&folder)))?;
     }
     let program = folder.join(PROGRAM);
-    fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", folder.display()))?;
+    fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", shown_path(&folder)))?;
     command(Command::new("strip").arg("-o").arg(&program).arg(std::env::current_exe()?))?;
     remove_paths(&program)?;
     for data in DATA {
@@ -92,7 +93,7 @@ fn remove_paths(program: &Path) -> Result<()> {
             at += 1;
         }
     }
-    fs::write(program, bytes).with_context(|| format!("failed to write {}", program.display()))
+    fs::write(program, bytes).with_context(|| format!("failed to write {}", shown_path(program)))
 }
 
 /// Copies the files under `data` that git tracks, and no local ones.
@@ -117,7 +118,7 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
 }
 
 fn command(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_string_lossy().into_owned();
+    let program = shown_path(command.get_program());
     let output = command.output().with_context(|| format!("failed to run {program}; install binutils and tar"))?;
     if !output.status.success() {
         bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -11,9 +11,9 @@ use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run as run_case};
 use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
-use crate::harness::printable::{one_line, printable};
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::{Ending, Job, Reply, Worker};
+use crate::printable::{one_line, printable, shown_path};
 
 /// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -42,9 +42,14 @@ struct CaseResult {
 
 pub fn run(layout: &Layout, folder: &Path, as_json: bool, junit_file: Option<&Path>) -> Result<Ended> {
     watch_for_interrupt();
+    let files = files(folder)?;
+    if let Some(junit) = junit_file.and_then(|path| path.canonicalize().ok()) {
+        let case = files.iter().find(|case| case.canonicalize().is_ok_and(|case| case == junit));
+        ensure!(case.is_none(), "--junit names {}, one of the cases: name another file", shown_path(&junit));
+    }
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
-    for path in files(folder)? {
+    for path in files {
         let Some(result) = grade(&mut worker, &path) else { return Ok(Ended::Interrupted) };
         if !as_json {
             print(&result);
@@ -87,7 +92,7 @@ impl CaseResult {
 /// The folder's case files, sorted by name. An empty folder is an error, since nothing would be graded.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| {
-        format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", folder.display())
+        format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", shown_path(folder))
     })?;
     let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     let (mut files, others): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| {
@@ -96,7 +101,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     ensure!(
         !files.is_empty(),
         "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md describes the format",
-        folder.display()
+        shown_path(folder)
     );
     if !others.is_empty() {
         let all = files.len() + others.len();

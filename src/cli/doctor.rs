@@ -12,6 +12,7 @@ use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
+use crate::printable::shown_path;
 use crate::units::human_bytes;
 
 pub mod ranks;
@@ -80,7 +81,7 @@ fn examine() -> Result<Vec<Requirement>> {
             "it names the commit in every record; without it records count as dirty and are not accepted",
         ),
         match Layout::find() {
-            Ok(layout) => finding("tree", true, true, layout.root.display().to_string()),
+            Ok(layout) => finding("tree", true, true, shown_path(&layout.root)),
             Err(error) => finding("tree", false, true, format!("{error:#}")),
         },
     ])
@@ -105,7 +106,7 @@ fn peers() -> Result<String> {
     ensure!(
         death.is_success() && death.last_output.starts_with("Python "),
         "{} has no PyTorch ({} {})",
-        python.display(),
+        shown_path(&python),
         death.cause,
         said.last().unwrap_or_default()
     );

@@ -11,11 +11,11 @@ use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
-use crate::harness::printable::printable;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::Worker;
+use crate::printable::printable;
 
 #[derive(clap::Args)]
 pub struct Arguments {

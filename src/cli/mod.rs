@@ -14,24 +14,25 @@ use rustix::process::umask;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::bench::machine;
+use crate::error::without_frames;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
-use crate::harness::printable::one_line;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
+use crate::printable::one_line;
 use crate::problems::{DEVICE_CHECKS, REGISTRY};
 
 // What a verb prints may quote names and messages from outside, which must not act on a terminal. These hide the standard
 // macros from the modules below.
 macro_rules! println {
-    ($($text:tt)*) => { std::println!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+    ($($text:tt)*) => { std::println!("{}", $crate::printable::printable(&format!($($text)*))) };
 }
 macro_rules! print {
-    ($($text:tt)*) => { std::print!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+    ($($text:tt)*) => { std::print!("{}", $crate::printable::printable(&format!($($text)*))) };
 }
 macro_rules! eprintln {
-    ($($text:tt)*) => { std::eprintln!("{}", $crate::harness::printable::printable(&format!($($text)*))) };
+    ($($text:tt)*) => { std::eprintln!("{}", $crate::printable::printable(&format!($($text)*))) };
 }
 
 mod accept;
@@ -164,7 +165,7 @@ pub fn main() -> ExitCode {
             ExitCode::from(130)
         }
         Err(error) => {
-            eprintln!("cs336: {error:#}");
+            eprintln!("cs336: {}", without_frames(&format!("{error:#}")));
             ExitCode::from(1)
         }
     }

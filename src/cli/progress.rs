@@ -7,11 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use crate::harness::plan::Pending;
-use crate::harness::printable::{one_line, printable};
 use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
 use crate::harness::run::Progress;
 use crate::harness::schedule::PendingTable;
+use crate::printable::{one_line, printable};
 use crate::units::human_seconds;
 
 /// Progress of one table after another on standard error.

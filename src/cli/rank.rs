@@ -20,6 +20,7 @@ use crate::collective::trace::{findings, traced};
 use crate::harness::manifest::suites_hash;
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
+use crate::printable::shown_path;
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
 
@@ -65,8 +66,8 @@ impl Task {
 
     fn read_input(&self) -> Result<Value> {
         let Some(file) = &self.input else { return Ok(Value::Null) };
-        let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-        serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", file.display()))
+        let bytes = std::fs::read(file).with_context(|| format!("reading {}", shown_path(file)))?;
+        serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
     /// What the trace says of clocks and late ranks.

@@ -15,6 +15,8 @@ use flate2::Crc;
 
 use super::Operation;
 
+use crate::printable::shown_path;
+
 /// The variable that names a rank's file.
 pub(crate) const FLIGHT_RECORD: &str = "CS336_FLIGHT";
 
@@ -48,7 +50,7 @@ impl FlightRecorder {
 
     fn at(path: &Path) -> Result<Self> {
         let options = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-        let file = options.with_context(|| format!("failed to open this rank's flight record {}", path.display()))?;
+        let file = options.with_context(|| format!("failed to open this rank's flight record {}", shown_path(path)))?;
         Ok(Self { calls: AtomicU64::new(0), file: Some(file) })
     }
 

@@ -15,6 +15,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use super::Shared;
+use crate::printable::shown_path;
 use crate::torch::nvtx::range;
 use crate::torch::profiler::profile;
 use crate::torch::store::Store;
@@ -35,7 +36,7 @@ pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnO
     // Before the work, which would be lost otherwise.
     let file = (collective.rank() == 0).then(|| File::create(path)).transpose();
     let file =
-        file.with_context(|| format!("the trace {} cannot be written; name a file in a folder", path.display()))?;
+        file.with_context(|| format!("the trace {} cannot be written; name a file in a folder", shown_path(path)))?;
     let anchors = || (0..ANCHORS).try_for_each(|_| range(ANCHOR, || collective.barrier()));
     let (value, profile) = profile(collective.device(), || {
         anchors()?;
@@ -54,13 +55,13 @@ pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnO
     });
     let traces = [Ok(own)].into_iter().chain(others).collect::<Result<Vec<_>>>()?;
     let bytes = zipped(&serde_json::to_vec(&merge(traces)?)?)?;
-    file.write_all(&bytes).with_context(|| format!("writing the trace {}", path.display()))?;
+    file.write_all(&bytes).with_context(|| format!("writing the trace {}", shown_path(path)))?;
     Ok(value)
 }
 
 /// What a merged trace says of the clocks and of late ranks, a sentence each.
 pub fn findings(path: &Path) -> Result<Vec<String>> {
-    let bytes = std::fs::read(path).with_context(|| format!("reading the trace {}", path.display()))?;
+    let bytes = std::fs::read(path).with_context(|| format!("reading the trace {}", shown_path(path)))?;
     Ok(serde_json::from_value(unzipped(&bytes)?["otherData"]["findings"].take())?)
 }
 

@@ -21,6 +21,7 @@ use super::launch::LaunchConfig;
 use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
+use crate::printable::shown_path;
 
 /// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
@@ -158,7 +159,7 @@ fn compiler(kernels: &Path) -> Result<Command> {
 
 /// The output of `command`. Errors: [`Fault::NotAvailable`] if it does not start; its error output if it fails.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
-    let name = command.get_program().to_string_lossy().into_owned();
+    let name = shown_path(command.get_program());
     let output = command.output().map_err(|error| Fault::NotAvailable {
         needs: "a C++ compiler, to run kernels on the CPU".into(),
         has: format!("no {name:?} that starts ({error}); set CXX"),

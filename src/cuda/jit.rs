@@ -14,6 +14,7 @@ use super::nvrtc::{self, Source};
 use super::resources::{self, Resources};
 use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
+use crate::printable::shown_path;
 use crate::root::{absolute, read_text};
 
 /// One file of `kernels/`, compiled one way.
@@ -96,7 +97,8 @@ impl Compiler {
         let (Entry { log, cubin }, origin) = match cache.as_ref().ok().and_then(|cache| Entry::read(cache, &entry)) {
             Some(entry) => (entry, Origin::Cache),
             None => {
-                let includes = toolchain.include.iter().map(|folder| format!("--include-path={}", folder.display()));
+                let includes =
+                    toolchain.include.iter().map(|folder| format!("--include-path={}", folder.to_string_lossy()));
                 let options: Vec<String> = options.into_iter().chain(includes).collect();
                 let (cubin, log) = nvrtc::compile(&source, &options).with_context(context)?;
                 let compiled = Entry { log, cubin };
@@ -130,7 +132,7 @@ impl Compiler {
             return Ok(Vec::new());
         }
         let mut headers = Vec::new();
-        for file in fs::read_dir(&path).with_context(|| format!("failed to list {}", path.display()))? {
+        for file in fs::read_dir(&path).with_context(|| format!("failed to list {}", shown_path(&path)))? {
             let path = file?.path();
             if path.extension().is_some_and(|e| e == extension) {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -143,7 +145,7 @@ impl Compiler {
 }
 
 fn read(path: &Path) -> Result<String> {
-    read_text(path).with_context(|| format!("failed to read {}", path.display()))
+    read_text(path).with_context(|| format!("failed to read {}", shown_path(path)))
 }
 
 /// The folder of compiled kernels.
@@ -151,7 +153,7 @@ fn read(path: &Path) -> Result<String> {
 /// Errors: why it is not used.
 pub fn kernel_cache() -> Result<String> {
     let Compiler { cache, .. } = Compiler::of_this_tree()?;
-    TrustedFolder::open(&cache).map(|_| cache.display().to_string())
+    TrustedFolder::open(&cache).map(|_| shown_path(&cache))
 }
 
 /// All options that decide the code; none of them depends on the folders of this machine.

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::jit::digest;
 use super::nvrtc;
 use crate::error::Fault;
+use crate::printable::shown_path;
 use crate::root::absolute;
 use crate::torch;
 
@@ -47,7 +48,7 @@ impl Toolchain {
             |home: &Path| ["lib", "lib64"].map(|lib| home.join(lib).join(LIBRARY)).into_iter().find(|p| p.exists());
         let found = homes.iter().find_map(|home| Some((home, library(home)?)));
         let (home, library) = found.with_context(|| {
-            let shown: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
+            let shown: Vec<_> = homes.iter().map(shown_path).collect();
             format!("it is in none of {}; run `make setup`, or set CUDA_HOME to a CUDA 13 toolkit", shown.join(", "))
         })?;
         // NVRTC looks for its builtins by name in LD_LIBRARY_PATH. Loaded first, they are found.
@@ -55,7 +56,7 @@ impl Toolchain {
         torch::load_shared_library(&builtins)?;
         torch::load_shared_library(&library)?;
         let (major, minor) = nvrtc::version()?;
-        let bytes = fs::metadata(&library).with_context(|| format!("{}", library.display()))?.len();
+        let bytes = fs::metadata(&library).with_context(|| shown_path(&library).to_string())?.len();
         let include = home.join("include");
         let host = host_headers(&homes).filter(|folder| *folder != include);
         let roots: Vec<&Path> = [Some(&include), host.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
@@ -71,7 +72,7 @@ fn listing(folders: &[&Path]) -> Result<String> {
     let mut names = Vec::new();
     for folder in folders {
         let mut files = Vec::new();
-        list(folder, "", &mut files).with_context(|| folder.display().to_string())?;
+        list(folder, "", &mut files).with_context(|| shown_path(folder))?;
         files.sort();
         names.append(&mut files);
         names.push(String::new());
@@ -115,11 +116,11 @@ fn homes(torch: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathB
 /// The library of built-in headers has the minor version in its name.
 fn builtins_beside(library: &Path) -> Result<PathBuf> {
     let folder = library.parent().context("a library lies in a folder")?;
-    let entries = fs::read_dir(folder).with_context(|| format!("failed to list {}", folder.display()))?;
+    let entries = fs::read_dir(folder).with_context(|| format!("failed to list {}", shown_path(folder)))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut builtins: Vec<String> = names.filter(|name| name.starts_with(BUILTINS)).collect();
     builtins.sort();
-    ensure!(!builtins.is_empty(), "{} holds {LIBRARY} without {BUILTINS}.*: reinstall it", folder.display());
+    ensure!(!builtins.is_empty(), "{} holds {LIBRARY} without {BUILTINS}.*: reinstall it", shown_path(folder));
     Ok(folder.join(&builtins[builtins.len() - 1]))
 }
 

@@ -10,6 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
+use crate::printable::shown_path;
+
 /// For its owner alone.
 const PRIVATE: u32 = 0o700;
 /// The permission to write of the group and of others.
@@ -28,7 +30,7 @@ impl TrustedFolder {
     /// Errors: another user owns it or can write to it, or it is a symbolic link.
     pub fn open(path: &Path) -> Result<Self> {
         let make = DirBuilder::new().recursive(true).mode(PRIVATE).create(path);
-        make.with_context(|| format!("failed to make the folder {}", path.display()))?;
+        make.with_context(|| format!("failed to make the folder {}", shown_path(path)))?;
         Ok(Self { folder: open_own(path, OFlags::DIRECTORY)?, _temporary: None })
     }
 
@@ -70,7 +72,7 @@ impl TrustedFolder {
 ///
 /// Errors: another user owns it or can write to it.
 fn open_own(path: &Path, kind: OFlags) -> Result<File> {
-    let shown = path.display();
+    let shown = shown_path(path);
     let opened = rustix::fs::open(path, OFlags::NOFOLLOW | OFlags::CLOEXEC | kind, Mode::empty());
     let file =
         File::from(opened.with_context(|| format!("failed to open {shown}, which must not be a symbolic link"))?);
@@ -135,7 +137,7 @@ mod tests {
             set_mode(root.path(), open);
             let said = refusal(TrustedFolder::open(root.path()));
             let user = rustix::process::geteuid().as_raw();
-            let expected = format!("{} belongs to user {user} with mode {open:o};", root.path().display());
+            let expected = format!("{} belongs to user {user} with mode {open:o};", shown_path(root.path()));
             assert!(said.starts_with(&expected) && said.contains("remove it, or set XDG_CACHE_HOME"), "{said}");
         }
         set_mode(root.path(), 0o755);

@@ -9,12 +9,12 @@ use super::conditions::{Conditions, ConditionsMonitor, Sensor};
 use super::device::DeviceCheck;
 use super::floor;
 use super::grade::CheckStatus;
-use super::printable::printable;
 use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
 use super::schedule::Clock;
 use super::store::Layout;
 use super::worker::{Ending, Job, Reply, Worker};
+use crate::printable::printable;
 
 /// Time limit of one case if the user sets none.
 pub const CASE_LIMIT: Duration = Duration::from_secs(600);

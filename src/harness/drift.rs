@@ -1,12 +1,12 @@
 //! Compares this machine's records with the accepted ones: exact values must be equal, timings are compared by a rank test.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::plan::staleness;
 use super::problem::Problem;
-use super::record::{CaseRecord, Machine, Outcome, RecordFile};
+use super::record::{CaseRecord, Machine, Outcome, RecordFile, Run};
 use super::samples::{Samples, Unit, each_samples};
 use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
@@ -168,12 +168,7 @@ pub fn acceptable(
     accepted: Option<&RecordFile>,
 ) -> Result<()> {
     let name = problem.name;
-    if let Some((run, changes)) = local.runs.iter().find_map(|run| Some((run, run.changes()?))) {
-        bail!(
-            "{name}: run {} was measured from a tree with {changes}; commit or undo them, then `cs336 measure {name}`",
-            run.id
-        );
-    }
+    local.runs.iter().try_for_each(Run::acceptable).context(name)?;
     let expected = suite.cases(local.profile).count();
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::json;
 use super::provenance::Commit;
 use super::store::sha256;
+use crate::printable::shown_path;
 use crate::root::read_text;
 
 /// The file in which a bundle keeps its manifest.
@@ -98,7 +99,7 @@ fn hash_files(root: &Path, name: &str, hashes: &mut BTreeMap<String, String>) ->
 }
 
 fn hash(path: &Path) -> Result<String> {
-    Ok(sha256(&fs::read(path).with_context(|| format!("failed to read {}", path.display()))?))
+    Ok(sha256(&fs::read(path).with_context(|| format!("failed to read {}", shown_path(path)))?))
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ pub mod json;
 pub mod manifest;
 pub mod peer;
 pub mod plan;
-pub mod printable;
 pub mod problem;
 pub mod provenance;
 pub mod python;

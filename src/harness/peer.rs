@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::json;
 use crate::error::{Fault, fault_in_words};
+use crate::printable::shown_path;
 use crate::process::{Answer, ChildProcess, after};
 
 /// A peer; its whole process group is killed when this is dropped.
@@ -65,7 +66,7 @@ enum RefusalKind {
 impl Peer {
     /// Starts `command` and waits for its greeting, which must be of protocol `version`.
     pub fn start(command: Command, version: u64, deadline: Duration) -> Result<Self> {
-        let program = command.get_program().to_string_lossy().into_owned();
+        let program = shown_path(command.get_program());
         let mut process = ChildProcess::start(command).context("starting the peer")?;
         let greeting = receive(&mut process, deadline);
         let greeting = greeting.with_context(|| format!("waiting for the peer {program} to greet"))?;

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 
 use super::manifest::{Manifest, peers_hash};
-use super::printable::one_line;
 use super::record::{Gpu, Machine, Run};
+use crate::printable::one_line;
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
 #[derive(Debug, Clone)]

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::store::Layout;
 use crate::error::Fault;
+use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, Death};
 use crate::root::absolute;
 
@@ -63,9 +64,9 @@ fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let has = match run(interpreter, &["-c", ask, module], LIMIT) {
         Ok(death) if death.is_success() => return Ok(()),
         Ok(death) if matches!(death.cause, Cause::Exited { status, .. } if status.code() == Some(1)) => {
-            format!("{}, which has none", interpreter.display())
+            format!("{}, which has none", shown_path(interpreter))
         }
-        Ok(death) => format!("{}, which {death}", interpreter.display()),
+        Ok(death) => format!("{}, which {death}", shown_path(interpreter)),
         Err(why) => format!("{why:#}"),
     };
     Err(Fault::NotAvailable { needs: format!("a Python with {module} (run `make setup`, or set {VARIABLE})"), has })
@@ -75,7 +76,7 @@ fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
 ///
 /// Errors: it does not run, or not end within `limit`.
 pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration) -> Result<Death> {
-    let shown = interpreter.display();
+    let shown = shown_path(interpreter);
     let mut command = safe(interpreter, |name| std::env::var_os(name));
     command.args(arguments);
     let python = ChildProcess::start(command);

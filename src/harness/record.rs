@@ -2,15 +2,16 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
-use super::printable::one_line;
 use super::samples::{each_samples, round_times, round_to_clock};
 use super::{floor, json};
+use crate::printable::one_line;
 
 /// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
 /// and a new optional field of a row do not change it.
@@ -258,6 +259,19 @@ impl Run {
         Ok(())
     }
 
+    /// Errors: it cannot be repeated, since the tree had changes; or it started later than now, by more than clocks of two
+    /// machines differ.
+    pub fn acceptable(&self) -> Result<()> {
+        const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let Self { id, started, .. } = self;
+        if let Some(changes) = self.changes() {
+            bail!("run {id} was measured from a tree with {changes}; commit or undo them, then measure again");
+        }
+        let is_past = SystemTime::from(started.parse::<jiff::Timestamp>()?) < SystemTime::now() + A_DAY;
+        ensure!(is_past, "run {id} is of {started}, which is still to come; correct the clock, then measure again");
+        Ok(())
+    }
+
     /// "uncommitted changes (modified: suites/p.toml)"; `None` if the tree was the commit's.
     pub fn changes(&self) -> Option<String> {
         const SHOWN: usize = 5;
@@ -268,10 +282,16 @@ impl Run {
     }
 }
 
+/// Longer than any case: a year.
+const MAX_ELAPSED_S: f64 = 3.2e7;
+
 impl CaseRecord {
     fn validate(&self, peaks: &Peaks) -> Result<()> {
         let elapsed_s = self.elapsed_s;
-        ensure!(elapsed_s.is_finite() && elapsed_s >= 0.0, "it took {elapsed_s} s: a time is not negative");
+        ensure!(
+            (0.0..MAX_ELAPSED_S).contains(&elapsed_s),
+            "it took {elapsed_s:e} s: expected 0 to {MAX_ELAPSED_S:e} s"
+        );
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
         floor::check(row, peaks)

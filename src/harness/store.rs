@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
+use crate::printable::shown_path;
 use crate::root::read_text;
 
 /// The tree that a command works on: a checkout, or an unpacked bundle.
@@ -42,7 +43,7 @@ impl Layout {
 
     /// The path relative to the root, for messages.
     pub fn display(&self, path: &Path) -> String {
-        path.strip_prefix(&self.root).unwrap_or(path).display().to_string()
+        shown_path(path.strip_prefix(&self.root).unwrap_or(path))
     }
 
     /// This machine's records of `problem`; `None` if there are none. The parameters are in the problem's canonical form.
@@ -160,7 +161,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         file.persist(&target).map_err(|e| e.error)?;
         Ok(())
     };
-    attempt().map_err(|error| cannot_write(&path.display().to_string(), &error))
+    attempt().map_err(|error| cannot_write(&shown_path(path), &error))
 }
 
 /// The message about a file that cannot be written: the system's reason, and what to do.

@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::json::refusal;
-use super::printable::one_line;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
+use crate::printable::one_line;
 use crate::root::read_text;
 
 /// A larger grid is probably a mistake in the file.

@@ -18,7 +18,7 @@ use super::json;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
-use crate::error::{Fault, fault_in_words, fault_of};
+use crate::error::{Fault, fault_in_words, fault_of, without_frames};
 use crate::process::{Answer, ChildProcess, Parent};
 
 /// The file of the running program, also after a build has replaced it: a new worker must not be of another version.
@@ -190,13 +190,13 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
     }));
     match attempt {
         Ok(Ok(reply)) => reply,
-        Ok(Err(error)) => Reply::Failed(format!("{error:#}")),
+        Ok(Err(error)) => Reply::Failed(without_frames(&format!("{error:#}"))),
         Err(panic) => {
             let message = panic_message(panic.as_ref());
             let is_measure = matches!(job, Job::Measure { .. });
             match fault_in_words(&message).filter(|_| is_measure) {
                 Some(fault) => Reply::Ended(outcome_of(fault)),
-                None => Reply::Failed(format!("panicked: {message}")),
+                None => Reply::Failed(without_frames(&format!("panicked: {message}"))),
             }
         }
     }

@@ -16,6 +16,7 @@ use super::PARENT;
 use super::death::{Cause, Death, is_out_of_memory, oom_kills};
 use super::lines::Lines;
 use super::output::Output;
+use crate::printable::shown_path;
 
 /// How often a waiting parent looks for a child's exit and for an interrupt.
 const TICK: Duration = Duration::from_millis(50);
@@ -74,7 +75,7 @@ impl ChildProcess {
     /// # Errors
     /// If the program cannot be started; the error names it.
     pub fn start(mut command: Command) -> Result<Self> {
-        let program = command.get_program().to_string_lossy().into_owned();
+        let program = shown_path(command.get_program());
         let (ours, theirs) = UnixStream::pair().context("making a socket for a child process")?;
         let (output, printed) = std::io::pipe().context("making a pipe for a child process")?;
         command.stdin(OwnedFd::from(theirs)).stdout(printed.try_clone()?).stderr(printed);

@@ -28,8 +28,8 @@ use anyhow::{Context as _, Error, Result, ensure};
 
 use crate::harness::answer::{Answer, Claim, Records};
 use crate::harness::handout::HandoutProblem;
-use crate::harness::printable::one_line;
 use crate::harness::store::write_atomically;
+use crate::printable::{one_line, shown_path};
 
 pub use crate::harness::grade::points;
 pub use pdf::pdf;
@@ -129,17 +129,17 @@ pub fn render(document: &Document) -> Result<Rendered> {
 /// Figures of an earlier rendering that this one no longer has are removed.
 pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> {
     let figures = dir.join("figures");
-    std::fs::create_dir_all(&figures).with_context(|| format!("making {}", figures.display()))?;
+    std::fs::create_dir_all(&figures).with_context(|| format!("making {}", shown_path(&figures)))?;
     for (path, svg) in &rendered.figures {
         write_atomically(&dir.join(path), svg)?;
     }
-    for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", figures.display()))? {
+    for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", shown_path(&figures)))? {
         let name = entry?.file_name();
         let name = name.to_string_lossy();
         let wanted = rendered.figures.iter().any(|(path, _)| *path == format!("figures/{name}"));
         if name.ends_with(".svg") && !wanted {
             let path = figures.join(&*name);
-            std::fs::remove_file(&path).with_context(|| format!("removing the old figure {}", path.display()))?;
+            std::fs::remove_file(&path).with_context(|| format!("removing the old figure {}", shown_path(&path)))?;
         }
     }
     write_atomically(&dir.join("writeup.md"), rendered.markdown.as_bytes())?;

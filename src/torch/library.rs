@@ -8,6 +8,7 @@ use tch::{Cuda, Device};
 
 use super::bridge::{check, ffi};
 use crate::error::Fault;
+use crate::printable::shown_path;
 
 /// Loads libtorch's CUDA half if an NVIDIA driver is installed; every program must call it first.
 ///
@@ -33,7 +34,7 @@ pub fn load_cuda() -> Result<(), Fault> {
 ///
 /// Errors: the dynamic loader's.
 pub fn load_shared_library(path: &Path) -> Result<()> {
-    let name = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    let name = path.to_str().with_context(|| format!("{} is not UTF-8", shown_path(path)))?;
     check(ffi::load_library(name))
 }
 

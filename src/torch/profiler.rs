@@ -14,6 +14,8 @@ use super::bridge::{check, ffi};
 use super::nvtx::Listener;
 use super::trace::Trace;
 
+use crate::printable::shown_path;
+
 /// What was collected while a body ran, as the Chrome trace that Kineto writes.
 #[derive(Debug)]
 pub struct Profile {
@@ -77,7 +79,7 @@ impl Profile {
             encoder.write_all(&self.json)?;
             encoder.finish()?.sync_all()
         };
-        write().with_context(|| format!("writing the trace {}", path.display()))
+        write().with_context(|| format!("writing the trace {}", shown_path(path)))
     }
 }
 

@@ -117,3 +117,48 @@ fn no_cases_at_all_is_a_failure() {
     assert!(tree.refused(&["grade", "--cases", "cases"]).contains("nothing was graded"));
     assert!(tree.refused(&["grade", "--cases", "nowhere"]).contains("nowhere"));
 }
+
+/// /proc/kmsg says that it is a regular file, and waits for the kernel's next message.
+#[test]
+fn a_file_that_would_be_waited_for_is_one_failed_case() {
+    if fs::File::open("/proc/kmsg").is_err() {
+        eprintln!("skipped: only root can open /proc/kmsg");
+        return;
+    }
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    symlink("/proc/kmsg", tree.path("cases/kernel.safetensors")).unwrap();
+    let said = tree.refused(&["grade", "--cases", "cases"]);
+    assert!(said.contains("FAILED kernel.safetensors\n") && said.contains("0 of 1 cases passed"), "{said}");
+}
+
+#[test]
+fn a_case_is_not_overwritten_by_results() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    fs::copy(sound(), tree.path("cases/sound.safetensors")).unwrap();
+    symlink("cases/sound.safetensors", tree.path("link")).unwrap();
+    for junit in ["cases/sound.safetensors", "link"] {
+        let said = tree.refused(&["grade", "--cases", "cases", "--junit", junit]);
+        assert!(said.contains("one of the cases: name another file"), "{said}");
+    }
+    assert_eq!(fs::read(tree.path("cases/sound.safetensors")).unwrap(), fs::read(sound()).unwrap());
+}
+
+#[test]
+fn a_tensor_of_more_dimensions_than_pytorch_takes_is_refused_without_a_word_of_c_plus_plus() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    let whole = fs::read(sound()).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&whole[8..][..length]).unwrap();
+    for name in ["x", "y"] {
+        let shape = header[name]["shape"].as_array_mut().unwrap();
+        shape.splice(..0, (0..70).map(|_| 1.into()));
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &whole[8 + length..]].concat();
+    fs::write(tree.path("cases/deep.safetensors"), bytes).unwrap();
+    let said = tree.refused(&["grade", "--cases", "cases"]);
+    assert!(said.contains("dimensions, and PyTorch computes with at most 64") && !said.contains("frame #"), "{said}");
+}

@@ -160,20 +160,6 @@ fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[cas
     }
 }
 
-/// A shell makes arguments of the names of files.
-#[rstest]
-#[case::a_verb(&["a\npassed all"])]
-#[case::a_flag(&["list", "--a\npassed all"])]
-#[case::a_value(&["measure", "--case-limit", "a\npassed all"])]
-#[case::codes(&["grade", "--\u{7}passed\u{1b}]0;title\u{7}"])]
-fn no_argument_can_forge_a_line_or_act_on_a_terminal(#[case] arguments: &[&str]) {
-    // As on a terminal; elsewhere clap removes codes.
-    let output = Tree::new().command(arguments).env("CLICOLOR_FORCE", "1").output().unwrap();
-    let said = output_text(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("passed") && !said.contains("\npassed") && !said.contains('\u{7}'), "{said}");
-}
-
 /// Doctor asks the interpreter, which may be any program.
 #[test]
 fn a_program_that_is_no_python_is_no_peer() {

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
+use serde::de::IgnoredAny;
 use tch::{Kind as DType, Tensor};
 
-use crate::harness::json::refusal;
-use crate::harness::printable::one_line;
+use crate::harness::json::{self, refusal};
 use crate::harness::problem::Verdict;
+use crate::printable::one_line;
+use crate::root;
 
 pub mod adamw;
 pub mod attention;
@@ -33,6 +35,9 @@ const MAX_BYTES: u64 = 4 << 30;
 
 /// The most positions in a case. A longer RoPE table would only use more memory.
 const MAX_POSITIONS: i64 = 1 << 20;
+
+/// Of `at::DimVector` in PyTorch's TensorIterator, which refuses more.
+const MAX_DIMS: usize = 64;
 
 /// Every kind of case.
 pub const KINDS: &[CaseKind] = &[
@@ -73,17 +78,16 @@ impl CaseFile {
             }
             Err(_) => format!("{path:?} cannot be opened"),
         })?;
-        // Opening a pipe would wait for a writer, and reading a device may have no end.
         ensure!(file.is_file(), "this is {}, not a regular file; remove it from the cases", name_of(file.file_type()));
-        ensure!(file.len() <= MAX_BYTES, "the file has {} bytes, more than the {MAX_BYTES} of a case", file.len());
-        let bytes = std::fs::read(path).context("the file cannot be read")?;
+        let bytes = root::read_at_most(path, MAX_BYTES).context("the file cannot be read")?;
         Self::parse(&bytes, path).context("the file is not a valid case")
     }
 
     /// Parses the bytes of a safetensors file. `path` is only used as the case's name.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
-        let (_, header) =
+        let (length, header) =
             SafeTensors::read_metadata(bytes).map_err(refusal).context("not in the safetensors format (truncated?)")?;
+        json::from_str::<IgnoredAny>(&String::from_utf8_lossy(&bytes[8..][..length])).context("its header")?;
         let metadata = header.metadata().clone().context("it has no metadata: kind, rtol and atol are needed")?;
         let tensors = SafeTensors::deserialize(bytes)?
             .tensors()
@@ -187,6 +191,8 @@ fn tensor_of(view: &safetensors::tensor::TensorView<'_>) -> Result<Tensor> {
         Dtype::BOOL => DType::Bool,
         other => bail!("its dtype {other:?} is not supported"),
     };
+    let dims = view.shape().len();
+    ensure!(dims <= MAX_DIMS, "it has {dims} dimensions, and PyTorch computes with at most {MAX_DIMS}");
     let size: Vec<i64> = view.shape().iter().map(|&n| n as i64).collect();
     ensure!(!size.contains(&0), "it has shape {size:?} and therefore no elements; a case needs some in every tensor");
     Ok(Tensor::f_from_data_size(view.data(), &size, dtype)?)

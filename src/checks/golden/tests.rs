@@ -46,7 +46,8 @@ fn every_golden_case_of_attention_passes() {
         .collect();
     assert!(files.iter().any(|path| path.ends_with("attention_bfloat16_one_key.safetensors")));
     for path in files {
-        require(&run(&CaseFile::read(&path).unwrap()).unwrap()).unwrap_or_else(|e| panic!("{}: {e:#}", path.display()));
+        require(&run(&CaseFile::read(&path).unwrap()).unwrap())
+            .unwrap_or_else(|e| panic!("{}: {e:#}", shown_path(&path)));
     }
 }
 
@@ -98,6 +99,8 @@ enum Damage {
 }
 
 use Damage::{Emptied, Meta, Renamed, With, Without};
+
+use crate::printable::shown_path;
 
 impl Damage {
     fn apply(self, case: &mut CaseFile) {

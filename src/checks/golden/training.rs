@@ -24,6 +24,7 @@ use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::trainer::{self, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use crate::parallel::{Options, Replica};
+use crate::printable::shown_path;
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
@@ -244,7 +245,7 @@ fn final_file(folder: &Path, trainer: &str, rank: usize) -> PathBuf {
 }
 
 fn read(file: &Path) -> Result<Given> {
-    let tensors = Tensor::read_safetensors(file).with_context(|| format!("reading {}", file.display()))?;
+    let tensors = Tensor::read_safetensors(file).with_context(|| format!("reading {}", shown_path(file)))?;
     Ok(tensors.into_iter().collect())
 }
 

@@ -12,6 +12,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, n
 use libloading::Library;
 
 use crate::error::Fault;
+use crate::printable::shown_path;
 use crate::torch;
 
 const LIBRARY: &str = "libnccl.so.2";
@@ -80,8 +81,8 @@ impl Api {
         for path in paths {
             // SAFETY: NCCL's initialisers have no conditions.
             match unsafe { Library::new(path) } {
-                Ok(library) => return Self::find(library).with_context(|| path.display().to_string()),
-                Err(error) => failures.push(format!("{}: {:#}", path.display(), anyhow::Error::from(error))),
+                Ok(library) => return Self::find(library).with_context(|| shown_path(path)),
+                Err(error) => failures.push(format!("{}: {:#}", shown_path(path), anyhow::Error::from(error))),
             }
         }
         bail!("{}", failures.join("; "))

@@ -12,7 +12,7 @@ fn run_scripts(scripts: &[&str], deadline: Duration) -> (Result<()>, Vec<i32>) {
     let ranks = scripts.iter().enumerate().map(|(rank, script)| {
         let mut command = Command::new("/bin/sh");
         let pid_file = folder.path().join(format!("{rank}.pid"));
-        command.arg("-c").arg(format!("echo $$ > {}\n{script}", pid_file.display()));
+        command.arg("-c").arg(format!("echo $$ > {}\n{script}", pid_file.to_str().unwrap()));
         Rank { command, flight_record: folder.path().join("none") }
     });
     let outcome = supervise(&launch(deadline), ranks.collect(), &Value::Null).map(drop);

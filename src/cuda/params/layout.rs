@@ -60,7 +60,8 @@ fn compare_in(compiler: &Compiler, program: &Program, expected: &Expected) -> Re
         writeln!(source.text, "static_assert({condition}, \"{condition}\");")?;
     }
     let defines = program.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
-    let includes = Toolchain::get()?.include.iter().map(|folder| format!("--include-path={}", folder.display()));
+    let includes =
+        Toolchain::get()?.include.iter().map(|folder| format!("--include-path={}", folder.to_string_lossy()));
     let fixed = ["--gpu-architecture=compute_90a", "--std=c++20"].map(String::from);
     let options: Vec<String> = fixed.into_iter().chain(defines).chain(includes).collect();
     let ptx = nvrtc::ptx(&source, &options)?;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::mark;
 use super::quantity::Unit;
-use crate::harness::printable::printable;
+use crate::printable::printable;
 use crate::units::{GB, GIB, MB, MIB};
 
 /// Printed where there is no number, such as the standard deviation of one sample.

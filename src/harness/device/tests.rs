@@ -129,13 +129,15 @@ fn a_skipped_check_keeps_its_accepted_result_while_that_still_counts() {
 }
 
 #[test]
-fn a_failed_stale_or_uncommitted_result_is_not_accepted() {
+fn a_failed_stale_early_or_uncommitted_result_is_not_accepted() {
     let (_folder, layout) = tree();
     let before = group(&layout, "2.11.0");
     let refusal = |group: &DeviceGroup, file: &RecordFile| group.acceptable(file).unwrap_err().to_string();
     let passed = results(&before, &run("r", false), &[(&ONE, Ok(""))]);
     before.acceptable(&passed).unwrap();
     assert!(refusal(&before, &results(&before, &run("r", true), &[(&ONE, Ok(""))])).contains("uncommitted changes"));
+    let early = Run { started: "9000-01-01T00:00:00Z".into(), ..run("r", false) };
+    assert!(refusal(&before, &results(&before, &early, &[(&ONE, Ok(""))])).contains("which is still to come"));
     assert!(
         refusal(&before, &results(&before, &run("r", false), &[(&TWO, Err("hangs"))])).contains("two failed (hangs)")
     );

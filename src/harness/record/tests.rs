@@ -118,7 +118,8 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.runs[0].started = "99999-01-01T00:00:00Z".into(), "run 0: it started at \"99999-");
     refused_with(&|f| f.runs[0].commit = "a <b>".into(), "run 0: the commit is \"a <b>\"");
     refused_with(&|f| (f.runs[0].id, f.cases[0].run) = ("a|b".into(), "a|b".into()), "run 0: the id is \"a|b\"");
-    refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1 s");
+    refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1e0 s: expected 0 to 3.2e7 s");
+    refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::checks::attestation::Findings;
 use crate::error::Fault;
+use crate::printable::shown_path;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tool {
@@ -45,7 +46,7 @@ impl Tool {
         let output = match command.output() {
             Ok(output) => output,
             Err(error) => {
-                let needs = format!("{}, of the CUDA toolkit", sanitizer.display());
+                let needs = format!("{}, of the CUDA toolkit", shown_path(sanitizer));
                 return Err(Fault::NotAvailable { needs, has: format!("none: {error}") }.into());
             }
         };

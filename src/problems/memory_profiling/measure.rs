@@ -18,6 +18,7 @@ use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::model::memory::{Memory, Update};
 use crate::model::{Config, Precision, SizeName};
+use crate::printable::shown_path;
 use crate::torch::memory_history::{History, viewer};
 
 /// One model, whose forward pass and training steps are all measured; what is left out is the handout's setting, but for
@@ -179,7 +180,7 @@ pub fn measure_on(params: &Params, device: Device) -> Result<(Row, [History; 2])
 /// Writes what pytorch.org/memory_viz draws to report/traces/PROFILE.
 fn keep(params: &Params, profile: Profile, histories: &[History; 2]) -> Result<()> {
     let folder = Layout::find()?.report().join("traces").join(profile.name());
-    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("failed to make {}", shown_path(&folder)))?;
     for (history, what) in histories.iter().zip(["forward", "training_step"]) {
         let Params { size, context_length, dtype, .. } = params;
         let size = size.size().name;
@@ -190,7 +191,7 @@ fn keep(params: &Params, profile: Profile, histories: &[History; 2]) -> Result<(
             viewer::write(history, &mut file)?;
             Ok(file.flush()?)
         };
-        write().with_context(|| format!("failed to write {}", path.display()))?;
+        write().with_context(|| format!("failed to write {}", shown_path(&path)))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
+use crate::printable::shown_path;
 use crate::units::human_bytes;
 
 /// What scratch folders begin with; the process that made one follows.
@@ -31,12 +32,12 @@ pub fn scratch(bytes: u64) -> Result<TempDir> {
         let room = rustix::fs::statvfs(folder).map(|fs| fs.f_bavail * fs.f_frsize);
         if room.is_ok_and(|room| room >= needed) {
             let made = tempfile::Builder::new().prefix(&format!("{SCRATCH}{}-", std::process::id())).tempdir_in(folder);
-            return made.with_context(|| format!("making a folder in {}", folder.display()));
+            return made.with_context(|| format!("making a folder in {}", shown_path(folder)));
         }
     }
     bail!(
         "neither /dev/shm nor {} has room for {}, by which the peer gets its weights: set TMPDIR to a folder that has",
-        disk.display(),
+        shown_path(&disk),
         human_bytes(bytes)
     )
 }

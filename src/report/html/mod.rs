@@ -22,8 +22,8 @@ use super::anchors::{self, PROVENANCE, Place};
 use super::sections::{APPENDICES, Sections};
 use super::{Document, Rendered, points};
 use crate::harness::handout::HandoutProblem;
-use crate::harness::printable::one_line;
 use crate::harness::store::write_atomically;
+use crate::printable::one_line;
 
 /// The page's style, whose colours the tests read.
 pub const STYLE: &str = include_str!("style.css");

@@ -1,5 +1,7 @@
 //! Text from outside (names, messages, output of children) made safe to print.
 
+use std::path::Path;
+
 /// `text` with escapes such as `\u001b` for all that a terminal obeys or hides: control characters, separators of lines,
 /// marks of direction, and characters without width. Line breaks and tabs stay. The escapes are JSON's, so that a document
 /// of JSON stays the same document.
@@ -10,6 +12,11 @@ pub fn printable(text: &str) -> String {
 /// As [`printable`], in one line: for names.
 pub fn one_line(text: &str) -> String {
     escaped(text, |_| false)
+}
+
+/// The name of a file as messages quote it. It can hold any byte but zero, line breaks among them.
+pub fn shown_path(path: impl AsRef<Path>) -> String {
+    one_line(&path.as_ref().to_string_lossy())
 }
 
 fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
@@ -52,6 +59,13 @@ mod tests {
         let printed = printable(&serde_json::to_string_pretty(&document).unwrap());
         assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), document);
         assert!(printed.is_ascii() && printed.chars().all(|c| c == '\n' || !c.is_control()), "{printed:?}");
+    }
+
+    #[test]
+    fn a_path_is_one_line() {
+        assert_eq!(shown_path("a/b\npassed"), r"a/b\npassed");
+        let bytes: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"a\xff\x1b");
+        assert_eq!(shown_path(bytes), "a\u{fffd}\\u001b");
     }
 
     #[test]

@@ -1,0 +1,39 @@
+//! No argument, path or variable prints a line of its own or acts on a terminal.
+
+use super::*;
+
+/// A shell makes arguments of the names of files.
+#[rstest]
+#[case::a_verb(&["a\npassed all"])]
+#[case::a_flag(&["list", "--a\npassed all"])]
+#[case::a_value(&["measure", "--case-limit", "a\npassed all"])]
+#[case::codes(&["grade", "--\u{7}passed\u{1b}]0;title\u{7}"])]
+fn no_argument_can_forge_a_line_or_act_on_a_terminal(#[case] arguments: &[&str]) {
+    // As on a terminal; elsewhere clap removes codes.
+    let output = Tree::new().command(arguments).env("CLICOLOR_FORCE", "1").output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("passed") && !said.contains("\npassed") && !said.contains('\u{7}'), "{said}");
+}
+
+#[rstest]
+#[case::a_folder_of_cases(&["grade", "--cases", "a\nforged line"], &[])]
+#[case::a_results_file(&["grade", "--cases", concat!(env!("CARGO_MANIFEST_DIR"), "/suites/cases"), "--junit", "/dev/null/a\nforged line"], &[])]
+#[case::a_rank_s_input(&["rank", "--task", "nccl_selftest", "--input", "a\nforged line"], &[])]
+#[case::the_tree(&["list"], &[("CS336_ROOT", "a\nforged line")])]
+#[case::the_tree_of_doctor(&["doctor"], &[("CS336_ROOT", "a\nforged line")])]
+#[case::the_interpreter(&["doctor"], &[("CS336_PYTHON", "a\nforged line")])]
+#[case::the_cache(&["doctor"], &[("XDG_CACHE_HOME", "/dev/null/a\nforged line")])]
+#[case::the_cuda_toolkit(&["doctor"], &[("CUDA_HOME", "/a\nforged line")])]
+#[case::the_first_rank(&["rank", "--task", "nccl_selftest"], &[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500"), ("MASTER_ADDR", "a\nforged line")])]
+#[case::a_rank(&["rank", "--task", "nccl_selftest"], &[("RANK", "a\nforged line")])]
+fn no_path_or_variable_can_forge_a_line(#[case] arguments: &[&str], #[case] variables: &[(&str, &str)]) {
+    let output = Tree::new().command(arguments).envs(variables.iter().copied()).output().unwrap();
+    let said = output_text(&output);
+    assert!(!said.contains("\nforged"), "{said}");
+    let names_it = said.contains("forged line");
+    assert!(
+        names_it || variables.iter().any(|(name, _)| ["XDG_CACHE_HOME", "CUDA_HOME", "CS336_ROOT"].contains(name)),
+        "{said}"
+    );
+}
