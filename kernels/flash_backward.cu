@@ -103,9 +103,9 @@
 //      spills 96 bytes; more than five operands spill.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_QUERIES (64 or 128), FLASH_SPLIT.
+// FLASH_QUERIES (64 or 128), FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES) ||                   \
-    !defined(FLASH_SPLIT)
+    !defined(FLASH_SPLIT) || !defined(FLASH_GROUPED)
 #error "flash_backward.cu takes its shape from src/attention/hopper"
 #endif
 
@@ -122,6 +122,8 @@ struct Problem {
   // The factor of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
+  // Heads of q that share a head of k and v: 1 without FLASH_GROUPED.
+  int group_size;
   // (batch, heads, blocks of queries, FLASH_QUERIES): lse to base 2 and D, padded to whole blocks.
   float *lse_log2;
   float *delta;
@@ -137,7 +139,7 @@ struct Parts {
   // The number of `items`, and the blocks of queries in a part.
   int count;
   int blocks;
-  // (parts, batch, heads, n_keys, FLASH_D) each, unscaled.
+  // (parts, batch, heads of k, n_keys, FLASH_D) each, unscaled.
   float *dk;
   float *dv;
   // The index of the block of keys times 65,536, plus the part's index.
@@ -158,7 +160,7 @@ constexpr int copier_registers = 24;
 constexpr int worker_registers = 240;
 // So many blocks of 16 columns of V stay in registers as left operands: as many as fit without a spill. Fewer reads of shared
 // memory pay where they limit, at d 128.
-constexpr int v_steps = d == 128 ? 5 : 0;
+constexpr int v_steps = d == 128 ? (FLASH_GROUPED ? 4 : 5) : 0;
 // dQ is multiplied before dV and dK, so that its sums leave the registers early. Where V takes none, it comes after them.
 constexpr bool dq_first = v_steps > 0;
 
@@ -217,35 +219,74 @@ struct Barriers {
   DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (stages + stage); }
 };
 
-// The keys of a block, and the queries that attend to some of them.
+// Heads of k and v.
+[[maybe_unused]] DEVICE int kv_heads(const Problem &problem) {
+  return FLASH_GROUPED ? problem.heads / problem.group_size : problem.heads;
+}
+
+// The keys of a block, and the queries that attend to some of them: blocks of queries of one head, or of each head of a
+// group, one head after the other.
 struct Work {
   int key;
+  // Of k and v.
   int head;
   int batch;
-  // The first block of queries, and the one after the last.
+  // The first block of queries, and the one after the head's last.
   int first;
   int blocks;
   int part = 0;
-  // Where the statistics and the sums of dq of the block's head begin.
+  // The head of q that `first` is of.
+  int q_head;
+  // Where the statistics and the sums of dq of `q_head` begin.
   long long rows;
+  // Of a group: the number of blocks of queries.
+  [[maybe_unused]] int count;
 
   // Of the thread block whose blockIdx.x is `index`.
   DEVICE Work(const Problem &problem, const Parts &parts, u32 index)
       : key(static_cast<int>(index) * keys), head(static_cast<int>(blockIdx.y)),
         batch(static_cast<int>(blockIdx.z)), blocks((problem.n_queries + queries - 1) / queries),
-        rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {
+        q_head(FLASH_GROUPED ? head * problem.group_size : head),
+        rows((static_cast<long long>(batch) * problem.heads + q_head) * blocks * queries) {
 #if FLASH_SPLIT
     key = static_cast<int>(parts.items[index] >> 16) * keys;
     part = static_cast<int>(parts.items[index] & 0xFFFF);
-    first = first_seen(key) + part * parts.blocks;
-    blocks = min(blocks, first + parts.blocks);
-#else
+#endif
     first = first_seen(key);
+#if FLASH_GROUPED
+    const int of_head = max(blocks - first, 0);
+    count = of_head * problem.group_size;
+#if FLASH_SPLIT
+    const int skipped = part * parts.blocks, heads_skipped = skipped / of_head;
+    first += skipped - heads_skipped * of_head;
+    q_head += heads_skipped;
+    rows += static_cast<long long>(heads_skipped) * blocks * queries;
+    count = min(count - skipped, parts.blocks);
+#endif
+#elif FLASH_SPLIT
+    first += part * parts.blocks;
+    blocks = min(blocks, first + parts.blocks);
 #endif
   }
 
   // The first block with a query that attends to a key from `key` on.
   DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
+
+  // Whether there is a block `turn`, which is block `block` of its head.
+  DEVICE bool has(int block, int turn) const { return FLASH_GROUPED ? turn < count : block < blocks; }
+
+  // Within its head, the block with number `count`.
+  DEVICE int block(u32 count) const {
+    const int number = first + static_cast<int>(count);
+    if (!FLASH_GROUPED) return number;
+    const int seen = first_seen(key);
+    return seen + (number - seen) % (blocks - seen);
+  }
+
+  DEVICE bool is_empty() const { return FLASH_GROUPED ? count <= 0 : first >= blocks; }
+
+  // Whether the block after `block` is the first of another head.
+  DEVICE bool ends_head(int block) const { return FLASH_GROUPED && block + 1 == blocks; }
 };
 
 // One warp copies; its first lane starts the copies: K and V once, Q, dO and their statistics once a block of queries.
@@ -264,8 +305,11 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
       copy_in(base + v_at + panel * kv_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
     }
   }
-  for (int block = work.first; block < work.blocks; ++block) {
-    const u32 count = block - work.first;
+  int q_head = work.q_head;
+  // The block's first row, counted from the first of `work.q_head`.
+  u32 row = work.first * queries;
+  for (int block = work.first, turn = 0; work.has(block, turn); ++block, ++turn, row += queries) {
+    const u32 count = FLASH_GROUPED ? turn : block - work.first;
     const int stage = count % stages;
     const u32 stats = base + stats_at + stage * 2 * row_stats;
     if (count >= stages) named_sync(q_free_barrier + stage, 256 + 32);
@@ -274,31 +318,36 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns,
-                block * queries, work.head, work.batch);
+                block * queries, q_head, work.batch);
       }
       // The first use of results of `flash_backward_prepare`: the statistics, and the zeros that dQ is added to.
       if (count == 0) await_last_kernel();
-      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
+      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + (FLASH_GROUPED ? row : block * queries), bar.q_full(stage));
     }
     if (count >= stages) named_sync(do_free_barrier + stage, 256 + 32);
     if (starts) {
       barrier_expect(bar.do_full(stage), q_bytes + row_stats);
-      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
+      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + (FLASH_GROUPED ? row : block * queries), bar.do_full(stage));
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,
-                block * queries, work.head, work.batch);
+                block * queries, q_head, work.batch);
       }
     }
+    if (work.ends_head(block)) {
+      block = Work::first_seen(work.key) - 1;
+      row += (block + 1) * queries;
+      ++q_head;
+    }
   }
-  if (work.first >= work.blocks && starts) await_last_kernel();
+  if (work.is_empty() && starts) await_last_kernel();
 }
 
 // One warp adds the parts of dQ that warpgroup `group` leaves in shared memory.
 DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem) {
   const u32 from = base + dq_at + group * dq_bytes;
   float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + group * (dq_bytes / 4);
-  for (int block = work.first; block < work.blocks; ++block, to += queries * d) {
+  for (int block = work.first, turn = 0; work.has(block, turn); ++block, ++turn, to += queries * d) {
     named_arrive(dq_free_barrier + group, 128 + 32);
     named_sync(dq_full_barrier + group, 128 + 32);
     if (threadIdx.x % 32 == 0) {
@@ -307,6 +356,10 @@ DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem
       copies_out_wait_read();
     }
     __syncwarp();
+    if (work.ends_head(block)) {
+      block = Work::first_seen(work.key) - 1;
+      to += (block + 1) * (queries * d);
+    }
   }
 }
 
@@ -390,7 +443,9 @@ struct Worker {
 
   // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
   DEVICE void release(u32 barrier, u32 count) {
-    if (count + stages <= last) named_arrive(barrier, 256 + 32);
+    // Computed for a group, whose `last` would spill at d 128.
+    const u32 end = FLASH_GROUPED ? work().count - 1 : last;
+    if (count + stages <= end) named_arrive(barrier, 256 + 32);
   }
 
   // Where a stage's Q or dO begins, or a block's dS.
@@ -400,12 +455,21 @@ struct Worker {
   DEVICE void take_turn() { named_sync(turn_barrier + group, 256); }
   DEVICE void pass_turn() { named_arrive(turn_barrier + 1 - group, 256); }
 
+  // Of a group, whose every head begins with such blocks. It keeps nothing in registers.
+  DEVICE bool is_masked(u32 count) const {
+    u32 held[] = {count};
+    hold(held);
+    const Work own = work();
+    if (own.key + keys > problem.n_keys) return true;
+    return FLASH_CAUSAL && own.block(held[0]) < (own.key + 64 * group + 63 + queries - 1) / queries;
+  }
+
   // Masks the queries before each key, and missing keys. For these, exp(0 - lse) could be infinite, and infinity times the
   // row of zeros is not a number.
   DEVICE void mask(float (&s)[queries / 2], u32 count) {
     const Work own = work();
     const int key = own.key + 64 * group + 16 * warp + lane / 4;
-    const int query = (own.first + static_cast<int>(count)) * queries + 2 * (lane % 4);
+    const int query = own.block(count) * queries + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // Queries from this column on attend to the key.
@@ -427,7 +491,7 @@ struct Worker {
     const u32 lse = base + stats_at + count % stages * 2 * row_stats;
     wgmma_wait<1>();
     hold(s);
-    if (static_cast<int>(count) < masked) mask(s, count);
+    if (FLASH_GROUPED ? is_masked(count) : static_cast<int>(count) < masked) mask(s, count);
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(lse + 4 * (2 * i + 2 * (lane % 4)));
@@ -550,9 +614,9 @@ struct Worker {
     barrier_wait(bar.v_full(), 0);
     load_v();
     const Work own = work();
-    if (own.first >= own.blocks) return;
-    last = own.blocks - own.first - 1;
-    // Before this block, some query does not attend to this warpgroup's last key.
+    if (own.is_empty()) return;
+    last = FLASH_GROUPED ? own.count - 1 : own.blocks - own.first - 1;
+    // Blocks before the one with this number are masked.
     int masked = FLASH_CAUSAL ? (own.key + 64 * group + 63 + queries - 1) / queries - own.first : 0;
     if (own.key + keys > problem.n_keys) masked = own.blocks;
     float s[queries / 2], dp[queries / 2];
@@ -591,8 +655,8 @@ struct Worker {
   DEVICE void store_part(const float (&sums)[d / 2], float *to) {
     const Work done = work();
     const int key = done.key + 64 * group + 16 * warp + lane / 4;
-    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-    const long long head = done.part * heads + static_cast<long long>(done.batch) * problem.heads + done.head;
+    const long long heads = static_cast<long long>(kv_heads(problem)) * problem.batch;
+    const long long head = done.part * heads + static_cast<long long>(done.batch) * kv_heads(problem) + done.head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (key + 8 * r >= problem.n_keys) continue;
@@ -718,7 +782,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if FLASH_SPLIT
-// Adds the parts of each row of dk and dv (batch, heads, n_keys, d). A thread has four of FLASH_D columns; 256 threads a block.
+// Adds the parts of each row of dk and dv (batch, heads of k, n_keys, d). A thread has four of FLASH_D columns; 256 threads a block.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
@@ -727,10 +791,10 @@ extern "C" __global__ void __launch_bounds__(256)
   constexpr int lanes = d / 4;
   const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (key >= problem.n_keys || column >= problem.d) return;
-  const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-  const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_keys + key;
+  const long long heads = static_cast<long long>(kv_heads(problem)) * problem.batch;
+  const long long at = (static_cast<long long>(blockIdx.z) * kv_heads(problem) + blockIdx.y) * problem.n_keys + key;
   const int seen = (problem.n_queries + queries - 1) / queries - Work::first_seen(key / keys * keys);
-  const int count = (seen + parts.blocks - 1) / parts.blocks;
+  const int count = ((FLASH_GROUPED ? seen * problem.group_size : seen) + parts.blocks - 1) / parts.blocks;
   const auto sum = [&](const float *from, element *to, float scale) {
     float values[4] = {};
 #pragma unroll 2

@@ -72,9 +72,9 @@
 //      on earlier within a step: no difference.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
+// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
-    !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT)
+    !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT) || !defined(FLASH_GROUPED)
 #error "flash_forward.cu takes its shape from src/attention/hopper"
 #endif
 
@@ -139,6 +139,8 @@ struct Problem {
   float scale_log2;
   // Heads that are computed at the same time, few enough that their K and V stay in the L2 cache.
   int heads_at_a_time;
+  // Heads of q that share a head of k and v: 1 without FLASH_GROUPED.
+  int group_size;
   // (batch, heads, n_queries)
   float *lse;
   // The tile counter: tiles taken after each block's first, 0 at the start; null if there are none.
@@ -270,6 +272,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
     if (index >= schedule.all) break;
     barrier_expect(bar.q_full(), panels * q_panel);
     const Tile tile = schedule.tile(index);
+    const int kv_head = FLASH_GROUPED ? tile.head / schedule.problem.group_size : tile.head;
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + panel * q_panel, &q, bar.q_full(), panel * columns, tile.row, tile.head, tile.batch);
@@ -282,14 +285,14 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + k_at + stage * kv_bytes + panel * kv_panel, &k, bar.k_full(stage), panel * columns, block * keys,
-                tile.head, tile.batch);
+                kv_head, tile.batch);
       }
       barrier_wait(bar.v_free(stage), free);
       barrier_expect(bar.v_full(stage), kv_bytes);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + v_at + stage * kv_bytes + panel * kv_panel, &v, bar.v_full(stage), panel * columns, block * keys,
-                tile.head, tile.batch);
+                kv_head, tile.batch);
       }
     }
     // Not earlier: another block may be free for this tile sooner. The buffers are full now, so the counter's latency is

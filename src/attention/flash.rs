@@ -144,7 +144,7 @@ mod tests {
             (&[i64::MAX, 4], 256, 256, 16, false),
             (&[1], 128, 128, 128, false),
         ] {
-            let shape = Shape { leading: leading.into(), n_queries, n_keys, d };
+            let shape = Shape { leading: leading.into(), n_queries, n_keys, d, group_size: 1 };
             assert_eq!(prefers_portable(&shape), expected, "{shape:?}");
         }
     }

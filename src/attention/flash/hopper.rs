@@ -67,11 +67,11 @@ impl KernelSet for Hopper {
     }
 }
 
-/// A thread for each four of the kernel's columns of each of `n` rows of each head.
-fn rows_config(inputs: &Inputs, n: u32) -> LaunchConfig {
-    const THREADS: u32 = 256;
-    let rows = THREADS / (inputs.variant.d / 4);
-    inputs.sizes.grid_by_head(n.div_ceil(rows), THREADS, 0)
+/// A thread for each four of the kernel's columns of each of `n` rows of each of `heads`.
+fn rows_config(inputs: &Inputs, heads: u32, n: u32) -> LaunchConfig {
+    let lanes = inputs.variant.d / 4;
+    let rows = 256 / lanes;
+    LaunchConfig { grid: (n.div_ceil(rows), heads, inputs.sizes.batch), block: (rows * lanes, 1, 1), shared_bytes: 0 }
 }
 
 #[cfg(test)]

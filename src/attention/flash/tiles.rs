@@ -32,7 +32,7 @@ impl Tiles {
         let config = hopper::ForwardConfig::of(variant, size);
         let forward = [config.rows(), config.keys];
         let n = i64::from(length);
-        let shape = Shape { leading: vec![heads.into()], n_queries: n, n_keys: n, d };
+        let shape = Shape { leading: vec![heads.into()], n_queries: n, n_keys: n, d, group_size: 1 };
         if prefers_portable(&shape) {
             return Ok(Self::portable_backward(variant, forward));
         }

@@ -41,6 +41,32 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
     }
 }
 
+/// With three multiprocessors tiles are whole, with 132 most are split.
+#[test]
+fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
+    for (d, kind, is_causal, group_size, n_queries, n_keys) in [
+        (64, Kind::BFloat16, true, 1, 130, 70),
+        (64, Kind::BFloat16, true, 2, 300, 140),
+        (64, Kind::BFloat16, true, 3, 113, 203),
+        (64, Kind::BFloat16, true, 8, 70, 333),
+        (128, Kind::Half, false, 4, 150, 260),
+        (128, Kind::BFloat16, true, 5, 200, 170),
+        (128, Kind::BFloat16, true, 7, 1, 200),
+        (40, Kind::BFloat16, true, 6, 239, 1),
+    ] {
+        let size = [n_queries, n_keys, d];
+        let case = Case::draw(Device::Cpu, &[2, 2 * group_size], size, kind, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size).unwrap();
+        for multiprocessors in [3, 132] {
+            emulator::with(
+                |settings| settings.multiprocessors = multiprocessors,
+                || case.check_each(&Hopper::SIZES, flash_tolerance::Passes::Both),
+            )
+            .unwrap();
+        }
+    }
+}
+
 #[test]
 fn adversarial_inputs_are_within_the_tolerance() {
     for d in [64, 80] {

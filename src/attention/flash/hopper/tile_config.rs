@@ -76,6 +76,8 @@ pub struct ForwardConfig {
     pub stages: u32,
     /// Whether tiles are split.
     pub is_split: bool,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl ForwardConfig {
@@ -86,7 +88,7 @@ impl ForwardConfig {
             (TileSize::Large, 128) => (2, 128, 2),
             (TileSize::Large, _) => (3, 128, 4),
         };
-        Self { variant, groups, keys, stages, is_split: false }
+        Self { variant, groups, keys, stages, is_split: false, group_size: 1 }
     }
 
     /// Blocks of keys that each tile of queries sees.
@@ -101,6 +103,7 @@ impl ForwardConfig {
             ("FLASH_KEYS", self.keys),
             ("FLASH_STAGES", self.stages),
             ("FLASH_SPLIT", self.is_split.into()),
+            ("FLASH_GROUPED", (self.group_size > 1).into()),
         ];
         program("flash_forward.cu", self.variant, shape)
     }
@@ -133,6 +136,8 @@ pub struct BackwardConfig {
     pub queries: u32,
     /// Whether tiles of keys are split.
     pub is_split: bool,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl BackwardConfig {
@@ -142,18 +147,23 @@ impl BackwardConfig {
     pub const STAGES: u32 = 2;
 
     pub fn of(variant: Variant) -> Self {
-        Self { variant, queries: if variant.d == 128 { 64 } else { 128 }, is_split: false }
+        Self { variant, queries: if variant.d == 128 { 64 } else { 128 }, is_split: false, group_size: 1 }
     }
 
-    /// Blocks of queries that see any key of each block of keys.
+    /// Blocks of queries, of all heads of a group, that see any key of each block of keys.
     pub fn steps(&self, n_queries: u32, n_keys: u32) -> Vec<u32> {
         let all = n_queries.div_ceil(self.queries);
         let unseen = |tile: u32| if self.variant.is_causal { tile * Self::KEYS / self.queries } else { 0 };
-        (0..n_keys.div_ceil(Self::KEYS)).map(|tile| all.saturating_sub(unseen(tile))).collect()
+        (0..n_keys.div_ceil(Self::KEYS)).map(|tile| self.group_size * all.saturating_sub(unseen(tile))).collect()
     }
 
     pub fn program(&self) -> Program {
-        let shape = [("FLASH_QUERIES", self.queries), ("FLASH_SPLIT", self.is_split.into())];
+        let is_grouped = self.group_size > 1;
+        let shape = [
+            ("FLASH_QUERIES", self.queries),
+            ("FLASH_SPLIT", self.is_split.into()),
+            ("FLASH_GROUPED", is_grouped.into()),
+        ];
         program("flash_backward.cu", self.variant, shape)
     }
 

@@ -73,6 +73,31 @@ fn splits_add_up_to_the_same_gradient() {
     }
 }
 
+/// With three multiprocessors tiles are whole, with 132 most are split.
+#[test]
+fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
+    for (d, kind, is_causal, group_size, n_queries, n_keys) in [
+        (64, Kind::Float, true, 2, 150, 130),
+        (64, Kind::Float, true, 3, 113, 203),
+        (64, Kind::Float, true, 8, 70, 133),
+        (128, Kind::BFloat16, false, 4, 150, 160),
+        (32, Kind::Half, true, 5, 200, 170),
+        (16, Kind::BFloat16, true, 7, 1, 200),
+        (16, Kind::BFloat16, true, 6, 239, 1),
+    ] {
+        let size = [n_queries, n_keys, d];
+        let case = Case::draw(Device::Cpu, &[2, 2 * group_size], size, kind, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size).unwrap();
+        for multiprocessors in [3, 132] {
+            emulator::with(
+                |settings| settings.multiprocessors = multiprocessors,
+                || case.check_each(&[&Portable], Passes::Both),
+            )
+            .unwrap();
+        }
+    }
+}
+
 #[test]
 fn without_a_gpu_it_says_what_it_needs() {
     let message = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
