@@ -48,6 +48,9 @@
 //      n = 16384 and d = 128 left the tiles of queries whole, each 0.88 of a share, and the last block ended at 1.38 times the
 //      average; with quarters at 1.08. Predicted, us: 5642 become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
 //      and 1311.
+//   8. Groups of query heads that share a head of K and V: a tile of keys meets the blocks of one head of queries after those of
+//      another, and a part may begin in any of them. A division a step tells which. Predicted: as many heads of their own,
+//      and 2 percent. Measured: not yet measured.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and

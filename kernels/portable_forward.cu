@@ -33,8 +33,8 @@
 //      Measured: 15.8, 16.3, 17.3 and 24.0.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
-// PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor), PORTABLE_GROUPED (whether heads of q share
-// one of k and v).
+// PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor),
+// PORTABLE_GROUPED (whether heads of q share one of k and v).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
     !defined(PORTABLE_TILES) || !defined(PORTABLE_KEYS) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS) || \
     !defined(PORTABLE_GROUPED)

@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cs336::attention::flash::hopper::tile_config::{BackwardConfig, ELEMENTS, ForwardConfig, TileSize};
+use cs336::attention::flash::DIMENSIONS;
+use cs336::attention::flash::hopper::tile_config::{self, BackwardConfig, ELEMENTS, ForwardConfig, TileSize};
 use cs336::attention::flash::portable::tile_config as portable;
 use cs336::attention::flash::textbook;
 use cs336::attention::flash::variant::{Element, Variant};
@@ -32,7 +33,10 @@ fn builds() -> Vec<Build> {
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
     // One program serves groups of every size.
     let of_group = |is_split| [1, 2].map(|group_size| (is_split, group_size));
-    let split = || Variant::all(ELEMENTS).flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
+    let split = || {
+        Variant::all(tile_config::DIMENSIONS, ELEMENTS)
+            .flat_map(|variant| [false, true].map(|is_split| (variant, is_split)))
+    };
     let split = || split().flat_map(move |(variant, is_split)| of_group(is_split).map(|kinds| (variant, kinds)));
     let sizes = split().flat_map(|(variant, kinds)| TileSize::ALL.map(|size| (variant, size, kinds)));
     let forward = sizes.map(|(variant, size, (is_split, group_size))| ForwardConfig {
@@ -47,7 +51,7 @@ fn builds() -> Vec<Build> {
         ..BackwardConfig::of(variant)
     });
     let backward = backward.map(|shape| hopper(shape.program(), BackwardConfig::THREADS));
-    let cuts = Variant::all([Element::Float, Element::BFloat16, Element::Half])
+    let cuts = Variant::all(DIMENSIONS, [Element::Float, Element::BFloat16, Element::Half])
         .flat_map(|variant| [textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant)]);
     let textbook = cuts.map(|cut| {
         // The number of blocks that fit Hopper's shared memory for most tile sizes.
@@ -61,7 +65,8 @@ fn builds() -> Vec<Build> {
 fn portable_builds() -> impl Iterator<Item = Build> {
     let build =
         |program, threads| Build { program, targets: &[Arch::AMPERE, Arch::HOPPER], registers: registers_for(threads) };
-    let of_group = || Variant::all(Element::ALL).flat_map(|variant| [1, 2].map(|group_size| (variant, group_size)));
+    let of_group =
+        || Variant::all(DIMENSIONS, Element::ALL).flat_map(|variant| [1, 2].map(|group_size| (variant, group_size)));
     let forward = of_group()
         .map(|(variant, group_size)| portable::ForwardConfig { group_size, ..portable::ForwardConfig::of(variant) });
     let backward = of_group()

@@ -7,6 +7,7 @@ use tch::{Device, Kind};
 
 use crate::attention::Attention;
 use crate::attention::cases::{self, Tally as _};
+use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::{self, Textbook};
@@ -24,7 +25,8 @@ pub fn textbook(passes: Passes) -> Result<Verdict> {
 
 /// The kernels for Hopper.
 pub fn hopper(passes: Passes) -> Result<Verdict> {
-    check(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)], &[3])
+    let variants = [(64, Kind::BFloat16, true), (80, Kind::BFloat16, false), (128, Kind::BFloat16, false)];
+    check(&Hopper::SIZES, passes, &variants, &[3])
 }
 
 /// The kernels for every GPU from compute capability 8.0 on.
@@ -70,7 +72,7 @@ pub struct TextbookFacts {
 
 impl TextbookFacts {
     pub fn of(tiles: impl Fn(Variant) -> textbook::TileConfig) -> Self {
-        let shown = Variant::all([Element::Float]).filter(|variant| variant.is_causal);
+        let shown = Variant::all(DIMENSIONS, [Element::Float]).filter(|variant| variant.is_causal);
         let words = shown.map(|variant| {
             let textbook::TileConfig { queries, keys, .. } = tiles(variant);
             format!("{queries} by {keys} at $d = {}$", variant.d)

@@ -115,12 +115,13 @@ fn params<'a>(
     problem: Problem<'a>,
 ) -> Result<Backward<'a>> {
     let map = |t: &Tensor, rows| TensorMap::of(t, rows, columns(config.variant));
+    let key_map = |t: &Tensor, rows| TensorMap::of(t, rows, config.key_columns());
     Ok(Backward {
         q: map(&inputs.q, config.queries)?,
-        k: map(&inputs.k, BackwardConfig::KEYS)?,
+        k: key_map(&inputs.k, BackwardConfig::KEYS)?,
         v: map(&inputs.v, BackwardConfig::KEYS)?,
         d_o: map(&saved.d_o, config.queries)?,
-        dk: map(&gradients.dk, 64)?,
+        dk: key_map(&gradients.dk, 64)?,
         dv: map(&gradients.dv, 64)?,
         problem,
     })

@@ -12,6 +12,10 @@ fn every_tile_config_computes_attention_and_its_gradient() {
         (16, Kind::Half, false),
         (32, Kind::BFloat16, true),
         (64, Kind::BFloat16, true),
+        (80, Kind::BFloat16, true),
+        (80, Kind::Half, false),
+        (96, Kind::BFloat16, true),
+        (96, Kind::Half, false),
         (128, Kind::BFloat16, true),
         (128, Kind::Half, false),
     ] {
@@ -29,9 +33,9 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
         (8, Kind::Half, false),
         (24, Kind::BFloat16, true),
         (40, Kind::BFloat16, true),
-        (80, Kind::BFloat16, true),
-        (80, Kind::Half, false),
-        (96, Kind::Half, false),
+        (72, Kind::BFloat16, true),
+        (88, Kind::Half, false),
+        (104, Kind::BFloat16, true),
         (120, Kind::BFloat16, true),
     ] {
         for (n_queries, n_keys) in [(113, 203), (239, 1), (1, 200)] {
@@ -53,6 +57,8 @@ fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
         (128, Kind::BFloat16, true, 5, 200, 170),
         (128, Kind::BFloat16, true, 7, 1, 200),
         (40, Kind::BFloat16, true, 6, 239, 1),
+        (80, Kind::BFloat16, true, 2, 170, 150),
+        (96, Kind::BFloat16, true, 3, 170, 150),
     ] {
         let size = [n_queries, n_keys, d];
         let case = Case::draw(Device::Cpu, &[2, 2 * group_size], size, kind, is_causal, 1.0).unwrap();
@@ -69,7 +75,7 @@ fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
 
 #[test]
 fn adversarial_inputs_are_within_the_tolerance() {
-    for d in [64, 80] {
+    for d in [64, 80, 96] {
         for case in flash_tolerance::adversarial(Device::Cpu, d, Kind::BFloat16).unwrap() {
             case.check_each(&Hopper::SIZES, flash_tolerance::Passes::Both).unwrap();
         }
@@ -85,6 +91,7 @@ fn one_head_is_split_and_its_splits_add_up() {
         (64, 1000, 150, true),
         (40, 600, 900, true),
         (80, 500, 700, false),
+        (96, 600, 500, true),
     ] {
         let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
         let variant = Hopper::DEFAULT.variant(Kind::BFloat16, d, is_causal).unwrap();
