@@ -93,3 +93,11 @@ fn a_call_that_fails_names_the_kernels_and_the_shape() {
     assert!(error.contains("textbook attention of q [2, 40000, 1, 16] and k [2, 40000, 1, 16]"), "{error}");
     assert!(error.contains("80000") && error.contains("65535"), "{error}");
 }
+
+#[test]
+fn the_readable_kernels_refuse_heads_in_groups() {
+    let tensor = |heads: i64| Tensor::zeros([heads, 5, 16], (Kind::Float, Device::Cpu));
+    let (q, k) = (tensor(6), tensor(2));
+    let error = format!("{:#}", Textbook.forward(&q, &k, &k, false).unwrap_err());
+    assert!(error.contains("q has 6 heads and k 2") && error.contains("use flash or sdpa"), "{error}");
+}
