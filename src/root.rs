@@ -12,11 +12,16 @@ use rustix::fs::OFlags;
 /// The largest record of the handout's grids has 2 MB.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The text of a file of the tree, for files that others may have put there.
+/// The text of a file of the tree, as [`read`].
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// The bytes of a file of the tree, for files that others may have put there.
 ///
 /// Errors: those of opening and reading; what is no regular file, since opening a pipe would wait for a writer and a device
 /// may have no end; a file that would only fill the memory.
-pub fn read_text(path: &Path) -> io::Result<String> {
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
     let found = file.metadata()?;
     if found.is_dir() {
@@ -25,12 +30,12 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     if !found.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
-    let mut text = String::new();
-    file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {} MiB", MOST_BYTES >> 20)));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or one above it,

@@ -53,6 +53,7 @@ impl Progress for Notes {
     }
     fn case_ended(&mut self, _: &Pending, _: &Outcome, _: Duration) {}
     fn table_ended(&mut self) {}
+    fn noticed(&mut self, _: &str) {}
     fn refused(&mut self, error: &anyhow::Error) {
         self.refused.push(format!("{error:#}"));
     }

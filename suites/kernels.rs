@@ -11,6 +11,8 @@ use cs336::attention::flash::portable::tile_config as portable;
 use cs336::attention::flash::textbook;
 use cs336::attention::flash::variant::{Element, Variant};
 use cs336::cuda::{Arch, Compiler, Program};
+use cs336::model::Precision;
+use cs336::model::fused::kernels::Shape;
 use cs336::model::fused_adamw;
 use rstest::rstest;
 
@@ -59,7 +61,32 @@ fn builds() -> Vec<Build> {
         // They use only features that all our targets have.
         Build { program: cut.program(), targets: &[Arch::AMPERE], registers }
     });
-    [adamw].into_iter().chain(forward).chain(backward).chain(textbook).chain(portable_builds()).collect()
+    [adamw]
+        .into_iter()
+        .chain(fused_step_builds())
+        .chain(forward)
+        .chain(backward)
+        .chain(textbook)
+        .chain(portable_builds())
+        .collect()
+}
+
+/// Of the handout's extremes in width, and of a vocabulary of no whole pieces.
+fn fused_step_builds() -> impl Iterator<Item = Build> {
+    let shapes =
+        [(Precision::Bfloat16, 768, 10_000), (Precision::Bfloat16, 2560, 10_000), (Precision::Float32, 1600, 50)];
+    let shape = |(precision, d_model, vocabulary)| Shape { precision, d_model, vocabulary };
+    let programs = shapes.map(shape).into_iter().flat_map(|shape| shape.programs());
+    let mut seen = Vec::new();
+    let new = move |program: &Program| {
+        !seen.contains(program) && {
+            seen.push(program.clone());
+            true
+        }
+    };
+    // Four blocks of 256 threads, or two of 512.
+    let build = |program| Build { program, targets: &[Arch::AMPERE, Arch::HOPPER], registers: registers_for(512) };
+    programs.filter(new).map(build)
 }
 
 fn portable_builds() -> impl Iterator<Item = Build> {
@@ -87,6 +114,12 @@ fn root() -> PathBuf {
 /// One test for each file, so that files compile in parallel.
 #[rstest]
 #[case("adamw.cu")]
+#[case("rms_norm.cu")]
+#[case("rope.cu")]
+#[case("swiglu.cu")]
+#[case("cross_entropy.cu")]
+#[case("embedding_gradient.cu")]
+#[case("packed_adamw.cu")]
 #[case("flash_forward.cu")]
 #[case("flash_backward.cu")]
 #[case("portable_forward.cu")]

@@ -231,6 +231,12 @@ inline bool __any_sync(unsigned, bool holds) {
   const auto all = emulator::gather("__any_sync", holds);
   return std::any_of(all.begin(), all.end(), [](bool one) { return one; });
 }
+inline unsigned __ballot_sync(unsigned, bool holds) {
+  const auto all = emulator::gather("__ballot_sync", holds);
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) lanes |= static_cast<unsigned>(all[lane]) << lane;
+  return lanes;
+}
 
 template <typename T> T __shfl_xor_sync(unsigned, T value, int bits) {
   return emulator::gather("__shfl_xor_sync", value)[(emulator::lane() ^ bits) & 31];
@@ -252,3 +258,5 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline int __ffs(unsigned bits) { return std::countr_zero(bits) % 32 + (bits != 0); }

@@ -23,7 +23,7 @@ const PROTOCOL: u64 = 1;
 /// PyTorch may be imported from a cold disk.
 const STARTING: Duration = Duration::from_secs(300);
 /// Compiling the largest model and reading its weights take minutes. A longer job hangs.
-const DEADLINE: Duration = Duration::from_secs(1800);
+pub const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// The peer's versions and settings, as it reports them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,6 +74,12 @@ pub struct Verified<E> {
     pub errors: E,
     #[serde(default)]
     pub first_call_s: BTreeMap<String, f64>,
+    /// The most that its allocator held in whole steps after these calls, where the peer reports it.
+    #[serde(default)]
+    pub peak_bytes: Option<f64>,
+    /// How often torch.compile did without the CUDA graphs that its mode asks for.
+    #[serde(default)]
+    pub graphs_skipped: u64,
 }
 
 /// The errors of the columns that could be verified, by their names.
@@ -93,7 +99,7 @@ impl TorchPeer {
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without a Python that has PyTorch.
     pub fn start(device: Device) -> Result<Self> {
-        Self::start_with(device, std::env::var_os("PYTHONPATH"))
+        Self::start_with(device, std::env::var_os(python::FOLDERS))
     }
 
     /// As [`Self::start`], with modules from the folders of `site`, as PYTHONPATH lists them.
@@ -106,7 +112,7 @@ impl TorchPeer {
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
         // -B: write no .pyc files into the measured tree.
-        command.args(["-B", "-m", "peers", &name]).env("PYTHONPATH", python_path(&suites, site)?);
+        command.args(["-B", "-m", "peers", &name]).env(python::FOLDERS, python_path(&suites, site)?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
@@ -142,7 +148,18 @@ impl TorchPeer {
         file: &Path,
         require: impl FnOnce(&E) -> Result<()>,
     ) -> Result<ColumnOutcome<Verified<E>>> {
-        let verified = self.peer.call("verify", json!({ "column": column, "file": file }), DEADLINE);
+        self.verify_within(DEADLINE, column, file, require)
+    }
+
+    /// As [`Self::verify`], with a limit of its own. The peer is gone after [`crate::harness::peer::NoAnswer`].
+    pub fn verify_within<E: DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+        column: &str,
+        file: &Path,
+        require: impl FnOnce(&E) -> Result<()>,
+    ) -> Result<ColumnOutcome<Verified<E>>> {
+        let verified = self.peer.call("verify", json!({ "column": column, "file": file }), limit);
         ColumnOutcome::of(verified)?.try_map(|verified: Verified<E>| require(&verified.errors).map(|()| verified))
     }
 
@@ -174,11 +191,10 @@ impl TorchPeer {
     }
 }
 
-/// `suites`, then the folders of `before`. Python takes an empty one for the working directory, where others may write.
+/// `suites`, then the folders of `before`.
 fn python_path(suites: &Path, before: Option<OsString>) -> Result<OsString> {
     let before = before.unwrap_or_default();
-    let named = std::env::split_paths(&before).filter(|folder| !folder.as_os_str().is_empty());
-    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named))?)
+    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(python::named(&before)))?)
 }
 
 /// One peer kept for many small cases, because starting one takes seconds.

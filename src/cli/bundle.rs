@@ -22,8 +22,9 @@ const LAUNCHER_TEXT: &str = r#"#!/bin/sh
 # Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
 here=$(dirname "$(readlink -f "$0")")
 python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }
-# Nothing is imported from the working directory, where others may write.
-export PYTHONSAFEPATH=1
+# Nothing is loaded from the working directory, where others may write; in a list of folders an empty one means it.
+named() { printf %s "$1" | tr -s : | sed 's/^://; s/:$//'; }
+export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")" LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")"
 libraries=$("$python" - <<'PY'
 import glob, importlib.util, os, sys
 found = importlib.util.find_spec("torch")

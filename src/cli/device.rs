@@ -123,7 +123,7 @@ impl<'a> Recording<'a> {
         let _lock = lock_records(layout)?;
         let path = layout.local(Profile::Gpu, DEVICE);
         if let Err(error) = layout.read_file(&path, DEVICE, Profile::Gpu) {
-            eprintln!("{error:#}; {}", layout.set_aside(&path)?);
+            eprintln!("{error:#}; {}", layout.set_aside(&path, "unreadable")?);
         }
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));

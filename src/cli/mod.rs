@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::bench::machine;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
+use crate::harness::printable::one_line;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
@@ -155,7 +156,7 @@ pub fn main() -> ExitCode {
     deny_others_to_write();
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
-    match run(Arguments::parse()) {
+    match run(arguments()) {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
         Ok(Ended::Interrupted) => {
@@ -167,6 +168,15 @@ pub fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// The command line. clap quotes a wrong argument as it is, and a shell makes arguments of file names, so the error is about
+/// the arguments as they can be printed.
+fn arguments() -> Arguments {
+    Arguments::try_parse().unwrap_or_else(|error| {
+        let shown = std::env::args_os().map(|argument| one_line(&argument.to_string_lossy()));
+        Arguments::try_parse_from(shown).err().unwrap_or(error).exit()
+    })
 }
 
 /// Keeps other users from writing to files that this process and its children make, whatever the umask. Some of these files

@@ -57,13 +57,17 @@ impl Progress for Bars {
             let (table, case) = (&self.table, short(&case.params));
             // Indented: what a library printed is not a line of ours.
             let error = error.replace('\n', "\n    ");
-            let line = printable(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));
-            if self.bar.is_hidden() { eprintln!("{line}") } else { self.bar.println(line) }
+            self.noticed(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));
         }
     }
 
     fn table_ended(&mut self) {
         self.bar.finish_and_clear();
+    }
+
+    fn noticed(&mut self, message: &str) {
+        let message = printable(message);
+        if self.bar.is_hidden() { eprintln!("{message}") } else { self.bar.println(message) }
     }
 
     fn refused(&mut self, error: &anyhow::Error) {

@@ -12,7 +12,7 @@ use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::problems::REGISTRY;
 use crate::report::{self, Fault, Rendered};
-use crate::root::read_text;
+use crate::root::{read, read_text};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -87,7 +87,7 @@ fn fresh(layout: &Layout) -> Result<Ended> {
     if let Some((name, count)) = stale {
         bail!("{count} cases of {name} are stale: run `make writeup`, check the report, and try again");
     }
-    let old = std::fs::read(layout.report().join("writeup.pdf")).unwrap_or_default();
+    let old = read(&layout.report().join("writeup.pdf")).unwrap_or_default();
     ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, check the report, and try again");
     Ok(Ended::Well)
 }

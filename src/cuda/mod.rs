@@ -14,6 +14,7 @@ mod device;
 pub mod emulator;
 mod jit;
 mod launch;
+mod matmul;
 mod nvrtc;
 mod params;
 mod resources;
@@ -27,6 +28,7 @@ pub use dependent_launch::DependentLaunches;
 pub use device::{Arch, compute_capability, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program, kernel_cache};
 pub use launch::{Kernel, LaunchConfig, Module, load};
+pub use matmul::{Choice, MatrixProducts};
 pub(crate) use params::kernel_params;
 #[cfg(test)]
 pub(crate) use params::layout;

@@ -1,5 +1,6 @@
 //! Where NVRTC and CUDA's headers are: in the wheels beside libtorch, or in a CUDA toolkit.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -41,7 +42,7 @@ impl Toolchain {
     }
 
     fn find() -> Result<Self> {
-        let homes = homes()?;
+        let homes = homes(&torch::library_folder()?, |name| std::env::var_os(name));
         let library =
             |home: &Path| ["lib", "lib64"].map(|lib| home.join(lib).join(LIBRARY)).into_iter().find(|p| p.exists());
         let found = homes.iter().find_map(|home| Some((home, library(home)?)));
@@ -104,12 +105,11 @@ pub fn compiler_version() -> Result<String> {
     Ok(Toolchain::get()?.identity.clone())
 }
 
-/// Folders that may hold `lib/` and `include/` of CUDA, the wheels that libtorch itself uses first.
-fn homes() -> Result<Vec<PathBuf>> {
-    let torch = torch::library_folder()?;
+/// Folders that may hold `lib/` and `include/` of CUDA, the wheels that libtorch itself uses first; `torch` has its libraries.
+fn homes(torch: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let wheels = torch.ancestors().nth(2).map(|packages| packages.join("nvidia").join("cu13"));
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| absolute(std::env::var_os(name)));
-    Ok(wheels.into_iter().chain(toolkits).chain([PathBuf::from("/usr/local/cuda")]).collect())
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| absolute(variable(name)));
+    wheels.into_iter().chain(toolkits).chain([PathBuf::from("/usr/local/cuda")]).collect()
 }
 
 /// The library of built-in headers has the minor version in its name.
@@ -126,6 +126,16 @@ fn builtins_beside(library: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_toolkit_in_the_working_directory_is_not_used() {
+        let of = |variable: fn(&str) -> Option<OsString>| homes(Path::new("/packages/torch/lib"), variable);
+        let both = of(|name| Some(if name == "CUDA_HOME" { "/opt/cuda" } else { "/opt/other" }.into()));
+        assert_eq!(both, ["/packages/nvidia/cu13", "/opt/cuda", "/opt/other", "/usr/local/cuda"].map(PathBuf::from));
+        for planted in [|_: &str| Some("cuda".into()), |_: &str| Some("".into())] {
+            assert_eq!(of(planted), ["/packages/nvidia/cu13", "/usr/local/cuda"].map(PathBuf::from));
+        }
+    }
 
     #[test]
     fn headers_that_the_wheels_lack_come_from_a_toolkit() {

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::json;
 use super::provenance::Commit;
 use super::store::sha256;
+use crate::root::read_text;
 
 /// The file in which a bundle keeps its manifest.
 pub const MANIFEST: &str = "bundle.json";
@@ -37,9 +40,14 @@ impl Manifest {
         Ok(Self { commit, dirty, files: covered(root, &root.join(PROGRAM))? })
     }
 
-    /// The manifest in `root`; `None` where there is none that can be read.
-    pub fn read(root: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(root.join(MANIFEST)).ok()?).ok()
+    /// The manifest in `root`; `None` where there is none, as in a checkout.
+    pub fn read(root: &Path) -> Result<Option<Self>> {
+        let remedy = || format!("failed to read {MANIFEST}, which names the bundle's files: unpack the bundle again");
+        match read_text(&root.join(MANIFEST)) {
+            Ok(text) => json::from_str(&text).map(Some).with_context(remedy),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(remedy),
+        }
     }
 
     /// The files that were changed, added or removed since the bundle was packed. `program` is what runs.

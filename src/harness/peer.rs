@@ -23,6 +23,14 @@ pub struct Peer {
     next_id: u64,
 }
 
+/// The peer was killed, since it gave no answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer gave no answer within {} s{}", .limit.as_secs_f64(), after(.last_output))]
+pub struct NoAnswer {
+    pub limit: Duration,
+    last_output: String,
+}
+
 #[derive(Serialize)]
 struct Job<'a, S> {
     id: u64,
@@ -87,7 +95,7 @@ impl Peer {
     /// Sends `job` and waits for its result, at most `deadline`.
     ///
     /// Errors: [`Fault::OutOfMemory`], [`Fault::NotAvailable`] or a failed job, after which the peer can be used again; or
-    /// the peer's death, with its last output, after which it cannot.
+    /// the peer's death, with its last output, or [`NoAnswer`], after which it cannot.
     pub fn call<R: DeserializeOwned>(&mut self, job: &str, settings: impl Serialize, deadline: Duration) -> Result<R> {
         let mut process = self.process.take().context("the peer has ended; start another one")?;
         self.next_id += 1;
@@ -122,9 +130,7 @@ fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
             format!("the peer sent {start:?}, which is not JSON")
         }),
         Answer::Died(death) => bail!("the peer {death}"),
-        Answer::TimedOut { last_output } => {
-            bail!("the peer gave no answer within {} s{}", deadline.as_secs_f64(), after(&last_output))
-        }
+        Answer::TimedOut { last_output } => Err(NoAnswer { limit: deadline, last_output }.into()),
         Answer::Interrupted => bail!("interrupted"),
     }
 }

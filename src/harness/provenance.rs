@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::SystemTime;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
 
 use super::manifest::{Manifest, peers_hash};
 use super::printable::one_line;
@@ -30,7 +32,7 @@ pub struct Commit {
 impl Commit {
     /// The commit of the checkout or unpacked bundle at `root`; "unknown" and dirty for other folders.
     pub fn of(root: &Path) -> Result<Self> {
-        let Some(manifest) = Manifest::read(root) else {
+        let Some(manifest) = Manifest::read(root)? else {
             let unknown = || Self { commit: "unknown".into(), dirty: true, modified: Vec::new() };
             return Ok(from_git(root).unwrap_or_else(unknown));
         };
@@ -56,11 +58,11 @@ fn from_git(root: &Path) -> Option<Commit> {
 
 /// Opens a run: a fresh id, the time, the commit and the machine.
 pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts) -> Result<Run> {
-    let now = jiff::Timestamp::now();
+    let (now, started) = time(SystemTime::now())?;
     let Commit { commit, dirty, modified } = Commit::of(root)?;
     Ok(Run {
         id: run_id(now)?,
-        started: now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        started,
         commit,
         dirty,
         modified: modified.iter().map(|name| one_line(name)).collect(),
@@ -73,7 +75,21 @@ pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts) -> Result<Run> {
     })
 }
 
-fn run_id(now: jiff::Timestamp) -> Result<String> {
+/// The time that `clock` shows, also as a record has it.
+///
+/// Errors: a year that a record cannot have. Its cases would be measured, and then be lost with the record.
+fn time(clock: SystemTime) -> Result<(Timestamp, String)> {
+    let since = clock.duration_since(SystemTime::UNIX_EPOCH);
+    let (seconds, side) =
+        since.map_or_else(|early| (early.duration().as_secs(), "before"), |late| (late.as_secs(), "after"));
+    let shown = || format!("this machine's clock is {seconds} s {side} 1970-01-01: set it to the present time");
+    let now = Timestamp::try_from(clock).with_context(shown)?;
+    let started = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    ensure!(started.parse::<Timestamp>().is_ok(), shown());
+    Ok((now, started))
+}
+
+fn run_id(now: Timestamp) -> Result<String> {
     let mut tail = [0u8; 2];
     let mut random = std::fs::File::open("/dev/urandom").context("failed to open /dev/urandom")?;
     std::io::Read::read_exact(&mut random, &mut tail).context("failed to read /dev/urandom")?;
@@ -113,6 +129,8 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::manifest::{MANIFEST, PROGRAM};
     use super::*;
 
@@ -173,8 +191,32 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_whose_year_no_record_can_have_is_refused_before_anything_is_measured() {
+        let at = |seconds: i64| match seconds {
+            0.. => SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.unsigned_abs()),
+            _ => SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()),
+        };
+        // Records can have the years 1970, 2026 and 1920, but none beyond 9999 and none before our era.
+        for (seconds, started) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (1_795_500_000, "2026-11-24T06:00:00Z"),
+            (-1_577_923_200, "1920-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(time(at(seconds)).unwrap().1, started);
+        }
+        for seconds in [400_000_000_000, i64::MAX, -98_230_000_000] {
+            let said = format!("{:#}", time(at(seconds)).unwrap_err());
+            assert!(
+                said.starts_with(&format!("this machine's clock is {} s ", seconds.unsigned_abs()))
+                    && said.contains("set it to the present"),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
     fn run_ids_sort_by_time_and_differ() {
-        let now = jiff::Timestamp::from_second(1_763_700_000).unwrap();
+        let now = Timestamp::from_second(1_763_700_000).unwrap();
         let ids: std::collections::BTreeSet<_> = (0..8).map(|_| run_id(now).unwrap()).collect();
         assert!(ids.len() > 1 && ids.iter().all(|id| id.starts_with("20251121T044000Z-")), "{ids:?}");
     }

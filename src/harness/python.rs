@@ -1,6 +1,6 @@
 //! The Python interpreter that runs the peers of `suites/peers`; it must have PyTorch.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::store::Layout;
 use crate::error::Fault;
 use crate::process::{Answer, Cause, ChildProcess, Death};
+use crate::root::absolute;
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
@@ -23,15 +24,31 @@ pub fn interpreter() -> PathBuf {
     choose(std::env::var_os(VARIABLE), root.as_deref())
 }
 
-/// The interpreter, which imports nothing from the working directory: others may write there.
+/// The variable that lists folders with modules.
+pub const FOLDERS: &str = "PYTHONPATH";
+
+/// The interpreter, which runs nothing from the working directory: others may write there.
 pub fn command() -> Command {
-    safe(&interpreter())
+    safe(&interpreter(), |name| std::env::var_os(name))
 }
 
-fn safe(interpreter: &Path) -> Command {
+/// `interpreter` in an environment that has these variables.
+fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Command {
     let mut command = Command::new(interpreter);
     command.env("PYTHONSAFEPATH", "1");
+    if let Some(folders) = variable(FOLDERS) {
+        command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
+    }
+    // PyTorch runs the compilers there.
+    for name in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none()) {
+        command.env_remove(name);
+    }
     command
+}
+
+/// The folders that [`FOLDERS`] lists. Python takes an empty one for the working directory.
+pub fn named(folders: &OsStr) -> impl Iterator<Item = PathBuf> {
+    std::env::split_paths(folders).filter(|folder| !folder.as_os_str().is_empty())
 }
 
 /// Checks that the interpreter runs and has `module`, without importing it.
@@ -59,7 +76,7 @@ fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
 /// Errors: it does not run, or not end within `limit`.
 pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration) -> Result<Death> {
     let shown = interpreter.display();
-    let mut command = safe(interpreter);
+    let mut command = safe(interpreter, |name| std::env::var_os(name));
     command.args(arguments);
     let python = ChildProcess::start(command);
     match python.with_context(|| format!("{shown}, which does not run"))?.receive(limit, &|| false) {
@@ -95,12 +112,30 @@ mod tests {
     }
 
     #[test]
-    fn python_imports_nothing_from_the_working_directory() {
+    fn python_runs_nothing_from_the_working_directory_whatever_folders_are_listed() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("planted.py"), "print('planted')").unwrap();
-        let output = command().args(["-c", "import planted"]).current_dir(folder.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("No module named 'planted'"), "{said}");
+        // Python imports the second one by itself.
+        for name in ["planted.py", "sitecustomize.py"] {
+            std::fs::write(folder.path().join(name), "print('it ran')").unwrap();
+        }
+        for folders in [None, Some(""), Some(":"), Some(":/nowhere"), Some("/nowhere::/nowhere")] {
+            let mut python = safe(&interpreter(), |name| folders.filter(|_| name == FOLDERS).map(OsString::from));
+            let output = python.args(["-c", "import planted"]).current_dir(folder.path()).output().unwrap();
+            let [printed, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+            assert!(said.contains("No module named 'planted'") && printed.is_empty(), "{folders:?}: {printed}{said}");
+        }
+    }
+
+    #[test]
+    fn python_inherits_no_cuda_home_in_the_working_directory() {
+        let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda")];
+        let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
+        let removed: Vec<_> = safe(Path::new("python3"), of)
+            .get_envs()
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        assert_eq!(removed, ["CUDA_HOME"]);
     }
 
     #[test]

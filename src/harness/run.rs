@@ -12,8 +12,9 @@ use super::problem::Problem;
 use super::provenance::{Facts, open_run};
 use super::record::{CaseRecord, Outcome};
 use super::schedule::{Clock, PendingTable, tables};
-use super::store::write_atomically;
+use super::store::{Layout, write_atomically};
 use super::worker::Worker;
+use crate::root::read_text;
 
 /// Receives the events of measuring, to display them.
 pub trait Progress {
@@ -22,6 +23,8 @@ pub trait Progress {
     fn case_started(&mut self, case: &Pending);
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration);
     fn table_ended(&mut self);
+    /// Something that does not stop measuring, and that a person must know.
+    fn noticed(&mut self, message: &str);
     /// The problem's measuring stops: a check failed, or its record cannot be written.
     fn refused(&mut self, error: &anyhow::Error);
 }
@@ -50,6 +53,8 @@ struct Session<'a> {
     kernels: BTreeMap<String, String>,
     context: Option<MeasurementContext<'a>>,
     refused: bool,
+    /// The text of the record's file, as it was read or written last.
+    on_disk: Option<String>,
 }
 
 impl Runner<'_> {
@@ -60,7 +65,7 @@ impl Runner<'_> {
     pub fn measure(&self, plans: Vec<Plan<'_>>, facts: &Facts, progress: &mut dyn Progress) -> MeasureSummary {
         let mut clock = Clock::start(self.budget);
         let tables = tables(&plans, self.budget);
-        let mut sessions: Vec<Session> = plans.into_iter().map(Session::new).collect();
+        let mut sessions: Vec<Session> = plans.into_iter().map(|plan| Session::new(self.layout, plan)).collect();
         let mut summary = MeasureSummary::default();
         for table in tables {
             // Only one problem at a time may hold device memory.
@@ -116,7 +121,7 @@ impl Runner<'_> {
                     clock.took(table, measurement.elapsed);
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
                     let counted = summary.tally.with(&measurement.outcome);
-                    self.keep(session, pending, *measurement)?;
+                    self.keep(session, pending, *measurement, progress)?;
                     summary.tally = counted;
                     session.context.iter_mut().for_each(|context| context.worker.clean_up(self.interrupted));
                 }
@@ -157,8 +162,14 @@ impl Runner<'_> {
         Ok(true)
     }
 
-    /// Adds one measured case to the record and writes the record.
-    fn keep(&self, session: &mut Session, pending: &Pending, measurement: Measurement) -> Result<()> {
+    /// Adds one measured case to the record and writes the record. What somebody else has put in its place is moved aside.
+    fn keep(
+        &self,
+        session: &mut Session,
+        pending: &Pending,
+        measurement: Measurement,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
         let Some(MeasurementContext { run, .. }) = &session.context else {
             bail!("a case was measured before its run was opened")
         };
@@ -179,13 +190,21 @@ impl Runner<'_> {
         plan.record.put(case, run);
         plan.record.sort_like(plan.suite.cases(plan.profile).map(|(_, params)| params));
         let path = self.layout.local(plan.profile, plan.problem.name);
-        write_atomically(&path, plan.record.to_json()?.as_bytes())
+        if path.symlink_metadata().is_ok() && read_text(&path).ok() != session.on_disk {
+            let moved = self.layout.set_aside(&path, "changed")?;
+            progress.noticed(&format!("the record was changed while it was measured: {moved}"));
+        }
+        let text = plan.record.to_json()?;
+        write_atomically(&path, text.as_bytes())?;
+        session.on_disk = Some(text);
+        Ok(())
     }
 }
 
 impl<'a> Session<'a> {
-    fn new(plan: Plan<'a>) -> Self {
-        Self { plan, kernels: BTreeMap::new(), context: None, refused: false }
+    fn new(layout: &Layout, plan: Plan<'a>) -> Self {
+        let on_disk = read_text(&layout.local(plan.profile, plan.problem.name)).ok();
+        Self { plan, kernels: BTreeMap::new(), context: None, refused: false, on_disk }
     }
 }
 

@@ -82,10 +82,10 @@ impl Layout {
         Ok(Some(file))
     }
 
-    /// Renames a record that cannot be used to a free name beside it, so that a new one can be written. Returns a sentence
-    /// that says where it is.
-    pub fn set_aside(&self, path: &Path) -> Result<String> {
-        let names = (1..).map(|n| if n == 1 { "json.unreadable".into() } else { format!("json.unreadable-{n}") });
+    /// Renames a record that is `how` to a free name beside it, so that a new one can be written. Returns a sentence that
+    /// says where it is.
+    pub fn set_aside(&self, path: &Path, how: &str) -> Result<String> {
+        let names = (1..).map(|n| if n == 1 { format!("json.{how}") } else { format!("json.{how}-{n}") });
         let mut free = names.map(|name| path.with_extension(name)).filter(|to| fs::symlink_metadata(to).is_err());
         let to = free.next().context("there are endlessly many names")?;
         let (from, shown) = (self.display(path), self.display(&to));
@@ -143,7 +143,11 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> std::io::Result<()> {
         if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
-            return fs::write(&target, content);
+            // Opening a pipe would wait for a reader.
+            let flags = OFlags::NONBLOCK.bits() as i32;
+            let mut file = File::options().create(true).truncate(true).write(true).custom_flags(flags).open(&target)?;
+            rustix::io::ioctl_fionbio(&file, false)?;
+            return file.write_all(content);
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
@@ -244,6 +248,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let error = format!("{:#}", write_atomically(&pipe, b"for nobody").unwrap_err());
+        assert!(
+            error.contains("pipe cannot be written: ") && error.ends_with("; remove what is in its place"),
+            "{error}"
+        );
         // For reading and writing, which waits for no other side.
         let mut reader = File::options().read(true).write(true).open(&pipe).unwrap();
         write_atomically(&pipe, b"through").unwrap();
@@ -267,7 +276,7 @@ mod tests {
         let path = layout.local(Profile::Cpu, "x");
         for (content, name) in [(b"one", "x.json.unreadable"), (b"two", "x.json.unreadable-2")] {
             write_atomically(&path, content).unwrap();
-            let said = layout.set_aside(&path).unwrap();
+            let said = layout.set_aside(&path, "unreadable").unwrap();
             assert_eq!(said, format!("moved report/records/cpu/x.json to report/records/cpu/{name}"));
             assert_eq!(fs::read(path.with_file_name(name)).unwrap(), content);
             assert!(!path.exists());

@@ -21,6 +21,11 @@ impl Rope {
         Ok(Self { cos: angles.f_cos()?.f_to_kind(Kind::Float)?, sin: angles.f_sin()?.f_to_kind(Kind::Float)? })
     }
 
+    /// The cosines and the sines.
+    pub(super) fn tables(&self) -> [&Tensor; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// The rotation of sequences of `seq` tokens, at positions 0..seq. Fails where they exceed the context length.
     pub fn first(&self, seq: i64) -> Result<Self> {
         Ok(Self { cos: self.cos.f_narrow(0, 0, seq)?, sin: self.sin.f_narrow(0, 0, seq)? })

@@ -156,13 +156,13 @@ impl Config {
     /// Number of parameters, 2 V d + L (4 d² + 3 d d_ff + 2 d) + d.
     pub fn num_parameters(&self) -> u64 {
         let [vocab, d, layers, _] = self.counts();
-        2 * vocab * d + layers * (self.layer_weights() + 2 * d) + d
+        2 * vocab * d + layers * (self.num_layer_weights() + 2 * d) + d
     }
 
     /// Parameters that a matrix product multiplies by: all but the embedding and the gains of the norms.
     pub fn num_matmul_parameters(&self) -> u64 {
         let [vocab, d, layers, _] = self.counts();
-        layers * self.layer_weights() + vocab * d
+        layers * self.num_layer_weights() + vocab * d
     }
 
     /// Floating-point operations of the matrix products of one forward pass over (batch, seq) tokens:
@@ -182,7 +182,8 @@ impl Config {
         2.0 * tokens * self.num_matmul_parameters() as f64 + 4.0 * tokens * keys * width
     }
 
-    fn layer_weights(&self) -> u64 {
+    /// Parameters of a layer that products multiply by, 4 d² + 3 d d_ff.
+    pub fn num_layer_weights(&self) -> u64 {
         let [_, d, _, d_ff] = self.counts();
         4 * d * d + 3 * d * d_ff
     }

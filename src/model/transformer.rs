@@ -68,6 +68,27 @@ impl Transformer {
         &self.config
     }
 
+    /// How attention is computed.
+    pub fn attention(&self) -> ImplementationName {
+        self.attention
+    }
+
+    /// The rotation of all positions of the context.
+    pub(super) fn rope(&self) -> &Rope {
+        &self.positions.rope
+    }
+
+    /// Replaces every parameter by what `place` gives for its number, name and present value.
+    pub(super) fn place_parameters(
+        &mut self,
+        mut place: impl FnMut(usize, &str, &Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        for (i, (name, parameter)) in self.parameters.iter_mut().enumerate() {
+            *parameter = place(i, name, parameter)?;
+        }
+        Ok(())
+    }
+
     /// Names and tensors in the order of the reference's `named_parameters()`.
     pub fn parameters(&self) -> &[(String, Tensor)] {
         &self.parameters

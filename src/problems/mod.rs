@@ -80,6 +80,7 @@ pub const DEVICE_CHECKS: &[&[DeviceCheck]] = &[
     device::attention::CHECKS,
     device::adamw::CHECKS,
     benchmarking_script::fused_adamw::variants::CHECKS,
+    benchmarking_script::fused_step::DEVICE_CHECKS,
     nsys_profile::device::CHECKS,
     memory_profiling::checks::DEVICE_CHECKS,
     device::nccl_ranks::CHECKS,

@@ -3,12 +3,22 @@
 //! What computes or repeats is refused before the template is compiled: minijinja computes constants while it compiles,
 //! and a value that is joined to itself some forty times fills any memory.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt, UnaryOpKind};
-use minijinja::machinery::parse;
+use minijinja::machinery::{Token, parse, tokenize};
+
+/// The most words and signs of a tag. minijinja takes each link of a chain of operators, filters or attributes down the
+/// stack, whose end would end the program.
+const MOST_TOKENS: usize = 200;
 
 /// Refuses what `text` uses of Jinja beside that part; messages call it `origin`. A syntax error is left to the compiler.
 pub fn require_part(origin: &str, text: &str) -> Result<()> {
+    let mut count = 0;
+    for (token, span) in tokenize(text, false, Default::default()).map_while(Result::ok) {
+        count = if matches!(token, Token::VariableEnd | Token::BlockEnd) { 0 } else { count + 1 };
+        let line = span.start_line;
+        ensure!(count <= MOST_TOKENS, "{origin}:{line}: a tag has more than {MOST_TOKENS} words and signs; shorten it");
+    }
     match parse(text, origin, Default::default()) {
         Ok(template) => statement(origin, &template),
         Err(_) => Ok(()),

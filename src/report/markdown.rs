@@ -11,6 +11,11 @@ use super::escape::{typst as escape, typst_string};
 use super::latex;
 use super::table::{LONG, TypstTable};
 
+/// The most elements in one another: typst refuses a document with too many, whichever problem's they are.
+const MOST_NESTED: usize = 16;
+/// The most characters of a line that an error quotes.
+const MOST_SHOWN: usize = 200;
+
 /// The running numbers of tables and figures; one for the whole document.
 #[derive(Debug, Default, Clone)]
 pub struct Counters {
@@ -47,7 +52,7 @@ pub fn convert(origin: &str, markdown: &str, counters: &mut Counters) -> Result<
         let start = range.start;
         writer.event(event, range).with_context(|| {
             let line = markdown[..start].matches('\n').count() + 1;
-            let text = markdown[start..].lines().next().unwrap_or_default();
+            let text: String = markdown[start..].lines().next().unwrap_or_default().chars().take(MOST_SHOWN).collect();
             format!("{origin}, line {line} of the Markdown it renders to: {text:?}")
         })?;
     }
@@ -118,6 +123,7 @@ impl<'c> Writer<'c> {
     }
 
     fn start(&mut self, tag: Tag<'_>, at: usize) -> Result<()> {
+        ensure!(self.stack.len() <= MOST_NESTED, "more than {MOST_NESTED} elements in one another; nest less");
         let is_root = matches!(self.top().kind, Open::Root);
         if is_root && self.waiting.is_some() && !matches!(tag, Tag::Paragraph) {
             self.no_caption()?;

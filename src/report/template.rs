@@ -155,8 +155,8 @@ pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<Pl
 
 /// A template that takes more of minijinja's steps includes itself; ours take at most some thousands.
 const MOST_STEPS: u64 = 1_000_000;
-/// A template larger than this is not read.
-const MOST_SOURCE_BYTES: usize = 1 << 20;
+/// A template larger than this is not read; ours have at most 9,000 bytes.
+const MOST_SOURCE_BYTES: usize = 1 << 17;
 
 /// What all templates share: strict look-ups and our filters alone, since minijinja's own may allocate without a limit.
 fn environment() -> Environment<'static> {

@@ -159,9 +159,12 @@ fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
 #[test]
 fn a_bundle_runs_through_links_from_a_folder_with_a_space() {
     let bundle = Bundle::unpack();
-    // Python would import it in place of its own.
-    fs::write(bundle.folder.path().join("elsewhere/glob.py"), "raise SystemExit('planted')").unwrap();
-    assert!(printed(&mut bundle.command(&["list"])).contains("21 problems, 107 points"));
+    // Python would import the first in place of its own, and the second by itself.
+    for name in ["glob.py", "sitecustomize.py"] {
+        fs::write(bundle.folder.path().join("elsewhere").join(name), "raise SystemExit('planted')").unwrap();
+    }
+    let list = printed(bundle.command(&["list"]).env("PYTHONPATH", ":/nowhere").env("LD_LIBRARY_PATH", ":/nowhere"));
+    assert!(list.contains("21 problems, 107 points"));
     assert!(printed(&mut bundle.command(&["grade", "communication_accounting"])).contains("of 10 points"));
     printed(&mut bundle.command(&["writeup", "--no-measure"]));
     for name in ["pdf", "html", "md"] {

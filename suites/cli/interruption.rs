@@ -186,6 +186,24 @@ fn a_read_only_folder_is_named_and_loses_no_recorded_case() {
     require_intact(&tree, &recorded);
 }
 
+#[test]
+fn a_record_that_is_changed_while_it_is_measured_is_moved_aside_and_no_case_is_lost() {
+    let tree = Tree::new();
+    set_cases(&tree, 200_000..200_008);
+    let mut command = tree.command(MEASURE);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_cases(&tree, &mut child, 2);
+    let changed = fs::read_to_string(tree.record_path()).unwrap().replace("200000", "200001");
+    fs::write(tree.record_path(), &changed).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = output_text(&output);
+    assert!(output.status.success() && said.contains("the record was changed while it was measured: moved "), "{said}");
+    let aside = tree.record_path().with_extension("json.changed");
+    assert_eq!(fs::read_to_string(aside).unwrap(), changed);
+    assert_eq!(cases(&tree).len(), 8);
+    require_intact(&tree, &[]);
+}
+
 /// As a build does while this program measures.
 #[test]
 fn a_program_that_was_replaced_goes_on_with_workers_of_its_own_version() {

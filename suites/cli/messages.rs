@@ -131,6 +131,8 @@ fn a_missing_suite_and_a_missing_template_are_named() {
 #[case::suite("suites/mixed_precision_accumulation.toml", &["explain", PROBLEM])]
 #[case::template("templates/mixed_precision_accumulation.md", &["export", PROBLEM, "--table", "four"])]
 #[case::shared("templates/shared/steps.md", &["export", PROBLEM, "--table", "four"])]
+#[case::manifest("bundle.json", &["measure", PROBLEM, "--profile", "cpu"])]
+#[case::pdf("report/writeup.pdf", &["writeup", "--fresh"])]
 #[case::lock("report/records/.lock", &["measure", PROBLEM, "--profile", "cpu"])]
 fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[case] arguments: &[&str]) {
     for kind in ["pipe", "device", "folder"] {
@@ -156,6 +158,20 @@ fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[cas
         assert_eq!(output.status.code(), Some(1), "{name} as a {kind}: {said}");
         assert!(said.contains(name) && !said.contains("panicked"), "{name} as a {kind}: {said}");
     }
+}
+
+/// A shell makes arguments of the names of files.
+#[rstest]
+#[case::a_verb(&["a\npassed all"])]
+#[case::a_flag(&["list", "--a\npassed all"])]
+#[case::a_value(&["measure", "--case-limit", "a\npassed all"])]
+#[case::codes(&["grade", "--\u{7}passed\u{1b}]0;title\u{7}"])]
+fn no_argument_can_forge_a_line_or_act_on_a_terminal(#[case] arguments: &[&str]) {
+    // As on a terminal; elsewhere clap removes codes.
+    let output = Tree::new().command(arguments).env("CLICOLOR_FORCE", "1").output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("passed") && !said.contains("\npassed") && !said.contains('\u{7}'), "{said}");
 }
 
 /// Doctor asks the interpreter, which may be any program.

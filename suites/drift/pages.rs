@@ -9,6 +9,7 @@ use typst::foundations::NativeElement as _;
 use typst::introspection::Introspector as _;
 use typst::layout::{Abs, Frame, FrameItem, Point, Size};
 use typst::model::TableCell;
+use typst::text::Glyph;
 use typst_layout::PagedDocument;
 
 use super::layout;
@@ -96,10 +97,14 @@ fn the_main_body_has_at_most_7000_words() {
     assert!(words <= MOST_WORDS, "{words} words; at most {MOST_WORDS}");
 }
 
+/// The text area of report/writeup.typ, from the top left corner to the bottom right one.
+fn text_area() -> (Point, Point) {
+    (Point::new(Abs::mm(25.0), Abs::mm(28.0)), Point::new(Abs::mm(210.0 - 25.0), Abs::mm(297.0 - 26.0)))
+}
+
 /// The empty share of a page's text area at its foot.
 fn empty_at_foot(page: &Frame) -> f64 {
-    // the margins of report/writeup.typ
-    let (top, bottom) = (Abs::mm(28.0), Abs::mm(297.0 - 26.0));
+    let (Point { y: top, .. }, Point { y: bottom, .. }) = text_area();
     let mut lowest = top;
     walk(page, Point::zero(), &mut |item, at| {
         let height = match item {
@@ -178,6 +183,37 @@ fn no_words_are_printed_over_others() {
             assert_eq!(over, None, "page {}", number + 1);
         }
     }
+}
+
+/// Of a table that is cut at the margin, numbers are missing in print. Above the text area is a page's header, below it
+/// its number.
+#[test]
+fn no_words_and_no_picture_reach_beyond_the_margins() {
+    let (first, last) = text_area();
+    // typst lets punctuation hang over, as printers do
+    let slack = Abs::pt(3.0);
+    let mut beyond = Vec::new();
+    for (number, page) in PAGES.pages().iter().enumerate() {
+        walk(&page.frame, Point::zero(), &mut |item, at| {
+            let (size, words) = match item {
+                FrameItem::Text(text) => {
+                    // a line that was broken ends with its space
+                    let is_space = |glyph: &&Glyph| text.text[glyph.range()].trim().is_empty();
+                    let spaces =
+                        text.glyphs.iter().rev().take_while(is_space).map(|glyph| glyph.x_advance.at(text.size));
+                    (Size::new(text.width() - spaces.sum::<Abs>(), Abs::zero()), text.text.to_string())
+                }
+                FrameItem::Image(_, size, _) => (*size, "a picture".into()),
+                _ => return,
+            };
+            let is_inside =
+                at.x >= first.x - slack && at.x + size.x <= last.x + slack && at.y + size.y <= last.y + slack;
+            if !is_inside && words != (number + 1).to_string() {
+                beyond.push(format!("page {}: {words:?} at {at:?}", number + 1));
+            }
+        });
+    }
+    assert!(beyond.is_empty(), "{} items, of them {:#?}", beyond.len(), &beyond[..beyond.len().min(5)]);
 }
 
 #[test]

@@ -18,15 +18,15 @@ const WORKER: &str = "kernel-worker";
 const PASSED: &str = "passed: ";
 const REFUSED: &str = "refused: ";
 
-struct Mutant {
-    name: &'static str,
-    file: &'static str,
+pub(super) struct Mutant {
+    pub name: &'static str,
+    pub file: &'static str,
     /// The line, which must occur once, and its replacement.
-    line: &'static str,
-    changed: &'static str,
+    pub line: &'static str,
+    pub changed: &'static str,
     /// As `problem::check`.
-    check: &'static str,
-    message: &'static str,
+    pub check: &'static str,
+    pub message: &'static str,
 }
 
 const FORWARD: &str = "flash_forward::hopper_kernel";
@@ -331,7 +331,7 @@ pub fn trials() -> Vec<Trial> {
     let trial = |mutant: &'static Mutant| {
         super::caught("kernels", mutant.name, mutant.check, mutant.message, || check_in_a_process(mutant))
     };
-    MUTANTS.iter().map(trial).collect()
+    MUTANTS.iter().chain(super::fused_step::MUTANTS).map(trial).collect()
 }
 
 /// In a mutant's process: runs its check and prints the result.

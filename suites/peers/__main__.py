@@ -11,11 +11,13 @@ from .attention import Attention
 from .ddp import Ddp
 from .flash_attention_4 import FlashAttention4
 from .transformer import Transformer
+from .whole_step import WholeStep
 
 MEASURES = {
     "attention": Attention,
     "flash_attention_4": FlashAttention4,
     "transformer": Transformer,
+    "whole_step": WholeStep,
     "adamw": AdamW,
     "all_reduce": AllReduce,
     "ddp": Ddp,

@@ -54,10 +54,10 @@ class Cold:
 
         shutdown_compile_workers()
 
-    def compile(self, function: Callable) -> Callable:
+    def compile(self, function: Callable, mode: str = "default") -> Callable:
         """Compiles `function` as one graph for the shapes of its first call; two functions must have separate code objects."""
         self.functions += 1
-        return torch.compile(function, fullgraph=True, dynamic=False)
+        return torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
 
     def counts(self) -> dict:
         """Graphs against functions compiled, breaks in them, and hits in a cache that must have been empty."""

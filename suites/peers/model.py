@@ -78,9 +78,10 @@ class SwiGLU(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, attention: str) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.is_plain = {"plain": True, "sdpa": False}[attention]
         self.q_proj = Linear(d_model, d_model)
         self.k_proj = Linear(d_model, d_model)
         self.v_proj = Linear(d_model, d_model)
@@ -93,16 +94,19 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotated(q, tables), rotated(k, tables)
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(tables.hidden, float("-inf"))
-        o = torch.softmax(scores, dim=-1) @ v
+        if self.is_plain:
+            scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+            scores = scores.masked_fill(tables.hidden, float("-inf"))
+            o = torch.softmax(scores, dim=-1) @ v
+        else:
+            o = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output_proj(o.transpose(1, 2).reshape(batch, seq, d_model))
 
 
 class Block(nn.Module):
-    def __init__(self, d_model: int, num_heads: int, d_ff: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, d_ff: int, attention: str) -> None:
         super().__init__()
-        self.attn = Attention(d_model, num_heads)
+        self.attn = Attention(d_model, num_heads, attention)
         self.ffn = SwiGLU(d_model, d_ff)
         self.ln1 = RMSNorm(d_model)
         self.ln2 = RMSNorm(d_model)
@@ -124,6 +128,7 @@ class Model(nn.Module):
         num_heads: int,
         d_ff: int,
         rope_theta: float,
+        attention: str = "plain",
     ) -> None:
         super().__init__()
         cos, sin = rotations(rope_theta, d_model // num_heads, context_length)
@@ -133,7 +138,7 @@ class Model(nn.Module):
         hidden = torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
         self.register_buffer("hidden", hidden, persistent=False)
         self.token_embeddings = Embedding(vocab_size, d_model)
-        self.layers = nn.ModuleList(Block(d_model, num_heads, d_ff) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Block(d_model, num_heads, d_ff, attention) for _ in range(num_layers))
         self.ln_final = RMSNorm(d_model)
         self.lm_head = Linear(d_model, vocab_size)
 

@@ -104,21 +104,26 @@ class Transformer:
         A forward pass is recorded as a step's is: both then run one compiled function. A step is forward, backward and
         optimizer; the gradients' release is outside its clock.
         """
-        function = self.columns[column]
-        seconds: dict[str, list[float]] = {"forward": [], "step": []}
+        function, forward, step = self.columns[column], [], []
         try:
             with timing.undisturbed():
                 for _ in range(warmup + iterations):
                     batch = self._batch()
                     # The loss and its graph are freed at the end of the expression.
-                    seconds["forward"].append(timing.lap(self.device, lambda: self._forward(function, *batch))[1])
-                for _ in range(warmup + iterations):
-                    batch = self._batch()
-                    seconds["step"].append(timing.lap(self.device, lambda: self._step(function, *batch))[1])
-                    self.optimizer.zero_grad()
+                    forward.append(timing.lap(self.device, lambda: self._forward(function, *batch))[1])
+                step += self._steps(function, warmup + iterations)
         finally:
             self._rest()
-        return {name: values[warmup:] for name, values in seconds.items()}
+        return {"forward": forward[warmup:], "step": step[warmup:]}
+
+    def _steps(self, function: Callable, count: int) -> list[float]:
+        """Seconds of each of `count` steps."""
+        seconds = []
+        for _ in range(count):
+            batch = self._batch()
+            seconds.append(timing.lap(self.device, lambda: self._step(function, *batch))[1])
+            self.optimizer.zero_grad()
+        return seconds
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         tokens, targets = (torch.randint(self.vocab_size, self.batch_shape, device=self.device) for _ in range(2))

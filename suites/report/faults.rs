@@ -76,7 +76,7 @@ fn a_failed_case_is_named_with_its_error_and_its_problem_is_not_answered() {
     assert!(printed.contains("2failedof10cpucases.") && html.contains("the &lt;worker&gt; died."), "{printed} {html}");
 }
 
-/// Each of these took all memory, or as much as it asked for.
+/// Each of these took all memory, or as much as it asked for, or the whole stack, or minutes.
 #[test]
 fn what_a_template_may_take_of_time_and_memory_is_bounded() {
     let doubled: String = (0..40).map(|_| "{% set a = a ~ a %}").collect();
@@ -84,13 +84,22 @@ fn what_a_template_may_take_of_time_and_memory_is_bounded() {
     let nested = format!("{{{{ {joined} }}}}");
     let including = "{% include \"shared/wide.md\" %}".repeat(1000);
     let long = "x ".repeat(600_000);
+    let operators = format!("{{{{ {}1 }}}}", "not ".repeat(20_000));
+    let attributes = format!("{{{{ answer{} }}}}", ".a".repeat(20_000));
+    let filters = format!("{{{{ 1{} }}}}", "|ms".repeat(20_000));
+    let (quotes, emphasis) = (">".repeat(100_000) + " x", "*a **b ".repeat(10_000) + &"c** d* ".repeat(8_000));
     for (template, expected) in [
         (doubled.as_str(), "a template cannot use {% set %}"),
         (&nested, "a join is longer than 65536 bytes; join less"),
         (&including, "templates/x.md prints more than 4194304 bytes; print less"),
         ("{% include \"shared/itself.md\" %}", "recursion limit exceeded"),
         ("{% include \"shared/0.md\" %}", "templates/x.md:3: more than 1000000 steps; include each text once"),
-        (&long, "bytes long; a template has at most 1048576"),
+        (&long, "bytes long; a template has at most 131072"),
+        (&operators, "templates/x.md:3: a tag has more than 200 words and signs"),
+        (&attributes, "a tag has more than 200 words and signs"),
+        (&filters, "a tag has more than 200 words and signs"),
+        (&quotes, "more than 16 elements in one another; nest less"),
+        (&emphasis, "more than 16 elements in one another; nest less"),
     ] {
         let mut input = problem("x", &[("", 1.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"));
         input.answer = Answer::new(&json!({"words": vec!["a".repeat(100); 100]})).unwrap();

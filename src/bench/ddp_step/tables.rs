@@ -9,7 +9,7 @@ use super::numbers::{hidden, is_stable};
 use super::{Params, Row, StrategyColumn, WITHOUT_OVERLAP};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
-use crate::harness::answer::format::{distinct, grouped, print};
+use crate::harness::answer::format::{distinct, grouped, markdown, print};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{
     Answer, Case, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
@@ -294,7 +294,7 @@ fn caption(cases: &[&StepCase], shown: Shown) -> String {
 
 /// The machines of cases, for captions.
 pub fn machines<'a>(cases: impl IntoIterator<Item = &'a StepCase>) -> String {
-    let names = cases.into_iter().map(|case| machine_name(case.id.machine(), case.id.profile));
+    let names = cases.into_iter().map(|case| markdown(&machine_name(case.id.machine(), case.id.profile)));
     distinct(names).join("; ")
 }
 

@@ -9,6 +9,7 @@ use super::eager::{StepBench, samples};
 use super::{Capture, Params, Row, total_work};
 use crate::bench::model_bench::Batch;
 use crate::bench::tolerance;
+use crate::cuda::Choice;
 use crate::harness::samples::Samples;
 use crate::model::Transformer;
 use crate::torch::clock::Lap;
@@ -17,16 +18,14 @@ use crate::torch::stream::synchronize;
 
 /// Times replays of a whole step.
 pub fn measure(params: &Params, device: Device) -> Result<Row> {
-    let mut bench = StepBench::new(params, device)?;
-    let warmup = on_side_stream(device, || bench.steps(params.warmup)).context("in a warm-up step")?;
-    let mut step = CapturedStep::new(bench)?;
-    let loss_error = step.prove().context("comparing the captured step with an eager one")?;
+    let (mut step, warmup) = CapturedStep::warmed_up(params, device)?;
+    let loss_error = step.prove()?;
     let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
     let (total, total_device) = samples(laps.into_iter().map(Some), total_work(params))?;
     Ok(Row {
         parameters: params.config().num_parameters(),
         first_in_process: false,
-        warmup: samples(warmup.iter().map(|s| Some(s.total())), total_work(params))?.0,
+        warmup: samples(warmup.into_iter().map(Some), total_work(params))?.0,
         forward: None,
         forward_device: None,
         backward: None,
@@ -39,22 +38,33 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
             nodes: step.num_nodes(),
             time: Samples::seconds_unbounded(vec![step.capture_seconds()])?,
             loss_error,
+            products: step.choices(),
         }),
     })
 }
 
 /// A captured training step. A replay trains on the tokens that its batch tensors hold.
-pub struct CapturedStep<'a> {
+pub struct CapturedStep {
     // Declared first, so that it is dropped before the tensors that its kernels use.
     graph: Captured<Tensor>,
     batch: Batch,
-    bench: StepBench<'a>,
+    bench: StepBench,
     capture_seconds: f64,
 }
 
-impl<'a> CapturedStep<'a> {
+impl CapturedStep {
+    /// Warm-up steps of a new model on the side stream, and their laps; then the captured step.
+    pub fn warmed_up(params: &Params, device: Device) -> Result<(Self, Vec<Lap>)> {
+        let (bench, laps) = on_side_stream(device, || {
+            let mut bench = StepBench::new(params, device)?;
+            let laps = bench.whole_steps(params.warmup).context("in a warm-up step")?;
+            Ok((bench, laps))
+        })?;
+        Ok((Self::new(bench)?, laps))
+    }
+
     /// Captures the step of a bench that has already run on the side stream. The capture itself does not train.
-    pub fn new(mut bench: StepBench<'a>) -> Result<Self> {
+    pub fn new(mut bench: StepBench) -> Result<Self> {
         let batch = bench.model.draw()?;
         let start = Instant::now();
         let graph = Captured::capture(bench.model.device, || bench.train(&batch))?;
@@ -69,6 +79,11 @@ impl<'a> CapturedStep<'a> {
         self.capture_seconds
     }
 
+    /// The algorithms of a fused step's products.
+    pub fn choices(&self) -> Vec<Choice> {
+        self.bench.product_choices()
+    }
+
     pub fn model(&self) -> &Transformer {
         &self.bench.model.model
     }
@@ -79,6 +94,11 @@ impl<'a> CapturedStep<'a> {
         self.graph.replay()?;
         synchronize(self.bench.model.device)?;
         Ok(self.graph.output().f_double_value(&[])?)
+    }
+
+    /// One step on the tokens of the last one; it returns before the device has finished.
+    pub fn replay(&self) -> Result<()> {
+        self.graph.replay()
     }
 
     /// Times one step on fresh random tokens. Drawing them is not timed.
@@ -93,6 +113,7 @@ impl<'a> CapturedStep<'a> {
         let eager = || Ok(self.bench.forward(&batch, true)?.f_double_value(&[])?);
         let tolerance = tolerance::replayed_loss(self.bench.params.dtype);
         prove_replays(eager, || self.replay_on(&batch), true, tolerance)
+            .context("comparing the captured step with an eager one")
     }
 }
 
@@ -144,7 +165,9 @@ mod tests {
             warmup: 1,
             steps: 1,
         };
-        for params in [params.clone(), Params { execution: Execution::Eager, allow_tf32: true, ..params }] {
+        let fused = Params { execution: Execution::Fused, ..params.clone() };
+        let tf32 = Params { execution: Execution::Eager, allow_tf32: true, ..params.clone() };
+        for params in [params, fused, tf32] {
             let error = measure_on(&params, Device::Cpu, false).unwrap_err();
             assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
         }

@@ -1,13 +1,15 @@
 //! One training step on random tokens, with each part timed by the host's clock and by the device's.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use tch::{Device, Tensor};
 
-use super::{Params, Row, StepPass, total_work, work_of};
+use super::{Execution, Params, Row, StepPass, part_works, total_work};
 use crate::bench::model_bench::{Batch, ModelBench};
+use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
+use crate::model::{FusedStep, Gradients};
 use crate::torch::autograd::backward;
 use crate::torch::clock::{Lap, Stopwatch};
 
@@ -16,7 +18,7 @@ pub fn measure(params: &Params, device: Device, first_in_process: bool) -> Resul
     let mut bench = StepBench::new(params, device)?;
     let warmup = bench.steps(params.warmup).context("in a warm-up step")?;
     let steps = bench.steps(params.steps)?;
-    let [forward, backward, optimizer] = work_of(params);
+    let [forward, backward, optimizer] = part_works(params);
     let (forward, forward_device) = samples(steps.iter().map(|s| Some(s.forward)), forward)?;
     let (backward, backward_device) = samples(steps.iter().map(|s| s.backward), backward)?;
     let (optimizer, optimizer_device) = samples(steps.iter().map(|s| s.optimizer), optimizer)?;
@@ -69,19 +71,36 @@ impl Step {
 }
 
 /// A model, its optimizer, and the parameters of the case.
-pub struct StepBench<'a> {
-    pub(super) params: &'a Params,
+pub struct StepBench {
+    pub(super) params: Params,
     pub model: ModelBench,
     pub(super) stopwatch: Stopwatch,
-    optimizer: Box<dyn Optimizer>,
+    trainer: Trainer,
 }
 
-impl<'a> StepBench<'a> {
-    pub fn new(params: &'a Params, device: Device) -> Result<Self> {
+/// What a step runs.
+enum Trainer {
+    /// Autograd, then this optimizer.
+    Autograd(Box<dyn Optimizer>),
+    Fused(Box<FusedStep>),
+}
+
+impl StepBench {
+    pub fn new(params: &Params, device: Device) -> Result<Self> {
         let Params { attention, batch_size, dtype, .. } = *params;
-        let model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
-        let optimizer = adamw_for(device, AdamWOptions::default())?;
-        Ok(Self { params, model, stopwatch: Stopwatch::new(device)?, optimizer })
+        let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
+        let options = AdamWOptions::default();
+        let trainer = match params.execution {
+            Execution::Fused => Trainer::Fused(Box::new(FusedStep::new(
+                &mut model.model,
+                batch_size,
+                dtype,
+                Gradients::Passing,
+                options,
+            )?)),
+            Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
+        };
+        Ok(Self { params: params.clone(), model, stopwatch: Stopwatch::new(device)?, trainer })
     }
 
     /// `count` timed steps, each on fresh random tokens.
@@ -97,7 +116,8 @@ impl<'a> StepBench<'a> {
             StepPass::Forward => None,
             _ => Some(self.stopwatch.lap(|| backward(&loss).context("in the backward pass"))?.1),
         };
-        let (optimizer, parameters) = (&mut self.optimizer, self.model.parameters());
+        let parameters = self.model.parameters();
+        let Trainer::Autograd(optimizer) = &mut self.trainer else { bail!("a fused step has no parts to be timed") };
         let optimizer = match pass {
             StepPass::TrainingStep => {
                 Some(self.stopwatch.lap(|| optimizer.step(parameters).context("in the optimizer step"))?.1)
@@ -109,16 +129,42 @@ impl<'a> StepBench<'a> {
         Ok(Step { forward, backward, optimizer })
     }
 
+    /// `count` whole training steps, each on fresh random tokens and timed as one lap.
+    pub fn whole_steps(&mut self, count: usize) -> Result<Vec<Lap>> {
+        let Self { model, stopwatch, trainer, .. } = self;
+        (0..count)
+            .map(|_| model.draw().and_then(|batch| Ok(stopwatch.lap(|| trainer.train(model, &batch))?.1)))
+            .collect()
+    }
+
     /// One whole training step, not timed. Returns the loss before it.
     pub fn train(&mut self, batch: &Batch) -> Result<Tensor> {
-        let loss = self.forward(batch, false)?;
-        backward(&loss).context("in the backward pass")?;
-        self.optimizer.step(self.model.parameters()).context("in the optimizer step")?;
-        zero_grad(self.model.parameters())?;
-        Ok(loss.f_detach()?)
+        self.trainer.train(&self.model, batch)
+    }
+
+    /// The algorithms of a fused step's products.
+    pub fn product_choices(&self) -> Vec<Choice> {
+        match &self.trainer {
+            Trainer::Fused(step) => step.product_choices(),
+            Trainer::Autograd(_) => Vec::new(),
+        }
     }
 
     pub fn forward(&self, batch: &Batch, no_grad: bool) -> Result<Tensor> {
         if no_grad { tch::no_grad(|| self.model.loss(batch)) } else { self.model.loss(batch) }
+    }
+}
+
+impl Trainer {
+    fn train(&mut self, model: &ModelBench, batch: &Batch) -> Result<Tensor> {
+        let optimizer = match self {
+            Self::Fused(step) => return step.train(&model.model, &batch.tokens, &batch.targets),
+            Self::Autograd(optimizer) => optimizer,
+        };
+        let loss = model.loss(batch)?;
+        backward(&loss).context("in the backward pass")?;
+        optimizer.step(model.parameters()).context("in the optimizer step")?;
+        zero_grad(model.parameters())?;
+        Ok(loss.f_detach()?)
     }
 }

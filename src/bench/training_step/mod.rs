@@ -8,12 +8,13 @@ use tch::{Device, Kind, Tensor};
 
 use super::device::{device_for, update_for};
 use crate::attention::ImplementationName;
+use crate::cuda::Choice;
 use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::memory::Memory;
 use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
-use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
+use crate::model::{Config, FusedStep, Precision, SizeName, Transformer, loss::cross_entropy};
 use crate::torch::autocast::autocast;
 use crate::torch::{allow_tf32, allowing_tf32};
 
@@ -40,6 +41,51 @@ pub enum Execution {
     Eager,
     /// A whole training step, captured once as a CUDA graph and replayed. Its parts cannot be timed separately.
     Captured,
+    /// As `captured`, of a step written out in kernels of its own ([`crate::model::FusedStep`]).
+    Fused,
+}
+
+impl Execution {
+    /// Whether a whole step is one CUDA graph.
+    pub fn is_graph(self) -> bool {
+        self != Self::Eager
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Eager => "eager",
+            Self::Captured => "captured",
+            Self::Fused => "fused",
+        }
+    }
+}
+
+/// The files of `kernels/` that some step runs.
+pub const KERNELS: &[&str] = &[
+    "adamw.cu",
+    "flash_forward.cu",
+    "flash_backward.cu",
+    "portable_forward.cu",
+    "portable_backward.cu",
+    "rms_norm.cu",
+    "rope.cu",
+    "swiglu.cu",
+    "cross_entropy.cu",
+    "embedding_gradient.cu",
+    "packed_adamw.cu",
+];
+
+/// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
+/// the portable ones.
+pub fn kernels(execution: Execution, attention: ImplementationName, dtype: Precision) -> &'static [&'static str] {
+    match (execution, attention.runs_own_kernels(), dtype) {
+        (Execution::Fused, true, Precision::Bfloat16) => &KERNELS[1..],
+        (Execution::Fused, true, Precision::Float32) => &KERNELS[3..],
+        (Execution::Fused, false, _) => &KERNELS[5..],
+        (_, true, Precision::Bfloat16) => &KERNELS[..5],
+        (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
+        (_, false, _) => &KERNELS[..1],
+    }
 }
 
 /// One configuration. Defaults are the handout's settings, except for the attention.
@@ -104,7 +150,7 @@ impl Params {
     /// Cases with fewer warm-up steps than the handout's five study the effect of warm-up, so they need a fresh process. A
     /// captured step does not.
     pub fn needs_fresh_process(&self) -> bool {
-        self.warmup < 5 && self.execution == Execution::Eager
+        self.warmup < 5 && !self.execution.is_graph()
     }
 
     /// Errors: names the first invalid value and what it must be.
@@ -112,9 +158,10 @@ impl Params {
         self.config().validate_with_batch(self.batch_size)?;
         ensure!((1..=100_000).contains(&self.steps), "steps is {}: it must lie in 1..100000", self.steps);
         ensure!(self.warmup <= 100_000, "warmup is {}: it must not exceed 100000", self.warmup);
-        if self.execution == Execution::Captured {
-            ensure!(self.pass == StepPass::TrainingStep, "execution is captured: pass must be training_step");
-            ensure!(self.warmup > 0, "execution is captured: warmup must be at least 1, or first uses are captured");
+        let execution = self.execution.name();
+        if self.execution.is_graph() {
+            ensure!(self.pass == StepPass::TrainingStep, "execution is {execution}: pass must be training_step");
+            ensure!(self.warmup > 0, "execution is {execution}: warmup must be at least 1, or first uses are captured");
         }
         ensure!(
             !self.allow_tf32 || self.dtype == Precision::Float32,
@@ -128,6 +175,7 @@ impl Params {
         let Params { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
         let memory = Memory { config: self.config(), batch, seq, precision, attention };
         match self.pass {
+            _ if self.execution == Execution::Fused => FusedStep::predicted_bytes(&self.config(), batch, precision),
             StepPass::Forward => memory.forward_peak(),
             StepPass::ForwardBackward => memory.backward_peak(),
             StepPass::TrainingStep => memory.step_peak(update_for(profile), true),
@@ -167,6 +215,9 @@ pub struct Capture {
     pub time: Samples,
     /// The largest relative difference between the losses of replays and of eager forward passes in the same state.
     pub loss_error: f64,
+    /// The algorithms of a fused step's products.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub products: Vec<Choice>,
 }
 
 /// Measures one configuration on the device of `profile`.
@@ -194,7 +245,7 @@ pub fn measure_on(params: &Params, device: Device, first_in_process: bool) -> Re
         );
         match params.execution {
             Execution::Eager => eager::measure(params, device, first_in_process),
-            Execution::Captured => captured::measure(params, device),
+            Execution::Captured | Execution::Fused => captured::measure(params, device),
         }
     };
     if params.allow_tf32 { allowing_tf32(measure) } else { measure() }
@@ -213,7 +264,8 @@ pub fn in_precision<T>(dtype: Precision, device: Device, body: impl FnOnce() -> 
     }
 }
 
-fn work_of(params: &Params) -> [Work; 3] {
+/// [`work_of_passes`] of a case.
+pub fn part_works(params: &Params) -> [Work; 3] {
     let config = params.config();
     let flops = match params.attention {
         ImplementationName::Naive => config.forward_flops(params.batch_size, params.context_length),
@@ -238,7 +290,7 @@ pub fn work_of_passes(config: &Config, forward_flops: f64, precision: &str) -> [
 
 /// The work of all parts of the pass.
 pub fn total_work(params: &Params) -> Work {
-    let [forward, backward, optimizer] = work_of(params);
+    let [forward, backward, optimizer] = part_works(params);
     match params.pass {
         StepPass::Forward => forward,
         StepPass::ForwardBackward => sum(&[&forward, &backward]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::Peer;
+use super::{NoAnswer, Peer};
 use crate::error::{Fault, fault_of};
 use crate::process::{is_alive, wait_until};
 
@@ -70,6 +70,7 @@ fn the_error_of_a_dead_peer_has_its_status_and_last_output() {
 fn a_peer_that_hangs_is_killed_with_its_helpers() {
     let mut peer = start(&format!("sleep 60 & echo $!; {GREETING}; read -r job; sleep 60"), PATIENCE).unwrap();
     let error = peer.call::<Value>("add", json!({}), Duration::from_millis(300)).unwrap_err();
+    assert!(error.downcast_ref::<NoAnswer>().is_some(), "callers branch on it");
     let error = format!("{error:#}");
     assert!(error.contains("no answer within 0.3 s"), "{error}");
     let helper: u32 = error.lines().last().unwrap().trim().parse().unwrap();

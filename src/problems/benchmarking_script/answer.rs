@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use self::attention::Attention;
 use self::captured::Captured;
+use self::fused::Fused;
 use self::passes::Passes;
 use self::warm_up::WarmUp;
 use super::measure::BenchmarkingScript;
@@ -18,6 +19,7 @@ use crate::model::{Config, SizeName};
 
 mod attention;
 mod captured;
+mod fused;
 mod passes;
 mod warm_up;
 
@@ -32,13 +34,16 @@ struct Quoted {
     /// Whether a case of the sweep was measured, and a size with every case that the study of the warm-up needs.
     measured: bool,
     studied: bool,
-    /// Whether there are captured steps, and steps with several kinds of attention.
+    /// Whether there are captured steps, fused ones, and steps with several kinds of attention.
     captured: bool,
+    fused: bool,
     attention: bool,
     #[serde(flatten)]
     passes: Option<Passes>,
     #[serde(flatten)]
     replays: Option<Captured>,
+    #[serde(flatten)]
+    fused_steps: Option<Fused>,
     #[serde(flatten)]
     attentions: Option<Attention>,
     #[serde(flatten)]
@@ -49,14 +54,17 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
     let cases = main.cases::<BenchmarkingScript>()?;
     let (passes, replays) = (Passes::of(&cases), Captured::of(&cases));
+    let fused_steps = Fused::of(&cases, main)?;
     let (attentions, warm_up) = (Attention::of(&cases), WarmUp::of(&cases));
     let quoted = Quoted {
         measured: passes.is_some(),
         studied: warm_up.is_some(),
         captured: replays.is_some(),
+        fused: fused_steps.is_some(),
         attention: attentions.is_some(),
         passes,
         replays,
+        fused_steps,
         attentions,
         warm_up,
     };
@@ -67,6 +75,9 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     }
     if let Some(captured) = &quoted.replays {
         captured.conclude(&mut answer, main, &cases)?;
+    }
+    if let Some(fused) = &quoted.fused_steps {
+        fused.conclude(&mut answer, main, &cases)?;
     }
     if let Some(attention) = &quoted.attentions {
         attention.conclude(&mut answer, main, &cases)?;

@@ -7,7 +7,6 @@ use crate::bench::device::attention_for;
 use crate::bench::training_step::{self, Params, Row};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
-use crate::model::Precision;
 
 pub struct BenchmarkingScript;
 
@@ -15,17 +14,10 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] =
-        &["adamw.cu", "flash_forward.cu", "flash_backward.cu", "portable_forward.cu", "portable_backward.cu"];
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
-    /// Hopper's kernels have no float32.
     fn kernels(params: &Params) -> &'static [&'static str] {
-        match (params.attention.runs_own_kernels(), params.dtype) {
-            // On another GPU than Hopper, and where the scores are few, the portable ones.
-            (true, Precision::Bfloat16) => Self::KERNELS,
-            (true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
-            _ => &["adamw.cu"],
-        }
+        training_step::kernels(params.execution, params.attention, params.dtype)
     }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {

@@ -6,6 +6,7 @@ use crate::harness::problem::{Check, Measured, Problem};
 mod answer;
 mod checks;
 pub(super) mod fused_adamw;
+pub(super) mod fused_step;
 mod measure;
 
 pub const PROBLEM: Problem = Problem {
@@ -19,6 +20,7 @@ pub const PROBLEM: Problem = Problem {
         Check { name: "adamw_over_many_steps", part: "a", run: checks::adamw_over_many_steps },
         Check { name: "fused_adamw_matches_plain", part: "a", run: fused_adamw::matches_plain },
         Check { name: "fused_adamw_counts_replays", part: "a", run: fused_adamw::counts_replays },
+        Check { name: "fused_step_matches_autograd", part: "a", run: fused_step::matches_autograd },
         Check { name: "attention_choices_agree", part: "a", run: checks::attention_choices_agree },
         Check {
             name: "later_tokens_change_nothing_before",

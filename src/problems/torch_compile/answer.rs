@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 
+use self::best::Best;
 use self::cases::Cases;
 use self::optimizer::Adamw;
 use self::part_a::Attention;
@@ -15,6 +16,7 @@ use crate::harness::answer::turns::STABLE;
 use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet, Records, Style};
 use crate::model::Precision;
 
+mod best;
 mod cases;
 mod optimizer;
 mod part_a;
@@ -36,6 +38,8 @@ struct Quoted {
     #[serde(flatten)]
     models: Models,
     adamw: Option<Adamw>,
+    /// Whole steps at their best.
+    best: Option<Best>,
     /// That an AdamW step moves per parameter.
     bytes: u64,
     #[serde(flatten)]
@@ -78,6 +82,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         attention,
         models,
         adamw: Adamw::of(&cases.updates),
+        best: Best::of(&cases.best),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
         why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
@@ -85,10 +90,12 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     };
     let mut answer = Answer::of(main, &quoted)?;
     let claims = [&quoted.attention.claim, &quoted.models.claim, &quoted.compilation.claim].into_iter().flatten();
-    claims.cloned().try_for_each(|claim| answer.claim(claim))?;
+    claims.chain(quoted.best.as_ref().map(|best| &best.claim)).cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
+    tables::best(&mut answer, "best", main, &cases, &best::unmeasured(records, main))?;
     if let Some(cpu) = cpu {
         tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
+        tables::best(&mut answer, "cpu-best", cpu, &on_cpu, &[])?;
     }
     Ok(answer)
 }

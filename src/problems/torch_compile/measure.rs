@@ -1,21 +1,24 @@
-//! Measures a cell of attention, a model, or the optimizer's part of a step, each beside the Python peer.
+//! Measures a cell of attention, a model, the optimizer's part of a step or a whole step, each beside the Python peer.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{adamw, attention, transformer};
+use super::{adamw, attention, best, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
+use crate::bench::training_step;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
-/// One case: a cell of part (a)'s grid, a model of part (b), or the optimizer's part of a model's step.
+/// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, or a whole step at
+/// its best.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
     Attention(attention::Params),
     Transformer(transformer::Params),
     Adamw(adamw::Params),
+    Best(best::Params),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,6 +27,7 @@ pub enum Row {
     Attention(attention::Row),
     Transformer(transformer::Row),
     Adamw(adamw::Row),
+    Best(Box<best::Row>),
 }
 
 pub struct TorchCompile;
@@ -32,19 +36,29 @@ impl Measure for TorchCompile {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
-    const KERNELS: &'static [&'static str] = &["adamw.cu"];
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
+
+    /// Only whole steps at their best have our attention and fused steps.
+    fn kernels(params: &Params) -> &'static [&'static str] {
+        match params {
+            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
+            _ => &["adamw.cu"],
+        }
+    }
 
     fn validate(params: &Params) -> Result<()> {
         match params {
             Params::Attention(p) => p.validate(),
             Params::Transformer(p) => p.validate(),
             Params::Adamw(p) => p.validate(),
+            Params::Best(p) => p.validate(),
         }
     }
 
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         match params {
             Params::Transformer(p) => Some(p.predicted_bytes(profile)),
+            Params::Best(p) => Some(p.predicted_bytes(profile)),
             _ => None,
         }
     }
@@ -58,6 +72,10 @@ impl Measure for TorchCompile {
                 // A model's peer is its own, so that it ends with the case and gives all its memory back.
                 drop_kept();
                 transformer::measure(p, device).map(Row::Transformer)
+            }
+            Params::Best(p) => {
+                drop_kept();
+                best::measure(p, device).map(|row| Row::Best(Box::new(row)))
             }
         }
     }

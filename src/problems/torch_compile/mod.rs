@@ -6,6 +6,7 @@ use crate::harness::problem::{Check, Measured, Problem};
 mod adamw;
 mod answer;
 mod attention;
+mod best;
 mod checks;
 mod measure;
 mod scratch;

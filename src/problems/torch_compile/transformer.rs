@@ -83,7 +83,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    fn require_within_tolerance(&self, column: &str, dtype: Precision) -> Result<()> {
+    pub fn require_within_tolerance(&self, column: &str, dtype: Precision) -> Result<()> {
         let limit = tolerance::transformer(dtype);
         let logits = self.logits.unwrap_or(0.0);
         for (what, error, limit) in [
@@ -261,7 +261,7 @@ pub fn write_expected(bench: &ModelBench, file: &Path) -> Result<()> {
 }
 
 /// Never less than [`write_expected`] takes: the logits, and a sample and a norm of each gradient.
-fn expected_bytes(bench: &ModelBench) -> u64 {
+pub fn expected_bytes(bench: &ModelBench) -> u64 {
     let config = bench.model.config();
     let positions = (bench.batch_size * config.context_length) as u64;
     4 * positions * (config.vocab_size as u64 + 4) + (2 * 4 * SAMPLED as u64 + 8) * config.num_tensors() + (1 << 20)

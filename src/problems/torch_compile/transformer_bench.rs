@@ -35,7 +35,7 @@ impl Pass {
     }
 
     /// Gives the loss, of a step the one before it. Leaves a step's gradients.
-    fn run(self, bench: &ModelBench, batch: &Batch, optimizer: &mut dyn Optimizer) -> Result<Tensor> {
+    pub fn run(self, bench: &ModelBench, batch: &Batch, optimizer: &mut dyn Optimizer) -> Result<Tensor> {
         let loss = bench.loss(batch)?;
         if self == Self::Forward {
             return Ok(loss);
@@ -87,6 +87,11 @@ impl<'a> CapturedTransformer<'a> {
         let graph = Captured::capture(bench.device, run).with_context(|| format!("capturing the {}", pass.name()))?;
         empty_cache(bench.device)?;
         Ok(Self { graph, pass, batch, bench })
+    }
+
+    /// One pass on the tokens of the last one; it returns before the device has finished.
+    pub fn replay(&self) -> Result<()> {
+        self.graph.replay()
     }
 
     /// [`prove_replays`] on one fresh batch.

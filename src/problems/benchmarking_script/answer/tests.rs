@@ -9,10 +9,10 @@ use crate::harness::samples;
 use crate::model::Precision::{self, Bfloat16, Float32};
 use crate::model::SizeName::{Small, Xl};
 
-const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
+pub(super) const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
 const CPU: fn(&str) -> MadeUp = MadeUp::cpu;
 
-fn params(size: SizeName, context_length: i64) -> Params {
+pub(super) fn params(size: SizeName, context_length: i64) -> Params {
     Params {
         size,
         context_length,
@@ -28,12 +28,12 @@ fn params(size: SizeName, context_length: i64) -> Params {
     }
 }
 
-fn seconds(samples: &[f64]) -> Samples {
+pub(super) fn seconds(samples: &[f64]) -> Samples {
     Samples { unit: samples::Unit::Seconds, samples: samples.to_vec(), work: None }
 }
 
 /// A row of these whole steps, and nothing else.
-fn whole(total: &[f64]) -> Row {
+pub(super) fn whole(total: &[f64]) -> Row {
     Row {
         parameters: 1,
         first_in_process: false,
@@ -58,11 +58,11 @@ fn parts(forward: &[f64], ratio: f64) -> Row {
 }
 
 /// Three forward passes around `t`, whose standard deviation is `share` of it.
-fn around(t: f64, share: f64) -> Vec<f64> {
+pub(super) fn around(t: f64, share: f64) -> Vec<f64> {
     vec![t * (1.0 - share), t, t * (1.0 + share)]
 }
 
-fn ask(made_up: MadeUp) -> Answer {
+pub(super) fn ask(made_up: MadeUp) -> Answer {
     answer(&made_up.records(), Audience::Ours).unwrap()
 }
 
@@ -74,7 +74,7 @@ fn number(answer: &Answer, field: &str) -> f64 {
         .unwrap_or_else(|| panic!("{field}: {}", answer.quoted()))
 }
 
-fn near(answer: &Answer, field: &str, expected: f64) {
+pub(super) fn near(answer: &Answer, field: &str, expected: f64) {
     let value = number(answer, field);
     assert!((value / expected - 1.0).abs() < 1e-9, "{field} is {value}, expected {expected}");
 }
@@ -177,13 +177,13 @@ fn sizes_are_counted() {
 }
 
 /// Steps of the small model in seconds: float32 eager and captured, bfloat16 eager and captured, and with TF32.
-fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> MadeUp {
+pub(super) fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> MadeUp {
     let grids =
         [(SWEEP, Float32), ("captured", Float32), ("bfloat16", Bfloat16), ("captured", Bfloat16), ("tf32", Float32)];
     grids.into_iter().zip(times).fold(made_up, |made_up, ((grid, dtype), time)| {
         let (params, mut row) = (way(grid, dtype), whole(&around(time, 0.02)));
         if grid == "captured" {
-            row.capture = Some(Capture { nodes: 1866, time: seconds(&[0.2]), loss_error });
+            row.capture = Some(Capture { nodes: 1866, time: seconds(&[0.2]), loss_error, products: Vec::new() });
         }
         if time == 0.0 { made_up.out_of_memory(grid, &params) } else { made_up.measured(grid, &params, &row) }
     })
@@ -224,7 +224,7 @@ fn gains_are_of_stable_steps_and_missing_ways_are_dashes() {
 #[test]
 fn steps_of_two_runs_have_no_ratio() {
     let (eager, mut replay) = (parts(&[0.05, 0.05], 2.0), whole(&[0.1]));
-    replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0 });
+    replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0, products: Vec::new() });
     let made_up = GPU("x").measured(SWEEP, &params(Small, 512), &eager).run("b", Some("NVIDIA H200"));
     assert!(ask(made_up.measured("captured", &way("captured", Float32), &replay)).quoted()["gains"].is_null());
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::measure::{Params, Row};
-use super::super::{adamw, attention, transformer};
+use super::super::{adamw, attention, best, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
@@ -13,6 +13,7 @@ use crate::harness::stats;
 
 pub type AttentionCase<'a> = MeasureCase<'a, attention::Params, attention::Row>;
 pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
+pub type BestCase<'a> = MeasureCase<'a, best::Params, best::Row>;
 pub type UpdateCase<'a> = MeasureCase<'a, adamw::Params, adamw::Row>;
 
 /// How an implementation's outcome is read from a row.
@@ -34,6 +35,7 @@ pub struct Cases<'a> {
     pub attention: Vec<AttentionCase<'a>>,
     pub models: Vec<ModelCase<'a>>,
     pub updates: Vec<UpdateCase<'a>>,
+    pub best: Vec<BestCase<'a>>,
 }
 
 impl<'a> Cases<'a> {
@@ -52,6 +54,10 @@ impl<'a> Cases<'a> {
                 Params::Adamw(params) => {
                     let row = if let Some(Row::Adamw(row)) = case.row() { Some(row) } else { None };
                     cases.updates.push(MeasureCase { case, params, rounds: params.rounds, row });
+                }
+                Params::Best(params) => {
+                    let row = if let Some(Row::Best(row)) = case.row() { Some(&**row) } else { None };
+                    cases.best.push(MeasureCase { case, params, rounds: params.rounds, row });
                 }
             }
         }
@@ -76,6 +82,7 @@ impl Row {
             Self::Attention(row) => &row.software,
             Self::Transformer(row) => &row.software,
             Self::Adamw(row) => &row.software,
+            Self::Best(row) => &row.software,
         }
     }
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
+use super::super::best::Params;
 use super::cases::{AttentionCase, Cases, ModelCase, UpdateCase};
-use super::{optimizer, part_a, part_b};
+use super::{best, optimizer, part_a, part_b};
 use crate::harness::answer::format::{grouped, print};
 use crate::harness::answer::{Answer, Cell, Column, RecordSet, Style, Table, Unit};
 
@@ -58,6 +59,18 @@ pub fn compared(answer: &mut Answer, prefix: &str, set: &RecordSet, cases: &Case
             case.params.context_length, case.params.batch_size
         );
         answer.table(format!("{prefix}models"), models(&cases.models).captioned(caption))?;
+    }
+    Ok(())
+}
+
+/// Whole steps at their best, and what they cost.
+pub fn best(answer: &mut Answer, id: &str, set: &RecordSet, cases: &Cases, unmeasured: &[Params]) -> Result<()> {
+    let machine = set.machine()?;
+    if let Some(table) = best::table(&cases.best, unmeasured, &machine) {
+        answer.table(id, table)?;
+    }
+    if let Some(table) = best::costs(&cases.best, &machine) {
+        answer.table(format!("{id}-costs"), table)?;
     }
     Ok(())
 }
