@@ -13,13 +13,13 @@ fn every_kernel_belongs_to_one_implementation() {
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, kernel_dimension};
-    use crate::attention::flash::variant::Variant;
+    use crate::attention::flash::variant::{Element, Variant};
     let parts = HOPPER.parts;
     let shapes = HOPPER.whole_tiles.into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for &d in HOPPER.dimensions(Device::Cuda(0)) {
-            let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
+            let variant = Variant { d: kernel_dimension(d).unwrap() as u32, element: Element::BFloat16, is_causal };
             let backward = (BackwardConfig::of(variant).steps(n, n), BackwardConfig::STAGES, 132);
             let forward = TileSize::ALL.map(|size| {
                 let shape = ForwardConfig::of(variant, size);
@@ -40,11 +40,11 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
 fn some_refills_have_more_tiles_than_a_device_has_places() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, kernel_dimension};
-    use crate::attention::flash::variant::Variant;
+    use crate::attention::flash::variant::{Element, Variant};
     let Shape { heads, n, is_causal } = HOPPER.more_tiles_than_places.unwrap();
     let (heads, n) = (heads as u32, n as u32);
     for &d in HOPPER.dimensions(Device::Cuda(0)) {
-        let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
+        let variant = Variant { d: kernel_dimension(d).unwrap() as u32, element: Element::BFloat16, is_causal };
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
             let tiles = heads * steps.len() as u32;
