@@ -301,9 +301,6 @@ struct Work {
   // The first block with a query that attends to a key from `key` on.
   DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
 
-  // Whether there is a block `turn`, which is block `block` of its head.
-  DEVICE bool has(int block, int turn) const { return FLASH_GROUPED ? turn < count : block < blocks; }
-
   // Within its head, the block with number `count`.
   DEVICE int block(u32 count) const {
     const int number = first + static_cast<int>(count);
@@ -315,7 +312,7 @@ struct Work {
   DEVICE bool is_empty() const { return FLASH_GROUPED ? count <= 0 : first >= blocks; }
 
   // Whether the block after `block` is the first of another head.
-  DEVICE bool ends_head(int block) const { return FLASH_GROUPED && block + 1 == blocks; }
+  DEVICE bool ends_head(int block) const { return block + 1 == blocks; }
 };
 
 // One warp copies; its first lane starts the copies: K and V once, Q, dO and their statistics once a block of queries.
@@ -335,9 +332,9 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
     }
   }
   int q_head = work.q_head;
-  // The block's first row, counted from the first of `work.q_head`.
-  u32 row = work.first * queries;
-  for (int block = work.first, turn = 0; work.has(block, turn); ++block, ++turn, row += queries) {
+  // Of a group: the number of the block, and its first row, counted from the first of `work.q_head`.
+  [[maybe_unused]] int turn = 0, row = work.first * queries;
+  for (int block = work.first; FLASH_GROUPED ? turn < work.count : block < work.blocks; ++block) {
     const u32 count = FLASH_GROUPED ? turn : block - work.first;
     const int stage = count % stages;
     const u32 stats = base + stats_at + stage * 2 * row_stats;
@@ -365,7 +362,10 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
                 block * queries, q_head, work.batch);
       }
     }
-    if (work.ends_head(block)) {
+    if constexpr (FLASH_GROUPED) {
+      ++turn;
+      row += queries;
+      if (!work.ends_head(block)) continue;
       block = Work::first_seen(work.key) - 1;
       row += (block + 1) * queries;
       ++q_head;
@@ -376,9 +376,11 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
 
 // One warp adds the parts of dQ that warpgroup `group` leaves in shared memory.
 DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem) {
-  const u32 own = group * (dq_second_at + dq_left_out_bytes), from = base + dq_at + own;
-  float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + own / 4;
-  for (int block = work.first, turn = 0; work.has(block, turn); ++block, ++turn, to += queries * d) {
+  constexpr u32 second = dq_second_at + dq_left_out_bytes;
+  const u32 from = base + dq_at + group * second;
+  float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + group * (second / 4);
+  [[maybe_unused]] int turn = 0;
+  for (int block = work.first; FLASH_GROUPED ? turn < work.count : block < work.blocks; ++block, to += queries * d) {
     named_arrive(dq_free_barrier + group, 128 + 32);
     named_sync(dq_full_barrier + group, 128 + 32);
     if (threadIdx.x % 32 == 0) {
@@ -391,7 +393,9 @@ DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem
       copies_out_wait_read();
     }
     __syncwarp();
-    if (work.ends_head(block)) {
+    if constexpr (FLASH_GROUPED) {
+      ++turn;
+      if (!work.ends_head(block)) continue;
       block = Work::first_seen(work.key) - 1;
       to += (block + 1) * (queries * d);
     }
@@ -803,7 +807,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long head_index = static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y;
   const int first = static_cast<int>(blockIdx.x) * queries;
   const float *sums = problem.dq_sums + (head_index * gridDim.x + blockIdx.x) * queries * d +
-                      group * (dq_second_at / 4) + 4 * thread;
+                      group * static_cast<int>(dq_second_at / 4) + 4 * thread;
   const int row = first + (queries == 128 ? 64 * group : 0) + 16 * warp + lane / 4;
   const int column = dq_second_column * group + 2 * (lane % 4);
 #pragma unroll
@@ -822,15 +826,15 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if FLASH_SPLIT
-// Adds the parts of each row of dk and dv (batch, heads of k, n_keys, d). A thread has four of FLASH_D columns; a block has at
-// most 256 threads, with whole rows.
+// Adds the parts of each row of dk and dv (batch, heads of k, n_keys, d). A thread has four of FLASH_D columns; a block has
+// whole rows and whole warps, 256 threads at most.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
   allow_next_kernel();
   await_last_kernel();
-  constexpr int lanes = d / 4;
-  const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  constexpr int lanes = d / 4, rows_a_block = 256 / lanes / 8 * 8;
+  const int key = static_cast<int>(blockIdx.x * rows_a_block + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (key >= problem.n_keys || column >= problem.d) return;
   const long long heads = static_cast<long long>(kv_heads(problem)) * problem.batch;
   const long long at = (static_cast<long long>(blockIdx.z) * kv_heads(problem) + blockIdx.y) * problem.n_keys + key;

@@ -561,12 +561,12 @@ struct Worker {
 
 #if FLASH_SPLIT
 // Adds the parts of each row of o (batch, heads, n_queries, d). A thread has four of FLASH_D columns; a block has
-// at most 256 threads, with whole rows.
+// whole rows and whole warps, 256 threads at most.
 extern "C" __global__ void __launch_bounds__(256)
     flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
   await_last_kernel();
-  constexpr int lanes = d / 4;
-  const int row = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  constexpr int lanes = d / 4, rows_a_block = 256 / lanes / 8 * 8;
+  const int row = static_cast<int>(blockIdx.x * rows_a_block + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (row >= problem.n_queries || column >= problem.d) return;
   const long long heads = static_cast<long long>(problem.heads) * problem.batch;
   const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_queries + row;

@@ -89,9 +89,6 @@ struct Problem {
   // Of tiles of keys; of tiles of queries.
   Split keys;
   Split queries;
-  // Heads of q that share a head of k and v: 1 without PORTABLE_GROUPED.
-  int group_size;
-  int unused;
   Tensor q;
   Tensor k;
   Tensor v;
@@ -110,6 +107,9 @@ struct Problem {
   float *dq_parts;
   float *dk_parts;
   float *dv_parts;
+  // Heads of q that share a head of k and v: 1 without PORTABLE_GROUPED.
+  int group_size;
+  int unused;
 };
 
 namespace {
@@ -212,7 +212,8 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32), n_rows(rows_of(problem)),
         n_columns(Keys ? problem.n_queries : problem.n_keys) {
     const int tiles = (n_rows + rows - 1) / rows;
-    const int heads_at_a_time = max(problem.heads_at_a_time / met_heads(problem), 1);
+    const int heads_at_a_time =
+        PORTABLE_GROUPED ? max(problem.heads_at_a_time / met_heads(problem), 1) : problem.heads_at_a_time;
     const Order order(index, tiles, heads_of(problem), problem.batch, heads_at_a_time, split_of(problem).count);
     head = order.head;
     batch = order.batch;

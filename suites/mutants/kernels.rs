@@ -224,7 +224,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a_groups_second_head_has_the_first_ones_statistics",
         file: "flash_backward.cu",
         line: "      row += (block + 1) * queries;\n",
-        changed: "      row = block * queries;\n",
+        changed: "      row = (block + 1) * queries;\n",
         check: BACKWARD,
         message: WRONG,
     },

@@ -72,7 +72,8 @@ impl KernelSet for Hopper {
 /// A thread for each four of the kernel's columns of each of `n` rows of each of `heads`.
 fn rows_config(inputs: &Inputs, heads: u32, n: u32) -> LaunchConfig {
     let lanes = inputs.variant.d / 4;
-    let rows = 256 / lanes;
+    // Lanes come in fours, so that eight rows fill whole warps.
+    let rows = 256 / lanes / 8 * 8;
     LaunchConfig { grid: (n.div_ceil(rows), heads, inputs.sizes.batch), block: (rows * lanes, 1, 1), shared_bytes: 0 }
 }
 

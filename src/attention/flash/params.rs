@@ -109,9 +109,9 @@ pub mod portable_backward {
             scale, scale_log2: f32,
             heads_at_a_time, padded_queries: i32,
             keys, queries: Split,
-            group_size, unused: i32,
             q, k, v, o, d_o: Tensor<'a>,
             lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts: Address<'a>,
+            group_size, unused: i32,
         }
 
         struct Prepare<'a> as "portable_backward_prepare" { problem: Problem<'a> }
