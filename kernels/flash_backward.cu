@@ -108,14 +108,14 @@
 //      after the other, so dK and dV need no sums in memory and are reproducible; dQ is as before. The number of a block tells
 //      its head and its rows by a division, once a step: kept in registers instead, they spilled 8 to 20 bytes at d 128. There
 //      four operands of V stay in registers, since with five the program for parts spills. Programs without groups have the
-//      same loop of products as before, instruction for instruction. Predicted: 1 percent more than as many heads of their
-//      own, and 2 percent at d 128. Measured: not yet measured.
+//      same instructions as before. Predicted: 1 percent more than as many heads of their own, and 2 percent at d 128.
+//      Measured: not yet measured.
 //  12. Tiles of 80 and 96 columns; before, these rows took the tiles of 128. With 128 queries a block they would take 227 KiB
 //      and 48 bytes, and 256 KiB, of shared memory, of which there are 227 KiB. So blocks have 64 queries, and all of V's
-//      operands stay in registers. A warpgroup's part
-//      of dQ must begin at a panel of K, so K has panels of 16 columns (a swizzle of 32 bytes): at d 96 each warpgroup takes
-//      three; at d 80 both multiply the third of five, and the second leaves its sums out. A step multiplies for 1664 and 1920
-//      clocks (d 128: 2560) and moves 232 and 269 KiB through shared memory, which takes 1815 and 2150 clocks (computed).
+//      operands stay in registers. A warpgroup's part of dQ must begin at a panel of K, so K has panels of 16 columns (a
+//      swizzle of 32 bytes): at d 96 each warpgroup takes three; at d 80 both multiply the third of five, and the second
+//      leaves its sums out. A step multiplies for 1664 and 1920 clocks (d 128: 2560) and moves 232 and 269 KiB through
+//      shared memory, which takes 1815 and 2150 clocks (computed).
 //      Predicted, 16 x 16384, with rest, from 4.3 ms at d 128: 2.9 ms at d 80, 3.3 at d 96. Measured: not yet measured.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,

@@ -2,9 +2,9 @@
 //! checking them.
 //!
 //! Shapes everywhere: `q` and `o` (..., n_queries, d), `k` and `v` (..., n_keys, d), `lse` (..., n_queries); the
-//! leading dimensions are arbitrary but equal, except that the last one, the heads, may be a multiple of k's in q and o:
-//! then each head of k and v serves a group of query heads, one after the other (grouped-query attention). The causal mask lets query i see key j where i >= j, both counted from
-//! the start, so every query sees key 0. The scale is always 1/sqrt(d).
+//! leading dimensions are arbitrary but equal, except that q and o may have a multiple of k's heads (the last one): then
+//! each head of k and v serves as many neighbouring query heads (grouped-query attention). The causal mask lets query i
+//! see key j where i >= j, both counted from the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
 use std::fmt;
 

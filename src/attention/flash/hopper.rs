@@ -18,8 +18,8 @@ use tile_config::TileSize;
 
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
 ///
-/// The kernels are compiled for d of 16, 32, 64, 80, 96 and 128. Rows of another d run in the next of these: the TMA unit fills
-/// tiles up with zeros, and does not write beyond the tensor.
+/// The kernels are compiled for d of 16, 32, 64, 80, 96 and 128. Rows of another d run in the next of these: the TMA unit
+/// fills tiles up with zeros, and does not write beyond the tensor.
 ///
 /// `o`, `lse`, `dk` and `dv` are bitwise reproducible. `dq` is summed with atomic additions in any order, so that its
 /// last bits vary.
