@@ -19,6 +19,9 @@
 // Each kernel may begin while the one before it ends (programmatic dependent launch). It first does what needs no results
 // of that kernel, then waits for it.
 //
+// Heads of q may be in groups that share a head of k and v (FLASH_GROUPED). A block of keys then streams the queries of every
+// head of its group.
+//
 // The parts of dq are added in any order, so the last bits of dq vary between runs. dk and dv are bitwise reproducible.
 //
 // Rows may have fewer than FLASH_D elements, in multiples of 8. The tensor maps describe the rows as they are: TMA fills the
@@ -101,11 +104,24 @@
 //      Also tried at d 128: reductions from registers 4.40 to 4.52; two, four or eight heads side by side, the longest blocks
 //      of all first, 4.31 to 4.40, so the last blocks end together already; all of dQ of every second block by one warpgroup
 //      spills 96 bytes; more than five operands spill.
+//  11. Groups of query heads that share a head of K and V. A block computes the queries of every head of its group, one head
+//      after the other, so dK and dV need no sums in memory and are reproducible; dQ is as before. The number of a block tells
+//      its head and its rows by a division, once a step: kept in registers instead, they spilled 8 to 20 bytes at d 128. There
+//      four operands of V stay in registers, since with five the program for parts spills. Programs without groups have the
+//      same instructions as before. Predicted: 1 percent more than as many heads of their own, and 2 percent at d 128.
+//      Measured: not yet measured.
+//  12. Tiles of 80 and 96 columns; before, these rows took the tiles of 128. With 128 queries a block they would take 227 KiB
+//      and 48 bytes, and 256 KiB, of shared memory, of which there are 227 KiB. So blocks have 64 queries, and all of V's
+//      operands stay in registers. A warpgroup's part of dQ must begin at a panel of K, so K has panels of 16 columns (a
+//      swizzle of 32 bytes): at d 96 each warpgroup takes three; at d 80 both multiply the third of five, and the second
+//      leaves its sums out. A step multiplies for 1664 and 1920 clocks (d 128: 2560) and moves 232 and 269 KiB through
+//      shared memory, which takes 1815 and 2150 clocks (computed).
+//      Predicted, 16 x 16384, with rest, from 4.3 ms at d 128: 2.9 ms at d 80, 3.3 at d 96. Measured: not yet measured.
 //
-// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_QUERIES (64 or 128), FLASH_SPLIT.
+// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// FLASH_QUERIES (64 or 128), FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_QUERIES) ||                   \
-    !defined(FLASH_SPLIT)
+    !defined(FLASH_SPLIT) || !defined(FLASH_GROUPED)
 #error "flash_backward.cu takes its shape from src/attention/hopper"
 #endif
 
@@ -122,6 +138,8 @@ struct Problem {
   // The factor of a score, to base e and to base 2: 1 / sqrt(d), and log2(e) times that.
   float scale;
   float scale_log2;
+  // Heads of q that share a head of k and v: 1 without FLASH_GROUPED.
+  int group_size;
   // (batch, heads, blocks of queries, FLASH_QUERIES): lse to base 2 and D, padded to whole blocks.
   float *lse_log2;
   float *delta;
@@ -137,7 +155,7 @@ struct Parts {
   // The number of `items`, and the blocks of queries in a part.
   int count;
   int blocks;
-  // (parts, batch, heads, n_keys, FLASH_D) each, unscaled.
+  // (parts, batch, heads of k, n_keys, FLASH_D) each, unscaled.
   float *dk;
   float *dv;
   // The index of the block of keys times 65,536, plus the part's index.
@@ -158,18 +176,25 @@ constexpr int copier_registers = 24;
 constexpr int worker_registers = 240;
 // So many blocks of 16 columns of V stay in registers as left operands: as many as fit without a spill. Fewer reads of shared
 // memory pay where they limit, at d 128.
-constexpr int v_steps = d == 128 ? 5 : 0;
+constexpr int v_steps = d == 128 ? (FLASH_GROUPED ? 4 : 5) : d > 64 ? d / 16 : 0;
 // dQ is multiplied before dV and dK, so that its sums leave the registers early. Where V takes none, it comes after them.
 constexpr bool dq_first = v_steps > 0;
 
-constexpr int columns = d < 64 ? d : 64;
+// Panels of 64, 32 or 16 columns, 128, 64 or 32 bytes a row, that fill d.
+constexpr int columns = d % 64 == 0 ? 64 : d % 32 == 0 ? 32 : 16;
 constexpr int panels = d / columns;
 constexpr int row_bytes = 2 * columns;
 using Layout = Swizzle<row_bytes>;
+// K's panels: of 64 queries, a warpgroup's part of dQ begins at one.
+constexpr int k_columns = d % 64 == 0 || queries == 128 ? columns : 16;
+constexpr int k_panels = d / k_columns;
+constexpr int k_row_bytes = 2 * k_columns;
+using KLayout = Swizzle<k_row_bytes>;
 using Wide = Swizzle<128>;
 
-constexpr u32 kv_panel = keys * row_bytes;
-constexpr u32 kv_bytes = panels * kv_panel;
+constexpr u32 k_panel = keys * k_row_bytes;
+constexpr u32 v_panel = keys * row_bytes;
+constexpr u32 kv_bytes = panels * v_panel;
 constexpr u32 q_panel = queries * row_bytes;
 constexpr u32 q_bytes = panels * q_panel;
 constexpr u32 row_stats = 4 * queries;
@@ -184,16 +209,22 @@ constexpr u32 q_at = v_at + kv_bytes;
 constexpr u32 do_at = q_at + stages * q_bytes;
 constexpr u32 ds_at = do_at + stages * q_bytes;
 constexpr u32 dq_at = ds_at + 2 * ds_bytes;
-// A warpgroup's part of dQ.
-constexpr u32 dq_bytes = 2 * queries * d;
-constexpr u32 stats_at = dq_at + 2 * dq_bytes;
+constexpr u32 stats_at = dq_at + 4 * queries * d;
 constexpr u32 barriers_at = stats_at + stages * 2 * row_stats;
 
-// A warpgroup's part of dQ: of 128 queries, 64 of them; of 64 queries, half of the columns.
-constexpr int dq_columns = queries == 128 ? d : d / 2;
-static_assert(queries == 128 || (queries == 64 && d == 128), "64 queries are for rows of 128 elements");
+// A warpgroup's part of dQ: of 128 queries, 64 of them; of 64 queries, half of the columns, in whole panels of 16. At d 80 the
+// second warpgroup multiplies a panel that is the first one's too, and leaves out its sums.
+constexpr int dq_columns = queries == 128 ? d : (d / 2 + 15) / 16 * 16;
+static_assert(queries == 128 || (queries == 64 && d > 64), "64 queries are for rows of more than 64 elements");
 constexpr int dq_sums_a_thread = dq_columns / 2;
-static_assert(2 * 128 * dq_sums_a_thread == queries * d, "the two warpgroups make the block's dQ");
+// The sums that the second warpgroup leaves out, and the column at which it begins.
+constexpr int dq_left_out = queries == 128 ? 0 : (2 * dq_columns - d) / 2;
+constexpr int dq_second_column = queries == 128 ? 0 : d - dq_columns;
+static_assert(128 * (2 * dq_sums_a_thread - dq_left_out) == queries * d, "the two warpgroups make the block's dQ");
+// Where the second warpgroup's sums would begin with those that it leaves out, which lie where the first one's last are.
+constexpr u32 dq_second_at = 4 * 128 * (dq_sums_a_thread - dq_left_out);
+constexpr u32 dq_bytes = 4 * 128 * dq_sums_a_thread;
+constexpr u32 dq_left_out_bytes = 4 * 128 * dq_left_out;
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
@@ -217,35 +248,71 @@ struct Barriers {
   DEVICE u32 do_full(int stage) const { return base + 16 + 8 * (stages + stage); }
 };
 
-// The keys of a block, and the queries that attend to some of them.
+// Heads of k and v.
+[[maybe_unused]] DEVICE int kv_heads(const Problem &problem) {
+  return FLASH_GROUPED ? problem.heads / problem.group_size : problem.heads;
+}
+
+// The keys of a block, and the queries that attend to some of them: blocks of queries of one head, or of each head of a
+// group, one head after the other.
 struct Work {
   int key;
+  // Of k and v.
   int head;
   int batch;
-  // The first block of queries, and the one after the last.
+  // The first block of queries, and the one after the head's last.
   int first;
   int blocks;
   int part = 0;
-  // Where the statistics and the sums of dq of the block's head begin.
+  // The head of q that `first` is of.
+  int q_head;
+  // Where the statistics and the sums of dq of `q_head` begin.
   long long rows;
+  // Of a group: the number of blocks of queries.
+  [[maybe_unused]] int count;
 
   // Of the thread block whose blockIdx.x is `index`.
   DEVICE Work(const Problem &problem, const Parts &parts, u32 index)
       : key(static_cast<int>(index) * keys), head(static_cast<int>(blockIdx.y)),
         batch(static_cast<int>(blockIdx.z)), blocks((problem.n_queries + queries - 1) / queries),
-        rows((static_cast<long long>(batch) * problem.heads + head) * blocks * queries) {
+        q_head(FLASH_GROUPED ? head * problem.group_size : head),
+        rows((static_cast<long long>(batch) * problem.heads + q_head) * blocks * queries) {
 #if FLASH_SPLIT
     key = static_cast<int>(parts.items[index] >> 16) * keys;
     part = static_cast<int>(parts.items[index] & 0xFFFF);
-    first = first_seen(key) + part * parts.blocks;
-    blocks = min(blocks, first + parts.blocks);
-#else
+#endif
     first = first_seen(key);
+#if FLASH_GROUPED
+    const int of_head = max(blocks - first, 0);
+    count = of_head * problem.group_size;
+#if FLASH_SPLIT
+    const int skipped = part * parts.blocks, heads_skipped = skipped / of_head;
+    first += skipped - heads_skipped * of_head;
+    q_head += heads_skipped;
+    rows += static_cast<long long>(heads_skipped) * blocks * queries;
+    count = min(count - skipped, parts.blocks);
+#endif
+#elif FLASH_SPLIT
+    first += part * parts.blocks;
+    blocks = min(blocks, first + parts.blocks);
 #endif
   }
 
   // The first block with a query that attends to a key from `key` on.
   DEVICE static int first_seen(int key) { return FLASH_CAUSAL ? key / queries : 0; }
+
+  // Within its head, the block with number `count`.
+  DEVICE int block(u32 count) const {
+    const int number = first + static_cast<int>(count);
+    if (!FLASH_GROUPED) return number;
+    const int seen = first_seen(key);
+    return seen + (number - seen) % (blocks - seen);
+  }
+
+  DEVICE bool is_empty() const { return FLASH_GROUPED ? count <= 0 : first >= blocks; }
+
+  // Whether the block after `block` is the first of another head.
+  DEVICE bool ends_head(int block) const { return block + 1 == blocks; }
 };
 
 // One warp copies; its first lane starts the copies: K and V once, Q, dO and their statistics once a block of queries.
@@ -255,17 +322,20 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
   if (starts) {
     barrier_expect(bar.k_full(), kv_bytes);
 #pragma unroll
-    for (int panel = 0; panel < panels; ++panel) {
-      copy_in(base + k_at + panel * kv_panel, &k, bar.k_full(), panel * columns, work.key, work.head, work.batch);
+    for (int panel = 0; panel < k_panels; ++panel) {
+      copy_in(base + k_at + panel * k_panel, &k, bar.k_full(), panel * k_columns, work.key, work.head, work.batch);
     }
     barrier_expect(bar.v_full(), kv_bytes);
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
-      copy_in(base + v_at + panel * kv_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
+      copy_in(base + v_at + panel * v_panel, &v, bar.v_full(), panel * columns, work.key, work.head, work.batch);
     }
   }
-  for (int block = work.first; block < work.blocks; ++block) {
-    const u32 count = block - work.first;
+  int q_head = work.q_head;
+  // Of a group: the number of the block, and its first row, counted from the first of `work.q_head`.
+  [[maybe_unused]] int turn = 0, row = work.first * queries;
+  for (int block = work.first; FLASH_GROUPED ? turn < work.count : block < work.blocks; ++block) {
+    const u32 count = FLASH_GROUPED ? turn : block - work.first;
     const int stage = count % stages;
     const u32 stats = base + stats_at + stage * 2 * row_stats;
     if (count >= stages) named_sync(q_free_barrier + stage, 256 + 32);
@@ -274,39 +344,61 @@ DEVICE void copy(u32 base, const Barriers &bar, const Work &work, const Problem 
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + q_at + stage * q_bytes + panel * q_panel, &q, bar.q_full(stage), panel * columns,
-                block * queries, work.head, work.batch);
+                block * queries, q_head, work.batch);
       }
       // The first use of results of `flash_backward_prepare`: the statistics, and the zeros that dQ is added to.
       if (count == 0) await_last_kernel();
-      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + block * queries, bar.q_full(stage));
+      copy_in_row<row_stats>(stats, problem.lse_log2 + work.rows + (FLASH_GROUPED ? row : block * queries),
+                             bar.q_full(stage));
     }
     if (count >= stages) named_sync(do_free_barrier + stage, 256 + 32);
     if (starts) {
       barrier_expect(bar.do_full(stage), q_bytes + row_stats);
-      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + block * queries, bar.do_full(stage));
+      copy_in_row<row_stats>(stats + row_stats, problem.delta + work.rows + (FLASH_GROUPED ? row : block * queries),
+                             bar.do_full(stage));
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + do_at + stage * q_bytes + panel * q_panel, &d_o, bar.do_full(stage), panel * columns,
-                block * queries, work.head, work.batch);
+                block * queries, q_head, work.batch);
       }
     }
+    if constexpr (FLASH_GROUPED) {
+      ++turn;
+      row += queries;
+      if (!work.ends_head(block)) continue;
+      block = Work::first_seen(work.key) - 1;
+      row += (block + 1) * queries;
+      ++q_head;
+    }
   }
-  if (work.first >= work.blocks && starts) await_last_kernel();
+  if (work.is_empty() && starts) await_last_kernel();
 }
 
 // One warp adds the parts of dQ that warpgroup `group` leaves in shared memory.
 DEVICE void add_dq(u32 base, int group, const Work &work, const Problem &problem) {
-  const u32 from = base + dq_at + group * dq_bytes;
-  float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + group * (dq_bytes / 4);
-  for (int block = work.first; block < work.blocks; ++block, to += queries * d) {
+  constexpr u32 second = dq_second_at + dq_left_out_bytes;
+  const u32 from = base + dq_at + group * second;
+  float *to = problem.dq_sums + (work.rows + static_cast<long long>(work.first) * queries) * d + group * (second / 4);
+  [[maybe_unused]] int turn = 0;
+  for (int block = work.first; FLASH_GROUPED ? turn < work.count : block < work.blocks; ++block, to += queries * d) {
     named_arrive(dq_free_barrier + group, 128 + 32);
     named_sync(dq_full_barrier + group, 128 + 32);
     if (threadIdx.x % 32 == 0) {
-      add_out<dq_bytes>(to, from);
+      if (dq_left_out == 0 || group == 0) {
+        add_out<dq_bytes>(to, from);
+      } else {
+        add_out<dq_bytes - dq_left_out_bytes>(to, from);
+      }
       copies_out_commit();
       copies_out_wait_read();
     }
     __syncwarp();
+    if constexpr (FLASH_GROUPED) {
+      ++turn;
+      if (!work.ends_head(block)) continue;
+      block = Work::first_seen(work.key) - 1;
+      to += (block + 1) * (queries * d);
+    }
   }
 }
 
@@ -333,15 +425,17 @@ struct Worker {
 #pragma unroll
     for (int step = 0; step < v_steps; ++step) {
       const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes + 16 * half;
-      load_matrices(base + v_at + panel * kv_panel + Layout::place(at_row * row_bytes + within), v[4 * step],
+      load_matrices(base + v_at + panel * v_panel + Layout::place(at_row * row_bytes + within), v[4 * step],
                     v[4 * step + 1], v[4 * step + 2], v[4 * step + 3]);
     }
   }
 
   // Starts S^T = K Q^T (Eq. 13) or dP^T = V dO^T (Eq. 16) with this warpgroup's rows of K or V. The left operands of the first
-  // `Steps` blocks of columns are those in `v`. `right` is in units of 16 bytes, as below.
-  template <int Steps> DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
-    left = units(base) + units(left) + units(64 * row_bytes) * group;
+  // `Steps` blocks of columns are those in `v`. The other ones lie in panels of `Columns`. `right` is in units of 16 bytes, as
+  // below.
+  template <int Steps, int Columns> DEVICE void start_scores(float (&sums)[queries / 2], u32 left, u32 right) {
+    constexpr u32 left_row = 2 * Columns, left_panel = keys * left_row;
+    left = units(base) + units(left) + units(64 * left_row) * group;
 #pragma unroll
     for (int step = 0; step < d / 16; ++step) {
       const u32 panel = 16 * step / columns, within = 32 * step - panel * row_bytes;
@@ -350,8 +444,8 @@ struct Worker {
         Wgmma<queries>::template registers<0>(sums, v[4 * step], v[4 * step + 1], v[4 * step + 2], v[4 * step + 3],
                                               operand, step != 0);
       } else {
-        Wgmma<queries>::template shared<0, 0>(sums, descriptor<row_bytes>(left + units(panel * kv_panel + within), 16),
-                                              operand, step != 0);
+        const u32 other = 16 * step / Columns, offset = other * left_panel + 32 * step - other * left_row;
+        Wgmma<queries>::template shared<0, 0>(sums, descriptor<left_row>(left + units(offset), 16), operand, step != 0);
       }
     }
     wgmma_commit();
@@ -371,12 +465,12 @@ struct Worker {
   // Starts this warpgroup's part of dQ = dS K (Eq. 18).
   DEVICE void start_dq(float (&sums)[dq_sums_a_thread], u32 ds) {
     const u32 left = ds + (queries == 128 ? units(ds_panel) * group : 0);
-    const u32 right = units(base) + units(k_at) + (queries == 128 ? 0 : units(kv_panel) * group);
+    const u32 right = units(base) + units(k_at) + units(dq_second_column / k_columns * k_panel) * group;
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
       Wgmma<dq_columns>::template shared<1, 1>(
           sums, descriptor<128>(left + units(2 * step * Wide::group_bytes), ds_panel),
-          descriptor<row_bytes>(right + units(2 * step * Layout::group_bytes), kv_panel), step != 0);
+          descriptor<k_row_bytes>(right + units(2 * step * KLayout::group_bytes), k_panel), step != 0);
     }
     wgmma_commit();
   }
@@ -390,7 +484,9 @@ struct Worker {
 
   // Only if the buffer is filled again: the copying warp does not wait for the last blocks.
   DEVICE void release(u32 barrier, u32 count) {
-    if (count + stages <= last) named_arrive(barrier, 256 + 32);
+    // Computed for a group, whose `last` would spill at d 128.
+    const u32 end = FLASH_GROUPED ? work().count - 1 : last;
+    if (count + stages <= end) named_arrive(barrier, 256 + 32);
   }
 
   // Where a stage's Q or dO begins, or a block's dS.
@@ -400,12 +496,21 @@ struct Worker {
   DEVICE void take_turn() { named_sync(turn_barrier + group, 256); }
   DEVICE void pass_turn() { named_arrive(turn_barrier + 1 - group, 256); }
 
+  // Of a group, whose every head begins with such blocks. It keeps nothing in registers.
+  DEVICE bool is_masked(u32 count) const {
+    u32 held[] = {count};
+    hold(held);
+    const Work own = work();
+    if (own.key + keys > problem.n_keys) return true;
+    return FLASH_CAUSAL && own.block(held[0]) < (own.key + 64 * group + 63 + queries - 1) / queries;
+  }
+
   // Masks the queries before each key, and missing keys. For these, exp(0 - lse) could be infinite, and infinity times the
   // row of zeros is not a number.
   DEVICE void mask(float (&s)[queries / 2], u32 count) {
     const Work own = work();
     const int key = own.key + 64 * group + 16 * warp + lane / 4;
-    const int query = (own.first + static_cast<int>(count)) * queries + 2 * (lane % 4);
+    const int query = own.block(count) * queries + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // Queries from this column on attend to the key.
@@ -427,7 +532,7 @@ struct Worker {
     const u32 lse = base + stats_at + count % stages * 2 * row_stats;
     wgmma_wait<1>();
     hold(s);
-    if (static_cast<int>(count) < masked) mask(s, count);
+    if (FLASH_GROUPED ? is_masked(count) : static_cast<int>(count) < masked) mask(s, count);
 #pragma unroll
     for (int i = 0; i < queries / 2; i += 4) {
       const float2 shift = load_pair(lse + 4 * (2 * i + 2 * (lane % 4)));
@@ -491,7 +596,7 @@ struct Worker {
       barrier_wait(bar.q_full(next), next_parity);
       hold(s);
       wgmma_fence();
-      start_scores<0>(s, k_at, stage_units(q_at, next));
+      start_scores<0, k_columns>(s, k_at, stage_units(q_at, next));
     }
     wgmma_wait<Last ? 0 : 1>();
     hold(dk);
@@ -503,7 +608,7 @@ struct Worker {
       hold(dp);
       hold(v);
       wgmma_fence();
-      start_scores<v_steps>(dp, v_at, stage_units(do_at, next));
+      start_scores<v_steps, columns>(dp, v_at, stage_units(do_at, next));
     }
     pass_turn();
     if (!Last) finish_scores(s, dp, count + 1, masked);
@@ -533,10 +638,11 @@ struct Worker {
   // Leaves this warpgroup's part of dQ in shared memory, once the part before it is added. After the barrier all warps of the
   // warpgroup have multiplied dQ, so that dS may be overwritten.
   DEVICE void store_dq(const float (&dq)[dq_sums_a_thread]) {
-    const u32 to = base + dq_at + group * dq_bytes + 16 * (32 * warp + lane);
+    const u32 to = base + dq_at + group * dq_second_at + 16 * (32 * warp + lane);
     named_sync(dq_free_barrier + group, 128 + 32);
 #pragma unroll
     for (int i = 0; i < dq_sums_a_thread; i += 4) {
+      if (i < dq_left_out && group == 1) continue;
       store_four(to + 128 * 4 * i, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
     }
     fence_to_async();
@@ -550,9 +656,9 @@ struct Worker {
     barrier_wait(bar.v_full(), 0);
     load_v();
     const Work own = work();
-    if (own.first >= own.blocks) return;
-    last = own.blocks - own.first - 1;
-    // Before this block, some query does not attend to this warpgroup's last key.
+    if (own.is_empty()) return;
+    last = FLASH_GROUPED ? own.count - 1 : own.blocks - own.first - 1;
+    // Blocks before the one with this number are masked.
     int masked = FLASH_CAUSAL ? (own.key + 64 * group + 63 + queries - 1) / queries - own.first : 0;
     if (own.key + keys > problem.n_keys) masked = own.blocks;
     float s[queries / 2], dp[queries / 2];
@@ -565,8 +671,8 @@ struct Worker {
     hold(dp);
     hold(v);
     wgmma_fence();
-    start_scores<0>(s, k_at, stage_units(q_at, 0));
-    start_scores<v_steps>(dp, v_at, stage_units(do_at, 0));
+    start_scores<0, k_columns>(s, k_at, stage_units(q_at, 0));
+    start_scores<v_steps, columns>(dp, v_at, stage_units(do_at, 0));
     pass_turn();
     finish_scores(s, dp, 0, masked);
     for (u32 count = 0; count < last; ++count) step<false>(s, dp, count, masked);
@@ -591,8 +697,8 @@ struct Worker {
   DEVICE void store_part(const float (&sums)[d / 2], float *to) {
     const Work done = work();
     const int key = done.key + 64 * group + 16 * warp + lane / 4;
-    const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-    const long long head = done.part * heads + static_cast<long long>(done.batch) * problem.heads + done.head;
+    const long long heads = static_cast<long long>(kv_heads(problem)) * problem.batch;
+    const long long head = done.part * heads + static_cast<long long>(done.batch) * kv_heads(problem) + done.head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (key + 8 * r >= problem.n_keys) continue;
@@ -604,25 +710,26 @@ struct Worker {
     }
   }
 #else
-  // Writes 64 rows of one gradient through shared memory at offset `at`.
-  DEVICE void store(const float (&sums)[d / 2], float scale, u32 at, const TensorMap &map) {
+  // Writes 64 rows of one gradient through shared memory at offset `at`, in panels of `Columns`.
+  template <int Columns> DEVICE void store(const float (&sums)[d / 2], float scale, u32 at, const TensorMap &map) {
+    constexpr u32 row = 2 * Columns, panel_bytes = keys * row;
     const Work done = work();
     const u32 at_row = 64 * group + 16 * warp + lane % 8 + 8 * (lane / 8 % 2), half = lane / 16;
 #pragma unroll
     for (int chunk = 0; chunk < d / 16; ++chunk) {
-      const u32 panel = 16 * chunk / columns, within = 32 * chunk - panel * row_bytes + 16 * half;
+      const u32 panel = 16 * chunk / Columns, within = 32 * chunk - panel * row + 16 * half;
       u32 pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = pack(sums[8 * chunk + 2 * i] * scale, sums[8 * chunk + 2 * i + 1] * scale);
-      store_matrices(base + at + panel * kv_panel + Layout::place(at_row * row_bytes + within), pairs[0], pairs[1],
+      store_matrices(base + at + panel * panel_bytes + Swizzle<row>::place(at_row * row + within), pairs[0], pairs[1],
                      pairs[2], pairs[3]);
     }
     fence_to_async();
     named_sync(both_barrier, 256);
     if (warp == 0 && lane == 0) {
 #pragma unroll
-      for (int panel = 0; panel < panels; ++panel) {
-        copy_out(&map, base + at + panel * kv_panel + 64 * row_bytes * group, panel * columns, done.key + 64 * group,
+      for (int panel = 0; panel < d / Columns; ++panel) {
+        copy_out(&map, base + at + panel * panel_bytes + 64 * row * group, panel * Columns, done.key + 64 * group,
                  done.head, done.batch);
       }
       copies_out_commit();
@@ -632,8 +739,8 @@ struct Worker {
   DEVICE void finish(const TensorMap &dk_map, const TensorMap &dv_map) {
     // Both warpgroups multiply by K: it may be overwritten after both are done.
     named_sync(both_barrier, 256);
-    store(dv, 1.0f, v_at, dv_map);
-    store(dk, problem.scale, k_at, dk_map);
+    store<columns>(dv, 1.0f, v_at, dv_map);
+    store<k_columns>(dk, problem.scale, k_at, dk_map);
     if (warp == 0 && lane == 0) copies_out_wait_read();
   }
 #endif
@@ -656,7 +763,7 @@ extern "C" __global__ void __launch_bounds__(256)
     flash_backward_prepare(const __grid_constant__ Problem problem, const __grid_constant__ Outputs outputs) {
   allow_next_kernel();
   // A thread reads 16 bytes of a row at a time.
-  constexpr int width = 8, lanes = d / width, rows = 256 / lanes;
+  constexpr int width = 8, lanes = d > 64 ? 16 : d / width, rows = 256 / lanes;
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const long long head_index = static_cast<long long>(batch) * problem.heads + head;
   const int first = static_cast<int>(blockIdx.x) * queries;
@@ -700,11 +807,12 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long head_index = static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y;
   const int first = static_cast<int>(blockIdx.x) * queries;
   const float *sums = problem.dq_sums + (head_index * gridDim.x + blockIdx.x) * queries * d +
-                      group * (128 * dq_sums_a_thread) + 4 * thread;
+                      group * static_cast<int>(dq_second_at / 4) + 4 * thread;
   const int row = first + (queries == 128 ? 64 * group : 0) + 16 * warp + lane / 4;
-  const int column = (queries == 128 ? 0 : dq_columns * group) + 2 * (lane % 4);
+  const int column = dq_second_column * group + 2 * (lane % 4);
 #pragma unroll
   for (int i = 0; i < dq_sums_a_thread; i += 4) {
+    if (i < dq_left_out && group == 1) continue;
     const float4 four = *reinterpret_cast<const float4 *>(sums + 128 * i);
     const float values[2][2] = {{four.x, four.y}, {four.z, four.w}};
 #pragma unroll
@@ -718,19 +826,20 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 #if FLASH_SPLIT
-// Adds the parts of each row of dk and dv (batch, heads, n_keys, d). A thread has four of FLASH_D columns; 256 threads a block.
+// Adds the parts of each row of dk and dv (batch, heads of k, n_keys, d). A thread has four of FLASH_D columns; a block has
+// whole rows and whole warps, 256 threads at most.
 extern "C" __global__ void __launch_bounds__(256)
     flash_backward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *dk,
                            element *dv) {
   allow_next_kernel();
   await_last_kernel();
-  constexpr int lanes = d / 4;
-  const int key = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  constexpr int lanes = d / 4, rows_a_block = 256 / lanes / 8 * 8;
+  const int key = static_cast<int>(blockIdx.x * rows_a_block + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (key >= problem.n_keys || column >= problem.d) return;
-  const long long heads = static_cast<long long>(problem.heads) * problem.batch;
-  const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_keys + key;
+  const long long heads = static_cast<long long>(kv_heads(problem)) * problem.batch;
+  const long long at = (static_cast<long long>(blockIdx.z) * kv_heads(problem) + blockIdx.y) * problem.n_keys + key;
   const int seen = (problem.n_queries + queries - 1) / queries - Work::first_seen(key / keys * keys);
-  const int count = (seen + parts.blocks - 1) / parts.blocks;
+  const int count = ((FLASH_GROUPED ? seen * problem.group_size : seen) + parts.blocks - 1) / parts.blocks;
   const auto sum = [&](const float *from, element *to, float scale) {
     float values[4] = {};
 #pragma unroll 2

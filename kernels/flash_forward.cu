@@ -11,6 +11,8 @@
 // is a tile of its own; the host lists the parts, the longest first. A part's o and lse go to memory in float32, and
 // `flash_forward_combine` adds the parts of a row in their order.
 //
+// Heads of q may be in groups that share a head of k and v (FLASH_GROUPED).
+//
 // Rows may have fewer than FLASH_D elements, in multiples of 8. The tensor maps describe the rows as they are: TMA fills the
 // missing elements with zeros when it reads and skips them when it writes. Parts keep FLASH_D columns until they are added.
 //
@@ -70,11 +72,19 @@
 //      d 32 0.927 and 0.897, d 16 0.765 and 0.780. ncu, d 128: the tensor cores are busy for 84 percent of the time, at 1.67 GHz.
 //      Also tried: Q's fragments in registers, d 128 1.52 against 1.51; two warpgroups at d 64 1.11 against 0.96; turns passed
 //      on earlier within a step: no difference.
+//  11. Groups of query heads that share a head of K and V. Only the copying thread knows of them: one division a tile. All other
+//      programs have the same instructions as before. A section of heads holds more query heads, since they share K and V.
+//      Predicted: the time of as many heads of their own, less where K and V leave the L2 cache. Measured: not yet measured.
+//  12. Tiles of 80 and 96 columns; before, these rows took the tiles of 128. Panels are of 16 and 32 columns (swizzles of 32 and
+//      64 bytes), so that whole panels fill a row and one instruction multiplies all of V's columns. At d 80 three warpgroups
+//      with 128 keys spill 80 bytes and serialise wgmma (C7512); so both d have two warpgroups. Three warpgroups with 96 keys
+//      compile without a spill at both. Predicted, 16 x 16384, from 1.54 ms at d 128: 1.20 ms at d 80, 1.28 at d 96. A
+//      risk is the copy engine, which reads rows of 32 bytes at d 80. Measured: not yet measured.
 //
-// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
-// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT.
+// Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
+// FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).
 #if !defined(FLASH_D) || !defined(FLASH_HALF) || !defined(FLASH_CAUSAL) || !defined(FLASH_GROUPS) ||                   \
-    !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT)
+    !defined(FLASH_KEYS) || !defined(FLASH_STAGES) || !defined(FLASH_SPLIT) || !defined(FLASH_GROUPED)
 #error "flash_forward.cu takes its shape from src/attention/hopper"
 #endif
 
@@ -90,8 +100,8 @@ constexpr int keys = FLASH_KEYS;
 constexpr int stages = FLASH_STAGES;
 constexpr int threads = 128 * (groups + 1);
 
-// Panels of at most 64 columns, 128 bytes a row.
-constexpr int columns = d < 64 ? d : 64;
+// Panels of 64, 32 or 16 columns, 128, 64 or 32 bytes a row, that fill d.
+constexpr int columns = d % 64 == 0 ? 64 : d % 32 == 0 ? 32 : 16;
 constexpr int panels = d / columns;
 constexpr int row_bytes = 2 * columns;
 using Layout = Swizzle<row_bytes>;
@@ -115,9 +125,9 @@ constexpr int worker_registers = groups == 3 ? 160 : groups == 2 ? 240 : 224;
 constexpr int resident = groups == 1 ? 2 : 1;
 static_assert(128 * (copier_registers + groups * worker_registers) <= 65536 / resident, "they have 65,536 in all");
 
-static_assert(d == 16 || d == 32 || d == 64 || d == 128, "tiles have rows of 16, 32, 64 or 128 elements");
+static_assert(d % 16 == 0 && d <= 128, "tiles have rows of 16, 32, 64, 80, 96 or 128 elements");
 static_assert(stages == 2 || stages == 4, "divisions by the number of buffers must be cheap");
-static_assert(keys == 64 || keys == 128, "one instruction makes the scores of 64 or 128 keys");
+static_assert(keys == 64 || keys == 96 || keys == 128, "one instruction makes the scores of 64, 96 or 128 keys");
 
 constexpr float infinity = __builtin_bit_cast(float, 0x7F800000);
 
@@ -139,6 +149,8 @@ struct Problem {
   float scale_log2;
   // Heads that are computed at the same time, few enough that their K and V stay in the L2 cache.
   int heads_at_a_time;
+  // Heads of q that share a head of k and v: 1 without FLASH_GROUPED.
+  int group_size;
   // (batch, heads, n_queries)
   float *lse;
   // The tile counter: tiles taken after each block's first, 0 at the start; null if there are none.
@@ -270,6 +282,7 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
     if (index >= schedule.all) break;
     barrier_expect(bar.q_full(), panels * q_panel);
     const Tile tile = schedule.tile(index);
+    const int kv_head = FLASH_GROUPED ? tile.head / schedule.problem.group_size : tile.head;
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       copy_in(base + panel * q_panel, &q, bar.q_full(), panel * columns, tile.row, tile.head, tile.batch);
@@ -282,14 +295,14 @@ DEVICE void copy(u32 base, const Barriers &bar, const Schedule &schedule, const 
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + k_at + stage * kv_bytes + panel * kv_panel, &k, bar.k_full(stage), panel * columns, block * keys,
-                tile.head, tile.batch);
+                kv_head, tile.batch);
       }
       barrier_wait(bar.v_free(stage), free);
       barrier_expect(bar.v_full(stage), kv_bytes);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         copy_in(base + v_at + stage * kv_bytes + panel * kv_panel, &v, bar.v_full(stage), panel * columns, block * keys,
-                tile.head, tile.batch);
+                kv_head, tile.batch);
       }
     }
     // Not earlier: another block may be free for this tile sooner. The buffers are full now, so the counter's latency is
@@ -547,12 +560,13 @@ struct Worker {
 } // namespace
 
 #if FLASH_SPLIT
-// Adds the parts of each row of o (batch, heads, n_queries, d). A thread has four of FLASH_D columns; 256 threads a block.
+// Adds the parts of each row of o (batch, heads, n_queries, d). A thread has four of FLASH_D columns; a block has
+// whole rows and whole warps, 256 threads at most.
 extern "C" __global__ void __launch_bounds__(256)
     flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
   await_last_kernel();
-  constexpr int lanes = d / 4;
-  const int row = static_cast<int>(blockIdx.x * (256 / lanes) + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
+  constexpr int lanes = d / 4, rows_a_block = 256 / lanes / 8 * 8;
+  const int row = static_cast<int>(blockIdx.x * rows_a_block + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
   if (row >= problem.n_queries || column >= problem.d) return;
   const long long heads = static_cast<long long>(problem.heads) * problem.batch;
   const long long at = (static_cast<long long>(blockIdx.z) * problem.heads + blockIdx.y) * problem.n_queries + row;

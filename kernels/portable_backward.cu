@@ -48,13 +48,18 @@
 //      n = 16384 and d = 128 left the tiles of queries whole, each 0.88 of a share, and the last block ended at 1.38 times the
 //      average; with quarters at 1.08. Predicted, us: 5642 become 4900; 8192 at d = 128 from 1426 to 1300. Measured: 5037
 //      and 1311.
+//   8. Groups of query heads that share a head of K and V: a tile of keys meets the blocks of one head of queries after those of
+//      another, and a part may begin in any of them. A division a step tells which. Predicted: as many heads of their own,
+//      and 2 percent. Measured: not yet measured.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
-// PORTABLE_QUERIES_STREAM, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
+// PORTABLE_QUERIES_STREAM, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor), PORTABLE_GROUPED (whether heads of q share one
+// of k and v).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
     !defined(PORTABLE_KEYS_TILES) || !defined(PORTABLE_QUERIES_TILES) || !defined(PORTABLE_KEYS_STREAM) ||            \
-    !defined(PORTABLE_QUERIES_STREAM) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS)
+    !defined(PORTABLE_QUERIES_STREAM) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS) ||                    \
+    !defined(PORTABLE_GROUPED)
 #error "portable_backward.cu takes its shape from src/attention/portable"
 #endif
 
@@ -102,6 +107,9 @@ struct Problem {
   float *dq_parts;
   float *dk_parts;
   float *dv_parts;
+  // Heads of q that share a head of k and v: 1 without PORTABLE_GROUPED.
+  int group_size;
+  int unused;
 };
 
 namespace {
@@ -153,9 +161,12 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   int batch;
   // The index of this part's results among all parts of all heads.
   int place;
-  // Blocks of columns, from `begin` to before `end`.
+  // Blocks of columns, from `begin` to before `end`. Of a group their numbers go on from head to head.
   int begin;
   int end;
+  // The first block that is met, and the number of blocks of each head.
+  [[maybe_unused]] int first;
+  [[maybe_unused]] int of_head;
   // Where the head's shift and D begin.
   long long stats;
 
@@ -170,10 +181,15 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 
   DEVICE static const Split &split_of(const Problem &problem) { return Keys ? problem.keys : problem.queries; }
   DEVICE static int rows_of(const Problem &problem) { return Keys ? problem.n_keys : problem.n_queries; }
+  // Heads of the tiles. Of a group, a tile of keys meets the blocks of one head of queries after those of another.
+  DEVICE static int heads_of(const Problem &problem) {
+    return PORTABLE_GROUPED && Keys ? problem.heads / problem.group_size : problem.heads;
+  }
+  DEVICE static int met_heads(const Problem &problem) { return PORTABLE_GROUPED && Keys ? problem.group_size : 1; }
 
   // Thread blocks of all heads' tiles.
   DEVICE static int items(const Problem &problem) {
-    return (rows_of(problem) + rows - 1) / rows * problem.heads * problem.batch * split_of(problem).count;
+    return (rows_of(problem) + rows - 1) / rows * heads_of(problem) * problem.batch * split_of(problem).count;
   }
 
   // Blocks of columns that some row of the tile from `tile_row` on uses: from `first` to before `end`. If there are none, `end`
@@ -196,18 +212,26 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       : problem(problem), base(base), lane(static_cast<int>(threadIdx.x) % 32), n_rows(rows_of(problem)),
         n_columns(Keys ? problem.n_queries : problem.n_keys) {
     const int tiles = (n_rows + rows - 1) / rows;
-    const Order order(index, tiles, problem.heads, problem.batch, problem.heads_at_a_time, split_of(problem).count);
+    const int heads_at_a_time =
+        PORTABLE_GROUPED ? max(problem.heads_at_a_time / met_heads(problem), 1) : problem.heads_at_a_time;
+    const Order order(index, tiles, heads_of(problem), problem.batch, heads_at_a_time, split_of(problem).count);
     head = order.head;
     batch = order.batch;
-    place = (order.split * problem.batch + batch) * problem.heads + head;
+    place = (order.split * problem.batch + batch) * heads_of(problem) + head;
     // The longest tiles first: early keys, late queries.
     tile_row = (PORTABLE_CAUSAL && !Keys ? tiles - 1 - order.rank : order.rank) * rows;
     const Met met(problem, tile_row);
+    first = met.first;
+    of_head = met.end - met.first;
     begin = met.first + order.split * split_of(problem).blocks;
-    end = min(met.end, begin + split_of(problem).blocks);
+    end = min(PORTABLE_GROUPED ? met.first + of_head * met_heads(problem) : met.end, begin + split_of(problem).blocks);
     // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     first_row = tile_row + __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0) * warp_rows;
-    stats = (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
+    stats = stats_of(head);
+  }
+
+  DEVICE long long stats_of(int head) const {
+    return (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
   }
 
   // S or dP: this warp's rows of the input kept at `at`, times the rows streamed to `to`.
@@ -255,17 +279,32 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     multiply_across<d, sum_group>(first_sums, dp, to);
   }
 
-  DEVICE void copy(u32 to, int block) {
+  // The head and the block within it of the block with this number.
+  struct Column {
+    int head;
+    int block;
+  };
+  DEVICE Column column_of(int number) const {
+    if (!PORTABLE_GROUPED) return {head, number};
+    if (!Keys) return {head / problem.group_size, number};
+    const int heads = (number - first) / of_head;
+    return {head * problem.group_size + heads, number - heads * of_head};
+  }
+
+  DEVICE void copy(u32 to, int number) {
+    const Column column = column_of(number);
+    const int block = column.block;
     const Tensor &first = Keys ? problem.q : problem.k, &second = Keys ? problem.d_o : problem.v;
-    Layout::template copy<Stream, threads>(to, first.head(batch, head), first.strides[2], block * Stream, n_columns);
-    Layout::template copy<Stream, threads>(to + streamed_bytes, second.head(batch, head), second.strides[2],
+    Layout::template copy<Stream, threads>(to, first.head(batch, column.head), first.strides[2], block * Stream, n_columns);
+    Layout::template copy<Stream, threads>(to + streamed_bytes, second.head(batch, column.head), second.strides[2],
                                            block * Stream, n_columns);
     if constexpr (Keys) {
       constexpr u32 pieces = Stream / 4;
       const u32 piece = threadIdx.x % pieces;
       if (threadIdx.x < 2 * pieces) {
         const bool is_shift = threadIdx.x < pieces;
-        const float *from = (is_shift ? problem.shift : problem.delta) + stats + block * Stream + 4 * piece;
+        const long long rows = PORTABLE_GROUPED ? stats_of(column.head) : stats;
+        const float *from = (is_shift ? problem.shift : problem.delta) + rows + block * Stream + 4 * piece;
         copy_async(to + 2 * streamed_bytes + (is_shift ? 0 : stats_bytes) + 16 * piece, from, true);
       }
     }
@@ -303,8 +342,8 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
         }
       }
     }
-    for (int block = begin; block < end; ++block) {
-      const int column = block * Stream, later = block + stages - 1;
+    for (int number = begin; number < end; ++number) {
+      const int block = column_of(number).block, column = block * Stream, later = number + stages - 1;
       copies_wait<stages - 2>();
       __syncthreads();
       if (later < end) copy(place_of(later), later);
@@ -316,9 +355,9 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       const bool below = !PORTABLE_CAUSAL || (Keys ? column >= end_row - 1 : end_column - 1 <= first_row);
       const bool all = below && (Keys || end_column <= n_columns);
       if (all && !always_masks) {
-        step<false>(place_of(block), block);
+        step<false>(place_of(number), block);
       } else {
-        step<true>(place_of(block), block);
+        step<true>(place_of(number), block);
       }
     }
     copies_wait<0>();
@@ -357,13 +396,13 @@ template <typename Pass> DEVICE void combine(const Problem &problem, const float
   constexpr int lanes = d / 4;
   const Split &split = Pass::split_of(problem);
   const int n = Pass::rows_of(problem);
-  const long long all = static_cast<long long>(problem.batch) * problem.heads * n;
+  const long long all = static_cast<long long>(problem.batch) * Pass::heads_of(problem) * n;
   const long long row = static_cast<long long>(blockIdx.x) * (256 / lanes) + threadIdx.x / lanes;
   if (split.count == 1 || row >= all) return;
   const long long at = row * d + threadIdx.x % lanes * 4;
   const typename Pass::Met met(problem, static_cast<int>(row % n) / Pass::rows * Pass::rows);
   // Parts from this one on wrote nothing.
-  const int count = (met.end - met.first + split.blocks - 1) / split.blocks;
+  const int count = ((met.end - met.first) * Pass::met_heads(problem) + split.blocks - 1) / split.blocks;
   float sums[4] = {};
 #pragma unroll 4
   for (int part = 0; part < count; ++part) {

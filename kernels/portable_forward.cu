@@ -33,9 +33,11 @@
 //      Measured: 15.8, 16.3, 17.3 and 24.0.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
-// PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor).
+// PORTABLE_WARPS, PORTABLE_TILES, PORTABLE_KEYS, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor),
+// PORTABLE_GROUPED (whether heads of q share one of k and v).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
-    !defined(PORTABLE_TILES) || !defined(PORTABLE_KEYS) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS)
+    !defined(PORTABLE_TILES) || !defined(PORTABLE_KEYS) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS) || \
+    !defined(PORTABLE_GROUPED)
 #error "portable_forward.cu takes its shape from src/attention/portable"
 #endif
 
@@ -86,7 +88,8 @@ struct Problem {
   int splits;
   // Blocks of keys of one split.
   int split_blocks;
-  int unused;
+  // Heads of q that share a head of k and v: 1 without PORTABLE_GROUPED.
+  int group_size;
   Tensor q;
   Tensor k;
   Tensor v;
@@ -279,7 +282,8 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
   const Work work(problem);
   const int count = work.end - work.first;
   if (count <= 0) return;
-  const element *k = problem.k.head(work.batch, work.head), *v = problem.v.head(work.batch, work.head);
+  const int kv_head = PORTABLE_GROUPED ? work.head / problem.group_size : work.head;
+  const element *k = problem.k.head(work.batch, kv_head), *v = problem.v.head(work.batch, kv_head);
   const auto place = [&](int turn) { return base + q_bytes + turn % stages * 2 * kv_bytes; };
   // The block of keys of a turn; the last block comes first.
   const auto copy = [&](int turn) {

@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cs336::attention::flash::hopper::tile_config::{BackwardConfig, ELEMENTS, ForwardConfig, TileSize};
+use cs336::attention::flash::DIMENSIONS;
+use cs336::attention::flash::hopper::tile_config::{self, BackwardConfig, ELEMENTS, ForwardConfig, TileSize};
 use cs336::attention::flash::portable::tile_config as portable;
 use cs336::attention::flash::textbook;
 use cs336::attention::flash::variant::{Element, Variant};
@@ -32,13 +33,27 @@ fn builds() -> Vec<Build> {
     };
     // For a kernel that moves registers between warpgroups, ptxas reports the registers on entry.
     let hopper = |program, threads| Build { program, targets: &[Arch::HOPPER], registers: registers_for(threads) };
-    let split = || Variant::all(ELEMENTS).flat_map(|variant| [false, true].map(|is_split| (variant, is_split)));
-    let sizes = split().flat_map(|(variant, is_split)| TileSize::ALL.map(|size| (variant, size, is_split)));
-    let forward = sizes.map(|(variant, size, is_split)| ForwardConfig { is_split, ..ForwardConfig::of(variant, size) });
+    // One program serves groups of every size.
+    let of_group = |is_split| [1, 2].map(|group_size| (is_split, group_size));
+    let split = || {
+        Variant::all(tile_config::DIMENSIONS, ELEMENTS)
+            .flat_map(|variant| [false, true].map(|is_split| (variant, is_split)))
+    };
+    let split = || split().flat_map(move |(variant, is_split)| of_group(is_split).map(|kinds| (variant, kinds)));
+    let sizes = split().flat_map(|(variant, kinds)| TileSize::ALL.map(|size| (variant, size, kinds)));
+    let forward = sizes.map(|(variant, size, (is_split, group_size))| ForwardConfig {
+        is_split,
+        group_size,
+        ..ForwardConfig::of(variant, size)
+    });
     let forward = forward.map(|shape| hopper(shape.program(), shape.threads() * shape.resident()));
-    let backward = split().map(|(variant, is_split)| BackwardConfig { is_split, ..BackwardConfig::of(variant) });
+    let backward = split().map(|(variant, (is_split, group_size))| BackwardConfig {
+        is_split,
+        group_size,
+        ..BackwardConfig::of(variant)
+    });
     let backward = backward.map(|shape| hopper(shape.program(), BackwardConfig::THREADS));
-    let cuts = Variant::all([Element::Float, Element::BFloat16, Element::Half])
+    let cuts = Variant::all(DIMENSIONS, [Element::Float, Element::BFloat16, Element::Half])
         .flat_map(|variant| [textbook::TileConfig::forward(variant), textbook::TileConfig::backward(variant)]);
     let textbook = cuts.map(|cut| {
         // The number of blocks that fit Hopper's shared memory for most tile sizes.
@@ -77,8 +92,12 @@ fn fused_step_builds() -> impl Iterator<Item = Build> {
 fn portable_builds() -> impl Iterator<Item = Build> {
     let build =
         |program, threads| Build { program, targets: &[Arch::AMPERE, Arch::HOPPER], registers: registers_for(threads) };
-    let forward = Variant::all(Element::ALL).map(portable::ForwardConfig::of);
-    let backward = Variant::all(Element::ALL).map(portable::BackwardConfig::of);
+    let of_group =
+        || Variant::all(DIMENSIONS, Element::ALL).flat_map(|variant| [1, 2].map(|group_size| (variant, group_size)));
+    let forward = of_group()
+        .map(|(variant, group_size)| portable::ForwardConfig { group_size, ..portable::ForwardConfig::of(variant) });
+    let backward = of_group()
+        .map(|(variant, group_size)| portable::BackwardConfig { group_size, ..portable::BackwardConfig::of(variant) });
     let forward = forward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks));
     forward.chain(backward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks)))
 }

@@ -35,8 +35,11 @@ template <int N> DEVICE void hold(u32 (&values)[N]) {
 
 #define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_24 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define SUMS_32                                                                                                        \
   SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_40 SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define SUMS_48 SUMS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define SUMS_64                                                                                                        \
   SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
           "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -45,7 +48,10 @@ template <int N> DEVICE void hold(u32 (&values)[N]) {
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]),        \
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define BIND_16(i) BIND_8(i), BIND_8(i + 8)
+#define BIND_24(i) BIND_16(i), BIND_8(i + 16)
 #define BIND_32(i) BIND_16(i), BIND_16(i + 16)
+#define BIND_40(i) BIND_32(i), BIND_8(i + 32)
+#define BIND_48(i) BIND_32(i), BIND_16(i + 32)
 #define BIND_64(i) BIND_32(i), BIND_32(i + 32)
 
 template <int N> struct Wgmma;
@@ -76,6 +82,9 @@ template <int N> struct Wgmma;
 
 DEFINE_WGMMA(16, SUMS_8, BIND_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
 DEFINE_WGMMA(32, SUMS_16, BIND_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+DEFINE_WGMMA(48, SUMS_24, BIND_24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 DEFINE_WGMMA(64, SUMS_32, BIND_32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+DEFINE_WGMMA(80, SUMS_40, BIND_40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+DEFINE_WGMMA(96, SUMS_48, BIND_48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 DEFINE_WGMMA(128, SUMS_64, BIND_64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #endif // EMULATED

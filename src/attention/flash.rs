@@ -16,7 +16,7 @@ pub mod textbook;
 pub mod tiles;
 pub mod variant;
 
-/// Head dimensions that kernels are compiled for.
+/// Head dimensions that all kernels are compiled for.
 pub const DIMENSIONS: [i64; 4] = [16, 32, 64, 128];
 
 /// Attention by [`Hopper`] or [`Portable`], on any GPU that one of them supports. Either reads the other's `lse`.
@@ -47,14 +47,13 @@ impl Flash {
     fn choose(kind: Kind, device: Device, d: i64) -> Result<&'static dyn Attention, String> {
         let Err(hopper) = Hopper::DEFAULT.supports(kind, device, d) else { return Ok(&Hopper::DEFAULT) };
         let Err(portable) = Portable.supports(kind, device, d) else { return Ok(&Portable) };
-        Err(format!("Hopper's kernels: {hopper}; the portable ones: {portable}"))
+        Err(format!("Hopper's kernels: {hopper}; the portable ones: {portable}; sdpa and naive attention take any d"))
     }
 
     fn forward_by(q: &Tensor) -> Result<&'static dyn Attention> {
         let (kind, device, d) = (q.kind(), q.device(), q.size().last().copied().unwrap_or_default());
-        Self::choose(kind, device, d).map_err(|both| {
-            anyhow!("flash attention of {kind:?} with d = {d} on {device:?}: {both}; sdpa and naive attention take any")
-        })
+        Self::choose(kind, device, d)
+            .map_err(|both| anyhow!("flash attention of {kind:?} with d = {d} on {device:?}: {both}"))
     }
 
     fn backward_by(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<&'static dyn Attention> {
@@ -144,8 +143,20 @@ mod tests {
             (&[i64::MAX, 4], 256, 256, 16, false),
             (&[1], 128, 128, 128, false),
         ] {
-            let shape = Shape { leading: leading.into(), n_queries, n_keys, d };
+            let shape = Shape { leading: leading.into(), n_queries, n_keys, d, group_size: 1 };
             assert_eq!(prefers_portable(&shape), expected, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn wider_rows_are_refused_with_the_limit_and_what_takes_them() {
+        for flash in [Flash::FASTEST, Flash::DETERMINISTIC] {
+            let supports = flash.supports(Kind::BFloat16, Device::Cuda(0), 256).unwrap_err();
+            let q = Tensor::zeros([2, 5, 256], (Kind::BFloat16, Device::Cpu));
+            let forward = format!("{:#}", flash.forward(&q, &q, &q, true).unwrap_err());
+            for error in [supports, forward] {
+                assert!(error.contains("up to 128, not 256") && error.contains("sdpa"), "{error}");
+            }
         }
     }
 

@@ -91,6 +91,16 @@ impl Case {
         Ok(Self { name, q, k, v, d_o, is_causal })
     }
 
+    /// The same with fewer heads of k and v: one for each `group_size` of q's.
+    pub fn grouped(mut self, group_size: i64) -> Result<Self> {
+        for t in [&mut self.k, &mut self.v] {
+            let heads = t.size().iter().rev().nth(2).copied().context("a grouped case has heads")?;
+            *t = t.f_narrow(-3, 0, heads / group_size)?.f_contiguous()?;
+        }
+        self.name += &format!(", {group_size} query heads a group");
+        Ok(self)
+    }
+
     /// `[o, lse, dq, dk, dv]` of `implementation`, with the inputs in `kind`.
     pub fn run(&self, implementation: &dyn Attention, kind: Kind) -> Result<[Tensor; 5]> {
         let results = self.results(implementation, kind, Passes::Both)?;

@@ -2,8 +2,9 @@
 //! checking them.
 //!
 //! Shapes everywhere: `q` and `o` (..., n_queries, d), `k` and `v` (..., n_keys, d), `lse` (..., n_queries); the
-//! leading dimensions are arbitrary but equal. The causal mask lets query i see key j where i >= j, both counted from
-//! the start, so every query sees key 0. The scale is always 1/sqrt(d).
+//! leading dimensions are arbitrary but equal, except that q and o may have a multiple of k's heads (the last one): then
+//! each head of k and v serves as many neighbouring query heads (grouped-query attention). The causal mask lets query i
+//! see key j where i >= j, both counted from the start, so every query sees key 0. The scale is always 1/sqrt(d).
 
 use std::fmt;
 
@@ -133,6 +134,8 @@ pub struct Shape {
     pub n_queries: i64,
     pub n_keys: i64,
     pub d: i64,
+    /// Query heads that share a head of k and v.
+    pub group_size: i64,
 }
 
 impl Shape {
@@ -145,7 +148,15 @@ impl Shape {
         let [leading_k @ .., n_keys, d_k] = size_k.as_slice() else {
             anyhow::bail!("k has shape {size_k:?}; attention needs (..., n_keys, d)")
         };
-        ensure!(leading == leading_k && d == d_k, "k has shape {size_k:?}, which does not fit q's {size_q:?}");
+        let group_size = match (leading, leading_k) {
+            _ if leading == leading_k => 1,
+            ([batch @ .., heads], [batch_k @ .., kv_heads]) if batch == batch_k && *kv_heads > 0 => {
+                ensure!(heads % kv_heads == 0, "q has {heads} heads and k {kv_heads}; q's must be a multiple of k's");
+                heads / kv_heads
+            }
+            _ => 0,
+        };
+        ensure!(group_size > 0 && d == d_k, "k has shape {size_k:?}, which does not fit q's {size_q:?}");
         ensure!(size_v == size_k, "v has shape {size_v:?}, k has {size_k:?}; they must be equal");
         refuse_empty(&[("q", q), ("k", k)])?;
         for (name, t) in [("k", k), ("v", v)] {
@@ -153,13 +164,44 @@ impl Shape {
             ensure!(kind == q.kind(), "{name} is {kind:?} and q is {:?}; cast them to one kind", q.kind());
             ensure!(device == q.device(), "{name} is on {device:?} and q on {:?}", q.device());
         }
-        Ok(Self { leading: leading.to_vec(), n_queries: *n_queries, n_keys: *n_keys, d: *d })
+        Ok(Self { leading: leading.to_vec(), n_queries: *n_queries, n_keys: *n_keys, d: *d, group_size })
     }
 
     /// The factor 1/sqrt(d) of Eq. 4, 10 and 11.
     pub fn scale(&self) -> f64 {
         1.0 / (self.d as f64).sqrt()
     }
+}
+
+/// Query heads that share a head of k; 1 for shapes that do not fit.
+fn group_size(q: &Tensor, k: &Tensor) -> i64 {
+    let heads = |t: &Tensor| t.size().iter().rev().nth(2).copied().unwrap_or(1);
+    match (heads(q), heads(k)) {
+        (query_heads, heads) if heads > 0 && query_heads > heads && query_heads % heads == 0 => query_heads / heads,
+        _ => 1,
+    }
+}
+
+/// k or v with each head repeated for every query head of its group.
+fn repeat_heads(t: &Tensor, group_size: i64) -> Result<Tensor> {
+    if group_size == 1 {
+        return Ok(t.shallow_clone());
+    }
+    let size = t.size();
+    let [leading @ .., heads, n, d] = &size[..] else { anyhow::bail!("shape {size:?} has no heads") };
+    let grouped = [leading, &[*heads, group_size, *n, *d]].concat();
+    Ok(t.f_unsqueeze(-3)?.f_expand(&grouped, false)?.f_reshape([leading, &[heads * group_size, *n, *d]].concat())?)
+}
+
+/// The gradient of k or v from that of its repeated heads.
+fn sum_heads(t: &Tensor, group_size: i64) -> Result<Tensor> {
+    if group_size == 1 {
+        return Ok(t.shallow_clone());
+    }
+    let size = t.size();
+    let [leading @ .., heads, n, d] = &size[..] else { anyhow::bail!("shape {size:?} has no heads") };
+    let grouped = t.f_reshape([leading, &[heads / group_size, group_size, *n, *d]].concat())?;
+    Ok(grouped.f_sum_dim_intlist([-3_i64].as_slice(), false, None)?)
 }
 
 /// libtorch's flash attention on the CPU divides by the sizes: a zero among them ends the process with SIGFPE.
@@ -227,24 +269,53 @@ mod tests {
         }
         assert!(error(&t(&[3, 4]), &t(&[5, 4]).to_kind(Kind::Half), &t(&[5, 4])).contains("k is Half"));
         let fits = Shape::of(&t(&[2, 3, 4]), &t(&[2, 5, 4]), &t(&[2, 5, 4])).unwrap();
-        assert_eq!(fits, Shape { leading: vec![2], n_queries: 3, n_keys: 5, d: 4 });
+        assert_eq!(fits, Shape { leading: vec![2], n_queries: 3, n_keys: 5, d: 4, group_size: 1 });
+        let grouped = |heads: i64| Shape::of(&t(&[2, 6, 3, 4]), &t(&[2, heads, 5, 4]), &t(&[2, heads, 5, 4]));
+        assert_eq!(grouped(2).unwrap().group_size, 3);
+        assert!(grouped(4).unwrap_err().to_string().contains("q has 6 heads and k 4"));
+        assert!(grouped(12).unwrap_err().to_string().contains("q has 6 heads and k 12"));
+        assert!(error(&t(&[4, 3, 4]), &t(&[1, 4, 5, 4]), &t(&[1, 4, 5, 4])).contains("k has shape [1, 4, 5, 4]"));
     }
 
     #[test]
     fn every_implementation_agrees_on_a_ragged_causal_case_and_its_gradient() {
         let generator = Generator::new(Device::Cpu, 5).unwrap();
-        let draw = |n: i64| generator.randn(&[2, 3, n, 8], Kind::Float).unwrap();
-        let (q, k, v, d_o) = (draw(37), draw(21), draw(21), draw(37));
-        let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
-        let [dq, dk, dv] = naive::Naive.backward([&q, &k, &v, &o, &lse, &d_o], true).unwrap();
-        for choice in ImplementationName::ON_CPU {
-            let implementation = choice.implementation().unwrap().as_attention().unwrap();
-            implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
-            let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
-            let [dq2, dk2, dv2] = implementation.backward([&q, &k, &v, &o2, &lse2, &d_o], true).unwrap();
-            for (a, b) in [(&o, &o2), (&lse, &lse2), (&dq, &dq2), (&dk, &dk2), (&dv, &dv2)] {
-                assert!(a.allclose(b, 1e-4, 1e-5, false), "{}", implementation.name());
+        let draw = |heads: i64, n: i64| generator.randn(&[2, heads, n, 8], Kind::Float).unwrap();
+        for (heads, kv_heads) in [(3, 3), (6, 2), (8, 1)] {
+            let (q, k, v, d_o) = (draw(heads, 37), draw(kv_heads, 21), draw(kv_heads, 21), draw(heads, 37));
+            let (o, lse) = naive::Naive.forward(&q, &k, &v, true).unwrap();
+            let [dq, dk, dv] = naive::Naive.backward([&q, &k, &v, &o, &lse, &d_o], true).unwrap();
+            for choice in ImplementationName::ON_CPU {
+                let implementation = choice.implementation().unwrap().as_attention().unwrap();
+                implementation.supports(Kind::Float, Device::Cpu, 8).unwrap();
+                let (o2, lse2) = implementation.forward(&q, &k, &v, true).unwrap();
+                let [dq2, dk2, dv2] = implementation.backward([&q, &k, &v, &o2, &lse2, &d_o], true).unwrap();
+                for (a, b) in [(&o, &o2), (&lse, &lse2), (&dq, &dq2), (&dk, &dk2), (&dv, &dv2)] {
+                    assert!(a.allclose(b, 1e-4, 1e-5, false), "{}, {heads}/{kv_heads} heads", implementation.name());
+                }
             }
+        }
+    }
+
+    #[test]
+    fn a_query_head_reads_the_key_head_of_its_group() {
+        let generator = Generator::new(Device::Cpu, 7).unwrap();
+        let draw = |heads: i64, n: i64| generator.randn(&[2, heads, n, 8], Kind::Double).unwrap();
+        let (q, k, v, d_o) = (draw(6, 9), draw(2, 11), draw(2, 11), draw(6, 9));
+        let attend = |[q, k, v]: &[Tensor; 3]| naive::attention(q, k, v, true);
+        let (o, [dq, dk, dv]) = differentiate([&q, &k, &v], &d_o, attend).unwrap();
+        let head = |t: &Tensor, i: i64| t.narrow(1, i, 1);
+        for kv_head in 0..2 {
+            let (mut sum_dk, mut sum_dv) = (head(&dk, kv_head).zeros_like(), head(&dv, kv_head).zeros_like());
+            for i in 3 * kv_head..3 * kv_head + 3 {
+                let inputs = [&head(&q, i), &head(&k, kv_head), &head(&v, kv_head)];
+                let (own_o, [own_dq, own_dk, own_dv]) = differentiate(inputs, &head(&d_o, i), attend).unwrap();
+                assert!(own_o.allclose(&head(&o, i), 1e-12, 1e-12, false));
+                assert!(own_dq.allclose(&head(&dq, i), 1e-12, 1e-12, false));
+                (sum_dk, sum_dv) = (sum_dk + own_dk, sum_dv + own_dv);
+            }
+            assert!(sum_dk.allclose(&head(&dk, kv_head), 1e-12, 1e-12, false));
+            assert!(sum_dv.allclose(&head(&dv, kv_head), 1e-12, 1e-12, false));
         }
     }
 

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape, accumulation_kind, hidden, supports_floating_point};
+use super::{
+    Attention, Shape, accumulation_kind, group_size, hidden, repeat_heads, sum_heads, supports_floating_point,
+};
 use crate::torch::nvtx::range;
 
 /// The ranges of [`attention`]: Q Kᵀ with its scale and mask, then the softmax, then the product with V.
@@ -22,6 +24,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<
 
 /// As [`attention`], without the keys where `mask` (n_queries, n_keys) is true; a model makes its mask once for all layers.
 pub fn masked_attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let group_size = group_size(q, k);
+    let (k, v) = (&repeat_heads(k, group_size)?, &repeat_heads(v, group_size)?);
     let scores = range(SCORES, || masked_scores(q, k, mask))?;
     let probabilities = range(SOFTMAX, || scores.f_softmax(-1, None))?;
     Ok(range(FINAL_MATMUL, || probabilities.f_matmul(v))?)
@@ -61,11 +65,12 @@ impl Attention for Naive {
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
         let _no_graph = tch::no_grad_guard();
-        Shape::of(q, k, v)?;
+        let shape = Shape::of(q, k, v)?;
         let wide = accumulation_kind(q.kind());
-        let scores = scores(&q.f_to_kind(wide)?, &k.f_to_kind(wide)?, is_causal)?;
+        let [k, v] = [k, v].map(|t| repeat_heads(&t.f_to_kind(wide)?, shape.group_size));
+        let scores = scores(&q.f_to_kind(wide)?, &k?, is_causal)?;
         let lse = scores.f_logsumexp([-1_i64], false)?;
-        let o = scores.f_softmax(-1, None)?.f_matmul(&v.f_to_kind(wide)?)?;
+        let o = scores.f_softmax(-1, None)?.f_matmul(&v?)?;
         Ok((o.f_to_kind(q.kind())?, lse))
     }
 
@@ -75,6 +80,7 @@ impl Attention for Naive {
         let shape = Shape::of(q, k, v)?;
         let (narrow, wide) = (q.kind(), accumulation_kind(q.kind()));
         let [q, k, v, d_o] = [q.f_to_kind(wide)?, k.f_to_kind(wide)?, v.f_to_kind(wide)?, d_o.f_to_kind(wide)?];
+        let (k, v) = (repeat_heads(&k, shape.group_size)?, repeat_heads(&v, shape.group_size)?);
         let p = scores(&q, &k, is_causal)?.f_softmax(-1, None)?;
         let dv = p.f_transpose(-2, -1)?.f_matmul(&d_o)?;
         let dp = d_o.f_matmul(&v.f_transpose(-2, -1)?)?;
@@ -82,6 +88,7 @@ impl Attention for Naive {
         let ds = p.f_mul(&dp.f_sub(&row_sum)?)?.f_mul_scalar(shape.scale())?;
         let dq = ds.f_matmul(&k)?;
         let dk = ds.f_transpose(-2, -1)?.f_matmul(&q)?;
+        let (dk, dv) = (sum_heads(&dk, shape.group_size)?, sum_heads(&dv, shape.group_size)?);
         Ok([dq.f_to_kind(narrow)?, dk.f_to_kind(narrow)?, dv.f_to_kind(narrow)?])
     }
 }

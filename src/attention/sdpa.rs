@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape, accumulation_kind, differentiate, supports_floating_point};
+use super::{Attention, Shape, accumulation_kind, differentiate, group_size, repeat_heads, supports_floating_point};
 use crate::torch::fused_attention;
 
 /// `o` by libtorch's scaled_dot_product_attention, which picks its own back end and records its own backward.
@@ -11,13 +11,20 @@ use crate::torch::fused_attention;
 /// The fused back ends take (batch, heads, n, d) only; for another shape libtorch would silently choose the one that
 /// stores P.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
-    let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
+    let [q4, k4, v4] = in_four_dimensions(q, k, v)?;
     let o = Tensor::f_scaled_dot_product_attention(&q4, &k4, &v4, None::<&Tensor>, 0.0, is_causal, None, false)?;
     Ok(o.f_reshape(q.size())?)
 }
 
+/// As [`four_dimensions`], with as many heads of k and v as of q: not every back end takes grouped heads.
+fn in_four_dimensions(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[Tensor; 3]> {
+    let group_size = group_size(q, k);
+    let repeated = |t: &Tensor| four_dimensions(&repeat_heads(t, group_size)?);
+    Ok([four_dimensions(q)?, repeated(k)?, repeated(v)?])
+}
+
 /// (batch, heads, n, d); all leading dimensions of other tensors become heads.
-fn in_four_dimensions(t: &Tensor) -> Result<Tensor> {
+fn four_dimensions(t: &Tensor) -> Result<Tensor> {
     if t.dim() == 4 {
         return Ok(t.shallow_clone());
     }
@@ -57,7 +64,7 @@ impl Backend {
 
     /// `o` in the shape of `q`, recorded for libtorch's autograd.
     pub fn attention(self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<Tensor> {
-        let [q4, k4, v4] = [in_four_dimensions(q)?, in_four_dimensions(k)?, in_four_dimensions(v)?];
+        let [q4, k4, v4] = in_four_dimensions(q, k, v)?;
         let o = match (self, q.device()) {
             (Self::Flash, Device::Cpu) => with_lse(&q4, &k4, &v4, is_causal)?.0,
             (_, Device::Cpu) => bail!("{self:?} attention is for GPUs only"),
@@ -115,8 +122,8 @@ impl Attention for Sdpa {
         let _no_graph = tch::no_grad_guard();
         let shape = Shape::of(q, k, v)?;
         let working = working_kind(q);
-        let four = |t: &Tensor| in_four_dimensions(&t.f_to_kind(working)?);
-        let [q4, k4, v4] = [four(q)?, four(k)?, four(v)?];
+        let wide = |t: &Tensor| t.f_to_kind(working);
+        let [q4, k4, v4] = in_four_dimensions(&wide(q)?, &wide(k)?, &wide(v)?)?;
         let (o, lse) = with_lse(&q4, &k4, &v4, is_causal)?;
         let lse = lse.f_narrow(-1, 0, shape.n_queries)?.f_reshape(&q.size()[..q.dim() - 1])?;
         Ok((o.f_reshape(q.size())?.f_to_kind(q.kind())?, lse))

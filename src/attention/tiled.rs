@@ -5,7 +5,9 @@ use std::ops::Range;
 use anyhow::{Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{Attention, Shape, accumulation_kind, hidden, require_saved, supports_floating_point};
+use super::{
+    Attention, Shape, accumulation_kind, hidden, repeat_heads, require_saved, sum_heads, supports_floating_point,
+};
 
 /// B_q and B_k: how many queries and keys are worked on at a time. The last tile of each may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +49,7 @@ pub fn forward(q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool, tile: Tile) 
     let _no_graph = tch::no_grad_guard();
     let shape = Shape::of(q, k, v)?;
     tile.validate()?;
+    let (k, v) = (&repeat_heads(k, shape.group_size)?, &repeat_heads(v, shape.group_size)?);
     let wide = (accumulation_kind(q.kind()), q.device());
     let o = Tensor::f_empty(q.size(), (q.kind(), q.device()))?;
     let lse = Tensor::f_empty(&q.size()[..q.dim() - 1], wide)?;
@@ -94,10 +97,13 @@ pub fn backward([q, k, v, o, lse, d_o]: [&Tensor; 6], is_causal: bool, tile: Til
     tile.validate()?;
     let (narrow, wide) = (q.kind(), accumulation_kind(q.kind()));
     require_saved(q, o, lse, d_o)?;
+    let (k, v) = (&repeat_heads(k, shape.group_size)?, &repeat_heads(v, shape.group_size)?);
     let (lse, d_o) = (lse.f_unsqueeze(-1)?, d_o.f_to_kind(wide)?);
     let d = d_o.f_mul(&o.f_to_kind(wide)?)?.f_sum_dim_intlist([-1_i64].as_slice(), true, None)?;
     let dq = Tensor::f_zeros(q.size(), (wide, q.device()))?;
-    let [dk, dv] = [Tensor::f_empty(k.size(), (narrow, k.device()))?, Tensor::f_empty(k.size(), (narrow, k.device()))?];
+    // The heads of a group are added before they are rounded.
+    let sums = if shape.group_size == 1 { narrow } else { wide };
+    let [dk, dv] = [Tensor::f_empty(k.size(), (sums, k.device()))?, Tensor::f_empty(k.size(), (sums, k.device()))?];
     for keys in tiles(shape.n_keys, tile.keys) {
         let (k_j, v_j) = (rows(k, &keys)?.f_to_kind(wide)?, rows(v, &keys)?.f_to_kind(wide)?);
         let (mut dk_j, mut dv_j) = (k_j.f_zeros_like()?, v_j.f_zeros_like()?);
@@ -114,7 +120,8 @@ pub fn backward([q, k, v, o, lse, d_o]: [&Tensor; 6], is_causal: bool, tile: Til
         rows(&dk, &keys)?.f_copy_(&dk_j)?;
         rows(&dv, &keys)?.f_copy_(&dv_j)?;
     }
-    Ok([dq.f_to_kind(narrow)?, dk, dv])
+    let [dk, dv] = [dk, dv].map(|t| Ok::<_, anyhow::Error>(sum_heads(&t, shape.group_size)?.f_to_kind(narrow)?));
+    Ok([dq.f_to_kind(narrow)?, dk?, dv?])
 }
 
 /// Eq. 13 for one pair of tiles; index comparison only where the diagonal passes through it.

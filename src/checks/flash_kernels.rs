@@ -7,6 +7,7 @@ use tch::{Device, Kind};
 
 use crate::attention::Attention;
 use crate::attention::cases::{self, Tally as _};
+use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::{self, Textbook};
@@ -19,22 +20,28 @@ pub const RANDOM_CASES: u32 = 12;
 
 /// Algorithm 1 with the handout's grid.
 pub fn textbook(passes: Passes) -> Result<Verdict> {
-    check(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)])
+    check(&[&Textbook], passes, &[(64, Kind::Float, true), (16, Kind::BFloat16, false)], &[])
 }
 
 /// The kernels for Hopper.
 pub fn hopper(passes: Passes) -> Result<Verdict> {
-    check(&Hopper::SIZES, passes, &[(64, Kind::BFloat16, true), (128, Kind::BFloat16, false)])
+    let variants = [(64, Kind::BFloat16, true), (80, Kind::BFloat16, false), (128, Kind::BFloat16, false)];
+    check(&Hopper::SIZES, passes, &variants, &[3])
 }
 
 /// The kernels for every GPU from compute capability 8.0 on.
 pub fn portable(passes: Passes) -> Result<Verdict> {
-    check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)])
+    check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)], &[3])
 }
 
 /// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`], for each d, kind and mask of
-/// `variants`. Every variant is compiled separately, which takes seconds.
-fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[(i64, Kind, bool)]) -> Result<Verdict> {
+/// `variants`, and query heads in `groups` of these sizes. Every variant is compiled separately, which takes seconds.
+fn check(
+    implementations: &[&dyn Attention],
+    passes: Passes,
+    variants: &[(i64, Kind, bool)],
+    groups: &[i64],
+) -> Result<Verdict> {
     let shares = cases::in_threads(variants, |&(d, kind, is_causal)| {
         let shapes = (1..4i64, 1..260i64, 1..260i64).prop_map(|(heads, queries, keys)| [heads, queries, keys]);
         let mut shares: ErrorShares = cases::over(RANDOM_CASES, shapes, |&[heads, n_queries, n_keys]| {
@@ -44,6 +51,11 @@ fn check(implementations: &[&dyn Attention], passes: Passes, variants: &[(i64, K
         let adversarial = flash_tolerance::adversarial(Device::Cpu, d, kind)?;
         for case in adversarial.iter().filter(|case| case.is_causal == is_causal) {
             shares.merge(&case.check_each(implementations, passes)?);
+        }
+        // A mask that begins again with every head of a group.
+        for group_size in if is_causal { groups } else { &[] } {
+            let case = Case::draw(Device::Cpu, &[2, 2 * group_size], [150, 140, d], kind, is_causal, 1.0)?;
+            shares.merge(&case.grouped(*group_size)?.check_each(implementations, passes)?);
         }
         Ok(shares)
     })?;
@@ -60,7 +72,7 @@ pub struct TextbookFacts {
 
 impl TextbookFacts {
     pub fn of(tiles: impl Fn(Variant) -> textbook::TileConfig) -> Self {
-        let shown = Variant::all([Element::Float]).filter(|variant| variant.is_causal);
+        let shown = Variant::all(DIMENSIONS, [Element::Float]).filter(|variant| variant.is_causal);
         let words = shown.map(|variant| {
             let textbook::TileConfig { queries, keys, .. } = tiles(variant);
             format!("{queries} by {keys} at $d = {}$", variant.d)

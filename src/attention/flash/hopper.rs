@@ -3,6 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Kind, Tensor};
 
+use super::DIMENSIONS;
 use super::launch::{Gradients, Inputs, KernelSet, Saved, require_gpu};
 use super::variant::Variant;
 use crate::attention::Attention;
@@ -17,8 +18,8 @@ use tile_config::TileSize;
 
 /// Attention by our own kernels: bfloat16 and float16 on compute capability 9.0, d a multiple of 8 up to 128.
 ///
-/// The kernels are compiled for d of 16, 32, 64 and 128. Rows of another d run in the next of these: the TMA unit fills
-/// tiles up with zeros, and does not write beyond the tensor.
+/// The kernels are compiled for d of 16, 32, 64, 80, 96 and 128. Rows of another d run in the next of these: the TMA unit
+/// fills tiles up with zeros, and does not write beyond the tensor.
 ///
 /// `o`, `lse`, `dk` and `dv` are bitwise reproducible. `dq` is summed with atomic additions in any order, so that its
 /// last bits vary.
@@ -47,7 +48,8 @@ impl KernelSet for Hopper {
         if !matches!(kind, Kind::BFloat16 | Kind::Half) {
             return Err(format!("its kernels take bfloat16 and float16, not {kind:?}"));
         }
-        Variant::of(kind, tile_config::kernel_dimension(head_dim)?, is_causal)
+        let d = u32::try_from(tile_config::kernel_dimension(head_dim)?).map_err(|error| error.to_string())?;
+        Ok(Variant { d, ..Variant::of(kind, DIMENSIONS[0], is_causal)? })
     }
 
     fn runs_on(&self, device: Device) -> Result<(), String> {
@@ -67,11 +69,12 @@ impl KernelSet for Hopper {
     }
 }
 
-/// A thread for each four of the kernel's columns of each of `n` rows of each head.
-fn rows_config(inputs: &Inputs, n: u32) -> LaunchConfig {
-    const THREADS: u32 = 256;
-    let rows = THREADS / (inputs.variant.d / 4);
-    inputs.sizes.grid_by_head(n.div_ceil(rows), THREADS, 0)
+/// A thread for each four of the kernel's columns of each of `n` rows of each of `heads`.
+fn rows_config(inputs: &Inputs, heads: u32, n: u32) -> LaunchConfig {
+    let lanes = inputs.variant.d / 4;
+    // Lanes come in fours, so that eight rows fill whole warps.
+    let rows = 256 / lanes / 8 * 8;
+    LaunchConfig { grid: (n.div_ceil(rows), heads, inputs.sizes.batch), block: (rows * lanes, 1, 1), shared_bytes: 0 }
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub trait KernelSet: Sync {
     fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()>;
 }
 
-/// q, k and v as (batch, heads, n, d), in a layout that the kernels read.
+/// q, k and v as (batch, heads, n, d), in a layout that the kernels read; k and v may have fewer heads.
 pub struct Inputs {
     pub q: Tensor,
     pub k: Tensor,
@@ -65,6 +65,8 @@ pub struct Sizes {
     pub n_keys: u32,
     /// Elements of a row, as the tensors have them.
     pub d: u32,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl<S: KernelSet> Attention for S {
@@ -147,13 +149,15 @@ impl Sizes {
             n_queries: count("queries", shape.n_queries, 1 << 30)?,
             n_keys: count("keys", shape.n_keys, 1 << 30)?,
             d: count("columns", shape.d, 1 << 10)?,
+            group_size: count("query heads of a group", shape.group_size, 65_535)?,
         })
     }
 
     /// A tensor of q's, k's or v's shape as (batch, heads, n, d); copied only if the kernels cannot read its layout.
     fn readable(&self, set: &impl KernelSet, t: &Tensor) -> Result<Tensor> {
         let [.., n, d] = t.size()[..] else { anyhow::bail!("shape {:?} has no rows", t.size()) };
-        let four = in_shape(t.shallow_clone(), &[self.batch.into(), self.heads.into(), n, d])?;
+        let heads = t.numel() as i64 / (i64::from(self.batch) * n * d);
+        let four = in_shape(t.shallow_clone(), &[self.batch.into(), heads, n, d])?;
         if set.reads(&four) {
             return Ok(four);
         }
@@ -161,6 +165,11 @@ impl Sizes {
         let mut copy = Tensor::f_empty(four.size(), (t.kind(), t.device()))?;
         copy.f_copy_(&four).context("copying an input whose layout the kernels cannot read")?;
         Ok(copy)
+    }
+
+    /// Heads of k and v.
+    pub fn kv_heads(&self) -> u32 {
+        self.heads / self.group_size
     }
 
     /// Heads of all batches; at most 65,535 squared, which 32 bits hold.
@@ -193,6 +202,11 @@ impl Sizes {
     /// A grid of `blocks` for each head: (blocks, heads, batches).
     pub fn grid_by_head(&self, blocks: u32, threads: u32, shared_bytes: u32) -> LaunchConfig {
         LaunchConfig { grid: (blocks, self.heads, self.batch), block: (threads, 1, 1), shared_bytes }
+    }
+
+    /// As [`Self::grid_by_head`], of the heads of k and v.
+    pub fn grid_by_kv_head(&self, blocks: u32, threads: u32, shared_bytes: u32) -> LaunchConfig {
+        LaunchConfig { grid: (blocks, self.kv_heads(), self.batch), block: (threads, 1, 1), shared_bytes }
     }
 }
 

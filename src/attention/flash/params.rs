@@ -15,7 +15,7 @@ pub mod flash_forward {
         struct Problem<'a> as "Problem" {
             n_queries, n_keys, heads, batch, d: i32,
             scale_log2: f32,
-            heads_at_a_time: i32,
+            heads_at_a_time, group_size: i32,
             lse: Address<'a>,
             // Counts the tiles that CTAs have taken beyond their first ones.
             taken: Address<'a>,
@@ -45,6 +45,7 @@ pub mod flash_backward {
         struct Problem<'a> as "Problem" {
             n_queries, n_keys, heads, batch, d: i32,
             scale, scale_log2: f32,
+            group_size: i32,
             lse_log2, delta, dq_sums: Address<'a>,
         }
 
@@ -85,7 +86,7 @@ pub mod portable_forward {
         struct Problem<'a> as "Problem" {
             n_queries, n_keys, heads, batch: i32,
             scale, scale_log2: f32,
-            heads_at_a_time, splits, split_blocks, unused: i32,
+            heads_at_a_time, splits, split_blocks, group_size: i32,
             q, k, v: Tensor<'a>,
             o, lse, split_o, split_lse: Address<'a>,
         }
@@ -110,6 +111,7 @@ pub mod portable_backward {
             keys, queries: Split,
             q, k, v, o, d_o: Tensor<'a>,
             lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts: Address<'a>,
+            group_size, unused: i32,
         }
 
         struct Prepare<'a> as "portable_backward_prepare" { problem: Problem<'a> }

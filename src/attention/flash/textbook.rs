@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use tch::Tensor;
 
-use super::launch::{Gradients, Inputs, KernelSet, Saved, int};
+use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int};
 use super::params::textbook_backward::{Keys, Problem, Queries, Rowsums};
 use super::params::textbook_forward::Forward;
 use super::variant::{Element, Variant};
@@ -24,7 +24,7 @@ impl KernelSet for Textbook {
     }
 
     fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
-        require_few_rows(inputs)?;
+        require_supported(inputs)?;
         let tiles = TileConfig::forward(inputs.variant);
         let params = Forward {
             q: Address::of(&inputs.q),
@@ -44,7 +44,7 @@ impl KernelSet for Textbook {
     }
 
     fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
-        require_few_rows(inputs)?;
+        require_supported(inputs)?;
         let sizes = &inputs.sizes;
         let rowsums = inputs.float(&[sizes.batch, sizes.heads, sizes.n_queries])?;
         let problem = Problem {
@@ -80,8 +80,14 @@ impl KernelSet for Textbook {
     }
 }
 
-/// Errors: more rows than the kernels' 32-bit indices reach.
-fn require_few_rows(inputs: &Inputs) -> Result<()> {
+/// Errors: more rows than the kernels' 32-bit indices reach; heads in groups.
+fn require_supported(inputs: &Inputs) -> Result<()> {
+    let Sizes { heads, group_size, .. } = inputs.sizes;
+    ensure!(
+        group_size == 1,
+        "q has {heads} heads and k {}; the readable kernels take as many of both: use flash or sdpa",
+        inputs.sizes.kv_heads()
+    );
     const MOST_ROWS: u32 = 1 << 23;
     let rows = inputs.sizes.n_queries.max(inputs.sizes.n_keys);
     ensure!(rows <= MOST_ROWS, "{rows} rows of a head are more than the {MOST_ROWS} that the kernels take");

@@ -2,7 +2,9 @@
 
 use tch::Kind;
 
+use super::hopper::Hopper;
 use super::hopper::tile_config::{self as hopper, TileSize};
+use super::launch::KernelSet as _;
 use super::portable::tile_config as portable;
 use super::prefers_portable;
 use super::variant::Variant;
@@ -24,7 +26,7 @@ impl Tiles {
     ///
     /// Errors: which kind or `d` no kernel takes.
     pub fn on_hopper(kind: Kind, d: i64, length: u32, heads: u32) -> Result<Self, String> {
-        let variant = Variant::of(kind, d, true)?;
+        let variant = Hopper::DEFAULT.variant(kind, d, true).or_else(|_| Variant::of(kind, d, true))?;
         if !hopper::ELEMENTS.contains(&variant.element) {
             return Ok(Self::portable_backward(variant, Self::portable_forward(variant)));
         }
@@ -32,7 +34,7 @@ impl Tiles {
         let config = hopper::ForwardConfig::of(variant, size);
         let forward = [config.rows(), config.keys];
         let n = i64::from(length);
-        let shape = Shape { leading: vec![heads.into()], n_queries: n, n_keys: n, d };
+        let shape = Shape { leading: vec![heads.into()], n_queries: n, n_keys: n, d, group_size: 1 };
         if prefers_portable(&shape) {
             return Ok(Self::portable_backward(variant, forward));
         }
@@ -66,6 +68,7 @@ mod tests {
         assert_eq!((short.forward, long.forward), ([64, 128], [192, 128]));
         assert_eq!(tiles(Kind::BFloat16, 128, 16_384).forward, [128, 128]);
         assert_eq!(tiles(Kind::BFloat16, 128, 128).forward, [64, 64]);
+        assert_eq!(tiles(Kind::BFloat16, 80, 65_536).key_gradients, [128, 64]);
         assert_eq!(tiles(Kind::BFloat16, 128, 128).key_gradients, [128, 64]);
     }
 

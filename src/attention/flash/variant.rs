@@ -44,11 +44,14 @@ impl Variant {
         Ok(Self { d: d as u32, element, is_causal })
     }
 
-    /// Of these types, with every d and mask.
-    pub fn all<const N: usize>(elements: [Element; N]) -> impl Iterator<Item = Self> {
+    /// Of these d and types, with either mask.
+    pub fn all<const M: usize, const N: usize>(
+        dimensions: [i64; M],
+        elements: [Element; N],
+    ) -> impl Iterator<Item = Self> {
         let masks = |d, element| [false, true].map(|is_causal| Self { d, element, is_causal });
         let types = move |d| elements.into_iter().flat_map(move |element| masks(d, element));
-        DIMENSIONS.into_iter().flat_map(move |d| types(d as u32))
+        dimensions.into_iter().flat_map(move |d| types(d as u32))
     }
 
     pub fn row_bytes(self) -> u32 {

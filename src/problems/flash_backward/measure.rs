@@ -71,6 +71,8 @@ struct Tried {
     whole_tiles: [Shape; 2],
     /// Heads so long that each part of a tile does.
     parts: Shape,
+    /// Query heads of a group, and of which rows such groups are tried: of one type, under the mask.
+    groups: &'static [(i64, i64)],
     /// More whole tiles than a device has places for them, so that blocks take their next ones from the counter.
     more_tiles_than_places: Option<Shape>,
 }
@@ -82,12 +84,13 @@ const HOPPER: Tried = Tried {
     prefix: "flash_",
     kinds: &[Kind::BFloat16, Kind::Half],
     emulated_kinds: &[Kind::BFloat16],
-    // The kernels' own and, between them, two that run in the kernels of the next.
-    dimensions: &[16, 32, 40, 64, 80, 128],
+    // The kernels' own and, between them, one that runs in the kernels of the next.
+    dimensions: &[16, 32, 40, 64, 80, 96, 128],
     // The partial sums of dq are added in any order.
     repeating: &[0, 1, 3, 4],
     whole_tiles: [Shape::new(16, 700, true), Shape::new(16, 700, false)],
     parts: Shape::new(2, 4096, true),
+    groups: &[(2, 64), (8, 64), (4, 80), (3, 96), (4, 128)],
     more_tiles_than_places: Some(Shape::new(80, 300, true)),
 };
 
@@ -101,6 +104,7 @@ const PORTABLE: Tried = Tried {
     repeating: &[0, 1, 2, 3, 4],
     whole_tiles: [Shape::new(80, 300, true), Shape::new(80, 300, false)],
     parts: Shape::new(2, 2560, false),
+    groups: &[(2, 16), (8, 64), (4, 128)],
     // They have no counter: a block is one tile's.
     more_tiles_than_places: None,
 };
@@ -195,8 +199,25 @@ fn ragged(tried: &Tried, device: Device) -> Result<Row> {
     compare_all(cases.into_iter().map(draw), compare_on_device, tried, device)
 }
 
-fn adversarial(tried: &Tried, device: Device) -> Result<Row> {
+/// Heads in groups: a few, whose tiles are split, and so many that they stay whole.
+fn grouped(tried: &Tried, device: Device) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
+    for &(group_size, d) in tried.groups {
+        if !tried.dimensions(device).contains(&d) {
+            continue;
+        }
+        let heads: &[i64] = if device == Device::Cpu { &[1] } else { &[1, 40] };
+        for &kv_heads in heads {
+            let (leading, size) = ([2, kv_heads * group_size], [150, 300, d]);
+            let case = Case::draw(device, &leading, size, tried.kinds(device)[0], true, 1.0)?;
+            cases.push(case.grouped(group_size)?);
+        }
+    }
+    Ok(cases)
+}
+
+fn adversarial(tried: &Tried, device: Device) -> Result<Row> {
+    let mut cases = grouped(tried, device)?;
     for &d in tried.dimensions(device) {
         for &kind in tried.kinds(device) {
             cases.extend(flash_tolerance::adversarial(device, d, kind)?);

@@ -31,10 +31,10 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     static WHOLE: Cache<BackwardConfig, Kernels<Whole>> = Cache::new();
     static SPLIT: Cache<BackwardConfig, Kernels<Split>> = Cache::new();
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let config = BackwardConfig::of(inputs.variant);
+    let config = BackwardConfig { group_size: sizes.group_size, ..BackwardConfig::of(inputs.variant) };
     let (steps, shared_bytes) = (config.steps(sizes.n_queries, sizes.n_keys), config.shared_bytes());
     let ctas = multiprocessors(device)?;
-    let search = || TileSplits::of(&steps, sizes.all_heads(), ctas);
+    let search = || TileSplits::of(&steps, sizes.batch * sizes.kv_heads(), ctas);
     let splits = schedule::cached(&SPLITS, config, inputs, ctas, search)?;
     let blocks = sizes.n_queries.div_ceil(config.queries);
     let scratch = scratch(inputs, config, blocks)?;
@@ -44,7 +44,7 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let rows = sizes.grid_by_head(blocks, 256, 0);
     let backward = params(config, inputs, saved, gradients, problem)?;
     let tiles = |count: usize| -> Result<_> {
-        Ok(sizes.grid_by_head(u32::try_from(count)?, BackwardConfig::THREADS, shared_bytes))
+        Ok(sizes.grid_by_kv_head(u32::try_from(count)?, BackwardConfig::THREADS, shared_bytes))
     };
     let Some(splits) = &*splits else {
         let kernels = kernels(&WHOLE, config, device, |module| module.kernel()?.allow_shared(shared_bytes))?;
@@ -58,7 +58,7 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let multiply = |module: &Module| Ok((module.kernel()?.allow_shared(shared_bytes)?, module.kernel()?));
     let kernels = kernels(&SPLIT, config, device, multiply)?;
     let (multiply, combine_splits) = &kernels.multiply;
-    let partial = || inputs.float(&[splits.most, sizes.batch, sizes.heads, sizes.n_keys, config.variant.d]);
+    let partial = || inputs.float(&[splits.most, sizes.batch, sizes.kv_heads(), sizes.n_keys, config.variant.d]);
     let (split_dk, split_dv) = (partial()?, partial()?);
     let (count, blocks, items) = (splits.count(), int(splits.steps)?, splits.table());
     let parts = Parts { count, blocks, dk: Address::of(&split_dk), dv: Address::of(&split_dv), items };
@@ -68,7 +68,7 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let mut launches = DependentLaunches::default();
     launches.launch(&kernels.prepare, rows, &prepare)?;
     launches.launch(multiply, tiles(splits.items.len())?, &split)?;
-    launches.launch(combine_splits, rows_config(inputs, sizes.n_keys), &combine)?;
+    launches.launch(combine_splits, rows_config(inputs, sizes.kv_heads(), sizes.n_keys), &combine)?;
     launches.launch(&kernels.finish, rows, &finish)?;
     launches.finish()
 }
@@ -89,6 +89,7 @@ fn problem<'a>(inputs: &Inputs, [lse_log2, delta, dq_sums]: &'a [Tensor; 3]) -> 
         d: int(sizes.d)?,
         scale: sizes.scale(),
         scale_log2: sizes.scale_log2(),
+        group_size: int(sizes.group_size)?,
         lse_log2: Address::of(lse_log2),
         delta: Address::of(delta),
         dq_sums: Address::of(dq_sums),
@@ -114,12 +115,13 @@ fn params<'a>(
     problem: Problem<'a>,
 ) -> Result<Backward<'a>> {
     let map = |t: &Tensor, rows| TensorMap::of(t, rows, columns(config.variant));
+    let key_map = |t: &Tensor, rows| TensorMap::of(t, rows, config.key_columns());
     Ok(Backward {
         q: map(&inputs.q, config.queries)?,
-        k: map(&inputs.k, BackwardConfig::KEYS)?,
+        k: key_map(&inputs.k, BackwardConfig::KEYS)?,
         v: map(&inputs.v, BackwardConfig::KEYS)?,
         d_o: map(&saved.d_o, config.queries)?,
-        dk: map(&gradients.dk, 64)?,
+        dk: key_map(&gradients.dk, 64)?,
         dv: map(&gradients.dv, 64)?,
         problem,
     })

@@ -16,7 +16,8 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
     let (sizes, device) = (&inputs.sizes, inputs.device());
     let variant = inputs.variant;
     let fastest = || TileSize::fastest(variant.d, sizes.n_queries, sizes.n_keys, sizes.all_heads());
-    let config = ForwardConfig::of(variant, tile_size.unwrap_or_else(fastest));
+    let config =
+        ForwardConfig { group_size: sizes.group_size, ..ForwardConfig::of(variant, tile_size.unwrap_or_else(fastest)) };
     let steps = config.steps(sizes.n_queries, sizes.n_keys);
     let resident_ctas = config.resident() * multiprocessors(device)?;
     static SPLITS: SplitsCache<ForwardConfig, Option<TileSplits>> = Cache::new();
@@ -26,7 +27,8 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
     // Where each CTA has one tile, nothing is counted.
     let is_counted = splits.is_none() && tiles > resident_ctas;
     let tile_counter = is_counted.then(|| Tensor::f_zeros([1], (Kind::Int, device))).transpose()?;
-    let head_bytes = 4 * u64::from(sizes.n_keys) * u64::from(variant.d);
+    // The query heads of a group share them.
+    let head_bytes = (4 * u64::from(sizes.n_keys) * u64::from(variant.d)).div_ceil(sizes.group_size.into());
     let problem = Problem {
         n_queries: int(sizes.n_queries)?,
         n_keys: int(sizes.n_keys)?,
@@ -35,6 +37,7 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
         d: int(sizes.d)?,
         scale_log2: sizes.scale_log2(),
         heads_at_a_time: int(heads_at_a_time(sizes.all_heads(), head_bytes))?,
+        group_size: int(sizes.group_size)?,
         lse: Address::of(lse),
         taken: tile_counter.as_ref().map_or(Address::NULL, Address::of),
     };
@@ -74,7 +77,7 @@ fn launch_split(
     let mut launches = DependentLaunches::default();
     let split = SplitForward { q, k, v, o: o_map, problem, parts };
     launches.launch(forward, launch_config(config, ctas), &split)?;
-    let rows = rows_config(inputs, sizes.n_queries);
+    let rows = rows_config(inputs, sizes.heads, sizes.n_queries);
     launches.launch(combine, rows, &Combine { problem, parts, o: Address::of(o) })?;
     launches.finish()
 }

@@ -12,6 +12,10 @@ fn every_tile_config_computes_attention_and_its_gradient() {
         (16, Kind::Half, false),
         (32, Kind::BFloat16, true),
         (64, Kind::BFloat16, true),
+        (80, Kind::BFloat16, true),
+        (80, Kind::Half, false),
+        (96, Kind::BFloat16, true),
+        (96, Kind::Half, false),
         (128, Kind::BFloat16, true),
         (128, Kind::Half, false),
     ] {
@@ -29,9 +33,9 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
         (8, Kind::Half, false),
         (24, Kind::BFloat16, true),
         (40, Kind::BFloat16, true),
-        (80, Kind::BFloat16, true),
-        (80, Kind::Half, false),
-        (96, Kind::Half, false),
+        (72, Kind::BFloat16, true),
+        (88, Kind::Half, false),
+        (104, Kind::BFloat16, true),
         (120, Kind::BFloat16, true),
     ] {
         for (n_queries, n_keys) in [(113, 203), (239, 1), (1, 200)] {
@@ -42,8 +46,59 @@ fn shorter_rows_run_in_the_kernels_of_the_next_dimension() {
 }
 
 #[test]
+fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
+    for (d, kind, is_causal, group_size, n_queries, n_keys) in [
+        (64, Kind::BFloat16, true, 1, 130, 70),
+        (64, Kind::BFloat16, true, 2, 300, 140),
+        (64, Kind::BFloat16, true, 3, 113, 203),
+        (64, Kind::BFloat16, true, 8, 70, 333),
+        (128, Kind::Half, false, 4, 150, 260),
+        (128, Kind::BFloat16, true, 5, 200, 170),
+        (128, Kind::BFloat16, true, 7, 1, 200),
+        (40, Kind::BFloat16, true, 6, 239, 1),
+        (80, Kind::BFloat16, true, 2, 170, 150),
+        (96, Kind::BFloat16, true, 3, 170, 150),
+    ] {
+        let size = [n_queries, n_keys, d];
+        let case = Case::draw(Device::Cpu, &[2, 2 * group_size], size, kind, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size).unwrap();
+        case.check_each(&Hopper::SIZES, flash_tolerance::Passes::Both).unwrap();
+    }
+}
+
+/// Ragged lengths. A split begins among the queries of one head and ends among those of another.
+#[test]
+fn splits_of_a_group_add_up_to_the_same_gradient() {
+    for (d, is_causal, [batch, kv_heads, group_size], n_queries, n_keys, multiprocessors) in [
+        (64, true, [1, 1, 2], 300, 200, 7),
+        (64, false, [1, 1, 3], 300, 150, 4),
+        (64, true, [1, 2, 8], 290, 140, 10),
+        // No query sees the last two tiles of keys.
+        (64, true, [1, 1, 8], 100, 300, 4),
+        (128, true, [1, 1, 3], 170, 200, 7),
+        (128, false, [1, 1, 2], 170, 140, 6),
+        (80, true, [2, 1, 3], 170, 200, 15),
+        (80, false, [1, 1, 2], 170, 140, 6),
+        (96, true, [1, 1, 8], 170, 150, 6),
+        (96, false, [1, 2, 3], 170, 140, 9),
+    ] {
+        let variant = Hopper::DEFAULT.variant(Kind::BFloat16, d, is_causal).unwrap();
+        let config = BackwardConfig { group_size, ..BackwardConfig::of(variant) };
+        let steps = config.steps(n_queries, n_keys);
+        let splits = TileSplits::of(&steps, batch * kv_heads, multiprocessors).unwrap();
+        assert!(splits.steps > 1 && (steps[0] / group_size) % splits.steps != 0, "{steps:?} by {}", splits.steps);
+        let leading = [batch, kv_heads * group_size].map(i64::from);
+        let size = [n_queries.into(), n_keys.into(), d];
+        let case = Case::draw(Device::Cpu, &leading, size, Kind::BFloat16, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size.into()).unwrap();
+        let check = || case.check_each(&[&Hopper::DEFAULT], flash_tolerance::Passes::Both);
+        emulator::with(|settings| settings.multiprocessors = multiprocessors, check).unwrap();
+    }
+}
+
+#[test]
 fn adversarial_inputs_are_within_the_tolerance() {
-    for d in [64, 80] {
+    for d in [64, 80, 96] {
         for case in flash_tolerance::adversarial(Device::Cpu, d, Kind::BFloat16).unwrap() {
             case.check_each(&Hopper::SIZES, flash_tolerance::Passes::Both).unwrap();
         }
@@ -59,6 +114,7 @@ fn one_head_is_split_and_its_splits_add_up() {
         (64, 1000, 150, true),
         (40, 600, 900, true),
         (80, 500, 700, false),
+        (96, 600, 500, true),
     ] {
         let case = Case::draw(Device::Cpu, &[], [n_queries, n_keys, d], Kind::BFloat16, is_causal, 1.0).unwrap();
         let variant = Hopper::DEFAULT.variant(Kind::BFloat16, d, is_causal).unwrap();

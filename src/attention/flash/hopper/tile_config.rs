@@ -1,11 +1,13 @@
 //! The tile configuration of Hopper's kernels for each variant; pure, so that every machine can test it.
 
-use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::variant::{Element, Variant};
 use crate::cuda::Program;
 
 /// The types that the kernels take.
 pub const ELEMENTS: [Element; 2] = [Element::BFloat16, Element::Half];
+
+/// Head dimensions that the kernels are compiled for.
+pub const DIMENSIONS: [i64; 6] = [16, 32, 64, 80, 96, 128];
 
 /// Dynamic shared memory begins at any multiple of 16 bytes, the kernels' tiles at multiples of this.
 const ALIGNMENT: u32 = 1024;
@@ -38,9 +40,9 @@ pub fn heads_at_a_time(heads: u32, head_bytes: u64) -> u32 {
     (most.div_ceil(2)..=most).rev().min_by_key(missing).unwrap_or(1)
 }
 
-/// Columns of a panel in shared memory, whose rows are at most 128 bytes.
+/// Columns of a panel in shared memory, whose rows are 128, 64 or 32 bytes: the most that fill a row.
 pub fn columns(variant: Variant) -> u32 {
-    variant.d.min(64)
+    [64, 32].into_iter().find(|columns| variant.d.is_multiple_of(*columns)).unwrap_or(16)
 }
 
 /// The size of the forward kernel's tiles.
@@ -56,10 +58,10 @@ impl TileSize {
     pub const ALL: [Self; 2] = [Self::Small, Self::Large];
 
     /// The faster size for this number of scores, masked ones included. Measured on an H200: entry 7 of the notebook in
-    /// `kernels/flash_forward.cu`.
+    /// `kernels/flash_forward.cu`. At d = 96, whose tiles are those of d = 128, and at d = 80 it is not measured.
     pub fn fastest(d: u32, n_queries: u32, n_keys: u32, heads: u32) -> Self {
         let scores = (u64::from(n_queries) * u64::from(n_keys)).saturating_mul(heads.into());
-        let is_small = if d == 128 { n_keys <= 1024 && scores <= 1 << 24 } else { scores <= 1 << 27 };
+        let is_small = if d > 80 { n_keys <= 1024 && scores <= 1 << 24 } else { scores <= 1 << 27 };
         if is_small { Self::Small } else { Self::Large }
     }
 }
@@ -76,17 +78,21 @@ pub struct ForwardConfig {
     pub stages: u32,
     /// Whether tiles are split.
     pub is_split: bool,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl ForwardConfig {
     pub fn of(variant: Variant, size: TileSize) -> Self {
         let (groups, keys, stages) = match (size, variant.d) {
-            (TileSize::Small, 128) => (1, 64, 2),
+            (TileSize::Small, 96 | 128) => (1, 64, 2),
             (TileSize::Small, _) => (1, 128, 2),
-            (TileSize::Large, 128) => (2, 128, 2),
+            (TileSize::Large, 96 | 128) => (2, 128, 2),
+            // Three warpgroups have too few registers.
+            (TileSize::Large, 80) => (2, 128, 4),
             (TileSize::Large, _) => (3, 128, 4),
         };
-        Self { variant, groups, keys, stages, is_split: false }
+        Self { variant, groups, keys, stages, is_split: false, group_size: 1 }
     }
 
     /// Blocks of keys that each tile of queries sees.
@@ -101,6 +107,7 @@ impl ForwardConfig {
             ("FLASH_KEYS", self.keys),
             ("FLASH_STAGES", self.stages),
             ("FLASH_SPLIT", self.is_split.into()),
+            ("FLASH_GROUPED", (self.group_size > 1).into()),
         ];
         program("flash_forward.cu", self.variant, shape)
     }
@@ -133,6 +140,8 @@ pub struct BackwardConfig {
     pub queries: u32,
     /// Whether tiles of keys are split.
     pub is_split: bool,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl BackwardConfig {
@@ -142,18 +151,28 @@ impl BackwardConfig {
     pub const STAGES: u32 = 2;
 
     pub fn of(variant: Variant) -> Self {
-        Self { variant, queries: if variant.d == 128 { 64 } else { 128 }, is_split: false }
+        Self { variant, queries: if variant.d > 64 { 64 } else { 128 }, is_split: false, group_size: 1 }
     }
 
-    /// Blocks of queries that see any key of each block of keys.
+    /// Columns of a panel of K, of which a warpgroup's part of dQ takes whole ones.
+    pub fn key_columns(&self) -> u32 {
+        if self.queries == 128 || self.variant.d.is_multiple_of(64) { columns(self.variant) } else { 16 }
+    }
+
+    /// Blocks of queries, of all heads of a group, that see any key of each block of keys.
     pub fn steps(&self, n_queries: u32, n_keys: u32) -> Vec<u32> {
         let all = n_queries.div_ceil(self.queries);
         let unseen = |tile: u32| if self.variant.is_causal { tile * Self::KEYS / self.queries } else { 0 };
-        (0..n_keys.div_ceil(Self::KEYS)).map(|tile| all.saturating_sub(unseen(tile))).collect()
+        (0..n_keys.div_ceil(Self::KEYS)).map(|tile| self.group_size * all.saturating_sub(unseen(tile))).collect()
     }
 
     pub fn program(&self) -> Program {
-        let shape = [("FLASH_QUERIES", self.queries), ("FLASH_SPLIT", self.is_split.into())];
+        let is_grouped = self.group_size > 1;
+        let shape = [
+            ("FLASH_QUERIES", self.queries),
+            ("FLASH_SPLIT", self.is_split.into()),
+            ("FLASH_GROUPED", is_grouped.into()),
+        ];
         program("flash_backward.cu", self.variant, shape)
     }
 

@@ -6,7 +6,7 @@ use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::Textbook;
 use crate::cuda::TensorMap;
 
-const SIZES: Sizes = Sizes { batch: 2, heads: 3, n_queries: 5, n_keys: 5, d: 16 };
+const SIZES: Sizes = Sizes { batch: 2, heads: 3, n_queries: 5, n_keys: 5, d: 16, group_size: 1 };
 
 fn same(a: &Tensor, b: &Tensor) -> bool {
     a.data_ptr() == b.data_ptr()
@@ -66,7 +66,8 @@ fn a_grid_that_cuda_does_not_allow_is_an_error_with_its_sizes() {
     assert!(SIZES.for_all_heads(u64::MAX).is_err());
     let largest = Sizes { batch: 1, heads: 1, ..SIZES };
     assert_eq!(largest.for_all_heads(i32::MAX as u64).unwrap(), i32::MAX as u32);
-    let shape = |leading: &[i64], n: i64| Shape { leading: leading.into(), n_queries: n, n_keys: n, d: 16 };
+    let shape =
+        |leading: &[i64], n: i64| Shape { leading: leading.into(), n_queries: n, n_keys: n, d: 16, group_size: 1 };
     for (leading, n, expected) in [
         (&[65_536, 1][..], 5, "65536 batches are more than the 65535"),
         (&[2, 65_536], 5, "65536 heads are more than the 65535"),
@@ -91,4 +92,12 @@ fn a_call_that_fails_names_the_kernels_and_the_shape() {
     let error = format!("{:#}", Textbook.forward(&q, &q, &q, false).unwrap_err());
     assert!(error.contains("textbook attention of q [2, 40000, 1, 16] and k [2, 40000, 1, 16]"), "{error}");
     assert!(error.contains("80000") && error.contains("65535"), "{error}");
+}
+
+#[test]
+fn the_readable_kernels_refuse_heads_in_groups() {
+    let tensor = |heads: i64| Tensor::zeros([heads, 5, 16], (Kind::Float, Device::Cpu));
+    let (q, k) = (tensor(6), tensor(2));
+    let error = format!("{:#}", Textbook.forward(&q, &k, &k, false).unwrap_err());
+    assert!(error.contains("q has 6 heads and k 2") && error.contains("use flash or sdpa"), "{error}");
 }

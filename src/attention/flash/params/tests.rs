@@ -42,7 +42,7 @@ fn hoppers_forward_parameters_lie_as_its_kernels_declare_them() {
 #[test]
 fn hoppers_backward_parameters_lie_as_its_kernels_declare_them() {
     use flash_backward::{Backward, Combine, Finish, Outputs, Parts, Prepare, Problem, SplitBackward};
-    for d in [64, 128] {
+    for d in [64, 80, 96, 128] {
         let config = hopper::BackwardConfig::of(Variant { d, element: Element::BFloat16, is_causal: true });
         let constants = conditions(&[
             ("keys", hopper::BackwardConfig::KEYS),
@@ -50,6 +50,7 @@ fn hoppers_backward_parameters_lie_as_its_kernels_declare_them() {
             ("stages", hopper::BackwardConfig::STAGES),
             ("queries", config.queries),
             ("columns", hopper::columns(config.variant)),
+            ("k_columns", config.key_columns()),
         ]);
         let shared = [Layout::of::<Prepare>(), Layout::of::<Finish>()];
         let whole = Expected {

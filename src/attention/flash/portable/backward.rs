@@ -16,17 +16,18 @@ use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig}
 /// sums of their splits.
 pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let config = BackwardConfig::of(inputs.variant);
+    let config = BackwardConfig { group_size: sizes.group_size, ..BackwardConfig::of(inputs.variant) };
     let blocks = sizes.n_queries.div_ceil(BackwardConfig::PADDING);
-    static SPLITS: SplitsCache<Variant, [Split; 2]> = Cache::new();
+    static SPLITS: SplitsCache<(Variant, u32), [Split; 2]> = Cache::new();
     let multiprocessors = cuda::multiprocessors(device)?;
+    let key = (inputs.variant, sizes.group_size);
     let search = || config.splits(sizes.n_queries, sizes.n_keys, sizes.all_heads(), multiprocessors);
-    let [keys, queries] = *schedule::cached(&SPLITS, inputs.variant, inputs, multiprocessors, search)?;
+    let [keys, queries] = *schedule::cached(&SPLITS, key, inputs, multiprocessors, search)?;
     let scratch = scratch(inputs, gradients, blocks, [keys, queries])?;
     let problem = problem(inputs, saved, gradients, &scratch, [keys, queries])?;
     type Kernels = (Kernel<Prepare<'static>>, Kernel<Backward<'static>>, Kernel<Combine<'static>>);
-    static LOADED: Cache<Variant, Kernels> = Cache::new();
-    let kernels = LOADED.get(device, inputs.variant, || {
+    static LOADED: Cache<(Variant, u32), Kernels> = Cache::new();
+    let kernels = LOADED.get(device, key, || {
         let module = cuda::load(device, &config.program())?;
         let backward = module.kernel()?.allow_shared(config.most_shared_bytes())?;
         Ok((module.kernel()?, backward, module.kernel()?))
@@ -37,7 +38,11 @@ pub(super) fn launch(inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> R
     let tiles = |n: u32, rows: u32, split: Split| u64::from(n.div_ceil(rows)) * u64::from(split.count);
     let key_tiles = tiles(sizes.n_keys, config.rows(config.keys), keys);
     let query_tiles = tiles(sizes.n_queries, config.rows(config.queries), queries);
-    let line = LaunchConfig::line(sizes.for_all_heads(key_tiles + query_tiles)?, config.threads());
+    // As if each query head had its own tiles of keys; a group has them once.
+    sizes.for_all_heads(key_tiles + query_tiles)?;
+    let of_keys = key_tiles * u64::from(sizes.batch * sizes.kv_heads());
+    let ctas = of_keys + query_tiles * u64::from(sizes.all_heads());
+    let line = LaunchConfig::line(u32::try_from(ctas)?, config.threads());
     let both = LaunchConfig { shared_bytes: config.most_shared_bytes(), ..line };
     launches.launch(backward, both, &Backward { problem })?;
     if keys.count > 1 || queries.count > 1 {
@@ -84,6 +89,8 @@ fn problem<'a>(
         padded_queries: i32::try_from(padded)?,
         keys: keys?,
         queries: queries?,
+        group_size: int(sizes.group_size)?,
+        unused: 0,
         q: input(&inputs.q),
         k: input(&inputs.k),
         v: input(&inputs.v),

@@ -13,7 +13,7 @@ use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig}
 /// Writes `o` and `lse`.
 pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
     let (sizes, device) = (&inputs.sizes, inputs.device());
-    let config = ForwardConfig::of(inputs.variant);
+    let config = ForwardConfig { group_size: sizes.group_size, ..ForwardConfig::of(inputs.variant) };
     let multiprocessors = cuda::multiprocessors(device)?;
     let split = config.split(sizes.n_queries, sizes.n_keys, sizes.all_heads(), multiprocessors);
     // Each split's own o and lse; empty where there is only one.
@@ -30,7 +30,7 @@ pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
         heads_at_a_time: heads_at_a_time(inputs)?,
         splits: int(split.count)?,
         split_blocks: int(split.blocks)?,
-        unused: 0,
+        group_size: int(sizes.group_size)?,
         q: input(&inputs.q),
         k: input(&inputs.k),
         v: input(&inputs.v),
@@ -39,8 +39,8 @@ pub(super) fn launch(inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
         split_o: Address::of(&split_o),
         split_lse: Address::of(&split_lse),
     };
-    static LOADED: Cache<Variant, (Kernel<Forward>, Kernel<Combine>)> = Cache::new();
-    let kernels = LOADED.get(device, inputs.variant, || {
+    static LOADED: Cache<(Variant, u32), (Kernel<Forward>, Kernel<Combine>)> = Cache::new();
+    let kernels = LOADED.get(device, (inputs.variant, sizes.group_size), || {
         let module = cuda::load(device, &config.program())?;
         Ok((module.kernel()?.allow_shared(config.shared_bytes())?, module.kernel()?))
     })?;

@@ -79,10 +79,11 @@ impl BackwardConfig {
 
     /// Splits of at most `most` products; a tile that has no more stays whole.
     fn splits_of(&self, size: Size, most: u128) -> [Split; 2] {
-        [(self.keys, size.n_queries), (self.queries, self.longest_row(size))].map(|(pass, longest)| {
+        let passes = [(self.keys, size.n_queries, self.group_size), (self.queries, self.longest_row(size), 1)];
+        passes.map(|(pass, longest, heads)| {
             let column = u128::from(pass.products * self.rows(pass));
-            let blocks = longest.div_ceil(pass.stream);
-            if column * u128::from(longest) <= most {
+            let blocks = heads * longest.div_ceil(pass.stream);
+            if column * u128::from(longest) * u128::from(heads) <= most {
                 return Split { count: 1, blocks };
             }
             let columns = u32::try_from(most / column).unwrap_or(u32::MAX);
@@ -100,16 +101,17 @@ impl BackwardConfig {
     /// kind the longest first.
     fn makespan(&self, splits: &[Split; 2], size: Size, resident_ctas: u32) -> u64 {
         let Size { n_queries, n_keys, heads } = size;
-        let items = |pass: GradientTiles, split: Split, columns: Vec<u32>| {
+        // Of a group, a tile of keys meets the blocks of every head of queries.
+        let items = |pass: GradientTiles, split: Split, columns: Vec<u32>, group_size: u32| {
             let rows = u64::from(self.rows(pass));
             let unit = u64::from(pass.products * pass.stream) * rows;
             // The start and the end of a split take as long as three products of a block.
             let beside = 3 * u64::from(pass.stream) * rows;
             columns.into_iter().flat_map(move |columns| {
-                let blocks = columns.div_ceil(pass.stream);
+                let blocks = group_size * columns.div_ceil(pass.stream);
                 let length = move |i: u32| blocks.saturating_sub(i * split.blocks).min(split.blocks);
                 let cost = move |blocks: u32| u64::from(blocks) * unit + if blocks > 0 { beside } else { 0 };
-                iter::repeat_n(0..split.count, heads as usize).flatten().map(move |i| cost(length(i)))
+                iter::repeat_n(0..split.count, (heads / group_size) as usize).flatten().map(move |i| cost(length(i)))
             })
         };
         let tiles =
@@ -121,7 +123,7 @@ impl BackwardConfig {
         };
         let keys = tiles(n_keys, self.keys).map(seeing).collect();
         let queries = tiles(n_queries, self.queries).map(seen).rev().collect();
-        let all = items(self.keys, splits[0], keys).chain(items(self.queries, splits[1], queries));
+        let all = items(self.keys, splits[0], keys, self.group_size).chain(items(self.queries, splits[1], queries, 1));
         schedule::makespan(all, resident_ctas)
     }
 }

@@ -74,6 +74,49 @@ fn splits_add_up_to_the_same_gradient() {
 }
 
 #[test]
+fn query_heads_of_a_group_share_keys_and_their_gradients_are_added() {
+    for (d, kind, is_causal, group_size, n_queries, n_keys) in [
+        (64, Kind::Float, true, 2, 150, 130),
+        (64, Kind::Float, true, 3, 113, 203),
+        (64, Kind::Float, true, 8, 70, 133),
+        (128, Kind::BFloat16, false, 4, 150, 160),
+        (32, Kind::Half, true, 5, 200, 170),
+        (16, Kind::BFloat16, true, 7, 1, 200),
+        (16, Kind::BFloat16, true, 6, 239, 1),
+    ] {
+        let size = [n_queries, n_keys, d];
+        let case = Case::draw(Device::Cpu, &[2, 2 * group_size], size, kind, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size).unwrap();
+        case.check_each(&[&Portable], Passes::Both).unwrap();
+    }
+}
+
+/// Ragged lengths. A split begins among the queries of one head and ends among those of another.
+#[test]
+fn splits_of_a_group_add_up_to_the_same_gradient() {
+    for (d, kind, is_causal, [batch, kv_heads, group_size], n_queries, n_keys, multiprocessors) in [
+        (64, Kind::Float, true, [1, 1, 2], 150, 130, 4),
+        (64, Kind::BFloat16, false, [1, 1, 3], 170, 140, 4),
+        (32, Kind::BFloat16, true, [1, 2, 8], 150, 100, 9),
+        (16, Kind::Half, false, [2, 1, 2], 150, 130, 4),
+        (128, Kind::Float, false, [1, 1, 3], 70, 90, 4),
+        (128, Kind::BFloat16, true, [1, 1, 8], 90, 130, 4),
+    ] {
+        let variant = Variant::of(kind, d, is_causal).unwrap();
+        let config = BackwardConfig { group_size, ..BackwardConfig::of(variant) };
+        let [keys, _] = config.splits(n_queries, n_keys, batch * kv_heads * group_size, multiprocessors);
+        let of_head = n_queries.div_ceil(config.keys.stream);
+        assert!(keys.count > 1 && of_head % keys.blocks != 0, "{variant:?}: {keys:?} of {of_head} blocks a head");
+        let leading = [batch, kv_heads * group_size].map(i64::from);
+        let size = [n_queries.into(), n_keys.into(), d];
+        let case = Case::draw(Device::Cpu, &leading, size, kind, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size.into()).unwrap();
+        let check = || case.check_each(&[&Portable], Passes::Both);
+        emulator::with(|settings| settings.multiprocessors = multiprocessors, check).unwrap();
+    }
+}
+
+#[test]
 fn without_a_gpu_it_says_what_it_needs() {
     let message = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();
     assert!(message(Kind::Double, Device::Cuda(0), 64).contains("bfloat16, float16 and float32"));

@@ -25,6 +25,8 @@ pub struct ForwardConfig {
     pub stages: u32,
     /// CTAs that share a multiprocessor's registers.
     pub blocks: u32,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 impl ForwardConfig {
@@ -37,7 +39,7 @@ impl ForwardConfig {
             (_, 32 | 64) => (2, 64, 3, 2),
             _ => (2, 32, 3, 2),
         };
-        Self { variant, warps: 4, tiles, keys, stages, blocks }
+        Self { variant, warps: 4, tiles, keys, stages, blocks, group_size: 1 }
     }
 
     pub fn program(&self) -> Program {
@@ -47,6 +49,7 @@ impl ForwardConfig {
             ("PORTABLE_KEYS", self.keys),
             ("PORTABLE_STAGES", self.stages),
             ("PORTABLE_BLOCKS", self.blocks),
+            ("PORTABLE_GROUPED", (self.group_size > 1).into()),
         ];
         program("portable_forward.cu", self.variant, shape)
     }
@@ -79,6 +82,8 @@ pub struct BackwardConfig {
     pub stages: u32,
     /// CTAs that share a multiprocessor.
     pub blocks: u32,
+    /// Query heads that share a head of k and v.
+    pub group_size: u32,
 }
 
 /// Tiles of keys, which make dk and dv, or tiles of queries, which make dq.
@@ -113,6 +118,7 @@ impl BackwardConfig {
             queries: GradientTiles { products: 3, tiles: query_tiles, stream: keys },
             stages: 2,
             blocks: 2,
+            group_size: 1,
         }
     }
 
@@ -125,6 +131,7 @@ impl BackwardConfig {
             ("PORTABLE_QUERIES_STREAM", self.queries.stream),
             ("PORTABLE_STAGES", self.stages),
             ("PORTABLE_BLOCKS", self.blocks),
+            ("PORTABLE_GROUPED", (self.group_size > 1).into()),
         ];
         program("portable_backward.cu", self.variant, shape)
     }

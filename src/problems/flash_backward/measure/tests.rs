@@ -13,13 +13,13 @@ fn every_kernel_belongs_to_one_implementation() {
 fn refills_fill_every_buffer_again_whole_and_in_parts() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{BackwardConfig, ForwardConfig, TileSize, kernel_dimension};
-    use crate::attention::flash::variant::Variant;
+    use crate::attention::flash::variant::{Element, Variant};
     let parts = HOPPER.parts;
     let shapes = HOPPER.whole_tiles.into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
         for &d in HOPPER.dimensions(Device::Cuda(0)) {
-            let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
+            let variant = Variant { d: kernel_dimension(d).unwrap() as u32, element: Element::BFloat16, is_causal };
             let backward = (BackwardConfig::of(variant).steps(n, n), BackwardConfig::STAGES, 132);
             let forward = TileSize::ALL.map(|size| {
                 let shape = ForwardConfig::of(variant, size);
@@ -40,11 +40,11 @@ fn refills_fill_every_buffer_again_whole_and_in_parts() {
 fn some_refills_have_more_tiles_than_a_device_has_places() {
     use crate::attention::flash::hopper::splits::TileSplits;
     use crate::attention::flash::hopper::tile_config::{ForwardConfig, TileSize, kernel_dimension};
-    use crate::attention::flash::variant::Variant;
+    use crate::attention::flash::variant::{Element, Variant};
     let Shape { heads, n, is_causal } = HOPPER.more_tiles_than_places.unwrap();
     let (heads, n) = (heads as u32, n as u32);
     for &d in HOPPER.dimensions(Device::Cuda(0)) {
-        let variant = Variant::of(Kind::BFloat16, kernel_dimension(d).unwrap(), is_causal).unwrap();
+        let variant = Variant { d: kernel_dimension(d).unwrap() as u32, element: Element::BFloat16, is_causal };
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             let (steps, places) = (forward.steps(n, n), 132 * forward.resident());
             let tiles = heads * steps.len() as u32;
@@ -62,7 +62,7 @@ fn refills_fill_every_buffer_of_the_portable_kernels_again() {
     let shapes = PORTABLE.whole_tiles.into_iter().map(|shape| (shape, false));
     for (Shape { heads, n, is_causal }, is_cut) in shapes.chain([(parts, true)]) {
         let (heads, n) = (heads as u32, n as u32);
-        for variant in Variant::all(Element::ALL)
+        for variant in Variant::all(DIMENSIONS, Element::ALL)
             .filter(|v| v.is_causal == is_causal && !(is_cut && v.element != Element::BFloat16))
         {
             let (forward, backward) = (ForwardConfig::of(variant), BackwardConfig::of(variant));
@@ -94,10 +94,11 @@ fn every_kernels_name_begins_with_the_sanitizers_prefix() {
 
 #[test]
 fn a_gpu_tries_what_the_kernels_are_compiled_for_and_rows_between() {
+    use crate::attention::flash::hopper::tile_config;
     let [hopper, portable] = [HOPPER.dimensions, PORTABLE.dimensions];
     assert_eq!(portable, DIMENSIONS);
-    assert!(DIMENSIONS.iter().all(|d| hopper.contains(d)));
-    assert_eq!(hopper.iter().filter(|d| !DIMENSIONS.contains(d)).collect::<Vec<_>>(), [&40, &80]);
+    assert!(tile_config::DIMENSIONS.iter().all(|d| hopper.contains(d)));
+    assert_eq!(hopper.iter().filter(|d| !tile_config::DIMENSIONS.contains(d)).collect::<Vec<_>>(), [&40]);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use super::*;
 fn every_variant_fits_a_multiprocessor() {
     /// What a CTA may have on Hopper.
     const SHARED_LIMIT: u32 = 227 * 1024;
-    assert_eq!(Variant::all(ELEMENTS).count(), 16);
-    for variant in Variant::all(ELEMENTS) {
+    assert_eq!(Variant::all(DIMENSIONS, ELEMENTS).count(), 24);
+    for variant in Variant::all(DIMENSIONS, ELEMENTS) {
         for forward in TileSize::ALL.map(|size| ForwardConfig::of(variant, size)) {
             // Each block takes a kibibyte more than it asks for.
             let all = forward.resident() * (forward.shared_bytes() + 1024);
@@ -29,6 +29,8 @@ fn shapes_are_as_the_kernels_lay_them_out() {
     assert_eq!((small.rows(), small.threads(), small.resident()), (64, 256, 2));
     // 16 KiB of Q and O, two buffers of 32 KiB.
     assert_eq!(small.shared_bytes(), 16_384 + 2 * 32_768 + 88 + 1024);
+    let panels = |d| [columns(variant(d)), BackwardConfig::of(variant(d)).key_columns()];
+    assert_eq!([16, 64, 80, 96, 128].map(panels), [[16, 16], [64, 64], [16, 16], [32, 16], [64, 64]]);
     let middle = BackwardConfig::of(variant(64));
     assert_eq!((middle.queries, columns(middle.variant)), (128, 64));
     // 32 KiB of K and V, two buffers of 32 KiB and two rows of 512 bytes each, 64 KiB of dS, 32 KiB of dQ, six barriers.
@@ -45,9 +47,11 @@ fn rows_are_taken_by_the_kernels_of_the_next_dimension() {
         (40, 64),
         (48, 64),
         (64, 64),
-        (72, 128),
-        (80, 128),
-        (96, 128),
+        (72, 80),
+        (80, 80),
+        (88, 96),
+        (96, 96),
+        (104, 128),
         (120, 128),
         (128, 128),
     ] {

@@ -6,8 +6,8 @@ use super::*;
 fn every_variant_fits_a_multiprocessor_of_every_gpu_that_it_is_for() {
     /// What a CTA may have from compute capability 8.0 on; 8.6 and 8.9 have the least.
     const SHARED_LIMIT: u32 = 99 * 1024;
-    assert_eq!(Variant::all(Element::ALL).count(), 24);
-    for variant in Variant::all(Element::ALL) {
+    assert_eq!(Variant::all(crate::attention::flash::DIMENSIONS, Element::ALL).count(), 24);
+    for variant in Variant::all(crate::attention::flash::DIMENSIONS, Element::ALL) {
         let (forward, backward) = (ForwardConfig::of(variant), BackwardConfig::of(variant));
         for bytes in [forward.shared_bytes(), backward.most_shared_bytes()] {
             assert!(bytes <= SHARED_LIMIT, "{variant:?} takes {bytes} bytes");
