@@ -171,6 +171,12 @@ struct Parts {
   // The tile's index times 65,536, plus the part's index.
   u32 items[most_items];
 };
+
+// Where o is written: (batch, heads, n_queries, d), with its strides in elements.
+struct Output {
+  element *base;
+  long long strides[3];
+};
 #else
 struct Parts {};
 #endif
@@ -563,7 +569,8 @@ struct Worker {
 // Adds the parts of each row of o (batch, heads, n_queries, d). A thread has four of FLASH_D columns; a block has
 // whole rows and whole warps, 256 threads at most.
 extern "C" __global__ void __launch_bounds__(256)
-    flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts, element *o) {
+    flash_forward_combine(const __grid_constant__ Problem problem, const __grid_constant__ Parts parts,
+                          const __grid_constant__ Output o) {
   await_last_kernel();
   constexpr int lanes = d / 4, rows_a_block = 256 / lanes / 8 * 8;
   const int row = static_cast<int>(blockIdx.x * rows_a_block + threadIdx.x / lanes), column = threadIdx.x % lanes * 4;
@@ -590,7 +597,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   const float inverse = 1.0f / sum;
   const uint2 packed = {pack(values[0] * inverse, values[1] * inverse), pack(values[2] * inverse, values[3] * inverse)};
-  *reinterpret_cast<uint2 *>(o + at * problem.d + column) = packed;
+  element *to = o.base + blockIdx.z * o.strides[0] + blockIdx.y * o.strides[1] + row * o.strides[2] + column;
+  *reinterpret_cast<uint2 *>(to) = packed;
   if (column == 0) problem.lse[at] = largest + logf(sum);
 }
 #endif

@@ -84,6 +84,10 @@ impl Attention for Flash {
         Self::forward_by(q)?.forward(q, k, v, is_causal)
     }
 
+    fn forward_into(&self, [q, k, v]: [&Tensor; 3], o: &Tensor, is_causal: bool) -> Result<Tensor> {
+        Self::forward_by(q)?.forward_into([q, k, v], o, is_causal)
+    }
+
     fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
         let [q, k, v, ..] = saved;
         self.backward_by(q, k, v)?.backward(saved, is_causal)

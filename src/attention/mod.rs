@@ -37,6 +37,11 @@ pub trait Attention: Sync {
     /// Records nothing for autograd.
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)>;
 
+    /// As [`Self::forward`], with `o` written to this tensor, of q's shape and kind in any layout. Returns `lse`.
+    fn forward_into(&self, [q, k, v]: [&Tensor; 3], o: &Tensor, is_causal: bool) -> Result<Tensor> {
+        forward_and_copy(self, [q, k, v], o, is_causal)
+    }
+
     /// `[dq, dk, dv]` in the kind of `q` from `[q, k, v, o, lse, d_o]`: the inputs, what `forward` gave for them, and the
     /// upstream gradient.
     fn backward(&self, saved: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]>;
@@ -216,19 +221,33 @@ fn refuse_empty(tensors: &[(&str, &Tensor)]) -> Result<()> {
     Ok(())
 }
 
+/// [`Attention::forward_into`] of an implementation whose `o` is a tensor of its own.
+fn forward_and_copy(
+    attention: &(impl Attention + ?Sized),
+    [q, k, v]: [&Tensor; 3],
+    o: &Tensor,
+    is_causal: bool,
+) -> Result<Tensor> {
+    require_fit("o", o, &q.size(), q.kind(), q.device())?;
+    let (computed, lse) = attention.forward(q, k, v, is_causal)?;
+    o.shallow_clone().f_copy_(&computed)?;
+    Ok(lse)
+}
+
 /// Checks that `o`, `lse` and `d_o` fit the forward pass of `q`; the error names the tensor that does not.
 fn require_saved(q: &Tensor, o: &Tensor, lse: &Tensor, d_o: &Tensor) -> Result<()> {
-    let (size, kind, device) = (q.size(), q.kind(), q.device());
-    let rows = &size[..size.len() - 1];
-    for (name, t, size, kind) in
-        [("o", o, &size[..], kind), ("do", d_o, &size, kind), ("lse", lse, rows, accumulation_kind(kind))]
-    {
-        let (is, of, on) = (t.size(), t.kind(), t.device());
-        ensure!(
-            is == size && of == kind && on == device,
-            "{name} is {is:?}, {of:?}, on {on:?}; the forward pass of this q takes or gives {size:?}, {kind:?}, on {device:?}"
-        );
-    }
+    let (size, kind) = (q.size(), q.kind());
+    require_fit("o", o, &size, kind, q.device())?;
+    require_fit("do", d_o, &size, kind, q.device())?;
+    require_fit("lse", lse, &size[..size.len() - 1], accumulation_kind(kind), q.device())
+}
+
+fn require_fit(name: &str, t: &Tensor, size: &[i64], kind: Kind, device: Device) -> Result<()> {
+    let (is, of, on) = (t.size(), t.kind(), t.device());
+    ensure!(
+        is == size && of == kind && on == device,
+        "{name} is {is:?}, {of:?}, on {on:?}; the forward pass of this q takes or gives {size:?}, {kind:?}, on {device:?}"
+    );
     Ok(())
 }
 

@@ -60,6 +60,10 @@ impl KernelSet for Hopper {
         TensorMap::fits(t).is_ok()
     }
 
+    fn writes(&self, o: &Tensor) -> bool {
+        self.reads(o)
+    }
+
     fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
         forward::launch(self.tile_size, inputs, o, lse)
     }

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use super::variant::Variant;
-use crate::attention::{Attention, Shape, require_saved};
+use crate::attention::{Attention, Shape, forward_and_copy, require_fit, require_saved};
 use crate::cuda::{self, Arch, LaunchConfig};
 
 /// Kernels of one kind for both passes. Every set is an [`Attention`], whose host code is below.
@@ -25,6 +25,11 @@ pub trait KernelSet: Sync {
 
     /// Whether the kernels can read `t` (batch, heads, n, d) in its layout; they get a contiguous copy otherwise.
     fn reads(&self, t: &Tensor) -> bool;
+
+    /// Whether the forward pass's kernels can write `o` (batch, heads, n_queries, d) in its layout.
+    fn writes(&self, o: &Tensor) -> bool {
+        o.is_contiguous()
+    }
 
     /// Launches the kernels that write `o` (batch, heads, n_queries, d) and `lse` (batch, heads, n_queries).
     fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()>;
@@ -83,9 +88,17 @@ impl<S: KernelSet> Attention for S {
         let _no_graph = tch::no_grad_guard();
         let inputs = Inputs::of(self, q, k, v, is_causal)?;
         let o = Tensor::f_empty(inputs.q.size(), (q.kind(), q.device()))?;
-        let lse = Tensor::f_empty(&inputs.q.size()[..3], (Kind::Float, q.device()))?;
-        self.launch_forward(&inputs, &o, &lse).with_context(|| launching(self, q, k))?;
+        let lse = write(self, &inputs, &o).with_context(|| launching(self, q, k))?;
         Ok((in_shape(o, &q.size())?, in_shape(lse, &q.size()[..q.dim() - 1])?))
+    }
+
+    fn forward_into(&self, [q, k, v]: [&Tensor; 3], o: &Tensor, is_causal: bool) -> Result<Tensor> {
+        let _no_graph = tch::no_grad_guard();
+        if q.dim() != 4 || !self.writes(o) {
+            return forward_and_copy(self, [q, k, v], o, is_causal);
+        }
+        require_fit("o", o, &q.size(), q.kind(), q.device())?;
+        write(self, &Inputs::of(self, q, k, v, is_causal)?, o).with_context(|| launching(self, q, k))
     }
 
     fn backward(&self, [q, k, v, o, lse, d_o]: [&Tensor; 6], is_causal: bool) -> Result<[Tensor; 3]> {
@@ -100,6 +113,13 @@ impl<S: KernelSet> Attention for S {
         let Gradients { dq, dk, dv } = gradients;
         Ok([in_shape(dq, &q.size())?, in_shape(dk, &k.size())?, in_shape(dv, &v.size())?])
     }
+}
+
+/// Writes `o`, of the inputs' (batch, heads, n_queries, d), and returns `lse`.
+fn write(set: &impl KernelSet, inputs: &Inputs, o: &Tensor) -> Result<Tensor> {
+    let lse = Tensor::f_empty(&o.size()[..3], (Kind::Float, o.device()))?;
+    set.launch_forward(inputs, o, &lse)?;
+    Ok(lse)
 }
 
 /// `t` in the shape `size`. libtorch is not called where `t` has that shape already: its host time shows in short calls.

@@ -33,7 +33,9 @@ pub mod flash_forward {
         /// With FLASH_SPLIT.
         struct SplitForward<'a> as "flash_forward" { q, k, v, o: TensorMap, problem: Problem<'a>, parts: Parts<'a> }
 
-        struct Combine<'a> as "flash_forward_combine" { problem: Problem<'a>, parts: Parts<'a>, o: Address<'a> }
+        struct Output<'a> as "Output" { base: Address<'a>, strides: [i64; 3] }
+
+        struct Combine<'a> as "flash_forward_combine" { problem: Problem<'a>, parts: Parts<'a>, o: Output<'a> }
     }
 }
 

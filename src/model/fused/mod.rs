@@ -226,8 +226,7 @@ impl FusedStep {
         self.products.forward(&layer.attention.y, &weights.qkv, &layer.qkv)?;
         self.kernels.rope_forward(&layer.qkv, &self.positions())?;
         let [q, k, v] = self.heads_of(&layer.qkv)?;
-        let (o, lse) = self.attention.forward(&q, &k, &v, true)?;
-        self.heads(&layer.o)?.f_copy_(&o)?;
+        let lse = self.attention.forward_into([&q, &k, &v], &self.heads(&layer.o)?, true)?;
         self.products.forward(&layer.o, &weights.output, &self.buffers.added)?;
         Ok(lse)
     }

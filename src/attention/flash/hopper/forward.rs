@@ -7,7 +7,7 @@ use super::rows_config;
 use super::splits::TileSplits;
 use super::tile_config::{ForwardConfig, TileSize, columns, heads_at_a_time};
 use crate::attention::flash::launch::{Inputs, int};
-use crate::attention::flash::params::flash_forward::{Combine, Forward, Parts, Problem, SplitForward};
+use crate::attention::flash::params::flash_forward::{Combine, Forward, Output, Parts, Problem, SplitForward};
 use crate::attention::flash::schedule::{self, SplitsCache};
 use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig, TensorMap, multiprocessors};
 
@@ -78,7 +78,8 @@ fn launch_split(
     let split = SplitForward { q, k, v, o: o_map, problem, parts };
     launches.launch(forward, launch_config(config, ctas), &split)?;
     let rows = rows_config(inputs, sizes.heads, sizes.n_queries);
-    launches.launch(combine, rows, &Combine { problem, parts, o: Address::of(o) })?;
+    let output = Output { base: Address::of(o), strides: std::array::from_fn(|i| o.stride()[i]) };
+    launches.launch(combine, rows, &Combine { problem, parts, o: output })?;
     launches.finish()
 }
 

@@ -1,10 +1,13 @@
 //! The inputs that every set of kernels gets, and those that are refused.
 
+use rstest::rstest;
+
 use super::*;
 use crate::attention::flash::hopper::Hopper;
 use crate::attention::flash::portable::Portable;
 use crate::attention::flash::textbook::Textbook;
 use crate::cuda::TensorMap;
+use crate::torch::Generator;
 
 const SIZES: Sizes = Sizes { batch: 2, heads: 3, n_queries: 5, n_keys: 5, d: 16, group_size: 1 };
 
@@ -53,6 +56,24 @@ fn saved_tensors_that_do_not_fit_q_are_named() {
         assert!(error(&t(&[2, 16], Kind::Half), &lse, &q).contains("o is [2, 16]"));
         assert!(error(&q, &lse, &t(&[3, 16], Kind::Float)).contains("do is [3, 16], Float"));
         assert!(error(&q, &t(&[3], Kind::Half), &q).contains("lse is [3], Half"));
+    }
+}
+
+/// One head of 300 is split, five are whole tiles.
+#[rstest]
+#[case(&Hopper::DEFAULT, Kind::BFloat16)]
+#[case(&Portable, Kind::Float)]
+#[case(&Textbook, Kind::Float)]
+fn a_result_is_the_same_in_rows_of_all_heads(#[case] set: &dyn Attention, #[case] kind: Kind) {
+    for heads in [1, 5] {
+        let [q, k, v] =
+            [1, 2, 3].map(|seed| Generator::new(Device::Cpu, seed).unwrap().randn(&[2, heads, 300, 64], kind).unwrap());
+        let (expected, expected_lse) = set.forward(&q, &k, &v, true).unwrap();
+        let rows = Tensor::full([2, 300, heads, 64], f64::NAN, (kind, Device::Cpu));
+        let lse = set.forward_into([&q, &k, &v], &rows.transpose(1, 2), true).unwrap();
+        assert!(rows.transpose(1, 2).equal(&expected) && lse.equal(&expected_lse), "{} {heads}", set.name());
+        let error = set.forward_into([&q, &k, &v], &rows, true).unwrap_err().to_string();
+        assert!(error.contains("o is [2, 300,"), "{error}");
     }
 }
 

@@ -13,7 +13,7 @@ fn conditions(list: &[(&str, u32)]) -> Vec<String> {
 
 #[test]
 fn hoppers_forward_parameters_lie_as_its_kernels_declare_them() {
-    use flash_forward::{Combine, Forward, Parts, Problem, SplitForward};
+    use flash_forward::{Combine, Forward, Output, Parts, Problem, SplitForward};
     let variant = Variant { d: 64, element: Element::BFloat16, is_causal: true };
     for size in hopper::TileSize::ALL {
         let config = hopper::ForwardConfig::of(variant, size);
@@ -31,7 +31,7 @@ fn hoppers_forward_parameters_lie_as_its_kernels_declare_them() {
         };
         compare(&config.program(), &whole).unwrap();
         let split = Expected {
-            structs: vec![Layout::of::<Problem>(), Layout::of::<Parts>()],
+            structs: vec![Layout::of::<Problem>(), Layout::of::<Parts>(), Layout::of::<Output>()],
             kernels: vec![Layout::of::<SplitForward>(), Layout::of::<Combine>()],
             conditions: constants,
         };
