@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::panic::resume_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Result, anyhow};
@@ -120,20 +122,31 @@ pub fn cases(is_causal: impl Strategy<Value = bool>) -> impl Strategy<Value = Ca
     )
 }
 
+/// Each waits for a compiler most of the time, or computes on a GPU whose memory holds this many cases.
+const THREADS: usize = 16;
+
 /// The combined result of several checks.
 pub trait Tally: Default {
     fn merge(&mut self, other: &Self);
 }
 
-/// The merged results of `check` for every item. Each item has a thread, so that the emulator compiles their kernels side by
-/// side. Errors: those of `check`.
+/// The merged results of `check` for every item, on [`THREADS`] threads, so that kernels are compiled side by side. The
+/// threads take the items in their order. Errors: those of `check`; the items that nobody has taken yet are left out then.
 pub fn in_threads<I: Send, T: Tally + Send>(
-    items: impl IntoIterator<Item = I>,
+    items: impl IntoIterator<Item = I, IntoIter: Send>,
     check: impl Fn(I) -> Result<T> + Sync,
 ) -> Result<T> {
-    let check = &check;
+    let (items, has_failed) = (Mutex::new(items.into_iter()), AtomicBool::new(false));
+    let next = || items.lock().ok()?.next().filter(|_| !has_failed.load(Ordering::Relaxed));
+    let check_items = || -> Result<T> {
+        let mut all = T::default();
+        while let Some(item) = next() {
+            all.merge(&check(item).inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?);
+        }
+        Ok(all)
+    };
     let results: Vec<Result<T>> = thread::scope(|scope| {
-        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || check(item))).collect();
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(check_items)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     let mut all = T::default();
@@ -168,5 +181,35 @@ pub fn over<C: fmt::Debug, T: Tally>(
         Ok(()) => Ok(worst.into_inner()),
         Err(TestError::Fail(reason, case)) => Err(anyhow!("{reason}\nin the smallest failing case {case:?}")),
         Err(TestError::Abort(reason)) => Err(anyhow!("the random cases were given up: {reason}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(u32);
+
+    impl Tally for Count {
+        fn merge(&mut self, other: &Self) {
+            self.0 += other.0;
+        }
+    }
+
+    #[test]
+    fn every_item_is_checked_once_until_one_fails() {
+        let count = in_threads(0..1000, |_| Ok(Count(1))).unwrap();
+        assert_eq!(count.0, 1000);
+        let checked = Mutex::new(0);
+        let error = in_threads(0..1_000_000_u32, |i| {
+            *checked.lock().unwrap() += 1;
+            ensure!(i != 3, "item {i} fails");
+            Ok(Count(1))
+        });
+        assert_eq!(error.err().unwrap().to_string(), "item 3 fails");
+        assert!(checked.into_inner().unwrap() < 1_000_000);
     }
 }

@@ -160,27 +160,13 @@ impl Measure for Attestation {
     }
 }
 
-type Compare = fn(&Case, &[&dyn Attention]) -> Result<ErrorShares>;
-
-fn compare_on_device(case: &Case, implementations: &[&dyn Attention]) -> Result<ErrorShares> {
-    case.check_each(implementations, Passes::Both)
+/// Compares every case, several at a time, since compiling takes most of the time.
+fn compare_all(cases: impl Iterator<Item = Result<Case>> + Send, tried: &Tried, device: Device) -> Result<Row> {
+    let shares = in_threads(cases, |case| case?.check_each(tried.attentions, Passes::Both))?;
+    row(shares, tried, device)
 }
 
-/// Compares every case. On a CPU each has a thread, since compiling for the emulator takes most of the time.
-fn compare_all(
-    cases: impl Iterator<Item = Result<Case>>,
-    compare: Compare,
-    tried: &Tried,
-    device: Device,
-) -> Result<Row> {
-    let compare = |case: Result<Case>| compare(&case?, tried.attentions);
-    let shares = match device {
-        Device::Cpu => in_threads(cases, compare)?,
-        _ => cases.into_iter().try_fold(ErrorShares::default(), |mut shares, case| {
-            shares.merge(&compare(case)?);
-            anyhow::Ok(shares)
-        })?,
-    };
+fn row(shares: ErrorShares, tried: &Tried, device: Device) -> Result<Row> {
     let dimensions = tried.dimensions(device).to_vec();
     Ok(Row { dimensions, cases: shares.cases, worst_share: Some(shares.largest()), findings: None })
 }
@@ -188,15 +174,16 @@ fn compare_all(
 fn ragged(tried: &Tried, device: Device) -> Result<Row> {
     let lengths = if device == Device::Cpu { &EMULATED_LENGTHS[..] } else { &flash_tolerance::RAGGED };
     let mut cases = Vec::new();
-    for &d in tried.dimensions(device) {
-        for &kind in tried.kinds(device) {
-            for is_causal in [true, false] {
-                cases.extend(lengths.iter().map(|&(n_queries, n_keys)| ([n_queries, n_keys, d], kind, is_causal)));
+    // Neighbours in different kernels, so that these are compiled side by side.
+    for &(n_queries, n_keys) in lengths {
+        for &d in tried.dimensions(device) {
+            for &kind in tried.kinds(device) {
+                cases.extend([true, false].map(|is_causal| ([n_queries, n_keys, d], kind, is_causal)));
             }
         }
     }
     let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    compare_all(cases.into_iter().map(draw), compare_on_device, tried, device)
+    compare_all(cases.into_iter().map(draw), tried, device)
 }
 
 /// Heads in groups: a few, whose tiles are split, and so many that they stay whole.
@@ -223,7 +210,7 @@ fn adversarial(tried: &Tried, device: Device) -> Result<Row> {
             cases.extend(flash_tolerance::adversarial(device, d, kind)?);
         }
     }
-    compare_all(cases.into_iter().map(Ok), compare_on_device, tried, device)
+    compare_all(cases.into_iter().map(Ok), tried, device)
 }
 
 /// Whole tiles of every d and type; parts, and tiles from the counter, of every d.
@@ -240,7 +227,14 @@ fn refills(tried: &Tried, device: Device) -> Result<Row> {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    compare_all(cases.into_iter().map(draw), Case::check_against_processor, tried, device)
+    let check = |case: Result<Case>| case?.check_against_processor(tried.attentions);
+    let mut shares = ErrorShares::default();
+    match device {
+        Device::Cpu => shares = in_threads(cases.into_iter().map(draw), check)?,
+        // The processor's cores compute one reference at a time.
+        _ => cases.into_iter().map(draw).try_for_each(|case| anyhow::Ok(shares.merge(&check(case)?)))?,
+    }
+    row(shares, tried, device)
 }
 
 fn repeats(tried: &Tried, shape: Shape, device: Device) -> Result<Row> {
