@@ -14,7 +14,7 @@ use self::ours::OurStep;
 use super::scratch::scratch;
 use super::transformer::{Errors, expected_bytes, write_expected};
 use crate::attention::ImplementationName;
-use crate::bench::device::{empty_cache, update_for};
+use crate::bench::device::empty_cache;
 use crate::bench::energy::{Energy, EnergyMeter};
 use crate::bench::interleave::{ColumnOutcome, Laps, Turns, Variant, interleave, samples};
 use crate::bench::model_bench::ModelBench;
@@ -25,7 +25,6 @@ use crate::harness::peer::NoAnswer;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
 use crate::model::fused_adamw::adamw_for;
-use crate::model::memory::Memory;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, Precision, SizeName};
@@ -162,11 +161,11 @@ impl Params {
         }
     }
 
-    /// Our step and one of PyTorch's, each with memory of its own. A fused step needs less than the other executions.
+    /// Our step and one of PyTorch's, each with memory of its own.
     pub fn predicted_bytes(&self, profile: Profile) -> u64 {
-        let Self { batch_size: batch, context_length: seq, dtype: precision, attention, .. } = *self;
-        let memory = Memory { config: self.config(), batch, seq, precision, attention };
-        2 * memory.step_peak(update_for(profile), true)
+        let ours = self.training_step();
+        let eager = training_step::Params { execution: Execution::Eager, ..self.training_step() };
+        ours.predicted_bytes(profile) + eager.predicted_bytes(profile)
     }
 
     fn turns(&self) -> Turns {
