@@ -106,7 +106,10 @@ fn splits_of_a_group_add_up_to_the_same_gradient() {
         let config = BackwardConfig { group_size, ..BackwardConfig::of(variant) };
         let [keys, _] = config.splits(n_queries, n_keys, batch * kv_heads * group_size, multiprocessors);
         let of_head = n_queries.div_ceil(config.keys.stream);
-        assert!(keys.count > 1 && of_head % keys.blocks != 0, "{variant:?}: {keys:?} of {of_head} blocks a head");
+        assert!(
+            keys.count > 1 && !of_head.is_multiple_of(keys.blocks),
+            "{variant:?}: {keys:?} of {of_head} blocks a head"
+        );
         let leading = [batch, kv_heads * group_size].map(i64::from);
         let size = [n_queries.into(), n_keys.into(), d];
         let case = Case::draw(Device::Cpu, &leading, size, kind, is_causal, 1.0).unwrap();
