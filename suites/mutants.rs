@@ -13,6 +13,8 @@ mod attention;
 mod ddp;
 #[path = "mutants/fused_step.rs"]
 mod fused_step;
+#[path = "mutants/head_groups.rs"]
+mod head_groups;
 #[path = "mutants/kernels.rs"]
 mod kernels;
 #[path = "mutants/model.rs"]

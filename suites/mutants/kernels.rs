@@ -29,10 +29,10 @@ pub(super) struct Mutant {
     pub message: &'static str,
 }
 
-const FORWARD: &str = "flash_forward::hopper_kernel";
-const BACKWARD: &str = "flash_backward::hopper_kernels";
-const PORTABLE_BACKWARD: &str = "flash_backward::portable_kernels";
-const WRONG: &str = "is off by";
+pub(super) const FORWARD: &str = "flash_forward::hopper_kernel";
+pub(super) const BACKWARD: &str = "flash_backward::hopper_kernels";
+pub(super) const PORTABLE_BACKWARD: &str = "flash_backward::portable_kernels";
+pub(super) const WRONG: &str = "is off by";
 const NOT_AWAITED: &str = "no thread called await_last_kernel";
 
 const MUTANTS: &[Mutant] = &[
@@ -213,78 +213,6 @@ const MUTANTS: &[Mutant] = &[
         message: WRONG,
     },
     Mutant {
-        name: "a_query_head_reads_another_groups_keys",
-        file: "flash_forward.cu",
-        line: "tile.head / schedule.problem.group_size",
-        changed: "(tile.head + 1) / schedule.problem.group_size",
-        check: FORWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_groups_second_head_has_the_first_ones_statistics",
-        file: "flash_backward.cu",
-        line: "      row += (block + 1) * queries;\n",
-        changed: "      row = (block + 1) * queries;\n",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_groups_heads_are_all_read_as_the_first",
-        file: "flash_backward.cu",
-        line: "      ++q_head;\n",
-        changed: "",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_groups_second_head_is_not_masked",
-        file: "flash_backward.cu",
-        line: "return seen + (number - seen) % (blocks - seen);",
-        changed: "return number;",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_groups_dq_goes_to_the_first_head_only",
-        file: "flash_backward.cu",
-        line: "      to += (block + 1) * (queries * d);\n",
-        changed: "      to -= (work.blocks - block - 1) * (queries * d);\n",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "both_warpgroups_keep_the_panel_of_dq_that_they_share",
-        file: "flash_backward.cu",
-        line: "      if (i < dq_left_out && group == 1) continue;\n      store_four",
-        changed: "      store_four",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_warpgroups_part_of_dq_begins_a_panel_late",
-        file: "flash_backward.cu",
-        line: "units(dq_second_column / k_columns * k_panel) * group;",
-        changed: "units((dq_second_column / k_columns + 1) * k_panel) * group;",
-        check: BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_group_reads_the_first_heads_queries_again",
-        file: "portable_backward.cu",
-        line: "return {head * problem.group_size + heads, number - heads * of_head};",
-        changed: "return {head * problem.group_size, number - heads * of_head};",
-        check: PORTABLE_BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_portable_query_head_reads_another_groups_keys",
-        file: "portable_forward.cu",
-        line: "work.head / problem.group_size",
-        changed: "work.head % 2",
-        check: "flash_forward::portable_kernel",
-        message: WRONG,
-    },
-    Mutant {
         name: "a_tile_is_overwritten_while_it_is_read",
         file: "textbook_forward.cu",
         line: "    // All threads have read the previous tiles.\n    __syncthreads();\n",
@@ -331,7 +259,7 @@ pub fn trials() -> Vec<Trial> {
     let trial = |mutant: &'static Mutant| {
         super::caught("kernels", mutant.name, mutant.check, mutant.message, || check_in_a_process(mutant))
     };
-    MUTANTS.iter().chain(super::fused_step::MUTANTS).map(trial).collect()
+    MUTANTS.iter().chain(super::head_groups::MUTANTS).chain(super::fused_step::MUTANTS).map(trial).collect()
 }
 
 /// In a mutant's process: runs its check and prints the result.

@@ -86,7 +86,8 @@ fn splits_of_a_group_add_up_to_the_same_gradient() {
         let config = BackwardConfig { group_size, ..BackwardConfig::of(variant) };
         let steps = config.steps(n_queries, n_keys);
         let splits = TileSplits::of(&steps, batch * kv_heads, multiprocessors).unwrap();
-        assert!(splits.steps > 1 && (steps[0] / group_size) % splits.steps != 0, "{steps:?} by {}", splits.steps);
+        let of_head = steps[0] / group_size;
+        assert!(splits.steps > 1 && !of_head.is_multiple_of(splits.steps), "{steps:?} by {}", splits.steps);
         let leading = [batch, kv_heads * group_size].map(i64::from);
         let size = [n_queries.into(), n_keys.into(), d];
         let case = Case::draw(Device::Cpu, &leading, size, Kind::BFloat16, is_causal, 1.0).unwrap();
