@@ -199,7 +199,7 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "keys_that_no_query_sees_do_not_wait",
         file: "flash_backward.cu",
-        line: "  if (work.first >= work.blocks && starts) await_last_kernel();\n",
+        line: "  if (work.is_empty() && starts) await_last_kernel();\n",
         changed: "",
         check: BACKWARD,
         message: NOT_AWAITED,
