@@ -111,7 +111,7 @@ pub mod portable_backward {
             keys, queries: Split,
             group_size, unused: i32,
             q, k, v, o, d_o: Tensor<'a>,
-            lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts: Address<'a>,
+            lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts, dq_sums, turns: Address<'a>,
         }
 
         struct Prepare<'a> as "portable_backward_prepare" { problem: Problem<'a> }

@@ -12,7 +12,7 @@ use super::sanitizer::Tool;
 use crate::attention::cases::{Tally as _, in_threads};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
-use crate::attention::flash::portable::Portable;
+use crate::attention::flash::portable::{Fused, Portable};
 use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::attention::{Attention, FLASH_KERNELS};
 use crate::bench::device::device_for;
@@ -95,7 +95,7 @@ const HOPPER: Tried = Tried {
 };
 
 const PORTABLE: Tried = Tried {
-    attentions: &[&Portable],
+    attentions: &[&Portable, &Fused],
     kernels: &["portable_forward.cu", "portable_backward.cu"],
     prefix: "portable_",
     kinds: &[Kind::BFloat16, Kind::Half, Kind::Float],
