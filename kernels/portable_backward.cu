@@ -13,8 +13,13 @@
 // K and V, S^T = K Q^T and dP^T = V dO^T, and P^T and dS^T are left operands in registers for dV += P^T dO and dK += dS^T Q.
 // With Q and dO, S = Q K^T, dP = dO V^T and dQ += dS K. So only the inputs go through shared memory, no warp waits for
 // another's results, no sum of dq is cleared, added to and read again, and every result is bitwise reproducible. The cost is
-// seven products instead of five. This was chosen for float32, where atomic additions to dq would come in any order, and kept
-// for 16-bit types, for which Hopper has kernels of its own.
+// seven products instead of five.
+//
+// With PORTABLE_FUSED, for float32, d = 64 and 128, and many scores, there is only the pass over keys, of five products. The
+// warps of a block write dS to shared memory; then each multiplies it by its own columns of K, and adds the product to a sum of
+// dQ in global memory. A counter for each block of queries gives the tiles of keys their turns, from the first tile to the last,
+// so that results are bitwise reproducible here too. A tile waits only for tiles of blocks that began before its own, so it
+// cannot wait forever. `portable_backward_combine` scales the sums.
 //
 // Notebook
 //   1. First version: one kernel for each pass, no parts. Measured on an H200, float32, one head, causal, cold, us; beside
@@ -51,20 +56,33 @@
 //   8. Groups of query heads that share a head of K and V: a tile of keys meets the blocks of one head of queries after those of
 //      another, and a part may begin in any of them. A division a step tells which. Predicted: as many heads of their own,
 //      and 2 percent. Measured: not yet measured.
+//   9. PORTABLE_FUSED. By its instructions, d = 128: five products take 480 matrix instructions and 3240 in all for a warp's 16
+//      keys and 16 queries, seven 672 and 4470. In a simulation of two warps of a scheduler that issue them as ptxas has placed
+//      them, a matrix instruction takes 12.4 cycles, of seven products 11.5. Turns cost two waits for the L2 cache a step, of
+//      two different warps, about 2 percent; at the start each tile follows the one before it by a step, of 65536 at most 3
+//      percent. Predicted, float32, one head, causal, us: d = 128, n = 65536 59000, before 74903; 16384 4000, before 5037; d =
+//      64, n = 65536 26000, before 33174. Measured on an H100, in turns, before and after: d = 128, n = 65536 74259 and 55719
+//      (without turns 51800; tiles of 128 keys by eight warps 55468; PyTorch's memory-efficient kernel 72859), 16384 5123 and
+//      4095; d = 64 32973 and 27374, 2272 and 2311. So turns cost 7 to 13 percent, and 45 at d = 64, n = 16384.
+//  10. Tried for entry 9, with ptxas's placement as the measure. The loop as in the two passes: 18.9 cycles of waits within a
+//      warp for each matrix instruction, now 14.5, because it has 32 columns in the works at a time instead of 16, and fewer
+//      registers with addresses (see `add_dq`). Small and large products in chains of their own: one instruction more for each four. dS read
+//      again from shared memory for dK, to free eight registers: 17.8. Tiles of 128 keys and steps of 32 queries: spills.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
 // PORTABLE_QUERIES_STREAM, PORTABLE_STAGES, PORTABLE_BLOCKS (a multiprocessor), PORTABLE_GROUPED (whether heads of q share one
-// of k and v).
+// of k and v), PORTABLE_FUSED (whether the pass over keys also makes dQ; float32).
 #if !defined(PORTABLE_D) || !defined(PORTABLE_TYPE) || !defined(PORTABLE_CAUSAL) || !defined(PORTABLE_WARPS) ||       \
     !defined(PORTABLE_KEYS_TILES) || !defined(PORTABLE_QUERIES_TILES) || !defined(PORTABLE_KEYS_STREAM) ||            \
     !defined(PORTABLE_QUERIES_STREAM) || !defined(PORTABLE_STAGES) || !defined(PORTABLE_BLOCKS) ||                    \
-    !defined(PORTABLE_GROUPED)
+    !defined(PORTABLE_GROUPED) || !defined(PORTABLE_FUSED)
 #error "portable_backward.cu takes its shape from src/attention/portable"
 #endif
 
 #include "lib/fragment.cuh"
 #include "lib/order.cuh"
+#include "lib/turns.cuh"
 
 // How the columns of a pass's tiles are shared by thread blocks.
 struct Split {
@@ -107,6 +125,10 @@ struct Problem {
   float *dq_parts;
   float *dk_parts;
   float *dv_parts;
+  // PORTABLE_FUSED: dq's unscaled sums (batch, heads, padded_queries, d), in the order that `dq_at` gives.
+  float *dq_sums;
+  // PORTABLE_FUSED: how many blocks have begun; then of each block of queries, how many tiles of keys have been added.
+  int *turns;
   // Heads of q that share a head of k and v: 1 without PORTABLE_GROUPED.
   int group_size;
   int unused;
@@ -119,6 +141,7 @@ constexpr int stages = PORTABLE_STAGES;
 constexpr int threads = 32 * PORTABLE_WARPS;
 constexpr bool is_float = element_bytes == 4;
 constexpr int padding = 128;
+constexpr bool is_fused = PORTABLE_FUSED;
 
 static_assert(d == 16 || d == 32 || d == 64 || d == 128, "rows are of 16, 32, 64 or 128 elements");
 
@@ -141,6 +164,8 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   static constexpr int warp_rows = 16 * Tiles;
   static constexpr int rows = PORTABLE_WARPS * warp_rows;
   static constexpr int sum_group = is_float ? 2 : 1;
+  // Of 16 columns, multiplied at the same time: four chains of instructions instead of two.
+  static constexpr int pairs = is_fused ? 2 : 1;
   static_assert(padding % rows == 0 && padding % Stream == 0 && Stream % 16 == 0 && 2 * Stream / 4 <= threads);
 
   // Offsets in shared memory: the two kept inputs, then for each stage the two streamed inputs and, for queries, shift and D.
@@ -161,6 +186,8 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
   int batch;
   // The index of this part's results among all parts of all heads.
   int place;
+  // The tile's place in the order of tiles.
+  int rank;
   // Blocks of columns, from `begin` to before `end`. Of a group their numbers go on from head to head.
   int begin;
   int end;
@@ -217,14 +244,21 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     const Order order(index, tiles, heads_of(problem), problem.batch, heads_at_a_time, split_of(problem).count);
     head = order.head;
     batch = order.batch;
+    rank = order.rank;
     place = (order.split * problem.batch + batch) * heads_of(problem) + head;
     // The longest tiles first: early keys, late queries.
     tile_row = (PORTABLE_CAUSAL && !Keys ? tiles - 1 - order.rank : order.rank) * rows;
     const Met met(problem, tile_row);
     first = met.first;
     of_head = met.end - met.first;
-    begin = met.first + order.split * split_of(problem).blocks;
-    end = min(PORTABLE_GROUPED ? met.first + of_head * met_heads(problem) : met.end, begin + split_of(problem).blocks);
+    if constexpr (is_fused) {
+      // Parts begin at the last block, so that those of all tiles begin at the same blocks.
+      end = met.end * met_heads(problem) - order.split * split_of(problem).blocks;
+      begin = max(met.first * met_heads(problem), end - split_of(problem).blocks);
+    } else {
+      begin = met.first + order.split * split_of(problem).blocks;
+      end = min(PORTABLE_GROUPED ? met.first + of_head * met_heads(problem) : met.end, begin + split_of(problem).blocks);
+    }
     // Through a shuffle, so that the compiler knows the value is uniform in a warp.
     first_row = tile_row + __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0) * warp_rows;
     stats = stats_of(head);
@@ -234,12 +268,15 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     return (static_cast<long long>(batch) * problem.heads + head) * problem.padded_queries;
   }
 
+  // The lane for addresses in shared memory: with PORTABLE_FUSED the one that `add_dq` renews.
+  DEVICE u32 address_lane() const { return is_fused ? lane : threadIdx.x % 32; }
+
   // S or dP: this warp's rows of the input kept at `at`, times the rows streamed to `to`.
   DEVICE void scores(float (&sums)[Tiles][Stream / 8][4], u32 at, u32 to) {
     const u32 own = base + at + (first_row - tile_row) * Layout::bytes;
     // The transposed scores must have the same bits as the forward pass's, because lse was computed from those.
     multiply_along<d, score_group, false, Keys>(
-        sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step); });
+        sums, to, [&](Left &a, int m, int step) { Layout::left(a, own, 16 * m, step, address_lane()); }, address_lane());
   }
 
   // Calls `body(m, n, i, row, column, statistic)` for every element of S or dP: its three indices in registers, its row and
@@ -261,22 +298,26 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     }
   }
 
-  template <bool Masked> DEVICE void step(u32 to, int block) {
+  // Calls `then` when dP has been replaced by dS.
+  template <bool Masked, typename Then> DEVICE void step(u32 to, int block, Then then) {
     scores(s, 0, to);
     // Replaces S by P. A missing query has a shift of infinity. A missing key is masked like the keys after each query.
+    // Of a missing key, dK and dV are not stored; but its dS would be added to dQ.
     each(to + 2 * streamed_bytes, shift, block, [&](int m, int n, int i, int row, int column, float own_shift) {
-      const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns);
+      const bool hidden = (PORTABLE_CAUSAL && (Keys ? column < row : column > row)) || (!Keys && column >= n_columns) ||
+                          (is_fused && row >= n_rows);
       s[m][n][i] = Masked && hidden ? 0.0f : probability(problem, s[m][n][i], own_shift);
     });
     // Eq. 15.
-    if constexpr (Keys) multiply_across<d, sum_group>(second_sums, s, to + streamed_bytes);
+    if constexpr (Keys) multiply_across<d, sum_group, pairs>(second_sums, s, to + streamed_bytes, address_lane());
     scores(dp, held_bytes, to + streamed_bytes);
     // Replaces dP by dS = P * (dP - D) (Eq. 17).
     each(to + 2 * streamed_bytes + stats_bytes, delta, block, [&](int m, int n, int i, int, int, float own_delta) {
       dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - own_delta);
     });
+    then();
     // Eq. 19 or Eq. 18.
-    multiply_across<d, sum_group>(first_sums, dp, to);
+    multiply_across<d, sum_group, pairs>(first_sums, dp, to, address_lane());
   }
 
   // The head and the block within it of the block with this number.
@@ -285,6 +326,9 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     int block;
   };
   DEVICE Column column_of(int number) const {
+    if (is_fused && PORTABLE_GROUPED) {
+      return {head * problem.group_size + number % problem.group_size, number / problem.group_size};
+    }
     if (!PORTABLE_GROUPED) return {head, number};
     if (!Keys) return {head / problem.group_size, number};
     const int heads = (number - first) / of_head;
@@ -310,23 +354,31 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
     }
   }
 
-  // Whether there is anything to store.
-  DEVICE bool run() {
+  // Where a block's streamed inputs are.
+  DEVICE u32 stage_of(int number) const { return base + 2 * held_bytes + number % stages * stage_bytes; }
+
+  // Whether there is anything to compute. If so, it loads the tile.
+  DEVICE bool begins() {
     // A tile with fewer parts than the longest has nothing to store. A whole tile without columns stores zeros.
     if (split_of(problem).count > 1 && begin >= end) {
       await_last_kernel();
       return false;
     }
     const Tensor &left = Keys ? problem.k : problem.q, &right = Keys ? problem.v : problem.d_o;
-    const auto place_of = [&](int block) { return base + 2 * held_bytes + block % stages * stage_bytes; };
     Layout::template copy<rows, threads>(base, left.head(batch, head), left.strides[2], tile_row, n_rows);
     Layout::template copy<rows, threads>(base + held_bytes, right.head(batch, head), right.strides[2], tile_row,
                                          n_rows);
     // The first use of results of `portable_backward_prepare`.
     await_last_kernel();
+    return true;
+  }
+
+  // Whether there is anything to store.
+  DEVICE bool run() {
+    if (!begins()) return false;
 #pragma unroll
     for (int block = begin; block < begin + stages - 1; ++block) {
-      if (block < end) copy(place_of(block), block);
+      if (block < end) copy(stage_of(block), block);
       copies_commit();
     }
     clear(first_sums);
@@ -346,7 +398,7 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       const int block = column_of(number).block, column = block * Stream, later = number + stages - 1;
       copies_wait<stages - 2>();
       __syncthreads();
-      if (later < end) copy(place_of(later), later);
+      if (later < end) copy(stage_of(later), later);
       copies_commit();
       // Whether no row of the warp uses a column of the block, and whether every row uses all.
       const int end_row = first_row + warp_rows, end_column = column + Stream;
@@ -355,9 +407,9 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
       const bool below = !PORTABLE_CAUSAL || (Keys ? column >= end_row - 1 : end_column - 1 <= first_row);
       const bool all = below && (Keys || end_column <= n_columns);
       if (all && !always_masks) {
-        step<false>(place_of(number), block);
+        step<false>(stage_of(number), block, [] {});
       } else {
-        step<true>(place_of(number), block);
+        step<true>(stage_of(number), block, [] {});
       }
     }
     copies_wait<0>();
@@ -389,7 +441,169 @@ template <bool Keys, int Tiles, int Stream> struct Pass {
 };
 
 using Keys = Pass<true, PORTABLE_KEYS_TILES, PORTABLE_KEYS_STREAM>;
+
+#if PORTABLE_FUSED
+// The pass over keys that also makes dQ. All warps of a block write dS of a block of queries to shared memory; then each
+// multiplies it by its own columns of K, and adds the product to sums in global memory.
+struct FusedKeys : Keys {
+  static constexpr int stream = PORTABLE_KEYS_STREAM, tiles = PORTABLE_KEYS_TILES;
+  static_assert(is_float && d % (16 * PORTABLE_WARPS) == 0, "dS is float32, and a warp has pairs of tiles of 8 columns of K");
+
+  // dS of two blocks, after the stages, with a row for each query. A row is longer by 16 bytes, so that the same piece of eight
+  // rows lies in eight different groups of banks.
+  static constexpr u32 ds_stride = 4 * rows + 16;
+  static constexpr u32 ds_at = 2 * held_bytes + stages * stage_bytes;
+  static constexpr u32 ds_bytes = stream * ds_stride;
+  // A warp's part of a block's dQ: tiles of 16 queries, and tiles of 8 columns.
+  static constexpr int dq_rows = stream / 16, dq_columns = d / 8 / PORTABLE_WARPS;
+  static constexpr int dq_fragments = dq_rows * dq_columns;
+
+  unsigned char *memory;
+
+  DEVICE FusedKeys(const Problem &problem, unsigned char *memory, int index)
+      : Keys(problem, shared_address(memory), index), memory(memory) {}
+
+  // The number of this block in the order in which blocks begin. It lies where nothing is written before the next barrier.
+  DEVICE static int begun_before(const Problem &problem, unsigned char *memory) {
+    int *const number = reinterpret_cast<int *>(memory + ds_at);
+    if (threadIdx.x == 0) *number = atomicAdd(problem.turns, 1);
+    __syncthreads();
+    // Through a shuffle, so that what follows from it is in registers that a warp shares.
+    return __shfl_sync(0xFFFFFFFF, *number, 0);
+  }
+
+  // This warp's rows of dS as columns. Of eight keys, the even ones come before the odd ones: the order in which
+  // `Rows::across` gives K's rows.
+  DEVICE void store_ds(float *to) {
+    constexpr u32 stride = ds_stride / 4;
+    const u32 key = lane / 4, own = first_row - tile_row + key / 2 + 4 * (key % 2) + 2 * (lane % 4) * stride;
+#pragma unroll
+    for (int m = 0; m < tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < stream / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[own + 16 * m + 8 * (i / 2) + (8 * n + i % 2) * stride] = dp[m][n][i];
+      }
+    }
+  }
+
+  // Eq. 18 of one block of queries, this warp's columns.
+  DEVICE void add_dq(u32 ds, int number) {
+    // Hides from the compiler that it is still the same lane. Else it computes addresses before the loop over blocks and keeps
+    // them in registers, which the chains of instructions need.
+    asm volatile("" : "+r"(lane));
+    float sums[dq_rows][dq_columns][4];
+    clear(sums);
+    const int warp = (first_row - tile_row) / warp_rows;
+    const u32 own = ds + lane % 16 * ds_stride + 16 * (lane / 16);
+#pragma unroll 4
+    for (int step = 0; step < rows / depth; step += sum_group) {
+      Left a[dq_rows][sum_group];
+#pragma unroll
+      for (int m = 0; m < dq_rows; ++m) {
+#pragma unroll
+        for (int g = 0; g < sum_group; ++g) {
+          u32 words[4];
+          load_matrices(words, own + 16 * m * ds_stride + 32 * (step + g));
+          make(a[m][g], words);
+        }
+      }
+      Right b[sum_group][dq_columns];
+#pragma unroll
+      for (int g = 0; g < sum_group; ++g) {
+#pragma unroll
+        for (int n = 0; n < dq_columns; n += 2) {
+          Layout::across(&b[g][n], base, step + g, (warp * dq_columns + n) / 2, lane);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < dq_rows; ++m) multiply<false>(sums[m], a[m], b);
+    }
+    float *const to = problem.dq_sums + row_of(number) * d + warp * dq_fragments * 128;
+#pragma unroll
+    for (int m = 0; m < dq_rows; ++m) {
+#pragma unroll
+      for (int n = 0; n < dq_columns; ++n) {
+        float *const at = to + (m * dq_columns + n) * 128;
+        // The first tile of keys finds no sums.
+        if (rank == 0) {
+          Fragment::store(at, lane, sums[m][n]);
+        } else {
+          Fragment::add(at, lane, sums[m][n]);
+        }
+      }
+    }
+  }
+
+  // A block's first query among the padded queries of all heads.
+  DEVICE long long row_of(int number) const {
+    const Column column = column_of(number);
+    return (PORTABLE_GROUPED ? stats_of(column.head) : stats) + column.block * stream;
+  }
+
+  DEVICE int *turn_of(int number) const { return problem.turns + 1 + row_of(number) / stream; }
+
+  // The last block comes first; of a group, that of every head before the block before it. So all tiles of keys, which see the
+  // same last block, meet the blocks in the same order, and follow each other closely. A block's dQ is multiplied in the next
+  // step, when all warps have written their dS: a step has one barrier. The turn is passed on in the step after that, when all
+  // warps have added.
+  DEVICE bool run() {
+    if (!begins()) return false;
+#pragma unroll
+    for (int number = end - 1; number > end - stages; --number) {
+      if (number >= begin) copy(stage_of(number), number);
+      copies_commit();
+    }
+    clear(first_sums);
+    clear(second_sums);
+    for (int number = end - 1; number >= begin - 2; --number) {
+      const int added = number + 1, passed = number + 2, later = number - (stages - 1);
+      const bool adds = added >= begin && added < end;
+      copies_wait<stages - 2>();
+      if (adds && threadIdx.x == 0) await_turn(turn_of(added), rank);
+      __syncthreads();
+      if (passed < end && threadIdx.x == 32) pass_turn(turn_of(passed), rank + 1);
+      if (later >= begin) copy(stage_of(later), later);
+      copies_commit();
+      if (adds) add_dq(base + ds_at + added % 2 * ds_bytes, added);
+      if (number < begin) continue;
+      // A warp whose keys see no query of the block takes part, because its dS must be zero.
+      const int block = column_of(number).block, end_row = first_row + warp_rows;
+      const bool all = (!PORTABLE_CAUSAL || block * stream >= end_row - 1) && end_row <= n_rows;
+      const auto then = [&] { store_ds(reinterpret_cast<float *>(memory + ds_at + number % 2 * ds_bytes)); };
+      if (all && !always_masks) {
+        step<false>(stage_of(number), block, then);
+      } else {
+        step<true>(stage_of(number), block, then);
+      }
+    }
+    copies_wait<0>();
+    return true;
+  }
+};
+
+// dQ of its sums. A thread has a lane's four numbers of a fragment.
+DEVICE void finish_dq(const Problem &problem) {
+  constexpr int columns = FusedKeys::dq_columns, fragments = FusedKeys::dq_fragments, stream = FusedKeys::stream;
+  const long long fragment = static_cast<long long>(blockIdx.x) * 8 + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, within = static_cast<int>(fragment % fragments);
+  const int warp = static_cast<int>(fragment / fragments % PORTABLE_WARPS);
+  const long long first = fragment / (fragments * PORTABLE_WARPS) * stream, head = first / problem.padded_queries;
+  if (head >= static_cast<long long>(problem.batch) * problem.heads) return;
+  const int row = static_cast<int>(first % problem.padded_queries) + within / columns * 16 + lane / 4;
+  const int column = (warp * columns + within % columns) * 8 + 2 * (lane % 4);
+  float own[4];
+  Fragment::load(own, problem.dq_sums + fragment * 128, lane);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= problem.n_queries) continue;
+    element *const to = problem.dq + (head * problem.n_queries + row + 8 * r) * d + column;
+    store_two(to, own[2 * r] * problem.scale, own[2 * r + 1] * problem.scale);
+  }
+}
+#else
 using Queries = Pass<false, PORTABLE_QUERIES_TILES, PORTABLE_QUERIES_STREAM>;
+#endif
 
 // Adds the parts of one result in their order. A thread has four columns of a row.
 template <typename Pass> DEVICE void combine(const Problem &problem, const float *parts, element *to, float scale) {
@@ -423,6 +637,12 @@ extern "C" __global__ void __launch_bounds__(256) portable_backward_prepare(cons
   const int head = static_cast<int>(blockIdx.y), batch = static_cast<int>(blockIdx.z);
   const long long head_index = static_cast<long long>(batch) * problem.heads + head;
   const int first = static_cast<int>(blockIdx.x) * padding, lane = static_cast<int>(threadIdx.x) % lanes;
+  if constexpr (is_fused) {
+    constexpr int turns = padding / PORTABLE_KEYS_STREAM;
+    const long long block = (head_index * problem.padded_queries + first) / PORTABLE_KEYS_STREAM;
+    if (threadIdx.x < turns) problem.turns[1 + block + threadIdx.x] = 0;
+    if (block == 0 && threadIdx.x == turns) problem.turns[0] = 0;
+  }
 #pragma unroll
   for (int at = static_cast<int>(threadIdx.x) / lanes; at < padding; at += rows) {
     const int row = first + at;
@@ -455,6 +675,14 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     portable_backward(const __grid_constant__ Problem problem) {
   allow_next_kernel();
   extern __shared__ unsigned char memory[];
+#if PORTABLE_FUSED
+  // The counters are zero after `portable_backward_prepare`.
+  await_last_kernel();
+  FusedKeys pass(problem, memory, FusedKeys::begun_before(problem, memory));
+  if (!pass.run()) return;
+  pass.store(problem.dk, problem.dk_parts, pass.first_sums, problem.scale);
+  pass.store(problem.dv, problem.dv_parts, pass.second_sums, 1.0f);
+#else
   const u32 base = shared_address(memory);
   const int index = static_cast<int>(blockIdx.x), keys = Keys::items(problem);
   if (index < keys) {
@@ -467,6 +695,7 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
     if (!pass.run()) return;
     pass.store(problem.dq, problem.dq_parts, pass.first_sums, problem.scale);
   }
+#endif
 }
 
 // 256 threads with four columns each; grid dimension y chooses one of the three results. A pass without parts keeps its
@@ -474,7 +703,11 @@ extern "C" __global__ void __launch_bounds__(threads, PORTABLE_BLOCKS)
 extern "C" __global__ void __launch_bounds__(256) portable_backward_combine(const __grid_constant__ Problem problem) {
   await_last_kernel();
   if (blockIdx.y == 0) {
+#if PORTABLE_FUSED
+    finish_dq(problem);
+#else
     combine<Queries>(problem, problem.dq_parts, problem.dq, problem.scale);
+#endif
   } else if (blockIdx.y == 1) {
     combine<Keys>(problem, problem.dk_parts, problem.dk, problem.scale);
   } else {

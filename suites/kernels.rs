@@ -96,8 +96,10 @@ fn portable_builds() -> impl Iterator<Item = Build> {
         || Variant::all(DIMENSIONS, Element::ALL).flat_map(|variant| [1, 2].map(|group_size| (variant, group_size)));
     let forward = of_group()
         .map(|(variant, group_size)| portable::ForwardConfig { group_size, ..portable::ForwardConfig::of(variant) });
-    let backward = of_group()
-        .map(|(variant, group_size)| portable::BackwardConfig { group_size, ..portable::BackwardConfig::of(variant) });
+    let configs = |variant| [Some(portable::BackwardConfig::of(variant)), portable::BackwardConfig::fused(variant)];
+    let backward = of_group().flat_map(move |(variant, group_size)| {
+        configs(variant).into_iter().flatten().map(move |config| portable::BackwardConfig { group_size, ..config })
+    });
     let forward = forward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks));
     forward.chain(backward.map(move |shape| build(shape.program(), shape.threads() * shape.blocks)))
 }

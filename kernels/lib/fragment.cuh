@@ -61,29 +61,29 @@ template <int N> DEVICE void make(Left &left, const float (&sums)[N][4], int ste
   split(own[3], left.big[3], left.small[3]);
 }
 
-// sums[0] and sums[1], of eight columns each, += the products of some steps. `Exchanged` gives of B^T A^T, in every bit,
-// what A B gives: the small products in the other order.
-template <bool Exchanged, int Steps>
-DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
-  float fresh[2][4] = {};
+// N tiles of sums of eight columns += the products of some steps. `Exchanged` gives of B^T A^T, in every bit, what A B gives:
+// the small products in the other order.
+template <bool Exchanged, int Steps, int N>
+DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][N]) {
+  float fresh[N][4] = {};
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < N; ++n) {
       mma_tf32(fresh[n], Exchanged ? a[step].big : a[step].small, Exchanged ? b[step][n].small : b[step][n].big);
     }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < N; ++n) {
       mma_tf32(fresh[n], Exchanged ? a[step].small : a[step].big, Exchanged ? b[step][n].big : b[step][n].small);
     }
   }
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) mma_tf32(fresh[n], a[step].big, b[step][n].big);
+    for (int n = 0; n < N; ++n) mma_tf32(fresh[n], a[step].big, b[step][n].big);
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < N; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[n][i] += fresh[n][i];
   }
@@ -125,12 +125,12 @@ template <int N> DEVICE void make(Left &left, const float (&sums)[N][4], int ste
   }
 }
 
-template <bool Exchanged, int Steps>
-DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][2]) {
+template <bool Exchanged, int Steps, int N>
+DEVICE void multiply(float (*sums)[4], const Left (&a)[Steps], const Right (&b)[Steps][N]) {
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < N; ++n) {
 #if PORTABLE_TYPE == 1
       mma_f16(sums[n], a[step].words, b[step][n].words);
 #else
@@ -190,16 +190,14 @@ template <int D> struct Rows {
   }
 
   // Sixteen rows from `row` on as a left operand, at one step of the columns.
-  DEVICE static void left(Left &a, u32 from, u32 row, u32 step) {
-    const u32 lane = threadIdx.x % 32;
+  DEVICE static void left(Left &a, u32 from, u32 row, u32 step, u32 lane = threadIdx.x % 32) {
     u32 words[4];
     load_matrices(words, from + lane % 16 * bytes + row * bytes + within(32 * step, 16 * (lane / 16) ^ exchange(lane)));
     make(a, words);
   }
 
   // Sixteen rows as the columns of right operands, at one step of the columns.
-  DEVICE static void along(Right (&b)[2], u32 from, u32 row, u32 step) {
-    const u32 lane = threadIdx.x % 32;
+  DEVICE static void along(Right (&b)[2], u32 from, u32 row, u32 step, u32 lane = threadIdx.x % 32) {
     u32 words[4];
     load_matrices(words, from + (lane % 8 + 8 * (lane / 16)) * bytes + row * bytes +
                              within(32 * step, 16 * (lane / 8 % 2) ^ exchange(lane)));
@@ -208,8 +206,7 @@ template <int D> struct Rows {
   }
 
   // Sixteen columns from number 16 `pair` on, at one step of the rows, in the order that Left is made of sums.
-  DEVICE static void across(Right (&b)[2], u32 from, u32 step, u32 pair) {
-    const u32 lane = threadIdx.x % 32;
+  DEVICE static void across(Right *b, u32 from, u32 step, u32 pair, u32 lane = threadIdx.x % 32) {
 #if PORTABLE_TYPE == 2
     const u32 row = 2 * (lane % 4), own = from + row * bytes + 4 * (lane / 4 % 4) + 8 * step * bytes;
 #pragma unroll
@@ -244,7 +241,7 @@ template <int Tiles, int N> DEVICE void clear(float (&sums)[Tiles][N][4]) {
 // S = A B^T over rows of D elements, `Group` steps at a time; `left(a, m, step)` gives A's operands, out of
 // registers if they are `Held`; B lies at `right`.
 template <int D, int Group, bool Held, bool Exchanged, int Tiles, int N, typename LeftAt>
-DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
+DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left, u32 lane = threadIdx.x % 32) {
   clear(s);
   // Operands in registers need their numbers at compile time. Else it is unrolled as far as addresses differ in more
   // than a constant; each group's products wait for one another, and only those of other groups can go between them.
@@ -261,16 +258,17 @@ DEVICE void multiply_along(float (&s)[Tiles][N][4], u32 right, LeftAt left) {
     for (int pair = 0; pair < N / 2; ++pair) {
       Right b[Group][2];
 #pragma unroll
-      for (int g = 0; g < Group; ++g) Rows<D>::along(b[g], right, 16 * pair, step + g);
+      for (int g = 0; g < Group; ++g) Rows<D>::along(b[g], right, 16 * pair, step + g, lane);
 #pragma unroll
       for (int m = 0; m < Tiles; ++m) multiply<Exchanged>(&s[m][2 * pair], a[m], b);
     }
   }
 }
 
-// O += P B, where P are sums over B's rows and B, of D columns, lies at `right`.
-template <int D, int Group, int Tiles, int N>
-DEVICE void multiply_across(float (&o)[Tiles][D / 8][4], const float (&p)[Tiles][N][4], u32 right) {
+// O += P B, where P are sums over B's rows and B, of D columns, lies at `right`; `Pairs` times 16 columns at a time.
+template <int D, int Group, int Pairs = 1, int Tiles, int N>
+DEVICE void multiply_across(float (&o)[Tiles][D / 8][4], const float (&p)[Tiles][N][4], u32 right,
+                            u32 lane = threadIdx.x % 32) {
 #pragma unroll
   for (int step = 0; step < 8 * N / depth; step += Group) {
     Left a[Tiles][Group];
@@ -280,10 +278,13 @@ DEVICE void multiply_across(float (&o)[Tiles][D / 8][4], const float (&p)[Tiles]
       for (int g = 0; g < Group; ++g) make(a[m][g], p[m], step + g);
     }
 #pragma unroll
-    for (int pair = 0; pair < D / 16; ++pair) {
-      Right b[Group][2];
+    for (int pair = 0; pair < D / 16; pair += Pairs) {
+      Right b[Group][2 * Pairs];
 #pragma unroll
-      for (int g = 0; g < Group; ++g) Rows<D>::across(b[g], right, step + g, pair);
+      for (int g = 0; g < Group; ++g) {
+#pragma unroll
+        for (int i = 0; i < Pairs; ++i) Rows<D>::across(&b[g][2 * i], right, step + g, pair + i, lane);
+      }
 #pragma unroll
       for (int m = 0; m < Tiles; ++m) multiply<false>(&o[m][2 * pair], a[m], b);
     }

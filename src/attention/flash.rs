@@ -39,8 +39,8 @@ impl Flash {
     /// [`Hopper`] for both passes where it takes the inputs. A backward pass of few scores uses [`Portable`], which launches
     /// fewer kernels.
     pub const FASTEST: Self = Self { is_deterministic: false };
-    /// Every result is bitwise reproducible. The backward pass is always [`Portable`]'s, which computes scores twice;
-    /// [`Hopper`] adds to `dq` in any order.
+    /// Every result is bitwise reproducible. The backward pass is always [`Portable`]'s, which computes scores twice, or adds
+    /// to `dq` in a fixed order; [`Hopper`] adds to `dq` in any order.
     pub const DETERMINISTIC: Self = Self { is_deterministic: true };
 
     /// Hopper's kernels if they support such inputs, else the portable ones; the error says why neither does.

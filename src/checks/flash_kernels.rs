@@ -9,7 +9,7 @@ use crate::attention::Attention;
 use crate::attention::cases::{self, Tally as _};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
-use crate::attention::flash::portable::Portable;
+use crate::attention::flash::portable::{Fused, Portable};
 use crate::attention::flash::textbook::{self, Textbook};
 use crate::attention::flash::variant::{Element, Variant};
 use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
@@ -31,7 +31,11 @@ pub fn hopper(passes: Passes) -> Result<Verdict> {
 
 /// The kernels for every GPU from compute capability 8.0 on.
 pub fn portable(passes: Passes) -> Result<Verdict> {
-    check(&[&Portable], passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)], &[3])
+    let sets: &[&dyn Attention] = match passes {
+        Passes::Forward => &[&Portable],
+        Passes::Both => &[&Portable, &Fused],
+    };
+    check(sets, passes, &[(64, Kind::Float, true), (32, Kind::BFloat16, true)], &[3])
 }
 
 /// Random lengths and numbers of heads, and adversarial inputs, by [`flash_tolerance`], for each d, kind and mask of

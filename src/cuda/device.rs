@@ -38,6 +38,7 @@ impl fmt::Display for Arch {
 struct Properties {
     arch: Arch,
     multiprocessors: u32,
+    most_shared_bytes: u32,
 }
 
 /// From the driver at the first call.
@@ -47,7 +48,12 @@ fn properties_of(device: Device) -> Result<Arc<Properties>> {
         let context = context_of(device)?;
         let (major, minor) = context.compute_capability()?;
         let multiprocessors = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        Ok(Properties { arch: Arch { major, minor }, multiprocessors: u32::try_from(multiprocessors)? })
+        let shared = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        Ok(Properties {
+            arch: Arch { major, minor },
+            multiprocessors: u32::try_from(multiprocessors)?,
+            most_shared_bytes: u32::try_from(shared)?,
+        })
     })
 }
 
@@ -59,6 +65,11 @@ pub fn compute_capability(device: Device) -> Result<Arch> {
 /// Multiprocessors of a device; for the CPU, those that the emulator has.
 pub fn multiprocessors(device: Device) -> Result<u32> {
     if device == Device::Cpu { Ok(emulator::multiprocessors()) } else { Ok(properties_of(device)?.multiprocessors) }
+}
+
+/// The most shared memory of a block on a device.
+pub fn most_shared_bytes(device: Device) -> Result<u32> {
+    if device == Device::Cpu { Ok(emulator::SHARED_BYTES) } else { Ok(properties_of(device)?.most_shared_bytes) }
 }
 
 /// The GPU's primary context, which libtorch uses too. It is kept, because dropping it would first make it current.

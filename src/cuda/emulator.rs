@@ -32,6 +32,9 @@ pub struct Settings {
     pub multiprocessors: u32,
 }
 
+/// Of a block, as on Hopper.
+pub(super) const SHARED_BYTES: u32 = 227 * 1024;
+
 thread_local! {
     // Few multiprocessors, so that persistent blocks take several turns.
     static SETTINGS: Cell<Settings> = const { Cell::new(Settings { seed: 1, multiprocessors: 3 }) };

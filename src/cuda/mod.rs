@@ -25,7 +25,7 @@ mod trusted_folder;
 
 pub use cache::Cache;
 pub use dependent_launch::DependentLaunches;
-pub use device::{Arch, compute_capability, multiprocessors};
+pub use device::{Arch, compute_capability, most_shared_bytes, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program, kernel_cache};
 pub use launch::{Kernel, LaunchConfig, Module, load};
 pub use matmul::{Choice, MatrixProducts};

@@ -112,7 +112,7 @@ pub mod portable_backward {
             heads_at_a_time, padded_queries: i32,
             keys, queries: Split,
             q, k, v, o, d_o: Tensor<'a>,
-            lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts: Address<'a>,
+            lse, shift, delta, dq, dk, dv, dq_parts, dk_parts, dv_parts, dq_sums, turns: Address<'a>,
             group_size, unused: i32,
         }
 

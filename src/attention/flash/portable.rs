@@ -4,14 +4,16 @@
 use anyhow::Result;
 use tch::Tensor;
 
-use super::launch::{Gradients, Inputs, KernelSet, Saved, int};
+use super::launch::{Gradients, Inputs, KernelSet, Saved, Sizes, int};
 use super::params::portable_forward as params;
-use crate::cuda::Address;
+use crate::cuda::{self, Address};
 
 mod backward;
 mod forward;
 pub mod splits;
 pub mod tile_config;
+
+use tile_config::BackwardConfig;
 
 /// Attention by our own kernels: bfloat16, float16 and float32, d = 16, 32, 64 or 128, on any GPU from 8.0 on.
 ///
@@ -35,7 +37,32 @@ impl KernelSet for Portable {
     }
 
     fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
-        backward::launch(inputs, saved, gradients)
+        let Sizes { n_queries, n_keys, .. } = inputs.sizes;
+        let scores = u64::from(n_queries) * u64::from(n_keys) * u64::from(inputs.sizes.all_heads());
+        let shared_limit = cuda::most_shared_bytes(inputs.device())?;
+        backward::launch(BackwardConfig::for_scores(inputs.variant, scores, shared_limit), inputs, saved, gradients)
+    }
+}
+
+/// [`Portable`], with the backward pass of long sequences for every length: for tests.
+pub struct Fused;
+
+impl KernelSet for Fused {
+    fn name(&self) -> &'static str {
+        "portable_fused"
+    }
+
+    fn reads(&self, t: &Tensor) -> bool {
+        Portable.reads(t)
+    }
+
+    fn launch_forward(&self, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
+        forward::launch(inputs, o, lse)
+    }
+
+    fn launch_backward(&self, inputs: &Inputs, saved: &Saved, gradients: &Gradients) -> Result<()> {
+        let shared_limit = cuda::most_shared_bytes(inputs.device())?;
+        backward::launch(BackwardConfig::for_scores(inputs.variant, u64::MAX, shared_limit), inputs, saved, gradients)
     }
 }
 

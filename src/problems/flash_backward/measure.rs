@@ -12,7 +12,7 @@ use super::sanitizer::Tool;
 use crate::attention::cases::{Tally as _, in_threads};
 use crate::attention::flash::DIMENSIONS;
 use crate::attention::flash::hopper::Hopper;
-use crate::attention::flash::portable::Portable;
+use crate::attention::flash::portable::{Fused, Portable};
 use crate::attention::flash_tolerance::{self, Case, ErrorShares, Passes};
 use crate::attention::{Attention, FLASH_KERNELS};
 use crate::bench::device::device_for;
@@ -57,6 +57,8 @@ impl Shape {
 /// What is tried of an implementation, and how.
 struct Tried {
     attentions: &'static [&'static dyn Attention],
+    /// Tried too in float32 with rows of 64 and 128, for which alone it has kernels of its own.
+    in_float32: Option<&'static dyn Attention>,
     kernels: &'static [&'static str],
     /// What the names of its kernels on the device begin with: libtorch's take most of the time where a checker looks.
     prefix: &'static str,
@@ -80,6 +82,7 @@ struct Tried {
 /// Every shape runs with both tile sizes.
 const HOPPER: Tried = Tried {
     attentions: &Hopper::SIZES,
+    in_float32: None,
     kernels: &["flash_forward.cu", "flash_backward.cu"],
     prefix: "flash_",
     kinds: &[Kind::BFloat16, Kind::Half],
@@ -96,10 +99,11 @@ const HOPPER: Tried = Tried {
 
 const PORTABLE: Tried = Tried {
     attentions: &[&Portable],
+    in_float32: Some(&Fused),
     kernels: &["portable_forward.cu", "portable_backward.cu"],
     prefix: "portable_",
-    kinds: &[Kind::BFloat16, Kind::Half, Kind::Float],
-    emulated_kinds: &[Kind::BFloat16, Kind::Float],
+    kinds: &[Kind::Float, Kind::BFloat16, Kind::Half],
+    emulated_kinds: &[Kind::Float, Kind::BFloat16],
     dimensions: &DIMENSIONS,
     repeating: &[0, 1, 2, 3, 4],
     whole_tiles: [Shape::new(80, 300, true), Shape::new(80, 300, false)],
@@ -119,6 +123,15 @@ impl Implementation {
 }
 
 impl Tried {
+    fn attentions(&self, kind: Kind, d: i64) -> Vec<&'static dyn Attention> {
+        let in_float32 = self.in_float32.filter(|_| kind == Kind::Float && d >= 64);
+        self.attentions.iter().copied().chain(in_float32).collect()
+    }
+
+    fn attentions_of(&self, case: &Case) -> Vec<&'static dyn Attention> {
+        self.attentions(case.q.kind(), case.q.size().last().copied().unwrap_or_default())
+    }
+
     fn dimensions(&self, device: Device) -> &'static [i64] {
         if device == Device::Cpu { &EMULATED_DIMENSIONS } else { self.dimensions }
     }
@@ -162,7 +175,8 @@ impl Measure for Attestation {
 
 /// Compares every case, several at a time, since compiling takes most of the time.
 fn compare_all(cases: impl Iterator<Item = Result<Case>> + Send, tried: &Tried, device: Device) -> Result<Row> {
-    let shares = in_threads(cases, |case| case?.check_each(tried.attentions, Passes::Both))?;
+    let check = |case: Result<Case>| case.and_then(|case| case.check_each(&tried.attentions_of(&case), Passes::Both));
+    let shares = in_threads(cases, check)?;
     row(shares, tried, device)
 }
 
@@ -227,7 +241,7 @@ fn refills(tried: &Tried, device: Device) -> Result<Row> {
         let Shape { heads, n, is_causal } = shape.on(device);
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
-    let check = |case: Result<Case>| case?.check_against_processor(tried.attentions);
+    let check = |case: Result<Case>| case.and_then(|case| case.check_against_processor(&tried.attentions_of(&case)));
     let mut shares = ErrorShares::default();
     match device {
         Device::Cpu => shares = in_threads(cases.into_iter().map(draw), check)?,
@@ -243,10 +257,10 @@ fn repeats(tried: &Tried, shape: Shape, device: Device) -> Result<Row> {
     let kind = tried.kinds[0];
     for &d in tried.dimensions(device) {
         let case = Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)?;
-        for attention in tried.attentions {
-            let first = case.run(*attention, kind)?;
+        for attention in tried.attentions(kind, d) {
+            let first = case.run(attention, kind)?;
             for run in 1..runs {
-                let again = case.run(*attention, kind)?;
+                let again = case.run(attention, kind)?;
                 for &i in tried.repeating {
                     let result = flash_tolerance::RESULTS[i];
                     let name = attention.name();

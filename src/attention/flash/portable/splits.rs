@@ -53,7 +53,8 @@ impl BackwardConfig {
     pub fn splits(&self, n_queries: u32, n_keys: u32, heads: u32, multiprocessors: u32) -> [Split; 2] {
         let size = Size { n_queries, n_keys, heads };
         let whole = self.splits_of(size, u128::MAX);
-        let tiles = n_keys.div_ceil(self.rows(self.keys)) + n_queries.div_ceil(self.rows(self.queries));
+        let query_tiles = if self.is_fused { 0 } else { n_queries.div_ceil(self.rows(self.queries)) };
+        let tiles = n_keys.div_ceil(self.rows(self.keys)) + query_tiles;
         let resident_ctas = multiprocessors * self.blocks;
         let share = self.products(size) / u128::from(resident_ctas);
         // With many tiles, the last ones take little of the time, unless one kind has few and long tiles.
@@ -121,10 +122,19 @@ impl BackwardConfig {
             let last = if self.variant.is_causal { first.saturating_add(self.rows(self.queries)) } else { n_keys };
             last.min(self.longest_row(size))
         };
-        let keys = tiles(n_keys, self.keys).map(seeing).collect();
+        let keys = items(self.keys, splits[0], tiles(n_keys, self.keys).map(seeing).collect(), self.group_size);
+        if self.is_fused {
+            return schedule::makespan(keys, resident_ctas) + self.stagger(splits[0], size, resident_ctas);
+        }
         let queries = tiles(n_queries, self.queries).map(seen).rev().collect();
-        let all = items(self.keys, splits[0], keys, self.group_size).chain(items(self.queries, splits[1], queries, 1));
-        schedule::makespan(all, resident_ctas)
+        schedule::makespan(keys.chain(items(self.queries, splits[1], queries, 1)), resident_ctas)
+    }
+
+    /// How long the last of the first tiles waits for its turn to add to dq: a step for each tile of its head before it.
+    fn stagger(&self, keys: Split, size: Size, resident_ctas: u32) -> u64 {
+        let tiles = size.n_keys.div_ceil(self.rows(self.keys));
+        let at_a_time = tiles.min(resident_ctas / (size.heads / self.group_size * keys.count).max(1));
+        u64::from(at_a_time) * u64::from(self.keys.products * self.keys.stream * self.rows(self.keys))
     }
 }
 

@@ -119,6 +119,48 @@ fn splits_of_a_group_add_up_to_the_same_gradient() {
     }
 }
 
+/// Ragged lengths, several heads and batches, groups, and tiles that are whole (three multiprocessors) or split.
+#[test]
+fn tiles_of_keys_that_make_dq_too_compute_the_same_gradient() {
+    for (d, is_causal, leading, group_size, n_queries, n_keys) in [
+        (64, true, &[2, 3][..], 1, 113, 203),
+        (64, false, &[2], 1, 239, 1),
+        (64, true, &[], 1, 150, 330),
+        (64, false, &[3], 1, 1, 200),
+        (64, true, &[2, 6], 3, 150, 130),
+        (128, true, &[2], 1, 150, 140),
+        (128, false, &[], 1, 140, 110),
+        (128, false, &[4], 2, 70, 200),
+    ] {
+        let size = [n_queries, n_keys, d];
+        let case = Case::draw(Device::Cpu, leading, size, Kind::Float, is_causal, 1.0).unwrap();
+        let case = case.grouped(group_size).unwrap();
+        for multiprocessors in [3, 132] {
+            emulator::with(
+                |settings| settings.multiprocessors = multiprocessors,
+                || case.check_each(&[&Fused], Passes::Both).unwrap(),
+            );
+        }
+    }
+}
+
+#[test]
+fn dq_is_bitwise_reproducible_if_tiles_of_keys_add_it() {
+    let case = Case::draw(Device::Cpu, &[2], [200, 300, 64], Kind::Float, true, 1.0).unwrap();
+    let run = |seed| emulator::with(|settings| settings.seed = seed, || case.run(&Fused, Kind::Float).unwrap());
+    assert!(run(1).iter().zip(run(2)).all(|(a, b)| a.equal(&b)));
+}
+
+/// exp(-lse) is infinite in float32, and so would be the probability of a key that is not there.
+#[test]
+fn missing_keys_add_nothing_to_dq_where_every_score_is_very_negative() {
+    for is_causal in [true, false] {
+        let mut case = Case::draw(Device::Cpu, &[], [70, 70, 64], Kind::Float, is_causal, 1.0).unwrap();
+        (case.q, case.k) = (case.q.ones_like() * 4.0, case.k.ones_like() * -4.0);
+        case.check_each(&[&Fused], Passes::Both).unwrap();
+    }
+}
+
 #[test]
 fn without_a_gpu_it_says_what_it_needs() {
     let message = |kind, device, d| Portable.supports(kind, device, d).unwrap_err();

@@ -84,6 +84,8 @@ pub struct BackwardConfig {
     pub blocks: u32,
     /// Query heads that share a head of k and v.
     pub group_size: u32,
+    /// Whether the tiles of keys make dq too; there are no tiles of queries then.
+    pub is_fused: bool,
 }
 
 /// Tiles of keys, which make dk and dv, or tiles of queries, which make dq.
@@ -100,6 +102,31 @@ pub struct GradientTiles {
 impl BackwardConfig {
     /// Rows of lse and D are padded to a multiple of this; `portable_backward_prepare` has a CTA for each multiple.
     pub const PADDING: u32 = 128;
+
+    /// The least scores, masked ones included, for which the tiles of keys make dq too.
+    ///
+    /// Measured on an H100, one head of 16,384, in us, seven products and five: d = 128 causal 5123 and 4095, full 9483 and 7358;
+    /// d = 64 causal 2272 and 2311, full 4339 and 3669. With fewer scores, most of the time goes by until the first tiles have
+    /// followed one another.
+    const FUSED_LEAST_SCORES: u64 = 1 << 28;
+
+    /// For as many scores of all heads, with `shared_limit` bytes of shared memory for a CTA.
+    pub fn for_scores(variant: Variant, scores: u64, shared_limit: u32) -> Self {
+        let fused = Self::fused(variant).filter(|fused| fused.most_shared_bytes() <= shared_limit);
+        fused.filter(|_| scores >= Self::FUSED_LEAST_SCORES).unwrap_or_else(|| Self::of(variant))
+    }
+
+    /// With tiles of keys that make dq too: five products instead of seven. `None` for types and d that do not have it.
+    pub fn fused(variant: Variant) -> Option<Self> {
+        let two_passes = Self::of(variant);
+        let has = variant.element == Element::Float && variant.d >= 64;
+        has.then_some(Self {
+            keys: GradientTiles { products: 5, ..two_passes.keys },
+            queries: GradientTiles { products: 0, ..two_passes.queries },
+            is_fused: true,
+            ..two_passes
+        })
+    }
 
     pub fn of(variant: Variant) -> Self {
         // Tiles and stream for dk and dv, and for dq.
@@ -119,6 +146,7 @@ impl BackwardConfig {
             stages: 2,
             blocks: 2,
             group_size: 1,
+            is_fused: false,
         }
     }
 
@@ -132,6 +160,7 @@ impl BackwardConfig {
             ("PORTABLE_STAGES", self.stages),
             ("PORTABLE_BLOCKS", self.blocks),
             ("PORTABLE_GROUPED", (self.group_size > 1).into()),
+            ("PORTABLE_FUSED", self.is_fused.into()),
         ];
         program("portable_backward.cu", self.variant, shape)
     }
@@ -151,8 +180,11 @@ impl BackwardConfig {
         self.rows(pass) * row + self.stages * pass.stream * (row + 4 * statistics)
     }
 
-    /// Of a launch that has tiles of both.
+    /// Of a launch that has tiles of both, or of keys with two blocks of dS, a padded row for each query.
     pub fn most_shared_bytes(&self) -> u32 {
+        if self.is_fused {
+            return self.shared_bytes(self.keys, 2) + 2 * self.keys.stream * (4 * self.rows(self.keys) + 16);
+        }
         self.shared_bytes(self.keys, 2).max(self.shared_bytes(self.queries, 0))
     }
 }
