@@ -173,10 +173,19 @@ impl Measure for Attestation {
     }
 }
 
-/// Compares every case, several at a time, since compiling takes most of the time.
-fn compare_all(cases: impl Iterator<Item = Result<Case>> + Send, tried: &Tried, device: Device) -> Result<Row> {
-    let check = |case: Result<Case>| case.and_then(|case| case.check_each(&tried.attentions_of(&case), Passes::Both));
-    let shares = in_threads(cases, check)?;
+/// Checks every case, in the emulator several at a time, since compiling for it takes most of the time. On a GPU one after the
+/// other: compute-sanitizer's racecheck, which also runs these trials, hangs where several threads launch kernels.
+fn check_all(
+    cases: impl Iterator<Item = Result<Case>> + Send,
+    check: impl Fn(Result<Case>) -> Result<ErrorShares> + Sync,
+    tried: &Tried,
+    device: Device,
+) -> Result<Row> {
+    let mut shares = ErrorShares::default();
+    match device {
+        Device::Cpu => shares = in_threads(cases, check)?,
+        _ => cases.into_iter().try_for_each(|case| anyhow::Ok(shares.merge(&check(case)?)))?,
+    }
     row(shares, tried, device)
 }
 
@@ -196,8 +205,11 @@ fn ragged(tried: &Tried, device: Device) -> Result<Row> {
             }
         }
     }
-    let draw = |(shape, kind, is_causal)| Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0);
-    compare_all(cases.into_iter().map(draw), tried, device)
+    let check = |(shape, kind, is_causal)| {
+        let case = Case::draw(device, &[2, 3], shape, kind, is_causal, 1.0)?;
+        case.check_each(&tried.attentions_of(&case), Passes::Both)
+    };
+    row(in_threads(cases, check)?, tried, device)
 }
 
 /// Heads in groups: a few, whose tiles are split, and so many that they stay whole.
@@ -224,7 +236,8 @@ fn adversarial(tried: &Tried, device: Device) -> Result<Row> {
             cases.extend(flash_tolerance::adversarial(device, d, kind)?);
         }
     }
-    compare_all(cases.into_iter().map(Ok), tried, device)
+    let check = |case: Result<Case>| case.and_then(|case| case.check_each(&tried.attentions_of(&case), Passes::Both));
+    check_all(cases.into_iter().map(Ok), check, tried, device)
 }
 
 /// Whole tiles of every d and type; parts, and tiles from the counter, of every d.
@@ -242,13 +255,7 @@ fn refills(tried: &Tried, device: Device) -> Result<Row> {
         Case::draw(device, &[1, heads], [n, n, d], kind, is_causal, 1.0)
     };
     let check = |case: Result<Case>| case.and_then(|case| case.check_against_processor(&tried.attentions_of(&case)));
-    let mut shares = ErrorShares::default();
-    match device {
-        Device::Cpu => shares = in_threads(cases.into_iter().map(draw), check)?,
-        // The processor's cores compute one reference at a time.
-        _ => cases.into_iter().map(draw).try_for_each(|case| anyhow::Ok(shares.merge(&check(case)?)))?,
-    }
-    row(shares, tried, device)
+    check_all(cases.into_iter().map(draw), check, tried, device)
 }
 
 fn repeats(tried: &Tried, shape: Shape, device: Device) -> Result<Row> {
