@@ -66,8 +66,9 @@
 //      4095; d = 64 32973 and 27374, 2272 and 2311. So turns cost 7 to 13 percent, and 45 at d = 64, n = 16384.
 //  10. Tried for entry 9, with ptxas's placement as the measure. The loop as in the two passes: 18.9 cycles of waits within a
 //      warp for each matrix instruction, now 14.5, because it has 32 columns in the works at a time instead of 16, and fewer
-//      registers with addresses (see `add_dq`). Small and large products in chains of their own: one instruction more for each four. dS read
-//      again from shared memory for dK, to free eight registers: 17.8. Tiles of 128 keys and steps of 32 queries: spills.
+//      registers with addresses (see `add_dq`). Small and large products in chains of their own: one instruction more for each
+//      four. dS read again from shared memory for dK, to free eight registers: 17.8. Tiles of 128 keys, steps of 32 queries:
+//      spills.
 //
 // Set by src/attention/flash/portable: PORTABLE_D (16, 32, 64, 128), PORTABLE_TYPE (lib/fragment.cuh), PORTABLE_CAUSAL,
 // PORTABLE_WARPS, PORTABLE_KEYS_TILES and PORTABLE_QUERIES_TILES (of 16 rows, a warp), PORTABLE_KEYS_STREAM and
