@@ -49,6 +49,10 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The variables by which C++ compilers search folders. An empty or relative one means the working directory.
+pub const COMPILER_PATHS: [&str; 6] =
+    ["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"];
+
 /// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or one above it,
 /// else the program's own folder or one above it.
 ///
@@ -57,7 +61,8 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 pub fn find() -> Result<PathBuf> {
     if let Some(root) = std::env::var_os("CS336_ROOT").filter(|root| !root.is_empty()).map(PathBuf::from) {
         ensure!(is_complete(&root), "CS336_ROOT={} holds no suites/ and templates/", shown_path(&root));
-        return Ok(root);
+        // A compiler runs in another folder.
+        return Ok(std::path::absolute(root)?);
     }
     let program = std::env::current_exe().ok();
     for start in [std::env::current_dir().ok(), program.clone()].into_iter().flatten() {

@@ -22,6 +22,7 @@ use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
 use crate::printable::shown_path;
+use crate::root::COMPILER_PATHS;
 
 /// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
@@ -137,20 +138,22 @@ fn build(compiler: &Compiler, program: &Program) -> Result<File> {
 fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
     let (source, made) = (work.join("program.cc"), work.join("program.so"));
     fs::write(&source, &text)?;
-    let preprocessed = run(compiler(kernels)?.args(["-E", "-P"]).arg(&source))?;
+    let preprocessed = run(compiler(kernels, work)?.args(["-E", "-P"]).arg(&source))?;
     let names = entry_points(&String::from_utf8_lossy(&preprocessed));
     ensure!(!names.is_empty(), "it has no extern \"C\" __global__ function");
     let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
     text += &format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", "));
     fs::write(&source, &text)?;
-    run(compiler(kernels)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
+    run(compiler(kernels, work)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
     fs::read(&made).context("failed to read the compiled library")
 }
 
-/// `$CXX` or `c++` with the options of every step.
-fn compiler(kernels: &Path) -> Result<Command> {
+/// `$CXX` or `c++` with the options of every step. It runs in `work`, since others may write to the working directory.
+fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    command.current_dir(work);
+    COMPILER_PATHS.iter().for_each(|name| drop(command.env_remove(name)));
     // Warnings are off: the kernels are written for another compiler.
     command.args(["-std=c++20", "-w", "-Wno-psabi"]).arg("-I").arg(kernels);
     command.args(toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]));

@@ -11,7 +11,7 @@ use super::store::Layout;
 use crate::error::Fault;
 use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, Death};
-use crate::root::absolute;
+use crate::root::{COMPILER_PATHS, absolute};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
@@ -41,9 +41,8 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
         command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
     }
     // PyTorch runs the compilers there.
-    for name in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none()) {
-        command.env_remove(name);
-    }
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none());
+    homes.chain(COMPILER_PATHS).for_each(|name| drop(command.env_remove(name)));
     command
 }
 
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn python_inherits_no_cuda_home_in_the_working_directory() {
+    fn python_inherits_no_cuda_home_in_the_working_directory_and_no_path_of_a_compiler() {
         let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda")];
         let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
         let removed: Vec<_> = safe(Path::new("python3"), of)
@@ -136,7 +135,8 @@ mod tests {
             .filter(|(_, value)| value.is_none())
             .map(|(name, _)| name.to_owned())
             .collect();
-        assert_eq!(removed, ["CUDA_HOME"]);
+        let expected: std::collections::BTreeSet<_> = COMPILER_PATHS.into_iter().chain(["CUDA_HOME"]).collect();
+        assert_eq!(removed, Vec::from_iter(expected));
     }
 
     #[test]

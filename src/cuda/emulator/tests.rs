@@ -115,6 +115,16 @@ fn undefined_behaviour_is_reported() {
 }
 
 #[test]
+fn the_compiler_searches_neither_the_working_directory_nor_what_the_environment_lists() {
+    let (root, folders) = (tempfile::tempdir().unwrap(), folders(PROBES));
+    let command = compiler(&folders.compiler.kernels, root.path()).unwrap();
+    assert_eq!(command.get_current_dir(), Some(root.path()));
+    for name in COMPILER_PATHS {
+        assert!(command.get_envs().any(|variable| variable == (name.as_ref(), None)), "{name}");
+    }
+}
+
+#[test]
 fn compile_errors_include_the_compilers_output() {
     let Folders { compiler, _root } =
         folders("#include \"lib/base.cuh\"\nextern \"C\" __global__ void probe(float *x) { x[0] = no_such_name; }\n");
