@@ -3,14 +3,16 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
-use super::Ended;
+use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM};
-use crate::harness::provenance::Commit;
+use crate::harness::provenance::{Commit, git};
 use crate::harness::store::Layout;
 use crate::printable::shown_path;
+use crate::process::output_within;
 use crate::root::absolute;
 use crate::units::{MIB, human_bytes};
 
@@ -45,6 +47,7 @@ exec "$here/bin/cs336" "$@"
 "#;
 
 pub fn run(layout: &Layout) -> Result<Ended> {
+    watch_for_interrupt();
     let dist = layout.root.join("dist");
     let folder = dist.join("cs336");
     if folder.exists() {
@@ -58,7 +61,7 @@ pub fn run(layout: &Layout) -> Result<Ended> {
         copy_tracked(layout, data, &folder)?;
     }
     write_executable(&folder.join(LAUNCHER), LAUNCHER_TEXT)?;
-    let manifest = Manifest::of(&folder, Commit::of(&layout.root)?)?;
+    let manifest = Manifest::of(&folder, Commit::of(&layout.root, &interrupted)?)?;
     fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
     let archive = dist.join("cs336.tar.gz");
     // Where root unpacks it, files would belong to whoever has the builder's number there.
@@ -98,10 +101,9 @@ fn remove_paths(program: &Path) -> Result<()> {
 
 /// Copies the files under `data` that git tracks, and no local ones.
 fn copy_tracked(layout: &Layout, data: &str, to: &Path) -> Result<()> {
-    let output = Command::new("git").arg("-C").arg(&layout.root).args(["ls-files", "-z", "--", data]).output();
-    let output = output.context("failed to run git, which lists the files of a bundle")?;
-    ensure!(output.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    for name in output.stdout.split(|b| *b == 0).filter(|n| !n.is_empty()) {
+    let listed = git(&layout.root, &["ls-files", "-z", "--", data], &interrupted)?;
+    let listed = listed.map_err(|why| anyhow!("git ls-files, which lists the files of a bundle, failed: {why}"))?;
+    for name in listed.split(|b| *b == 0).filter(|n| !n.is_empty()) {
         let name = std::str::from_utf8(name).context("a file name is not UTF-8")?;
         let target = to.join(name);
         fs::create_dir_all(target.parent().context("a file needs a folder")?)?;
@@ -118,8 +120,11 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
 }
 
 fn command(command: &mut Command) -> Result<()> {
+    /// Compressing takes seconds.
+    const LIMIT: Duration = Duration::from_secs(600);
     let program = shown_path(command.get_program());
-    let output = command.output().with_context(|| format!("failed to run {program}; install binutils and tar"))?;
+    let output = output_within(command, LIMIT, &interrupted);
+    let output = output.with_context(|| format!("failed to run {program}; install binutils and tar"))?;
     if !output.status.success() {
         bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

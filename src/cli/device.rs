@@ -128,7 +128,7 @@ impl<'a> Recording<'a> {
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
         // There is no suite file.
-        let run = open_run(&layout.root, "", &facts)?;
+        let run = open_run(&layout.root, "", &facts, &interrupted)?;
         Ok(Self { layout, group, run, file: group.recorded(layout)?, _lock })
     }
 

@@ -212,7 +212,7 @@ fn one_case(
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
     let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
-    let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?)?;
+    let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?, &interrupted)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };
     let mut context = MeasurementContext { problem, measured, profile, worker: Worker::new(layout), run };

@@ -166,7 +166,7 @@ pub fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("cs336: {}", without_frames(&format!("{error:#}")));
-            ExitCode::from(1)
+            ExitCode::from(if interrupted() { 130 } else { 1 })
         }
     }
 }

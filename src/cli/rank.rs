@@ -142,7 +142,7 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
     let mut settings = vec![("task".into(), task.into()), ("version".into(), VERSION.into())];
     if let Some(input) = input {
         let layout = Layout::find().ok();
-        let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root).ok());
+        let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root, &interrupted).ok());
         let commit =
             commit.map(|Commit { commit, dirty, .. }| if dirty { format!("{commit} with changes") } else { commit });
         let suites = layout.and_then(|layout| suites_hash(&layout.root).ok().flatten());
@@ -199,17 +199,8 @@ pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
         interrupted,
         ..Launch::new(&task.task, world_size, Duration::from_secs(deadline))
     };
-    match launch(&plan, &task.read_input()?) {
-        Ok(results) => {
-            task.write(&Value::Array(results))?;
-            task.print_findings().map(|()| Ended::Well)
-        }
-        Err(error) if interrupted() => {
-            eprintln!("cs336: {error:#}");
-            Ok(Ended::Interrupted)
-        }
-        Err(error) => Err(error),
-    }
+    task.write(&Value::Array(launch(&plan, &task.read_input()?)?))?;
+    task.print_findings().map(|()| Ended::Well)
 }
 
 #[cfg(test)]

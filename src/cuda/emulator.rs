@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
@@ -22,7 +23,11 @@ use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
 use crate::printable::shown_path;
+use crate::process::output_within;
 use crate::root::COMPILER_PATHS;
+
+/// The largest kernel takes a minute on two cores.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
@@ -163,9 +168,10 @@ fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
 /// The output of `command`. Errors: [`Fault::NotAvailable`] if it does not start; its error output if it fails.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let name = shown_path(command.get_program());
-    let output = command.output().map_err(|error| Fault::NotAvailable {
+    // Workers, which compile, are ended with what they have started.
+    let output = output_within(command, LIMIT, &|| false).map_err(|error| Fault::NotAvailable {
         needs: "a C++ compiler, to run kernels on the CPU".into(),
-        has: format!("no {name:?} that starts ({error}); set CXX"),
+        has: format!("no {name:?} that starts and ends ({error}); set CXX"),
     })?;
     ensure!(output.status.success(), "{name} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
     Ok(output.stdout)
