@@ -23,6 +23,7 @@ use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::printable::shown_path;
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
+use crate::root::read;
 
 /// A task with its input and output, for one rank or for a launch.
 #[derive(clap::Args)]
@@ -66,7 +67,7 @@ impl Task {
 
     fn read_input(&self) -> Result<Value> {
         let Some(file) = &self.input else { return Ok(Value::Null) };
-        let bytes = std::fs::read(file).with_context(|| format!("reading {}", shown_path(file)))?;
+        let bytes = read(file).with_context(|| format!("reading {}", shown_path(file)))?;
         serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
@@ -191,15 +192,16 @@ pub(super) fn keep_multicast_off(backend: Backend) -> Result<()> {
 /// As [`launch`]: the error names the rank, the collective and its number.
 pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     let &LaunchArguments { ref task, world_size, deadline } = arguments;
-    watch_for_interrupt();
     task.code()?;
+    let input = task.read_input()?;
+    watch_for_interrupt();
     let plan = Launch {
         backend: task.backend,
         trace: task.trace.clone(),
         interrupted,
         ..Launch::new(&task.task, world_size, Duration::from_secs(deadline))
     };
-    task.write(&Value::Array(launch(&plan, &task.read_input()?)?))?;
+    task.write(&Value::Array(launch(&plan, &input)?))?;
     task.print_findings().map(|()| Ended::Well)
 }
 

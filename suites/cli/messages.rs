@@ -124,6 +124,16 @@ fn a_missing_suite_and_a_missing_template_are_named() {
     assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
 }
 
+#[test]
+fn a_pipe_as_the_input_of_ranks_is_named_and_not_waited_for() {
+    let tree = Tree::new();
+    assert!(Command::new("mkfifo").arg(tree.path("pipe")).status().unwrap().success());
+    for verb in [&["rank"][..], &["launch", "--world-size", "1"]] {
+        let said = tree.refused(&[verb, &["--task", "nccl_selftest", "--input", "pipe"]].concat());
+        assert!(said.contains("reading pipe: it is not a regular file"), "{said}");
+    }
+}
+
 /// Opening a pipe waits for a writer, and a device may have no end.
 #[rstest]
 #[case::record("report/records/cpu/mixed_precision_accumulation.json", &["diff", PROBLEM])]
