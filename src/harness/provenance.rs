@@ -70,11 +70,13 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit
     };
     // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
     let is_tracked = lines(&["ls-files", "--", "suites"])?.is_some_and(|files| !files.is_empty());
-    let Some([commit]) = lines(&["rev-parse", "HEAD"])?.filter(|_| is_tracked).as_deref() else { return Ok(None) };
+    let Some(commit) = lines(&["rev-parse", "HEAD"])?.filter(|_| is_tracked).map(|lines| lines.concat()) else {
+        return Ok(None);
+    };
     // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
     let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
-    Ok(changed.map(|modified| Commit { commit: commit.clone(), dirty: !modified.is_empty(), modified }))
+    Ok(changed.map(|modified| Commit { commit, dirty: !modified.is_empty(), modified }))
 }
 
 /// Opens a run: a fresh id, the time, the commit and the machine. Errors: also those of [`Commit::of`].
