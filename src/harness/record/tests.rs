@@ -122,6 +122,20 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
 }
 
+/// A file of the size that is read can hold as many; comparing each two would take minutes.
+#[test]
+fn a_file_of_a_hundred_thousand_cases_and_runs_is_read() {
+    let mut many = RecordFile::new("p", Profile::Cpu);
+    for i in 0..100_000 {
+        many.runs.push(run(&format!("r{i}")));
+        many.cases.push(case(json!({"n": i}), &format!("r{i}"), Outcome::Failed { error: String::new() }));
+    }
+    many.validate().unwrap();
+    many.cases[99_999].params = json!({"n": 99_998});
+    let error = many.validate().unwrap_err().to_string();
+    assert!(error.contains("cases 99998 and 99999 have the same parameters"), "{error}");
+}
+
 #[test]
 fn a_timing_below_the_floor_of_its_machine_is_refused_with_its_case_and_both_times() {
     let with = |seconds: f64| {
