@@ -158,7 +158,9 @@ fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
     command.current_dir(work);
-    COMPILER_PATHS.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in COMPILER_PATHS {
+        command.env_remove(name);
+    }
     // Warnings are off: the kernels are written for another compiler.
     command.args(["-std=c++20", "-w", "-Wno-psabi"]).arg("-I").arg(kernels);
     command.args(toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]));

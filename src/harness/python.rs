@@ -42,7 +42,9 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     }
     // PyTorch runs the compilers there.
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none());
-    homes.chain(COMPILER_PATHS).for_each(|name| drop(command.env_remove(name)));
+    for name in homes.chain(COMPILER_PATHS) {
+        command.env_remove(name);
+    }
     command
 }
 
