@@ -11,6 +11,7 @@ use super::floor;
 use super::grade::CheckStatus;
 use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
+use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
 use super::worker::{Ending, Job, Reply, Worker};
@@ -104,7 +105,7 @@ impl<'a> Runner<'a> {
         let outcome = match ending {
             Ending::Interrupted => return Ok(CaseEnding::Interrupted),
             Ending::TimedOut { .. } if clock.is_over() => return Ok(CaseEnding::OutOfTime),
-            ending => context.outcome(params, ending)?,
+            ending => context.outcome(params, ending, elapsed)?,
         };
         Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), elapsed })))
     }
@@ -151,8 +152,9 @@ impl<'a> Runner<'a> {
 }
 
 impl MeasurementContext<'_> {
-    /// Turns a worker's ending into an outcome. A timing below the physical floor is a failure.
-    fn outcome(&self, params: &Value, ending: Ending) -> Result<Outcome> {
+    /// Turns a worker's ending into an outcome. A timing that no record can hold, such as one below the physical floor, is a
+    /// failure.
+    fn outcome(&self, params: &Value, ending: Ending, elapsed: Duration) -> Result<Outcome> {
         let failed = |error: String| Outcome::Failed { error: printable(&error) };
         let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);
         Ok(match ending {
@@ -165,10 +167,13 @@ impl MeasurementContext<'_> {
             }
             Ending::Died { how, out_of_memory: false } => failed(how),
             Ending::Reply(Reply::Failed(error)) => failed(error),
-            Ending::Reply(Reply::Ended(Outcome::Measured { row })) => match floor::check(&row, &self.run.peaks) {
-                Ok(()) => Outcome::Measured { row },
-                Err(error) => failed(format!("{error:#}")),
-            },
+            Ending::Reply(Reply::Ended(Outcome::Measured { row })) => {
+                let checked = floor::check(&row, &self.run.peaks).and_then(|()| check_times(&row, elapsed.as_secs_f64()));
+                match checked {
+                    Ok(()) => Outcome::Measured { row },
+                    Err(error) => failed(format!("{error:#}")),
+                }
+            }
             Ending::Reply(Reply::Ended(Outcome::OutOfMemory { requested_bytes, message, .. })) => {
                 Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
             }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
-use super::samples::{each_samples, round_times, round_to_clock};
+use super::samples::{check_times, each_samples, round_times, round_to_clock};
 use super::{floor, json};
 use crate::printable::one_line;
 
@@ -161,7 +161,8 @@ impl RecordFile {
     }
 
     /// Errors: a run without a proper id, time or commit, or with the id of another; a case without its run; two cases with
-    /// the same parameters; an invalid sample, or one below the floor of its run's machine.
+    /// the same parameters; an invalid sample, one that takes longer than its case, or one below the floor of its run's
+    /// machine.
     pub fn validate(&self) -> Result<()> {
         let mut runs = HashMap::new();
         for (i, run) in self.runs.iter().enumerate() {
@@ -296,6 +297,7 @@ impl CaseRecord {
         );
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
+        check_times(row, elapsed_s)?;
         floor::check(row, peaks)
     }
 

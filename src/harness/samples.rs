@@ -105,6 +105,26 @@ impl Samples {
     }
 }
 
+/// Errors: times in `row` that a case of `elapsed_s` seconds, written to a record, cannot have. No list counts a second
+/// twice, so its samples together take at most as long as their case.
+pub fn check_times(row: &Value, elapsed_s: f64) -> Result<()> {
+    /// Clocks of a host and a device differ by some millionths.
+    const TOLERANCE: f64 = 1.01;
+    each_samples(row, &mut |at, Samples { unit, samples, .. }| {
+        if *unit != Unit::Seconds {
+            return Ok(());
+        }
+        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+        ensure!(least >= 1.0 / STEPS_PER_S, "{at}: a sample of {least:e} s is below a nanosecond, the step of clocks");
+        let sum: f64 = samples.iter().sum();
+        ensure!(
+            sum <= elapsed_s * TOLERANCE,
+            "{at}: its samples take {sum:.3e} s together, and their case took {elapsed_s:.3e} s"
+        );
+        Ok(())
+    })
+}
+
 /// Calls `visit` with the path and content of every [`Samples`] inside `row`.
 ///
 /// An object that has the key `samples` must be a well-formed `Samples`.
