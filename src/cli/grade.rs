@@ -11,6 +11,7 @@ use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::named_files::require_distinct;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
@@ -38,6 +39,7 @@ pub struct Arguments {
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
     if let Some(folder) = &arguments.cases {
         return super::cases::run(layout, folder, arguments.json, arguments.junit.as_deref());
     }

@@ -18,6 +18,7 @@ use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
 use crate::collective::trace::{findings, traced};
 use crate::harness::manifest::suites_hash;
+use crate::harness::named_files::require_distinct;
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::printable::shown_path;
@@ -66,6 +67,9 @@ impl Task {
     }
 
     fn read_input(&self) -> Result<Value> {
+        let Self { input, output, trace, .. } = self;
+        let files = [("--input", input), ("--output", output), ("--trace", trace)];
+        require_distinct(&files.map(|(option, path)| (option, path.as_deref())))?;
         let Some(file) = &self.input else { return Ok(Value::Null) };
         let bytes = read(file).with_context(|| format!("reading {}", shown_path(file)))?;
         serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))

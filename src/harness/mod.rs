@@ -13,6 +13,7 @@ pub mod grade_files;
 pub mod handout;
 pub mod json;
 pub mod manifest;
+pub mod named_files;
 pub mod peer;
 pub mod plan;
 pub mod problem;
