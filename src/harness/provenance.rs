@@ -1,5 +1,6 @@
 //! Where a number comes from: the commit, the machine and the conditions of a run.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
@@ -76,7 +77,13 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit
     // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
     let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
-    Ok(changed.map(|modified| Commit { commit, dirty: !modified.is_empty(), modified }))
+    let marked = lines(&[&["ls-files", "-v", "--"], &measured[..]].concat())?;
+    let (Some(changed), Some(marked)) = (changed, marked) else { return Ok(None) };
+    // Of files that are "assume unchanged" (a small letter) or "skip worktree" (S), git does not see a change.
+    let unseen = |line: &String| line.starts_with(|mark: char| mark.is_ascii_lowercase() || mark == 'S');
+    let unseen = marked.iter().filter(|line| unseen(line)).filter_map(|line| Some(line.split_once(' ')?.1.to_string()));
+    let modified: BTreeSet<String> = changed.into_iter().chain(unseen).collect();
+    Ok(Some(Commit { commit, dirty: !modified.is_empty(), modified: modified.into_iter().collect() }))
 }
 
 /// Opens a run: a fresh id, the time, the commit and the machine. Errors: also those of [`Commit::of`].
@@ -170,7 +177,7 @@ mod tests {
     }
 
     /// Runs git in `root`, with an author.
-    fn git(root: &Path, arguments: &[&str]) {
+    fn run_git(root: &Path, arguments: &[&str]) {
         let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
         let output = Command::new("git").arg("-C").arg(root).args(author).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -186,15 +193,23 @@ mod tests {
         };
         write("suites/p.toml", "a");
         write("templates/p.md", "a");
-        git(folder.path(), &["init", "--quiet"]);
-        git(folder.path(), &["add", "."]);
-        git(folder.path(), &["commit", "--quiet", "--message", "a"]);
+        run_git(folder.path(), &["init", "--quiet"]);
+        run_git(folder.path(), &["add", "."]);
+        run_git(folder.path(), &["commit", "--quiet", "--message", "a"]);
         write("templates/p.md", "b");
         let clean = Commit::of(folder.path(), &|| false).unwrap();
         assert!(clean.commit.len() == 40 && !clean.dirty, "{clean:?}");
         write("suites/p.toml", "b");
         let changed = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((changed.dirty, changed.modified), (true, vec!["suites/p.toml".to_string()]));
+        write("suites/p.toml", "a");
+        for mark in ["assume-unchanged", "skip-worktree"] {
+            run_git(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
+            let hidden = Commit::of(folder.path(), &|| false).unwrap();
+            assert_eq!((hidden.dirty, hidden.modified), (true, vec!["suites/p.toml".to_string()]), "{mark}");
+            run_git(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
+            assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
+        }
         write("dist/cs336/suites/p.toml", "a");
         assert_eq!(Commit::of(&folder.path().join("dist/cs336"), &|| false).unwrap().commit, "unknown");
     }
