@@ -125,7 +125,8 @@ impl Compiler {
         Ok(Source { name: format!("kernels/{}", program.file), text, headers })
     }
 
-    /// Name as in `#include` and text of every file of `kernels/<folder>` with this extension, by name.
+    /// Name as in `#include` and text of every file of `kernels/<folder>` with this extension, by name. A name that begins with
+    /// a dot is an editor's, which may lead nowhere.
     pub(super) fn headers(&self, folder: &str, extension: &str) -> Result<Vec<(String, String)>> {
         let path = self.kernels.join(folder);
         if !path.is_dir() {
@@ -134,8 +135,8 @@ impl Compiler {
         let mut headers = Vec::new();
         for file in fs::read_dir(&path).with_context(|| format!("failed to list {}", shown_path(&path)))? {
             let path = file?.path();
-            if path.extension().is_some_and(|e| e == extension) {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if !name.starts_with('.') && path.extension().is_some_and(|e| e == extension) {
                 headers.push((format!("{folder}/{name}"), read(&path)?));
             }
         }

@@ -170,6 +170,17 @@ fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[cas
     }
 }
 
+#[test]
+fn what_editors_leave_beside_templates_costs_no_answer() {
+    let tree = Tree::with_records();
+    let shared = tree.path("templates/shared");
+    fs::write(shared.join(".steps.md.swp"), b"\xff").unwrap();
+    fs::create_dir(shared.join("drafts")).unwrap();
+    symlink("nowhere", shared.join(".#steps.md")).unwrap();
+    let output = tree.run(&["export", PROBLEM, "--table", "four"]);
+    assert!(output.status.success(), "{}", output_text(&output));
+}
+
 /// Doctor asks the interpreter, which may be any program.
 #[test]
 fn a_program_that_is_no_python_is_no_peer() {

@@ -39,6 +39,15 @@ fn a_second_build_is_the_first_one_from_the_cache() {
 }
 
 #[test]
+fn what_an_editor_leaves_beside_headers_is_not_read() {
+    let Folders { compiler, _root } = folders();
+    fs::write(compiler.kernels.join("lib/.scale.cuh.swp"), b"\xff").unwrap();
+    std::os::unix::fs::symlink("nowhere", compiler.kernels.join("lib/.#scale.cuh")).unwrap();
+    let names: Vec<_> = compiler.headers("lib", "cuh").unwrap().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["lib/scale.cuh"]);
+}
+
+#[test]
 fn every_input_of_a_build_changes_its_key() {
     let Folders { compiler, _root } = folders();
     let first = compiler.build(&probe("3.0f"), Arch::HOPPER).unwrap();
