@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::printable::one_line;
+
 /// A rank's numbers, and the address of the store where it finds the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
@@ -126,6 +128,10 @@ impl Environment {
             },
             None => text("MASTER_ADDR")?,
         };
+        ensure!(
+            master_addr == one_line(&master_addr),
+            "rank 0's host is {master_addr:?} in MASTER_ADDR or SLURM_STEP_NODELIST: write a host's name or address"
+        );
         Ok(Self {
             rank,
             local_rank: number(launcher.local_rank)?,
