@@ -13,7 +13,7 @@ use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::{Ending, Job, Reply, Worker};
-use crate::printable::{one_line, printable, shown_path};
+use crate::printable::{indented, one_line, printable, shown_path};
 
 /// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -136,6 +136,6 @@ fn grade(worker: &mut Worker, path: &Path) -> Option<CaseResult> {
 fn print(result: &CaseResult) {
     println!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file);
     for text in result.error.iter().chain(&result.compared.lines) {
-        println!("    {}", text.replace('\n', "\n    "));
+        println!("    {}", indented(text, 4));
     }
 }

@@ -12,7 +12,7 @@ use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
-use crate::printable::shown_path;
+use crate::printable::{indented, shown_path};
 use crate::process::output_within;
 use crate::units::human_bytes;
 
@@ -39,7 +39,7 @@ pub fn run(as_json: bool) -> Result<Ended> {
                 (false, true) => "MISSING",
                 (false, false) => "absent",
             };
-            println!("{mark:<8} {:<12} {}", finding.name, finding.detail);
+            println!("{mark:<8} {:<12} {}", finding.name, indented(&finding.detail, 22));
         }
     }
     let broken = findings.iter().any(|f| f.required && !f.ok);

@@ -20,7 +20,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
-use crate::printable::one_line;
+use crate::printable::{indented, one_line};
 use crate::problems::{DEVICE_CHECKS, REGISTRY};
 
 // What a verb prints may quote names and messages from outside, which must not act on a terminal. These hide the standard
@@ -165,7 +165,7 @@ pub fn main() -> ExitCode {
             ExitCode::from(130)
         }
         Err(error) => {
-            eprintln!("cs336: {}", without_frames(&format!("{error:#}")));
+            eprintln!("cs336: {}", indented(&without_frames(&format!("{error:#}")), 4));
             ExitCode::from(if interrupted() { 130 } else { 1 })
         }
     }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::json::from_value;
+use crate::printable::one_line;
 
 /// A rank test looks at all pairs of two lists.
 const MOST_SAMPLES: usize = 5_000;
@@ -138,7 +139,7 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
         if length > 0 {
             path.push('.');
         }
-        path.push_str(key);
+        path.push_str(&one_line(key));
         let result = walk(child, path, visit);
         path.truncate(length);
         result
