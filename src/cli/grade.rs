@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt, writeup};
+use super::writeup::{self, Lacking};
+use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt};
 use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
@@ -16,7 +17,7 @@ use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::Worker;
-use crate::printable::printable;
+use crate::printable::{indented, printable};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -51,16 +52,17 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         [] => HANDOUT.iter().collect(),
         names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
     };
-    let mut grades = Vec::new();
+    let (mut grades, mut failed) = (Vec::new(), false);
     for problem in chosen {
         let entry = entry(problem);
         let Some((checks, lacking)) = results(layout, entry) else { return Ok(Ended::Interrupted) };
-        let graded = grade(problem, entry, &checks, &lacking);
+        failed |= lacking.is_error || checks.iter().any(|check| matches!(check.ending, CheckStatus::Failed { .. }));
+        let graded = grade(problem, entry, &checks, &lacking.reasons);
         if !arguments.json {
             print(&graded);
             let unattested = entry.map(|entry| writeup::unattested(layout, entry)).transpose();
             if let Some(message) = unattested.map(Option::flatten).unwrap_or_else(|error| Some(format!("{error:#}"))) {
-                println!("             {message}");
+                println!("             {}", indented(&message, 17));
             }
         }
         grades.push(graded);
@@ -77,15 +79,13 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let written =
         files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
     written.into_iter().collect::<Result<()>>()?;
-    let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
-    let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.
 ///
 /// An error fails its check, or is what the problem lacks: the other problems are graded all the same.
-fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<CheckResult>, Vec<String>)> {
+fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<CheckResult>, Lacking)> {
     let Some(entry) = entry else { return Some(Default::default()) };
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut checks = Vec::new();
@@ -98,8 +98,10 @@ fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<Chec
         let elapsed_s = started.elapsed().as_secs_f64();
         checks.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
     }
-    let lacking = writeup::lacking(layout, entry).unwrap_or_else(|error| vec![format!("{error:#}")]);
-    Some((checks, lacking.iter().map(|reason| printable(reason)).collect()))
+    let mut lacking = writeup::lacking(layout, entry)
+        .unwrap_or_else(|error| Lacking { reasons: vec![format!("{error:#}")], is_error: true });
+    lacking.reasons.iter_mut().for_each(|reason| *reason = printable(reason));
+    Some((checks, lacking))
 }
 
 fn print(graded: &ProblemGrade) {
@@ -120,7 +122,7 @@ fn print(graded: &ProblemGrade) {
         };
         println!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points));
         for reason in &part.lost {
-            println!("                       {}", reason.replace('\n', "\n                       "));
+            println!("                       {}", indented(reason, 23));
         }
     }
 }

@@ -80,8 +80,18 @@ fn a_record_that_cannot_be_read_is_a_reason_of_its_own_problem_alone() {
     fs::write(tree.record_path(), "{\"schema\": 99}").unwrap();
     let output = tree.run(&["grade", PROBLEM, "communication_accounting", "--json", "--junit", "j.xml"]);
     let grades = json(&output);
-    assert_eq!(grades.as_array().unwrap().len(), 2, "{grades}");
+    assert_eq!((output.status.code(), grades.as_array().unwrap().len()), (Some(1), 2), "{grades}");
     let lost = grades[0]["parts"][0]["lost"].to_string();
     assert!(lost.contains("has schema 99"), "{grades}");
     assert!(!grades[1].to_string().contains("has schema 99") && tree.path("j.xml").exists(), "{grades}");
+}
+
+/// What was not measured is no failure; a template that does not render is one.
+#[test]
+fn an_answer_that_cannot_be_built_fails() {
+    let tree = Tree::with_records();
+    assert_eq!(tree.run(&["grade", PROBLEM]).status.code(), Some(0));
+    fs::write(tree.path(format!("templates/{PROBLEM}.md")), "{{ nothing_of_this_name }}").unwrap();
+    let said = tree.refused(&["grade", PROBLEM]);
+    assert!(said.contains("its answer does not render") && said.contains("earned 0 of 1 points"), "{said}");
 }
