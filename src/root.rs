@@ -214,7 +214,7 @@ mod tests {
     fn a_folder_above_the_tree_or_above_what_it_links_to_is_refused_unless_it_is_sticky() {
         let above = tempfile::tempdir().unwrap();
         let [tree, elsewhere] = ["open/tree", "own/tree"].map(|name| above.path().join(name));
-        [&tree, &elsewhere].map(|folder| fs::create_dir_all(folder.join("suites")).unwrap());
+        [&tree, &elsewhere].iter().for_each(|folder| fs::create_dir_all(folder.join("suites")).unwrap());
         std::os::unix::fs::symlink(tree.join("suites"), elsewhere.join("kernels")).unwrap();
         for (mode, is_open) in [(0o755, false), (0o777, true), (0o1777, false)] {
             set_mode(&above.path().join("open"), mode);
