@@ -17,6 +17,7 @@ use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile, RecordFile, Run};
 use crate::harness::store::{Layout, lock_records, write_atomically};
 use crate::harness::worker::Worker;
+use crate::printable::indented;
 use crate::problems::DEVICE_CHECKS;
 
 /// How one check ended.

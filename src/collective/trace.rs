@@ -67,8 +67,9 @@ pub fn findings(path: &Path) -> Result<Vec<String>> {
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         return Ok(Vec::new());
     }
-    let read = || Ok(serde_json::from_value(unzipped(&read_at_most(path, MOST_BYTES)?)?["otherData"]["findings"].take())?);
-    read().with_context(|| format!("reading the trace {}", shown_path(path)))
+    let trace = read_at_most(path, MOST_BYTES).map_err(Into::into).and_then(|bytes| unzipped(&bytes));
+    let mut trace = trace.with_context(|| format!("reading the trace {}", shown_path(path)))?;
+    Ok(serde_json::from_value(trace["otherData"]["findings"].take())?)
 }
 
 fn zipped(bytes: &[u8]) -> Result<Vec<u8>> {
