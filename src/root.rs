@@ -97,7 +97,7 @@ const STICKY: u32 = 0o1000;
 /// Errors: a user who is not `trusted` owns the tree or a part of it that runs as code, or can write to it.
 fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     let mut above = BTreeSet::new();
-    for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.symlink_metadata().is_ok()) {
+    for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.is_dir()) {
         trusted.require(root, &folder, 0)?;
         let listed = || format!("failed to list {}", shown_path(&folder));
         above.extend(fs::canonicalize(&folder).with_context(listed)?.ancestors().skip(1).map(Path::to_path_buf));
