@@ -142,13 +142,8 @@ impl Trusted {
         let remedy = || format!("set CS336_ROOT={} to run what is there", shown_path(root));
         let user = self.users[0];
         ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {}", remedy());
-        let is_open =
-            mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !self.groups.contains(&found.gid());
-        ensure!(
-            !is_open || mode & allowing != 0,
-            "other users can write to {shown} (mode {mode:o}): {}",
-            remedy()
-        );
+        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !self.groups.contains(&found.gid());
+        ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {}", remedy());
         Ok(())
     }
 }

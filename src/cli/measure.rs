@@ -111,7 +111,11 @@ pub fn measure(
     // Plan again: the process that held the lock may have measured some of these cases.
     let plans = plans()?;
     for (plan, why) in plans.iter().filter_map(|plan| Some((plan, plan.unreadable.as_ref()?))) {
-        eprintln!("{}\n  {}", indented(why, 4), layout.set_aside(&layout.local(profile, plan.problem.name), "unreadable")?);
+        eprintln!(
+            "{}\n  {}",
+            indented(why, 4),
+            layout.set_aside(&layout.local(profile, plan.problem.name), "unreadable")?
+        );
     }
     watch_for_interrupt();
     let facts = machine::facts(profile)?;

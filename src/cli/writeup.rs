@@ -10,9 +10,9 @@ use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
+use crate::printable::indented;
 use crate::problems::REGISTRY;
 use crate::report::{self, Fault, Rendered};
-use crate::printable::indented;
 use crate::root::{read, read_text};
 
 #[derive(clap::Args)]

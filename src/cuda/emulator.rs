@@ -149,7 +149,10 @@ fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
     let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
     text += &format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", "));
     fs::write(&source, &text)?;
-    run(compiler(kernels, work)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
+    run(compiler(kernels, work)?
+        .args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"])
+        .arg(&made)
+        .arg(&source))?;
     fs::read(&made).context("failed to read the compiled library")
 }
 

@@ -168,7 +168,8 @@ impl MeasurementContext<'_> {
             Ending::Died { how, out_of_memory: false } => failed(how),
             Ending::Reply(Reply::Failed(error)) => failed(error),
             Ending::Reply(Reply::Ended(Outcome::Measured { row })) => {
-                let checked = floor::check(&row, &self.run.peaks).and_then(|()| check_times(&row, elapsed.as_secs_f64()));
+                let checked =
+                    floor::check(&row, &self.run.peaks).and_then(|()| check_times(&row, elapsed.as_secs_f64()));
                 match checked {
                     Ok(()) => Outcome::Measured { row },
                     Err(error) => failed(format!("{error:#}")),

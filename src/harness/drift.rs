@@ -259,9 +259,12 @@ mod tests {
         let work = json!({"flops": 1.0, "bytes": 1.0, "precision": "float32"});
         let with = json!({"passes": [{"unit": "s", "samples": [1.0], "work": work}]});
         let without = json!({"passes": [{"unit": "s", "samples": [1e-9]}]});
-        for (old, new, lost) in
-            [(&with, &without, Some("passes.0")), (&with, &with, None), (&without, &with, None), (&with, &json!({}), None)]
-        {
+        for (old, new, lost) in [
+            (&with, &without, Some("passes.0")),
+            (&with, &with, None),
+            (&without, &with, None),
+            (&with, &json!({}), None),
+        ] {
             assert_eq!(lost_work(old, new).unwrap().as_deref(), lost);
         }
     }

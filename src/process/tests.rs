@@ -214,7 +214,9 @@ fn the_whole_output_of_a_program_is_given_with_how_it_ended() {
 fn a_program_that_does_not_end_is_killed_with_what_it_started() {
     let folder = tempfile::tempdir().unwrap();
     let [started, inner] = ["started", "inner"].map(|name| folder.path().join(name));
-    for (limit, interrupted, expected) in [(LONG_LIMIT, true, "sh was interrupted"), (SHORT_LIMIT, false, "within 0.1 s")] {
+    for (limit, interrupted, expected) in
+        [(LONG_LIMIT, true, "sh was interrupted"), (SHORT_LIMIT, false, "within 0.1 s")]
+    {
         let _ = std::fs::remove_file(&started);
         let mut command = Command::new("sh");
         let script = format!("sleep 60 & echo $! > {}; touch {}; wait", inner.display(), started.display());
