@@ -119,7 +119,7 @@ impl Environment {
                 })?
             }
         };
-        let master_addr = match variable("MASTER_ADDR") {
+        let master_addr = one_host(match variable("MASTER_ADDR") {
             Some(address) => address,
             None if !is_torchrun => match variable("SLURM_STEP_NODELIST") {
                 Some(nodes) => first_node(&nodes),
@@ -127,11 +127,7 @@ impl Environment {
                 None => text("MASTER_ADDR")?,
             },
             None => text("MASTER_ADDR")?,
-        };
-        ensure!(
-            master_addr == one_line(&master_addr),
-            "rank 0's host is {master_addr:?} in MASTER_ADDR or SLURM_STEP_NODELIST: write a host's name or address"
-        );
+        })?;
         Ok(Self {
             rank,
             local_rank: number(launcher.local_rank)?,
@@ -149,6 +145,13 @@ impl Environment {
 
 fn parse(name: &str, text: &str) -> Result<usize> {
     text.parse().with_context(|| format!("{name} is {text:?}, not a number"))
+}
+
+/// Errors: an address that is not one printable line; ranks print it while they wait.
+fn one_host(address: String) -> Result<String> {
+    let remedy = "write a host's name or address";
+    ensure!(address == one_line(&address), "MASTER_ADDR or SLURM_STEP_NODELIST names the host {address:?}: {remedy}");
+    Ok(address)
 }
 
 /// The first host of SLURM's list: `"a[07-09,12],b1"` begins with `a07`.

@@ -103,7 +103,7 @@ mod tests {
             (Path::new("/dev/null"), None),
             (folder.path(), None),
         ] {
-            assert_eq!(descriptor(path), number, "{}", path.display());
+            assert_eq!(descriptor(path), number, "{path:?}");
         }
     }
 }

@@ -170,9 +170,8 @@ impl RecordFile {
             ensure!(runs.insert(&run.id, run).is_none(), "two runs have the id {:?}", run.id);
         }
         for (i, case) in self.cases.iter().enumerate() {
-            let run = runs.get(&case.run);
-            let run =
-                run.with_context(|| format!("case {i} names run {:?}, but the file has no such run", case.run))?;
+            let unknown = || format!("case {i} names run {:?}, but the file has no such run", case.run);
+            let run = runs.get(&case.run).with_context(unknown)?;
             case.validate(&run.peaks).with_context(|| format!("case {i} ({})", case.params))?;
         }
         self.refuse_equal_cases()
