@@ -38,6 +38,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("model", &["attention"]),
     ("collective", &["cuda"]),
     ("parallel", &["model", "collective"]),
+    ("python", &["model"]),
     ("harness", &["process"]),
     ("report", &["harness"]),
     ("bench", &["parallel", "harness"]),
