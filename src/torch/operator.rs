@@ -49,16 +49,16 @@ mod tests {
 
     #[test]
     fn errors_and_panics_become_words_and_a_lack_of_memory_keeps_its_kind() {
-        let outcome = |body: fn() -> Result<()>| {
+        let outcome = |body: &dyn Fn() -> Result<()>| {
             let_cxx_string!(message = "");
             let status = run(message.as_mut(), body);
             (status, message.to_string())
         };
-        assert_eq!(outcome(|| Ok(())), (Status::Done, String::new()));
-        assert_eq!(outcome(|| anyhow::bail!("k is Half")), (Status::Failed, "k is Half".into()));
-        assert_eq!(outcome(|| panic!("row {}", 3)), (Status::Failed, "panicked: row 3".into()));
-        let (status, message) =
-            outcome(|| Ok(drop(Tensor::f_zeros([1 << 57], (tch::Kind::Double, tch::Device::Cpu))?)));
+        assert_eq!(outcome(&|| Ok(())), (Status::Done, String::new()));
+        assert_eq!(outcome(&|| anyhow::bail!("k is Half")), (Status::Failed, "k is Half".into()));
+        assert_eq!(outcome(&|| panic!("row {}", 3)), (Status::Failed, "panicked: row 3".into()));
+        let too_large = || Tensor::f_zeros([1 << 57], (tch::Kind::Double, tch::Device::Cpu));
+        let (status, message) = outcome(&|| too_large().map(drop).map_err(Into::into));
         assert_eq!(status, Status::OutOfMemory);
         assert!(message.contains("you tried to allocate") && !message.contains("frame #"), "{message}");
     }
