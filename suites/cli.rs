@@ -18,6 +18,8 @@ mod messages;
 mod trace;
 #[path = "cli/trust.rs"]
 mod trust;
+#[path = "cli/wheel.rs"]
+mod wheel;
 
 use std::fs;
 use std::path::{Path, PathBuf};

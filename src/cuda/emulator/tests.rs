@@ -30,7 +30,7 @@ fn folders(kernel: &str) -> Folders {
         }
     }
     fs::write(kernels.join("probe.cu"), kernel).unwrap();
-    Folders { compiler: Compiler { kernels, cache: root.path().join("cache") }, _root: root }
+    Folders { compiler: Compiler { kernels, cache: root.path().join("cache"), shipped: None }, _root: root }
 }
 
 const PROBE: Program = Program { file: "probe.cu", defines: Vec::new() };
