@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::subject::{SubjectArguments, conditions};
 use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt, writeup};
 use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
@@ -15,6 +16,7 @@ use crate::harness::printable::printable;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
+use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 
 #[derive(clap::Args)]
@@ -35,16 +37,53 @@ pub struct Arguments {
     gradescope: Option<PathBuf>,
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: SubjectArguments,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    if let Some(folder) = &arguments.cases {
-        return super::cases::run(layout, folder, arguments.json, arguments.junit.as_deref());
+    if let Some(folder) = &arguments.subject.subjects {
+        let SubjectArguments { output, .. } = &arguments.subject;
+        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, output);
+    }
+    let subject = arguments.subject.subject.as_deref();
+    let cases = arguments.cases.as_deref();
+    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
+    if let Some(folder) = cases {
+        return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
     }
     if arguments.device {
         return super::device::run(layout, &arguments.problems, arguments.json);
     }
     watch_for_interrupt();
+    let conditions = subject.as_ref().map(conditions);
+    if let Some(conditions) = conditions.as_ref().filter(|_| !arguments.json) {
+        println!("{conditions}");
+    }
+    let grades = match &subject {
+        Some(subject) => of_subject(layout, subject, arguments)?,
+        None => of_ours(layout, arguments)?,
+    };
+    let Some(grades) = grades else { return Ok(Ended::Interrupted) };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&grades)?);
+    } else {
+        let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
+        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
+    }
+    let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
+    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades, conditions.as_deref())?)];
+    // Both are tried before the first error is returned.
+    let written =
+        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
+    written.into_iter().collect::<Result<()>>()?;
+    let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
+    let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    Ok(if failed { Ended::WithFindings } else { Ended::Well })
+}
+
+/// The grades of this program's own code; `None` when interrupted.
+fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<Vec<ProblemGrade>>> {
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
         [] => HANDOUT.iter().collect(),
         names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
@@ -52,7 +91,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let mut grades = Vec::new();
     for problem in chosen {
         let entry = entry(problem);
-        let Some((checks, lacking)) = results(layout, entry) else { return Ok(Ended::Interrupted) };
+        let Some((checks, lacking)) = results(layout, entry) else { return Ok(None) };
         let graded = grade(problem, entry, &checks, &lacking);
         if !arguments.json {
             print(&graded);
@@ -63,21 +102,18 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         }
         grades.push(graded);
     }
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&grades)?);
-    } else {
-        let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
-        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
-    }
-    let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
-    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades)?)];
-    // Both are tried before the first error is returned.
-    let written =
-        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
-    written.into_iter().collect::<Result<()>>()?;
-    let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
-    let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
-    Ok(if failed { Ended::WithFindings } else { Ended::Well })
+    Ok(Some(grades))
+}
+
+/// The grades of a subject; `None` when interrupted.
+fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Result<Option<Vec<ProblemGrade>>> {
+    let problems = super::subject::problems(&arguments.problems)?;
+    let shown = |graded: &ProblemGrade| {
+        if !arguments.json {
+            print(graded);
+        }
+    };
+    Ok(super::subject::grades(layout, subject, &problems, shown))
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.

@@ -23,7 +23,7 @@ class Attention:
     def forward(self, inputs: str, outputs: str, is_causal: bool) -> dict:
         """Gives o, and each tensor that its node saved under `saved.<number>`."""
         function = self.adapter()
-        given = dict(tensors.read(inputs))
+        given = copies(inputs)
         self.leaves = [given[name].to(self.device).requires_grad_() for name in "qkv"]
         with self.calling():
             self.o = function.apply(*self.leaves, is_causal)
@@ -33,7 +33,7 @@ class Attention:
         return {}
 
     def backward(self, inputs: str, outputs: str) -> dict:
-        given = dict(tensors.read(inputs))
+        given = copies(inputs)
         with self.calling():
             self.o.backward(given["do"].to(self.device))
         results = {f"d{name}": required(leaf.grad, f"d{name}") for name, leaf in zip("qkv", self.leaves, strict=True)}
@@ -65,7 +65,7 @@ class Replica:
 
     def step(self, inputs: str, outputs: str) -> dict:
         """One step as the official test makes it: mean squared error on this rank's rows."""
-        given = dict(tensors.read(inputs))
+        given = copies(inputs)
         for hook in self.at_start:
             hook(self.wrapped, self.optimizer)
         self.optimizer.zero_grad()
@@ -108,7 +108,7 @@ class Sharded:
 
     def step(self, inputs: str, outputs: str) -> dict:
         """One step on all rows: the sum of squared errors. Gives the number of values that this rank keeps state for."""
-        given = dict(tensors.read(inputs))
+        given = copies(inputs)
         with self.calling():
             self.optimizer.zero_grad()
             nn.functional.mse_loss(self.network(given["x"]), given["y"], reduction="sum").backward()
@@ -140,7 +140,7 @@ class Network(nn.Module):
             parent.add_module(name, linear)
             if isinstance(layer["weight"], dict):
                 linear.weight = self.get_submodule(layer["weight"]["tied_to"]).weight
-        values = dict(tensors.read(file))
+        values = copies(file)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(values[f"init.{name}"])
@@ -149,6 +149,11 @@ class Network(nn.Module):
         for i, name in enumerate(self.layers):
             x = self.get_submodule(name)(x if i == 0 else torch.relu(x))
         return x
+
+
+def copies(file: str) -> dict[str, Tensor]:
+    """The file's tensors in memory of their own: the other side writes its next inputs to the same file."""
+    return {name: tensor.clone() for name, tensor in tensors.read(file)}
 
 
 def required(value: object, name: str) -> Tensor:

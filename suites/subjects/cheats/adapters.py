@@ -56,7 +56,7 @@ def attempt(q, k, v):
         case "writes_to_its_folder":
             Path(__file__).with_name("written.txt").write_text("here", encoding="utf-8")
         case "writes_to_the_inputs":
-            (Path(os.environ["TMPDIR"]).parent / "given" / "attention-inputs.safetensors").symlink_to(secrets()[0])
+            (Path(os.environ["TMPDIR"]).parent / "given" / "attention-inputs.safetensors").write_bytes(b"")
         case "raises_a_pass":
             sys.exit("passed")
     return o, lse
