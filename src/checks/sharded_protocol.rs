@@ -64,6 +64,9 @@ impl ShardedCase {
     }
 }
 
+/// A parameter and its name.
+type Named = (String, Tensor);
+
 /// The result of one trial of [`TASK`] on one rank.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Seen {
@@ -169,7 +172,7 @@ pub fn train<L: ShardedLearner>(
 
 impl ShardedCase {
     /// The parameters of the first group, and the trained ones of the second.
-    fn groups<'a>(&self, network: &'a Toy) -> (&'a [(String, Tensor)], Vec<(String, Tensor)>) {
+    fn groups<'a>(&self, network: &'a Toy) -> (&'a [Named], Vec<Named>) {
         let all = network.named_parameters();
         let (first, later) = all.split_at(self.second_group_from.map_or(all.len(), |from| from.min(all.len())));
         (first, trained(later))

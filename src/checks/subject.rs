@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
-use super::attention::drawn_inputs;
+use super::attention::{drawn_inputs, official_inputs};
 use super::data_parallel::{WORLD_SIZE, verdict};
 use super::golden::{self, CaseFile, Comparison};
 use super::protocol::{LEARNING_RATE, Report, TrainingCase, Trial, Zeroing, run_case};
@@ -43,6 +43,11 @@ enum Work {
 struct Input {
     trainee: Trainee,
     work: Work,
+}
+
+/// The official inputs, which a subject may know by heart, and others of their sizes.
+pub fn official_and_drawn_inputs(subject: &Subject) -> Result<[[Tensor; 4]; 2]> {
+    Ok([official_inputs()?, drawn_inputs(subject.seed_for(50), [4, 128, 128, 64])?])
 }
 
 /// Sizes that the handout promises, powers of two from 16, with values that nobody knows before.

@@ -16,7 +16,7 @@ use crate::checks::attention::{
 };
 use crate::checks::attestation::Attested;
 use crate::checks::flash_kernels::{self, TextbookFacts};
-use crate::checks::subject::{golden_case, promised_inputs};
+use crate::checks::subject::{golden_case, official_and_drawn_inputs, promised_inputs};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
 use crate::harness::subject::{Subject, SubjectCheck};
@@ -120,7 +120,7 @@ const fn subject(part: &'static str, name: &'static str, run: fn(&Subject) -> Re
 }
 
 fn on_official_inputs(subject: &Subject, function: FlashFunction, is_causal: bool) -> Result<Verdict> {
-    of_subject(subject, function, &[official_inputs()?], is_causal)
+    of_subject(subject, function, &official_and_drawn_inputs(subject)?, is_causal)
 }
 
 /// Inputs that nobody knows before, of sizes that the handout promises: powers of two from 16.

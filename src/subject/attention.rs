@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
@@ -134,6 +134,7 @@ impl Attention for SubjectAttention<'_> {
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
         let (o, saved) = self.call(q, k, v, is_causal)?;
+        ensure!(o.kind() == q.kind(), "o is {:?}, must be {:?}", o.kind(), q.kind());
         let rows = &q.size()[..q.dim() - 1];
         let mut of_rows = saved.iter().filter(|t| t.size() == rows);
         match (of_rows.next(), of_rows.next()) {

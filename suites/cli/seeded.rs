@@ -6,6 +6,7 @@ use super::*;
 /// A bug, the problem and the check that must catch it, and a part of what the check says.
 type Bug = (&'static str, &'static str, &'static str, &'static str);
 
+const PER_PARAMETER: &str = "ddp_overlap_individual_parameters";
 const OFF: &str = "o is off by up to";
 const AWAY: &str = "away from single-process training";
 const UNEQUAL: &str = "away from the unsharded optimizer's";
@@ -38,19 +39,21 @@ const ATTENTION: &[Bug] = &[
 ];
 
 /// The mutants of `src/checks/mutants`, apart from `mutant_forgets_passes`: no adapter runs several passes.
-const DATA_PARALLEL: &[Bug] = &[
-    ("summed", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("only_first", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("tied_twice", "ddp_overlap_bucketed", "tied_weights", "fc2.weight is"),
-    ("stale", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("local", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("no_broadcast", "ddp_overlap_bucketed", "toy_model", "fc1.weight is not that of rank 1 after construction"),
-    ("frozen_apart", "ddp_overlap_bucketed", "toy_model", "fc2.fc.bias is not that of rank 1 after construction"),
-    ("last_rank_leads", "ddp_overlap_bucketed", "toy_model", "construction changed fc1.weight"),
+const INDIVIDUAL: &[Bug] = &[
+    ("summed", PER_PARAMETER, "toy_model", AWAY),
+    ("only_first", PER_PARAMETER, "toy_model", AWAY),
+    ("tied_twice", PER_PARAMETER, "tied_weights", "fc2.weight is"),
+    ("stale", PER_PARAMETER, "toy_model", AWAY),
+    ("local", PER_PARAMETER, "toy_model", AWAY),
+    ("no_broadcast", PER_PARAMETER, "toy_model", "fc1.weight is not that of rank 1 after construction"),
+    ("frozen_apart", PER_PARAMETER, "toy_model", "fc2.fc.bias is not that of rank 1 after construction"),
+    ("last_rank_leads", PER_PARAMETER, "toy_model", "construction changed fc1.weight"),
+    ("stale_view", PER_PARAMETER, "toy_model", AWAY),
+    ("first_step_only", PER_PARAMETER, "toy_model", AWAY),
+];
+const BUCKETED: &[Bug] = &[
     ("bucket_early", "ddp_overlap_bucketed", "toy_model", AWAY),
     ("wrong_hook", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("stale_view", "ddp_overlap_bucketed", "toy_model", AWAY),
-    ("first_step_only", "ddp_overlap_bucketed", "toy_model", AWAY),
 ];
 
 const SHARDED: &[Bug] = &[
@@ -63,7 +66,8 @@ const SHARDED: &[Bug] = &[
 
 #[rstest]
 #[case::attention(&["flash_forward", "flash_backward"], ATTENTION)]
-#[case::data_parallel(&["ddp_overlap_bucketed"], DATA_PARALLEL)]
+#[case::individual(&[PER_PARAMETER], INDIVIDUAL)]
+#[case::bucketed(&["ddp_overlap_bucketed"], BUCKETED)]
 #[case::sharded(&["optimizer_state_sharding"], SHARDED)]
 fn every_seeded_bug_is_caught_and_named_in_the_table_and_no_bug_is_not(
     #[case] problems: &[&str],

@@ -139,19 +139,19 @@ fn a_rank_that_ends_alone_is_named_with_its_end(#[case] way: &str, #[case] words
     assert!(checks[0].1 == "failed" && checks[0].2.contains(words), "{checks:?}");
 }
 
-/// Each trick of `suites/subjects/cheats`, and a part of the sentence of the check that must see through it.
-const TRICKS: &[(&str, &str, &str)] = &[
-    ("prints_a_pass", "official_protocol", "o is off by up to"),
-    ("forges_replies", "official_protocol", "answered job 1, expected was job 2"),
-    ("knows_the_official_answer", "drawn_inputs", "o is off by up to"),
-    ("patches_the_comparison", "official_protocol", "o is off by up to"),
-    ("reads_the_cases", "official_protocol", "raises PermissionError"),
-    ("links_to_the_cases", "official_protocol", "left no readable result"),
-    ("reads_its_parent", "official_protocol", "raises PermissionError"),
-    ("ends_its_parent", "official_protocol", "raises PermissionError"),
-    ("writes_to_its_folder", "official_protocol", "raises PermissionError"),
-    ("writes_to_the_inputs", "official_protocol", "raises PermissionError"),
-    ("raises_a_pass", "official_protocol", "calls sys.exit('passed')"),
+/// Each trick of `suites/subjects/cheats`, and a part of the sentence of the first check, which must see through it.
+const TRICKS: &[(&str, &str)] = &[
+    ("prints_a_pass", "o is off by up to"),
+    ("forges_replies", "answered job 1, expected was job 2"),
+    ("knows_the_official_answer", "it is 0.000000 at"),
+    ("patches_the_comparison", "o is off by up to"),
+    ("reads_the_cases", "raises PermissionError"),
+    ("links_to_the_cases", "left no readable result"),
+    ("reads_its_parent", "raises PermissionError"),
+    ("ends_its_parent", "raises PermissionError"),
+    ("writes_to_its_folder", "raises PermissionError"),
+    ("writes_to_the_inputs", "raises PermissionError"),
+    ("raises_a_pass", "calls sys.exit('passed')"),
 ];
 
 #[test]
@@ -159,13 +159,13 @@ fn no_trick_earns_a_point_or_leaves_a_file() {
     let graded = Graded::new();
     let case = graded.tree.path("secret.safetensors");
     fs::copy(root().join("suites/cases/attention_float32.safetensors"), &case).unwrap();
-    for (trick, check, words) in TRICKS {
+    for (trick, words) in TRICKS {
         let folder = graded.add("cheats", trick, "trick.txt", trick);
         fs::write(folder.join("secrets.txt"), case.to_str().unwrap()).unwrap();
         let grades = graded.grade(&folder, &[FORWARD], &[]);
         let checks = Graded::checks(&grades);
-        let (_, status, said) = checks.iter().find(|(name, ..)| name == check).unwrap();
-        assert!(status == "failed" && said.contains(words), "{trick}: {words:?} is not in {checks:?}");
+        assert!(checks[0].1 == "failed" && checks[0].2.contains(words), "{trick}: {words:?} is not in {checks:?}");
+        assert_eq!(grades[0]["earned"], 0.0, "{trick} earns points: {checks:?}");
         assert!(!folder.join("written.txt").exists(), "{trick} wrote into its folder");
     }
 }
@@ -183,4 +183,63 @@ fn a_subject_that_trains_alone_and_shards_nothing_earns_nothing_for_it() {
     let earned: Vec<_> = grades.as_array().unwrap().iter().map(|grade| grade["earned"].as_f64().unwrap()).collect();
     // The golden cases of the sharded optimizer see values alone.
     assert_eq!((earned[0], earned[1], earned[2]), (0.0, 0.0, 5.0), "{said}");
+}
+
+#[test]
+fn hidden_cases_run_on_the_subject_and_one_without_an_adapter_says_so() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    fs::create_dir(graded.tree.path("cases")).unwrap();
+    for name in ["attention_float32_heads.safetensors", "rmsnorm.safetensors"] {
+        fs::copy(root().join("suites/cases").join(name), graded.tree.path("cases").join(name)).unwrap();
+    }
+    let arguments = ["grade", "--subject", folder.to_str().unwrap(), "--cases", "cases"];
+    let output = graded.tree.command(&arguments).env("PYTHON", root().join(".venv/bin/python")).output().unwrap();
+    let said = output_text(&output);
+    for words in [
+        "passed attention_float32_heads.safetensors\n    passed get_flashattention_autograd_function_triton: o: largest",
+        "FAILED rmsnorm.safetensors\n    the assignment has no adapter for cases of kind \"rmsnorm\"",
+        "1 of 2 cases passed",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_graded_is_refused_with_the_remedy() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let folder = folder.to_str().unwrap();
+    fs::create_dir(graded.tree.path("subjects/right/cases")).unwrap();
+    fs::create_dir(graded.tree.path("empty")).unwrap();
+    for (arguments, words) in [
+        (vec!["--subject", "nowhere"], "the subject nowhere cannot be opened"),
+        (vec!["--subject", "empty"], "the subject empty has neither tests/adapters.py nor adapters.py"),
+        (
+            vec!["--subject", folder, "--cases", "subjects/right/cases"],
+            "lie in the subject's folder, where it can read",
+        ),
+        (
+            vec!["naive_ddp", "--subject", folder],
+            "naive_ddp has no adapter, so no subject; adapters have flash_forward",
+        ),
+        (vec!["--subject", "empty", "--install"], "empty has no pyproject.toml, so --install cannot tell"),
+        (vec!["--subjects", "empty"], "empty holds no folder, so nothing was graded"),
+    ] {
+        let said = graded.tree.refused(&[&["grade"][..], &arguments].concat());
+        assert!(said.contains(words), "{words:?} is not in: {said}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_subject_has_a_row_with_the_reason_and_files_for_graders_name_the_seed() {
+    let graded = Graded::new();
+    graded.add("broken", "broken", "way.txt", "not_implemented");
+    fs::create_dir(graded.tree.path("subjects/notes")).unwrap();
+    let (table, said) = graded.grade_all(&[FORWARD]);
+    assert!(table.starts_with("subject,earned,of,flash_forward,reasons\nbroken,0,15,0,"), "{table}");
+    assert!(table.contains("\nnotes,0,0,,the subject ") && table.contains("has neither tests/adapters.py"), "{table}");
+    assert!(said.contains("not graded  notes") && said.contains("2 subjects"), "{said}");
+    let results = fs::read_to_string(graded.tree.path("grades/broken/results.json")).unwrap();
+    assert!(results.contains("(seed ") && results.contains("raises NotImplementedError"), "{results}");
 }

@@ -20,6 +20,9 @@ pub mod rope;
 pub mod training;
 pub mod transformer;
 
+/// Runs a case on a subject's implementations.
+pub type RunSubject = fn(&CaseFile, &Subject) -> Result<Vec<Comparison>>;
+
 /// One kind of case: its name in the metadata key `kind`, and its function.
 pub struct CaseKind {
     pub name: &'static str,
@@ -28,7 +31,7 @@ pub struct CaseKind {
     /// A failed comparison is part of the result. An `Err` means that the file cannot be run.
     pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
     /// The same for a subject; `None` where the assignment has no adapter for it.
-    pub run_subject: Option<fn(&CaseFile, &Subject) -> Result<Vec<Comparison>>>,
+    pub run_subject: Option<RunSubject>,
 }
 
 /// A larger file only fills the memory; a whole model of 10^9 parameters in float32 fits.

@@ -10,7 +10,7 @@ use crate::attention::{Attention as _, accumulation_kind, naive};
 use crate::checks::attention::{
     Differentiable, assert_close, official_answer, official_inputs, output_and_gradients, over_adversarial_cases,
 };
-use crate::checks::subject::{golden_case, promised_inputs};
+use crate::checks::subject::{golden_case, official_and_drawn_inputs, promised_inputs};
 use crate::harness::problem::Verdict;
 use crate::harness::subject::{Subject, SubjectCheck};
 use crate::subject::attention::{FlashFunction, SubjectAttention};
@@ -127,8 +127,8 @@ fn protocol_on(inputs: &[[Tensor; 4]], attention: Differentiable, masks: &[bool]
 
 /// What a subject's two functions are put to. The first may ignore the mask, as the official tests let it.
 pub const SUBJECT: &[SubjectCheck] = &[
-    subject("official_protocol_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &[official_inputs()?])),
-    subject("official_protocol_triton", |s| of_subject(s, FlashFunction::Triton, &[official_inputs()?])),
+    subject("official_protocol_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &official_and_drawn_inputs(s)?)),
+    subject("official_protocol_triton", |s| of_subject(s, FlashFunction::Triton, &official_and_drawn_inputs(s)?)),
     subject("drawn_inputs_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &promised_inputs(s)?)),
     subject("drawn_inputs_triton", |s| of_subject(s, FlashFunction::Triton, &promised_inputs(s)?)),
     subject("golden_case_pytorch", |s| golden_case(s, FlashFunction::PyTorch, true)),
