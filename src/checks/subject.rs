@@ -125,9 +125,14 @@ pub fn golden_training(
 fn on_ranks<R: for<'a> Deserialize<'a>>(subject: &Subject, adapter: Adapter, work: Work) -> Result<Vec<R>> {
     Trainee::launch(subject, adapter, |trainee| {
         let input = serde_json::to_value(Input { trainee: trainee.clone(), work })?;
-        let ranks = launch(&Launch::new(TASK.name, WORLD_SIZE, DEADLINE), &input)?;
+        let ranks = launch(&launch_of(TASK.name, WORLD_SIZE), &input)?;
         ranks.into_iter().map(|rank| Ok(serde_json::from_value(rank)?)).collect()
     })
+}
+
+/// A launch of ranks that are idle while their subject's Python works: its own limits hold, and not the launch's patience.
+pub fn launch_of(task: &str, world_size: usize) -> Launch<'_> {
+    Launch { patience: DEADLINE, ..Launch::new(task, world_size, DEADLINE) }
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {

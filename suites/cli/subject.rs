@@ -129,7 +129,7 @@ fn what_a_subject_prints_is_no_result_and_is_mentioned() {
 }
 
 #[rstest]
-#[case::crash("one_rank_crashes", "was ended by signal 11 (SIGSEGV)")]
+#[case::crash("one_rank_crashes", "its process was ended by signal 11 (SIGSEGV)")]
 #[case::hang("one_rank_hangs", "a training step of get_ddp_individual_parameters: no answer within 5 s")]
 fn a_rank_that_ends_alone_is_named_with_its_end(#[case] way: &str, #[case] words: &str) {
     let graded = Graded::new();

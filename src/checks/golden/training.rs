@@ -17,6 +17,7 @@ use super::{CaseFile, Comparison, adamw, compare};
 use crate::checks::mutants;
 use crate::checks::protocol::pass;
 use crate::checks::sharded_protocol::{TestedOptimizer, squared_error};
+use crate::checks::subject::launch_of;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
 use crate::harness::subject::Subject;
@@ -248,7 +249,9 @@ impl<'a> Training<'a> {
             trainee: trainee.cloned(),
             folder: folder.path().into(),
         };
-        launch(&Launch::new(TASK.name, self.world_size, DEADLINE), &serde_json::to_value(input)?)?;
+        let ours = || Launch::new(TASK.name, self.world_size, DEADLINE);
+        let plan = trainee.map_or_else(ours, |_| launch_of(TASK.name, self.world_size));
+        launch(&plan, &serde_json::to_value(input)?)?;
         Ok(folder)
     }
 
