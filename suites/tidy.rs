@@ -187,9 +187,7 @@ fn named_after<'a>(text: &'a str, prefix: &str) -> Vec<&'a str> {
 
 #[test]
 fn the_first_names_of_paths_are_found_in_lists_too() {
-    let text = "use a::b::{self, c::{d, e}, f};
-use a::g::h;
-a::{i}";
+    let text = "use a::b::{self, c::{d, e}, f};\nuse a::g::h;\na::{i}";
     assert_eq!(named_after(text, "a::"), ["b", "g", "i"]);
     assert_eq!(named_after(text, "b::"), ["self", "c", "f"]);
 }
