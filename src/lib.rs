@@ -36,6 +36,9 @@ pub mod harness;
 /// From answers and templates to Markdown, PDF and HTML.
 pub mod report;
 
+/// Somebody else's adapters in a confined Python process.
+pub mod subject;
+
 /// What several problems measure with.
 pub mod bench;
 

@@ -14,6 +14,10 @@ mod graders_files;
 mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/seeded.rs"]
+mod seeded;
+#[path = "cli/subject.rs"]
+mod subject;
 #[path = "cli/trace.rs"]
 mod trace;
 #[path = "cli/trust.rs"]

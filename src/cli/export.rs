@@ -160,11 +160,15 @@ fn csv(table: &Table) -> String {
         let number = text.replace(',', "").replace('−', "-");
         match text {
             _ if number.parse::<f64>().is_ok() => number,
-            text if text.contains([',', '"', '\n']) => format!("\"{}\"", text.replace('"', "\"\"")),
-            text => text,
+            text => csv_field(text),
         }
     };
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
+}
+
+/// A cell of a CSV file, in quotation marks where it needs them.
+pub fn csv_field(text: String) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// A booktabs table.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::subject::{SubjectArguments, conditions};
 use super::writeup::{self, Lacking};
 use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt};
 use crate::harness::case::Runner;
@@ -16,6 +17,7 @@ use crate::harness::named_files::require_distinct;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
+use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 use crate::printable::{indented, printable};
 
@@ -37,26 +39,63 @@ pub struct Arguments {
     gradescope: Option<PathBuf>,
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: SubjectArguments,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
-    if let Some(folder) = &arguments.cases {
-        return super::cases::run(layout, folder, arguments.json, arguments.junit.as_deref());
+    if let Some(folder) = &arguments.subject.subjects {
+        let SubjectArguments { output, .. } = &arguments.subject;
+        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, output);
+    }
+    let subject = arguments.subject.subject.as_deref();
+    let cases = arguments.cases.as_deref();
+    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
+    if let Some(folder) = cases {
+        return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
     }
     if arguments.device {
         return super::device::run(layout, &arguments.problems, arguments.json);
     }
     watch_for_interrupt();
+    let conditions = subject.as_ref().map(conditions);
+    if let Some(conditions) = conditions.as_ref().filter(|_| !arguments.json) {
+        println!("{conditions}");
+    }
+    let grades = match &subject {
+        Some(subject) => of_subject(layout, subject, arguments)?.map(|grades| (grades, false)),
+        None => of_ours(layout, arguments)?,
+    };
+    let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&grades)?);
+    } else {
+        let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
+        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
+    }
+    let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
+    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades, conditions.as_deref())?)];
+    // Both are tried before the first error is returned.
+    let written =
+        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
+    written.into_iter().collect::<Result<()>>()?;
+    let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
+    let failed = cannot_be_built || checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    Ok(if failed { Ended::WithFindings } else { Ended::Well })
+}
+
+/// The grades of this program's own code, and whether an answer cannot be built; `None` when interrupted.
+fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<(Vec<ProblemGrade>, bool)>> {
     let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
         [] => HANDOUT.iter().collect(),
         names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
     };
-    let (mut grades, mut failed) = (Vec::new(), false);
+    let (mut grades, mut cannot_be_built) = (Vec::new(), false);
     for problem in chosen {
         let entry = entry(problem);
-        let Some((checks, lacking)) = results(layout, entry) else { return Ok(Ended::Interrupted) };
-        failed |= lacking.is_error || checks.iter().any(|check| matches!(check.ending, CheckStatus::Failed { .. }));
+        let Some((checks, lacking)) = results(layout, entry) else { return Ok(None) };
+        cannot_be_built |= lacking.is_error;
         let graded = grade(problem, entry, &checks, &lacking.reasons);
         if !arguments.json {
             print(&graded);
@@ -67,19 +106,18 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         }
         grades.push(graded);
     }
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&grades)?);
-    } else {
-        let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
-        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
-    }
-    let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
-    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades)?)];
-    // Both are tried before the first error is returned.
-    let written =
-        files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
-    written.into_iter().collect::<Result<()>>()?;
-    Ok(if failed { Ended::WithFindings } else { Ended::Well })
+    Ok(Some((grades, cannot_be_built)))
+}
+
+/// The grades of a subject; `None` when interrupted.
+fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Result<Option<Vec<ProblemGrade>>> {
+    let problems = super::subject::problems(&arguments.problems)?;
+    let shown = |graded: &ProblemGrade| {
+        if !arguments.json {
+            print(graded);
+        }
+    };
+    Ok(super::subject::grades(layout, subject, &problems, shown))
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.

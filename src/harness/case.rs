@@ -14,6 +14,7 @@ use super::record::{Outcome, Profile, Run};
 use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
+use super::subject::{Subject, SubjectCheck};
 use super::worker::{Ending, Job, Reply, Worker};
 use crate::printable::printable;
 
@@ -133,21 +134,31 @@ impl<'a> Runner<'a> {
         self.run_check(worker, &job, &Clock::start(None)).context(check.name)
     }
 
+    /// Runs one check of a subject; `None` when interrupted.
+    pub fn subject_check(
+        &self,
+        worker: &mut Worker,
+        subject: &Subject,
+        check: &SubjectCheck,
+    ) -> Result<Option<CheckStatus>> {
+        let (problem, name) = (check.problem.to_string(), check.name.to_string());
+        let job = Job::SubjectCheck { subject: subject.clone(), problem, check: name };
+        self.run_check(worker, &job, &Clock::start(None)).with_context(|| format!("{}::{}", check.problem, check.name))
+    }
+
     fn run_check(&self, worker: &mut Worker, job: &Job, clock: &Clock) -> Result<Option<CheckStatus>> {
-        Ok(Some(match worker.run(job, self.limit_within(clock), self.interrupted)? {
+        let status = match worker.run(job, self.limit_within(clock), self.interrupted)? {
             Ending::Interrupted => return Ok(None),
             Ending::TimedOut { limit } => {
                 CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
             }
-            Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => {
-                CheckStatus::Failed { error: printable(&error) }
-            }
-            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note: printable(&note) },
-            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => {
-                CheckStatus::Skipped { reason: printable(&reason) }
-            }
+            Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => CheckStatus::Failed { error },
+            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },
+            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => CheckStatus::Skipped { reason },
+            Ending::Reply(Reply::Graded(status)) => status,
             Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
-        }))
+        };
+        Ok(Some(status.printable()))
     }
 }
 

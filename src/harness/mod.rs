@@ -25,5 +25,6 @@ pub mod samples;
 pub mod schedule;
 pub mod stats;
 pub mod store;
+pub mod subject;
 pub mod suite;
 pub mod worker;

@@ -33,6 +33,12 @@ pub fn command() -> Command {
     safe(&interpreter(), |name| std::env::var_os(name))
 }
 
+/// `suites`, where the package `peers` lies, then the folders of `before`, for [`FOLDERS`].
+pub fn path_to_peers(suites: &Path, before: Option<OsString>) -> Result<OsString> {
+    let before = before.unwrap_or_default();
+    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named(&before)))?)
+}
+
 /// `interpreter` in an environment that has these variables.
 fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Command {
     let mut command = Command::new(interpreter);
@@ -105,6 +111,13 @@ mod tests {
             let message = require_of(python, module).unwrap_err().to_string();
             assert!(message.contains(module) && message.contains("make setup"), "{message}");
         }
+    }
+
+    #[test]
+    fn the_working_directory_is_not_among_the_peers_folders() {
+        let path = |before: Option<&str>| path_to_peers(Path::new("/suites"), before.map(OsString::from)).unwrap();
+        assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
+        assert_eq!(path(Some("/a::/b:")), "/suites:/a:/b");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! process group. However the child ends, that group and all other descendants are killed, and the child is reaped.
 
 mod child;
+pub mod confinement;
 mod death;
 mod lines;
 mod output;
