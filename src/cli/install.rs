@@ -7,10 +7,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::harness::python;
+use crate::printable::shown_path;
 
 /// Makes the environment with uv, or where there is no uv, with venv and pip. What the subject's build does is not confined.
 pub fn install(folder: &Path) -> Result<()> {
-    let shown = folder.display();
+    let shown = shown_path(folder);
     ensure!(
         folder.join("pyproject.toml").is_file(),
         "{shown} has no pyproject.toml, so --install cannot tell what it needs"
