@@ -11,6 +11,7 @@ use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run_on};
 use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
+use crate::harness::named_files::require_distinct;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::subject::Subject;
 use crate::harness::worker::{Ending, Job, Reply, Worker};
@@ -51,9 +52,8 @@ pub fn run(
 ) -> Result<Ended> {
     watch_for_interrupt();
     let files = files(folder)?;
-    if let Some(junit) = junit_file.and_then(|path| path.canonicalize().ok()) {
-        let case = files.iter().find(|case| case.canonicalize().is_ok_and(|case| case == junit));
-        ensure!(case.is_none(), "--junit names {}, one of the cases: name another file", shown_path(&junit));
+    for case in &files {
+        require_distinct(&[("--cases", Some(case)), ("--junit", junit_file)])?;
     }
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 
 use crate::printable::shown_path;
 
@@ -18,7 +18,7 @@ pub fn require_distinct(files: &[(&str, Option<&Path>)]) -> Result<()> {
     for (at, (option, path, id)) in named.iter().enumerate() {
         if let Some((other, ..)) = named[..at].iter().find(|(.., earlier)| earlier == id) {
             let shown = shown_path(path);
-            ensure!(false, "{other} and {option} both name the file {shown}: name another one for one of them");
+            bail!("{other} and {option} both name the file {shown}: name another one for one of them");
         }
     }
     Ok(())

@@ -50,7 +50,7 @@ def kernels_match_float64_in_every_type_and_width() -> None:
 
 
 def the_first_call_compiles_nothing() -> None:
-    """In a process of its own, which would compile into this folder."""
+    """A new process with an empty kernel cache leaves it empty."""
     program = (
         "import torch, cs336\n"
         "for dtype in (torch.bfloat16, torch.float16, torch.float32):\n"

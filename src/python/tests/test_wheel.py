@@ -216,7 +216,7 @@ def the_readmes_example_runs() -> None:
     # The same on one rank of a CPU, and shorter.
     example = "\n".join(lines).replace('"nccl"', '"gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1')
     example = re.sub(r"device = .*", 'device = "cpu"', example).replace("range(10)", "range(2)").replace("1024", "128")
-    assert len(lines) == 11 and "cs336.flash_attention" in example
+    assert len(lines) == 10 and "cs336.flash_attention" in example
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
