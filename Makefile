@@ -1,7 +1,7 @@
 # Every target is one thin line over cargo and cs336; `make help` lists them.
 CS336 = cargo run --quiet --
 .DEFAULT_GOAL = help
-.PHONY: help setup build writeup test check fuzz measure bundle submission clean
+.PHONY: help setup build writeup test check fuzz measure bundle wheel submission clean
 SECONDS = 60
 
 help: ## list the targets
@@ -33,6 +33,10 @@ measure: setup ## measure this machine's whole profile anew
 
 bundle: setup ## pack dist/cs336.tar.gz for a machine with PyTorch and no Rust
 	@$(CS336) bundle
+
+wheel: setup ## pack dist/cs336-*.whl, our operators for PyTorch in Python, and test it in a new environment
+	@cargo rustc --quiet --lib --crate-type staticlib
+	@.venv/bin/python src/python/build.py
 
 submission: setup ## pack dist/writeup.pdf and dist/code.zip; refuses a stale PDF
 	@test -z "$$(git status --porcelain)" || { echo "submission: commit your changes first; code.zip holds what is committed" >&2; exit 1; }

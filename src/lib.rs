@@ -28,10 +28,16 @@ pub mod collective;
 /// Data parallelism: one strategy a file.
 pub mod parallel;
 
+/// The operators of the Python wheel.
+pub mod python;
+
 /// Suites, plans, runs, records, statistics and grades; it knows no tensor and no problem.
 pub mod harness;
 /// From answers and templates to Markdown, PDF and HTML.
 pub mod report;
+
+/// Somebody else's adapters in a confined Python process.
+pub mod subject;
 
 /// What several problems measure with.
 pub mod bench;

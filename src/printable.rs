@@ -14,6 +14,11 @@ pub fn one_line(text: &str) -> String {
     escaped(text, |_| false)
 }
 
+/// `text` with its later lines behind so many spaces: what a library, a worker or a record says is no line of ours.
+pub fn indented(text: &str, spaces: usize) -> String {
+    text.replace('\n', &format!("\n{:spaces$}", ""))
+}
+
 /// The name of a file as messages quote it. It can hold any byte but zero, line breaks among them.
 pub fn shown_path(path: impl AsRef<Path>) -> String {
     one_line(&path.as_ref().to_string_lossy())
@@ -59,6 +64,11 @@ mod tests {
         let printed = printable(&serde_json::to_string_pretty(&document).unwrap());
         assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), document);
         assert!(printed.is_ascii() && printed.chars().all(|c| c == '\n' || !c.is_control()), "{printed:?}");
+    }
+
+    #[test]
+    fn only_the_first_line_begins_where_it_is_printed() {
+        assert_eq!(indented("a\nb\n\nc", 2), "a\n  b\n  \n  c");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where the tree lies that a command works on, a checkout or an unpacked bundle, and the text of its files.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _};
@@ -49,23 +50,26 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The variables by which C++ compilers search folders. An empty or relative one means the working directory.
+pub const COMPILER_PATHS: [&str; 6] =
+    ["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"];
+
 /// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or one above it,
 /// else the program's own folder or one above it.
 ///
-/// Errors: there is none; or it is above the working directory alone, and another user owns it or can write to it. Its
-/// kernels and Python files run as this user.
+/// Errors: there is none; or, unless `$CS336_ROOT` names it, another user owns it or can write to it. Its kernels and Python
+/// files run as this user.
 pub fn find() -> Result<PathBuf> {
     if let Some(root) = std::env::var_os("CS336_ROOT").filter(|root| !root.is_empty()).map(PathBuf::from) {
         ensure!(is_complete(&root), "CS336_ROOT={} holds no suites/ and templates/", shown_path(&root));
-        return Ok(root);
+        // A compiler runs in another folder.
+        return Ok(std::path::absolute(root)?);
     }
     let program = std::env::current_exe().ok();
     for start in [std::env::current_dir().ok(), program.clone()].into_iter().flatten() {
         if let Some(root) = start.ancestors().find(|folder| is_complete(folder)) {
-            // Who owns a folder above the program could as well replace the program.
-            if !program.is_some_and(|program| program.starts_with(root)) {
-                require_own(root)?;
-            }
+            let holds_the_program = program.is_some_and(|program| program.starts_with(root));
+            require_own(root, &Trusted::of(root, holds_the_program)?)?;
             return Ok(root.to_path_buf());
         }
     }
@@ -81,27 +85,71 @@ fn is_complete(root: &Path) -> bool {
     root.join("suites").is_dir() && root.join("templates").is_dir()
 }
 
-/// What runs as code, and the folders above it: whoever can write to a folder can replace what is in it.
+/// Folders of what runs as code: whoever can write to one, or to a folder above it, can replace what is in it.
 const CODE: &[&str] =
     &["", "suites", "suites/peers", "kernels", "kernels/lib", "kernels/emulator", ".venv", ".venv/bin"];
 /// The permission to write of the group, and of others.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
+/// In such a folder, as /tmp is, only its owner can replace a file.
+const STICKY: u32 = 0o1000;
 
-/// Errors: another user, other than root, owns the tree or a part of it that runs as code, or can write to it.
-fn require_own(root: &Path) -> Result<()> {
-    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.symlink_metadata().is_ok()) {
-        let shown = shown_path(&folder);
-        let found = fs::metadata(&folder).with_context(|| format!("failed to look at {shown}"))?;
-        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-        let remedy = || format!("set CS336_ROOT={} to run what is there", shown_path(root));
-        ensure!([user, 0].contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {}", remedy());
-        // A group of the user's own name, as many systems give, holds nobody else.
-        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && found.gid() != group;
-        ensure!(!is_open, "other users can write to {shown} (mode {mode:o}): {}", remedy());
+/// Errors: a user who is not `trusted` owns the tree or a part of it that runs as code, or can write to it.
+fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
+    let mut above = BTreeSet::new();
+    for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.is_dir()) {
+        trusted.require(root, &folder, 0)?;
+        let listed = || format!("failed to list {}", shown_path(&folder));
+        above.extend(fs::canonicalize(&folder).with_context(listed)?.ancestors().skip(1).map(Path::to_path_buf));
+        for entry in fs::read_dir(&folder).with_context(listed)? {
+            let path = entry.with_context(listed)?.path();
+            // A link that leads nowhere, as an editor's lock is, runs as nothing.
+            if path.is_file() {
+                trusted.require(root, &path, 0)?;
+            }
+        }
     }
-    Ok(())
+    above.iter().try_for_each(|folder| trusted.require(root, folder, STICKY))
+}
+
+/// The users and groups that may own code and write to it.
+struct Trusted {
+    users: Vec<u32>,
+    groups: Vec<u32>,
+}
+
+impl Trusted {
+    /// This user and root; of a tree that holds this program also the owners of its folder and of those above, who can as
+    /// well replace the program.
+    fn of(root: &Path, holds_the_program: bool) -> Result<Self> {
+        // A group of the user's own name, as many systems give, holds nobody else.
+        let mut trusted = Self {
+            users: vec![rustix::process::geteuid().as_raw(), 0],
+            groups: vec![rustix::process::getegid().as_raw()],
+        };
+        for folder in root.ancestors().filter(|_| holds_the_program) {
+            let found = look_at(folder)?;
+            trusted.users.push(found.uid());
+            trusted.groups.extend(Some(found.gid()).filter(|_| found.mode() & GROUP_WRITES != 0));
+        }
+        Ok(trusted)
+    }
+
+    /// Errors: others own `path` or can write to it, unless its mode has the bit `allowing`. `root` is named in the remedy.
+    fn require(&self, root: &Path, path: &Path, allowing: u32) -> Result<()> {
+        let found = look_at(path)?;
+        let (shown, owner, mode) = (shown_path(path), found.uid(), found.mode() & 0o7777);
+        let remedy = || format!("set CS336_ROOT={} to run what is there", shown_path(root));
+        let user = self.users[0];
+        ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {}", remedy());
+        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !self.groups.contains(&found.gid());
+        ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {}", remedy());
+        Ok(())
+    }
+}
+
+fn look_at(path: &Path) -> Result<fs::Metadata> {
+    fs::metadata(path).with_context(|| format!("failed to look at {}", shown_path(path)))
 }
 
 #[cfg(test)]
@@ -118,23 +166,56 @@ mod tests {
         assert_eq!(absolute(Some("/opt/cuda".into())), Some("/opt/cuda".into()));
     }
 
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// What is said of a tree; empty where it is not refused.
+    fn refusal(root: &Path, holds_the_program: bool) -> String {
+        let refused = require_own(root, &Trusted::of(root, holds_the_program).unwrap());
+        refused.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
     #[test]
-    fn a_tree_that_others_can_write_to_is_refused_with_the_remedy() {
-        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    fn a_tree_whose_folders_or_files_others_can_write_to_is_refused_with_the_remedy() {
         for part in CODE {
             let tree = tempfile::tempdir().unwrap();
-            let (whole, part) = (tree.path(), tree.path().join(part));
-            fs::create_dir_all(&part).unwrap();
-            for (mode, is_open) in [(0o755, false), (0o775, false), (0o757, true), (0o1777, true)] {
-                set_mode(&part, mode);
-                let said = require_own(whole).err().map(|error| error.to_string()).unwrap_or_default();
-                let shown = shown_path(&part);
-                assert_eq!(
-                    said.contains(&format!("other users can write to {shown} (mode {mode:o})")),
-                    is_open,
-                    "{said}"
-                );
-                assert_eq!(said.contains("set CS336_ROOT="), is_open, "{said}");
+            let folder = tree.path().join(part);
+            fs::create_dir_all(&folder).unwrap();
+            let file = folder.join("file");
+            fs::write(&file, "").unwrap();
+            std::os::unix::fs::symlink("nowhere", folder.join(".#file")).unwrap();
+            for (path, mode, is_open) in [
+                (&folder, 0o755, false),
+                (&folder, 0o775, false),
+                (&folder, 0o757, true),
+                (&folder, 0o1777, true),
+                (&file, 0o664, false),
+                (&file, 0o666, true),
+            ] {
+                set_mode(&folder, 0o755);
+                set_mode(path, mode);
+                for holds_the_program in [false, true] {
+                    let said = refusal(tree.path(), holds_the_program);
+                    let expected = format!("other users can write to {} (mode {mode:o})", shown_path(path));
+                    assert_eq!(said.contains(&expected), is_open, "{said}");
+                    assert_eq!(said.contains("set CS336_ROOT="), is_open, "{said}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_above_the_tree_or_above_what_it_links_to_is_refused_unless_it_is_sticky() {
+        let above = tempfile::tempdir().unwrap();
+        let [tree, elsewhere] = ["open/tree", "own/tree"].map(|name| above.path().join(name));
+        [&tree, &elsewhere].iter().for_each(|folder| fs::create_dir_all(folder.join("suites")).unwrap());
+        std::os::unix::fs::symlink(tree.join("suites"), elsewhere.join("kernels")).unwrap();
+        for (mode, is_open) in [(0o755, false), (0o777, true), (0o1777, false)] {
+            set_mode(&above.path().join("open"), mode);
+            for root in [&tree, &elsewhere] {
+                let said = refusal(root, true);
+                assert_eq!(said.contains(&format!("open (mode {mode:o}): set CS336_ROOT=")), is_open, "{said}");
             }
         }
     }
@@ -163,13 +244,16 @@ mod tests {
             eprintln!("skipped: only root can give a folder to another user");
             return;
         }
-        for part in ["", "suites", "kernels"] {
+        for part in ["", "suites", "kernels", "kernels/file"] {
             let tree = tempfile::tempdir().unwrap();
-            ["suites", "kernels"].iter().for_each(|name| std::fs::create_dir(tree.path().join(name)).unwrap());
-            require_own(tree.path()).unwrap();
+            ["suites", "kernels"].iter().for_each(|name| fs::create_dir(tree.path().join(name)).unwrap());
+            fs::write(tree.path().join("kernels/file"), "").unwrap();
+            assert_eq!(refusal(tree.path(), false), "");
             std::os::unix::fs::chown(tree.path().join(part), Some(65_534), None).unwrap();
-            let said = require_own(tree.path()).unwrap_err().to_string();
+            let said = refusal(tree.path(), false);
             assert!(said.contains("belongs to user 65534") && said.contains("set CS336_ROOT="), "{said}");
+            // Its owner can as well replace a program in it.
+            assert_eq!(refusal(tree.path(), true).is_empty(), part.is_empty());
         }
     }
 }

@@ -14,10 +14,16 @@ mod graders_files;
 mod interruption;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/seeded.rs"]
+mod seeded;
+#[path = "cli/subject.rs"]
+mod subject;
 #[path = "cli/trace.rs"]
 mod trace;
 #[path = "cli/trust.rs"]
 mod trust;
+#[path = "cli/wheel.rs"]
+mod wheel;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -18,6 +18,7 @@ use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
 use cs336::harness::run::{MeasureSummary, Progress, Tally};
 use cs336::harness::schedule::{Clock, PendingTable};
 use cs336::harness::store::Layout;
+use cs336::harness::subject::Subject;
 use cs336::harness::worker::{Abilities, Worker, serve};
 use libtest_mimic::{Arguments, Trial};
 
@@ -281,11 +282,13 @@ fn device_checks_end_each_for_itself() -> Result<()> {
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("worker") {
-        let run_case = |path: &Path| bail!("no case runner for {}", path.display());
+        let run_case = |path: &Path, _: Option<&Subject>| bail!("no case runner for {}", path.display());
+        let check_subject = |_: &Subject, _: &str, check: &str| bail!("no check {check:?} of a subject");
         return match serve(Abilities {
             registry: TEST_REGISTRY,
             device_checks: &[TEST_DEVICE_CHECKS],
             run_case,
+            check_subject,
             clean_up,
         }) {
             Ok(()) => ExitCode::SUCCESS,

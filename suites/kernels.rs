@@ -14,6 +14,7 @@ use cs336::cuda::{Arch, Compiler, Program};
 use cs336::model::Precision;
 use cs336::model::fused::kernels::Shape;
 use cs336::model::fused_adamw;
+use cs336::python::cubins;
 use rstest::rstest;
 
 /// One way in which the program compiles a file of `kernels/`.
@@ -131,7 +132,7 @@ fn root() -> PathBuf {
 fn every_kernel_compiles_for_its_targets_in_its_registers(#[case] file: &str) {
     // The cache keeps the compiler's output with each kernel. The key covers the kernel's text and the compiler.
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    let compiler = Compiler { kernels: root().join("kernels"), cache };
+    let compiler = Compiler { kernels: root().join("kernels"), cache, shipped: None };
     let mut report = String::new();
     for Build { program, targets, registers } in builds().into_iter().filter(|build| build.program.file == file) {
         if file != "adamw.cu" {
@@ -164,4 +165,17 @@ fn every_kernel_file_is_compiled_and_has_its_snapshot() {
         builds().iter().map(|build| build.program.file.trim_end_matches(".cu").to_string()).collect();
     assert_eq!(stems("kernels", "cu"), compiled, "kernels/*.cu and this list differ");
     assert_eq!(stems("snapshots/kernels", "snap"), compiled, "snapshots/kernels and this list differ");
+}
+
+/// A first call on such a GPU finds its cubin.
+#[test]
+fn the_wheel_holds_a_cubin_of_each_build_of_its_kernels() {
+    let shipped: BTreeSet<(Program, String)> =
+        cubins::programs().into_iter().map(|(program, arch)| (program, arch.to_string())).collect();
+    let files: BTreeSet<&str> = shipped.iter().map(|(program, _)| program.file).collect();
+    assert!(cs336::attention::FLASH_KERNELS.iter().chain(&["adamw.cu"]).all(|file| files.contains(file)));
+    let builds = builds().into_iter().filter(|build| files.contains(build.program.file));
+    let built =
+        builds.flat_map(|build| build.targets.iter().map(move |arch| (build.program.clone(), arch.to_string())));
+    assert_eq!(built.collect::<BTreeSet<_>>(), shipped);
 }

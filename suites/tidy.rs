@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use cs336::harness::device::DEVICE;
 use cs336::harness::grade::points;
 use cs336::harness::handout::{DeliverableKind, HANDOUT, HandoutProblem, by_name};
 use cs336::harness::record::Profile;
 use cs336::harness::store::Layout;
-use cs336::harness::suite;
 use cs336::problems::REGISTRY;
 
 #[path = "tidy/functions.rs"]
@@ -38,9 +36,11 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("model", &["attention"]),
     ("collective", &["cuda"]),
     ("parallel", &["model", "collective"]),
+    ("python", &["model"]),
     ("harness", &["process"]),
     ("report", &["harness"]),
-    ("bench", &["parallel", "harness"]),
+    ("subject", &["parallel", "harness"]),
+    ("bench", &["subject"]),
     ("checks", &["bench"]),
     ("problems", &["checks"]),
     ("cli", &["problems", "report"]),
@@ -123,7 +123,7 @@ fn every_problem_has_its_files_and_no_file_is_an_orphan() {
 fn every_suite_parses_and_measures_something_on_a_cpu() {
     let layout = Layout { root: root() };
     for problem in REGISTRY.iter().filter(|p| p.measured.is_some()) {
-        let suite = suite::load(&layout.root, problem).unwrap().unwrap();
+        let suite = cs336::harness::suite::load(&layout.root, problem).unwrap().unwrap();
         assert!(suite.cases(Profile::Cpu).next().is_some(), "{} has no cpu grid", problem.name);
     }
 }
@@ -145,7 +145,7 @@ fn the_readme_counts_the_points_that_are_answered() {
 fn tests_ask_no_shared_dependency_for_other_features() {
     let packages = |edges: &str| -> BTreeSet<String> {
         let arguments = ["tree", "--offline", "--locked", "--edges", edges, "--prefix", "none", "--format", "{p}|{f}"];
-        let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+        let output = std::process::Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().lines().map(|l| l.trim_end_matches(" (*)").to_string()).collect()
     };

@@ -112,7 +112,7 @@ impl TorchPeer {
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
         // -B: write no .pyc files into the measured tree.
-        command.args(["-B", "-m", "peers", &name]).env(python::FOLDERS, python_path(&suites, site)?);
+        command.args(["-B", "-m", "peers", &name]).env(python::FOLDERS, python::path_to_peers(&suites, site)?);
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();
@@ -191,12 +191,6 @@ impl TorchPeer {
     }
 }
 
-/// `suites`, then the folders of `before`.
-fn python_path(suites: &Path, before: Option<OsString>) -> Result<OsString> {
-    let before = before.unwrap_or_default();
-    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(python::named(&before)))?)
-}
-
 /// One peer kept for many small cases, because starting one takes seconds.
 static KEPT: Mutex<Option<TorchPeer>> = Mutex::new(None);
 
@@ -228,13 +222,6 @@ pub fn drop_kept() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_working_directory_is_not_among_the_peers_folders() {
-        let path = |before: Option<&str>| python_path(Path::new("/suites"), before.map(OsString::from)).unwrap();
-        assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
-        assert_eq!(path(Some("/a::/b:")), "/suites:/a:/b");
-    }
 
     #[test]
     fn compiled_headers_of_another_user_are_refused() {

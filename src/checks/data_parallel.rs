@@ -26,7 +26,7 @@ pub const RANDOM_CASES: usize = 5;
 /// Odd, so that sizes do not divide evenly by chance.
 pub const EDGES_WORLD_SIZE: usize = 3;
 /// Made by `suites/cases/make_data_parallel.py`.
-const GOLDEN_CASES: [(&str, &[u8]); 2] = [
+pub const GOLDEN_CASES: [(&str, &[u8]); 2] = [
     ("data_parallel_toy", include_bytes!("../../suites/cases/data_parallel_toy.safetensors")),
     ("data_parallel_tied", include_bytes!("../../suites/cases/data_parallel_tied.safetensors")),
 ];

@@ -20,6 +20,8 @@ pub mod faulty_runs;
 pub mod flash_kernels;
 /// Expected values from files.
 pub mod golden;
+/// A network on one rank with whatever trains it.
+pub mod learner;
 /// Broken strategies and networks that the checks must catch.
 pub mod mutants;
 /// The official data-parallel test.
@@ -28,3 +30,5 @@ pub mod protocol;
 pub mod selftest;
 /// The official sharded-optimizer test.
 pub mod sharded_protocol;
+/// The official protocols and the golden cases, for a subject.
+pub mod subject;

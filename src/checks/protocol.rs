@@ -12,13 +12,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::mutants;
+use super::learner::{Learner, OurReplica};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
-use crate::model::optim::{self, Optimizer as _, Sgd};
+use crate::model::optim::{Optimizer as _, Sgd};
 use crate::model::toy::{Blueprint, NO_GRAD_FIXED_PARAM, Toy};
-use crate::parallel::trainer::Trainer;
-use crate::parallel::{Options, Replica, no_sync};
+use crate::parallel::Options;
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -168,33 +167,44 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     for Trial { trainer, cases } in &trials {
         let mut report = Report::default();
         for (number, case) in cases.iter().enumerate() {
-            collective.barrier()?;
-            let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
-            let single = Toy::new(&case.blueprint, &generator)?;
-            let replica = single.deep_copy(Device::Cpu)?;
-            let wrapped = Replica { parameters: replica.named_parameters(), collective, options: &case.options };
-            let trainer = mutants::trainer(trainer, wrapped, Box::new(Sgd::new(LEARNING_RATE)?))?;
-            let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-            CaseOnRank { case, collective, single, replica, trainer, report: &mut report, place }.run()?;
+            let place = format!("case {number} ({})", case.blueprint.name);
+            run_case(case, collective, &place, &mut report, |replica| {
+                OurReplica::new(trainer, case, replica, collective)
+            })?;
         }
         reports.push(report);
     }
     Ok(serde_json::to_value(reports)?)
 }
 
+/// Runs one case on this rank, with what `wrap` makes of the replica.
+pub fn run_case<L: Learner>(
+    case: &TrainingCase,
+    collective: &Shared,
+    place: &str,
+    report: &mut Report,
+    wrap: impl FnOnce(Toy) -> Result<L>,
+) -> Result<()> {
+    collective.barrier()?;
+    let generator = Generator::new(Device::Cpu, case.model_seed + collective.rank() as i64)?;
+    let single = Toy::new(&case.blueprint, &generator)?;
+    let replica = wrap(single.deep_copy(Device::Cpu)?)?;
+    let place = format!("{place}, rank {}", collective.rank());
+    CaseOnRank { case, collective, single, replica, report, place }.run()
+}
+
 /// One case on one rank. After a mismatch it continues, so that all ranks make the same collective calls.
-struct CaseOnRank<'a> {
+struct CaseOnRank<'a, L> {
     case: &'a TrainingCase,
     collective: &'a Shared,
     /// The single-process model, trained on all rows.
     single: Toy,
-    replica: Toy,
-    trainer: Trainer,
+    replica: L,
     report: &'a mut Report,
     place: String,
 }
 
-impl CaseOnRank<'_> {
+impl<L: Learner> CaseOnRank<'_, L> {
     fn run(mut self) -> Result<()> {
         self.check_start()?;
         self.check_replicas_equal("after construction")?;
@@ -214,8 +224,8 @@ impl CaseOnRank<'_> {
     /// Rank 0 must keep its values; every other rank's values must have changed.
     fn check_start(&mut self) -> Result<()> {
         let rank = self.collective.rank();
-        for ((name, replica), (_, drawn)) in self.replica.named_parameters().iter().zip(self.single.named_parameters())
-        {
+        let replica = self.replica.network().named_parameters();
+        for ((name, replica), (_, drawn)) in replica.iter().zip(self.single.named_parameters()) {
             self.report.comparisons += 1;
             let keeps = rank == 0 || name == NO_GRAD_FIXED_PARAM;
             if keeps != close(replica, drawn)? {
@@ -228,7 +238,7 @@ impl CaseOnRank<'_> {
 
     /// `validate_ddp_net_equivalence`: every rank holds the same state.
     fn check_replicas_equal(&mut self, when: &str) -> Result<()> {
-        for (name, tensor) in self.replica.state_dict()? {
+        for (name, tensor) in self.replica.network().state_dict()? {
             let mine = tensor.f_detach()?;
             for (other, theirs) in self.collective.all_gather(&mine)?.iter().enumerate() {
                 self.report.comparisons += 1;
@@ -247,40 +257,8 @@ impl CaseOnRank<'_> {
         Sgd::new(LEARNING_RATE)?.step(self.single.named_parameters())?;
         self.check_single_moved_alone(step)?;
         let (rows, first) = (self.case.rows_per_rank, self.collective.rank() as i64 * self.case.rows_per_rank);
-        self.train_replica(&x.f_narrow(0, first, rows)?, &y.f_narrow(0, first, rows)?)?;
+        self.replica.step(&x.f_narrow(0, first, rows)?, &y.f_narrow(0, first, rows)?)?;
         self.check_replica_followed(step)
-    }
-
-    fn train_replica(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
-        match self.case.zeroing {
-            Zeroing::InPlace => self.replica.zero_grad(),
-            Zeroing::Release => optim::zero_grad(self.replica.named_parameters())?,
-        }
-        let (rows, half) = (x.size()[0], x.size()[0] / 2);
-        // The mean over all rows is the sum of the parts' means, each weighted by its share of the rows.
-        let part = |first: i64, count: i64| {
-            pass(
-                &self.replica,
-                &x.f_narrow(0, first, count)?,
-                &y.f_narrow(0, first, count)?,
-                count as f64 / rows as f64,
-            )
-        };
-        let parallel = self.trainer.parallel();
-        match self.case.passes {
-            Passes::Once => part(0, rows)?,
-            Passes::NoSync => {
-                no_sync(parallel, || part(0, half))?;
-                part(half, rows - half)?;
-            }
-            Passes::FinishEach => {
-                part(0, half)?;
-                parallel.finish_gradient_synchronization()?;
-                part(half, rows - half)?;
-            }
-        }
-        parallel.finish_gradient_synchronization()?;
-        self.trainer.step()
     }
 
     /// On rank 0, between the two steps: trained parameters have changed, frozen ones have not.
@@ -288,8 +266,8 @@ impl CaseOnRank<'_> {
         if self.collective.rank() != 0 {
             return Ok(());
         }
-        for ((name, single), (_, replica)) in self.single.named_parameters().iter().zip(self.replica.named_parameters())
-        {
+        let replica = self.replica.network().named_parameters();
+        for ((name, single), (_, replica)) in self.single.named_parameters().iter().zip(replica) {
             self.report.comparisons += 1;
             if single.requires_grad() == close(replica, single)? {
                 let how = if single.requires_grad() { "has not trained" } else { "has changed though it is frozen" };
@@ -305,7 +283,8 @@ impl CaseOnRank<'_> {
             return Ok(());
         }
         let Self { single, replica, report, place, .. } = self;
-        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
+        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.network().named_parameters())
+        {
             let away = "away from single-process training";
             report.compare(replica, single, (RTOL, ATOL), |error| {
                 format!("{place}, step {step}: {name} is {error:.2e} {away} (rtol {RTOL:e}, atol {ATOL:e})")

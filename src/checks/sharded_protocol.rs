@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
 
+use super::learner::Learner;
 use super::mutants;
 use super::protocol::{Case, Report, Trial, on_ranks};
 use crate::collective::Shared;
@@ -21,6 +22,7 @@ use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
 use crate::parallel::zero1::{Stepping, Zero1};
 use crate::parallel::{DataParallel as _, Options, Replica, bucket, trained, trainer};
+use crate::subject::rank::SubjectRank;
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
@@ -31,6 +33,8 @@ pub const ROWS: i64 = 32;
 /// Both models' seed, on every rank.
 pub const SEED: i64 = 42;
 pub const ADAMW: AdamWOptions = AdamWOptions { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
+/// That of a second group.
+const SECOND_ADAMW: AdamWOptions = AdamWOptions { lr: ADAMW.lr / 2.0, weight_decay: 0.0, ..ADAMW };
 /// `numpy.testing.assert_allclose`'s defaults, which the test uses. The owner must compute exactly as the unsharded
 /// optimizer does, and the other ranks must copy its result.
 pub const RTOL: f64 = 1e-7;
@@ -60,6 +64,9 @@ impl ShardedCase {
     }
 }
 
+/// A parameter and its name.
+type Named = (String, Tensor);
+
 /// The result of one trial of [`TASK`] on one rank.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Seen {
@@ -79,7 +86,7 @@ impl Case for ShardedCase {
 
 /// Stricter than the official test: values were compared after every step, each value must be stepped by one rank only, and
 /// ranks must own about equally many.
-fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_size: usize, ranks: Vec<Seen>) -> Report {
+pub fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_size: usize, ranks: Vec<Seen>) -> Report {
     let mut findings = Vec::new();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
@@ -106,7 +113,8 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
         let mut seen = Seen::default();
         for (number, case) in cases.iter().enumerate() {
             let place = format!("case {number} ({}), rank {}", case.blueprint.name, collective.rank());
-            train(optimizer, case, collective, &place, &mut seen).with_context(|| place.clone())?;
+            let make = |network| OurSharded::new(optimizer, case, network, collective);
+            train(case, collective, &place, (RTOL, ATOL), &mut seen, make).with_context(|| place.clone())?;
         }
         if let Some(stepping) = trainer::zero1(optimizer) {
             seen.report.comparisons += 1;
@@ -118,60 +126,127 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     Ok(serde_json::to_value(results)?)
 }
 
-fn train(optimizer: &str, case: &ShardedCase, collective: &Shared, place: &str, seen: &mut Seen) -> Result<()> {
+/// Trains one case with AdamW and with what `make` gives, and compares after every step.
+pub fn train<L: ShardedLearner>(
+    case: &ShardedCase,
+    collective: &Shared,
+    place: &str,
+    tolerances: (f64, f64),
+    seen: &mut Seen,
+    make: impl FnOnce(Toy) -> Result<L>,
+) -> Result<()> {
     collective.barrier()?;
     let generator = Generator::new(Device::Cpu, case.seed)?;
     let device = collective.device();
     let single = Toy::new(&case.blueprint, &generator)?.deep_copy(device)?;
-    let replica = single.deep_copy(device)?;
-    let all = single.named_parameters().len();
-    let split = case.second_group_from.map_or(all, |from| from.min(all));
-    let later = |network: &Toy| trained(&network.named_parameters()[split..]);
-    let (single_later, replica_later) = (later(&single), later(&replica));
-    let freeze = |parameters: &[(String, Tensor)], frozen: bool| -> Result<()> {
-        for (_, parameter) in parameters {
-            let _ = parameter.shallow_clone().f_set_requires_grad(!frozen)?;
-        }
-        Ok(())
-    };
-
-    let second = AdamWOptions { lr: ADAMW.lr / 2.0, weight_decay: 0.0, ..ADAMW };
-    let (mut first_adamw, mut second_adamw) = (adamw_for(device, ADAMW)?, adamw_for(device, second)?);
-    let stepped = Arc::default();
-    let recorded = |options| -> Result<Box<dyn Optimizer>> {
-        Ok(Box::new(Recorded { inner: adamw_for(device, options)?, stepped: Arc::clone(&stepped) }))
-    };
-    let first_group = ParamGroup::new(&replica.named_parameters()[..split], recorded(ADAMW)?);
-    let mut subject = Subject::new(optimizer, first_group, collective, &case.options)?;
-    for parameters in [&single_later, &replica_later] {
-        freeze(parameters, true)?;
-    }
+    let (first, later) = case.groups(&single);
+    let mut replica = make(single.deep_copy(device)?)?;
+    let (mut first_adamw, mut second_adamw) = (adamw_for(device, ADAMW)?, adamw_for(device, SECOND_ADAMW)?);
+    freeze(&later, true)?;
     for step in 0..STEPS {
         if step == case.joins_at_step && case.second_group_from.is_some() {
-            freeze(&single_later, false)?;
-            freeze(&replica_later, false)?;
-            subject.add(ParamGroup::new(&replica_later, recorded(second)?))?;
+            freeze(&later, false)?;
+            replica.join_second_group()?;
         }
         let x = generator.rand(&[ROWS, case.blueprint.d_in()], Kind::Float)?.f_to_device(device)?;
         let y = generator.rand(&[ROWS, case.blueprint.d_out()], Kind::Float)?.f_to_device(device)?;
-        for network in [&single, &replica] {
-            network.zero_grad();
-            squared_error(network, &x, &y)?;
-        }
-        first_adamw.step(&single.named_parameters()[..split])?;
-        second_adamw.step(&single_later)?;
-        subject.step()?;
-        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(replica.named_parameters()) {
-            seen.report.compare(replica, single, (RTOL, ATOL), |error| {
-                format!("{place}, step {step}: {name} is {error:.2e} away from the unsharded optimizer's")
+        single.zero_grad();
+        squared_error(&single, &x, &y)?;
+        first_adamw.step(first)?;
+        second_adamw.step(&later)?;
+        replica.step(&x, &y)?;
+        let trained = replica.network().named_parameters();
+        for ((name, single), (_, replica)) in single.named_parameters().iter().zip(trained) {
+            seen.report.compare(replica, single, tolerances, |error| {
+                let (rtol, atol) = tolerances;
+                let away = "away from the unsharded optimizer's";
+                format!("{place}, step {step}: {name} is {error:.2e} {away} (rtol {rtol:e}, atol {atol:e})")
             })?;
         }
     }
     let trained = single.named_parameters().iter().filter(|(_, p)| p.requires_grad()).map(|(_, p)| p.numel());
     seen.trained_numel.push((trained.clone().sum(), trained.max().unwrap_or(0)));
-    let stepped = stepped.lock().unwrap_or_else(PoisonError::into_inner);
-    seen.stepped_numel.push(BTreeMap::values(&stepped).sum());
+    seen.stepped_numel.push(replica.stepped_numel());
     Ok(())
+}
+
+impl ShardedCase {
+    /// The parameters of the first group, and the trained ones of the second.
+    fn groups<'a>(&self, network: &'a Toy) -> (&'a [Named], Vec<Named>) {
+        let all = network.named_parameters();
+        let (first, later) = all.split_at(self.second_group_from.map_or(all.len(), |from| from.min(all.len())));
+        (first, trained(later))
+    }
+}
+
+fn freeze(parameters: &[(String, Tensor)], frozen: bool) -> Result<()> {
+    for (_, parameter) in parameters {
+        let _ = parameter.shallow_clone().f_set_requires_grad(!frozen)?;
+    }
+    Ok(())
+}
+
+/// A [`Learner`] whose optimizer's state is divided over the ranks.
+pub trait ShardedLearner: Learner {
+    /// Trains the case's second group from now on.
+    fn join_second_group(&mut self) -> Result<()>;
+
+    /// The values that this rank's optimizer has stepped.
+    fn stepped_numel(&self) -> usize;
+}
+
+impl ShardedLearner for SubjectRank {
+    fn join_second_group(&mut self) -> Result<()> {
+        bail!("a subject's case has one group")
+    }
+
+    fn stepped_numel(&self) -> usize {
+        self.stepped_numel
+    }
+}
+
+/// A network with a sharded optimizer of ours, or a mutant.
+struct OurSharded {
+    network: Toy,
+    later: Vec<(String, Tensor)>,
+    optimizer: TestedOptimizer,
+    stepped: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl OurSharded {
+    fn new(optimizer: &str, case: &ShardedCase, network: Toy, collective: &Shared) -> Result<Self> {
+        let (first, later) = case.groups(&network);
+        let stepped = Arc::default();
+        let group = ParamGroup::new(first, Recorded::adamw(collective.device(), ADAMW, &stepped)?);
+        let optimizer = TestedOptimizer::new(optimizer, group, collective, &case.options)?;
+        freeze(&later, true)?;
+        Ok(Self { network, later, optimizer, stepped })
+    }
+}
+
+impl Learner for OurSharded {
+    fn network(&self) -> &Toy {
+        &self.network
+    }
+
+    fn step(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
+        self.network.zero_grad();
+        squared_error(&self.network, x, y)?;
+        self.optimizer.step()
+    }
+}
+
+impl ShardedLearner for OurSharded {
+    fn join_second_group(&mut self) -> Result<()> {
+        freeze(&self.later, false)?;
+        let device = self.network.named_parameters()[0].1.device();
+        let group = ParamGroup::new(&self.later, Recorded::adamw(device, SECOND_ADAMW, &self.stepped)?);
+        self.optimizer.add(group)
+    }
+
+    fn stepped_numel(&self) -> usize {
+        BTreeMap::values(&self.stepped.lock().unwrap_or_else(PoisonError::into_inner)).sum()
+    }
 }
 
 /// Backward through the sum of squared errors of these rows, the test's loss.
@@ -185,6 +260,16 @@ struct Recorded {
     stepped: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
+impl Recorded {
+    fn adamw(
+        device: Device,
+        options: AdamWOptions,
+        stepped: &Arc<Mutex<BTreeMap<String, usize>>>,
+    ) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Self { inner: adamw_for(device, options)?, stepped: Arc::clone(stepped) }))
+    }
+}
+
 impl Optimizer for Recorded {
     fn step(&mut self, parameters: &[(String, Tensor)]) -> Result<()> {
         let mut stepped = self.stepped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,14 +281,14 @@ impl Optimizer for Recorded {
 }
 
 /// Makes a sharded optimizer by name, including mutants.
-pub enum Subject {
+pub enum TestedOptimizer {
     /// Each steps the groups that were added while it was the last.
     Sharded(Vec<ShardedOptimizer>),
     Zero1(Zero1),
     Unsharded(Vec<ParamGroup>),
 }
 
-impl Subject {
+impl TestedOptimizer {
     pub fn new(name: &str, group: ParamGroup, collective: &Shared, options: &Options) -> Result<Self> {
         let (name, collective) = mutants::faulty(name, collective)?;
         if let Some(stepping) = trainer::zero1(name) {
@@ -218,7 +303,7 @@ impl Subject {
                 let first = ShardedOptimizer::new(vec![group], &collective)?;
                 Self::Sharded(vec![first, ShardedOptimizer::new(Vec::new(), &silent)?])
             }
-            _ => anyhow::bail!("no sharded optimizer {name:?}"),
+            _ => bail!("no sharded optimizer {name:?}"),
         })
     }
 
@@ -226,7 +311,7 @@ impl Subject {
         match self {
             Self::Sharded(sharded) => sharded.last_mut().context("no optimizer")?.add_param_group(group)?,
             Self::Unsharded(groups) => groups.push(group),
-            Self::Zero1(_) => anyhow::bail!("ZeRO-1 shards the buckets that it is built with: it has one group"),
+            Self::Zero1(_) => bail!("ZeRO-1 shards the buckets that it is built with: it has one group"),
         }
         Ok(())
     }

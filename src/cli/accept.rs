@@ -11,6 +11,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::{Layout, lock_records, write_atomically};
 use crate::harness::suite;
+use crate::printable::indented;
 
 pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     let _lock = (!dry_run).then(|| lock_records(layout)).transpose()?;
@@ -30,7 +31,7 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
             Ok(true) => accepted += 1,
             Ok(false) => {}
             Err(reason) => {
-                println!("refused: {reason:#}");
+                println!("refused: {}", indented(&format!("{reason:#}"), 4));
                 refused += 1;
             }
         }

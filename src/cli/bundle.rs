@@ -1,17 +1,19 @@
 //! `cs336 bundle`: packs the program for a machine that has PyTorch and no Rust.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+use std::{fs, io};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
-use super::Ended;
+use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM};
-use crate::harness::provenance::Commit;
+use crate::harness::provenance::{Commit, git};
 use crate::harness::store::Layout;
-use crate::printable::shown_path;
-use crate::root::absolute;
+use crate::printable::{one_line, shown_path};
+use crate::process::output_within;
+use crate::root::{absolute, read};
 use crate::units::{MIB, human_bytes};
 
 /// Folders that the program reads at run time.
@@ -45,11 +47,12 @@ exec "$here/bin/cs336" "$@"
 "#;
 
 pub fn run(layout: &Layout) -> Result<Ended> {
+    watch_for_interrupt();
     let dist = layout.root.join("dist");
-    let folder = dist.join("cs336");
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("failed to clear {}", shown_path(&folder)))?;
-    }
+    // Another command may pack at the same time.
+    let made = fs::create_dir_all(&dist).and_then(|()| tempfile::Builder::new().prefix(".packing-").tempdir_in(&dist));
+    let packing = made.with_context(|| format!("failed to make a folder in {}", shown_path(&dist)))?;
+    let folder = packing.path().join("cs336");
     let program = folder.join(PROGRAM);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", shown_path(&folder)))?;
     command(Command::new("strip").arg("-o").arg(&program).arg(std::env::current_exe()?))?;
@@ -58,12 +61,12 @@ pub fn run(layout: &Layout) -> Result<Ended> {
         copy_tracked(layout, data, &folder)?;
     }
     write_executable(&folder.join(LAUNCHER), LAUNCHER_TEXT)?;
-    let manifest = Manifest::of(&folder, Commit::of(&layout.root)?)?;
+    let manifest = Manifest::of(&folder, Commit::of(&layout.root, &interrupted)?)?;
     fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
-    let archive = dist.join("cs336.tar.gz");
+    let archive = packing.path().join("cs336.tar.gz");
     // Where root unpacks it, files would belong to whoever has the builder's number there.
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"];
-    command(Command::new("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(&dist).arg("cs336"))?;
+    command(Command::new("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(packing.path()).arg("cs336"))?;
     let bytes = fs::metadata(&archive)?.len();
     ensure!(
         (bytes as f64) < LIMIT_BYTES,
@@ -71,6 +74,8 @@ pub fn run(layout: &Layout) -> Result<Ended> {
         human_bytes(bytes),
         human_bytes(LIMIT_BYTES as u64)
     );
+    let ready = dist.join("cs336.tar.gz");
+    fs::rename(&archive, &ready).with_context(|| format!("failed to write {}", shown_path(&ready)))?;
     println!("dist/cs336.tar.gz is ready ({}); unpack it there and run ./cs336/cs336 doctor", human_bytes(bytes));
     Ok(Ended::Well)
 }
@@ -98,16 +103,21 @@ fn remove_paths(program: &Path) -> Result<()> {
 
 /// Copies the files under `data` that git tracks, and no local ones.
 fn copy_tracked(layout: &Layout, data: &str, to: &Path) -> Result<()> {
-    let output = Command::new("git").arg("-C").arg(&layout.root).args(["ls-files", "-z", "--", data]).output();
-    let output = output.context("failed to run git, which lists the files of a bundle")?;
-    ensure!(output.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    for name in output.stdout.split(|b| *b == 0).filter(|n| !n.is_empty()) {
+    let listed = git(&layout.root, &["ls-files", "-z", "--", data], &interrupted)?;
+    let listed = listed.map_err(|why| anyhow!("git ls-files, which lists the files of a bundle, failed: {why}"))?;
+    for name in listed.split(|b| *b == 0).filter(|n| !n.is_empty()) {
         let name = std::str::from_utf8(name).context("a file name is not UTF-8")?;
         let target = to.join(name);
         fs::create_dir_all(target.parent().context("a file needs a folder")?)?;
-        fs::copy(layout.root.join(name), &target).with_context(|| format!("failed to copy {name}"))?;
+        copy(&layout.root.join(name), &target).with_context(|| format!("failed to copy {}", one_line(name)))?;
     }
     Ok(())
+}
+
+/// Copies a file with its permissions, and waits for no pipe.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::write(to, read(from)?)?;
+    fs::set_permissions(to, fs::metadata(from)?.permissions())
 }
 
 fn write_executable(path: &Path, text: &str) -> Result<()> {
@@ -118,8 +128,11 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
 }
 
 fn command(command: &mut Command) -> Result<()> {
+    /// Compressing takes seconds.
+    const LIMIT: Duration = Duration::from_secs(600);
     let program = shown_path(command.get_program());
-    let output = command.output().with_context(|| format!("failed to run {program}; install binutils and tar"))?;
+    let output = output_within(command, LIMIT, &interrupted);
+    let output = output.with_context(|| format!("failed to run {program}; install binutils and tar"))?;
     if !output.status.success() {
         bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

@@ -8,12 +8,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
-use crate::checks::golden::{CaseFile, run as run_case};
+use crate::checks::golden::{CaseFile, run_on};
 use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
+use crate::harness::named_files::require_distinct;
 use crate::harness::store::{Layout, write_atomically};
+use crate::harness::subject::Subject;
 use crate::harness::worker::{Ending, Job, Reply, Worker};
-use crate::printable::{one_line, printable, shown_path};
+use crate::printable::{indented, one_line, printable, shown_path};
 
 /// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -40,17 +42,23 @@ struct CaseResult {
     elapsed_s: f64,
 }
 
-pub fn run(layout: &Layout, folder: &Path, as_json: bool, junit_file: Option<&Path>) -> Result<Ended> {
+/// Runs every case on our implementations, or on the subject's.
+pub fn run(
+    layout: &Layout,
+    folder: &Path,
+    subject: Option<&Subject>,
+    as_json: bool,
+    junit_file: Option<&Path>,
+) -> Result<Ended> {
     watch_for_interrupt();
     let files = files(folder)?;
-    if let Some(junit) = junit_file.and_then(|path| path.canonicalize().ok()) {
-        let case = files.iter().find(|case| case.canonicalize().is_ok_and(|case| case == junit));
-        ensure!(case.is_none(), "--junit names {}, one of the cases: name another file", shown_path(&junit));
+    for case in &files {
+        require_distinct(&[("--cases", Some(case)), ("--junit", junit_file)])?;
     }
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files {
-        let Some(result) = grade(&mut worker, &path) else { return Ok(Ended::Interrupted) };
+        let Some(result) = grade(&mut worker, &path, subject) else { return Ok(Ended::Interrupted) };
         if !as_json {
             print(&result);
         }
@@ -70,8 +78,8 @@ pub fn run(layout: &Layout, folder: &Path, as_json: bool, junit_file: Option<&Pa
 }
 
 /// The worker's side: runs one file in its process.
-pub fn run_one(path: &Path) -> Result<Value> {
-    let comparisons = run_case(&CaseFile::read(path)?)?;
+pub fn run_one(path: &Path, subject: Option<&Subject>) -> Result<Value> {
+    let comparisons = run_on(&CaseFile::read(path)?, subject)?;
     Ok(serde_json::to_value(Compared {
         passed: comparisons.iter().all(|c| c.passed),
         lines: comparisons.iter().map(ToString::to_string).collect(),
@@ -112,9 +120,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
-fn grade(worker: &mut Worker, path: &Path) -> Option<CaseResult> {
+fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Option<CaseResult> {
     let started = Instant::now();
-    let compared = match worker.run(&Job::Case { path: path.into() }, LIMIT, &interrupted) {
+    let job = Job::Case { path: path.into(), subject: subject.cloned() };
+    let compared = match worker.run(&job, LIMIT, &interrupted) {
         Ok(Ending::Interrupted) => return None,
         Ok(Ending::TimedOut { limit }) => Err(format!("exceeded the limit of {} s", limit.as_secs())),
         Ok(Ending::Died { how, .. }) => Err(how),
@@ -136,6 +145,6 @@ fn grade(worker: &mut Worker, path: &Path) -> Option<CaseResult> {
 fn print(result: &CaseResult) {
     println!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file);
     for text in result.error.iter().chain(&result.compared.lines) {
-        println!("    {}", text.replace('\n', "\n    "));
+        println!("    {}", indented(text, 4));
     }
 }

@@ -17,6 +17,7 @@ use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile, RecordFile, Run};
 use crate::harness::store::{Layout, lock_records, write_atomically};
 use crate::harness::worker::Worker;
+use crate::printable::indented;
 use crate::problems::DEVICE_CHECKS;
 
 /// How one check ended.
@@ -123,12 +124,12 @@ impl<'a> Recording<'a> {
         let _lock = lock_records(layout)?;
         let path = layout.local(Profile::Gpu, DEVICE);
         if let Err(error) = layout.read_file(&path, DEVICE, Profile::Gpu) {
-            eprintln!("{error:#}; {}", layout.set_aside(&path, "unreadable")?);
+            eprintln!("{}; {}", indented(&format!("{error:#}"), 4), layout.set_aside(&path, "unreadable")?);
         }
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
         // There is no suite file.
-        let run = open_run(&layout.root, "", &facts)?;
+        let run = open_run(&layout.root, "", &facts, &interrupted)?;
         Ok(Self { layout, group, run, file: group.recorded(layout)?, _lock })
     }
 
@@ -146,14 +147,10 @@ impl<'a> Recording<'a> {
 fn print(DeviceResult { check, ending, elapsed_s }: &DeviceResult) {
     match ending {
         CheckStatus::Passed { note } if note.is_empty() => println!("passed  {} ({elapsed_s:.1} s)", check.name),
-        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s): {}", check.name, indented(note)),
-        CheckStatus::Skipped { reason } => println!("skipped {}: {reason}", check.name),
+        CheckStatus::Passed { note } => println!("passed  {} ({elapsed_s:.1} s): {}", check.name, indented(note, 8)),
+        CheckStatus::Skipped { reason } => println!("skipped {}: {}", check.name, indented(reason, 8)),
         CheckStatus::Failed { error } => {
-            println!("FAILED  {}: {}\n        {}", check.name, check.proves, indented(error.trim_end()))
+            println!("FAILED  {}: {}\n        {}", check.name, check.proves, indented(error.trim_end(), 8))
         }
     }
-}
-
-fn indented(text: &str) -> String {
-    text.replace('\n', "\n        ")
 }

@@ -9,6 +9,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::stats::Change;
 use crate::harness::store::Layout;
+use crate::printable::indented;
 
 pub fn run(layout: &Layout, chosen: &Chosen, as_json: bool) -> Result<Ended> {
     let (mut found, mut unusable) = (Vec::new(), false);
@@ -17,7 +18,7 @@ pub fn run(layout: &Layout, chosen: &Chosen, as_json: bool) -> Result<Ended> {
             match compare(layout, problem, profile) {
                 Ok(drift) => found.extend(drift),
                 Err(error) => {
-                    eprintln!("{}: {error:#}", problem.name);
+                    eprintln!("{}: {}", problem.name, indented(&format!("{error:#}"), 4));
                     unusable = true;
                 }
             }
@@ -59,7 +60,7 @@ pub fn print(drift: &Drift) {
     }
     for case in &drift.cases {
         for finding in case.changes.iter().filter(|f| f.is_difference()) {
-            println!("  {}: {}", short(&case.params), describe(finding));
+            println!("  {}: {}", short(&case.params), indented(&describe(finding), 4));
         }
     }
 }

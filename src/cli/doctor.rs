@@ -12,7 +12,8 @@ use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
-use crate::printable::shown_path;
+use crate::printable::{indented, shown_path};
+use crate::process::output_within;
 use crate::units::human_bytes;
 
 pub mod ranks;
@@ -38,7 +39,7 @@ pub fn run(as_json: bool) -> Result<Ended> {
                 (false, true) => "MISSING",
                 (false, false) => "absent",
             };
-            println!("{mark:<8} {:<12} {}", finding.name, finding.detail);
+            println!("{mark:<8} {:<12} {}", finding.name, indented(&finding.detail, 22));
         }
     }
     let broken = findings.iter().any(|f| f.required && !f.ok);
@@ -114,7 +115,8 @@ fn peers() -> Result<String> {
 }
 
 fn git() -> Result<String> {
-    let version = Command::new("git").arg("--version").output().ok().filter(|output| output.status.success());
-    let version = version.context("git is not on the path")?;
+    let version = output_within(Command::new("git").arg("--version"), python::LIMIT, &|| false);
+    let version = version.context("git does not run")?;
+    ensure!(version.status.success(), "git does not run: it ended with {}", version.status);
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_string())
 }

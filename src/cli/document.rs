@@ -126,15 +126,19 @@ pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>>
     REGISTRY.iter().map(render).collect()
 }
 
-/// The texts that templates may include, by name: "shared/x.md" is `templates/shared/x.md`.
+/// The texts that templates may include, by name: "shared/x.md" is `templates/shared/x.md`. Editors keep other files beside
+/// those that they edit, whose names begin with a dot or end otherwise.
 fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
     let folder = layout.root.join("templates").join("shared");
     let mut texts = Vec::new();
     // The folder may be missing.
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
-        let name = format!("shared/{}", entry?.file_name().to_string_lossy());
-        let text = read_text(&layout.root.join("templates").join(&name));
-        texts.push((name.clone(), text.with_context(|| format!("failed to read templates/{name}"))?));
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with('.') && name.ends_with(".md") {
+            let shown = || format!("failed to read {}", layout.display(&path));
+            texts.push((format!("shared/{name}"), read_text(&path).with_context(shown)?));
+        }
     }
     texts.sort();
     Ok(texts)

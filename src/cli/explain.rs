@@ -9,6 +9,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite;
+use crate::printable::indented;
 use crate::units::human_seconds;
 
 pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
@@ -56,7 +57,7 @@ fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
     }
     for profile in Profile::ALL {
         if let Some(plan) = plan(layout, entry, profile, Scope::Outdated)? {
-            plan.unreadable.iter().for_each(|why| println!("{why}"));
+            plan.unreadable.iter().for_each(|why| println!("{}", indented(why, 4)));
             let (seconds, unknown) = plan.estimate();
             println!(
                 "{profile}: {} cases recorded here, {} missing or stale ({} for those measured before, {unknown} never measured)",

@@ -63,9 +63,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
             if arguments.format.is_some_and(|format| format != Format::Svg) {
                 bail!("a figure is exported as svg; write --format svg, or leave --format out");
             }
-            // a comment may not hold two hyphens
-            let lines = provenance(&input, None).replace("--", "- -");
-            format!("<!-- figure {id} of {name}\n{lines}-->\n{}", figures::svg(&figure.drawing))
+            let lines = provenance(&input, None);
+            format!("{}\n{}", comment(&format!("figure {id} of {name}\n{lines}")), figures::svg(&figure.drawing))
         }
         (None, None) => bail!("name a table or a figure"),
     };
@@ -114,7 +113,7 @@ fn export_table(problem: &str, id: &str, table: &Table, provenance: &str, format
     let caption =
         table.caption.as_ref().map_or(format!("Table `{id}` of `{problem}`."), |caption| mark::plain(caption));
     Ok(match format {
-        Format::Md => format!("<!-- {}-->\n\n{}", note.replace("--", "- -"), table.markdown()),
+        Format::Md => format!("{}\n\n{}", comment(&note), table.markdown()),
         Format::Csv => commented("#") + &csv(table),
         Format::Tex => commented("%") + &tex(table, &caption),
         Format::Typ => {
@@ -124,6 +123,18 @@ fn export_table(problem: &str, id: &str, table: &Table, provenance: &str, format
         }
         Format::Svg => bail!("a table is exported as tex, typ, md or csv; write --format with one of them"),
     })
+}
+
+/// A comment of XML and HTML, which two hyphens would end.
+fn comment(text: &str) -> String {
+    let mut inner = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '-' && inner.ends_with('-') {
+            inner.push(' ');
+        }
+        inner.push(c);
+    }
+    format!("<!-- {inner}-->")
 }
 
 /// What the typst of a table calls.
@@ -149,11 +160,15 @@ fn csv(table: &Table) -> String {
         let number = text.replace(',', "").replace('−', "-");
         match text {
             _ if number.parse::<f64>().is_ok() => number,
-            text if text.contains([',', '"', '\n']) => format!("\"{}\"", text.replace('"', "\"\"")),
-            text => text,
+            text => csv_field(text),
         }
     };
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
+}
+
+/// A cell of a CSV file, in quotation marks where it needs them.
+pub fn csv_field(text: String) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// A booktabs table.
@@ -239,6 +254,16 @@ mod tests {
         let typ = export(Format::Typ);
         assert!(typ.contains("// a machine, run r\n") && typ.contains("#three-line-table("), "{typ}");
         assert!(export_table("x", "steps", &table(), "", Format::Svg).is_err());
+    }
+
+    #[test]
+    fn no_text_ends_the_comment_that_it_stands_in() {
+        for hostile in ["--->", "---->", "a--b", "-->", "<!--->"] {
+            let made = comment(&format!("{hostile}<script>\n"));
+            let inner = made.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix("\n-->")).unwrap();
+            assert!(!inner.contains("--"), "{made}");
+        }
+        assert_eq!(comment("a-b--c\n"), "<!-- a-b- -c\n-->");
     }
 
     #[test]

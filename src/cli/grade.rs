@@ -6,16 +6,20 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt, writeup};
+use super::subject::{SubjectArguments, conditions};
+use super::writeup::{self, Lacking};
+use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt};
 use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::named_files::require_distinct;
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
+use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
-use crate::printable::printable;
+use crate::printable::{indented, printable};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -35,34 +39,35 @@ pub struct Arguments {
     gradescope: Option<PathBuf>,
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: SubjectArguments,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    if let Some(folder) = &arguments.cases {
-        return super::cases::run(layout, folder, arguments.json, arguments.junit.as_deref());
+    require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
+    if let Some(folder) = &arguments.subject.subjects {
+        let SubjectArguments { output, .. } = &arguments.subject;
+        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, output);
+    }
+    let subject = arguments.subject.subject.as_deref();
+    let cases = arguments.cases.as_deref();
+    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
+    if let Some(folder) = cases {
+        return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
     }
     if arguments.device {
         return super::device::run(layout, &arguments.problems, arguments.json);
     }
     watch_for_interrupt();
-    let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
-        [] => HANDOUT.iter().collect(),
-        names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
-    };
-    let mut grades = Vec::new();
-    for problem in chosen {
-        let entry = entry(problem);
-        let Some((checks, lacking)) = results(layout, entry) else { return Ok(Ended::Interrupted) };
-        let graded = grade(problem, entry, &checks, &lacking);
-        if !arguments.json {
-            print(&graded);
-            let unattested = entry.map(|entry| writeup::unattested(layout, entry)).transpose();
-            if let Some(message) = unattested.map(Option::flatten).unwrap_or_else(|error| Some(format!("{error:#}"))) {
-                println!("             {message}");
-            }
-        }
-        grades.push(graded);
+    let conditions = subject.as_ref().map(conditions);
+    if let Some(conditions) = conditions.as_ref().filter(|_| !arguments.json) {
+        println!("{conditions}");
     }
+    let grades = match &subject {
+        Some(subject) => of_subject(layout, subject, arguments)?.map(|grades| (grades, false)),
+        None => of_ours(layout, arguments)?,
+    };
+    let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&grades)?);
     } else {
@@ -70,20 +75,55 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
     }
     let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
-    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades)?)];
+    let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades, conditions.as_deref())?)];
     // Both are tried before the first error is returned.
     let written =
         files.map(|(path, text)| path.as_ref().map_or(Ok(()), |path| write_atomically(path, text.as_bytes())));
     written.into_iter().collect::<Result<()>>()?;
     let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
-    let failed = checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
+    let failed = cannot_be_built || checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
+}
+
+/// The grades of this program's own code, and whether an answer cannot be built; `None` when interrupted.
+fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<(Vec<ProblemGrade>, bool)>> {
+    let chosen: Vec<&HandoutProblem> = match arguments.problems.as_slice() {
+        [] => HANDOUT.iter().collect(),
+        names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
+    };
+    let (mut grades, mut cannot_be_built) = (Vec::new(), false);
+    for problem in chosen {
+        let entry = entry(problem);
+        let Some((checks, lacking)) = results(layout, entry) else { return Ok(None) };
+        cannot_be_built |= lacking.is_error;
+        let graded = grade(problem, entry, &checks, &lacking.reasons);
+        if !arguments.json {
+            print(&graded);
+            let unattested = entry.map(|entry| writeup::unattested(layout, entry)).transpose();
+            if let Some(message) = unattested.map(Option::flatten).unwrap_or_else(|error| Some(format!("{error:#}"))) {
+                println!("             {}", indented(&message, 17));
+            }
+        }
+        grades.push(graded);
+    }
+    Ok(Some((grades, cannot_be_built)))
+}
+
+/// The grades of a subject; `None` when interrupted.
+fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Result<Option<Vec<ProblemGrade>>> {
+    let problems = super::subject::problems(&arguments.problems)?;
+    let shown = |graded: &ProblemGrade| {
+        if !arguments.json {
+            print(graded);
+        }
+    };
+    Ok(super::subject::grades(layout, subject, &problems, shown))
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.
 ///
 /// An error fails its check, or is what the problem lacks: the other problems are graded all the same.
-fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<CheckResult>, Vec<String>)> {
+fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<CheckResult>, Lacking)> {
     let Some(entry) = entry else { return Some(Default::default()) };
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut checks = Vec::new();
@@ -96,8 +136,10 @@ fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<Chec
         let elapsed_s = started.elapsed().as_secs_f64();
         checks.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
     }
-    let lacking = writeup::lacking(layout, entry).unwrap_or_else(|error| vec![format!("{error:#}")]);
-    Some((checks, lacking.iter().map(|reason| printable(reason)).collect()))
+    let mut lacking = writeup::lacking(layout, entry)
+        .unwrap_or_else(|error| Lacking { reasons: vec![format!("{error:#}")], is_error: true });
+    lacking.reasons.iter_mut().for_each(|reason| *reason = printable(reason));
+    Some((checks, lacking))
 }
 
 fn print(graded: &ProblemGrade) {
@@ -118,7 +160,7 @@ fn print(graded: &ProblemGrade) {
         };
         println!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points));
         for reason in &part.lost {
-            println!("                       {}", reason.replace('\n', "\n                       "));
+            println!("                       {}", indented(reason, 23));
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::harness::schedule::{Clock, PendingTable, parse_duration};
 use crate::harness::store::{Layout, lock_records};
 use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
+use crate::printable::indented;
 use crate::units::human_seconds;
 
 #[derive(clap::Args)]
@@ -110,7 +111,11 @@ pub fn measure(
     // Plan again: the process that held the lock may have measured some of these cases.
     let plans = plans()?;
     for (plan, why) in plans.iter().filter_map(|plan| Some((plan, plan.unreadable.as_ref()?))) {
-        eprintln!("{why}\n  {}", layout.set_aside(&layout.local(profile, plan.problem.name), "unreadable")?);
+        eprintln!(
+            "{}\n  {}",
+            indented(why, 4),
+            layout.set_aside(&layout.local(profile, plan.problem.name), "unreadable")?
+        );
     }
     watch_for_interrupt();
     let facts = machine::facts(profile)?;
@@ -162,7 +167,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
 fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
     let plans = plans(layout, problems, profile, scope)?;
     for plan in &plans {
-        plan.unreadable.iter().for_each(|why| eprintln!("{why}"));
+        plan.unreadable.iter().for_each(|why| eprintln!("{}", indented(why, 4)));
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
@@ -212,7 +217,7 @@ fn one_case(
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
     let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
-    let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?)?;
+    let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?, &interrupted)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };
     let mut context = MeasurementContext { problem, measured, profile, worker: Worker::new(layout), run };

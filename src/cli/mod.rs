@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +17,14 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use crate::bench::machine;
 use crate::error::without_frames;
 use crate::harness::handout::{HANDOUT, HandoutProblem, by_name};
+use crate::harness::json;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
-use crate::printable::one_line;
+use crate::printable::{indented, one_line};
 use crate::problems::{DEVICE_CHECKS, REGISTRY};
+use crate::process::confinement::Confinement;
 
 // What a verb prints may quote names and messages from outside, which must not act on a terminal. These hide the standard
 // macros from the modules below.
@@ -45,6 +48,7 @@ pub mod document;
 mod explain;
 mod export;
 mod grade;
+mod install;
 mod list;
 mod measure;
 // The example's whole walk; here, since only this room uses both problems and the report.
@@ -54,6 +58,8 @@ mod newcomer;
 mod nsys;
 mod progress;
 mod rank;
+mod subject;
+mod subjects;
 pub mod writeup;
 
 #[derive(Parser)]
@@ -116,6 +122,14 @@ enum Verb {
     /// Serve jobs for `measure` and `grade` in a separate process
     #[command(hide = true)]
     Worker,
+    /// Confine this process and execute a program in its place
+    #[command(hide = true)]
+    Confine {
+        /// What it may do, as JSON
+        confinement: String,
+        #[arg(last = true, required = true)]
+        program: Vec<OsString>,
+    },
     /// Run one rank of a distributed task, as torchrun's variables name it
     #[command(hide = true)]
     Rank(rank::Task),
@@ -165,8 +179,8 @@ pub fn main() -> ExitCode {
             ExitCode::from(130)
         }
         Err(error) => {
-            eprintln!("cs336: {}", without_frames(&format!("{error:#}")));
-            ExitCode::from(1)
+            eprintln!("cs336: {}", indented(&without_frames(&format!("{error:#}")), 4));
+            ExitCode::from(if interrupted() { 130 } else { 1 })
         }
     }
 }
@@ -219,6 +233,10 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Bundle => bundle::run(&Layout::find()?),
         Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),
         Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),
+        Verb::Confine { confinement, program } => {
+            let confinement: Confinement = json::from_str(&confinement).context("the confinement")?;
+            confinement.execute(&program).map(|()| Ended::Well)
+        }
         Verb::Rank(task) => rank::run(&task).map(|()| Ended::Well),
         Verb::Launch(arguments) => rank::run_launch(&arguments),
     }
@@ -279,6 +297,7 @@ const ABILITIES: Abilities = Abilities {
     registry: REGISTRY,
     device_checks: DEVICE_CHECKS,
     run_case: cases::run_one,
+    check_subject: subject::check,
     clean_up: machine::clean_up,
 };
 

@@ -11,7 +11,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::Outcome;
 use crate::harness::run::Progress;
 use crate::harness::schedule::PendingTable;
-use crate::printable::{one_line, printable};
+use crate::printable::{indented, one_line, printable};
 use crate::units::human_seconds;
 
 /// Progress of one table after another on standard error.
@@ -55,8 +55,7 @@ impl Progress for Bars {
         self.bar.inc(1);
         if let Outcome::Failed { error } = outcome {
             let (table, case) = (&self.table, short(&case.params));
-            // Indented: what a library printed is not a line of ours.
-            let error = error.replace('\n', "\n    ");
+            let error = indented(error, 4);
             self.noticed(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));
         }
     }
@@ -71,7 +70,7 @@ impl Progress for Bars {
     }
 
     fn refused(&mut self, error: &anyhow::Error) {
-        eprintln!("cs336: {error:#}");
+        eprintln!("cs336: {}", indented(&format!("{error:#}"), 4));
     }
 }
 

@@ -18,11 +18,13 @@ use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
 use crate::collective::trace::{findings, traced};
 use crate::harness::manifest::suites_hash;
+use crate::harness::named_files::require_distinct;
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::printable::shown_path;
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
+use crate::root::read;
 
 /// A task with its input and output, for one rank or for a launch.
 #[derive(clap::Args)]
@@ -65,8 +67,11 @@ impl Task {
     }
 
     fn read_input(&self) -> Result<Value> {
+        let Self { input, output, trace, .. } = self;
+        let files = [("--input", input), ("--output", output), ("--trace", trace)];
+        require_distinct(&files.map(|(option, path)| (option, path.as_deref())))?;
         let Some(file) = &self.input else { return Ok(Value::Null) };
-        let bytes = std::fs::read(file).with_context(|| format!("reading {}", shown_path(file)))?;
+        let bytes = read(file).with_context(|| format!("reading {}", shown_path(file)))?;
         serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
@@ -142,7 +147,7 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
     let mut settings = vec![("task".into(), task.into()), ("version".into(), VERSION.into())];
     if let Some(input) = input {
         let layout = Layout::find().ok();
-        let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root).ok());
+        let commit = layout.as_ref().and_then(|layout| Commit::of(&layout.root, &interrupted).ok());
         let commit =
             commit.map(|Commit { commit, dirty, .. }| if dirty { format!("{commit} with changes") } else { commit });
         let suites = layout.and_then(|layout| suites_hash(&layout.root).ok().flatten());
@@ -191,25 +196,17 @@ pub(super) fn keep_multicast_off(backend: Backend) -> Result<()> {
 /// As [`launch`]: the error names the rank, the collective and its number.
 pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     let &LaunchArguments { ref task, world_size, deadline } = arguments;
-    watch_for_interrupt();
     task.code()?;
+    let input = task.read_input()?;
+    watch_for_interrupt();
     let plan = Launch {
         backend: task.backend,
         trace: task.trace.clone(),
         interrupted,
         ..Launch::new(&task.task, world_size, Duration::from_secs(deadline))
     };
-    match launch(&plan, &task.read_input()?) {
-        Ok(results) => {
-            task.write(&Value::Array(results))?;
-            task.print_findings().map(|()| Ended::Well)
-        }
-        Err(error) if interrupted() => {
-            eprintln!("cs336: {error:#}");
-            Ok(Ended::Interrupted)
-        }
-        Err(error) => Err(error),
-    }
+    task.write(&Value::Array(launch(&plan, &input)?))?;
+    task.print_findings().map(|()| Ended::Well)
 }
 
 #[cfg(test)]

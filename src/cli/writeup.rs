@@ -10,6 +10,7 @@ use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
+use crate::printable::indented;
 use crate::problems::REGISTRY;
 use crate::report::{self, Fault, Rendered};
 use crate::root::{read, read_text};
@@ -57,7 +58,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     }
     let (sentence, faults) = build(layout)?;
     println!("{sentence}");
-    faults.iter().for_each(|fault| println!("  {fault}"));
+    faults.iter().for_each(|fault| println!("  {}", indented(&fault.to_string(), 4)));
     Ok(if faults.is_empty() { Ended::Well } else { Ended::WithFindings })
 }
 
@@ -98,13 +99,24 @@ fn frame(layout: &Layout) -> Result<String> {
     read_text(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 
-/// Why the records do not cover the suite, and why the template does not render with every claim true; empty if all is well.
-pub fn lacking(layout: &Layout, problem: &'static Problem) -> Result<Vec<String>> {
+/// What a problem's answer lacks.
+#[derive(Default)]
+pub struct Lacking {
+    /// Why the records do not cover the suite, and why the template does not render with every claim true; empty if all is
+    /// well.
+    pub reasons: Vec<String>,
+    /// Whether a record cannot be read, or the answer not be built from what is recorded. What was not measured is none.
+    pub is_error: bool,
+}
+
+pub fn lacking(layout: &Layout, problem: &'static Problem) -> Result<Lacking> {
     let input = problem_input(layout, super::handout_problem(problem.name)?, RecordSource::Here);
     let missing = input.records.suite.as_ref().and_then(|suite| missing(suite, &input.records, problem.name));
+    let is_unreadable = !input.records.unreadable.is_empty();
     let rendered = report::render(&with_problems(vec![input])).and_then(Rendered::complete);
     let broken = rendered.err().map(|e| format!("its answer does not render: {e:#}"));
-    Ok(missing.into_iter().chain(broken).collect())
+    let is_error = is_unreadable || broken.is_some() && missing.is_none();
+    Ok(Lacking { reasons: missing.into_iter().chain(broken).collect(), is_error })
 }
 
 /// How many of the suite's GPU cases have no fresh accepted record, with the first reason; `None` if all have one.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::printable::one_line;
+
 /// A rank's numbers, and the address of the store where it finds the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
@@ -117,7 +119,7 @@ impl Environment {
                 })?
             }
         };
-        let master_addr = match variable("MASTER_ADDR") {
+        let master_addr = one_host(match variable("MASTER_ADDR") {
             Some(address) => address,
             None if !is_torchrun => match variable("SLURM_STEP_NODELIST") {
                 Some(nodes) => first_node(&nodes),
@@ -125,7 +127,7 @@ impl Environment {
                 None => text("MASTER_ADDR")?,
             },
             None => text("MASTER_ADDR")?,
-        };
+        })?;
         Ok(Self {
             rank,
             local_rank: number(launcher.local_rank)?,
@@ -143,6 +145,13 @@ impl Environment {
 
 fn parse(name: &str, text: &str) -> Result<usize> {
     text.parse().with_context(|| format!("{name} is {text:?}, not a number"))
+}
+
+/// Errors: an address that is not one printable line; ranks print it while they wait.
+fn one_host(address: String) -> Result<String> {
+    let remedy = "write a host's name or address";
+    ensure!(address == one_line(&address), "MASTER_ADDR or SLURM_STEP_NODELIST names the host {address:?}: {remedy}");
+    Ok(address)
 }
 
 /// The first host of SLURM's list: `"a[07-09,12],b1"` begins with `a07`.

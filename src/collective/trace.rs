@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::Shared;
 use crate::printable::shown_path;
+use crate::root::read_at_most;
 use crate::torch::nvtx::range;
 use crate::torch::profiler::profile;
 use crate::torch::store::Store;
@@ -25,6 +26,8 @@ const ANCHORS: usize = 8;
 const ANCHOR: &str = "clock anchor";
 /// Before the name of a collective in the range of its launch.
 pub(super) const LAUNCH: &str = "launch ";
+/// A trace of minutes on many ranks has some hundred megabytes.
+const MOST_BYTES: u64 = 4 << 30;
 /// By how much anchors may contradict each other: clocks drift by some 20 us a second, and more means that one was set.
 const MOST_CONTRADICTION_US: f64 = 1000.0;
 
@@ -59,10 +62,14 @@ pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnO
     Ok(value)
 }
 
-/// What a merged trace says of the clocks and of late ranks, a sentence each.
+/// What a merged trace says of the clocks and of late ranks, a sentence each. A device or a pipe keeps no trace to read.
 pub fn findings(path: &Path) -> Result<Vec<String>> {
-    let bytes = std::fs::read(path).with_context(|| format!("reading the trace {}", shown_path(path)))?;
-    Ok(serde_json::from_value(unzipped(&bytes)?["otherData"]["findings"].take())?)
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return Ok(Vec::new());
+    }
+    let trace = read_at_most(path, MOST_BYTES).map_err(Into::into).and_then(|bytes| unzipped(&bytes));
+    let mut trace = trace.with_context(|| format!("reading the trace {}", shown_path(path)))?;
+    Ok(serde_json::from_value(trace["otherData"]["findings"].take())?)
 }
 
 fn zipped(bytes: &[u8]) -> Result<Vec<u8>> {

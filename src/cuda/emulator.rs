@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
@@ -22,6 +23,11 @@ use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
 use crate::printable::shown_path;
+use crate::process::output_within;
+use crate::root::COMPILER_PATHS;
+
+/// The largest kernel takes a minute on two cores.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
@@ -140,20 +146,27 @@ fn build(compiler: &Compiler, program: &Program) -> Result<File> {
 fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
     let (source, made) = (work.join("program.cc"), work.join("program.so"));
     fs::write(&source, &text)?;
-    let preprocessed = run(compiler(kernels)?.args(["-E", "-P"]).arg(&source))?;
+    let preprocessed = run(compiler(kernels, work)?.args(["-E", "-P"]).arg(&source))?;
     let names = entry_points(&String::from_utf8_lossy(&preprocessed));
     ensure!(!names.is_empty(), "it has no extern \"C\" __global__ function");
     let list: Vec<_> = names.iter().map(|name| format!("emulator::entry(\"{name}\", {name})")).collect();
     text += &format!("#include \"emulator/launch.h\"\nEMULATED_ENTRIES({})\n", list.join(", "));
     fs::write(&source, &text)?;
-    run(compiler(kernels)?.args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"]).arg(&made).arg(&source))?;
+    run(compiler(kernels, work)?
+        .args(["-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-o"])
+        .arg(&made)
+        .arg(&source))?;
     fs::read(&made).context("failed to read the compiled library")
 }
 
-/// `$CXX` or `c++` with the options of every step.
-fn compiler(kernels: &Path) -> Result<Command> {
+/// `$CXX` or `c++` with the options of every step. It runs in `work`, since others may write to the working directory.
+fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    command.current_dir(work);
+    for name in COMPILER_PATHS {
+        command.env_remove(name);
+    }
     // Warnings are off: the kernels are written for another compiler.
     command.args(["-std=c++20", "-w", "-Wno-psabi"]).arg("-I").arg(kernels);
     command.args(toolchain.include.iter().flat_map(|folder| [Path::new("-isystem"), folder]));
@@ -163,9 +176,10 @@ fn compiler(kernels: &Path) -> Result<Command> {
 /// The output of `command`. Errors: [`Fault::NotAvailable`] if it does not start; its error output if it fails.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let name = shown_path(command.get_program());
-    let output = command.output().map_err(|error| Fault::NotAvailable {
+    // Workers, which compile, are ended with what they have started.
+    let output = output_within(command, LIMIT, &|| false).map_err(|error| Fault::NotAvailable {
         needs: "a C++ compiler, to run kernels on the CPU".into(),
-        has: format!("no {name:?} that starts ({error}); set CXX"),
+        has: format!("no {name:?} that starts and ends ({error}); set CXX"),
     })?;
     ensure!(output.status.success(), "{name} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
     Ok(output.stdout)

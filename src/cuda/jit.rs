@@ -17,6 +17,10 @@ use super::trusted_folder::TrustedFolder;
 use crate::printable::shown_path;
 use crate::root::{absolute, read_text};
 
+mod shipped;
+
+pub use shipped::use_package;
+
 /// One file of `kernels/`, compiled one way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Program {
@@ -58,38 +62,46 @@ impl Built {
 /// Where a cubin came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
+    /// A file of the wheel.
+    Shipped,
     Cache,
     Compiled,
     /// Compiled, but the cache is not trusted or cannot be written; the reason. The next process compiles it again.
     NotKept(String),
 }
 
-/// A folder of sources and a folder of cubins.
+/// A folder of sources, a folder of cubins, and in the wheel a folder of cubins that came with it.
 #[derive(Debug, Clone)]
 pub struct Compiler {
     pub kernels: PathBuf,
     pub cache: PathBuf,
+    pub shipped: Option<PathBuf>,
 }
 
 impl Compiler {
     /// `kernels/` of the tree that [`crate::root::find`] finds, and `cs336/kernels` in the user's cache folder:
-    /// `$XDG_CACHE_HOME`, else `~/.cache`, else the tree's `target`.
+    /// `$XDG_CACHE_HOME`, else `~/.cache`, else the tree's `target`. In the wheel the tree is the installed package.
     pub fn of_this_tree() -> Result<Self> {
-        let root = crate::root::find()?;
+        let package = shipped::package();
+        let shipped = package.map(|package| package.join(shipped::FOLDER));
+        let root = package.map_or_else(crate::root::find, |package| Ok(package.to_path_buf()))?;
         let var = |name| absolute(std::env::var_os(name));
         let caches = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
         let cache = caches.unwrap_or_else(|| root.join("target")).join("cs336").join("kernels");
-        Ok(Self { kernels: root.join("kernels"), cache })
+        Ok(Self { kernels: root.join("kernels"), cache, shipped })
     }
 
-    /// The cubin of `program` for `arch`, from the cache if it has an intact entry; needs no GPU.
+    /// The cubin of `program` for `arch`, from the wheel or the cache if either has an intact one; needs no GPU.
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without NVRTC; a program that does not compile, that spills registers,
     /// or that ptxas warns of, each with the compiler's log.
     pub fn build(&self, program: &Program, arch: Arch) -> Result<Built> {
         let context = || format!("kernels/{} for {arch}", program.file);
-        let toolchain = Toolchain::get()?;
         let source = self.read(program).with_context(context)?;
+        if let Some(built) = self.find_shipped(program, &source, arch).transpose().with_context(context)? {
+            return Ok(built);
+        }
+        let toolchain = Toolchain::get()?;
         let options = options(program, arch);
         let key = key(toolchain, &source, &options);
         let entry = format!("{}-{arch}-{key}.cubin", program.file.trim_end_matches(".cu"));
@@ -125,7 +137,8 @@ impl Compiler {
         Ok(Source { name: format!("kernels/{}", program.file), text, headers })
     }
 
-    /// Name as in `#include` and text of every file of `kernels/<folder>` with this extension, by name.
+    /// Name as in `#include` and text of every file of `kernels/<folder>` with this extension, by name. A name that begins with
+    /// a dot is an editor's, which may lead nowhere.
     pub(super) fn headers(&self, folder: &str, extension: &str) -> Result<Vec<(String, String)>> {
         let path = self.kernels.join(folder);
         if !path.is_dir() {
@@ -134,8 +147,8 @@ impl Compiler {
         let mut headers = Vec::new();
         for file in fs::read_dir(&path).with_context(|| format!("failed to list {}", shown_path(&path)))? {
             let path = file?.path();
-            if path.extension().is_some_and(|e| e == extension) {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if !name.starts_with('.') && path.extension().is_some_and(|e| e == extension) {
                 headers.push((format!("{folder}/{name}"), read(&path)?));
             }
         }
@@ -198,6 +211,10 @@ impl Entry {
     fn read(cache: &TrustedFolder, name: &str) -> Option<Self> {
         let mut bytes = Vec::new();
         cache.file(name).ok()?.read_to_end(&mut bytes).ok()?;
+        Self::parse(&bytes)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|&byte| byte == b'\n')?;
         let header: Header = serde_json::from_slice(&bytes[..end]).ok()?;
         let entry = Self { log: header.log, cubin: bytes[end + 1..].to_vec() };
@@ -205,8 +222,11 @@ impl Entry {
     }
 
     fn write(&self, cache: &TrustedFolder, name: &str) -> Result<()> {
-        let header = serde_json::to_vec(&Header { log: self.log.clone(), sha256: self.digest() })?;
-        cache.write(name, &[&header, b"\n", &self.cubin]).map(drop)
+        cache.write(name, &[&self.header()?, b"\n", &self.cubin]).map(drop)
+    }
+
+    fn header(&self) -> Result<Vec<u8>> {
+        Ok(serde_json::to_vec(&Header { log: self.log.clone(), sha256: self.digest() })?)
     }
 
     fn digest(&self) -> String {

@@ -26,7 +26,7 @@ mod trusted_folder;
 pub use cache::Cache;
 pub use dependent_launch::DependentLaunches;
 pub use device::{Arch, compute_capability, most_shared_bytes, multiprocessors};
-pub use jit::{Built, Compiler, Origin, Program, kernel_cache};
+pub use jit::{Built, Compiler, Origin, Program, kernel_cache, use_package};
 pub use launch::{Kernel, LaunchConfig, Module, load};
 pub use matmul::{Choice, MatrixProducts};
 pub(crate) use params::kernel_params;

@@ -56,7 +56,7 @@ impl Toolchain {
         torch::load_shared_library(&builtins)?;
         torch::load_shared_library(&library)?;
         let (major, minor) = nvrtc::version()?;
-        let bytes = fs::metadata(&library).with_context(|| shown_path(&library).to_string())?.len();
+        let bytes = fs::metadata(&library).with_context(|| shown_path(&library))?.len();
         let include = home.join("include");
         let host = host_headers(&homes).filter(|folder| *folder != include);
         let roots: Vec<&Path> = [Some(&include), host.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();

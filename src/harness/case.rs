@@ -11,8 +11,10 @@ use super::floor;
 use super::grade::CheckStatus;
 use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
+use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
+use super::subject::{Subject, SubjectCheck};
 use super::worker::{Ending, Job, Reply, Worker};
 use crate::printable::printable;
 
@@ -104,7 +106,7 @@ impl<'a> Runner<'a> {
         let outcome = match ending {
             Ending::Interrupted => return Ok(CaseEnding::Interrupted),
             Ending::TimedOut { .. } if clock.is_over() => return Ok(CaseEnding::OutOfTime),
-            ending => context.outcome(params, ending)?,
+            ending => context.outcome(params, ending, elapsed)?,
         };
         Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), elapsed })))
     }
@@ -132,27 +134,38 @@ impl<'a> Runner<'a> {
         self.run_check(worker, &job, &Clock::start(None)).context(check.name)
     }
 
+    /// Runs one check of a subject; `None` when interrupted.
+    pub fn subject_check(
+        &self,
+        worker: &mut Worker,
+        subject: &Subject,
+        check: &SubjectCheck,
+    ) -> Result<Option<CheckStatus>> {
+        let (problem, name) = (check.problem.to_string(), check.name.to_string());
+        let job = Job::SubjectCheck { subject: subject.clone(), problem, check: name };
+        self.run_check(worker, &job, &Clock::start(None)).with_context(|| format!("{}::{}", check.problem, check.name))
+    }
+
     fn run_check(&self, worker: &mut Worker, job: &Job, clock: &Clock) -> Result<Option<CheckStatus>> {
-        Ok(Some(match worker.run(job, self.limit_within(clock), self.interrupted)? {
+        let status = match worker.run(job, self.limit_within(clock), self.interrupted)? {
             Ending::Interrupted => return Ok(None),
             Ending::TimedOut { limit } => {
                 CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
             }
-            Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => {
-                CheckStatus::Failed { error: printable(&error) }
-            }
-            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note: printable(&note) },
-            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => {
-                CheckStatus::Skipped { reason: printable(&reason) }
-            }
+            Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => CheckStatus::Failed { error },
+            Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },
+            Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => CheckStatus::Skipped { reason },
+            Ending::Reply(Reply::Graded(status)) => status,
             Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
-        }))
+        };
+        Ok(Some(status.printable()))
     }
 }
 
 impl MeasurementContext<'_> {
-    /// Turns a worker's ending into an outcome. A timing below the physical floor is a failure.
-    fn outcome(&self, params: &Value, ending: Ending) -> Result<Outcome> {
+    /// Turns a worker's ending into an outcome. A timing that no record can hold, such as one below the physical floor, is a
+    /// failure.
+    fn outcome(&self, params: &Value, ending: Ending, elapsed: Duration) -> Result<Outcome> {
         let failed = |error: String| Outcome::Failed { error: printable(&error) };
         let predicted_bytes = (self.measured.predicted_bytes)(params, self.profile);
         Ok(match ending {
@@ -165,10 +178,14 @@ impl MeasurementContext<'_> {
             }
             Ending::Died { how, out_of_memory: false } => failed(how),
             Ending::Reply(Reply::Failed(error)) => failed(error),
-            Ending::Reply(Reply::Ended(Outcome::Measured { row })) => match floor::check(&row, &self.run.peaks) {
-                Ok(()) => Outcome::Measured { row },
-                Err(error) => failed(format!("{error:#}")),
-            },
+            Ending::Reply(Reply::Ended(Outcome::Measured { row })) => {
+                let checked =
+                    floor::check(&row, &self.run.peaks).and_then(|()| check_times(&row, elapsed.as_secs_f64()));
+                match checked {
+                    Ok(()) => Outcome::Measured { row },
+                    Err(error) => failed(format!("{error:#}")),
+                }
+            }
             Ending::Reply(Reply::Ended(Outcome::OutOfMemory { requested_bytes, message, .. })) => {
                 Outcome::OutOfMemory { requested_bytes, predicted_bytes, message }
             }

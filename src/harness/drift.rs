@@ -177,18 +177,36 @@ pub fn acceptable(
         if let Outcome::Failed { error } = &case.outcome {
             bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
         }
-        let before = accepted.and_then(|file| file.case(&case.params)).map(|old| &old.outcome);
-        if let (Outcome::NotRun { needs, has, .. }, Some(Outcome::Measured { .. })) = (&case.outcome, before) {
-            bail!(
+        let before = accepted.and_then(|file| file.case(&case.params));
+        match (&case.outcome, before.map(|old| &old.outcome)) {
+            (Outcome::NotRun { needs, has, .. }, Some(Outcome::Measured { .. })) => bail!(
                 "{name}: the case {} was measured before and did not run here: it needs {needs}, has {has}",
                 case.params
-            );
+            ),
+            (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
+                if before.is_some_and(|old| old.revision == case.revision) =>
+            {
+                if let Some(path) = lost_work(old, new)? {
+                    bail!(
+                        "{name}: the case {} has no work in {path}, which bounds its time, and the accepted one has; measure again",
+                        case.params
+                    );
+                }
+            }
+            _ => {}
         }
         if let Some(reason) = why_stale(case) {
             bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);
         }
     }
     Ok(())
+}
+
+/// The first list of samples that has its work in `old` and not in `new`: without it no floor is known.
+fn lost_work(old: &Value, new: &Value) -> Result<Option<String>> {
+    let new = samples_of(new)?;
+    let lost = |path: &str| new.iter().any(|(other, samples)| other == path && samples.work.is_none());
+    Ok(samples_of(old)?.into_iter().find(|(path, old)| old.work.is_some() && lost(path)).map(|(path, _)| path))
 }
 
 #[cfg(test)]
@@ -234,5 +252,20 @@ mod tests {
     fn another_outcome_is_a_contradiction() {
         let oom = Outcome::OutOfMemory { requested_bytes: None, predicted_bytes: None, message: String::new() };
         assert!(findings(oom, measured(1, 1.0))[0].is_contradiction());
+    }
+
+    #[test]
+    fn a_list_of_samples_that_lost_its_work_is_named() {
+        let work = json!({"flops": 1.0, "bytes": 1.0, "precision": "float32"});
+        let with = json!({"passes": [{"unit": "s", "samples": [1.0], "work": work}]});
+        let without = json!({"passes": [{"unit": "s", "samples": [1e-9]}]});
+        for (old, new, lost) in [
+            (&with, &without, Some("passes.0")),
+            (&with, &with, None),
+            (&without, &with, None),
+            (&with, &json!({}), None),
+        ] {
+            assert_eq!(lost_work(old, new).unwrap().as_deref(), lost);
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Points: what each part of each problem earned, and why points are lost.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::handout::{DeliverableKind, HandoutProblem, Part};
 use super::problem::Problem;
+use crate::printable::printable;
 
 /// The points of one problem.
 #[derive(Debug, Clone, Serialize)]
@@ -45,12 +46,23 @@ pub struct CheckResult {
 }
 
 /// How one check ended.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum CheckStatus {
     Passed { note: String },
     Skipped { reason: String },
     Failed { error: String },
+}
+
+impl CheckStatus {
+    /// With text from outside made safe to print.
+    pub fn printable(self) -> Self {
+        match self {
+            Self::Passed { note } => Self::Passed { note: printable(&note) },
+            Self::Skipped { reason } => Self::Skipped { reason: printable(&reason) },
+            Self::Failed { error } => Self::Failed { error: printable(&error) },
+        }
+    }
 }
 
 /// Grades one problem of the handout; `entry` is `None` while its code does not exist.

@@ -42,8 +42,8 @@ where
     Ok(report.to_string()?)
 }
 
-/// One test a part: its score, its maximum, and why points are missing.
-pub fn gradescope(grades: &[ProblemGrade]) -> Result<String> {
+/// One test a part: its score, its maximum, and why points are missing. `note` follows the points, on lines of its own.
+pub fn gradescope(grades: &[ProblemGrade], note: Option<&str>) -> Result<String> {
     let parts = grades.iter().flat_map(|grade| grade.parts.iter().map(move |part| (grade, part)));
     let tests: Vec<_> = parts
         .map(|(grade, part)| {
@@ -66,7 +66,10 @@ pub fn gradescope(grades: &[ProblemGrade]) -> Result<String> {
     let results = json!({
         "score": earned,
         "execution_time": seconds.ceil() as u64,
-        "output": format!("{} of {} points", points(earned), points(possible)),
+        "output": std::iter::once(format!("{} of {} points", points(earned), points(possible)).as_str())
+            .chain(note)
+            .collect::<Vec<_>>()
+            .join("\n"),
         "tests": tests,
     });
     Ok(serde_json::to_string_pretty(&results)? + "\n")
@@ -99,8 +102,9 @@ mod tests {
 
     #[test]
     fn gradescope_holds_scores_and_reasons() {
-        let value: serde_json::Value = serde_json::from_str(&gradescope(&grades()).unwrap()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&gradescope(&grades(), Some("seed 7")).unwrap()).unwrap();
         assert_eq!((&value["score"], &value["execution_time"]), (&json!(1.0), &json!(2)));
+        assert_eq!(value["output"], "1 of 3 points\nseed 7");
         assert_eq!(value["tests"][0]["output"], "broken failed");
         assert_eq!(value["tests"][0]["max_score"], 3.0);
     }

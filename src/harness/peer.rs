@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::json;
 use crate::error::{Fault, fault_in_words};
 use crate::printable::shown_path;
-use crate::process::{Answer, ChildProcess, after};
+use crate::process::{Answer, ChildProcess, Death, after};
 
 /// A peer; its whole process group is killed when this is dropped.
 pub struct Peer {
@@ -29,8 +29,13 @@ pub struct Peer {
 #[error("the peer gave no answer within {} s{}", .limit.as_secs_f64(), after(.last_output))]
 pub struct NoAnswer {
     pub limit: Duration,
-    last_output: String,
+    pub last_output: String,
 }
+
+/// The peer has died.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer {0}")]
+pub struct PeerDied(pub Death);
 
 #[derive(Serialize)]
 struct Job<'a, S> {
@@ -88,6 +93,11 @@ impl Peer {
         self.process.is_some()
     }
 
+    /// The last lines that the peer has printed; empty where it printed none, or has ended.
+    pub fn last_output(&mut self) -> String {
+        self.process.as_mut().map(ChildProcess::last_output).unwrap_or_default()
+    }
+
     /// Ends the process.
     pub fn end(&mut self) {
         self.process = None;
@@ -130,7 +140,7 @@ fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
             let start: String = line.chars().take(200).collect();
             format!("the peer sent {start:?}, which is not JSON")
         }),
-        Answer::Died(death) => bail!("the peer {death}"),
+        Answer::Died(death) => Err(PeerDied(death).into()),
         Answer::TimedOut { last_output } => Err(NoAnswer { limit: deadline, last_output }.into()),
         Answer::Interrupted => bail!("interrupted"),
     }

@@ -1,15 +1,18 @@
 //! Where a number comes from: the commit, the machine and the conditions of a run.
 
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 
 use super::manifest::{Manifest, peers_hash};
 use super::record::{Gpu, Machine, Run};
-use crate::printable::one_line;
+use crate::printable::{one_line, shown_path};
+use crate::process::output_within;
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
 #[derive(Debug, Clone)]
@@ -31,35 +34,62 @@ pub struct Commit {
 
 impl Commit {
     /// The commit of the checkout or unpacked bundle at `root`; "unknown" and dirty for other folders.
-    pub fn of(root: &Path) -> Result<Self> {
+    ///
+    /// Errors: a manifest that cannot be read; git does not end, or `interrupted` holds.
+    pub fn of(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Self> {
         let Some(manifest) = Manifest::read(root)? else {
             let unknown = || Self { commit: "unknown".into(), dirty: true, modified: Vec::new() };
-            return Ok(from_git(root).unwrap_or_else(unknown));
+            return Ok(from_git(root, interrupted)?.unwrap_or_else(unknown));
         };
         let modified = manifest.modified(root, Path::new("/proc/self/exe"))?;
         Ok(Self { dirty: manifest.dirty || !modified.is_empty(), commit: manifest.commit, modified })
     }
 }
 
-fn from_git(root: &Path) -> Option<Commit> {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
-    };
-    let commit = git(&["rev-parse", "HEAD"])?;
-    // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
-    let is_tracked = !git(&["ls-files", "--", "suites"])?.is_empty();
-    // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
-    let measured = [".", ":!snapshots", ":!templates", ":!report"];
-    let changed = git(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
-    let modified: Vec<String> = changed.lines().map(String::from).collect();
-    is_tracked.then_some(Commit { commit, dirty: !modified.is_empty(), modified })
+/// What git prints for these arguments in `root`, or why it does not: there is no git, or no checkout.
+///
+/// Errors: it does not end, or `interrupted` holds.
+pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
+    /// A repository on a file server takes seconds.
+    const LIMIT: Duration = Duration::from_secs(60);
+    let mut command = Command::new("git");
+    match output_within(command.arg("-C").arg(root).args(arguments), LIMIT, interrupted) {
+        Ok(output) if output.status.success() => Ok(Ok(output.stdout)),
+        Ok(output) => Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_string())),
+        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {
+            let remedy = "is a pipe among the files of the tree, such as .gitattributes?";
+            Err(error).with_context(|| format!("git {} in {} ({remedy})", arguments.join(" "), shown_path(root)))
+        }
+        Err(error) => Ok(Err(error.to_string())),
+    }
 }
 
-/// Opens a run: a fresh id, the time, the commit and the machine.
-pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts) -> Result<Run> {
+fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit>> {
+    let lines = |arguments: &[&str]| -> Result<Option<Vec<String>>> {
+        let printed = git(root, arguments, interrupted)?.ok();
+        Ok(printed.map(|bytes| String::from_utf8_lossy(&bytes).lines().map(String::from).collect()))
+    };
+    // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
+    let is_tracked = lines(&["ls-files", "--", "suites"])?.is_some_and(|files| !files.is_empty());
+    let Some(commit) = lines(&["rev-parse", "HEAD"])?.filter(|_| is_tracked).map(|lines| lines.concat()) else {
+        return Ok(None);
+    };
+    // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
+    let measured = [".", ":!snapshots", ":!templates", ":!report"];
+    let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
+    let marked = lines(&[&["ls-files", "-v", "--"], &measured[..]].concat())?;
+    let (Some(changed), Some(marked)) = (changed, marked) else { return Ok(None) };
+    // Of files that are "assume unchanged" (a small letter) or "skip worktree" (S), git does not see a change.
+    let unseen = |line: &String| line.starts_with(|mark: char| mark.is_ascii_lowercase() || mark == 'S');
+    let unseen = marked.iter().filter(|line| unseen(line)).filter_map(|line| Some(line.split_once(' ')?.1.to_string()));
+    let modified: BTreeSet<String> = changed.into_iter().chain(unseen).collect();
+    Ok(Some(Commit { commit, dirty: !modified.is_empty(), modified: modified.into_iter().collect() }))
+}
+
+/// Opens a run: a fresh id, the time, the commit and the machine. Errors: also those of [`Commit::of`].
+pub fn open_run(root: &Path, suite_hash: &str, facts: &Facts, interrupted: &dyn Fn() -> bool) -> Result<Run> {
     let (now, started) = time(SystemTime::now())?;
-    let Commit { commit, dirty, modified } = Commit::of(root)?;
+    let Commit { commit, dirty, modified } = Commit::of(root, interrupted)?;
     Ok(Run {
         id: run_id(now)?,
         started,
@@ -129,8 +159,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::manifest::{MANIFEST, PROGRAM};
     use super::*;
 
@@ -144,12 +172,12 @@ mod tests {
     #[test]
     fn outside_a_checkout_the_commit_is_unknown_and_counts_as_dirty() {
         let folder = tempfile::tempdir().unwrap();
-        let commit = Commit::of(folder.path()).unwrap();
+        let commit = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((commit.commit.as_str(), commit.dirty), ("unknown", true));
     }
 
     /// Runs git in `root`, with an author.
-    fn git(root: &Path, arguments: &[&str]) {
+    fn run_git(root: &Path, arguments: &[&str]) {
         let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
         let output = Command::new("git").arg("-C").arg(root).args(author).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -165,17 +193,25 @@ mod tests {
         };
         write("suites/p.toml", "a");
         write("templates/p.md", "a");
-        git(folder.path(), &["init", "--quiet"]);
-        git(folder.path(), &["add", "."]);
-        git(folder.path(), &["commit", "--quiet", "--message", "a"]);
+        run_git(folder.path(), &["init", "--quiet"]);
+        run_git(folder.path(), &["add", "."]);
+        run_git(folder.path(), &["commit", "--quiet", "--message", "a"]);
         write("templates/p.md", "b");
-        let clean = Commit::of(folder.path()).unwrap();
+        let clean = Commit::of(folder.path(), &|| false).unwrap();
         assert!(clean.commit.len() == 40 && !clean.dirty, "{clean:?}");
         write("suites/p.toml", "b");
-        let changed = Commit::of(folder.path()).unwrap();
+        let changed = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((changed.dirty, changed.modified), (true, vec!["suites/p.toml".to_string()]));
+        write("suites/p.toml", "a");
+        for mark in ["assume-unchanged", "skip-worktree"] {
+            run_git(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
+            let hidden = Commit::of(folder.path(), &|| false).unwrap();
+            assert_eq!((hidden.dirty, hidden.modified), (true, vec!["suites/p.toml".to_string()]), "{mark}");
+            run_git(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
+            assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
+        }
         write("dist/cs336/suites/p.toml", "a");
-        assert_eq!(Commit::of(&folder.path().join("dist/cs336")).unwrap().commit, "unknown");
+        assert_eq!(Commit::of(&folder.path().join("dist/cs336"), &|| false).unwrap().commit, "unknown");
     }
 
     #[test]
@@ -187,7 +223,7 @@ mod tests {
         let manifest = Manifest::of(folder.path(), packed).unwrap();
         std::fs::write(folder.path().join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
         let found = Commit { commit: "abc".into(), dirty: true, modified: vec![PROGRAM.into()] };
-        assert_eq!(Commit::of(folder.path()).unwrap(), found);
+        assert_eq!(Commit::of(folder.path(), &|| false).unwrap(), found);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::store::Layout;
 use crate::error::Fault;
 use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, Death};
-use crate::root::absolute;
+use crate::root::{COMPILER_PATHS, absolute};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
@@ -33,6 +33,12 @@ pub fn command() -> Command {
     safe(&interpreter(), |name| std::env::var_os(name))
 }
 
+/// `suites`, where the package `peers` lies, then the folders of `before`, for [`FOLDERS`].
+pub fn path_to_peers(suites: &Path, before: Option<OsString>) -> Result<OsString> {
+    let before = before.unwrap_or_default();
+    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named(&before)))?)
+}
+
 /// `interpreter` in an environment that has these variables.
 fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Command {
     let mut command = Command::new(interpreter);
@@ -41,7 +47,8 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
         command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
     }
     // PyTorch runs the compilers there.
-    for name in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none()) {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none());
+    for name in homes.chain(COMPILER_PATHS) {
         command.env_remove(name);
     }
     command
@@ -107,6 +114,13 @@ mod tests {
     }
 
     #[test]
+    fn the_working_directory_is_not_among_the_peers_folders() {
+        let path = |before: Option<&str>| path_to_peers(Path::new("/suites"), before.map(OsString::from)).unwrap();
+        assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
+        assert_eq!(path(Some("/a::/b:")), "/suites:/a:/b");
+    }
+
+    #[test]
     fn an_interpreter_that_does_not_end_is_ended_at_the_limit() {
         let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100)).unwrap_err();
         assert_eq!(format!("{error:#}"), "sleep, which did not end within 0.1 s");
@@ -128,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn python_inherits_no_cuda_home_in_the_working_directory() {
+    fn python_inherits_no_cuda_home_in_the_working_directory_and_no_path_of_a_compiler() {
         let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda")];
         let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
         let removed: Vec<_> = safe(Path::new("python3"), of)
@@ -136,7 +150,8 @@ mod tests {
             .filter(|(_, value)| value.is_none())
             .map(|(name, _)| name.to_owned())
             .collect();
-        assert_eq!(removed, ["CUDA_HOME"]);
+        let expected: std::collections::BTreeSet<_> = COMPILER_PATHS.into_iter().chain(["CUDA_HOME"]).collect();
+        assert_eq!(removed, Vec::from_iter(expected));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Records: each measured case with its parameters, its run and its outcome.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
-use super::samples::{each_samples, round_times, round_to_clock};
+use super::samples::{check_times, each_samples, round_times, round_to_clock};
 use super::{floor, json};
 use crate::printable::one_line;
 
@@ -161,16 +161,17 @@ impl RecordFile {
     }
 
     /// Errors: a run without a proper id, time or commit, or with the id of another; a case without its run; two cases with
-    /// the same parameters; an invalid sample, or one below the floor of its run's machine.
+    /// the same parameters; an invalid sample, one that takes longer than its case, or one below the floor of its run's
+    /// machine.
     pub fn validate(&self) -> Result<()> {
+        let mut runs = HashMap::new();
         for (i, run) in self.runs.iter().enumerate() {
             run.validate().with_context(|| format!("run {i}"))?;
-            ensure!(!self.runs[..i].iter().any(|other| other.id == run.id), "two runs have the id {:?}", run.id);
+            ensure!(runs.insert(&run.id, run).is_none(), "two runs have the id {:?}", run.id);
         }
         for (i, case) in self.cases.iter().enumerate() {
-            let run = self.run(&case.run);
-            let run =
-                run.with_context(|| format!("case {i} names run {:?}, but the file has no such run", case.run))?;
+            let unknown = || format!("case {i} names run {:?}, but the file has no such run", case.run);
+            let run = runs.get(&case.run).with_context(unknown)?;
             case.validate(&run.peaks).with_context(|| format!("case {i} ({})", case.params))?;
         }
         self.refuse_equal_cases()
@@ -189,8 +190,9 @@ impl RecordFile {
     }
 
     fn refuse_equal_cases(&self) -> Result<()> {
+        let mut cases = HashMap::new();
         for (i, case) in self.cases.iter().enumerate() {
-            if let Some(first) = self.cases[..i].iter().position(|c| c.params == case.params) {
+            if let Some(first) = cases.insert(&case.params, i) {
                 bail!("cases {first} and {i} have the same parameters {}; delete one of them", case.params);
             }
         }
@@ -294,6 +296,7 @@ impl CaseRecord {
         );
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
+        check_times(row, elapsed_s)?;
         floor::check(row, peaks)
     }
 

@@ -155,7 +155,10 @@ impl Runner<'_> {
             }
         }
         session.kernels = kernel_hashes(self.layout, measured, *profile)?;
-        let run = open_run(&self.layout.root, &suite.hash, facts)?;
+        let run = match open_run(&self.layout.root, &suite.hash, facts, self.interrupted) {
+            Err(_) if (self.interrupted)() => return Ok(false),
+            run => run?,
+        };
         // Cases must not use caches that the checks have warmed.
         worker.restart();
         session.context = Some(MeasurementContext { problem, measured, profile: *profile, worker, run });

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::json::from_value;
+use crate::printable::one_line;
 
 /// A rank test looks at all pairs of two lists.
 const MOST_SAMPLES: usize = 5_000;
@@ -105,6 +106,27 @@ impl Samples {
     }
 }
 
+/// Errors: times in `row` that a case of `elapsed_s` seconds, written to a record, cannot have. No list counts a second
+/// twice, so its samples together take at most as long as their case.
+pub fn check_times(row: &Value, elapsed_s: f64) -> Result<()> {
+    /// Clocks of a host and a device differ by some millionths.
+    const TOLERANCE: f64 = 1.01;
+    each_samples(row, &mut |at, Samples { unit, samples, .. }| {
+        if *unit != Unit::Seconds {
+            return Ok(());
+        }
+        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+        ensure!(least >= 1.0 / STEPS_PER_S, "{at}: a sample of {least:e} s is below a nanosecond, the step of clocks");
+        // As a record has them, which must still be valid once it is written.
+        let (sum, elapsed_s) = (samples.iter().copied().map(round_to_clock).sum::<f64>(), round_to_clock(elapsed_s));
+        ensure!(
+            sum <= elapsed_s * TOLERANCE,
+            "{at}: its samples take {sum:.3e} s together, and their case took {elapsed_s:.3e} s"
+        );
+        Ok(())
+    })
+}
+
 /// Calls `visit` with the path and content of every [`Samples`] inside `row`.
 ///
 /// An object that has the key `samples` must be a well-formed `Samples`.
@@ -118,7 +140,7 @@ fn walk(value: &Value, path: &mut String, visit: &mut dyn FnMut(&str, &Samples) 
         if length > 0 {
             path.push('.');
         }
-        path.push_str(key);
+        path.push_str(&one_line(key));
         let result = walk(child, path, visit);
         path.truncate(length);
         result

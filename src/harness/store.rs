@@ -10,6 +10,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
+use super::named_files::descriptor;
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
 use crate::printable::shown_path;
@@ -136,17 +137,25 @@ fn code_of(source: &str) -> String {
 
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 ///
-/// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) is written
-/// to and not replaced.
+/// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) or is open
+/// (/dev/stdout, /dev/fd/3) is written to and not replaced.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
+    let descriptor = descriptor(path);
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     // Of the target itself: a link that is left leads to nothing yet, and writing makes what it leads to.
     let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> std::io::Result<()> {
-        if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
-            // Opening a pipe would wait for a reader.
-            let flags = OFlags::NONBLOCK.bits() as i32;
-            let mut file = File::options().create(true).truncate(true).write(true).custom_flags(flags).open(&target)?;
+        match descriptor {
+            Some(1) => return std::io::stdout().write_all(content).and_then(|()| std::io::stdout().flush()),
+            Some(2) => return std::io::stderr().write_all(content),
+            _ => {}
+        }
+        if descriptor.is_some() || existing.as_ref().is_some_and(|existing| !existing.is_file()) {
+            // Opening a pipe would wait for a reader. What an open file already holds stays.
+            let (flags, is_open) = (OFlags::NONBLOCK.bits() as i32, descriptor.is_some());
+            let mut options = File::options();
+            options.create(true).truncate(!is_open).write(true).append(is_open).custom_flags(flags);
+            let mut file = options.open(path)?;
             rustix::io::ioctl_fionbio(&file, false)?;
             return file.write_all(content);
         }

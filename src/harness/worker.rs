@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::device::DeviceCheck;
+use super::grade::CheckStatus;
 use super::json;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
+use super::subject::Subject;
 use crate::error::{Fault, fault_in_words, fault_of, without_frames};
 use crate::process::{Answer, ChildProcess, Parent};
 
@@ -47,6 +49,13 @@ pub enum Job {
     Case {
         /// Not a `PathBuf`, which JSON refuses if it is not UTF-8.
         path: OsString,
+        /// Whose implementations are run; ours without one.
+        subject: Option<Subject>,
+    },
+    SubjectCheck {
+        subject: Subject,
+        problem: String,
+        check: String,
     },
     /// Free what the last job left behind, so that the next one starts like the first.
     CleanUp,
@@ -60,6 +69,8 @@ pub enum Reply {
     Ended(Outcome),
     /// The result of a case file, as its runner serialised it.
     Compared(Value),
+    /// How a subject's check ended. A failure of the subject is a result like others, and the process goes on.
+    Graded(CheckStatus),
     CleanedUp,
     Failed(String),
 }
@@ -124,7 +135,7 @@ impl Worker {
         let failed = match &reply {
             Reply::Failed(_) => true,
             Reply::Ended(outcome) => !matches!(outcome, Outcome::Measured { .. }),
-            Reply::Checked(_) | Reply::Compared(_) | Reply::CleanedUp => false,
+            Reply::Checked(_) | Reply::Compared(_) | Reply::Graded(_) | Reply::CleanedUp => false,
         };
         if !failed {
             self.process = Some(process);
@@ -161,7 +172,9 @@ fn reply_to(number: u64, text: &str) -> Result<Reply> {
 pub struct Abilities {
     pub registry: &'static [Problem],
     pub device_checks: &'static [&'static [DeviceCheck]],
-    pub run_case: fn(&Path) -> Result<Value>,
+    pub run_case: fn(&Path, Option<&Subject>) -> Result<Value>,
+    /// Runs the check of this problem and name.
+    pub check_subject: fn(&Subject, &str, &str) -> Result<CheckStatus>,
     /// Runs between two cases of one process. What it does not free would affect the second measurement.
     pub clean_up: fn() -> Result<()>,
 }
@@ -185,7 +198,10 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::DeviceCheck { check } => perform_device_check(abilities.device_checks, check),
         Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
-        Job::Case { path } => (abilities.run_case)(path.as_ref()).map(Reply::Compared),
+        Job::Case { path, subject } => (abilities.run_case)(path.as_ref(), subject.as_ref()).map(Reply::Compared),
+        Job::SubjectCheck { subject, problem, check } => {
+            (abilities.check_subject)(subject, problem, check).map(Reply::Graded)
+        }
         Job::CleanUp => (abilities.clean_up)().map(|()| Reply::CleanedUp),
     }));
     match attempt {

@@ -11,8 +11,10 @@ use crate::error::Fault;
 use crate::torch::autograd::changed_in_place;
 use crate::torch::data_ptr::{Float32Pair, float32_pair};
 
+mod caller_state;
 mod table;
 
+pub use caller_state::{CallersItem, step};
 pub use table::Columns;
 use table::{Advance, Entry, Factors, Table, Update};
 
@@ -66,15 +68,20 @@ pub fn adamw_for(device: Device, options: AdamWOptions) -> Result<Box<dyn Optimi
 pub struct FusedAdamW {
     options: AdamWOptions,
     device: Device,
-    shape: Shape,
-    advance: Kernel<Advance>,
-    update: Kernel<Update>,
+    kernels: Kernels,
     state: BTreeMap<String, State>,
     /// Step counters, in tensors whose addresses do not change; the last tensor has room for `free` more.
     slabs: Vec<Tensor>,
     free: i64,
     /// The last step's launches, which the next step usually repeats.
     prepared: Prepared,
+}
+
+#[derive(Debug)]
+struct Kernels {
+    shape: Shape,
+    advance: Kernel<Advance>,
+    update: Kernel<Update>,
 }
 
 /// What a step launches, and for which tensors.
@@ -121,14 +128,10 @@ impl FusedAdamW {
     /// As [`FusedAdamW::new`], with another launch shape; on the CPU, for tests, in the emulator.
     pub fn with_shape(options: AdamWOptions, device: Device, shape: Shape) -> Result<Self> {
         options.validate()?;
-        let module = cuda::load(device, &program(shape)).context("preparing FusedAdamW")?;
-        let (advance, update) = (module.kernel()?, module.kernel()?);
         Ok(Self {
             options,
             device,
-            shape,
-            advance,
-            update,
+            kernels: Kernels::load(device, shape)?,
             state: BTreeMap::new(),
             slabs: Vec::new(),
             free: 0,
@@ -153,7 +156,7 @@ impl FusedAdamW {
         if *last != pairs || names.iter().ne(items.iter().map(|(name, ..)| name)) {
             self.prepared = self.prepare(items, pairs)?;
         }
-        self.prepared.tables.iter().try_for_each(|table| self.launch(table))?;
+        self.prepared.tables.iter().try_for_each(|table| self.kernels.launch(&self.options, table))?;
         items.iter().try_for_each(|(_, param, _)| changed_in_place(param))
     }
 
@@ -173,7 +176,7 @@ impl FusedAdamW {
         }
         table::require_apart(&entries, |i| items[i].0)?;
         let names = items.iter().map(|(name, ..)| name.to_string()).collect();
-        Ok(Prepared { names, pairs, tables: table::tables(&entries, self.shape.chunk)? })
+        Ok(Prepared { names, pairs, tables: table::tables(&entries, self.kernels.shape.chunk)? })
     }
 
     fn entry(&mut self, name: &str, param: &Tensor, pair: Float32Pair) -> Result<Entry> {
@@ -199,9 +202,16 @@ impl FusedAdamW {
         self.free -= 1;
         Ok(State { m: param.f_zeros_like()?, v: param.f_zeros_like()?, progress })
     }
+}
 
-    fn launch(&self, table: &Table) -> Result<()> {
-        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = self.options;
+impl Kernels {
+    fn load(device: Device, shape: Shape) -> Result<Self> {
+        let module = cuda::load(device, &program(shape)).context("preparing the fused AdamW")?;
+        Ok(Self { shape, advance: module.kernel()?, update: module.kernel()? })
+    }
+
+    fn launch(&self, options: &AdamWOptions, table: &Table) -> Result<()> {
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *options;
         let advance = Advance { table: *table.columns, lr, beta1, beta2 };
         let blocks = table.tensors.div_ceil(ADVANCE_THREADS);
         self.advance.launch(LaunchConfig::line(blocks, ADVANCE_THREADS), &advance)?;

@@ -55,11 +55,12 @@ pub struct AdamW {
     state: BTreeMap<String, AdamWState>,
 }
 
+/// One parameter's steps so far, and its moments.
 #[derive(Debug)]
-struct AdamWState {
-    step: i32,
-    m: Tensor,
-    v: Tensor,
+pub struct AdamWState {
+    pub step: i32,
+    pub m: Tensor,
+    pub v: Tensor,
 }
 
 impl AdamW {
@@ -74,13 +75,9 @@ impl AdamW {
     }
 
     /// Updates one parameter by `grad` (same shape and dtype), with the state kept under `name`.
-    ///
-    /// The operations and their roundings are those of PyTorch's single-tensor path, whose fused addcmul and addcdiv
-    /// compute in float32 and round a narrower dtype once. float32 and float64 make no copy here.
     pub fn update(&mut self, name: &str, param: &Tensor, grad: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         ensure!(grad.size() == param.size(), "{name}: gradient {:?}, parameter {:?}", grad.size(), param.size());
-        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = self.options;
         let state = match self.state.entry(name.to_string()) {
             std::collections::btree_map::Entry::Occupied(kept) => kept.into_mut(),
             std::collections::btree_map::Entry::Vacant(free) => {
@@ -88,21 +85,33 @@ impl AdamW {
             }
         };
         ensure!(state.m.size() == param.size(), "{name} had shape {:?} in earlier steps", state.m.size());
-        state.step += 1;
-        let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - power(beta, state.step.into()));
+        state.update(&self.options, param, grad)
+    }
+}
+
+impl AdamWState {
+    /// One step of `param` by `grad`, both in the shape and dtype of the moments.
+    ///
+    /// The operations and their roundings are those of PyTorch's single-tensor path, whose fused addcmul and addcdiv
+    /// compute in float32 and round a narrower dtype once. float32 and float64 make no copy here.
+    pub fn update(&mut self, options: &AdamWOptions, param: &Tensor, grad: &Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *options;
+        self.step += 1;
+        let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - power(beta, self.step.into()));
 
         let mut param = param.shallow_clone();
         scale(&param, 1.0 - lr * weight_decay)?;
-        let _ = state.m.f_lerp_(grad, 1.0 - beta1)?;
+        let _ = self.m.f_lerp_(grad, 1.0 - beta1)?;
         let wide_grad = widened(grad)?;
-        scale(&state.v, beta2)?;
-        let mut v = widened(&state.v)?;
+        scale(&self.v, beta2)?;
+        let mut v = widened(&self.v)?;
         let _ = v.f_addcmul_(&wide_grad.f_mul_scalar(1.0 - beta2)?, &wide_grad)?;
-        state.v.f_copy_(&v)?;
+        self.v.f_copy_(&v)?;
         drop((wide_grad, v));
-        let denominator = state.v.f_sqrt()?.f_div_scalar_(power(correction2, 0.5))?.f_add_scalar_(eps)?;
+        let denominator = self.v.f_sqrt()?.f_div_scalar_(power(correction2, 0.5))?.f_add_scalar_(eps)?;
         let mut after = widened(&param)?;
-        let _ = after.f_addcdiv_(&widened(&state.m)?.f_mul_scalar(-lr / correction1)?, &widened(&denominator)?)?;
+        let _ = after.f_addcdiv_(&widened(&self.m)?.f_mul_scalar(-lr / correction1)?, &widened(&denominator)?)?;
         param.f_copy_(&after)?;
         Ok(())
     }

@@ -5,13 +5,17 @@ use serde::Serialize;
 use tch::Device;
 
 use crate::checks::data_parallel::{
-    BUCKET_SIZES_MB, ProtocolFacts, accumulation, at_the_edges, golden_cases, official, passes, random_networks,
+    BUCKET_SIZES_MB, GOLDEN_CASES, ProtocolFacts, accumulation, at_the_edges, golden_cases, official, passes,
+    random_networks,
 };
+use crate::checks::subject::{data_parallel, golden_training};
 use crate::harness::answer::{Answer, Audience, Cell, Column, Records, Table};
-use crate::harness::problem::{Check, Problem};
+use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::subject::{Subject, SubjectCheck};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::bucket::{ALIGNMENT, buckets};
 use crate::parallel::{Options, overlap_bucketed, overlap_coalesced, trained};
+use crate::subject::rank::Adapter;
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
@@ -44,6 +48,17 @@ const CHECKS: &[Check] = &[
 
 pub const PROBLEM: Problem =
     Problem { name: "ddp_overlap_bucketed", answers: &[""], checks: CHECKS, measured: None, answer, reads: &[] };
+
+/// What a subject's module is put to.
+pub const SUBJECT: &[SubjectCheck] = &[
+    subject("toy_model", |s| data_parallel(s, &Blueprint::toy(), Some(&BUCKET_SIZES_MB))),
+    subject("tied_weights", |s| data_parallel(s, &Blueprint::tied(), Some(&BUCKET_SIZES_MB))),
+    subject("golden_cases", |s| golden_training(&GOLDEN_CASES, s, |a| matches!(a, Adapter::Bucketed { .. }))),
+];
+
+const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "ddp_overlap_bucketed", part: "", name, run }
+}
 
 const TRAINER: &str = overlap_bucketed::STRATEGY.name;
 /// The same buckets without the copies.

@@ -3,11 +3,14 @@
 use anyhow::Result;
 
 use crate::checks::data_parallel::{
-    ProtocolFacts, accumulation, at_the_edges, golden_cases, official, passes, random_networks,
+    GOLDEN_CASES, ProtocolFacts, accumulation, at_the_edges, golden_cases, official, passes, random_networks,
 };
+use crate::checks::subject::{data_parallel, golden_training};
 use crate::harness::answer::{Answer, Audience, Records};
-use crate::harness::problem::{Check, Problem};
+use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::subject::{Subject, SubjectCheck};
 use crate::model::toy::Blueprint;
+use crate::subject::rank::Adapter;
 
 const CHECKS: &[Check] = &[
     Check { name: "toy_model", part: "", run: || passes(official(TRAINER, &Blueprint::toy(), &NO_BUCKETS)) },
@@ -26,6 +29,17 @@ pub const PROBLEM: Problem = Problem {
     answer,
     reads: &[],
 };
+
+/// What a subject's module is put to.
+pub const SUBJECT: &[SubjectCheck] = &[
+    subject("toy_model", |s| data_parallel(s, &Blueprint::toy(), None)),
+    subject("tied_weights", |s| data_parallel(s, &Blueprint::tied(), None)),
+    subject("golden_cases", |s| golden_training(&GOLDEN_CASES, s, |a| matches!(a, Adapter::Individual { .. }))),
+];
+
+const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "ddp_overlap_individual_parameters", part: "", name, run }
+}
 
 const TRAINER: &str = "overlap_individual_parameters";
 /// It has no buckets; this size is never read.

@@ -1,6 +1,6 @@
 //! FlashAttention-2 forward: part (a) tiled tensor operations, part (b) kernels, part (c) the causal mask on both.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
@@ -11,13 +11,16 @@ use crate::attention::flash::textbook;
 use crate::attention::flash_tolerance::Passes;
 use crate::attention::tiled::{self, Tile};
 use crate::checks::attention::{
-    Differentiable, adversarial_cases, assert_close, differentiable, official_answer, official_inputs,
+    Differentiable, adversarial_cases, assert_close, differentiable, drawn_inputs, official_answer, official_inputs,
     over_adversarial_cases,
 };
 use crate::checks::attestation::Attested;
 use crate::checks::flash_kernels::{self, TextbookFacts};
+use crate::checks::subject::{golden_case, official_and_drawn_inputs, promised_inputs};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::subject::{Subject, SubjectCheck};
+use crate::subject::attention::{FlashFunction, SubjectAttention};
 use crate::torch::autograd;
 
 pub const PROBLEM: Problem = Problem {
@@ -73,19 +76,71 @@ fn forward_errors(forward: Forward, case: &Case) -> Result<LargestErrors> {
 /// The official test: seed 0, q, k, v of (4, 128, 64), exactly one saved tensor of (4, 128) and it is the logsumexp,
 /// o and L within rtol = atol = 1e-2 of the definition.
 pub fn official_protocol(attention: Differentiable, is_causal: bool) -> Result<Verdict> {
-    let [q, k, v, _] = official_inputs()?;
-    let leaves = [&q, &k, &v].map(|t| t.set_requires_grad(true));
-    let o = attention(&leaves[0], &leaves[1], &leaves[2], is_causal)?;
-    let saved = autograd::saved_tensors(&o).context("reading what the output's node saved")?;
-    let mut rows = saved.iter().filter(|t| t.size() == [4, 128]);
-    let (Some(lse), None) = (rows.next(), rows.next()) else {
-        let sizes: Vec<_> = saved.iter().map(Tensor::size).collect();
-        anyhow::bail!("exactly one saved tensor must have shape [4, 128]; the node saved {sizes:?}");
-    };
-    let (o_expected, lse_expected) = official_answer(&q, &k, &v, is_causal)?;
-    let o_error = assert_close("o", &o.detach(), &o_expected)?;
-    let lse_error = assert_close("L", lse, &lse_expected)?;
+    protocol_on(&[official_inputs()?], attention, is_causal)
+}
+
+/// The official test on each of these q, k, v.
+fn protocol_on(inputs: &[[Tensor; 4]], attention: Differentiable, is_causal: bool) -> Result<Verdict> {
+    let (mut o_error, mut lse_error) = (0f64, 0f64);
+    for [q, k, v, _] in inputs {
+        let leaves = [q, k, v].map(|t| t.set_requires_grad(true));
+        let o = attention(&leaves[0], &leaves[1], &leaves[2], is_causal)?;
+        let saved = autograd::saved_tensors(&o).context("reading what the output's node saved")?;
+        let shape = &q.size()[..2];
+        let mut rows = saved.iter().filter(|t| t.size() == shape);
+        let (Some(lse), None) = (rows.next(), rows.next()) else {
+            let sizes: Vec<_> = saved.iter().map(Tensor::size).collect();
+            bail!("exactly one saved tensor must have shape {shape:?}; the node saved {sizes:?}");
+        };
+        let (o_expected, lse_expected) = official_answer(q, k, v, is_causal)?;
+        let sizes = || format!("q of {:?}, {} keys", q.size(), k.size()[1]);
+        o_error = o_error.max(assert_close("o", &o.detach(), &o_expected).with_context(sizes)?);
+        lse_error = lse_error.max(assert_close("L", lse, &lse_expected).with_context(sizes)?);
+    }
     Verdict::passed(format!("largest errors: o {o_error:.2e}, L {lse_error:.2e} (rtol 1e-2, atol 1e-2)"))
+}
+
+/// What a subject's two functions are put to. The first may ignore the mask, as the official tests let it.
+pub const SUBJECT: &[SubjectCheck] = &[
+    subject("a", "official_protocol", |s| on_official_inputs(s, FlashFunction::PyTorch, false)),
+    subject("a", "drawn_inputs", |s| on_drawn_inputs(s, FlashFunction::PyTorch, false)),
+    subject("a", "large_scores", |s| on_large_scores(s, FlashFunction::PyTorch, false)),
+    subject("a", "golden_case", |s| golden_case(s, FlashFunction::PyTorch, false)),
+    subject("b", "triton_official_protocol", |s| on_official_inputs(s, FlashFunction::Triton, false)),
+    subject("b", "triton_drawn_inputs", |s| on_drawn_inputs(s, FlashFunction::Triton, false)),
+    subject("b", "triton_large_scores", |s| on_large_scores(s, FlashFunction::Triton, false)),
+    subject("b", "triton_golden_case", |s| golden_case(s, FlashFunction::Triton, false)),
+    subject("c", "causal_official_protocol", |s| on_official_inputs(s, FlashFunction::Triton, true)),
+    subject("c", "causal_drawn_inputs", |s| on_drawn_inputs(s, FlashFunction::Triton, true)),
+    subject("c", "causal_large_scores", |s| on_large_scores(s, FlashFunction::Triton, true)),
+];
+
+const fn subject(part: &'static str, name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "flash_forward", part, name, run }
+}
+
+fn on_official_inputs(subject: &Subject, function: FlashFunction, is_causal: bool) -> Result<Verdict> {
+    of_subject(subject, function, &official_and_drawn_inputs(subject)?, is_causal)
+}
+
+/// Inputs that nobody knows before, of sizes that the handout promises: powers of two from 16.
+fn on_drawn_inputs(subject: &Subject, function: FlashFunction, is_causal: bool) -> Result<Verdict> {
+    of_subject(subject, function, &promised_inputs(subject)?, is_causal)
+}
+
+/// Scores that rise by 256 from one half of the keys to the other: without the maximum subtracted, exp overflows.
+fn on_large_scores(subject: &Subject, function: FlashFunction, is_causal: bool) -> Result<Verdict> {
+    let [q, k, v, d_o] = drawn_inputs(subject.seed_for(100), [2, 64, 64, 64])?;
+    // All are powers of two, which TF32 keeps: 64 * (+-16) / sqrt(64) = +-128.
+    let _ = q.f_select(-1, 0)?.f_fill_(64.0)?;
+    let _ = k.f_select(-1, 0)?.f_fill_(16.0)?;
+    let _ = k.f_narrow(1, 0, 32)?.f_select(-1, 0)?.f_fill_(-16.0)?;
+    of_subject(subject, function, &[[q, k, v, d_o]], is_causal)
+}
+
+fn of_subject(subject: &Subject, function: FlashFunction, inputs: &[[Tensor; 4]], is_causal: bool) -> Result<Verdict> {
+    let attention = SubjectAttention { subject, function };
+    protocol_on(inputs, &|q, k, v, is_causal| attention.differentiable(q, k, v, is_causal), is_causal)
 }
 
 /// What the sentences quote.

@@ -6,6 +6,7 @@ use crate::checks::{self, device, edge_cases, fault_test, protocol, selftest, sh
 use crate::collective::ranks::RankTask;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Problem;
+use crate::harness::subject::SubjectCheck;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
@@ -66,6 +67,7 @@ pub const RANK_TASKS: &[RankTask] = &[
     sharded_protocol::TASK,
     edge_cases::TASK,
     training::TASK,
+    checks::subject::TASK,
     distributed_communication_single_node::ranks::TASK,
     ddp_step::TASK,
     checks::ddp_step::TASK,
@@ -84,6 +86,15 @@ pub const DEVICE_CHECKS: &[&[DeviceCheck]] = &[
     nsys_profile::device::CHECKS,
     memory_profiling::checks::DEVICE_CHECKS,
     device::nccl_ranks::CHECKS,
+];
+
+/// What `cs336 grade --subject` runs, in the handout's order; one line a problem whose adapters the starter code has.
+pub const SUBJECT_CHECKS: &[&[SubjectCheck]] = &[
+    flash_forward::SUBJECT,
+    flash_backward::checks::SUBJECT,
+    ddp_overlap_individual_parameters::SUBJECT,
+    ddp_overlap_bucketed::SUBJECT,
+    optimizer_state_sharding::SUBJECT,
 ];
 
 #[cfg(test)]

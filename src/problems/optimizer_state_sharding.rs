@@ -12,8 +12,10 @@ use crate::checks::data_parallel::{
 use crate::checks::golden::{self, training::compare_trainers};
 use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, ADAMW, ShardedCase};
+use crate::checks::subject::{golden_training, sharded};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
+use crate::harness::subject::{Subject, SubjectCheck};
 use crate::model::toy::Blueprint;
 use crate::parallel::Options;
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
@@ -59,6 +61,17 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
     ("sharded_optimizer_toy", include_bytes!("../../suites/cases/sharded_optimizer_toy.safetensors")),
     ("sharded_optimizer_tied", include_bytes!("../../suites/cases/sharded_optimizer_tied.safetensors")),
 ];
+
+/// What a subject's optimizer is put to.
+pub const SUBJECT: &[SubjectCheck] = &[
+    subject("toy_model", |s| sharded(s, &Blueprint::toy())),
+    subject("tied_weights", |s| sharded(s, &Blueprint::tied())),
+    subject("golden_cases", |s| golden_training(&GOLDEN_CASES, s, |_| true)),
+];
+
+const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "optimizer_state_sharding", part: "", name, run }
+}
 
 /// The official test of one of its two models; ZeRO-1 in each of the official bucket sizes. Repeated, as a race would not
 /// show every time.

@@ -25,7 +25,7 @@ const SHORT_TICK: Duration = Duration::from_millis(2);
 /// How long a child may take from closing its socket to its exit: Python and CUDA take seconds to shut down.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a killed process may take to disappear: the kernel first frees its memory and waits for its devices.
-const REAP_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const REAP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The variable that marks the descendants of a child: the numbers of its ancestors and its own, as a path. A descendant
 /// may be in another process group: a Python peer is, and so is what detaches itself.

@@ -5,15 +5,18 @@
 //! process group. However the child ends, that group and all other descendants are killed, and the child is reaped.
 
 mod child;
+pub mod confinement;
 mod death;
 mod lines;
 mod output;
 mod parent;
+mod program;
 
 pub use child::{Answer, ChildProcess, Event, is_alive, processes_with, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
 pub use lines::Lines;
 pub use parent::{Parent, has_parent};
+pub use program::output_within;
 
 /// The longest line that is read from a child, in bytes; a child that sends a longer one is killed.
 pub const MAX_LINE_BYTES: usize = 64 << 20;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Answer, Cause, ChildProcess, Death, is_alive, wait_for_any, wait_until};
+use super::{Answer, Cause, ChildProcess, Death, is_alive, output_within, wait_for_any, wait_until};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
 const LONG_LIMIT: Duration = Duration::from_secs(60);
@@ -200,4 +200,26 @@ fn an_idle_child_has_sent_nothing_and_runs() {
 fn a_program_that_does_not_exist_is_named() {
     let error = format!("{:#}", ChildProcess::start(Command::new("/nowhere/cs336")).err().unwrap());
     assert!(error.contains("/nowhere/cs336"), "{error}");
+}
+
+#[test]
+fn the_whole_output_of_a_program_is_given_with_how_it_ended() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "head -c 1000000 /dev/zero; echo why >&2; cat; exit 3"]);
+    let output = output_within(&mut command, LONG_LIMIT, &|| false).unwrap();
+    assert_eq!((output.stdout.len(), &output.stderr[..], output.status.code()), (1_000_000, &b"why\n"[..], Some(3)));
+}
+
+#[test]
+fn a_program_that_does_not_end_is_killed_with_what_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let [started, inner] = ["started", "inner"].map(|name| folder.path().join(name));
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 60 & echo $! > inner; touch started; wait"]).current_dir(folder.path());
+    let error = output_within(&mut command, LONG_LIMIT, &|| started.exists()).unwrap_err().to_string();
+    assert_eq!(error, "sh was interrupted");
+    let inner = std::fs::read_to_string(inner).unwrap().trim().parse().unwrap();
+    assert!(wait_until(LONG_LIMIT, || !is_alive(inner)));
+    let error = output_within(Command::new("sleep").arg("60"), SHORT_LIMIT, &|| false).unwrap_err().to_string();
+    assert_eq!(error, "sleep did not end within 0.1 s and was killed");
 }

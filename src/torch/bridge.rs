@@ -261,7 +261,7 @@ impl Outcome {
     }
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
+pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
     let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     anyhow!("panicked: {}", message.unwrap_or("a payload that is no text"))
 }

@@ -17,6 +17,7 @@ pub mod hooks;
 pub mod memory;
 pub mod memory_history;
 pub mod nvtx;
+pub mod operator;
 pub mod profiler;
 pub mod random;
 pub mod store;

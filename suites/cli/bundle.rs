@@ -32,6 +32,14 @@ fn printed(command: &mut Command) -> String {
     output_text(&output)
 }
 
+/// Makes `folder` a repository of all that it holds.
+pub fn commit_all(folder: &Path) {
+    let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+    for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
+        printed(Command::new("git").arg("-C").arg(folder).args(author).args(arguments));
+    }
+}
+
 /// Packs this checkout's files, committed to a repository of their own; gives the archive.
 fn archive() -> &'static Path {
     static PACKED: OnceLock<PathBuf> = OnceLock::new();
@@ -45,10 +53,7 @@ fn archive() -> &'static Path {
         fs::create_dir(repository.join("report")).unwrap();
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join(style), &repository.join(style));
         fs::set_permissions(repository.join(style), fs::Permissions::from_mode(0o666)).unwrap();
-        let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
-        for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
-            printed(Command::new("git").arg("-C").arg(&repository).args(author).args(arguments));
-        }
+        commit_all(&repository);
         printed(builder(&repository).arg("bundle").env("CS336_ROOT", &repository));
         repository.join("dist/cs336.tar.gz")
     })
@@ -154,6 +159,23 @@ fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
         let (mode, rest) = line.split_once(' ').unwrap();
         assert!(rest.trim_start().starts_with("0/0 ") && !mode[4..].contains('w'), "{line}");
     }
+}
+
+#[test]
+fn two_bundles_packed_at_once_are_each_whole_and_a_pipe_among_the_files_is_named() {
+    let tree = Tree::new();
+    commit_all(&tree.path(""));
+    let [first, second] = [0; 2].map(|_| tree.command(&["bundle"]).stdout(Stdio::piped()).spawn().unwrap());
+    for child in [first, second] {
+        assert!(child.wait_with_output().unwrap().status.success());
+    }
+    printed(Command::new("tar").arg("-xzf").arg(tree.path("dist/cs336.tar.gz")).arg("-C").arg(tree.path("report")));
+    assert!(tree.path("report/cs336/bundle.json").is_file());
+    assert_eq!(fs::read_dir(tree.path("dist")).unwrap().count(), 1, "a temporary folder is left");
+    fs::remove_file(tree.path("templates/summary.md")).unwrap();
+    assert!(Command::new("mkfifo").arg(tree.path("templates/summary.md")).status().unwrap().success());
+    let said = tree.refused(&["bundle"]);
+    assert!(said.contains("failed to copy templates/summary.md: it is not a regular file"), "{said}");
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn a_case_is_not_overwritten_by_results() {
     symlink("cases/sound.safetensors", tree.path("link")).unwrap();
     for junit in ["cases/sound.safetensors", "link"] {
         let said = tree.refused(&["grade", "--cases", "cases", "--junit", junit]);
-        assert!(said.contains("one of the cases: name another file"), "{said}");
+        assert!(said.contains("--cases and --junit both name the file"), "{said}");
     }
     assert_eq!(fs::read(tree.path("cases/sound.safetensors")).unwrap(), fs::read(sound()).unwrap());
 }

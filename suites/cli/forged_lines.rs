@@ -26,6 +26,8 @@ fn no_argument_can_forge_a_line_or_act_on_a_terminal(#[case] arguments: &[&str])
 #[case::the_cache(&["doctor"], &[("XDG_CACHE_HOME", "/dev/null/a\nforged line")])]
 #[case::the_cuda_toolkit(&["doctor"], &[("CUDA_HOME", "/a\nforged line")])]
 #[case::the_first_rank(&["rank", "--task", "nccl_selftest"], &[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500"), ("MASTER_ADDR", "a\nforged line")])]
+#[case::slurm_s_nodes(&["rank", "--task", "nccl_selftest"], &[("SLURM_PROCID", "1"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_NODELIST", "a\nforged line"), ("CS336_DEADLINE_S", "0.1")])]
+#[case::the_store(&["rank", "--task", "nccl_selftest"], &[("RANK", "1"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500"), ("MASTER_ADDR", "a\nforged line"), ("CS336_DEADLINE_S", "0.1")])]
 #[case::a_rank(&["rank", "--task", "nccl_selftest"], &[("RANK", "a\nforged line")])]
 fn no_path_or_variable_can_forge_a_line(#[case] arguments: &[&str], #[case] variables: &[(&str, &str)]) {
     let output = Tree::new().command(arguments).envs(variables.iter().copied()).output().unwrap();
@@ -36,4 +38,29 @@ fn no_path_or_variable_can_forge_a_line(#[case] arguments: &[&str], #[case] vari
         names_it || variables.iter().any(|(name, _)| ["XDG_CACHE_HOME", "CUDA_HOME", "CS336_ROOT"].contains(name)),
         "{said}"
     );
+}
+
+/// Only an outcome may hold line breaks: it quotes what libraries say.
+#[test]
+fn no_text_of_an_outcome_can_forge_a_line() {
+    let tree = Tree::with_records();
+    let accepted = fs::read_to_string(tree.layout().accepted(Profile::Cpu, PROBLEM)).unwrap();
+    let text = "a\nforged line";
+    for outcome in [
+        serde_json::json!({"kind": "not_run", "reason": text, "needs": text, "has": text}),
+        serde_json::json!({"kind": "failed", "error": text}),
+        serde_json::json!({"kind": "measured", "row": {text: {"samples": text}}}),
+        serde_json::json!({"kind": "measured", "row": {text: 1}}),
+    ] {
+        let mut record: Value = serde_json::from_str(&accepted).unwrap();
+        record["cases"][0]["outcome"] = outcome;
+        fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+        fs::write(tree.record_path(), record.to_string()).unwrap();
+        for verb in [&["diff", PROBLEM][..], &["accept", PROBLEM], &["explain", PROBLEM], &["grade", PROBLEM]] {
+            let said = output_text(&tree.run(verb));
+            assert!(!said.contains("\nforged"), "{verb:?}: {said}");
+        }
+        let said = output_text(&tree.run(&["measure", "--dry-run", PROBLEM, "--profile", "cpu"]));
+        assert!(!said.contains("\nforged"), "{said}");
+    }
 }

@@ -40,14 +40,58 @@ fn a_file_for_graders_goes_through_its_link_and_a_device_stays_one() {
 }
 
 #[test]
+fn one_path_for_two_files_is_refused_before_any_is_written() {
+    let tree = Tree::new();
+    fs::write(tree.path("file"), "kept").unwrap();
+    let launch = ["launch", "--task", "nccl_selftest", "--world-size", "1"];
+    for arguments in [
+        &["grade", "communication_accounting", "--junit", "file", "--gradescope", "./file"][..],
+        &[&launch[..], &["--trace", "file", "--output", "file"]].concat(),
+        &[&launch[..], &["--input", "file", "--output", "file"]].concat(),
+    ] {
+        let said = tree.refused(arguments);
+        assert!(said.contains("both name the file ") && said.contains("name another one"), "{said}");
+        assert_eq!(fs::read_to_string(tree.path("file")).unwrap(), "kept");
+    }
+}
+
+#[test]
+fn results_for_an_open_file_follow_what_it_holds() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
+    fs::copy(sound, tree.path("cases/sound.safetensors")).unwrap();
+    for (file, redirection) in [("/dev/stdout", "> out"), ("/dev/fd/3", "> out 3>> out")] {
+        let line = format!("exec \"$0\" grade --cases cases --junit {file} {redirection}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &line, env!("CARGO_BIN_EXE_cs336")]).current_dir(tree.path(""));
+        let output = shell.env("CS336_ROOT", tree.path("")).output().unwrap();
+        assert!(output.status.success(), "{}", output_text(&output));
+        let said = fs::read_to_string(tree.path("out")).unwrap();
+        let (printed, xml) = said.split_once("1 of 1 cases passed\n").unwrap();
+        assert!(printed.starts_with("passed sound.safetensors") && xml.starts_with("<?xml"), "{said}");
+    }
+}
+
+#[test]
 fn a_record_that_cannot_be_read_is_a_reason_of_its_own_problem_alone() {
     let tree = Tree::new();
     fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
     fs::write(tree.record_path(), "{\"schema\": 99}").unwrap();
     let output = tree.run(&["grade", PROBLEM, "communication_accounting", "--json", "--junit", "j.xml"]);
     let grades = json(&output);
-    assert_eq!(grades.as_array().unwrap().len(), 2, "{grades}");
+    assert_eq!((output.status.code(), grades.as_array().unwrap().len()), (Some(1), 2), "{grades}");
     let lost = grades[0]["parts"][0]["lost"].to_string();
     assert!(lost.contains("has schema 99"), "{grades}");
     assert!(!grades[1].to_string().contains("has schema 99") && tree.path("j.xml").exists(), "{grades}");
+}
+
+/// What was not measured is no failure; a template that does not render is one.
+#[test]
+fn an_answer_that_cannot_be_built_fails() {
+    let tree = Tree::with_records();
+    assert_eq!(tree.run(&["grade", PROBLEM]).status.code(), Some(0));
+    fs::write(tree.path(format!("templates/{PROBLEM}.md")), "{{ nothing_of_this_name }}").unwrap();
+    let said = tree.refused(&["grade", PROBLEM]);
+    assert!(said.contains("its answer does not render") && said.contains("earned 0 of 1 points"), "{said}");
 }

@@ -100,6 +100,23 @@ fn an_interrupt_keeps_what_was_measured_and_exits_with_130(#[case] signal: &str)
     require_intact(&tree, &acknowledged);
 }
 
+/// git reads that file, and a pipe never ends.
+#[test]
+fn measuring_ends_at_an_interrupt_while_git_waits_for_a_pipe() {
+    let tree = Tree::new();
+    super::bundle::commit_all(&tree.path(""));
+    let pipe = tree.path("kernels/.gitattributes");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut child = tree.command(MEASURE).stderr(Stdio::null()).spawn().unwrap();
+    let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
+    let is_git = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "git\n");
+    assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).any(is_git)), "git does not run");
+    send("-TERM", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    fs::remove_file(pipe).unwrap();
+    require_intact(&tree, &[]);
+}
+
 #[test]
 fn under_nohup_a_hangup_does_not_end_measuring() {
     let tree = Tree::new();

@@ -124,6 +124,16 @@ fn a_missing_suite_and_a_missing_template_are_named() {
     assert!(tree.refused(&["writeup", "--no-measure"]).contains(&format!("templates/{PROBLEM}.md")));
 }
 
+#[test]
+fn a_pipe_as_the_input_of_ranks_is_named_and_not_waited_for() {
+    let tree = Tree::new();
+    assert!(Command::new("mkfifo").arg(tree.path("pipe")).status().unwrap().success());
+    for verb in [&["rank"][..], &["launch", "--world-size", "1"]] {
+        let said = tree.refused(&[verb, &["--task", "nccl_selftest", "--input", "pipe"]].concat());
+        assert!(said.contains("reading pipe: it is not a regular file"), "{said}");
+    }
+}
+
 /// Opening a pipe waits for a writer, and a device may have no end.
 #[rstest]
 #[case::record("report/records/cpu/mixed_precision_accumulation.json", &["diff", PROBLEM])]
@@ -158,6 +168,17 @@ fn what_is_no_regular_file_is_named_and_not_waited_for(#[case] name: &str, #[cas
         assert_eq!(output.status.code(), Some(1), "{name} as a {kind}: {said}");
         assert!(said.contains(name) && !said.contains("panicked"), "{name} as a {kind}: {said}");
     }
+}
+
+#[test]
+fn what_editors_leave_beside_templates_costs_no_answer() {
+    let tree = Tree::with_records();
+    let shared = tree.path("templates/shared");
+    fs::write(shared.join(".steps.md.swp"), b"\xff").unwrap();
+    fs::create_dir(shared.join("drafts")).unwrap();
+    symlink("nowhere", shared.join(".#steps.md")).unwrap();
+    let output = tree.run(&["export", PROBLEM, "--table", "four"]);
+    assert!(output.status.success(), "{}", output_text(&output));
 }
 
 /// Doctor asks the interpreter, which may be any program.

@@ -36,3 +36,16 @@ fn one_trace_shows_both_ranks_and_names_the_one_that_comes_late() {
         "{names:?}"
     );
 }
+
+#[test]
+fn a_trace_that_a_device_swallows_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("input.json"), json!({"fault": "late", "folder": folder.path()}).to_string())
+        .unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cs336"));
+    command
+        .args(["launch", "--task", "fault_test", "--world-size", "2", "--input"])
+        .arg(folder.path().join("input.json"));
+    let output = command.args(["--trace", "/dev/null"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -43,6 +43,18 @@ fn a_tree_of_another_user_above_the_working_directory_is_refused() {
     assert!(said(&mut tree.command(&["explain", PROBLEM])).contains("grid cpu."));
 }
 
+#[test]
+fn a_python_file_that_others_can_write_to_is_refused() {
+    let tree = Tree::new();
+    let peer = tree.path("suites/peers/__init__.py");
+    fs::create_dir(peer.parent().unwrap()).unwrap();
+    fs::write(&peer, "").unwrap();
+    fs::set_permissions(&peer, fs::Permissions::from_mode(0o666)).unwrap();
+    let output = tree.command(&["explain", PROBLEM]).env_remove("CS336_ROOT").output().unwrap();
+    let said = output_text(&output);
+    assert!(said.contains("other users can write to ") && said.contains("__init__.py (mode 666)"), "{said}");
+}
+
 /// Links to folders of the user's own, and an interpreter of another user, in a folder like /tmp.
 #[test]
 fn a_tree_that_others_can_write_to_is_refused_and_its_python_does_not_run() {

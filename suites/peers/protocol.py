@@ -24,6 +24,14 @@ VERSION = 1
 LAST_LINES = 6
 
 
+class Refused(Exception):
+    """A failure whose words need no name of an exception before them; `needs_gpu`: a GPU could change it."""
+
+    def __init__(self, words: str, needs_gpu: bool = False) -> None:
+        super().__init__(words)
+        self.needs_gpu = needs_gpu
+
+
 class Channel:
     """Takes the socket from standard input, before any library can use it."""
 
@@ -114,6 +122,8 @@ def kind_of(error: BaseException) -> str:
     words = ("out of memory", "you tried to allocate")
     if any(isinstance(e, torch.OutOfMemoryError) or any(w in str(e) for w in words) for e in chain):
         return "out_of_memory"
+    if getattr(error, "needs_gpu", False):
+        return "not_available"
     # By name: importing the compiler's own modules takes seconds, and where they are not loaded nothing compiled. A
     # compiler that fails on our code is a failure, and not a missing tool.
     missing = {"InvalidCxxCompiler", "TritonMissing"}
@@ -124,6 +134,7 @@ def kind_of(error: BaseException) -> str:
 
 def words_of(error: BaseException) -> str:
     memory = [str(e) for e in causes(error) if "tried to allocate" in str(e).lower()]
-    text = memory[-1] if memory else f"{type(error).__name__}: {error}"
+    named = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    text = memory[-1] if memory else named
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(lines[:LAST_LINES])

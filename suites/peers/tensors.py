@@ -1,5 +1,6 @@
-"""Reads safetensors files (8 bytes of length, a header of JSON, raw little-endian values), and compares tensors."""
+"""Reads and writes safetensors files (8 bytes of length, a header of JSON, raw little-endian values), and compares tensors."""
 
+import ctypes
 import json
 import math
 import mmap
@@ -8,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+}
 
 
 def read(path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -23,6 +32,22 @@ def read(path: str) -> Iterator[tuple[str, torch.Tensor]]:
         start = 8 + length + info["data_offsets"][0]
         flat = torch.frombuffer(data, dtype=DTYPES[info["dtype"]], count=math.prod(info["shape"]), offset=start)
         yield name, flat.view(info["shape"])
+
+
+def write(path: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes the tensors as they are, wherever they lie, without NumPy, which may be missing."""
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+    header, values = {}, []
+    end = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in codes:
+            raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, codes))}")
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        values.append(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"")
+        start, end = end, end + len(values[-1])
+        header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    Path(path).write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *values]))
 
 
 def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:

@@ -5,6 +5,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::{CaseFile, Comparison, compare};
 use crate::attention::{Attention, IMPLEMENTATIONS, Shape};
+use crate::harness::subject::Subject;
+use crate::subject::attention::{FlashFunction, SubjectAttention};
 
 /// Runs every registered implementation on every device of this machine that it supports.
 ///
@@ -27,6 +29,22 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
         }
     }
     Ok(comparisons)
+}
+
+/// Runs the subject's two functions; the first may ignore the mask, and is run on cases without one.
+pub fn run_subject(case: &CaseFile, subject: &Subject) -> Result<Vec<Comparison>> {
+    let is_causal: bool = case.meta_as("is_causal")?;
+    let functions = [FlashFunction::PyTorch, FlashFunction::Triton];
+    let mut comparisons = Vec::new();
+    for function in functions.into_iter().filter(|function| !is_causal || *function == FlashFunction::Triton) {
+        comparisons.extend(run_one(case, &SubjectAttention { subject, function })?);
+    }
+    Ok(comparisons)
+}
+
+/// Runs one implementation on the CPU.
+pub fn run_one(case: &CaseFile, implementation: &dyn Attention) -> Result<Vec<Comparison>> {
+    Ok(Inputs::of(case)?.run(implementation, Device::Cpu, case.tolerances()?))
 }
 
 /// The file's tensors, with consistent shapes and kinds.

@@ -11,6 +11,7 @@ use tch::{Kind as DType, Tensor};
 
 use crate::harness::json::{self, refusal};
 use crate::harness::problem::Verdict;
+use crate::harness::subject::Subject;
 use crate::printable::one_line;
 use crate::root;
 
@@ -21,6 +22,9 @@ pub mod rope;
 pub mod training;
 pub mod transformer;
 
+/// Runs a case on a subject's implementations.
+pub type RunSubject = fn(&CaseFile, &Subject) -> Result<Vec<Comparison>>;
+
 /// One kind of case: its name in the metadata key `kind`, and its function.
 pub struct CaseKind {
     pub name: &'static str,
@@ -28,6 +32,8 @@ pub struct CaseKind {
     pub expected: &'static [&'static str],
     /// A failed comparison is part of the result. An `Err` means that the file cannot be run.
     pub run: fn(&CaseFile) -> Result<Vec<Comparison>>,
+    /// The same for a subject; `None` where the assignment has no adapter for it.
+    pub run_subject: Option<RunSubject>,
 }
 
 /// A larger file only fills the memory; a whole model of 10^9 parameters in float32 fits.
@@ -41,24 +47,48 @@ const MAX_DIMS: usize = 64;
 
 /// Every kind of case.
 pub const KINDS: &[CaseKind] = &[
-    CaseKind { name: "attention", expected: &["o", "lse", "dq", "dk", "dv"], run: attention::run },
-    CaseKind { name: "transformer", expected: &["logits", "loss", "grad."], run: transformer::run },
-    CaseKind { name: "rmsnorm", expected: &["y"], run: rmsnorm::run },
-    CaseKind { name: "rope", expected: &["y"], run: rope::run },
-    CaseKind { name: "adamw", expected: &["param_after"], run: adamw::run },
-    CaseKind { name: "data_parallel", expected: &["final."], run: training::run },
-    CaseKind { name: "sharded_optimizer", expected: &["final."], run: training::run },
+    CaseKind {
+        name: "attention",
+        expected: &["o", "lse", "dq", "dk", "dv"],
+        run: attention::run,
+        run_subject: Some(attention::run_subject),
+    },
+    CaseKind { name: "transformer", expected: &["logits", "loss", "grad."], run: transformer::run, run_subject: None },
+    CaseKind { name: "rmsnorm", expected: &["y"], run: rmsnorm::run, run_subject: None },
+    CaseKind { name: "rope", expected: &["y"], run: rope::run, run_subject: None },
+    CaseKind { name: "adamw", expected: &["param_after"], run: adamw::run, run_subject: None },
+    CaseKind {
+        name: "data_parallel",
+        expected: &["final."],
+        run: training::run,
+        run_subject: Some(training::compare_subject),
+    },
+    CaseKind {
+        name: "sharded_optimizer",
+        expected: &["final."],
+        run: training::run,
+        run_subject: Some(training::compare_subject),
+    },
 ];
 
 /// Runs `case` by its kind. Fails for an unknown kind, an incomplete file, and tolerances that let everything pass.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
+    run_on(case, None)
+}
+
+/// As [`run`]; where a subject is given, on its implementations instead of ours.
+pub fn run_on(case: &CaseFile, subject: Option<&Subject>) -> Result<Vec<Comparison>> {
     let name = case.meta("kind")?;
     let kind = KINDS.iter().find(|kind| kind.name == name).with_context(|| {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
         format!("no kind of case is called {name:?} (known: {})", known.join(", "))
     })?;
     case.require_expectations_that_can_fail(kind.expected)?;
-    let comparisons = (kind.run)(case)?;
+    let comparisons = match (subject, kind.run_subject) {
+        (None, _) => (kind.run)(case)?,
+        (Some(subject), Some(run)) => run(case, subject)?,
+        (Some(_), None) => bail!("the assignment has no adapter for cases of kind {name:?}; remove it from the cases"),
+    };
     ensure!(!comparisons.is_empty(), "the case compared nothing: add at least one expected tensor");
     Ok(comparisons)
 }
@@ -271,10 +301,21 @@ fn errors(actual: &Tensor, expected: &Tensor, rtol: f64, atol: f64) -> Result<(f
         _ => {
             let nans = actual.f_isnan()?.f_sum(DType::Int64)?.f_int64_value(&[])?;
             let nans = if nans > 0 { format!(", {nans} of them NaN") } else { String::new() };
-            format!("{outside} of {} elements outside the tolerance{nans}", actual.numel())
+            let worst = furthest(&error.f_sub(&bound)?, &actual, &expected)?;
+            format!("{outside} of {} elements outside the tolerance{nans}; the furthest {worst}", actual.numel())
         }
     };
     Ok((largest(&error)?, largest(&relative)?, note))
+}
+
+/// The element with the largest `excess`: "is 0.5 at [1, 2], expected 0.25". A NaN is larger than all.
+pub fn furthest(excess: &Tensor, actual: &Tensor, expected: &Tensor) -> Result<String> {
+    let at = excess.f_nan_to_num(f64::INFINITY, None, None)?.f_argmax(None, false)?.f_int64_value(&[])?;
+    let value = |t: &Tensor| t.f_reshape([-1_i64])?.f_to_kind(DType::Double)?.f_double_value(&[at]);
+    let mut rest = at;
+    let mut place: Vec<i64> = excess.size().iter().rev().map(|&size| (rest % size, rest /= size).0).collect();
+    place.reverse();
+    Ok(format!("is {:.6} at {place:?}, expected {:.6}", value(actual)?, value(expected)?))
 }
 
 /// An error that lists what failed, or the largest absolute error of what passed.

@@ -16,15 +16,18 @@ use tch::{Device, Kind, Tensor};
 use super::{CaseFile, Comparison, adamw, compare};
 use crate::checks::mutants;
 use crate::checks::protocol::pass;
-use crate::checks::sharded_protocol::{Subject, squared_error};
+use crate::checks::sharded_protocol::{TestedOptimizer, squared_error};
+use crate::checks::subject::launch_of;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
+use crate::harness::subject::Subject;
 use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::trainer::{self, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
 use crate::parallel::{Options, Replica};
 use crate::printable::shown_path;
+use crate::subject::rank::{Adapter, SubjectRank, Trainee};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
@@ -64,25 +67,76 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 /// A case that contradicts itself, naming the entry; a rank that crashed or hung.
 pub fn compare_trainers(case: &CaseFile, trainers: &[&str]) -> Result<Vec<Comparison>> {
     let training = Training::of(case)?;
+    let folder = training.train(&Method::of(case, &training)?, trainers, None)?;
+    training.compare(trainers, folder.path())
+}
+
+/// Trains the case with each adapter of the subject that its kind is for, and compares as [`compare_trainers`] does.
+pub fn compare_subject(case: &CaseFile, subject: &Subject) -> Result<Vec<Comparison>> {
+    compare_adapters(case, subject, |_| true)
+}
+
+/// As [`compare_subject`], with those adapters for which `is_meant` holds.
+pub fn compare_adapters(
+    case: &CaseFile,
+    subject: &Subject,
+    is_meant: impl Fn(&Adapter) -> bool,
+) -> Result<Vec<Comparison>> {
+    let training = Training::of(case)?;
     let method = Method::of(case, &training)?;
-    let (rtol, atol) = case.tolerances()?;
-    let folder = training.train(&method, trainers)?;
     let mut comparisons = Vec::new();
-    for trainer in trainers {
-        for rank in 0..training.world_size {
-            let implementation = format!("{trainer}, rank {rank} of {}", training.world_size);
-            let finals = read(&final_file(folder.path(), trainer, rank))?;
-            for name in &training.parameters {
-                let actual = finals.get(name).with_context(|| format!("{implementation} left no {name}"))?;
-                let tensor = format!("final.{name}");
-                comparisons.push(compare(&implementation, &tensor, actual, case.tensor(&tensor)?, rtol, atol));
-            }
-        }
+    for adapter in method.adapters().into_iter().filter(is_meant) {
+        let name = adapter.name();
+        let folder = Trainee::launch(subject, adapter, |trainee| training.train(&method, &[name], Some(trainee)))?;
+        comparisons.extend(training.compare(&[name], folder.path())?);
     }
     Ok(comparisons)
 }
 
 impl Method {
+    /// The adapters that train so.
+    fn adapters(&self) -> Vec<Adapter> {
+        match self {
+            Self::DataParallel { lr, options: Options { bucket_size_mb } } => {
+                vec![Adapter::Individual { lr: *lr }, Adapter::Bucketed { lr: *lr, bucket_size_mb: *bucket_size_mb }]
+            }
+            Self::ShardedOptimizer(adamw) => vec![Adapter::Sharded(*adamw)],
+        }
+    }
+
+    /// Whether this rank starts from the case's values.
+    fn loads(&self, collective: &Shared) -> bool {
+        matches!(self, Self::ShardedOptimizer(_)) || collective.rank() == 0
+    }
+
+    /// The rows of a step that this rank trains on.
+    fn share(&self, rows: &Tensor, collective: &Shared) -> Result<Tensor> {
+        if matches!(self, Self::ShardedOptimizer(_)) {
+            return Ok(rows.shallow_clone());
+        }
+        let count = rows.size()[0] / collective.world_size() as i64;
+        Ok(rows.f_narrow(0, collective.rank() as i64 * count, count)?)
+    }
+
+    /// Trains `network` on this rank with the subject, from `given`.
+    fn train_subject(
+        &self,
+        trainee: &Trainee,
+        blueprint: &Blueprint,
+        network: Toy,
+        given: &Given,
+        collective: &Shared,
+    ) -> Result<SubjectRank> {
+        if self.loads(collective) {
+            load(&network, given)?;
+        }
+        let mut rank = SubjectRank::start(trainee, blueprint, network, collective)?;
+        for (x, y) in steps(given)? {
+            rank.step(&self.share(&x, collective)?, &self.share(&y, collective)?)?;
+        }
+        Ok(rank)
+    }
+
     fn of(case: &CaseFile, training: &Training) -> Result<Self> {
         if case.meta("kind")? != "data_parallel" {
             return Ok(Self::ShardedOptimizer(adamw::options(case)?));
@@ -97,30 +151,27 @@ impl Method {
 
     /// Trains `network` on this rank from `given`.
     fn train(&self, trainer: &str, network: &Toy, given: &Given, collective: &Shared) -> Result<()> {
+        if self.loads(collective) {
+            load(network, given)?;
+        }
         match self {
             Self::DataParallel { lr, options } => {
-                if collective.rank() == 0 {
-                    load(network, given)?;
-                }
                 let replica = Replica { parameters: network.named_parameters(), collective, options };
                 let mut trainer = mutants::trainer(trainer, replica, Box::new(Sgd::new(*lr)?))?;
                 for (x, y) in steps(given)? {
-                    let rows = x.size()[0] / collective.world_size() as i64;
-                    let mine = |t: &Tensor| t.f_narrow(0, collective.rank() as i64 * rows, rows);
                     network.zero_grad();
-                    pass(network, &mine(&x)?, &mine(&y)?, 1.0)?;
+                    pass(network, &self.share(&x, collective)?, &self.share(&y, collective)?, 1.0)?;
                     trainer.parallel().finish_gradient_synchronization()?;
                     trainer.step()?;
                 }
             }
             Self::ShardedOptimizer(options) => {
-                load(network, given)?;
                 let group = ParamGroup::new(network.named_parameters(), Box::new(AdamW::new(*options)?));
-                let mut subject = Subject::new(trainer, group, collective, &OPTIONS)?;
+                let mut optimizer = TestedOptimizer::new(trainer, group, collective, &OPTIONS)?;
                 for (x, y) in steps(given)? {
                     network.zero_grad();
                     squared_error(network, &x, &y)?;
-                    subject.step()?;
+                    optimizer.step()?;
                 }
             }
         }
@@ -185,8 +236,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Runs all ranks; gives the folder with each trainer's final parameters on each rank.
-    fn train(&self, method: &Method, trainers: &[&str]) -> Result<tempfile::TempDir> {
+    /// Runs all ranks, with trainers of ours or with a subject; gives the folder with the final parameters on each rank.
+    fn train(&self, method: &Method, trainers: &[&str], trainee: Option<&Trainee>) -> Result<tempfile::TempDir> {
         let folder =
             tempfile::Builder::new().prefix("cs336-case-").tempdir().context("making a folder for the case")?;
         let given = self.case.tensors.iter().filter(|(name, _)| !name.starts_with("final."));
@@ -196,10 +247,31 @@ impl<'a> Training<'a> {
             blueprint: self.blueprint.clone(),
             method: method.clone(),
             trainers: trainers.iter().map(|trainer| trainer.to_string()).collect(),
+            trainee: trainee.cloned(),
             folder: folder.path().into(),
         };
-        launch(&Launch::new(TASK.name, self.world_size, DEADLINE), &serde_json::to_value(input)?)?;
+        let ours = || Launch::new(TASK.name, self.world_size, DEADLINE);
+        let plan = trainee.map_or_else(ours, |_| launch_of(TASK.name, self.world_size));
+        launch(&plan, &serde_json::to_value(input)?)?;
         Ok(folder)
+    }
+
+    /// Compares what [`Self::train`] left with the expected values.
+    fn compare(&self, trainers: &[&str], folder: &Path) -> Result<Vec<Comparison>> {
+        let (rtol, atol) = self.case.tolerances()?;
+        let mut comparisons = Vec::new();
+        for trainer in trainers {
+            for rank in 0..self.world_size {
+                let implementation = format!("{trainer}, rank {rank} of {}", self.world_size);
+                let finals = read(&final_file(folder, trainer, rank))?;
+                for name in &self.parameters {
+                    let actual = finals.get(name).with_context(|| format!("{implementation} left no {name}"))?;
+                    let tensor = format!("final.{name}");
+                    comparisons.push(compare(&implementation, &tensor, actual, self.case.tensor(&tensor)?, rtol, atol));
+                }
+            }
+        }
+        Ok(comparisons)
     }
 }
 
@@ -209,6 +281,7 @@ struct Input {
     blueprint: Blueprint,
     method: Method,
     trainers: Vec<String>,
+    trainee: Option<Trainee>,
     /// Contains [`GIVEN`] and, afterwards, the final parameters.
     folder: PathBuf,
 }
@@ -217,13 +290,24 @@ struct Input {
 type Given = BTreeMap<String, Tensor>;
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
-    let Input { blueprint, method, trainers, folder } = parse_input(input)?;
+    let Input { blueprint, method, trainers, trainee, folder } = parse_input(input)?;
     let (rank, given) = (collective.rank(), read(&folder.join(GIVEN))?);
     for trainer in &trainers {
         // Other values on every rank, until the case's are loaded or broadcast.
         let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, rank as i64)?)?;
-        method.train(trainer, &network, &given, collective).with_context(|| format!("training by {trainer}"))?;
-        Tensor::write_safetensors(network.named_parameters(), final_file(&folder, trainer, rank))?;
+        let file = final_file(&folder, trainer, rank);
+        match &trainee {
+            Some(trainee) => {
+                let rank = method.train_subject(trainee, &blueprint, network, &given, collective)?;
+                Tensor::write_safetensors(rank.network().named_parameters(), file)?;
+            }
+            None => {
+                method
+                    .train(trainer, &network, &given, collective)
+                    .with_context(|| format!("training by {trainer}"))?;
+                Tensor::write_safetensors(network.named_parameters(), file)?;
+            }
+        }
     }
     Ok(Value::Null)
 }
@@ -257,54 +341,4 @@ fn float<'a>(case: &'a CaseFile, name: &str) -> Result<&'a Tensor> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn golden() -> CaseFile {
-        let bytes = include_bytes!("../../../suites/cases/data_parallel_toy.safetensors");
-        CaseFile::parse(bytes, Path::new("data_parallel_toy")).unwrap()
-    }
-
-    #[test]
-    fn a_case_that_contradicts_itself_is_refused_before_any_rank_starts() {
-        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-        let metadata = |key: &'static str, value: &'static str| {
-            move |case: &mut CaseFile| drop(case.metadata.insert(key.into(), value.into()))
-        };
-        let tensor = |name: &'static str, tensor: Tensor| {
-            move |case: &mut CaseFile| drop(case.tensors.insert(name.into(), tensor.shallow_clone()))
-        };
-        type Spoil = Box<dyn Fn(&mut CaseFile)>;
-        let cases: Vec<(Spoil, &str)> = vec![
-            (Box::new(metadata("model", "xl")), "no model \"xl\""),
-            (Box::new(metadata("model", "tied")), "fc2.weight"),
-            (Box::new(metadata("world_size", "0")), "world_size is 0"),
-            (Box::new(metadata("world_size", "1000")), "world_size is 1000"),
-            (Box::new(metadata("world_size", "two")), "\"two\""),
-            (Box::new(metadata("world_size", "5")), "12 rows cannot be shared equally among 5 ranks"),
-            (Box::new(metadata("lr", "NaN")), "\"lr\" is NaN"),
-            (Box::new(metadata("bucket_size_mb", "0")), "bucket_size_mb is 0"),
-            (Box::new(metadata("bucket_size_mb", "inf")), "bucket_size_mb is inf"),
-            (Box::new(|case: &mut CaseFile| drop(case.metadata.remove("lr"))), "\"lr\""),
-            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("x"))), "\"x\" is missing"),
-            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("init.fc1.weight"))), "init.fc1.weight"),
-            (Box::new(|case: &mut CaseFile| drop(case.tensors.remove("final.fc3.weight"))), "final.fc3.weight"),
-            (Box::new(tensor("x", zeros(&[5, 12, 9]))), "x has shape [5, 12, 9]"),
-            (Box::new(tensor("x", zeros(&[0, 12, 10]))), "y has shape"),
-            (Box::new(tensor("y", zeros(&[5, 11, 5]))), "y has shape [5, 11, 5]"),
-            (Box::new(tensor("x", zeros(&[5, 12, 10]).to_kind(Kind::Double))), "x is Double, not float32"),
-            (Box::new(tensor("init.fc1.weight", zeros(&[10, 11]))), "init.fc1.weight has shape [10, 11]"),
-            (
-                Box::new(tensor("init.fc9.weight", zeros(&[1]))),
-                "\"init.fc9.weight\" is not a parameter of the toy model",
-            ),
-        ];
-        assert!(Training::of(&golden()).is_ok());
-        for (change, words) in cases {
-            let mut case = golden();
-            change(&mut case);
-            let error = format!("{:#}", run(&case).err().unwrap_or_else(|| panic!("accepted: {words}")));
-            assert!(error.contains(words), "{words:?} is not in: {error}");
-        }
-    }
-}
+mod tests;

@@ -30,7 +30,7 @@ fn folders(kernel: &str) -> Folders {
         }
     }
     fs::write(kernels.join("probe.cu"), kernel).unwrap();
-    Folders { compiler: Compiler { kernels, cache: root.path().join("cache") }, _root: root }
+    Folders { compiler: Compiler { kernels, cache: root.path().join("cache"), shipped: None }, _root: root }
 }
 
 const PROBE: Program = Program { file: "probe.cu", defines: Vec::new() };
@@ -111,6 +111,16 @@ fn undefined_behaviour_is_reported() {
     ] {
         let error = fault(kernel);
         assert!(error.contains(expected), "{kernel}: {error}");
+    }
+}
+
+#[test]
+fn the_compiler_searches_neither_the_working_directory_nor_what_the_environment_lists() {
+    let (root, folders) = (tempfile::tempdir().unwrap(), folders(PROBES));
+    let command = compiler(&folders.compiler.kernels, root.path()).unwrap();
+    assert_eq!(command.get_current_dir(), Some(root.path()));
+    for name in COMPILER_PATHS {
+        assert!(command.get_envs().any(|variable| variable == (name.as_ref(), None)), "{name}");
     }
 }
 

@@ -14,7 +14,7 @@ struct Folders {
 
 fn folders() -> Folders {
     let root = tempfile::tempdir().unwrap();
-    let compiler = Compiler { kernels: root.path().join("kernels"), cache: root.path().join("cache") };
+    let compiler = Compiler { kernels: root.path().join("kernels"), cache: root.path().join("cache"), shipped: None };
     fs::create_dir_all(compiler.kernels.join("lib")).unwrap();
     fs::write(compiler.kernels.join("probe.cu"), KERNEL).unwrap();
     fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 2.0f\n").unwrap();
@@ -36,6 +36,15 @@ fn a_second_build_is_the_first_one_from_the_cache() {
     assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 1);
     let error = first.resources_of("prob").unwrap_err().to_string();
     assert!(error.contains("the program has probe"), "{error}");
+}
+
+#[test]
+fn what_an_editor_leaves_beside_headers_is_not_read() {
+    let Folders { compiler, _root } = folders();
+    fs::write(compiler.kernels.join("lib/.scale.cuh.swp"), b"\xff").unwrap();
+    std::os::unix::fs::symlink("nowhere", compiler.kernels.join("lib/.#scale.cuh")).unwrap();
+    let names: Vec<_> = compiler.headers("lib", "cuh").unwrap().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["lib/scale.cuh"]);
 }
 
 #[test]
@@ -131,4 +140,25 @@ fn a_program_that_spills_is_refused_also_from_the_cache() {
         let error = format!("{:#}", compiler.build(&probe("1"), Arch::HOPPER).unwrap_err());
         assert!(error.contains("registers spill") && error.contains("bytes spill stores"), "{error}");
     }
+}
+
+#[test]
+fn a_shipped_cubin_is_found_by_its_source_alone_and_a_damaged_one_is_not_used() {
+    let Folders { mut compiler, _root } = folders();
+    let shipped = _root.path().join("cubins");
+    fs::create_dir(&shipped).unwrap();
+    compiler.shipped = Some(shipped.clone());
+    compiler.ship(&probe("3.0f"), Arch::AMPERE).unwrap();
+    let origin = |factor, arch| compiler.build(&probe(factor), arch).unwrap().origin;
+    assert_eq!(origin("3.0f", Arch::AMPERE), Origin::Shipped);
+    assert_eq!(origin("3.0f", Arch { minor: 9, ..Arch::AMPERE }), Origin::Shipped, "8.9 runs what is made for 8.0");
+    assert_eq!(origin("4.0f", Arch::AMPERE), Origin::Compiled);
+    assert_eq!(origin("3.0f", Arch::HOPPER), Origin::Compiled);
+    let path = fs::read_dir(&shipped).unwrap().next().unwrap().unwrap().path();
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    assert_eq!(origin("3.0f", Arch::AMPERE), Origin::Cache);
+    fs::write(&path, whole).unwrap();
+    fs::write(compiler.kernels.join("lib/scale.cuh"), "#define SCALE 5.0f\n").unwrap();
+    assert_eq!(origin("3.0f", Arch::AMPERE), Origin::Compiled);
 }

@@ -161,7 +161,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = format!("struct Twin {{ {members} }};\nextern \"C\" __global__ void probe({parameters}) {{}}\n");
         std::fs::write(folder.path().join("probe.cu"), text).unwrap();
-        let compiler = Compiler { kernels: folder.path().to_path_buf(), cache: folder.path().to_path_buf() };
+        let compiler =
+            Compiler { kernels: folder.path().to_path_buf(), cache: folder.path().to_path_buf(), shipped: None };
         let program = Program { file: "probe.cu", defines: Vec::new() };
         let (structs, kernels) = (vec![Layout::of::<Twin>()], vec![Layout::of::<Probe>()]);
         let expected = Expected { structs, kernels, conditions: vec!["sizeof(int) == 4".into()] };

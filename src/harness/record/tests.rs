@@ -57,7 +57,7 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
 fn a_text_that_would_forge_a_line_is_refused_except_in_an_outcome() {
     let text = |field: &str, value: &str| {
         let mut raw: Value =
-            serde_json::from_str(&file(vec![case(json!({"i": 1}), "r1", measured(&[1.0]))]).to_json().unwrap())
+            serde_json::from_str(&file(vec![case(json!({"i": 1}), "r1", measured(&[0.5]))]).to_json().unwrap())
                 .unwrap();
         *raw.pointer_mut(field).unwrap() = json!(value);
         raw.to_string()
@@ -122,11 +122,25 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
 }
 
+/// A file of the size that is read can hold as many; comparing each two would take minutes.
+#[test]
+fn a_file_of_a_hundred_thousand_cases_and_runs_is_read() {
+    let mut many = RecordFile::new("p", Profile::Cpu);
+    for i in 0..100_000 {
+        many.runs.push(run(&format!("r{i}")));
+        many.cases.push(case(json!({"n": i}), &format!("r{i}"), Outcome::Failed { error: String::new() }));
+    }
+    many.validate().unwrap();
+    many.cases[99_999].params = json!({"n": 99_998});
+    let error = many.validate().unwrap_err().to_string();
+    assert!(error.contains("cases 99998 and 99999 have the same parameters"), "{error}");
+}
+
 #[test]
 fn a_timing_below_the_floor_of_its_machine_is_refused_with_its_case_and_both_times() {
     let with = |seconds: f64| {
         let work = json!({"flops": 1e9, "bytes": 0.0, "precision": "float32"});
-        let row = json!({"forward": {"unit": "s", "samples": [1.0, seconds], "work": work}});
+        let row = json!({"forward": {"unit": "s", "samples": [0.25, seconds], "work": work}});
         let mut file = file(vec![case(json!({"n": 1}), "r1", Outcome::Measured { row })]);
         file.runs[0].peaks.flops_per_s = [("float32".to_string(), 1e12)].into();
         file.to_json().unwrap()
@@ -135,6 +149,20 @@ fn a_timing_below_the_floor_of_its_machine_is_refused_with_its_case_and_both_tim
     let message = refused(&with(1e-6));
     for part in ["x.json", "case 0 ({\"n\":1})", "forward", "1.000e-6 s is below the floor of 1.000e-3 s"] {
         assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn times_that_their_case_or_the_clock_cannot_have_are_refused() {
+    let of = |samples: &[f64]| file(vec![case(json!({"n": 1}), "r1", measured(samples))]);
+    of(&[0.25, 0.25]).validate().unwrap();
+    for (samples, expected) in [
+        (&[1e5][..], "forward: its samples take 1.000e5 s together, and their case took 5.000e-1 s"),
+        (&[0.25, 0.25, 0.25], "forward: its samples take 7.500e-1 s together"),
+        (&[1e-12, 0.25], "forward: a sample of 1e-12 s is below a nanosecond"),
+    ] {
+        let error = format!("{:#}", of(samples).validate().unwrap_err());
+        assert!(error.contains("case 0 ({\"n\":1})") && error.contains(expected), "{error}");
     }
 }
 

@@ -10,7 +10,10 @@ use crate::attention::{Attention as _, accumulation_kind, naive};
 use crate::checks::attention::{
     Differentiable, assert_close, official_answer, official_inputs, output_and_gradients, over_adversarial_cases,
 };
+use crate::checks::subject::{golden_case, official_and_drawn_inputs, promised_inputs};
 use crate::harness::problem::Verdict;
+use crate::harness::subject::{Subject, SubjectCheck};
+use crate::subject::attention::{FlashFunction, SubjectAttention};
 use crate::torch::Generator;
 
 pub const RANDOM_CASES: u32 = 200;
@@ -104,9 +107,13 @@ pub fn finite_differences(backward: Backward) -> Result<Verdict> {
 /// The official test: seed 0, `.backward(do)`, dq, dk and dv within rtol = atol = 1e-2; it leaves the mask off, here
 /// the masked case is held to the same.
 pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
+    protocol_on(&[official_inputs()?], attention, &[false, true])
+}
+
+/// The official test on each of these q, k, v and do, with these masks.
+fn protocol_on(inputs: &[[Tensor; 4]], attention: Differentiable, masks: &[bool]) -> Result<Verdict> {
     let mut largest = 0.0_f64;
-    for is_causal in [false, true] {
-        let inputs = official_inputs()?;
+    for (inputs, &is_causal) in inputs.iter().flat_map(|inputs| masks.iter().map(move |mask| (inputs, mask))) {
         let official = |q: &_, k: &_, v: &_, is_causal| Ok(official_answer(q, k, v, is_causal)?.0);
         let expected = output_and_gradients(&official, inputs.each_ref(), is_causal)?;
         let actual = output_and_gradients(attention, inputs.each_ref(), is_causal)?;
@@ -116,4 +123,24 @@ pub fn official_protocol(attention: Differentiable) -> Result<Verdict> {
         }
     }
     Verdict::passed(format!("largest error {largest:.2e} (rtol 1e-2, atol 1e-2)"))
+}
+
+/// What a subject's two functions are put to. The first may ignore the mask, as the official tests let it.
+pub const SUBJECT: &[SubjectCheck] = &[
+    subject("official_protocol_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &official_and_drawn_inputs(s)?)),
+    subject("official_protocol_triton", |s| of_subject(s, FlashFunction::Triton, &official_and_drawn_inputs(s)?)),
+    subject("drawn_inputs_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &promised_inputs(s)?)),
+    subject("drawn_inputs_triton", |s| of_subject(s, FlashFunction::Triton, &promised_inputs(s)?)),
+    subject("golden_case_pytorch", |s| golden_case(s, FlashFunction::PyTorch, true)),
+    subject("golden_case_triton", |s| golden_case(s, FlashFunction::Triton, true)),
+];
+
+const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "flash_backward", part: "", name, run }
+}
+
+fn of_subject(subject: &Subject, function: FlashFunction, inputs: &[[Tensor; 4]]) -> Result<Verdict> {
+    let attention = SubjectAttention { subject, function };
+    let masks: &[bool] = if function == FlashFunction::Triton { &[false, true] } else { &[false] };
+    protocol_on(inputs, &|q, k, v, is_causal| attention.differentiable(q, k, v, is_causal), masks)
 }

@@ -1,0 +1,155 @@
+//! The official protocols and the golden cases, for a subject: inputs that it cannot know, and verdicts computed here.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::Tensor;
+
+use super::attention::{drawn_inputs, official_inputs};
+use super::data_parallel::{WORLD_SIZE, verdict};
+use super::golden::{self, CaseFile, Comparison};
+use super::protocol::{LEARNING_RATE, Report, TrainingCase, Trial, Zeroing, run_case};
+use super::sharded_protocol::{self, ADAMW, Seen, ShardedCase};
+use crate::collective::Shared;
+use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
+use crate::harness::problem::Verdict;
+use crate::harness::subject::Subject;
+use crate::model::toy::Blueprint;
+use crate::parallel::Options;
+use crate::subject::attention::{FlashFunction, SubjectAttention};
+use crate::subject::rank::{Adapter, SubjectRank, Trainee};
+
+pub const TASK: RankTask = RankTask { name: "subject", run: on_rank };
+
+/// Starting the subject's Python on every rank takes seconds, and each call has a limit of its own.
+const DEADLINE: Duration = Duration::from_secs(900);
+
+/// The tolerances of a sharded optimizer's golden cases. Not the official 1e-7, which compares two optimizers of one PyTorch:
+/// a subject's may be another version than ours, and another matrix product sums in another order.
+const SHARDED_TOLERANCES: (f64, f64) = (1e-4, 1e-5);
+
+/// What one launch trains.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Work {
+    DataParallel(TrainingCase),
+    Sharded(ShardedCase),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    trainee: Trainee,
+    work: Work,
+}
+
+/// The official inputs, which a subject may know by heart, and others of their sizes.
+pub fn official_and_drawn_inputs(subject: &Subject) -> Result<[[Tensor; 4]; 2]> {
+    Ok([official_inputs()?, drawn_inputs(subject.seed_for(50), [4, 128, 128, 64])?])
+}
+
+/// Sizes that the handout promises, powers of two from 16, with values that nobody knows before.
+pub fn promised_inputs(subject: &Subject) -> Result<Vec<[Tensor; 4]>> {
+    let sizes = [[4, 128, 128, 64], [1, 16, 256, 32], [2, 64, 16, 16], [3, 32, 64, 128]];
+    sizes.into_iter().zip(0..).map(|(size, number)| drawn_inputs(subject.seed_for(number), size)).collect()
+}
+
+/// The golden case whose sizes the handout promises; of the forward pass alone where `passes` says so.
+pub fn golden_case(subject: &Subject, function: FlashFunction, with_backward: bool) -> Result<Verdict> {
+    let cases: [(&str, &[u8]); 1] =
+        [("attention_float32", include_bytes!("../../suites/cases/attention_float32.safetensors"))];
+    golden::check(&cases, |case| {
+        let is_backward = |name: &str| name.starts_with('d');
+        let kept = case.tensors.iter().filter(|(name, _)| with_backward || !is_backward(name));
+        let tensors = kept.map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect();
+        let case = CaseFile { path: case.path.clone(), metadata: case.metadata.clone(), tensors };
+        golden::attention::run_one(&case, &SubjectAttention { subject, function })
+    })
+}
+
+/// The official data-parallel test of one model; in each of these bucket sizes, or with a call per parameter.
+pub fn data_parallel(subject: &Subject, blueprint: &Blueprint, bucket_sizes_mb: Option<&[f64]>) -> Result<Verdict> {
+    let adapters: Vec<Adapter> = match bucket_sizes_mb {
+        None => vec![Adapter::Individual { lr: LEARNING_RATE }],
+        Some(sizes) => {
+            sizes.iter().map(|&size| Adapter::Bucketed { lr: LEARNING_RATE, bucket_size_mb: size }).collect()
+        }
+    };
+    let mut whole = Report::default();
+    for (adapter, number) in adapters.into_iter().zip(0..) {
+        let options = Options { bucket_size_mb: 1.0 };
+        let case = TrainingCase {
+            // What `optimizer.zero_grad()` does.
+            zeroing: Zeroing::Release,
+            model_seed: subject.seed_for(200 + number),
+            ..TrainingCase::official(blueprint.clone(), options, subject.seed_for(300 + number))
+        };
+        let place = match adapter {
+            Adapter::Bucketed { bucket_size_mb, .. } => format!("bucket_size_mb {bucket_size_mb:?}: "),
+            _ => String::new(),
+        };
+        for mut report in on_ranks::<Report>(subject, adapter, Work::DataParallel(case))? {
+            report.findings.iter_mut().for_each(|finding| finding.insert_str(0, &place));
+            whole = Report::over([whole, report]);
+        }
+    }
+    verdict(whole)
+}
+
+/// The official test of the sharded optimizer on one model, and that each value's state is kept by one rank.
+pub fn sharded(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
+    let case = ShardedCase {
+        seed: subject.seed_for(400),
+        ..ShardedCase::official(blueprint.clone(), Options { bucket_size_mb: 1.0 })
+    };
+    let adapter = Adapter::Sharded(ADAMW);
+    let trial = Trial { trainer: adapter.name().into(), cases: vec![case.clone()] };
+    let seen: Vec<Seen> = on_ranks(subject, adapter, Work::Sharded(case))?;
+    verdict(sharded_protocol::report(&trial, WORLD_SIZE, seen))
+}
+
+/// The golden cases of the subject's adapters that train.
+pub fn golden_training(
+    cases: &[(&str, &[u8])],
+    subject: &Subject,
+    is_meant: impl Fn(&Adapter) -> bool,
+) -> Result<Verdict> {
+    golden::check(cases, |case| -> Result<Vec<Comparison>> {
+        golden::training::compare_adapters(case, subject, &is_meant)
+    })
+}
+
+/// The results of one launch, rank by rank.
+fn on_ranks<R: for<'a> Deserialize<'a>>(subject: &Subject, adapter: Adapter, work: Work) -> Result<Vec<R>> {
+    Trainee::launch(subject, adapter, |trainee| {
+        let input = serde_json::to_value(Input { trainee: trainee.clone(), work })?;
+        let ranks = launch(&launch_of(TASK.name, WORLD_SIZE), &input)?;
+        ranks.into_iter().map(|rank| Ok(serde_json::from_value(rank)?)).collect()
+    })
+}
+
+/// A launch of ranks that are idle while their subject's Python works: its own limits hold, and not the launch's patience.
+pub fn launch_of(task: &str, world_size: usize) -> Launch<'_> {
+    Launch { patience: DEADLINE, ..Launch::new(task, world_size, DEADLINE) }
+}
+
+fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
+    let Input { trainee, work } = parse_input(input)?;
+    Ok(match work {
+        Work::DataParallel(case) => {
+            let (mut report, blueprint) = (Report::default(), &case.blueprint);
+            let start = |network| SubjectRank::start(&trainee, blueprint, network, collective);
+            run_case(&case, collective, &blueprint.name, &mut report, start)?;
+            serde_json::to_value(report)?
+        }
+        Work::Sharded(case) => {
+            let (mut seen, blueprint) = (Seen::default(), &case.blueprint);
+            let place = format!("{}, rank {}", blueprint.name, collective.rank());
+            let start = |network| SubjectRank::start(&trainee, blueprint, network, collective);
+            sharded_protocol::train(&case, collective, &place, SHARDED_TOLERANCES, &mut seen, start)?;
+            serde_json::to_value(seen)?
+        }
+    })
+}

@@ -1,0 +1,128 @@
+//! `cs336 grade --subjects`: every folder below a folder, each with a row of a CSV file and a results.json of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::export::csv_field;
+use super::subject::{SubjectArguments, conditions, grades, problems};
+use super::{Ended, watch_for_interrupt};
+use crate::harness::grade::{ProblemGrade, points};
+use crate::harness::grade_files::gradescope;
+use crate::harness::handout::HandoutProblem;
+use crate::harness::store::{Layout, write_atomically};
+use crate::printable::{one_line, printable, shown_path};
+
+/// The CSV's name in the output folder.
+const TABLE: &str = "grades.csv";
+/// The name of each subject's own results, in Gradescope's form.
+const RESULTS: &str = "results.json";
+
+/// The most characters of a reason in the table; results.json has the whole.
+const REASON_CHARS: usize = 300;
+
+/// One row: a subject's name, its grades, and what stopped it from being graded at all.
+struct Row {
+    name: String,
+    /// In what conditions it was graded; or why it was not.
+    note: Result<String, String>,
+    grades: Vec<ProblemGrade>,
+}
+
+/// Grades each folder in `folder` on `names`, and writes into `output` after each, so that an interrupt loses one at most.
+pub fn run(
+    layout: &Layout,
+    folder: &Path,
+    arguments: &SubjectArguments,
+    names: &[String],
+    output: &Path,
+) -> Result<Ended> {
+    watch_for_interrupt();
+    let problems = problems(names)?;
+    let mut rows: Vec<Row> = Vec::new();
+    for subject in subjects(folder)? {
+        let name = one_line(&subject.file_name().unwrap_or_default().to_string_lossy());
+        let row = match arguments.find(&subject, None) {
+            Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
+            Ok(found) => match grades(layout, &found, &problems, |_| ()) {
+                None => return Ok(Ended::Interrupted),
+                Some(grades) => Row { name, note: Ok(printable(&conditions(&found))), grades },
+            },
+        };
+        println!("{}", row.line());
+        let own = output.join(subject.file_name().unwrap_or_default());
+        fs::create_dir_all(&own).with_context(|| format!("making {}", shown_path(&own)))?;
+        write_atomically(
+            &own.join(RESULTS),
+            gradescope(&row.grades, Some(row.note.as_ref().unwrap_or_else(|error| error)))?.as_bytes(),
+        )?;
+        rows.push(row);
+        write_atomically(&output.join(TABLE), table(&rows, &problems).as_bytes())?;
+    }
+    println!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE)));
+    let full = rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
+    Ok(if full { Ended::Well } else { Ended::WithFindings })
+}
+
+/// The folders in `folder`, by name; hidden ones are left out.
+fn subjects(folder: &Path) -> Result<Vec<PathBuf>> {
+    let shown = shown_path(folder);
+    let entries = fs::read_dir(folder).with_context(|| format!("the subjects' folder {shown} cannot be opened"))?;
+    let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let mut folders: Vec<PathBuf> = paths.into_iter().filter(|path| path.is_dir() && !is_hidden(path)).collect();
+    ensure!(!folders.is_empty(), "{shown} holds no folder, so nothing was graded; each subject is a folder in it");
+    folders.sort();
+    Ok(folders)
+}
+
+impl Row {
+    fn earned(&self) -> f64 {
+        self.grades.iter().map(|grade| grade.earned).sum()
+    }
+
+    fn possible(&self) -> f64 {
+        self.grades.iter().map(|grade| grade.points).sum()
+    }
+
+    /// Why points are missing, each reason on one line and cut to [`REASON_CHARS`].
+    fn reasons(&self) -> Vec<String> {
+        let lost = self.grades.iter().flat_map(|grade| {
+            grade.parts.iter().flat_map(|part| &part.lost).map(move |reason| format!("{}: {reason}", grade.name))
+        });
+        let on_one_line = |reason: String| reason.split_whitespace().collect::<Vec<_>>().join(" ");
+        let cut = |reason: String| match reason.char_indices().nth(REASON_CHARS) {
+            Some((at, _)) => format!("{}..", &reason[..at]),
+            None => reason,
+        };
+        self.note.as_ref().err().cloned().into_iter().chain(lost).map(|reason| cut(on_one_line(reason))).collect()
+    }
+
+    fn line(&self) -> String {
+        match &self.note {
+            Err(error) => format!("      not graded  {}: {error}", self.name),
+            Ok(_) => format!("{:>5} / {:<4} {}", points(self.earned()), points(self.possible()), self.name),
+        }
+    }
+}
+
+fn table(rows: &[Row], problems: &[&HandoutProblem]) -> String {
+    let names = problems.iter().map(|problem| problem.name.to_string());
+    let head = ["subject", "earned", "of"].map(String::from).into_iter().chain(names).chain(["reasons".to_string()]);
+    let row = |row: &Row| {
+        let of_problem = |problem: &&HandoutProblem| {
+            row.grades
+                .iter()
+                .find(|grade| grade.name == problem.name)
+                .map(|grade| points(grade.earned))
+                .unwrap_or_default()
+        };
+        let mut cells = vec![row.name.clone(), points(row.earned()), points(row.possible())];
+        cells.extend(problems.iter().map(of_problem));
+        cells.push(row.reasons().join("; "));
+        cells
+    };
+    let lines = std::iter::once(head.collect()).chain(rows.iter().map(row));
+    lines.map(|cells: Vec<String>| cells.into_iter().map(csv_field).collect::<Vec<_>>().join(",") + "\n").collect()
+}

@@ -1,0 +1,55 @@
+//! A program that prints and ends, such as git or a compiler, with bounded waiting.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::child::wait_until;
+use crate::printable::shown_path;
+
+/// As [`Command::output`], with standard input empty: what `command` printed, and how it ended.
+///
+/// Errors: it does not start; it has not ended after `limit`, or `interrupted` holds, and its process group was killed.
+pub fn output_within(command: &mut Command, limit: Duration, interrupted: &dyn Fn() -> bool) -> io::Result<Output> {
+    let name = shown_path(command.get_program());
+    // In files, which unlike pipes need no reader and no end of all their writers.
+    let [mut stdout, mut stderr] = [file()?, file()?];
+    command.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
+    // What it starts is killed with it.
+    let mut child = command.process_group(0).spawn()?;
+    let (started, mut ended) = (Instant::now(), Ok(None));
+    let is_over = || {
+        ended = child.try_wait();
+        !matches!(ended, Ok(None)) || interrupted()
+    };
+    wait_until(limit, is_over);
+    if let Some(status) = ended? {
+        return Ok(Output { status, stdout: text(&mut stdout)?, stderr: text(&mut stderr)? });
+    }
+    // Fails only where no such process is left.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    wait_until(super::child::REAP_LIMIT, || !matches!(child.try_wait(), Ok(None)));
+    Err(match started.elapsed() < limit {
+        true => io::Error::new(ErrorKind::Interrupted, format!("{name} was interrupted")),
+        false => {
+            let limit = limit.as_secs_f64();
+            io::Error::new(ErrorKind::TimedOut, format!("{name} did not end within {limit} s and was killed"))
+        }
+    })
+}
+
+fn file() -> io::Result<File> {
+    Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())
+}
+
+fn text(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,192 @@
+"""Data parallelism over the caller's default process group. Order and buckets are those of src/parallel."""
+
+import contextlib
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .buckets import Bucket, Named, assign, gradient_of
+
+STRATEGIES = ("naive", "flat", "overlap_individual_parameters", "overlap_bucketed", "overlap_coalesced")
+"""naive: after backward, one all-reduce a parameter, each waited for. flat: after backward, one for all gradients.
+overlap_individual_parameters: one a parameter while backward runs. overlap_bucketed: one a bucket while backward runs.
+overlap_coalesced: as overlap_bucketed, without copies into buckets."""
+
+
+class DistributedDataParallel(nn.Module):
+    """A replica of `module`, whose gradients are averaged over all ranks.
+
+    Args:
+        module: on its final device and in its final dtype. Every rank gets rank 0's parameters (frozen ones too) and
+            buffers. Buffers are not exchanged again.
+        strategy: one of STRATEGIES.
+        bucket_size_mb: the most that a bucket holds, in units of 10^6 bytes; None for one bucket.
+
+    The process group is the default one, as `torch.distributed.init_process_group` made it, over Gloo or NCCL. Collectives
+    are paired by their order alone, so each rank starts them in the same one: a bucket waits for those before it.
+
+    A backward pass ends with averaged gradients. Within `no_sync` it accumulates on each rank and communicates nothing;
+    the next pass outside averages the sum. Every trained parameter needs a gradient at the end of a synchronised pass.
+
+    Raises:
+        ValueError: an unknown strategy, or a bucket size that is not above zero.
+        RuntimeError: no process group; models that differ between ranks; a parameter without a gradient, by name.
+    """
+
+    def __init__(self, module: nn.Module, strategy: str = "overlap_bucketed", bucket_size_mb: float | None = 25) -> None:
+        super().__init__()
+        if strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {strategy!r}; there are: {', '.join(STRATEGIES)}")
+        capacity = math.inf if bucket_size_mb is None else bucket_size_mb * 1e6
+        if not capacity > 0:
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}: it must be above zero, or None for one bucket")
+        require_process_group()
+        self.module = module
+        parameters = list(module.named_parameters())
+        _broadcast([*parameters, *module.named_buffers()])
+        trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self._overlaps = strategy.startswith("overlap")
+        self._units, self._launch = _plan(strategy, trained, capacity)
+        self._waiting = [len(unit) for unit in self._units]
+        # All units before this one have been started.
+        self._next = 0
+        self._works: list[_Averaging] = []
+        self._synchronizes = True
+        self._ends_backward = False
+        self._is_finished = True
+        for index, unit in enumerate(self._units):
+            for name, parameter in unit:
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._fired, index, name))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives for these arguments."""
+        if torch.is_grad_enabled():
+            self._is_finished = False
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within accumulate gradients on each rank and communicate nothing."""
+        before, self._synchronizes = self._synchronizes, False
+        try:
+            yield
+        finally:
+            self._synchronizes = before
+
+    def finish_gradient_synchronization(self) -> None:
+        """Starts what no backward pass has started, and waits for all: on a GPU the stream waits and not this thread.
+
+        A synchronised backward pass ends with this call. Call it yourself after passes within `no_sync` alone.
+        """
+        if self._is_finished:
+            return
+        while self._next < len(self._units):
+            self._launch_next()
+        works, self._works, self._next = self._works, [], 0
+        self._waiting = [len(unit) for unit in self._units]
+        for work in works:
+            work.wait()
+        self._is_finished = True
+
+    def _fired(self, index: int, name: str, _parameter: Tensor) -> None:
+        self._is_finished = False
+        if index < self._next:
+            raise RuntimeError(
+                f"backward has added to the gradient of {name} while it was being averaged: "
+                "run all backward passes of a step but the last one within no_sync"
+            )
+        if not self._synchronizes:
+            return
+        if not self._ends_backward:
+            self._ends_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._waiting[index] -= 1
+        while self._overlaps and self._next < len(self._units) and self._waiting[self._next] == 0:
+            self._launch_next()
+
+    def _end_backward(self) -> None:
+        self._ends_backward = False
+        self.finish_gradient_synchronization()
+
+    def _launch_next(self) -> None:
+        self._works.append(self._launch(self._next))
+        self._next += 1
+
+
+class _Averaging:
+    """A sum of tensors over all ranks that was started, divided where the backend cannot average."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._divides = dist.get_backend() != "nccl"
+        operation = dist.ReduceOp.SUM if self._divides else dist.ReduceOp.AVG
+        if len(tensors) == 1:
+            self._work = dist.all_reduce(tensors[0], operation, async_op=True)
+        else:
+            options = dist.AllreduceCoalescedOptions()
+            options.reduceOp = operation
+            self._work = dist.group.WORLD.allreduce_coalesced(list(tensors), options)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._divides:
+            torch._foreach_div_(list(self._tensors), dist.get_world_size())
+
+
+def _plan(
+    strategy: str, trained: Sequence[Named], capacity: float
+) -> tuple[list[Sequence[Named]], Callable[[int], _Averaging]]:
+    """The units in the order in which they start, and what starts a unit."""
+    if strategy in ("naive", "overlap_individual_parameters"):
+        is_naive = strategy == "naive"
+        units = [[member] for member in (trained if is_naive else reversed(trained))]
+
+        def launch(index: int) -> _Averaging:
+            averaging = _Averaging([gradient_of(*units[index][0])])
+            if is_naive:
+                averaging._work.wait()
+            return averaging
+
+        return units, launch
+    units = assign(trained, math.inf if strategy == "flat" else capacity)
+    if strategy == "overlap_coalesced":
+        return units, lambda index: _Averaging([gradient_of(*member) for member in units[index]])
+    buckets = [Bucket(unit) for unit in units]
+
+    def launch_bucket(index: int) -> _Averaging:
+        buckets[index].collect()
+        return _Averaging([buckets[index].flat])
+
+    return units, launch_bucket
+
+
+def require_process_group() -> None:
+    """RuntimeError: the caller has made no process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[Named]) -> None:
+    """Gives every rank the values of rank 0. RuntimeError: the models differ, before anything else is exchanged."""
+    if not tensors:
+        return
+    text = repr([(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors])
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+    mine = torch.tensor([digest], device=tensors[0][1].device)
+    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(theirs, mine)
+    for rank, other in enumerate(theirs):
+        if other.item() != digest:
+            raise RuntimeError(
+                f"the model of rank {rank} is not that of rank {dist.get_rank()}: "
+                "names, shapes, dtypes and what is frozen must agree"
+            )
+    for _, tensor in tensors:
+        dist.broadcast(tensor.detach(), 0)

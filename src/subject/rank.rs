@@ -1,0 +1,176 @@
+//! A subject's data-parallel module or sharded optimizer on one rank: its Python trains, and a network of ours holds the
+//! values that it has after each step.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use super::{Folders, SubjectFault, SubjectProcess, words_of};
+use crate::collective::Shared;
+use crate::harness::subject::Subject;
+use crate::model::optim::AdamWOptions;
+use crate::model::toy::{Blueprint, Toy};
+
+/// An adapter that trains, and its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Adapter {
+    /// Overlaps a call per parameter; plain gradient descent.
+    Individual { lr: f64 },
+    /// Overlaps buckets of at most this size; plain gradient descent.
+    Bucketed { lr: f64, bucket_size_mb: f64 },
+    /// Divides AdamW's state.
+    Sharded(AdamWOptions),
+}
+
+impl Adapter {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Individual { .. } => "get_ddp_individual_parameters",
+            Self::Bucketed { .. } => "get_ddp_bucketed",
+            Self::Sharded(_) => "get_sharded_optimizer",
+        }
+    }
+
+    /// The adapters that are called after backward and, where there are two, before the batch.
+    fn hooks(&self) -> &'static [&'static str] {
+        match self {
+            Self::Individual { .. } => &["ddp_individual_parameters_on_after_backward"],
+            Self::Bucketed { .. } => &["ddp_bucketed_on_after_backward", "ddp_bucketed_on_train_batch_start"],
+            Self::Sharded(_) => &[],
+        }
+    }
+
+    /// The job that begins, and its settings.
+    fn job(&self, blueprint: &Blueprint) -> (&'static str, Value) {
+        let (adapter, hooks) = (self.name(), self.hooks());
+        let replicate = |lr: f64, bucket_size_mb: Option<f64>| {
+            let settings = json!({
+                "adapter": adapter, "hooks": hooks, "blueprint": blueprint, "lr": lr, "bucket_size_mb": bucket_size_mb,
+            });
+            ("replicate", settings)
+        };
+        match self {
+            Self::Individual { lr } => replicate(*lr, None),
+            Self::Bucketed { lr, bucket_size_mb } => replicate(*lr, Some(*bucket_size_mb)),
+            Self::Sharded(adamw) => ("shard", json!({ "adapter": adapter, "blueprint": blueprint, "adamw": adamw })),
+        }
+    }
+}
+
+/// A subject that all ranks of a launch train with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trainee {
+    pub subject: Subject,
+    pub adapter: Adapter,
+    folders: Folders,
+    /// Where a rank leaves the words of its subject's fault; the subject cannot write there.
+    faults: PathBuf,
+}
+
+impl Trainee {
+    /// Runs `launch` with a trainee whose files lie in a folder that is removed afterwards.
+    ///
+    /// Errors: [`SubjectFault`] with the words of each rank whose subject failed, where one did.
+    pub fn launch<T>(subject: &Subject, adapter: Adapter, launch: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let folder = tempfile::Builder::new().prefix("cs336-subject-").tempdir().context("making a folder")?;
+        let faults = folder.path().join("faults");
+        std::fs::create_dir(&faults)?;
+        let folders = Folders::make(folder.path())?;
+        let trainee = Self { subject: subject.clone(), adapter, folders, faults };
+        launch(&trainee).map_err(|error| trainee.fault().map_or(error, Into::into))
+    }
+
+    fn fault(&self) -> Option<SubjectFault> {
+        let files = std::fs::read_dir(&self.faults).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+        let mut ranks: Vec<(String, String)> = files
+            .filter_map(|path| Some((path.file_name()?.to_str()?.to_string(), std::fs::read_to_string(&path).ok()?)))
+            .collect();
+        ranks.sort();
+        let (_, first) = ranks.first()?;
+        Some(SubjectFault::new(match ranks.iter().all(|(_, words)| words == first) {
+            true => first.clone(),
+            false => ranks.iter().map(|(rank, words)| format!("{rank}: {words}")).collect::<Vec<_>>().join("\n"),
+        }))
+    }
+}
+
+/// A network under the subject's training on this rank.
+pub struct SubjectRank {
+    process: SubjectProcess,
+    adapter: &'static str,
+    network: Toy,
+    fault_file: PathBuf,
+    /// The values that this rank's optimizer keeps state for, where the last step reported them.
+    pub stepped_numel: usize,
+}
+
+impl SubjectRank {
+    /// Starts the subject's Python, makes `network` there and gives it to the adapter; `network` then holds what came of it.
+    pub fn start(trainee: &Trainee, blueprint: &Blueprint, network: Toy, collective: &Shared) -> Result<Self> {
+        let rank = collective.rank();
+        let fault_file = trainee.faults.join(format!("rank {rank}"));
+        let started = Self::started(trainee, blueprint, network, collective, &fault_file);
+        left(&fault_file, started)
+    }
+
+    fn started(
+        trainee: &Trainee,
+        blueprint: &Blueprint,
+        network: Toy,
+        collective: &Shared,
+        fault_file: &Path,
+    ) -> Result<Self> {
+        let (rank, adapter) = (collective.rank(), trainee.adapter.name());
+        let mut process = SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"))?;
+        process.join(rank, collective.world_size())?;
+        let parameters: Vec<_> =
+            network.named_parameters().iter().map(|(name, t)| (format!("init.{name}"), t)).collect();
+        let (job, settings) = trainee.adapter.job(blueprint);
+        let (_, values) = process.exchange(job, settings, &parameters, adapter)?;
+        let mut started = Self { process, adapter, network, fault_file: fault_file.into(), stepped_numel: 0 };
+        started.take(values)?;
+        Ok(started)
+    }
+
+    /// The network with the values of now.
+    pub fn network(&self) -> &Toy {
+        &self.network
+    }
+
+    /// One step on these rows.
+    pub fn step(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
+        let stepped = self.stepped(x, y);
+        left(&self.fault_file, stepped)
+    }
+
+    fn stepped(&mut self, x: &Tensor, y: &Tensor) -> Result<()> {
+        let doing = format!("a training step of {}", self.adapter);
+        let (value, values) = self.process.exchange("step", json!({}), &[("x", x), ("y", y)], &doing)?;
+        self.stepped_numel = value["stepped_numel"].as_u64().unwrap_or(0) as usize;
+        self.take(values)
+    }
+
+    fn take(&mut self, values: std::collections::BTreeMap<String, Tensor>) -> Result<()> {
+        for (name, value) in &values {
+            let kind = value.kind();
+            ensure!(
+                kind == Kind::Float,
+                SubjectFault::new(format!("{}: {name} is {kind:?}, must be Float", self.adapter))
+            );
+        }
+        self.network.load(&values).map_err(|error| SubjectFault::new(format!("{}: {error:#}", self.adapter)).into())
+    }
+}
+
+/// Leaves the words of an error for the process that launched this rank.
+fn left<T>(file: &Path, result: Result<T>) -> Result<T> {
+    if let Err(error) = &result {
+        std::fs::write(file, words_of(error)).context("leaving the words of a fault")?;
+    }
+    result
+}

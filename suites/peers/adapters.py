@@ -1,0 +1,162 @@
+"""What the official tests do with a subject's adapters, one class a kind: attention, a replica, a sharded optimizer."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from . import tensors
+from .protocol import Refused
+
+Calling = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class Attention:
+    """One call of an autograd function, and its graph until the backward pass."""
+
+    def __init__(self, adapter: Callable, calling: Calling, on_gpu: bool) -> None:
+        self.adapter = adapter
+        self.calling = calling
+        self.device = torch.device("cuda:0" if on_gpu and torch.cuda.is_available() else "cpu")
+
+    def forward(self, inputs: str, outputs: str, is_causal: bool) -> dict:
+        """Gives o, and each tensor that its node saved under `saved.<number>`."""
+        function = self.adapter()
+        given = copies(inputs)
+        self.leaves = [given[name].to(self.device).requires_grad_() for name in "qkv"]
+        with self.calling():
+            self.o = function.apply(*self.leaves, is_causal)
+            saved = getattr(getattr(self.o, "grad_fn", None), "saved_tensors", ())
+        results = {"o": required(self.o, "o")} | {f"saved.{i}": t for i, t in enumerate(saved) if t is not None}
+        tensors.write(outputs, results)
+        return {}
+
+    def backward(self, inputs: str, outputs: str) -> dict:
+        given = copies(inputs)
+        with self.calling():
+            self.o.backward(given["do"].to(self.device))
+        results = {f"d{name}": required(leaf.grad, f"d{name}") for name, leaf in zip("qkv", self.leaves, strict=True)}
+        tensors.write(outputs, results)
+        return {}
+
+
+class Replica:
+    """A network under the subject's data-parallel wrapper, trained by plain gradient descent."""
+
+    def __init__(self, wrap: Callable, hooks: list[Callable], calling: Calling) -> None:
+        self.wrap = wrap
+        # After backward; and, where there are two, at the start of a batch.
+        self.after_backward, *self.at_start = hooks
+        self.calling = calling
+
+    def start(self, blueprint: dict, inputs: str, outputs: str, lr: float, bucket_size_mb: float | None) -> dict:
+        self.network = Network(blueprint, inputs)
+        named = {} if bucket_size_mb is None else {"bucket_size_mb": bucket_size_mb}
+        self.wrapped = self.wrap(self.network, **named)
+        with self.calling():
+            parameters, self.module = list(self.wrapped.parameters()), self.wrapped.module
+            own = list(self.module.parameters())
+        if list(map(id, own)) != list(map(id, parameters)):
+            raise Refused("the wrapped module's parameters() are not those of its .module in the same order")
+        self.optimizer = torch.optim.SGD(parameters, lr=lr)
+        self._write(outputs)
+        return {}
+
+    def step(self, inputs: str, outputs: str) -> dict:
+        """One step as the official test makes it: mean squared error on this rank's rows."""
+        given = copies(inputs)
+        for hook in self.at_start:
+            hook(self.wrapped, self.optimizer)
+        self.optimizer.zero_grad()
+        with self.calling():
+            nn.functional.mse_loss(self.wrapped(given["x"]), given["y"]).backward()
+        self.after_backward(self.wrapped, self.optimizer)
+        self.optimizer.step()
+        self._write(outputs)
+        return {}
+
+    def _write(self, outputs: str) -> None:
+        names = [name for name, _ in self.network.named_parameters()]
+        tensors.write(outputs, dict(zip(names, self.module.parameters(), strict=True)))
+
+
+class Recorded(torch.optim.AdamW):
+    """AdamW that is known to this process, so that the values that it keeps state for can be counted."""
+
+    made: list["Recorded"] = []
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)
+        Recorded.made.append(self)
+
+
+class Sharded:
+    """A network and the subject's sharded optimizer around AdamW."""
+
+    def __init__(self, adapter: Callable, calling: Calling) -> None:
+        self.adapter = adapter
+        self.calling = calling
+
+    def start(self, blueprint: dict, inputs: str, outputs: str, adamw: dict) -> dict:
+        self.network = Network(blueprint, inputs)
+        Recorded.made.clear()
+        betas = (adamw.pop("beta1"), adamw.pop("beta2"))
+        self.optimizer = self.adapter(self.network.parameters(), Recorded, betas=betas, **adamw)
+        tensors.write(outputs, dict(self.network.named_parameters()))
+        return {}
+
+    def step(self, inputs: str, outputs: str) -> dict:
+        """One step on all rows: the sum of squared errors. Gives the number of values that this rank keeps state for."""
+        given = copies(inputs)
+        with self.calling():
+            self.optimizer.zero_grad()
+            nn.functional.mse_loss(self.network(given["x"]), given["y"], reduction="sum").backward()
+            self.optimizer.step()
+        tensors.write(outputs, dict(self.network.named_parameters()))
+        stepped = {id(p): p.numel() for made in Recorded.made for p, state in made.state.items() if state}
+        return {"stepped_numel": sum(stepped.values())}
+
+
+class Network(nn.Module):
+    """The network of a blueprint (`model/toy.rs`), with the values `init.<parameter>` of a file."""
+
+    def __init__(self, blueprint: dict, file: str) -> None:
+        super().__init__()
+        if blueprint["fixed_parameter"]:
+            self.no_grad_fixed_param = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.layers = [layer["name"] for layer in blueprint["layers"]]
+        for layer in blueprint["layers"]:
+            *path, name = layer["name"].split(".")
+            parent: nn.Module = self
+            for folder in path:
+                if not hasattr(parent, folder):
+                    parent.add_module(folder, nn.Module())
+                parent = getattr(parent, folder)
+            linear = nn.Linear(layer["d_in"], layer["d_out"], bias=layer["bias"] != "none")
+            linear.weight.requires_grad_(layer["weight"] != "frozen")
+            if layer["bias"] == "frozen":
+                linear.bias.requires_grad_(False)
+            parent.add_module(name, linear)
+            if isinstance(layer["weight"], dict):
+                linear.weight = self.get_submodule(layer["weight"]["tied_to"]).weight
+        values = copies(file)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(values[f"init.{name}"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, name in enumerate(self.layers):
+            x = self.get_submodule(name)(x if i == 0 else torch.relu(x))
+        return x
+
+
+def copies(file: str) -> dict[str, Tensor]:
+    """The file's tensors in memory of their own: the other side writes its next inputs to the same file."""
+    return {name: tensor.clone() for name, tensor in tensors.read(file)}
+
+
+def required(value: object, name: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise Refused(f"{name} is {type(value).__name__}, must be a tensor")
+    return value

@@ -1,0 +1,176 @@
+"""Serves a subject, a folder with the assignment's adapters: `python -m peers.subject DIR`, in a process of its own.
+
+Inputs and results travel in safetensors files. What is expected of a result never comes here: the other side compares.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+if importlib.util.find_spec("torch") is None:
+    sys.exit(f"{sys.executable} has no module torch, which every adapter needs")
+
+import torch
+
+from . import protocol
+from .adapters import Attention, Replica, Sharded
+from .group import Group
+from .protocol import Refused
+
+ADAPTERS = ["tests/adapters.py", "adapters.py"]
+
+
+class Unbuilt(importlib.metadata.Distribution):
+    """The metadata of a project that lies in the subject and is not installed."""
+
+    def __init__(self, project: dict) -> None:
+        self.text = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project.get('version', '0')}\n"
+
+    def read_text(self, filename: str) -> str | None:
+        return self.text if filename == "METADATA" else None
+
+    def locate_file(self, path: str) -> Path:
+        return Path(path)
+
+
+class Projects:
+    """Finds the metadata of the subject's projects after that of installed ones, since packages ask for their version."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.found: dict[str, Unbuilt] = {}
+        for folder in folders:
+            with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError):
+                project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+                self.found[normal(project["name"])] = Unbuilt(project)
+
+    def find_spec(self, *_: object) -> None:
+        """No module is found here."""
+
+    def find_distributions(self, context: importlib.metadata.DistributionFinder.Context) -> Iterator[Unbuilt]:
+        return (unbuilt for name, unbuilt in self.found.items() if context.name is None or normal(context.name) == name)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Subject:
+    """The subject's adapters, and what the last job made of them; each job takes and gives an object of JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.adapters: ModuleType | None = None
+        self.tested: Attention | Replica | Sharded | None = None
+        self.group: Group | None = None
+
+    def load(self) -> dict:
+        """Imports the adapters as pytest does."""
+        file = next((name for name in ADAPTERS if (self.folder / name).is_file()), None)
+        if file is None:
+            raise Refused(f"the folder has neither {' nor '.join(ADAPTERS)}")
+        nested = [path.parent for path in sorted(self.folder.glob("*/pyproject.toml"))]
+        sys.meta_path.append(Projects([self.folder, *nested]))
+        # What is installed comes first, as under pytest, except for the folder itself.
+        sys.path.insert(0, str(self.folder))
+        sys.path += map(str, nested)
+        with self.calling(f"importing {file}"):
+            self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        return {}
+
+    def join(self, rank: int, world_size: int, store: str) -> dict:
+        # The first optimizer imports PyTorch's compiler, which takes seconds that no adapter should be charged for.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        self.group = Group(torch.device("cpu"), "gloo", rank, world_size, store)
+        return {}
+
+    def forward(self, adapter: str, **settings) -> dict:
+        without_gpu = "triton" in adapter and not torch.cuda.is_available()
+        calling = functools.partial(self.calling, f"the function of {adapter}", without_gpu)
+        self.tested = Attention(self.adapter(adapter), calling, "triton" in adapter)
+        return self.tested.forward(**settings)
+
+    def backward(self, **settings) -> dict:
+        return self.tested.backward(**settings)
+
+    def replicate(self, adapter: str, hooks: list[str], **settings) -> dict:
+        calling = functools.partial(self.calling, f"training under the module of {adapter}")
+        self.tested = Replica(self.adapter(adapter), [self.adapter(name) for name in hooks], calling)
+        return self.tested.start(**settings)
+
+    def shard(self, adapter: str, **settings) -> dict:
+        calling = functools.partial(self.calling, f"training with the optimizer of {adapter}")
+        self.tested = Sharded(self.adapter(adapter), calling)
+        return self.tested.start(**settings)
+
+    def step(self, **settings) -> dict:
+        return self.tested.step(**settings)
+
+    def adapter(self, name: str) -> Callable:
+        adapter = getattr(self.adapters, name, None)
+        if adapter is None:
+            raise Refused(f"the adapters lack {name}")
+
+        def call(*arguments: object, **named: object) -> object:
+            with self.calling(name):
+                return adapter(*arguments, **named)
+
+        return call
+
+    @contextlib.contextmanager
+    def calling(self, what: str, without_gpu: bool = False) -> Iterator[None]:
+        """Turns whatever the subject raises into a sentence about `what`, which may need the GPU that is not there."""
+        try:
+            yield
+        except (Refused, MemoryError, torch.OutOfMemoryError):
+            raise
+        except NotImplementedError as error:
+            words = f": {error}" if str(error) else ""
+            raise Refused(f"{what} raises NotImplementedError{self.place(error)}{words}") from error
+        except SystemExit as error:
+            raise Refused(f"{what} calls sys.exit({error.code!r}){self.place(error)}") from error
+        except ModuleNotFoundError as error:
+            raise Refused(self.lacks(what, error)) from error
+        except BaseException as error:
+            if "tried to allocate" in str(error):
+                raise
+            under = " under Triton's interpreter" if without_gpu else ""
+            words = f"{what} raises {type(error).__name__}{under}{self.place(error)}: {error}"
+            raise Refused(words, needs_gpu=without_gpu) from error
+
+    def place(self, error: BaseException) -> str:
+        """The innermost line of the subject."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(self.folder)]
+        if not own:
+            return ""
+        return f" ({Path(own[-1].filename).relative_to(self.folder)}, line {own[-1].lineno})"
+
+    def lacks(self, what: str, error: ModuleNotFoundError) -> str:
+        module = (error.name or "").partition(".")[0]
+        with_pip = importlib.util.find_spec("pip") is not None
+        install = f"{sys.executable} -m pip install" if with_pip else f"uv pip install --python {sys.executable}"
+        other = ", or grade with --install" if (self.folder / "pyproject.toml").is_file() else ""
+        lacks = f"{what} needs the module {module}, which {sys.executable} lacks{self.place(error)}"
+        return f"{lacks}; run `{install} {module}`{other}"
+
+
+def main(folder: str) -> None:
+    channel = protocol.Channel()
+    torch.set_float32_matmul_precision("highest")
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    subject = Subject(Path(folder))
+    names = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
+    channel.serve({name: getattr(subject, name) for name in names}, protocol.hello(device))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
