@@ -261,12 +261,12 @@ const MUTANTS: &[Mutant] = &[
         message: WRONG,
     },
     Mutant {
-        name: "ds_is_multiplied_before_all_warps_have_written_it",
+        name: "a_warp_multiplies_before_its_blocks_turn",
         file: "portable_backward.cu",
         line: "await_turn(turn_of(added), rank);\n      __syncthreads();\n",
         changed: "await_turn(turn_of(added), rank);\n",
         check: PORTABLE_BACKWARD,
-        message: WRONG,
+        message: "can go on",
     },
     Mutant {
         name: "a_later_tile_of_keys_replaces_the_sums_of_dq",
@@ -298,7 +298,7 @@ const MUTANTS: &[Mutant] = &[
         line: "number >= begin - 2; --number",
         changed: "number >= begin; --number",
         check: PORTABLE_BACKWARD,
-        message: "can go on",
+        message: WRONG,
     },
 ];
 
