@@ -251,10 +251,15 @@ fn table(case: &ClassesCase, machine: &str) -> Table {
         .number("kernels", Style::Grouped, 0, |line| step(line).and_then(kernels))
         .number("floor / time", Style::Percent, 0, |line| step(line).and_then(|name| case.share(name)));
     let runs = case.params.steps;
+    let on_cpu = if case.case.id.machine().gpus.is_empty() {
+        " Operators of the CPU stand in for kernels; those of AdamW are elementwise."
+    } else {
+        ""
+    };
     table.captioned(format!(
         "A training step by class of kernel, in ms: {}; {machine}. Times are medians of {runs} steps without a profiler; † marks \
          those whose steps differ by more than 5 %. Classes are of one profiled step. Gaps are the time without a kernel: the \
-         step's time less that of its kernels. Plain attention counts as products and elementwise kernels.",
+         step's time less that of its kernels. Plain attention counts as products and elementwise kernels.{on_cpu}",
         setting(case.params)
     ))
 }
