@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
+use crate::model::Precision;
+
 /// The data types of the low-precision problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,6 +51,15 @@ impl Dtype {
             Self::Bfloat16 => {
                 Format { significand_bits: 8, min_exponent: -126, largest: 255.0 * 2.0_f64.powi(127 - 7) }
             }
+        }
+    }
+}
+
+impl From<Precision> for Dtype {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Float32 => Self::Float32,
+            Precision::Bfloat16 => Self::Bfloat16,
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::harness::conditions::Reading;
 use crate::harness::provenance::Facts;
 use crate::harness::record::{Gpu, Peaks, Profile};
 use crate::harness::samples::{Samples, Work};
+use crate::model::Precision;
 use crate::torch;
 use crate::torch::Generator;
 use crate::torch::random::SEED;
@@ -170,6 +171,23 @@ fn measured_peaks(device: Device) -> Result<Peaks> {
         cache_bytes: 50.0 * MIB,
         source: "1.25 times the best of repeated matrix products and copies before the run".into(),
     })
+}
+
+/// The time in which `device` multiplies square matrices of 8,192 rows (of 512 on the CPU) in `precision`, as [`copy_bandwidth`]
+/// is for memory: the reference for steps that consist of products.
+pub fn product_rate(device: Device, precision: Precision) -> Result<Samples> {
+    const SAMPLES: usize = 25;
+    let size: i64 = if device == Device::Cpu { 512 } else { 8192 };
+    let kind = if precision == Precision::Float32 { Kind::Float } else { Kind::BFloat16 };
+    let a = Generator::new(device, SEED)?.randn(&[size, size], Kind::Float)?.f_to_kind(kind)?;
+    let sample = || Ok(lap(device, || Ok(a.f_matmul(&a)?))?.1);
+    let warm_up = (0..5).map(|_| sample()).collect::<Result<Vec<_>>>();
+    warm_up.context("warming up the product")?;
+    let seconds = (0..SAMPLES).map(|_| sample()).collect::<Result<Vec<_>>>()?;
+    Samples::seconds(
+        seconds,
+        Work { flops: 2.0 * (size as f64).powi(3), bytes: 0.0, precision: precision.name().into() },
+    )
 }
 
 fn best_matmul(device: Device, kind: Kind) -> Result<f64> {

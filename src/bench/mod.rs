@@ -25,6 +25,8 @@ pub mod errors;
 pub mod interconnect;
 /// Variants timed in turns.
 pub mod interleave;
+/// Names of kernels, and their classes.
+pub mod kernels;
 /// Facts and peak speeds of this machine.
 pub mod machine;
 /// A model and random batches for it.
@@ -33,6 +35,8 @@ pub mod model_bench;
 pub mod nvml;
 /// The Python process that runs PyTorch's side.
 pub mod peer;
+/// A training step's time by class of kernel.
+pub mod step_classes;
 /// A call between two synchronisations, and Triton's `do_bench`.
 pub mod timing;
 /// Error bounds of timed results.

@@ -45,6 +45,9 @@ class Jobs:
     def busy(self, **settings) -> dict:
         return self.case.busy(**settings)
 
+    def profile(self, **settings) -> dict:
+        return self.case.profile(**settings)
+
     def close(self) -> dict:
         case, self.case = self.case, None
         return case.close() if case is not None else {}
@@ -56,7 +59,7 @@ def main(device_name: str) -> None:
     # The same arithmetic as on the other side: float32 products are not rounded to TF32.
     torch.set_float32_matmul_precision("highest")
     jobs = Jobs(device)
-    names = ["open", "verify", "turn", "busy", "close"]
+    names = ["open", "verify", "turn", "busy", "profile", "close"]
     table = {name: getattr(jobs, name) for name in names}
     channel.serve(table, protocol.hello(device))
 

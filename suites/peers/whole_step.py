@@ -85,3 +85,13 @@ class WholeStep(Transformer):
         with timing.undisturbed():
             clear, call = self.optimizer.zero_grad, lambda: self._step(function, *batch)
             return timing.busy(self.device, seconds, clear, call)
+
+    def profile(self, column: str, file: str) -> dict:
+        """Writes Kineto's trace of one step to `file`; the step's seconds under the profiler."""
+        function, batch = self.columns[column], self._batch()
+        timing.synchronize(self.device)
+        with torch.profiler.profile() as profiler, timing.undisturbed():
+            _, seconds = timing.lap(self.device, lambda: self._step(function, *batch))
+        profiler.export_chrome_trace(file)
+        self.optimizer.zero_grad()
+        return {"seconds": seconds}

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::kernels::Class;
 use super::measure::{NsysProfile, Params, Row};
 use super::summary::{Kernel, Passes, RangeWork};
+use crate::bench::kernels::Class;
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{
     Answer, Audience, Case, CaseOutcome, Cell, Column, Quantity, Records, Style, Table, Unit,

@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result, ensure};
 use tch::Device;
 
-use super::kernels::{Class, is_matmul_operator};
 use super::measure::{OptimizerName, Params, Pass};
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
 use super::summary::{Counted, RangeWork, Summary, Tally};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
+use crate::bench::kernels::{Class, is_matmul_operator};
 use crate::harness::problem::Verdict;
 use crate::model::{Precision, SizeName};
 use crate::torch::profiler::profile;

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Error, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::kernels::{Class, Units};
 use super::measure::{Params, measure_on};
 use super::step::{BACKWARD, FORWARD, ProfiledBench, step_with_nvtx};
 use super::summary::{Counted, Summary};
+use crate::bench::kernels::{Class, Units};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::torch::nvtx::range;

@@ -6,7 +6,6 @@ use crate::harness::problem::{Check, Measured, Problem};
 mod answer;
 mod checks;
 pub(super) mod device;
-mod kernels;
 pub(crate) mod measure;
 pub(crate) mod step;
 mod summary;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::kernels::{Class, Units, is_matmul_operator, short_name};
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, WARM_UP};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
+use crate::bench::kernels::{Class, Units, is_matmul_operator, short_name};
 use crate::torch::trace::ranges::{Placed, Ranges, Span, covered_ns};
 use crate::torch::trace::{Event, Trace};
 

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::best::Best;
+use self::by_class::ByClass;
 use self::cases::Cases;
 use self::optimizer::Adamw;
 use self::part_a::Attention;
@@ -17,6 +18,7 @@ use crate::harness::answer::{Answer, Audience, Claim, Quantity, Range, RecordSet
 use crate::model::Precision;
 
 mod best;
+mod by_class;
 mod cases;
 mod optimizer;
 mod part_a;
@@ -40,6 +42,8 @@ struct Quoted {
     adamw: Option<Adamw>,
     /// Whole steps at their best.
     best: Option<Best>,
+    /// Whole steps by class of kernel.
+    classes: Option<ByClass>,
     /// That an AdamW step moves per parameter.
     bytes: u64,
     #[serde(flatten)]
@@ -83,6 +87,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         models,
         adamw: Adamw::of(&cases.updates),
         best: Best::of(&cases.best),
+        classes: ByClass::of(&cases.classes),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
         why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
@@ -93,9 +98,11 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     claims.chain(quoted.best.as_ref().map(|best| &best.claim)).cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
     tables::best(&mut answer, "best", main, &cases, &best::unmeasured(records, main))?;
+    by_class::main(&mut answer, main, &cases.classes, &by_class::unmeasured(records, main))?;
     if let Some(cpu) = cpu {
         tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
         tables::best(&mut answer, "cpu-best", cpu, &on_cpu, &[])?;
+        by_class::tables(&mut answer, "cpu-classes", cpu, &on_cpu.classes, &[])?;
     }
     Ok(answer)
 }

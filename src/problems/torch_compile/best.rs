@@ -33,7 +33,7 @@ use crate::torch::memory;
 mod ours;
 
 /// The one column of a peer.
-const COLUMN: &str = "compiled";
+pub const COLUMN: &str = "compiled";
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,7 +63,8 @@ fn autotune_limit_s() -> u64 {
 }
 
 /// A mode of torch.compile, called as PyTorch calls it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     Default,
     ReduceOverhead,
@@ -144,7 +145,7 @@ impl Params {
     }
 
     /// A training step as `benchmarking_script` measures it.
-    fn training_step(&self) -> training_step::Params {
+    pub fn training_step(&self) -> training_step::Params {
         let Self { size, context_length, batch_size, dtype, attention, execution, .. } = *self;
         training_step::Params {
             size,
@@ -174,7 +175,7 @@ impl Params {
 
     /// The least of a step: causal attention; each weight read forward and backward, its gradient written and read; and
     /// AdamW's float32 parameter and moments, read and written. In bfloat16 weights and gradients may have two bytes.
-    fn work(&self) -> Work {
+    pub fn work(&self) -> Work {
         let config = self.config();
         let (all, multiplied) = (config.num_parameters() as f64, config.num_matmul_parameters() as f64);
         let narrow = match self.dtype {
@@ -219,14 +220,14 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
 }
 
 /// The weights that both sides start from, and what our eager pass makes of random tokens.
-struct Files {
+pub struct Files {
     _folder: TempDir,
     weights: PathBuf,
     expected: PathBuf,
 }
 
 impl Files {
-    fn write(bench: &ModelBench) -> Result<Self> {
+    pub fn write(bench: &ModelBench) -> Result<Self> {
         let folder = scratch(4 * bench.model.config().num_parameters() + expected_bytes(bench))?;
         let [weights, expected] = ["weights", "expected"].map(|name| folder.path().join(name));
         Tensor::write_safetensors(bench.parameters(), &weights)?;
@@ -266,7 +267,7 @@ impl Comparison<'_> {
         let Self { p, ours, .. } = self;
         let mut peer = TorchPeer::start(self.bench.device)?;
         let software = peer.software.clone();
-        let verified = self.verified(mode, &mut peer)?;
+        let verified = verified(mode, self.bench, self.files, p.autotune_limit_s, &mut peer)?;
         let peer = RefCell::new(peer);
         let python = |_: &_| peer.borrow_mut().turn(COLUMN, p.warmup, p.iterations);
         let rust = Variant::prepared(ours, |step| step.turn(p.turns()));
@@ -289,29 +290,6 @@ impl Comparison<'_> {
         Ok((Compared { rust: step(rust)?, python: step(python)?, compiled }, software))
     }
 
-    /// A mode that does not compile in time, does not compile at all or gives wrong gradients ends its own column alone.
-    fn verified(&self, mode: Mode, peer: &mut TorchPeer) -> Result<ColumnOutcome<Verified<Errors>>> {
-        let Self { p, bench, files, .. } = self;
-        if mode == Mode::ReduceOverhead && !bench.device.is_cuda() {
-            return Ok(ColumnOutcome::NotRun { reason: "needs a CUDA GPU (for CUDA graphs), has a CPU".into() });
-        }
-        if mode == Mode::MaxAutotune && p.autotune_limit_s == 0 {
-            return Ok(ColumnOutcome::NotRun { reason: "not tried: it compiles for minutes".into() });
-        }
-        let settings = json!({ "config": bench.model.config(), "weights": files.weights, "dtype": p.dtype,
-            "batch_size": p.batch_size, "mode": mode.name() });
-        peer.open("whole_step", settings)?;
-        let limit = if mode == Mode::MaxAutotune { Duration::from_secs(p.autotune_limit_s) } else { DEADLINE };
-        let require = |errors: &Errors| errors.require_within_tolerance(mode.name(), p.dtype);
-        Ok(match peer.verify_within(limit, COLUMN, &files.expected, require) {
-            Ok(column) => column,
-            Err(error) if error.downcast_ref::<NoAnswer>().is_some() => {
-                ColumnOutcome::NotRun { reason: format!("did not compile within {} s", limit.as_secs()) }
-            }
-            Err(error) => ColumnOutcome::Failed { error: format!("{error:#}") },
-        })
-    }
-
     /// Of steps back to back. Nothing is lost to a missing counter but the energy, and its reason is the first one.
     fn energy(
         &self,
@@ -323,6 +301,36 @@ impl Comparison<'_> {
         let measured = meter.measure(busy).map_err(|error| anyhow!("{column}: {error:#}"));
         measured.map_err(|error| missing.get_or_insert(error.to_string())).ok()
     }
+}
+
+/// Opens a whole step of PyTorch in `mode` and compares it with our eager pass. A mode that does not compile in time, does not
+/// compile at all or gives wrong gradients ends its own column alone.
+pub fn verified(
+    mode: Mode,
+    bench: &ModelBench,
+    files: &Files,
+    autotune_limit_s: u64,
+    peer: &mut TorchPeer,
+) -> Result<ColumnOutcome<Verified<Errors>>> {
+    let (dtype, batch_size) = (bench.dtype, bench.batch_size);
+    if mode == Mode::ReduceOverhead && !bench.device.is_cuda() {
+        return Ok(ColumnOutcome::NotRun { reason: "needs a CUDA GPU (for CUDA graphs), has a CPU".into() });
+    }
+    if mode == Mode::MaxAutotune && autotune_limit_s == 0 {
+        return Ok(ColumnOutcome::NotRun { reason: "not tried: it compiles for minutes".into() });
+    }
+    let settings = json!({ "config": bench.model.config(), "weights": files.weights, "dtype": dtype,
+        "batch_size": batch_size, "mode": mode.name() });
+    peer.open("whole_step", settings)?;
+    let limit = if mode == Mode::MaxAutotune { Duration::from_secs(autotune_limit_s) } else { DEADLINE };
+    let require = |errors: &Errors| errors.require_within_tolerance(mode.name(), dtype);
+    Ok(match peer.verify_within(limit, COLUMN, &files.expected, require) {
+        Ok(column) => column,
+        Err(error) if error.downcast_ref::<NoAnswer>().is_some() => {
+            ColumnOutcome::NotRun { reason: format!("did not compile within {} s", limit.as_secs()) }
+        }
+        Err(error) => ColumnOutcome::Failed { error: format!("{error:#}") },
+    })
 }
 
 #[cfg(test)]

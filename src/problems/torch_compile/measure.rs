@@ -1,17 +1,18 @@
-//! Measures a cell of attention, a model, the optimizer's part of a step or a whole step, each beside the Python peer.
+//! Measures a cell of attention, a model, the optimizer's part of a step, a whole step, or a step by class of kernel, each
+//! beside the Python peer.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{adamw, attention, best, transformer};
+use super::{adamw, attention, best, classes, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
 use crate::bench::training_step;
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
-/// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, or a whole step at
-/// its best.
+/// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, a whole step at its
+/// best, or whole steps by class of kernel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
@@ -19,6 +20,7 @@ pub enum Params {
     Transformer(transformer::Params),
     Adamw(adamw::Params),
     Best(best::Params),
+    Classes(classes::Params),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,6 +30,7 @@ pub enum Row {
     Transformer(transformer::Row),
     Adamw(adamw::Row),
     Best(Box<best::Row>),
+    Classes(Box<classes::Row>),
 }
 
 pub struct TorchCompile;
@@ -38,12 +41,18 @@ impl Measure for TorchCompile {
     const REVISION: u32 = 1;
     const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
-    /// Only whole steps at their best have our attention and fused steps.
+    /// Only whole steps have our attention and fused steps.
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
             Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
+            Params::Classes(_) => training_step::KERNELS,
             _ => &["adamw.cu"],
         }
+    }
+
+    /// Profiles leave CUPTI in their process, and steps by class are timed without it.
+    fn fresh_process(params: &Params) -> bool {
+        matches!(params, Params::Classes(_))
     }
 
     fn validate(params: &Params) -> Result<()> {
@@ -52,6 +61,7 @@ impl Measure for TorchCompile {
             Params::Transformer(p) => p.validate(),
             Params::Adamw(p) => p.validate(),
             Params::Best(p) => p.validate(),
+            Params::Classes(p) => p.validate(),
         }
     }
 
@@ -59,6 +69,7 @@ impl Measure for TorchCompile {
         match params {
             Params::Transformer(p) => Some(p.predicted_bytes(profile)),
             Params::Best(p) => Some(p.predicted_bytes(profile)),
+            Params::Classes(p) => Some(p.predicted_bytes(profile)),
             _ => None,
         }
     }
@@ -76,6 +87,10 @@ impl Measure for TorchCompile {
             Params::Best(p) => {
                 drop_kept();
                 best::measure(p, device).map(|row| Row::Best(Box::new(row)))
+            }
+            Params::Classes(p) => {
+                drop_kept();
+                classes::measure(p, device).map(|row| Row::Classes(Box::new(row)))
             }
         }
     }

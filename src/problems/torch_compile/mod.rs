@@ -8,6 +8,7 @@ mod answer;
 mod attention;
 mod best;
 mod checks;
+mod classes;
 mod measure;
 mod scratch;
 mod transformer;

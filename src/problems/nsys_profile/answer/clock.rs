@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::kernels::Units;
 use super::super::measure::Params;
 use super::{ProfileCase, Profiled, context, n_of};
+use crate::bench::kernels::Units;
 use crate::harness::answer::format::{distinct, grouped, listed, time};
 use crate::harness::answer::table::TableBuilder;
 use crate::harness::answer::{Cell, Claim, Quantity, RecordSet, Table, Turns};

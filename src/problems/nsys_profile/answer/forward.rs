@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::kernels::Class;
 use super::super::summary::Kernel;
 use super::{ProfileCase, Profiled, context, is_product, lines, n_of, named, of_class};
+use crate::bench::kernels::Class;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{Style, listed};
 use crate::harness::answer::{Cell, Column, Quantity, RecordSet, Table};

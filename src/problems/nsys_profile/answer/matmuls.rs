@@ -1,8 +1,8 @@
 //! Part (b): what each matmul kernel of a forward pass computes, told from how often it is launched.
 
-use super::super::kernels::Class;
 use super::super::summary::RangeWork;
 use super::Profiled;
+use crate::bench::kernels::Class;
 use crate::harness::answer::format::listed;
 
 /// The matmuls of each layer that have weights of one shape.

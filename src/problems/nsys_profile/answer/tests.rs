@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::super::kernels::Units;
 use super::super::measure::Collector;
 use super::super::summary::{Attention, Counted, MatmulKernel, Matmuls, Rest, Tally};
 use super::*;
+use crate::bench::kernels::Units;
 use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 use crate::harness::samples::Samples;
 

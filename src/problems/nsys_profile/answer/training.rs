@@ -3,9 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::super::kernels::Class;
 use super::super::summary::RangeWork;
 use super::{ProfileCase, Profiled, context, lines, n_of, named, of_class, products};
+use crate::bench::kernels::Class;
 use crate::harness::answer::format::{Style, listed};
 use crate::harness::answer::{Column, Quantity, Range, RecordSet, Table};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::measure::{Params, Row};
-use super::super::{adamw, attention, best, transformer};
+use super::super::{adamw, attention, best, classes, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
@@ -14,6 +14,7 @@ use crate::harness::stats;
 pub type AttentionCase<'a> = MeasureCase<'a, attention::Params, attention::Row>;
 pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
 pub type BestCase<'a> = MeasureCase<'a, best::Params, best::Row>;
+pub type ClassesCase<'a> = MeasureCase<'a, classes::Params, classes::Row>;
 pub type UpdateCase<'a> = MeasureCase<'a, adamw::Params, adamw::Row>;
 
 /// How an implementation's outcome is read from a row.
@@ -36,6 +37,7 @@ pub struct Cases<'a> {
     pub models: Vec<ModelCase<'a>>,
     pub updates: Vec<UpdateCase<'a>>,
     pub best: Vec<BestCase<'a>>,
+    pub classes: Vec<ClassesCase<'a>>,
 }
 
 impl<'a> Cases<'a> {
@@ -58,6 +60,10 @@ impl<'a> Cases<'a> {
                 Params::Best(params) => {
                     let row = if let Some(Row::Best(row)) = case.row() { Some(&**row) } else { None };
                     cases.best.push(MeasureCase { case, params, rounds: params.rounds, row });
+                }
+                Params::Classes(params) => {
+                    let row = if let Some(Row::Classes(row)) = case.row() { Some(&**row) } else { None };
+                    cases.classes.push(MeasureCase { case, params, rounds: 1, row });
                 }
             }
         }
@@ -83,6 +89,7 @@ impl Row {
             Self::Transformer(row) => &row.software,
             Self::Adamw(row) => &row.software,
             Self::Best(row) => &row.software,
+            Self::Classes(row) => &row.software,
         }
     }
 }
