@@ -119,6 +119,7 @@ def the_drop_in_leaves_to_pytorch_what_it_cannot_serve_and_warns_once() -> None:
             ours = cs336.scaled_dot_product_attention(q, k, v, **options)
             torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **options))
         cs336.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+        cs336.scaled_dot_product_attention(q, k[:1], v[:1])
     words = [str(warning.message) for warning in said if "cs336" in str(warning.message)]
     # scale=0.25 is 1/sqrt(16).
     for part in ("not on a GPU", "attn_mask", "scale", "differ in batch, heads or d"):
