@@ -1,11 +1,11 @@
 //! Matrix products by cuBLASLt, each shape with the algorithm that was the fastest when all that fit were tried.
 //!
 //! cuBLAS picks an algorithm by a model of the GPU. Where the model is wrong a product takes a tenth or more longer than it
-//! need: trying takes milliseconds a shape, once a process.
+//! need: trying takes milliseconds a shape, once a GPU and version of cuBLASLt. What was chosen is kept beside the compiled kernels.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::cublaslt::{result, sys};
@@ -14,11 +14,15 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use self::descriptors::{Descriptors, Shape};
+use self::kept::{Kept, Key};
 use super::device::{context_of, keeping_current};
+use super::jit::Compiler;
 use super::stream::Event;
+use super::trusted_folder::TrustedFolder;
 use crate::torch;
 
 mod descriptors;
+mod kept;
 
 /// What NVIDIA recommends on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -37,6 +41,8 @@ pub struct MatrixProducts {
     handle: Handle,
     workspace: Tensor,
     allow_tf32: bool,
+    /// Of choices; none where the folder is not trusted, so that this process times for itself.
+    cache: Option<TrustedFolder>,
     plans: Mutex<BTreeMap<Shape, Arc<Plan>>>,
 }
 
@@ -57,6 +63,9 @@ pub struct Choice {
     pub best_s: f64,
     /// cuBLASLt's numbers of the fastest: algorithm, tile, stages, splits of the sums, cluster.
     pub algorithm: [u32; 5],
+    /// Whether these times are of an earlier process, whose choice was read from the cache.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_cache: bool,
 }
 
 struct Plan {
@@ -89,13 +98,14 @@ impl MatrixProducts {
         let handle = Handle(keeping_current(make)?.context("making a handle of cuBLASLt")?);
         let workspace = Tensor::f_empty([WORKSPACE_BYTES as i64], (Kind::Uint8, device))?;
         let allow_tf32 = torch::allow_tf32()?;
-        Ok(Self { device, context, handle, workspace, allow_tf32, plans: Mutex::default() })
+        let cache = Compiler::of_this_tree()?.open_cache().ok();
+        Ok(Self { device, context, handle, workspace, allow_tf32, cache, plans: Mutex::default() })
     }
 
     /// `out` (m, n) = `a` (m, k) times `b` (k, n): matrices of one kind, float32 or bfloat16, whose rows or columns are
     /// contiguous (of `out` the rows). Launched on the stream that libtorch's operators of this thread use.
     ///
-    /// The first product of a shape tries all algorithms, and waits for them: it cannot be captured. Sums are float32; float32
+    /// The first product of a shape reads its algorithm from the cache or tries all, and waits for them: it cannot be captured. Sums are float32; float32
     /// operands are rounded to TF32 only where libtorch was allowed to when this was made.
     pub fn multiply(&self, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
         let shape = Shape::of(a, b, out)?;
@@ -121,14 +131,56 @@ impl MatrixProducts {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries every algorithm a few times, then the best few more often.
+    /// The choice of the cache, or else a new one, which is kept there.
     fn plan(&self, shape: Shape, operands: [&Tensor; 3]) -> Result<Plan> {
         let descriptors = Descriptors::of(&shape, self.allow_tf32)?;
-        let found = self.algorithms(&descriptors)?;
+        // SAFETY: the library is loaded (`Self::new`), and this only asks it for a number.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let key = Key::of(&shape, self.allow_tf32, &self.context.name()?, version, WORKSPACE_BYTES);
+        if let Some(Kept { algorithm, choice }) = self.cache.as_ref().and_then(|cache| Kept::read(cache, &key)) {
+            let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
+            if self.accepts(&descriptors, &algorithm)? {
+                return Ok(Plan { descriptors, algorithm, choice: Choice { from_cache: true, ..choice } });
+            }
+        }
+        let (algorithm, choice) = self.choose(&shape, &descriptors, operands)?;
+        let kept = Kept { algorithm: algorithm.data, choice: choice.clone() };
+        if let Some(Err(error)) = self.cache.as_ref().map(|cache| kept.write(cache, &key)) {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| eprintln!("cs336: chosen algorithms of products are not kept: {error:#}"));
+        }
+        Ok(Plan { descriptors, algorithm, choice })
+    }
+
+    /// Whether cuBLASLt runs an algorithm, which may have been read from a file, for this product.
+    fn accepts(&self, descriptors: &Descriptors, algorithm: &sys::cublasLtMatmulAlgo_t) -> Result<bool> {
+        let &Descriptors { product, first, second, out } = descriptors;
+        // SAFETY: all zero bytes are a value of this struct of numbers.
+        let mut found = unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() };
+        let check = || {
+            self.context.bind_to_thread()?;
+            // SAFETY: the handle and the descriptors are alive, and both structs outlive the call, which checks the algorithm's
+            // numbers and runs nothing.
+            let status = unsafe {
+                sys::cublasLtMatmulAlgoCheck(self.handle.0, product, first, second, out, out, algorithm, &mut found)
+            };
+            Ok(status.result().is_ok() && found.state.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES)
+        };
+        keeping_current(check)
+    }
+
+    /// Tries every algorithm a few times, then the best few more often.
+    fn choose(
+        &self,
+        shape: &Shape,
+        descriptors: &Descriptors,
+        operands: [&Tensor; 3],
+    ) -> Result<(sys::cublasLtMatmulAlgo_t, Choice)> {
+        let found = self.algorithms(descriptors)?;
         let mut timed = Vec::new();
         for (i, algorithm) in found.iter().enumerate() {
             // cuBLASLt lists some that it then refuses to run.
-            if let Ok(seconds) = self.seconds_of(&descriptors, algorithm, operands, CALLS[0]) {
+            if let Ok(seconds) = self.seconds_of(descriptors, algorithm, operands, CALLS[0]) {
                 timed.push((i, seconds));
             }
         }
@@ -138,16 +190,16 @@ impl MatrixProducts {
         timed.truncate(FINALISTS);
         timed.extend(first.filter(|first| !timed.contains(first)));
         for (i, seconds) in &mut timed {
-            *seconds = self.seconds_of(&descriptors, &found[*i], operands, CALLS[1])?;
+            *seconds = self.seconds_of(descriptors, &found[*i], operands, CALLS[1])?;
         }
         let Some(&(best, best_s)) = timed.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
             bail!("cuBLASLt runs none of {} algorithms", found.len())
         };
         let first_s = timed.iter().find(|(i, _)| *i == 0).map_or(best_s, |(_, seconds)| *seconds);
-        let Shape { m, n, k, a, b, .. } = shape;
-        let transposed = [a.is_transposed, b.is_transposed];
-        let choice = Choice { m, n, k, transposed, tried, first_s, best_s, algorithm: numbers_of(&found[best])? };
-        Ok(Plan { descriptors, algorithm: found[best], choice })
+        let Shape { m, n, k, a, b, .. } = *shape;
+        let (transposed, algorithm) = ([a.is_transposed, b.is_transposed], numbers_of(&found[best])?);
+        let choice = Choice { m, n, k, transposed, tried, first_s, best_s, algorithm, from_cache: false };
+        Ok((found[best], choice))
     }
 
     /// The least mean time of a call over three runs of `calls`.

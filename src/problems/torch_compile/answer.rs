@@ -6,6 +6,7 @@ use serde::Serialize;
 use self::best::Best;
 use self::by_class::ByClass;
 use self::cases::Cases;
+use self::curve::Curve;
 use self::optimizer::Adamw;
 use self::part_a::Attention;
 use self::part_b::{Alone, Models};
@@ -20,6 +21,7 @@ use crate::model::Precision;
 mod best;
 mod by_class;
 mod cases;
+mod curve;
 mod optimizer;
 mod part_a;
 mod part_b;
@@ -44,6 +46,8 @@ struct Quoted {
     best: Option<Best>,
     /// Whole steps by class of kernel.
     classes: Option<ByClass>,
+    /// Our fused step's losses beside autograd's.
+    curve: Option<Curve>,
     /// That an AdamW step moves per parameter.
     bytes: u64,
     #[serde(flatten)]
@@ -88,21 +92,25 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         adamw: Adamw::of(&cases.updates),
         best: Best::of(&cases.best),
         classes: ByClass::of(&cases.classes),
+        curve: Curve::of(&cases.curves),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
         why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
-        software: all.iter().find_map(|case| Some(software(case.row()?.software()))).unwrap_or_default(),
+        software: all.iter().find_map(|case| Some(software(case.row()?.software()?))).unwrap_or_default(),
     };
     let mut answer = Answer::of(main, &quoted)?;
     let claims = [&quoted.attention.claim, &quoted.models.claim, &quoted.compilation.claim].into_iter().flatten();
-    claims.chain(quoted.best.as_ref().map(|best| &best.claim)).cloned().try_for_each(|claim| answer.claim(claim))?;
+    let whole = [quoted.best.as_ref().map(|best| &best.claim), quoted.curve.as_ref().map(|curve| &curve.claim)];
+    claims.chain(whole.into_iter().flatten()).cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
     tables::best(&mut answer, "best", main, &cases, &best::unmeasured(records, main))?;
     by_class::main(&mut answer, main, &cases.classes, &by_class::unmeasured(records, main))?;
+    curve::table(&mut answer, "curve", main, &cases.curves, &curve::unmeasured(records, main))?;
     if let Some(cpu) = cpu {
         tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
         tables::best(&mut answer, "cpu-best", cpu, &on_cpu, &[])?;
         by_class::tables(&mut answer, "cpu-classes", cpu, &on_cpu.classes, &[])?;
+        curve::table(&mut answer, "cpu-curve", cpu, &on_cpu.curves, &[])?;
     }
     Ok(answer)
 }

@@ -1,10 +1,10 @@
 //! Measures a cell of attention, a model, the optimizer's part of a step, a whole step, or a step by class of kernel, each
-//! beside the Python peer.
+//! beside the Python peer; and our fused step's losses beside autograd's.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{adamw, attention, best, classes, transformer};
+use super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
 use crate::bench::training_step;
@@ -12,7 +12,7 @@ use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
 /// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, a whole step at its
-/// best, or whole steps by class of kernel.
+/// best, whole steps by class of kernel, or the losses of many.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
@@ -21,6 +21,7 @@ pub enum Params {
     Adamw(adamw::Params),
     Best(best::Params),
     Classes(classes::Params),
+    Curve(curve::Params),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,6 +32,7 @@ pub enum Row {
     Adamw(adamw::Row),
     Best(Box<best::Row>),
     Classes(Box<classes::Row>),
+    Curve(curve::Row),
 }
 
 pub struct TorchCompile;
@@ -45,7 +47,7 @@ impl Measure for TorchCompile {
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
             Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
-            Params::Classes(_) => training_step::KERNELS,
+            Params::Classes(_) | Params::Curve(_) => training_step::KERNELS,
             _ => &["adamw.cu"],
         }
     }
@@ -62,6 +64,7 @@ impl Measure for TorchCompile {
             Params::Adamw(p) => p.validate(),
             Params::Best(p) => p.validate(),
             Params::Classes(p) => p.validate(),
+            Params::Curve(p) => p.validate(),
         }
     }
 
@@ -70,6 +73,7 @@ impl Measure for TorchCompile {
             Params::Transformer(p) => Some(p.predicted_bytes(profile)),
             Params::Best(p) => Some(p.predicted_bytes(profile)),
             Params::Classes(p) => Some(p.predicted_bytes(profile)),
+            Params::Curve(p) => Some(p.predicted_bytes(profile)),
             _ => None,
         }
     }
@@ -91,6 +95,10 @@ impl Measure for TorchCompile {
             Params::Classes(p) => {
                 drop_kept();
                 classes::measure(p, device).map(|row| Row::Classes(Box::new(row)))
+            }
+            Params::Curve(p) => {
+                drop_kept();
+                curve::measure(p, device).map(Row::Curve)
             }
         }
     }

@@ -9,6 +9,7 @@ mod attention;
 mod best;
 mod checks;
 mod classes;
+mod curve;
 mod measure;
 mod scratch;
 mod transformer;

@@ -9,7 +9,7 @@ use super::cases::ClassesCase;
 use crate::attention::ImplementationName;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::step_classes::{StepClass, StepFloor, StepProfile};
-use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
+use crate::harness::answer::figure::{Figure, Plot, PlotKind, Role, Series, Tone};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::table::TableBuilder;
 use crate::harness::answer::{Answer, Cell, Emphasis, Quantity, RecordSet, Records, Style, Table, Turns, Unit};
@@ -54,6 +54,20 @@ impl Part {
         match self {
             Self::Class(class) => class.label(),
             Self::Gaps => "gaps",
+        }
+    }
+
+    /// Seven colours that differ.
+    fn colour(self) -> (Role, Tone) {
+        use StepClass::*;
+        match self {
+            Self::Class(Products) => (Role::Other(0), Tone::Full),
+            Self::Class(Attention) => (Role::Other(1), Tone::Full),
+            Self::Class(Elementwise) => (Role::Other(2), Tone::Full),
+            Self::Class(Optimizer) => (Role::Optimizer, Tone::Full),
+            Self::Class(Copies) => (Role::Other(3), Tone::Full),
+            Self::Class(Other) => (Role::Plain, Tone::Dark),
+            Self::Gaps => (Role::Plain, Tone::Light),
         }
     }
 }
@@ -290,7 +304,9 @@ fn figure(case: &ClassesCase, machine: &str) -> Figure {
     let series = case.parts().into_iter().map(|part| {
         // The clock without a profiler may be a little faster than the kernels under it.
         let value = |line: &Line| 1e3 * line.seconds(case, part).unwrap_or(0.0).max(0.0);
-        Series::over_categories(part.label(), shown.iter().map(|line| (line.label(case.params), Some(value(line)))))
+        let bars = shown.iter().map(|line| (line.label(case.params), Some(value(line))));
+        let (role, tone) = part.colour();
+        Series::over_categories(part.label(), bars).role(role, tone)
     });
     let plot = Plot::new(PlotKind::HorizontalBar, "step", "time (ms)", series.collect());
     let alt = "Stacked bars of a training step's time by class of kernel, one bar for each way to run it, and one for the floor.";

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::measure::{Params, Row};
-use super::super::{adamw, attention, best, classes, transformer};
+use super::super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::harness::answer::format::markdown;
@@ -15,6 +15,7 @@ pub type AttentionCase<'a> = MeasureCase<'a, attention::Params, attention::Row>;
 pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
 pub type BestCase<'a> = MeasureCase<'a, best::Params, best::Row>;
 pub type ClassesCase<'a> = MeasureCase<'a, classes::Params, classes::Row>;
+pub type CurveCase<'a> = MeasureCase<'a, curve::Params, curve::Row>;
 pub type UpdateCase<'a> = MeasureCase<'a, adamw::Params, adamw::Row>;
 
 /// How an implementation's outcome is read from a row.
@@ -38,6 +39,7 @@ pub struct Cases<'a> {
     pub updates: Vec<UpdateCase<'a>>,
     pub best: Vec<BestCase<'a>>,
     pub classes: Vec<ClassesCase<'a>>,
+    pub curves: Vec<CurveCase<'a>>,
 }
 
 impl<'a> Cases<'a> {
@@ -65,6 +67,10 @@ impl<'a> Cases<'a> {
                     let row = if let Some(Row::Classes(row)) = case.row() { Some(&**row) } else { None };
                     cases.classes.push(MeasureCase { case, params, rounds: 1, row });
                 }
+                Params::Curve(params) => {
+                    let row = if let Some(Row::Curve(row)) = case.row() { Some(row) } else { None };
+                    cases.curves.push(MeasureCase { case, params, rounds: 1, row });
+                }
             }
         }
         cases
@@ -83,14 +89,16 @@ impl<'a> Cases<'a> {
 }
 
 impl Row {
-    pub fn software(&self) -> &Software {
-        match self {
+    /// None of a case without PyTorch's Python.
+    pub fn software(&self) -> Option<&Software> {
+        Some(match self {
             Self::Attention(row) => &row.software,
             Self::Transformer(row) => &row.software,
             Self::Adamw(row) => &row.software,
             Self::Best(row) => &row.software,
             Self::Classes(row) => &row.software,
-        }
+            Self::Curve(_) => return None,
+        })
     }
 }
 

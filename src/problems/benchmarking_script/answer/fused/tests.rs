@@ -21,6 +21,7 @@ fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() 
         first_s,
         best_s: 1e-5,
         algorithm: [66, 20, 35, 1, 2],
+        from_cache: false,
     };
     let products = vec![choice(1e-5), choice(1.25e-5)];
     row.capture = Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products });
