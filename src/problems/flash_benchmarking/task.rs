@@ -32,8 +32,9 @@ pub struct Task {
 }
 
 impl Task {
-    pub fn of(params: &Params) -> Self {
-        match *params {
+    /// `None` of what a call costs, which is timed otherwise.
+    pub fn of(params: &Params) -> Option<Self> {
+        Some(match *params {
             Params::Cell(Cell {
                 dtype,
                 d_model,
@@ -67,7 +68,8 @@ impl Task {
                 unpacked: true,
                 energy_s: 0.0,
             },
-        }
+            Params::Calls(_) => return None,
+        })
     }
 
     pub fn seq(&self) -> i64 {
