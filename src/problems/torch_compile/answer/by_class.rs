@@ -10,7 +10,7 @@ use crate::attention::ImplementationName;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::step_classes::{StepClass, StepFloor, StepProfile};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Role, Series, Tone};
-use crate::harness::answer::format::grouped;
+use crate::harness::answer::format::{grouped, listed};
 use crate::harness::answer::table::TableBuilder;
 use crate::harness::answer::{Answer, Cell, Emphasis, Quantity, RecordSet, Records, Style, Table, Turns, Unit};
 use crate::harness::samples::Samples;
@@ -19,9 +19,8 @@ use crate::harness::stats;
 /// Of the first case.
 #[derive(Serialize)]
 pub struct ByClass {
-    /// The floor's time over each step's; none where the step was not measured.
-    fused: Option<Quantity>,
-    compiled: Option<Quantity>,
+    /// The floor over each measured step: "85% of the fused step's time and 60% of torch.compile's time".
+    shares: String,
     /// Whether there are two steps to be drawn.
     drawn: bool,
     /// The fastest of the rates by which the floor is computed.
@@ -116,6 +115,14 @@ impl ClassesCase<'_> {
         Some(self.case.quantity(self.floor()?.total_s() / self.taken(name)?.step_s(), Unit::One))
     }
 
+    /// Of our fused step and of PyTorch's, where they were measured.
+    fn shares(&self) -> String {
+        let share =
+            |(name, whose): (StepName, &str)| Some(format!("{} of {whose}", self.share(name)?.text(Style::Percent, 0)));
+        let steps = [(StepName::Fused, "the fused step's time"), (StepName::Compiled, "torch.compile's time")];
+        listed(&steps.into_iter().filter_map(share).collect::<Vec<_>>())
+    }
+
     /// The step's time, or how it or else the whole case ended.
     fn time_cell(&self, name: StepName) -> Cell {
         if let Some(taken) = self.taken(name) {
@@ -145,8 +152,7 @@ impl ByClass {
         let fastest = |samples: &Samples| samples.samples.iter().copied().fold(f64::INFINITY, f64::min);
         let (product, copy) = (row.product.work.as_ref()?, row.copy.work.as_ref()?);
         Some(Self {
-            fused: case.share(StepName::Fused),
-            compiled: case.share(StepName::Compiled),
+            shares: case.shares(),
             drawn: ladder(case).is_some(),
             product: case.case.quantity(product.flops / fastest(&row.product), Unit::FlopsPerSecond),
             copy: case.case.quantity(copy.bytes / fastest(&row.copy), Unit::BytesPerSecond),

@@ -57,7 +57,7 @@ impl Curve {
     /// None where no case was measured.
     pub fn of(cases: &[CurveCase]) -> Option<Self> {
         let share = Quantity::largest(cases.iter().filter_map(CurveCase::share))?;
-        let claim = Claim::below("fused-loss-within-spread", "largest difference / spread", &share, 1.0);
+        let claim = Claim::below("fused-loss-is-near", "largest difference / spread", &share, 1.0);
         Some(Self { steps: cases.first()?.params.steps.to_string(), share, claim })
     }
 }
@@ -137,13 +137,13 @@ mod tests {
     fn a_difference_counts_as_noise_below_the_spread_of_other_orders() {
         let gpu = || MadeUp::gpu("torch_compile").measured("curve", &params("float32"), &row([7.0, 6.125, 5.0]));
         let answer = answered(gpu());
-        assert_eq!(answer.holds("fused-loss-within-spread"), Some(true));
+        assert_eq!(answer.holds("fused-loss-is-near"), Some(true));
         assert_eq!(printed(&answer)["curve"]["share"]["value"], json!(0.25));
         let table = answer.tables()["curve"].markdown();
         assert!(table.contains("| float32 | 5.000 | 5.000 | "), "{table}");
         assert!(table.contains("| 1.0% | 40.0% |"), "{table}");
         let answer = answered(gpu().measured("curve", &params("bfloat16"), &row([7.0, 6.0, 5.5])));
-        assert_eq!(answer.holds("fused-loss-within-spread"), Some(false), "a tie is no less");
+        assert_eq!(answer.holds("fused-loss-is-near"), Some(false), "a tie is no less");
         let failed = answered(MadeUp::gpu("torch_compile").failed("curve", &params("float32")));
         assert!(printed(&failed)["curve"].is_null() && failed.tables()["curve"].markdown().contains("| failed |"));
     }

@@ -70,6 +70,7 @@ fn each_step_stands_beside_the_floor_by_the_profile_of_median_time() {
     ];
     lines.iter().for_each(|line| assert!(table.contains(line), "{line}\n{table}"));
     let quoted = &printed(&answer)["classes"];
+    assert_eq!(quoted["shares"], json!("85% of the fused step's time and 60% of torch.compile's time"));
     assert_eq!((&quoted["drawn"], &quoted["product"]["value"]), (&json!(true), &json!(750e12)));
 }
 
