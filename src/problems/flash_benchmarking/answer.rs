@@ -3,7 +3,6 @@
 mod cells;
 mod figures;
 mod heads;
-mod host;
 mod published;
 mod speed;
 mod tables;
@@ -15,7 +14,6 @@ use serde::Serialize;
 
 use self::cells::{CellPass, FlashCase, only, passes, shape, title};
 use self::heads::Heads;
-use self::host::HostCost;
 use self::published::{PowerCap, power_cap};
 use self::speed::{Passes, Speed, Wins};
 use self::tables::TileRow;
@@ -37,7 +35,6 @@ const HEADS: [&str; 2] = ["heads", "rested"];
 const GRAPH: &str = "graph";
 const WARM: &str = "warm";
 const LEADERBOARD: &str = "leaderboard";
-const CALLS: &str = "calls";
 
 /// What the sentences quote.
 #[derive(Serialize)]
@@ -62,7 +59,6 @@ struct Quoted {
     /// What has no figure and why, a sentence for each way to end.
     endings: Vec<String>,
     board: Option<Leaderboard>,
-    host: Option<HostCost>,
 }
 
 /// How the grid was timed.
@@ -132,7 +128,6 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let on = main.machine()?;
     let tiles = tables::tile_rows(main, answered)?;
     let board = cases.iter().find(|case| case.grid == LEADERBOARD);
-    let calls = cases.iter().find(|case| case.grid == CALLS);
     let quoted = Quoted {
         flushed: Quantity::constant(FLUSHED_BYTES as f64, Unit::Bytes),
         backward: BACKWARD_OVER_FORWARD,
@@ -150,14 +145,12 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         cap: power_cap(&heads)?,
         endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
-        host: calls.and_then(HostCost::of),
     };
     let mut answer = Answer::of(main, &quoted)?;
     let claims = [
         quoted.wins.as_ref().map(Wins::claim),
         quoted.passes.as_ref().map(Passes::claim),
         quoted.heads.as_ref().and_then(|heads| heads.claim.clone()),
-        quoted.host.as_ref().map(|host| host.claim.clone()),
     ];
     claims.into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
     let by_launch = |p: &CellPass| if p.cell.launch == Launch::Graph { "as a graph" } else { "launched" }.into();
@@ -173,7 +166,6 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("full-heads", quoted.heads.as_ref().map(|heads| heads.times.clone())),
         ("full-energy", quoted.heads.and_then(|heads| heads.energies)),
         ("full-errors", tables::errors(answered, &on)),
-        ("full-calls", calls.map(|case| host::table(case, &on)).transpose()?.flatten()),
         (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
     ];
     for (id, table) in printed {

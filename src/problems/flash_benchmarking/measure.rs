@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::calls::{self, Calls};
 use super::flash_attention_4;
 use super::implementations::columns;
 use super::task::Task;
@@ -25,13 +24,12 @@ use crate::harness::samples::Samples;
 
 pub struct FlashBenchmarking;
 
-/// One cell of the grid, the leaderboard's function, or what a call costs the host.
+/// One cell of the grid, or the leaderboard's function.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
     Cell(Cell),
     Leaderboard(Leaderboard),
-    Calls(Calls),
 }
 
 /// Causal attention of one head, forward, backward and both.
@@ -118,10 +116,7 @@ impl Measure for FlashBenchmarking {
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn validate(params: &Params) -> Result<()> {
-        if let Params::Calls(calls) = params {
-            return calls.validate();
-        }
-        let task = Task::of(params).context("the case compares nothing")?;
+        let task = Task::of(params);
         let [batch, heads, seq, d] = task.shape;
         for (key, value, most) in [("batch", batch, 1 << 10), ("n_heads", heads, 1 << 10), ("seq", seq, 1 << 20)] {
             ensure!((1..=most).contains(&value), "{key} is {value}: it must lie in 1..{most}");
@@ -142,11 +137,7 @@ impl Measure for FlashBenchmarking {
             // Its peer is done, and the leaderboard's tensors need the memory.
             drop_kept();
         }
-        if let Params::Calls(p) = params {
-            return calls::measure(p, device);
-        }
-        let task = Task::of(params).context("the case compares nothing")?;
-        flash_attention_4::beside(&task, &columns(), device)
+        flash_attention_4::beside(&Task::of(params), &columns(), device)
     }
 }
 

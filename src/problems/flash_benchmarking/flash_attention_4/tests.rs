@@ -48,7 +48,7 @@ fn task(seq: i64) -> Task {
         "energy_s": 0.01});
     let canonical = (Measured::of::<FlashBenchmarking>().parse)(&case, Profile::Gpu).unwrap();
     assert_eq!(canonical, case);
-    Task::of(&serde_json::from_value::<Params>(canonical).unwrap()).unwrap()
+    Task::of(&serde_json::from_value::<Params>(canonical).unwrap())
 }
 
 /// How FlashAttention-4 ended, out of a row that was written and read again.
