@@ -11,6 +11,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 mod attention;
 #[path = "mutants/ddp.rs"]
 mod ddp;
+#[path = "mutants/five_products.rs"]
+mod five_products;
 #[path = "mutants/fused_step.rs"]
 mod fused_step;
 #[path = "mutants/head_groups.rs"]

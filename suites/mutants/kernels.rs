@@ -252,54 +252,6 @@ const MUTANTS: &[Mutant] = &[
         check: PORTABLE_BACKWARD,
         message: WRONG,
     },
-    Mutant {
-        name: "ds_is_overwritten_while_it_is_multiplied",
-        file: "portable_backward.cu",
-        line: "ds_bytes = stream * ds_stride;",
-        changed: "ds_bytes = 0;",
-        check: PORTABLE_BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_warp_multiplies_before_its_blocks_turn",
-        file: "portable_backward.cu",
-        line: "await_turn(turn_of(added), rank);\n      __syncthreads();\n",
-        changed: "await_turn(turn_of(added), rank);\n",
-        check: PORTABLE_BACKWARD,
-        message: "can go on",
-    },
-    Mutant {
-        name: "a_later_tile_of_keys_replaces_the_sums_of_dq",
-        file: "portable_backward.cu",
-        line: "        if (rank == 0) {\n",
-        changed: "        if (rank >= 0) {\n",
-        check: PORTABLE_BACKWARD,
-        message: WRONG,
-    },
-    Mutant {
-        name: "a_turn_is_not_passed_on",
-        file: "portable_backward.cu",
-        line: "pass_turn(turn_of(passed), rank + 1);",
-        changed: "pass_turn(turn_of(passed), rank);",
-        check: PORTABLE_BACKWARD,
-        message: "can go on",
-    },
-    Mutant {
-        name: "turns_are_not_cleared",
-        file: "portable_backward.cu",
-        line: "problem.turns[1 + block + threadIdx.x] = 0;",
-        changed: "problem.turns[1 + block + threadIdx.x] = 1;",
-        check: PORTABLE_BACKWARD,
-        message: "can go on",
-    },
-    Mutant {
-        name: "the_last_part_of_dq_is_not_added",
-        file: "portable_backward.cu",
-        line: "number >= begin - 2; --number",
-        changed: "number >= begin; --number",
-        check: PORTABLE_BACKWARD,
-        message: WRONG,
-    },
 ];
 
 /// One test for each mutant. `suites/checks.rs` tests that the unchanged kernels pass.
@@ -307,7 +259,8 @@ pub fn trials() -> Vec<Trial> {
     let trial = |mutant: &'static Mutant| {
         super::caught("kernels", mutant.name, mutant.check, mutant.message, || check_in_a_process(mutant))
     };
-    MUTANTS.iter().chain(super::head_groups::MUTANTS).chain(super::fused_step::MUTANTS).map(trial).collect()
+    let lists = [MUTANTS, super::five_products::MUTANTS, super::head_groups::MUTANTS, super::fused_step::MUTANTS];
+    lists.into_iter().flatten().map(trial).collect()
 }
 
 /// In a mutant's process: runs its check and prints the result.
