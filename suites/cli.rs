@@ -86,7 +86,7 @@ impl Tree {
     }
 
     fn layout(&self) -> Layout {
-        Layout { root: self.folder.path().to_path_buf() }
+        Layout::at(self.folder.path().to_path_buf())
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

@@ -81,7 +81,7 @@ fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
         std::fs::create_dir(folder.path().join(name))?;
     }
     std::fs::write(folder.path().join(format!("suites/{problem}.toml")), suite)?;
-    let layout = Layout { root: folder.path().to_path_buf() };
+    let layout = Layout::at(folder.path().to_path_buf());
     Ok((folder, layout))
 }
 

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Problems to grade, the whole handout by default; with --device, checks to run
     problems: Vec<String>,
     /// Instead, run the checks that need a GPU and record how they end; without a GPU each is skipped
-    #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope"])]
+    #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope", "subject"])]
     device: bool,
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "gradescope"])]
@@ -41,13 +41,18 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     subject: SubjectArguments,
+    /// Grade every folder in this folder as a subject; writes grades.csv and a results.json each into --output
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["subject", "device", "cases", "junit", "gradescope", "json"])]
+    subjects: Option<PathBuf>,
+    /// Where --subjects writes
+    #[arg(long, value_name = "DIR", default_value = "grades", requires = "subjects")]
+    output: PathBuf,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
-    if let Some(folder) = &arguments.subject.subjects {
-        let SubjectArguments { output, .. } = &arguments.subject;
-        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, output);
+    if let Some(folder) = &arguments.subjects {
+        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, &arguments.output);
     }
     let subject = arguments.subject.subject.as_deref();
     let cases = arguments.cases.as_deref();

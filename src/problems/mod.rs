@@ -7,6 +7,7 @@ use crate::collective::ranks::RankTask;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Problem;
 use crate::harness::subject::SubjectCheck;
+use crate::subject::attention::FlashFunction;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
@@ -58,6 +59,11 @@ pub const REGISTRY: &[Problem] = &[
     optimizer_state_sharding::PROBLEM,
     optimizer_state_sharding_accounting::PROBLEM,
 ];
+
+/// What `cs336 measure --subject` measures and `cs336 writeup --subject` answers, by the suites of the same names; each with
+/// the adapters that it times.
+pub const SUBJECT_PROBLEMS: &[(Problem, &[&str])] =
+    &[(flash_benchmarking::subject::PROBLEM, &[FlashFunction::PyTorch.adapter(), FlashFunction::Triton.adapter()])];
 
 /// What `cs336 rank` can run; one line a task.
 pub const RANK_TASKS: &[RankTask] = &[

@@ -39,6 +39,8 @@ pub struct Document {
     pub title: String,
     /// The assignment and its version, for the title page.
     pub assignment: String,
+    /// Whose implementation it reports on, where that is not ours.
+    pub subject: Option<String>,
     /// The text of `templates/summary.md`; `None` for a document without a summary.
     pub summary: Option<String>,
     /// All problems in the handout's order, answered or not.

@@ -27,6 +27,7 @@ use crate::process::confinement::{Confinement, paths};
 
 pub mod attention;
 pub mod rank;
+pub mod timed;
 
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
@@ -180,16 +181,43 @@ impl SubjectProcess {
         inputs: &[(impl AsRef<str>, &Tensor)],
         doing: &str,
     ) -> Result<(Value, BTreeMap<String, Tensor>)> {
-        let [given, left] = [(&self.folders.given, "inputs"), (&self.folders.scratch, "outputs")]
-            .map(|(folder, what)| folder.join(format!("{}-{what}.safetensors", self.name)));
-        let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
-        Tensor::write_safetensors(&inputs, &given).context("writing the subject's inputs")?;
-        settings["inputs"] = path(&given)?.into();
+        settings["inputs"] = self.write(inputs)?;
+        self.take(job, settings, doing)
+    }
+
+    /// Calls a job with tensors that leaves none.
+    pub fn give(
+        &mut self,
+        job: &str,
+        mut settings: Value,
+        inputs: &[(impl AsRef<str>, &Tensor)],
+        doing: &str,
+    ) -> Result<()> {
+        settings["inputs"] = self.write(inputs)?;
+        self.call(job, settings, doing).map(drop)
+    }
+
+    /// Calls a job without tensors that leaves some: gives what it returned and these.
+    pub fn take(&mut self, job: &str, mut settings: Value, doing: &str) -> Result<(Value, BTreeMap<String, Tensor>)> {
+        let left = self.folders.scratch.join(format!("{}-outputs.safetensors", self.name));
         settings["outputs"] = path(&left)?.into();
-        let value = self.call_within(self.limit, job, settings, doing)?;
+        let value = self.call(job, settings, doing)?;
         let tensors =
             read(&left).map_err(|error| SubjectFault::new(format!("{doing} left no readable result: {error:#}")))?;
         Ok((value, tensors))
+    }
+
+    /// The result of a job without tensors.
+    pub fn call(&mut self, job: &str, settings: Value, doing: &str) -> Result<Value> {
+        self.call_within(self.limit, job, settings, doing)
+    }
+
+    /// The file that a job reads these from.
+    fn write(&self, inputs: &[(impl AsRef<str>, &Tensor)]) -> Result<Value> {
+        let given = self.folders.given.join(format!("{}-inputs.safetensors", self.name));
+        let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
+        Tensor::write_safetensors(&inputs, &given).context("writing the subject's inputs")?;
+        Ok(path(&given)?.into())
     }
 }
 

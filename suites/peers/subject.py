@@ -22,7 +22,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from . import protocol
-from .adapters import Attention, Replica, Sharded
+from .adapters import Attention, Calling, Replica, Sharded, TimedAttention
 from .group import Group
 from .protocol import Refused
 
@@ -69,7 +69,7 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.adapters: ModuleType | None = None
-        self.tested: Attention | Replica | Sharded | None = None
+        self.tested: Attention | TimedAttention | Replica | Sharded | None = None
         self.group: Group | None = None
 
     def load(self) -> dict:
@@ -93,10 +93,26 @@ class Subject:
         return {}
 
     def forward(self, adapter: str, **settings) -> dict:
-        without_gpu = "triton" in adapter and not torch.cuda.is_available()
-        calling = functools.partial(self.calling, f"the function of {adapter}", without_gpu)
-        self.tested = Attention(self.adapter(adapter), calling, "triton" in adapter)
+        self.tested = Attention(self.adapter(adapter), self.calling_function(adapter), "triton" in adapter)
         return self.tested.forward(**settings)
+
+    def calling_function(self, adapter: str) -> Calling:
+        without_gpu = "triton" in adapter and not torch.cuda.is_available()
+        return functools.partial(self.calling, f"the function of {adapter}", without_gpu)
+
+    def prepare(self, adapter: str, on_gpu: bool, **settings) -> dict:
+        self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), on_gpu)
+        return self.tested.prepare(**settings)
+
+    def run(self) -> dict:
+        return self.tested.run()
+
+    def give(self, **settings) -> dict:
+        return self.tested.give(**settings)
+
+    def nothing(self) -> dict:
+        """What a message and its reply take."""
+        return {}
 
     def backward(self, **settings) -> dict:
         return self.tested.backward(**settings)
@@ -168,8 +184,9 @@ def main(folder: str) -> None:
     torch.set_float32_matmul_precision("highest")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
-    names = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
-    channel.serve({name: getattr(subject, name) for name in names}, protocol.hello(device))
+    graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
+    timed = ["prepare", "run", "give", "nothing"]
+    channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
 
 
 if __name__ == "__main__":

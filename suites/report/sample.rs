@@ -225,6 +225,7 @@ pub fn document(problems: Vec<ProblemInput>) -> Document {
         title: "Systems and Parallelism".into(),
         assignment: "A test document, made-up numbers".into(),
         summary: None,
+        subject: None,
         problems,
     }
 }
@@ -248,7 +249,7 @@ pub fn full() -> Document {
 
 /// The document of the accepted records.
 pub fn accepted() -> Document {
-    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
+    let layout = Layout::at(Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf());
     cs336::cli::document::document(&layout, RecordSource::Accepted).unwrap()
 }
 
