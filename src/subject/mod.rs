@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
+use crate::collective::Shared;
 use crate::error::{Fault, fault_of};
 use crate::harness::peer::{NoAnswer, Peer, PeerDied};
 use crate::harness::python;
@@ -27,6 +28,7 @@ use crate::process::confinement::{Confinement, paths};
 
 pub mod attention;
 pub mod rank;
+pub mod steps;
 pub mod timed;
 
 /// The version of `suites/peers/protocol.py`.
@@ -148,9 +150,15 @@ impl SubjectProcess {
     }
 
     /// Joins the process group of a launch's ranks, each of which may still be starting.
-    pub fn join(&mut self, rank: usize, world_size: usize) -> Result<()> {
+    pub fn join(&mut self, collective: &Shared) -> Result<()> {
+        let (rank, world_size, backend) = (collective.rank(), collective.world_size(), collective.backend());
+        let device = match collective.device() {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            _ => "cpu".into(),
+        };
         let store = self.folders.scratch.join("store");
-        let settings = json!({ "rank": rank, "world_size": world_size, "store": store });
+        let settings =
+            json!({ "rank": rank, "world_size": world_size, "store": store, "backend": backend, "device": device });
         self.call_within(STARTING, "join", settings, "joining the process group").map(drop)
     }
 

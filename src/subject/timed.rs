@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::SubjectFault;
 use super::attention::{FlashFunction, with_kept};
@@ -45,7 +45,7 @@ impl<'a> TimedFunction<'a> {
         draw: &'a dyn Fn() -> Result<CallInputs>,
         check: Check<'a>,
     ) -> Self {
-        let state = Cell::new(subject.seed_for(600).unsigned_abs());
+        let state = Cell::new(subject.seed_for(600).unsigned_abs().max(1));
         Self { subject, function, attention_pass, draw, check, last: RefCell::default(), state }
     }
 
@@ -103,15 +103,17 @@ impl<'a> TimedFunction<'a> {
         (self.check)(&inputs, &results).with_context(|| format!("a timed call of {adapter}"))
     }
 
-    /// xorshift64.
     fn is_drawn(&self) -> bool {
-        let mut x = self.state.get().max(1);
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.state.set(x);
-        x.is_multiple_of(CHECKED_OF)
+        self.state.set(next(self.state.get()));
+        self.state.get().is_multiple_of(CHECKED_OF)
     }
+}
+
+/// The next number of xorshift64, which never is 0.
+pub(super) fn next(mut x: u64) -> u64 {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^ x << 17
 }
 
 /// As a subject takes it, (batch, n, d).
@@ -131,9 +133,4 @@ pub fn message_seconds(subject: &Subject, function: FlashFunction, count: usize)
         })
     };
     (0..count).map(|_| ask()).collect()
-}
-
-/// The kinds that are timed.
-pub fn is_timed(kind: Kind) -> bool {
-    matches!(kind, Kind::Float | Kind::BFloat16)
 }

@@ -41,51 +41,6 @@ class Attention:
         return {}
 
 
-class TimedAttention:
-    """Calls of an autograd function that the other side times: from the message that starts one to its reply.
-
-    Each call has inputs of its own. Its results are copied before it replies, so that what is lazy or under way elsewhere is
-    computed within the time; the other side compares the copies.
-    """
-
-    def __init__(self, adapter: Callable, calling: Calling, on_gpu: bool) -> None:
-        self.adapter = adapter
-        self.calling = calling
-        self.device = torch.device("cuda:0" if on_gpu and torch.cuda.is_available() else "cpu")
-
-    def prepare(self, inputs: str, attention_pass: str) -> dict:
-        """Reads what the next call computes on; before a backward pass also runs the forward pass."""
-        self.attention_pass = attention_pass
-        self.function = self.adapter()
-        given = {name: tensor.to(self.device) for name, tensor in copies(inputs).items()}
-        self.leaves = {name: given[name].requires_grad_() for name in "qkv"}
-        self.do = given["do"]
-        self.results: dict[str, Tensor] = {}
-        if attention_pass == "backward":
-            with self.calling():
-                self.o = required(self.function.apply(*self.leaves.values(), True), "o")
-        tensors.synchronize()
-        return {}
-
-    def run(self) -> dict:
-        """The call that is timed."""
-        with self.calling():
-            if self.attention_pass != "backward":
-                self.o = self.function.apply(*self.leaves.values(), True)
-                self.results["o"] = tensors.copy(self.o, "o")
-            if self.attention_pass != "forward":
-                self.o.backward(self.do)
-                self.results |= {f"d{name}": tensors.copy(leaf.grad, f"d{name}") for name, leaf in self.leaves.items()}
-            # Of all streams.
-            tensors.synchronize()
-        return {}
-
-    def give(self, outputs: str) -> dict:
-        """The results, and the inputs as they are now."""
-        tensors.write(outputs, self.results | self.leaves | {"do": self.do})
-        return {}
-
-
 class Replica:
     """A network under the subject's data-parallel wrapper, trained by plain gradient descent."""
 

@@ -22,9 +22,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from . import protocol
-from .adapters import Attention, Calling, Replica, Sharded, TimedAttention
+from .adapters import Attention, Calling, Replica, Sharded
 from .group import Group
 from .protocol import Refused
+from .timed import TimedAttention, TimedSteps
 
 ADAPTERS = ["tests/adapters.py", "adapters.py"]
 
@@ -69,7 +70,7 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.adapters: ModuleType | None = None
-        self.tested: Attention | TimedAttention | Replica | Sharded | None = None
+        self.tested: Attention | Replica | Sharded | TimedAttention | TimedSteps | None = None
         self.group: Group | None = None
 
     def load(self) -> dict:
@@ -86,10 +87,10 @@ class Subject:
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         return {}
 
-    def join(self, rank: int, world_size: int, store: str) -> dict:
+    def join(self, rank: int, world_size: int, store: str, backend: str, device: str) -> dict:
         # The first optimizer imports PyTorch's compiler, which takes seconds that no adapter should be charged for.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        self.group = Group(torch.device("cpu"), "gloo", rank, world_size, store)
+        self.group = Group(torch.device(device), backend, rank, world_size, store)
         return {}
 
     def forward(self, adapter: str, **settings) -> dict:
@@ -104,8 +105,19 @@ class Subject:
         self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), on_gpu)
         return self.tested.prepare(**settings)
 
-    def run(self) -> dict:
-        return self.tested.run()
+    def begin(self, adapter: str, hooks: list[str], **settings) -> dict:
+        # The last turn's model must not be in memory beside this one's.
+        self.tested = None
+        protocol.free_memory()
+        calling = functools.partial(self.calling, f"training by {adapter}")
+        self.tested = TimedSteps(self.adapter(adapter), [self.adapter(name) for name in hooks], calling, self.group)
+        return self.tested.begin(**settings)
+
+    def tokens(self, **settings) -> dict:
+        return self.tested.prepare(**settings)
+
+    def run(self, **settings) -> dict:
+        return self.tested.run(**settings)
 
     def give(self, **settings) -> dict:
         return self.tested.give(**settings)
@@ -185,7 +197,7 @@ def main(folder: str) -> None:
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
     graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
-    timed = ["prepare", "run", "give", "nothing"]
+    timed = ["prepare", "begin", "tokens", "run", "give", "nothing"]
     channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
 
 
