@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::subject::{SubjectArguments, conditions};
 use super::writeup::{self, Lacking};
@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Grade every folder in this folder as a subject; writes grades.csv and a results.json each into --output
     #[arg(long, value_name = "DIR", conflicts_with_all = ["subject", "device", "cases", "junit", "gradescope", "json"])]
     subjects: Option<PathBuf>,
+    /// Of a subject: run only the checks of this name (repeatable); the others earn nothing
+    #[arg(long = "check", value_name = "NAME")]
+    checks: Vec<String>,
     /// Where --subjects writes
     #[arg(long, value_name = "DIR", default_value = "grades", requires = "subjects")]
     output: PathBuf,
@@ -52,10 +55,21 @@ pub struct Arguments {
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
     if let Some(folder) = &arguments.subjects {
-        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, &arguments.output);
+        return super::subjects::run(
+            layout,
+            folder,
+            &arguments.subject,
+            &arguments.problems,
+            &arguments.checks,
+            &arguments.output,
+        );
     }
     let subject = arguments.subject.subject.as_deref();
     let cases = arguments.cases.as_deref();
+    ensure!(
+        arguments.checks.is_empty() || subject.is_some() && cases.is_none(),
+        "--check chooses among the checks of a subject: use it with --subject or --subjects"
+    );
     let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
     if let Some(folder) = cases {
         return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
@@ -122,7 +136,8 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
             print(graded);
         }
     };
-    Ok(super::subject::grades(layout, subject, &problems, shown))
+    super::subject::require_checks(&arguments.checks, &problems)?;
+    Ok(super::subject::grades(layout, subject, &problems, &arguments.checks, shown))
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.

@@ -18,6 +18,7 @@ use crate::harness::run::{MeasureSummary, Tally};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, PendingTable, parse_duration};
 use crate::harness::store::{Layout, lock_records};
+use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
 use crate::printable::indented;
@@ -171,7 +172,8 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         seconds if seconds == CASE_LIMIT.as_secs() => String::new(),
         seconds => format!(" --case-limit {seconds}"),
     };
-    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit} --resume");
+    let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
+    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit}{of} --resume");
     Ok(())
 }
 

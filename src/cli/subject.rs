@@ -1,9 +1,10 @@
 //! `cs336 grade --subject`: somebody else's adapters, put to the checks of the problems that they answer.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::install::install;
 use super::{entry, handout_problem, interrupted};
@@ -105,6 +106,7 @@ pub fn grades(
     layout: &Layout,
     subject: &Subject,
     problems: &[&'static HandoutProblem],
+    only: &[String],
     mut graded: impl FnMut(&ProblemGrade),
 ) -> Option<Vec<ProblemGrade>> {
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
@@ -113,9 +115,11 @@ pub fn grades(
         let mut results = Vec::new();
         for check in checks().filter(|check| check.problem == problem.name) {
             let started = Instant::now();
-            let ending = match runner.subject_check(&mut worker, subject, check) {
-                Ok(ending) => ending?,
-                Err(error) => CheckStatus::Failed { error: format!("{error:#}") }.printable(),
+            let is_asked = only.is_empty() || only.iter().any(|name| name == check.name);
+            let ending = match is_asked.then(|| runner.subject_check(&mut worker, subject, check)) {
+                None => CheckStatus::Skipped { reason: "--check leaves it out".into() },
+                Some(Ok(ending)) => ending?,
+                Some(Err(error)) => CheckStatus::Failed { error: format!("{error:#}") }.printable(),
             };
             let elapsed_s = started.elapsed().as_secs_f64();
             results.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
@@ -125,6 +129,15 @@ pub fn grades(
         grades.push(grade);
     }
     Some(grades)
+}
+
+/// Errors: no problem has a check of one of these names.
+pub fn require_checks(names: &[String], problems: &[&HandoutProblem]) -> Result<()> {
+    let known: BTreeSet<&str> =
+        checks().filter(|check| problems.iter().any(|p| p.name == check.problem)).map(|check| check.name).collect();
+    let unknown = names.iter().find(|name| !known.contains(name.as_str()));
+    let all = || known.iter().copied().collect::<Vec<_>>().join(", ");
+    unknown.map_or(Ok(()), |name| bail!("no check of these problems is called {name:?}; they have {}", all()))
 }
 
 fn checks() -> impl Iterator<Item = &'static SubjectCheck> {

@@ -135,8 +135,14 @@ fn figure(answer: &mut Answer, cases: &[StepCase], label: &impl Fn(&Params) -> S
         let point = |(case, _): &(&StepCase, &Row)| {
             (label(&case.params), median(case, &name).map(|step| step.value() * Style::Ms.scale()))
         };
-        let role = if name == THEIRS { Role::Other(0) } else { Role::Other(number + 1) };
-        Series::over_categories(name.clone(), measured.iter().map(point)).role(role, Tone::Full)
+        let (role, tone) = match name.as_str() {
+            SINGLE => (Role::Plain, Tone::Full),
+            PYTORCH => (Role::PyTorch, Tone::Full),
+            THEIRS => (Role::Other(0), Tone::Full),
+            // The first of ours follows the step without communication.
+            _ => (Role::Ours, if number == 1 { Tone::Full } else { Tone::Light }),
+        };
+        Series::over_categories(name.clone(), measured.iter().map(point)).role(role, tone)
     });
     let plot = Plot::new(PlotKind::Bar, "case (setting)", "step (ms)", series.collect());
     let alt = "Bars of the time of a training step: a group for each setting, a bar for each implementation.";
