@@ -97,8 +97,8 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSo
 
 fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut ProblemInput) -> Result<()> {
     input.records = answer_records(layout, entry, source)?;
-    let folder = if layout.subject.is_some() { "templates/subject" } else { "templates" };
-    let path = format!("{folder}/{}.md", entry.name);
+    input.subfolder = if layout.subject.is_some() { "subject/" } else { "" };
+    let path = report::template::origin(input);
     let template = read_text(&layout.root.join(&path));
     input.template = Some(template.with_context(|| format!("failed to read {path}, which answers it"))?);
     input.shared = shared_templates(layout)?;

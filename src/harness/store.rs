@@ -35,11 +35,6 @@ impl Layout {
         Self { root, subject: None }
     }
 
-    /// The same tree with the subject's own records and report.
-    pub fn of_subject(&self, subject: &Subject) -> Self {
-        Self { subject: Some(subject.clone()), ..self.clone() }
-    }
-
     /// The folder of records and reports: `report`, and below it `subjects/<name>` of a subject.
     pub fn report(&self) -> PathBuf {
         let report = self.root.join("report");
@@ -300,7 +295,7 @@ mod tests {
     #[test]
     fn a_record_is_moved_aside_to_a_name_that_nothing_has() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::at(folder.path().to_path_buf());
+        let layout = Layout::at(folder.path().into());
         let path = layout.local(Profile::Cpu, "x");
         for (content, name) in [(b"one", "x.json.unreadable"), (b"two", "x.json.unreadable-2")] {
             write_atomically(&path, content).unwrap();

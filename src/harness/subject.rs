@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::Verdict;
 use super::python;
-use super::store::sha256;
+use super::store::{Layout, sha256};
 use crate::printable::{one_line, shown_path};
 use crate::root::read;
 
@@ -108,6 +108,13 @@ impl Subject {
     /// A seed of its own for each use.
     pub fn seed_for(&self, number: i64) -> i64 {
         self.seed.wrapping_mul(1_000_003).wrapping_add(number)
+    }
+}
+
+impl Layout {
+    /// The same tree with the subject's own records and report.
+    pub fn of_subject(&self, subject: &Subject) -> Self {
+        Self { subject: Some(subject.clone()), ..self.clone() }
     }
 }
 

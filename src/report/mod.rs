@@ -55,6 +55,8 @@ pub struct ProblemInput {
     pub answers: Vec<String>,
     /// The text of `templates/<name>.md`; `None` lists the problem as unanswered.
     pub template: Option<String>,
+    /// The template's folder in `templates`, with a slash; empty for our own answers.
+    pub subfolder: &'static str,
     /// Texts that templates can include: name, such as "shared/x.md", and text.
     pub shared: Vec<(String, String)>,
     /// The problem's answer from its records.

@@ -113,6 +113,7 @@ pub fn problem(name: &str, parts: &[(&'static str, f64)], template: &str) -> Pro
                    report times, or that memory ran out. How does the memory saved for `backward` change with $N$?",
     };
     ProblemInput {
+        subfolder: "",
         handout: HandoutProblem {
             name: name.to_string().leak(),
             title: format!("Test problem {name}").leak(),

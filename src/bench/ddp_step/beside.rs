@@ -270,3 +270,23 @@ fn off(given: &Samplings, [before, after]: &[Samplings; 2], dtype: Precision) ->
     );
     Ok(off)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_went_another_way_than_training_are_refused_with_the_distance() {
+        let at = |values: [f32; 2]| Samplings::from([("w".to_string(), Tensor::from_slice(&values))]);
+        let [before, after] = [at([0.0, 0.0]), at([3.0, 4.0])];
+        let off = |given: &Samplings| {
+            off(given, &[at([0.0, 0.0]), at([3.0, 4.0])], Precision::Float32).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(off(&after), Ok(0.0));
+        assert!(off(&at([3.0, 4.1])).is_ok_and(|off| (off - 0.02).abs() < 1e-6));
+        let said = off(&before).unwrap_err();
+        assert!(said.contains("off by 1.0e0 of the way"), "{said}");
+        assert!(off(&at([3.0, f32::NAN])).is_err());
+        assert!(off(&Samplings::new()).unwrap_err().contains("lack w"));
+    }
+}
