@@ -285,6 +285,7 @@ fn main() -> ExitCode {
         let run_case = |path: &Path, _: Option<&Subject>| bail!("no case runner for {}", path.display());
         let check_subject = |_: &Subject, _: &str, check: &str| bail!("no check {check:?} of a subject");
         return match serve(Abilities {
+            subject_problems: &[],
             registry: TEST_REGISTRY,
             device_checks: &[TEST_DEVICE_CHECKS],
             run_case,
