@@ -69,7 +69,7 @@ fn absent_problems() -> String {
     }
     let rows = by_reason.iter().map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", ")));
     format!(
-        "\n| Not here | Reason |\n|:---|:---|\n{}\nTable: Problems of the handout without an answer of theirs.\n",
+        "\n| Problem | Reason |\n|:---|:---|\n{}\nTable: Problems of the handout without an answer of theirs.\n",
         rows.collect::<String>()
     )
 }

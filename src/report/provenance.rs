@@ -18,8 +18,11 @@ const INTRODUCTION: &str = "A measured number comes from a *case*: one setting o
 
 /// The appendix in Markdown.
 pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String {
-    let place = if document.subject.is_some() { "`records/` beside this report" } else { "`snapshots/`" };
-    let mut out = format!("{INTRODUCTION} {place}, one case a line.\n\n");
+    let (place, also) = match document.subject {
+        Some(_) => ("`records/` beside this report", " A case is stale also when a file of their code has changed."),
+        None => ("`snapshots/`", ""),
+    };
+    let mut out = format!("{INTRODUCTION} {place}, one case a line.{also}\n\n");
     let lines = lines(document);
     if !lines.is_empty() {
         out += &format!("### Machines\n\n{}\n### Runs\n\n{}\n", machines(document), runs_table(&lines));
