@@ -59,7 +59,7 @@ fn absent_problems() -> String {
         let graded = SUBJECT_CHECKS.iter().copied().flatten().any(|check| check.problem == problem.name);
         match graded {
             true => "it is graded, not measured: `cs336 grade --subject`",
-            false => "the starter code has no adapter for it, so that nothing of theirs can be called",
+            false => "the starter code has no adapter for it: nothing of theirs can be called",
         }
     };
     let is_measured = |problem: &&HandoutProblem| SUBJECT_PROBLEMS.iter().any(|(entry, _)| entry.name == problem.name);

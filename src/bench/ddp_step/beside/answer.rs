@@ -22,8 +22,8 @@ const SINGLE: &str = "no communication";
 
 #[derive(Serialize)]
 struct Quoted {
-    #[serde(flatten)]
-    setting: Option<StepSetting>,
+    /// Model, ranks and tokens.
+    setting: Option<String>,
     /// Their step over the same one without communication, and over PyTorch's DDP.
     over_single: Option<Range>,
     over_pytorch: Option<Range>,
@@ -56,7 +56,7 @@ pub fn answer(records: &Records, label: impl Fn(&Params) -> String) -> Result<An
     let state = measured()
         .flat_map(|(case, theirs)| theirs.state_bytes.iter().map(|bytes| case.quantity(*bytes as f64, Unit::Bytes)));
     let quoted = Quoted {
-        setting: cases.first().map(|case| StepSetting::of(&case.params)),
+        setting: cases.first().map(|case| StepSetting::of(&case.params).describe()),
         over_single: over(SINGLE),
         over_pytorch: over(PYTORCH),
         untimed: untimed(&cases, &label),
