@@ -18,6 +18,8 @@ mod messages;
 mod seeded;
 #[path = "cli/subject.rs"]
 mod subject;
+#[path = "cli/timed.rs"]
+mod timed;
 #[path = "cli/trace.rs"]
 mod trace;
 #[path = "cli/trust.rs"]
@@ -53,6 +55,7 @@ impl Tree {
             ("suites", "toml"),
             ("templates", "md"),
             ("templates/shared", "md"),
+            ("templates/subject", "md"),
             ("report", "typ"),
             ("kernels", "cu"),
             ("kernels/lib", "cuh"),
@@ -86,7 +89,7 @@ impl Tree {
     }
 
     fn layout(&self) -> Layout {
-        Layout { root: self.folder.path().to_path_buf() }
+        Layout::at(self.folder.path().to_path_buf())
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

@@ -22,7 +22,7 @@ mod damaged;
 mod pages;
 
 fn layout() -> Layout {
-    Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() }
+    Layout::at(Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf())
 }
 
 #[test]

@@ -150,7 +150,7 @@ thread_local! {
 fn templates(input: &[u8]) -> Result<()> {
     let template = text(input)?.to_string();
     let mut document = DOCUMENT.take().unwrap_or_else(|| {
-        let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).into() };
+        let layout = Layout::at(Path::new(env!("CARGO_MANIFEST_DIR")).into());
         let handout = by_name("mixed_precision_accumulation").unwrap();
         with_problems(vec![problem_input(&layout, handout, RecordSource::Accepted)])
     });

@@ -81,7 +81,7 @@ fn tree_of(problem: &str, suite: &str) -> Result<(tempfile::TempDir, Layout)> {
         std::fs::create_dir(folder.path().join(name))?;
     }
     std::fs::write(folder.path().join(format!("suites/{problem}.toml")), suite)?;
-    let layout = Layout { root: folder.path().to_path_buf() };
+    let layout = Layout::at(folder.path().to_path_buf());
     Ok((folder, layout))
 }
 
@@ -285,6 +285,7 @@ fn main() -> ExitCode {
         let run_case = |path: &Path, _: Option<&Subject>| bail!("no case runner for {}", path.display());
         let check_subject = |_: &Subject, _: &str, check: &str| bail!("no check {check:?} of a subject");
         return match serve(Abilities {
+            subject_problems: &[],
             registry: TEST_REGISTRY,
             device_checks: &[TEST_DEVICE_CHECKS],
             run_case,

@@ -121,7 +121,7 @@ fn every_problem_has_its_files_and_no_file_is_an_orphan() {
 
 #[test]
 fn every_suite_parses_and_measures_something_on_a_cpu() {
-    let layout = Layout { root: root() };
+    let layout = Layout::at(root());
     for problem in REGISTRY.iter().filter(|p| p.measured.is_some()) {
         let suite = cs336::harness::suite::load(&layout.root, problem).unwrap().unwrap();
         assert!(suite.cases(Profile::Cpu).next().is_some(), "{} has no cpu grid", problem.name);

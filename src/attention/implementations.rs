@@ -38,6 +38,8 @@ pub enum Group {
     Pytorch,
     /// Of another library, which is not part of PyTorch.
     Library,
+    /// Somebody else's, measured beside all of these.
+    Subject,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -61,6 +63,8 @@ pub enum Run {
     Operator(Backend),
     /// A library of Python's, which the Python peer runs and times.
     InPeer,
+    /// A function of somebody else's, which runs in a process of its own.
+    InSubject,
 }
 
 /// Which comparisons of speed have a column for it.
@@ -124,7 +128,7 @@ impl Implementation {
             Run::Definition => Some(&naive::Naive),
             Run::Sdpa => Some(&sdpa::Sdpa),
             Run::Own(own) => Some(own),
-            Run::Operator(_) | Run::InPeer => None,
+            Run::Operator(_) | Run::InPeer | Run::InSubject => None,
         }
     }
 
@@ -136,6 +140,7 @@ impl Implementation {
             Run::Own(own) => own.supports(kind, device, head_dim),
             Run::Operator(operator) => operator.supports(kind, device, head_dim),
             Run::InPeer => Err("it runs in the Python peer".into()),
+            Run::InSubject => Err("it runs in the subject's process".into()),
         }
     }
 
@@ -146,7 +151,7 @@ impl Implementation {
             Run::Sdpa => sdpa::attention(q, k, v, is_causal),
             Run::Own(own) => recomputing(own, q, k, v, is_causal),
             Run::Operator(operator) => operator.attention(q, k, v, is_causal),
-            Run::InPeer => bail!("{} runs in the Python peer only", self.name),
+            Run::InPeer | Run::InSubject => bail!("{} runs in a process of Python only", self.name),
         }
     }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Fault, fault_of};
 use crate::harness::samples::{Samples, Work};
+use crate::subject::{SubjectFault, words_of};
 
 /// How one column of a case ended. Other columns of the case may end differently.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -128,7 +129,7 @@ impl ColumnOutcome<Laps> {
 }
 
 impl<T> ColumnOutcome<T> {
-    /// A fault becomes the column's outcome. Any other error stays an error.
+    /// A fault of the device or of a subject becomes the column's outcome. Any other error stays an error.
     pub fn of(result: Result<T>) -> Result<Self> {
         match result {
             Ok(row) => Ok(Self::Measured { row }),
@@ -139,7 +140,10 @@ impl<T> ColumnOutcome<T> {
                 Some(Fault::NotAvailable { needs, has }) => {
                     Ok(Self::NotRun { reason: format!("needs {needs}, has {has}") })
                 }
-                None => Err(error),
+                None => match error.downcast_ref::<SubjectFault>() {
+                    Some(_) => Ok(Self::Failed { error: words_of(&error) }),
+                    None => Err(error),
+                },
             },
         }
     }

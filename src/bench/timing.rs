@@ -109,6 +109,36 @@ impl TimingBench {
         self.timed(counts, clear, call)
     }
 
+    /// As [`Self::turn`], by the host's clock: each call from an idle device until it is idle again. What is measured beside
+    /// another process's calls is timed so. `clear` may take long. Calls that last as long as a turn are estimated by one.
+    pub fn turn_by_host(
+        &self,
+        clear: &dyn Fn() -> Result<()>,
+        call: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        let mut lap = || -> Result<f64> {
+            clear()?;
+            self.flush()?;
+            self.rest()?;
+            synchronize(self.device)?;
+            let start = Instant::now();
+            call()?;
+            synchronize(self.device)?;
+            Ok(to_the_nanosecond(start.elapsed().as_secs_f64()))
+        };
+        lap()?;
+        let (mut sum, mut estimates) = (0.0, 0);
+        while estimates < ESTIMATES && 1e3 * sum < self.protocol.warmup_ms + self.protocol.rep_ms {
+            (sum, estimates) = (sum + lap()?, estimates + 1);
+        }
+        let counts = self.protocol.counts(sum / estimates as f64);
+        // What the estimate ran is warm-up too.
+        for _ in estimates..counts.warmup {
+            lap()?;
+        }
+        (0..counts.repeats).map(|_| lap()).collect()
+    }
+
     fn timed(
         &self,
         counts: CallCounts,

@@ -1,5 +1,6 @@
 //! The inputs of the write-up: the handout's questions, templates, records and answers, read from a checkout.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -10,9 +11,10 @@ use crate::harness::plan::staleness;
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
+use crate::harness::subject::Subject;
 use crate::harness::suite::{self, Suite};
 use crate::harness::worker::panic_message;
-use crate::problems::REGISTRY;
+use crate::problems::{REGISTRY, SUBJECT_CHECKS, SUBJECT_PROBLEMS};
 use crate::report::{self, Document, ProblemInput};
 use crate::root::read_text;
 
@@ -27,10 +29,49 @@ pub enum RecordSource {
 
 /// The inputs of the whole write-up.
 pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
+    if let Some(subject) = &layout.subject {
+        return subject_document(layout, subject);
+    }
     let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect();
     let summary = read_text(&layout.root.join("templates/summary.md"));
     let summary = Some(summary.context("failed to read templates/summary.md")?);
     Ok(Document { summary, ..with_problems(problems) })
+}
+
+/// The report on a subject: the problems that measure its code, and why the others are not in it.
+fn subject_document(layout: &Layout, subject: &Subject) -> Result<Document> {
+    let input = |(entry, _): &(Problem, _)| {
+        let handout = *super::handout_problem(entry.name)?;
+        let mut input = ProblemInput { handout, ..ProblemInput::default() };
+        input.answers = entry.answers.iter().map(|part| part.to_string()).collect();
+        input.fault = read(layout, entry, RecordSource::Here, &mut input).err().map(|error| format!("{error:#}"));
+        Ok(input)
+    };
+    let problems = SUBJECT_PROBLEMS.iter().map(input).collect::<Result<_>>()?;
+    let summary = read_text(&layout.root.join("templates/subject/summary.md"));
+    let summary = summary.context("failed to read templates/subject/summary.md")? + &absent_problems();
+    Ok(Document { summary: Some(summary), subject: Some(subject.name()), ..with_problems(problems) })
+}
+
+/// The problems of which a subject's report has nothing, with the reason.
+fn absent_problems() -> String {
+    let reason = |problem: &HandoutProblem| {
+        let graded = SUBJECT_CHECKS.iter().copied().flatten().any(|check| check.problem == problem.name);
+        match graded {
+            true => "it is graded, not measured: `cs336 grade --subject`",
+            false => "the starter code has no adapter for it: nothing of theirs can be called",
+        }
+    };
+    let is_measured = |problem: &&HandoutProblem| SUBJECT_PROBLEMS.iter().any(|(entry, _)| entry.name == problem.name);
+    let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for problem in HANDOUT.iter().filter(|problem| !is_measured(problem)) {
+        by_reason.entry(reason(problem)).or_default().push(format!("`{}`", problem.name));
+    }
+    let rows = by_reason.iter().map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", ")));
+    format!(
+        "\n| Problem | Reason |\n|:---|:---|\n{}\nTable: Problems of the handout without an answer of theirs.\n",
+        rows.collect::<String>()
+    )
 }
 
 /// A document without a summary.
@@ -39,6 +80,7 @@ pub fn with_problems(problems: Vec<ProblemInput>) -> Document {
         title: "Systems and Parallelism".into(),
         assignment: "Stanford CS336, Assignment 2, Spring 2025 (handout 1.0.4)".into(),
         summary: None,
+        subject: None,
         problems,
     }
 }
@@ -55,11 +97,13 @@ pub fn problem_input(layout: &Layout, problem: &HandoutProblem, source: RecordSo
 
 fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut ProblemInput) -> Result<()> {
     input.records = answer_records(layout, entry, source)?;
-    let path = format!("templates/{}.md", entry.name);
+    input.subfolder = if layout.subject.is_some() { "subject/" } else { "" };
+    let path = report::template::origin(input);
     let template = read_text(&layout.root.join(&path));
     input.template = Some(template.with_context(|| format!("failed to read {path}, which answers it"))?);
     input.shared = shared_templates(layout)?;
-    let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume`", entry.name);
+    let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
+    let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume{of}`", entry.name);
     input.answer = answer(entry, &input.records).map_err(|error| anyhow!("{error:#}. {remedy}"))?;
     Ok(())
 }
@@ -105,7 +149,8 @@ fn records(
         }),
         RecordSource::Accepted => None,
     };
-    let file = match local.filter(covers) {
+    // A subject has no accepted ones.
+    let file = match local.filter(|file| layout.subject.is_some() || covers(file)) {
         Some(file) => Some(file),
         None => layout.read_accepted(profile, problem)?,
     };

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn every_problem_of_the_handout_can_be_explained() {
-        let layout = Layout { root: env!("CARGO_MANIFEST_DIR").into() };
+        let layout = Layout::at(env!("CARGO_MANIFEST_DIR").into());
         for problem in HANDOUT.iter() {
             assert_eq!(run(&layout, problem.name).unwrap(), Ended::Well, "{}", problem.name);
         }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::subject::{SubjectArguments, conditions};
 use super::writeup::{self, Lacking};
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Problems to grade, the whole handout by default; with --device, checks to run
     problems: Vec<String>,
     /// Instead, run the checks that need a GPU and record how they end; without a GPU each is skipped
-    #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope"])]
+    #[arg(long, conflicts_with_all = ["cases", "junit", "gradescope", "subject"])]
     device: bool,
     /// Instead, run every *.safetensors case in this folder (the format is in suites/cases/README.md)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["problems", "gradescope"])]
@@ -41,16 +41,35 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     subject: SubjectArguments,
+    /// Grade every folder in this folder as a subject; writes grades.csv and a results.json each into --output
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["subject", "device", "cases", "junit", "gradescope", "json"])]
+    subjects: Option<PathBuf>,
+    /// Of a subject: run only the checks of this name (repeatable); the others earn nothing
+    #[arg(long = "check", value_name = "NAME")]
+    checks: Vec<String>,
+    /// Where --subjects writes
+    #[arg(long, value_name = "DIR", default_value = "grades", requires = "subjects")]
+    output: PathBuf,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
-    if let Some(folder) = &arguments.subject.subjects {
-        let SubjectArguments { output, .. } = &arguments.subject;
-        return super::subjects::run(layout, folder, &arguments.subject, &arguments.problems, output);
+    if let Some(folder) = &arguments.subjects {
+        return super::subjects::run(
+            layout,
+            folder,
+            &arguments.subject,
+            &arguments.problems,
+            &arguments.checks,
+            &arguments.output,
+        );
     }
     let subject = arguments.subject.subject.as_deref();
     let cases = arguments.cases.as_deref();
+    ensure!(
+        arguments.checks.is_empty() || subject.is_some() && cases.is_none(),
+        "--check chooses among the checks of a subject: use it with --subject or --subjects"
+    );
     let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
     if let Some(folder) = cases {
         return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
@@ -117,7 +136,8 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
             print(graded);
         }
     };
-    Ok(super::subject::grades(layout, subject, &problems, shown))
+    super::subject::require_checks(&arguments.checks, &problems)?;
+    Ok(super::subject::grades(layout, subject, &problems, &arguments.checks, shown))
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::progress::{Bars, short};
+use super::subject::{SubjectArguments, checked, measured_problems};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
 use crate::bench::machine;
 use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementContext, Runner};
@@ -17,6 +18,7 @@ use crate::harness::run::{MeasureSummary, Tally};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, PendingTable, parse_duration};
 use crate::harness::store::{Layout, lock_records};
+use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
 use crate::printable::indented;
@@ -43,12 +45,15 @@ pub struct Arguments {
     #[arg(long, default_value_t = CASE_LIMIT.as_secs(), value_name = "SECONDS")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     case_limit: u64,
+    #[command(flatten)]
+    subject: SubjectArguments,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let Chosen { problems: names, profile } = &arguments.chosen;
     let profile = profile_or_default(*profile);
-    let problems = selected(names)?;
+    let layout = &arguments.subject.layout(layout)?;
+    let problems = if layout.subject.is_some() { measured_problems(names)? } else { selected(names)? };
     if let Some(problem) = problems.iter().find(|problem| !names.is_empty() && problem.measured.is_none()) {
         let name = problem.name;
         bail!("{name} measures nothing: it has only checks, which `cs336 grade {name}` runs");
@@ -118,9 +123,16 @@ pub fn measure(
         );
     }
     watch_for_interrupt();
+    let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();
+    let Some(layout) = checked(layout, &pending)? else {
+        return Ok(MeasureSummary {
+            tally: Tally { interrupted: true, ..Tally::default() },
+            ..MeasureSummary::default()
+        });
+    };
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
-    let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(layout, &interrupted) };
+    let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
     let tally = visit.tally;
     eprintln!(
@@ -160,7 +172,8 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         seconds if seconds == CASE_LIMIT.as_secs() => String::new(),
         seconds => format!(" --case-limit {seconds}"),
     };
-    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit} --resume");
+    let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
+    eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit}{of} --resume");
     Ok(())
 }
 
@@ -217,6 +230,7 @@ fn one_case(
     let measured = problem.measured.as_ref().context("the problem measures nothing")?;
     let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
+    let Some(layout) = &checked(layout, &[problem])? else { return Ok(Ended::Interrupted) };
     let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?, &interrupted)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };

@@ -23,7 +23,7 @@ use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::worker::{Abilities, THIS_PROGRAM, serve};
 use crate::printable::{indented, one_line};
-use crate::problems::{DEVICE_CHECKS, REGISTRY};
+use crate::problems::{DEVICE_CHECKS, REGISTRY, SUBJECT_PROBLEMS};
 use crate::process::confinement::Confinement;
 
 // What a verb prints may quote names and messages from outside, which must not act on a terminal. These hide the standard
@@ -295,6 +295,7 @@ fn profile_or_default(asked: Option<Profile>) -> Profile {
 /// What this program's workers serve.
 const ABILITIES: Abilities = Abilities {
     registry: REGISTRY,
+    subject_problems: SUBJECT_PROBLEMS,
     device_checks: DEVICE_CHECKS,
     run_case: cases::run_one,
     check_subject: subject::check,

@@ -1,36 +1,31 @@
 //! `cs336 grade --subject`: somebody else's adapters, put to the checks of the problems that they answer.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::install::install;
 use super::{entry, handout_problem, interrupted};
 use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade};
 use crate::harness::handout::HandoutProblem;
-use crate::harness::problem::Verdict;
+use crate::harness::problem::{Problem, Verdict};
 use crate::harness::store::Layout;
 use crate::harness::subject::{Subject, SubjectCheck};
 use crate::harness::worker::Worker;
-use crate::printable::shown_path;
-use crate::problems::SUBJECT_CHECKS;
+use crate::printable::{indented, shown_path};
+use crate::problems::{SUBJECT_CHECKS, SUBJECT_PROBLEMS};
 use crate::process::confinement;
 use crate::subject::{attention, unavailable, words_of};
 use crate::units::GIB;
 
 #[derive(clap::Args)]
 pub struct SubjectArguments {
-    /// Grade this checkout of the starter code, or any folder with its adapters.py, instead of this program's own code
-    #[arg(long, value_name = "DIR", conflicts_with = "device")]
+    /// Take the code in this checkout of the starter code, or any folder with its adapters.py, instead of this program's own
+    #[arg(long, value_name = "DIR")]
     pub subject: Option<PathBuf>,
-    /// Grade every folder in this folder as a subject; writes grades.csv and a results.json each into --output
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["subject", "device", "cases", "junit", "gradescope", "json"])]
-    pub subjects: Option<PathBuf>,
-    /// Where --subjects writes
-    #[arg(long, value_name = "DIR", default_value = "grades", requires = "subjects")]
-    pub output: PathBuf,
     /// First make each subject's .venv from its pyproject.toml, with uv if it is there, else pip; this is not confined
     #[arg(long)]
     install: bool,
@@ -46,6 +41,12 @@ pub struct SubjectArguments {
 }
 
 impl SubjectArguments {
+    /// The tree of the subject that is named, else of ours.
+    pub fn layout(&self, layout: &Layout) -> Result<Layout> {
+        let subject = self.subject.as_ref().map(|folder| self.find(folder, None)).transpose()?;
+        Ok(subject.map_or_else(|| layout.clone(), |subject| layout.of_subject(&subject)))
+    }
+
     /// The subject in `folder`. `cases` must not lie in it, since it could read what they expect.
     pub fn find(&self, folder: &Path, cases: Option<&Path>) -> Result<Subject> {
         if self.install {
@@ -105,6 +106,7 @@ pub fn grades(
     layout: &Layout,
     subject: &Subject,
     problems: &[&'static HandoutProblem],
+    only: &[String],
     mut graded: impl FnMut(&ProblemGrade),
 ) -> Option<Vec<ProblemGrade>> {
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
@@ -113,9 +115,11 @@ pub fn grades(
         let mut results = Vec::new();
         for check in checks().filter(|check| check.problem == problem.name) {
             let started = Instant::now();
-            let ending = match runner.subject_check(&mut worker, subject, check) {
-                Ok(ending) => ending?,
-                Err(error) => CheckStatus::Failed { error: format!("{error:#}") }.printable(),
+            let is_asked = only.is_empty() || only.iter().any(|name| name == check.name);
+            let ending = match is_asked.then(|| runner.subject_check(&mut worker, subject, check)) {
+                None => CheckStatus::Skipped { reason: "--check leaves it out".into() },
+                Some(Ok(ending)) => ending?,
+                Some(Err(error)) => CheckStatus::Failed { error: format!("{error:#}") }.printable(),
             };
             let elapsed_s = started.elapsed().as_secs_f64();
             results.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
@@ -127,8 +131,53 @@ pub fn grades(
     Some(grades)
 }
 
+/// Errors: no problem has a check of one of these names.
+pub fn require_checks(names: &[String], problems: &[&HandoutProblem]) -> Result<()> {
+    let known: BTreeSet<&str> =
+        checks().filter(|check| problems.iter().any(|p| p.name == check.problem)).map(|check| check.name).collect();
+    let unknown = names.iter().find(|name| !known.contains(name.as_str()));
+    let all = || known.iter().copied().collect::<Vec<_>>().join(", ");
+    unknown.map_or(Ok(()), |name| bail!("no check of these problems is called {name:?}; they have {}", all()))
+}
+
 fn checks() -> impl Iterator<Item = &'static SubjectCheck> {
     SUBJECT_CHECKS.iter().copied().flatten()
+}
+
+/// The named problems that a subject is measured on, or all of them.
+pub fn measured_problems(names: &[String]) -> Result<Vec<&'static Problem>> {
+    if names.is_empty() {
+        return Ok(SUBJECT_PROBLEMS.iter().map(|(problem, _)| problem).collect());
+    }
+    let all = || SUBJECT_PROBLEMS.iter().map(|(problem, _)| problem.name).collect::<Vec<_>>().join(", ");
+    let chosen = super::once_each(names).map(|name| {
+        let handout = handout_problem(name)?;
+        let found = SUBJECT_PROBLEMS.iter().map(|(problem, _)| problem).find(|problem| problem.name == handout.name);
+        found.with_context(|| format!("{name} measures nothing of a subject; {} do", all()))
+    });
+    chosen.collect()
+}
+
+/// The tree of the subject, which now knows the adapters that fail a check and so are not timed; of ours it is the same tree.
+/// `None` when interrupted.
+pub fn checked(layout: &Layout, problems: &[&Problem]) -> Result<Option<Layout>> {
+    let Some(mut subject) = layout.subject.clone() else { return Ok(Some(layout.clone())) };
+    eprintln!("{}", conditions(&subject));
+    let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
+    let timed = SUBJECT_PROBLEMS.iter().filter(|(entry, _)| problems.iter().any(|problem| problem.name == entry.name));
+    let adapters: Vec<&str> = timed.flat_map(|(_, adapters)| *adapters).copied().collect();
+    for check in checks().filter(|check| adapters.contains(&check.adapter)) {
+        if subject.refused.contains_key(check.adapter) {
+            continue;
+        }
+        let Some(ending) = runner.subject_check(&mut worker, &subject, check)? else { return Ok(None) };
+        if let CheckStatus::Failed { error } = ending {
+            let words = format!("{}::{}: {error}", check.problem, check.name);
+            eprintln!("  {} is not timed: {}", check.adapter, indented(&words, 4));
+            subject.refused.insert(check.adapter.into(), words);
+        }
+    }
+    Ok(Some(layout.of_subject(&subject)))
 }
 
 /// The worker's side: runs one check.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 use super::export::csv_field;
-use super::subject::{SubjectArguments, conditions, grades, problems};
+use super::subject::{SubjectArguments, conditions, grades, problems, require_checks};
 use super::{Ended, watch_for_interrupt};
 use crate::harness::grade::{ProblemGrade, points};
 use crate::harness::grade_files::gradescope;
@@ -36,16 +36,18 @@ pub fn run(
     folder: &Path,
     arguments: &SubjectArguments,
     names: &[String],
+    checks: &[String],
     output: &Path,
 ) -> Result<Ended> {
     watch_for_interrupt();
     let problems = problems(names)?;
+    require_checks(checks, &problems)?;
     let mut rows: Vec<Row> = Vec::new();
     for subject in subjects(folder)? {
         let name = one_line(&subject.file_name().unwrap_or_default().to_string_lossy());
         let row = match arguments.find(&subject, None) {
             Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
-            Ok(found) => match grades(layout, &found, &problems, |_| ()) {
+            Ok(found) => match grades(layout, &found, &problems, checks, |_| ()) {
                 None => return Ok(Ended::Interrupted),
                 Some(grades) => Row { name, note: Ok(printable(&conditions(&found))), grades },
             },

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::document::{RecordSource, accepted_markdown, document, problem_input, with_problems};
+use super::subject::{SubjectArguments, measured_problems};
 use super::{Ended, device, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::plan::{Scope, staleness};
@@ -18,10 +19,10 @@ use crate::root::{read, read_text};
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Render from snapshots/ only and compare with snapshots/rendered; measures and writes nothing
-    #[arg(long, conflicts_with_all = ["fresh", "no_measure"])]
+    #[arg(long, conflicts_with_all = ["fresh", "no_measure", "subject"])]
     check: bool,
     /// Fail unless report/writeup.pdf is up to date with the records; measures and writes nothing
-    #[arg(long, conflicts_with = "no_measure")]
+    #[arg(long, conflicts_with_all = ["no_measure", "subject"])]
     fresh: bool,
     /// Render the existing records and measure nothing
     #[arg(long)]
@@ -29,9 +30,12 @@ pub struct Arguments {
     /// Which grids to measure; gpu by default if there is a GPU
     #[arg(long, value_enum)]
     profile: Option<Profile>,
+    #[command(flatten)]
+    subject: SubjectArguments,
 }
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+    let layout = &arguments.subject.layout(layout)?;
     if arguments.check {
         return check(layout);
     }
@@ -39,7 +43,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         return fresh(layout);
     }
     if !arguments.no_measure {
-        let problems: Vec<&'static Problem> = REGISTRY.iter().collect();
+        let problems = if layout.subject.is_some() { measured_problems(&[])? } else { REGISTRY.iter().collect() };
         let profile = profile_or_default(arguments.profile);
         let plans = measure::plans(layout, &problems, profile, Scope::Outdated)?;
         if plans.iter().any(|plan| !plan.pending.is_empty()) {
@@ -72,7 +76,8 @@ fn build(layout: &Layout) -> Result<(String, Vec<Fault>)> {
     let points: f64 = rendered.answered.iter().map(|a| a.points).sum();
     let held = rendered.claims.iter().filter(|(_, claim)| claim.held).count();
     let sentence = format!(
-        "report/writeup.pdf, writeup.html and writeup.md are ready: {} points answered, {held} of {} claims hold",
+        "{}, writeup.html and writeup.md are ready: {} points answered, {held} of {} claims hold",
+        layout.display(&layout.report().join("writeup.pdf")),
         crate::harness::grade::points(points),
         rendered.claims.len()
     );
@@ -95,7 +100,7 @@ fn fresh(layout: &Layout) -> Result<Ended> {
 
 /// The title page and page layout.
 fn frame(layout: &Layout) -> Result<String> {
-    let path = layout.report().join("writeup.typ");
+    let path = layout.root.join("report/writeup.typ");
     read_text(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
 }
 

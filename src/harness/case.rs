@@ -90,8 +90,12 @@ impl<'a> Runner<'a> {
     }
 
     fn attempt(&self, context: &mut MeasurementContext, params: &Value, clock: &Clock) -> Result<CaseEnding> {
-        let job =
-            Job::Measure { problem: context.problem.name.into(), profile: context.profile, params: params.clone() };
+        let job = Job::Measure {
+            problem: context.problem.name.into(),
+            profile: context.profile,
+            params: params.clone(),
+            subject: self.layout.subject.clone(),
+        };
         if (context.measured.fresh_process)(params) {
             context.worker.restart();
         }

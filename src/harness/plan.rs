@@ -94,7 +94,7 @@ pub fn staleness<'a>(
     profile: Profile,
 ) -> Result<impl Fn(&CaseRecord) -> Option<String> + use<'a>> {
     let measured = problem.measured.as_ref();
-    let kernels = measured.map(|measured| kernel_hashes(layout, measured, profile)).transpose()?.unwrap_or_default();
+    let kernels = measured.map(|measured| code_hashes(layout, measured, profile)).transpose()?.unwrap_or_default();
     Ok(move |case: &CaseRecord| {
         let Some(measured) = measured else { return Some("the problem measures nothing any more".into()) };
         if !suite.cases(profile).any(|(_, params)| params == &case.params) {
@@ -104,7 +104,10 @@ pub fn staleness<'a>(
             return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
         }
         if let Some((name, _)) = case.kernels.iter().find(|(name, hash)| kernels.get(*name) != Some(*hash)) {
-            return Some(format!("kernels/{name} has changed since"));
+            return Some(match name.as_str() {
+                SUBJECT => "the subject's code has changed since".into(),
+                kernel => format!("kernels/{kernel} has changed since"),
+            });
         }
         match &case.outcome {
             Outcome::Measured { row } => (measured.check_row)(row).err().map(|e| format!("{e:#}")),
@@ -113,12 +116,15 @@ pub fn staleness<'a>(
     })
 }
 
-/// The kernels that a problem's figures depend on, each with its present hash. A CPU runs no kernels.
-pub fn kernel_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
-    if profile == Profile::Cpu {
-        return Ok(BTreeMap::new());
-    }
-    measured.kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?))).collect()
+/// The name of the subject's code among the hashes of a case.
+pub const SUBJECT: &str = "subject";
+
+/// The kernels that a problem's figures depend on, and the subject's code, each with its present hash. A CPU runs no kernels.
+pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
+    let kernels = if profile == Profile::Cpu { &[] } else { measured.kernels };
+    let kernels = kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?)));
+    let subject = layout.subject.iter().map(|subject| Ok((SUBJECT.into(), subject.hash()?)));
+    kernels.chain(subject).collect()
 }
 
 #[cfg(test)]
@@ -191,7 +197,7 @@ mod tests {
     /// A tree with a suite, and with accepted and local records of two cases by the old version.
     fn tree(suite: &str) -> (tempfile::TempDir, Layout) {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout { root: folder.path().into() };
+        let layout = Layout::at(folder.path().into());
         let row = json!({"sum": 0.5});
         let record = MadeUp::cpu("toy").measured("all", &json!({"n": 1}), &row).measured("all", &json!({"n": 2}), &row);
         let record = record.set().file;

@@ -1,12 +1,13 @@
 //! A problem as the harness sees it: a name, checks, a measuring routine and an answer, all as plain data.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
 use super::json;
 use super::record::Profile;
+use super::subject::Subject;
 
 /// One registry entry. `suites/tidy.rs` tests the rules for all entries.
 pub struct Problem {
@@ -87,6 +88,11 @@ pub trait Measure {
         false
     }
 
+    /// As [`Self::measure`], for a subject's functions beside ours.
+    fn measure_subject(_params: &Self::Params, _profile: Profile, _subject: &Subject) -> Result<Self::Row> {
+        bail!("it measures no subject")
+    }
+
     /// Measures one case in this process. An out-of-memory or a missing device is an `Err` holding an
     /// [`crate::error::Fault`]; the harness turns it into a typed outcome.
     fn measure(params: &Self::Params, profile: Profile) -> Result<Self::Row>;
@@ -103,7 +109,7 @@ pub struct Measured {
     pub check_row: fn(&Value) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
-    pub measure: fn(&Value, Profile) -> Result<Value>,
+    pub measure: fn(&Value, Profile, Option<&Subject>) -> Result<Value>,
 }
 
 impl Measured {
@@ -150,7 +156,11 @@ fn fresh_process<M: Measure>(params: &Value) -> bool {
     M::Params::deserialize(params).is_ok_and(|params| M::fresh_process(&params))
 }
 
-fn measure<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
-    let row = M::measure(&M::Params::deserialize(params)?, profile)?;
+fn measure<M: Measure>(params: &Value, profile: Profile, subject: Option<&Subject>) -> Result<Value> {
+    let params = M::Params::deserialize(params)?;
+    let row = match subject {
+        Some(subject) => M::measure_subject(&params, profile, subject)?,
+        None => M::measure(&params, profile)?,
+    };
     Ok(serde_json::to_value(row)?)
 }

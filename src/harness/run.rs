@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use super::grade::CheckStatus;
-use super::plan::{Pending, Plan, kernel_hashes};
+use super::plan::{Pending, Plan, SUBJECT, code_hashes};
 use super::problem::Problem;
 use super::provenance::{Facts, open_run};
 use super::record::{CaseRecord, Outcome};
@@ -154,7 +154,7 @@ impl Runner<'_> {
                 }
             }
         }
-        session.kernels = kernel_hashes(self.layout, measured, *profile)?;
+        session.kernels = code_hashes(self.layout, measured, *profile)?;
         let run = match open_run(&self.layout.root, &suite.hash, facts, self.interrupted) {
             Err(_) if (self.interrupted)() => return Ok(false),
             run => run?,
@@ -179,7 +179,7 @@ impl Runner<'_> {
         let plan = &mut session.plan;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = session.kernels.clone();
-        of_case.retain(|name, _| names.contains(&name.as_str()));
+        of_case.retain(|name, _| name == SUBJECT || names.contains(&name.as_str()));
         let case = CaseRecord {
             grid: pending.grid.clone(),
             params: pending.params.clone(),

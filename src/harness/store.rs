@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::named_files::descriptor;
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
+use super::subject::Subject;
 use crate::printable::shown_path;
 use crate::root::read_text;
 
@@ -20,16 +21,24 @@ use crate::root::read_text;
 #[derive(Debug, Clone)]
 pub struct Layout {
     pub root: PathBuf,
+    /// Whose records and report these are; ours without one.
+    pub subject: Option<Subject>,
 }
 
 impl Layout {
     /// The tree that [`crate::root::find`] finds.
     pub fn find() -> Result<Self> {
-        Ok(Self { root: crate::root::find()? })
+        Ok(Self::at(crate::root::find()?))
     }
 
+    pub fn at(root: PathBuf) -> Self {
+        Self { root, subject: None }
+    }
+
+    /// The folder of records and reports: `report`, and below it `subjects/<name>` of a subject.
     pub fn report(&self) -> PathBuf {
-        self.root.join("report")
+        let report = self.root.join("report");
+        self.subject.as_ref().map_or(report.clone(), |subject| report.join("subjects").join(subject.name()))
     }
 
     /// This machine's own records.
@@ -51,12 +60,16 @@ impl Layout {
     ///
     /// Errors: a file that cannot be used; the message says what to do. No other problem needs to stop for it.
     pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
-        let remedy = format!("Run `cs336 measure {} --profile {profile}`, which moves it aside.", problem.name);
+        let of = self.subject.as_ref().map_or(String::new(), Subject::argument);
+        let remedy = format!("Run `cs336 measure {} --profile {profile}{of}`, which moves it aside.", problem.name);
         self.read(&self.local(profile, problem.name), problem, profile).map_err(|error| advised(&error, &remedy))
     }
 
-    /// The accepted records of `problem`, as [`Self::read_local`].
+    /// The accepted records of `problem`, as [`Self::read_local`]. A subject has none.
     pub fn read_accepted(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
+        if self.subject.is_some() {
+            return Ok(None);
+        }
         let path = self.accepted(profile, problem.name);
         let remedy = format!("Restore it: `git restore {}`.", self.display(&path));
         self.read(&path, problem, profile).map_err(|error| advised(&error, &remedy))
@@ -282,7 +295,7 @@ mod tests {
     #[test]
     fn a_record_is_moved_aside_to_a_name_that_nothing_has() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout { root: folder.path().to_path_buf() };
+        let layout = Layout::at(folder.path().into());
         let path = layout.local(Profile::Cpu, "x");
         for (content, name) in [(b"one", "x.json.unreadable"), (b"two", "x.json.unreadable-2")] {
             write_atomically(&path, content).unwrap();
@@ -296,7 +309,7 @@ mod tests {
     #[test]
     fn a_kernels_hash_covers_exactly_the_headers_that_it_includes() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout { root: folder.path().to_path_buf() };
+        let layout = Layout::at(folder.path().to_path_buf());
         let write =
             |name: &str, text: &str| write_atomically(&folder.path().join("kernels").join(name), text.as_bytes());
         write("plain.cu", "code").unwrap();
@@ -325,7 +338,7 @@ mod tests {
     #[test]
     fn a_second_lock_is_refused_until_the_first_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
-        let layout = Layout { root: folder.path().to_path_buf() };
+        let layout = Layout::at(folder.path().to_path_buf());
         let first = lock_records(&layout).unwrap();
         let refusal = format!("{:#}", lock_records(&layout).err().unwrap());
         assert!(refusal.contains("another cs336"), "{refusal}");

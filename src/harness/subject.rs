@@ -1,5 +1,6 @@
 //! A subject: somebody else's implementation of the assignment's adapters, in a folder, and the checks that it is put to.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::problem::Verdict;
 use super::python;
-use crate::printable::shown_path;
+use super::store::{Layout, sha256};
+use crate::printable::{one_line, shown_path};
+use crate::root::read;
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,6 +27,9 @@ pub struct Subject {
     pub memory_bytes: u64,
     /// Inputs are drawn from it. The subject does not learn it.
     pub seed: i64,
+    /// The adapters that are not timed, each with the words of the check that it fails.
+    #[serde(default)]
+    pub refused: BTreeMap<String, String>,
 }
 
 /// One check of one part of a problem for any subject.
@@ -31,11 +37,16 @@ pub struct SubjectCheck {
     pub problem: &'static str,
     pub part: &'static str,
     pub name: &'static str,
+    /// The adapter that a failure is charged to.
+    pub adapter: &'static str,
     pub run: fn(&Subject) -> Result<Verdict>,
 }
 
 /// Where adapters may lie in a subject's folder: in a checkout of the starter code, or alone.
 pub const ADAPTERS: [&str; 2] = ["tests/adapters.py", "adapters.py"];
+
+/// The endings of files that a subject's results can depend on.
+const SOURCES: [&str; 11] = ["py", "toml", "txt", "cu", "cuh", "cpp", "cc", "c", "h", "hpp", "so"];
 
 /// The variable that names the Python of a subject.
 pub const PYTHON: &str = "PYTHON";
@@ -54,7 +65,40 @@ impl Subject {
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
         let python = python_of(&folder, std::env::var_os(PYTHON));
-        Ok(Self { folder, python, limit_s, memory_bytes, seed })
+        Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
+    }
+
+    /// The folder's name, which its report has.
+    pub fn name(&self) -> String {
+        one_line(&self.folder.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    /// The arguments of a command that name it, after a space.
+    pub fn argument(&self) -> String {
+        format!(" --subject {}", shown_path(&self.folder))
+    }
+
+    /// SHA-256 of its code: the names and bytes of its sources. Folders that begin with a dot are left out, and links.
+    pub fn hash(&self) -> Result<String> {
+        let (mut folders, mut sources) = (vec![self.folder.clone()], BTreeMap::new());
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).with_context(|| format!("listing {}", shown_path(&folder)))? {
+                let (entry, path) = {
+                    let entry = entry?;
+                    (entry.file_type()?, entry.path())
+                };
+                let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+                let is_source = path.extension().is_some_and(|ending| SOURCES.iter().any(|source| ending == *source));
+                if entry.is_dir() && !is_hidden {
+                    folders.push(path);
+                } else if entry.is_file() && is_source {
+                    let bytes = read(&path).with_context(|| format!("reading {}", shown_path(&path)))?;
+                    sources.insert(path, sha256(&bytes));
+                }
+            }
+        }
+        let lines = sources.iter().map(|(path, hash)| format!("{hash} {}\n", path.to_string_lossy()));
+        Ok(sha256(lines.collect::<String>().as_bytes()))
     }
 
     pub fn limit(&self) -> Duration {
@@ -64,6 +108,13 @@ impl Subject {
     /// A seed of its own for each use.
     pub fn seed_for(&self, number: i64) -> i64 {
         self.seed.wrapping_mul(1_000_003).wrapping_add(number)
+    }
+}
+
+impl Layout {
+    /// The same tree with the subject's own records and report.
+    pub fn of_subject(&self, subject: &Subject) -> Self {
+        Self { subject: Some(subject.clone()), ..self.clone() }
     }
 }
 

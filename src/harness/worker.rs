@@ -44,6 +44,8 @@ pub enum Job {
         problem: String,
         profile: Profile,
         params: Value,
+        /// Whose functions are measured beside ours.
+        subject: Option<Subject>,
     },
     /// Run one case file from outside.
     Case {
@@ -171,6 +173,8 @@ fn reply_to(number: u64, text: &str) -> Result<Reply> {
 #[derive(Clone, Copy)]
 pub struct Abilities {
     pub registry: &'static [Problem],
+    /// The problems that a subject is measured on, with the adapters.
+    pub subject_problems: &'static [(Problem, &'static [&'static str])],
     pub device_checks: &'static [&'static [DeviceCheck]],
     pub run_case: fn(&Path, Option<&Subject>) -> Result<Value>,
     /// Runs the check of this problem and name.
@@ -197,7 +201,14 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
     let attempt = catch_unwind(AssertUnwindSafe(|| match job {
         Job::Check { problem, check } => perform_check(registry, problem, check),
         Job::DeviceCheck { check } => perform_device_check(abilities.device_checks, check),
-        Job::Measure { problem, profile, params } => perform_measure(registry, problem, *profile, params),
+        Job::Measure { problem, profile, params, subject } => {
+            let theirs = abilities.subject_problems.iter().map(|(entry, _)| entry).find(|entry| entry.name == *problem);
+            let entry = match subject {
+                Some(_) => theirs.with_context(|| format!("{problem} measures no subject"))?,
+                None => find(registry, problem)?,
+            };
+            perform_measure(entry, *profile, params, subject.as_ref())
+        }
         Job::Case { path, subject } => (abilities.run_case)(path.as_ref(), subject.as_ref()).map(Reply::Compared),
         Job::SubjectCheck { subject, problem, check } => {
             (abilities.check_subject)(subject, problem, check).map(Reply::Graded)
@@ -239,10 +250,9 @@ fn perform_device_check(checks: &[&[DeviceCheck]], name: &str) -> Result<Reply> 
     verdict.map(Reply::Checked)
 }
 
-fn perform_measure(registry: &[Problem], problem: &str, profile: Profile, params: &Value) -> Result<Reply> {
-    let problem = find(registry, problem)?;
+fn perform_measure(problem: &Problem, profile: Profile, params: &Value, subject: Option<&Subject>) -> Result<Reply> {
     let Some(measured) = &problem.measured else { bail!("{} measures nothing", problem.name) };
-    match (measured.measure)(params, profile) {
+    match (measured.measure)(params, profile, subject) {
         Ok(row) => Ok(Reply::Ended(Outcome::Measured { row })),
         Err(error) => match fault_of(&error) {
             Some(fault) => Ok(Reply::Ended(outcome_of(fault))),

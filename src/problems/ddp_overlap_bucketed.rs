@@ -57,7 +57,7 @@ pub const SUBJECT: &[SubjectCheck] = &[
 ];
 
 const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
-    SubjectCheck { problem: "ddp_overlap_bucketed", part: "", name, run }
+    SubjectCheck { problem: "ddp_overlap_bucketed", part: "", name, adapter: "get_ddp_bucketed", run }
 }
 
 const TRAINER: &str = overlap_bucketed::STRATEGY.name;

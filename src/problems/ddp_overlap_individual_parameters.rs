@@ -38,7 +38,13 @@ pub const SUBJECT: &[SubjectCheck] = &[
 ];
 
 const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
-    SubjectCheck { problem: "ddp_overlap_individual_parameters", part: "", name, run }
+    SubjectCheck {
+        problem: "ddp_overlap_individual_parameters",
+        part: "",
+        name,
+        adapter: "get_ddp_individual_parameters",
+        run,
+    }
 }
 
 const TRAINER: &str = "overlap_individual_parameters";

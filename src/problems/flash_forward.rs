@@ -116,7 +116,8 @@ pub const SUBJECT: &[SubjectCheck] = &[
 ];
 
 const fn subject(part: &'static str, name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
-    SubjectCheck { problem: "flash_forward", part, name, run }
+    let function = if matches!(part.as_bytes(), b"a") { FlashFunction::PyTorch } else { FlashFunction::Triton };
+    SubjectCheck { problem: "flash_forward", part, name, adapter: function.adapter(), run }
 }
 
 fn on_official_inputs(subject: &Subject, function: FlashFunction, is_causal: bool) -> Result<Verdict> {

@@ -1,12 +1,13 @@
 //! The registry: every problem whose code exists, in the handout's order.
 
-use crate::bench::ddp_step::on_rank as ddp_step;
+use crate::bench::ddp_step::{beside as ddp_beside, on_rank as ddp_step};
 use crate::checks::golden::training;
 use crate::checks::{self, device, edge_cases, fault_test, protocol, selftest, sharded_protocol};
 use crate::collective::ranks::RankTask;
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Problem;
 use crate::harness::subject::SubjectCheck;
+use crate::subject::attention::FlashFunction;
 
 pub mod benchmarking_mixed_precision;
 pub mod benchmarking_script;
@@ -59,6 +60,15 @@ pub const REGISTRY: &[Problem] = &[
     optimizer_state_sharding_accounting::PROBLEM,
 ];
 
+/// What `cs336 measure --subject` measures and `cs336 writeup --subject` answers, by the suites of the same names; each with
+/// the adapters that it times.
+pub const SUBJECT_PROBLEMS: &[(Problem, &[&str])] = &[
+    (flash_benchmarking::subject::PROBLEM, &[FlashFunction::PyTorch.adapter(), FlashFunction::Triton.adapter()]),
+    (ddp_overlap_individual_parameters_benchmarking::subject::PROBLEM, &["get_ddp_individual_parameters"]),
+    (ddp_bucketed_benchmarking::subject::PROBLEM, &["get_ddp_bucketed"]),
+    (optimizer_state_sharding_accounting::subject::PROBLEM, &["get_sharded_optimizer"]),
+];
+
 /// What `cs336 rank` can run; one line a task.
 pub const RANK_TASKS: &[RankTask] = &[
     fault_test::TASK,
@@ -70,6 +80,7 @@ pub const RANK_TASKS: &[RankTask] = &[
     checks::subject::TASK,
     distributed_communication_single_node::ranks::TASK,
     ddp_step::TASK,
+    ddp_beside::TASK,
     checks::ddp_step::TASK,
     optimizer_state_sharding_accounting::memory::TASK,
 ];

@@ -70,7 +70,7 @@ pub const SUBJECT: &[SubjectCheck] = &[
 ];
 
 const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
-    SubjectCheck { problem: "optimizer_state_sharding", part: "", name, run }
+    SubjectCheck { problem: "optimizer_state_sharding", part: "", name, adapter: "get_sharded_optimizer", run }
 }
 
 /// The official test of one of its two models; ZeRO-1 in each of the official bucket sizes. Repeated, as a race would not

@@ -30,7 +30,7 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
     let summary = std::mem::take(&mut pieces.typst);
     let head = std::mem::take(&mut pieces.markdown);
     for problem in &document.problems {
-        pieces.problem(problem)?;
+        pieces.problem(problem, document.subject.is_some())?;
     }
     pieces.appendices()?;
     let provenance = provenance::markdown(document, &pieces.claims);
@@ -85,7 +85,7 @@ impl Pieces {
     }
 
     /// Adds a problem's heading, and its answer or why there is none.
-    fn problem(&mut self, problem: &ProblemInput) -> Result<()> {
+    fn problem(&mut self, problem: &ProblemInput, is_of_subject: bool) -> Result<()> {
         self.problem_heading(problem);
         self.edition.chapters.push(Chapter::of(problem.handout));
         self.small_print(&warnings::before_answer(&problem.records))?;
@@ -96,7 +96,8 @@ impl Pieces {
             self.fault(problem.handout.name, &format!("This answer could not be built: {error:#}"))?;
         }
         let open = self.open_parts(&problem.handout);
-        if open.is_empty() {
+        // What the handout asks in words is a subject's own to answer.
+        if open.is_empty() || is_of_subject {
             Ok(())
         } else {
             self.small_print(&format!("*Not answered:* {}.", parts_with_points(&open)))

@@ -39,6 +39,8 @@ pub struct Document {
     pub title: String,
     /// The assignment and its version, for the title page.
     pub assignment: String,
+    /// Whose implementation it reports on, where that is not ours.
+    pub subject: Option<String>,
     /// The text of `templates/summary.md`; `None` for a document without a summary.
     pub summary: Option<String>,
     /// All problems in the handout's order, answered or not.
@@ -53,6 +55,8 @@ pub struct ProblemInput {
     pub answers: Vec<String>,
     /// The text of `templates/<name>.md`; `None` lists the problem as unanswered.
     pub template: Option<String>,
+    /// The template's folder in `templates`, with a slash; empty for our own answers.
+    pub subfolder: &'static str,
     /// Texts that templates can include: name, such as "shared/x.md", and text.
     pub shared: Vec<(String, String)>,
     /// The problem's answer from its records.

@@ -14,12 +14,15 @@ use crate::units::human_bytes;
 
 const INTRODUCTION: &str = "A measured number comes from a *case*: one setting of a problem's suite, measured in one *run* on \
     one machine. A case is *stale* when its setting has left the suite, the code of a kernel that it ran has changed, or the \
-    meaning of its measurement has; a mere change of Rust code leaves it fresh. The samples of every case are in \
-    `snapshots/`, one case a line.";
+    meaning of its measurement has; a mere change of Rust code leaves it fresh. The samples of every case are in";
 
 /// The appendix in Markdown.
 pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String {
-    let mut out = format!("{INTRODUCTION}\n\n");
+    let (place, also) = match document.subject {
+        Some(_) => ("`records/` beside this report", " A case is stale also when a file of their code has changed."),
+        None => ("`snapshots/`", ""),
+    };
+    let mut out = format!("{INTRODUCTION} {place}, one case a line.{also}\n\n");
     let lines = lines(document);
     if !lines.is_empty() {
         out += &format!("### Machines\n\n{}\n### Runs\n\n{}\n", machines(document), runs_table(&lines));

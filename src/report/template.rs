@@ -180,7 +180,7 @@ fn add<'source>(env: &mut Environment<'source>, name: &'source str, text: &'sour
 
 /// The name of a problem's template in messages.
 pub fn origin(problem: &ProblemInput) -> String {
-    format!("templates/{}.md", problem.handout.name)
+    format!("templates/{}{}.md", problem.subfolder, problem.handout.name)
 }
 
 type Shared = Arc<Mutex<Session>>;

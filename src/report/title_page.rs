@@ -13,6 +13,8 @@ use crate::harness::handout::HandoutProblem;
 pub struct Front {
     title: String,
     assignment: String,
+    /// Whose implementation it is, where that is not ours.
+    subject: Option<String>,
     points: String,
     total: String,
     /// The day of the newest run; none without records.
@@ -52,6 +54,7 @@ impl Front {
         Self {
             title: document.title.clone(),
             assignment: document.assignment.clone(),
+            subject: document.subject.clone(),
             points: points(handout().map(earned).sum()),
             total: points(handout().map(|p| p.points).sum()),
             date: runs.iter().map(|(_, r)| &r.started).max().map(|day| day.get(..10).unwrap_or(day).to_string()),
@@ -63,7 +66,10 @@ impl Front {
     /// The head of `writeup.md`: title, `summary` and contents.
     pub fn markdown(&self, summary: &str) -> String {
         let mut out = format!("# {}\n\n{}\n\n", self.title, self.assignment);
-        let _ = write!(out, "{} of {} points answered.", self.points, self.total);
+        let _ = match &self.subject {
+            Some(subject) => write!(out, "The implementation of **{}**, measured by cs336.", escape::markdown(subject)),
+            None => write!(out, "{} of {} points answered.", self.points, self.total),
+        };
         if let Some(date) = &self.date {
             let _ = write!(out, " Newest record: {date}. Machines: {}.", escape::markdown(&self.machines.join("; ")));
         }

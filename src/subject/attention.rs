@@ -44,7 +44,7 @@ pub struct SubjectAttention<'a> {
 }
 
 impl FlashFunction {
-    pub fn adapter(self) -> &'static str {
+    pub const fn adapter(self) -> &'static str {
         match self {
             Self::PyTorch => "get_flashattention_autograd_function_pytorch",
             Self::Triton => "get_flashattention_autograd_function_triton",
@@ -65,7 +65,7 @@ impl Running {
 }
 
 /// Runs `body`, which calls `adapter`, with the subject's kept process, or with a new one after a crash or a hang.
-fn with_kept<T>(
+pub(super) fn with_kept<T>(
     subject: &Subject,
     adapter: &'static str,
     body: impl FnOnce(&mut SubjectProcess) -> Result<T>,

@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
+use crate::collective::Shared;
 use crate::error::{Fault, fault_of};
 use crate::harness::peer::{NoAnswer, Peer, PeerDied};
 use crate::harness::python;
@@ -27,6 +28,8 @@ use crate::process::confinement::{Confinement, paths};
 
 pub mod attention;
 pub mod rank;
+pub mod steps;
+pub mod timed;
 
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
@@ -147,9 +150,15 @@ impl SubjectProcess {
     }
 
     /// Joins the process group of a launch's ranks, each of which may still be starting.
-    pub fn join(&mut self, rank: usize, world_size: usize) -> Result<()> {
+    pub fn join(&mut self, collective: &Shared) -> Result<()> {
+        let (rank, world_size, backend) = (collective.rank(), collective.world_size(), collective.backend());
+        let device = match collective.device() {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            _ => "cpu".into(),
+        };
         let store = self.folders.scratch.join("store");
-        let settings = json!({ "rank": rank, "world_size": world_size, "store": store });
+        let settings =
+            json!({ "rank": rank, "world_size": world_size, "store": store, "backend": backend, "device": device });
         self.call_within(STARTING, "join", settings, "joining the process group").map(drop)
     }
 
@@ -180,16 +189,43 @@ impl SubjectProcess {
         inputs: &[(impl AsRef<str>, &Tensor)],
         doing: &str,
     ) -> Result<(Value, BTreeMap<String, Tensor>)> {
-        let [given, left] = [(&self.folders.given, "inputs"), (&self.folders.scratch, "outputs")]
-            .map(|(folder, what)| folder.join(format!("{}-{what}.safetensors", self.name)));
-        let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
-        Tensor::write_safetensors(&inputs, &given).context("writing the subject's inputs")?;
-        settings["inputs"] = path(&given)?.into();
+        settings["inputs"] = self.write(inputs)?;
+        self.take(job, settings, doing)
+    }
+
+    /// Calls a job with tensors that leaves none.
+    pub fn give(
+        &mut self,
+        job: &str,
+        mut settings: Value,
+        inputs: &[(impl AsRef<str>, &Tensor)],
+        doing: &str,
+    ) -> Result<()> {
+        settings["inputs"] = self.write(inputs)?;
+        self.call(job, settings, doing).map(drop)
+    }
+
+    /// Calls a job without tensors that leaves some: gives what it returned and these.
+    pub fn take(&mut self, job: &str, mut settings: Value, doing: &str) -> Result<(Value, BTreeMap<String, Tensor>)> {
+        let left = self.folders.scratch.join(format!("{}-outputs.safetensors", self.name));
         settings["outputs"] = path(&left)?.into();
-        let value = self.call_within(self.limit, job, settings, doing)?;
+        let value = self.call(job, settings, doing)?;
         let tensors =
             read(&left).map_err(|error| SubjectFault::new(format!("{doing} left no readable result: {error:#}")))?;
         Ok((value, tensors))
+    }
+
+    /// The result of a job without tensors.
+    pub fn call(&mut self, job: &str, settings: Value, doing: &str) -> Result<Value> {
+        self.call_within(self.limit, job, settings, doing)
+    }
+
+    /// The file that a job reads these from.
+    fn write(&self, inputs: &[(impl AsRef<str>, &Tensor)]) -> Result<Value> {
+        let given = self.folders.given.join(format!("{}-inputs.safetensors", self.name));
+        let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
+        Tensor::write_safetensors(&inputs, &given).context("writing the subject's inputs")?;
+        Ok(path(&given)?.into())
     }
 }
 

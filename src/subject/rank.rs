@@ -36,7 +36,7 @@ impl Adapter {
     }
 
     /// The adapters that are called after backward and, where there are two, before the batch.
-    fn hooks(&self) -> &'static [&'static str] {
+    pub(super) fn hooks(&self) -> &'static [&'static str] {
         match self {
             Self::Individual { .. } => &["ddp_individual_parameters_on_after_backward"],
             Self::Bucketed { .. } => &["ddp_bucketed_on_after_backward", "ddp_bucketed_on_train_batch_start"],
@@ -67,9 +67,9 @@ impl Adapter {
 pub struct Trainee {
     pub subject: Subject,
     pub adapter: Adapter,
-    folders: Folders,
+    pub(super) folders: Folders,
     /// Where a rank leaves the words of its subject's fault; the subject cannot write there.
-    faults: PathBuf,
+    pub(super) faults: PathBuf,
 }
 
 impl Trainee {
@@ -127,7 +127,7 @@ impl SubjectRank {
     ) -> Result<Self> {
         let (rank, adapter) = (collective.rank(), trainee.adapter.name());
         let mut process = SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"))?;
-        process.join(rank, collective.world_size())?;
+        process.join(collective)?;
         let parameters: Vec<_> =
             network.named_parameters().iter().map(|(name, t)| (format!("init.{name}"), t)).collect();
         let (job, settings) = trainee.adapter.job(blueprint);
@@ -168,7 +168,7 @@ impl SubjectRank {
 }
 
 /// Leaves the words of an error for the process that launched this rank.
-fn left<T>(file: &Path, result: Result<T>) -> Result<T> {
+pub(super) fn left<T>(file: &Path, result: Result<T>) -> Result<T> {
     if let Err(error) = &result {
         std::fs::write(file, words_of(error)).context("leaving the words of a fault")?;
     }

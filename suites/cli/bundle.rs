@@ -105,7 +105,7 @@ impl Bundle {
     /// Measures the quickest problem.
     fn measure(&self) -> Run {
         printed(&mut self.command(&["measure", PROBLEM, "--profile", "cpu"]));
-        let layout = Layout { root: self.path("") };
+        let layout = Layout::at(self.path(""));
         layout.read_local(Profile::Cpu, problem()).unwrap().unwrap().runs.remove(0)
     }
 

@@ -40,17 +40,24 @@ impl Graded {
         Self { tree }
     }
 
+    /// With the Python of this checkout.
+    pub fn with_python<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let python = root().join(".venv/bin/python");
+        command.env("CS336_PYTHON", &python).env("PYTHON", python)
+    }
+
     /// The grades of one subject on these problems, as JSON, by the Python of this checkout.
     fn grade(&self, folder: &Path, problems: &[&str], more: &[&str]) -> Value {
         let arguments = [&["grade"], problems, &["--subject", folder.to_str().unwrap(), "--json"], more].concat();
         let mut command = self.tree.command(&arguments);
-        json(&command.env("PYTHON", root().join(".venv/bin/python")).output().unwrap())
+        json(&self.with_python(&mut command).output().unwrap())
     }
 
-    /// The table of all subjects on these problems, and what the command said.
-    pub fn grade_all(&self, problems: &[&str]) -> (String, String) {
-        let mut command = self.tree.command(&[&["grade"], problems, &["--subjects", "subjects"]].concat());
-        let output = command.env("PYTHON", root().join(".venv/bin/python")).output().unwrap();
+    /// The table of all subjects on these problems (of these checks, where any are named), and what the command said.
+    pub fn grade_all(&self, problems: &[&str], checks: &[&str]) -> (String, String) {
+        let checks: Vec<&str> = checks.iter().flat_map(|check| ["--check", check]).collect();
+        let mut command = self.tree.command(&[&["grade"], problems, &["--subjects", "subjects"], &checks[..]].concat());
+        let output = self.with_python(&mut command).output().unwrap();
         let table = fs::read_to_string(self.tree.path("grades/grades.csv"));
         (table.unwrap_or_else(|error| panic!("{error}: {}", output_text(&output))), output_text(&output))
     }
@@ -102,7 +109,7 @@ fn each_way_to_break_is_an_outcome_with_words() {
     let graded = Graded::new();
     for (way, words) in BROKEN {
         let folder = graded.add("broken", way, "way.txt", way);
-        let grades = graded.grade(&folder, &[FORWARD], &["--limit", "5"]);
+        let grades = graded.grade(&folder, &[FORWARD], &["--limit", "5", "--check", "official_protocol"]);
         let checks = Graded::checks(&grades);
         assert_eq!(checks[0].0, "official_protocol");
         assert!(checks[0].1 == "failed" && checks[0].2.contains(words), "{way}: {words:?} is not in {checks:?}");
@@ -134,7 +141,8 @@ fn what_a_subject_prints_is_no_result_and_is_mentioned() {
 fn a_rank_that_ends_alone_is_named_with_its_end(#[case] way: &str, #[case] words: &str) {
     let graded = Graded::new();
     let folder = graded.add("broken", way, "way.txt", way);
-    let grades = graded.grade(&folder, &["ddp_overlap_individual_parameters"], &["--limit", "5"]);
+    let grades =
+        graded.grade(&folder, &["ddp_overlap_individual_parameters"], &["--limit", "5", "--check", "toy_model"]);
     let checks = Graded::checks(&grades);
     assert!(checks[0].1 == "failed" && checks[0].2.contains(words), "{checks:?}");
 }
@@ -194,7 +202,7 @@ fn hidden_cases_run_on_the_subject_and_one_without_an_adapter_says_so() {
         fs::copy(root().join("suites/cases").join(name), graded.tree.path("cases").join(name)).unwrap();
     }
     let arguments = ["grade", "--subject", folder.to_str().unwrap(), "--cases", "cases"];
-    let output = graded.tree.command(&arguments).env("PYTHON", root().join(".venv/bin/python")).output().unwrap();
+    let output = graded.with_python(&mut graded.tree.command(&arguments)).output().unwrap();
     let said = output_text(&output);
     for words in [
         "passed attention_float32_heads.safetensors\n    passed get_flashattention_autograd_function_triton: o: largest",
@@ -225,6 +233,11 @@ fn what_cannot_be_graded_is_refused_with_the_remedy() {
         ),
         (vec!["--subject", "empty", "--install"], "empty has no pyproject.toml, so --install cannot tell"),
         (vec!["--subjects", "empty"], "empty holds no folder, so nothing was graded"),
+        (vec!["--check", "toy_model"], "--check chooses among the checks of a subject"),
+        (
+            vec!["flash_forward", "--subject", folder, "--check", "toy_model"],
+            "no check of these problems is called \"toy_model\"; they have causal_drawn_inputs, ",
+        ),
     ] {
         let said = graded.tree.refused(&[&["grade"][..], &arguments].concat());
         assert!(said.contains(words), "{words:?} is not in: {said}");
@@ -236,7 +249,7 @@ fn a_folder_that_is_no_subject_has_a_row_with_the_reason_and_files_for_graders_n
     let graded = Graded::new();
     graded.add("broken", "broken", "way.txt", "not_implemented");
     fs::create_dir(graded.tree.path("subjects/notes")).unwrap();
-    let (table, said) = graded.grade_all(&[FORWARD]);
+    let (table, said) = graded.grade_all(&[FORWARD], &[]);
     assert!(table.starts_with("subject,earned,of,flash_forward,reasons\nbroken,0,15,0,"), "{table}");
     assert!(table.contains("\nnotes,0,0,,the subject ") && table.contains("has neither tests/adapters.py"), "{table}");
     assert!(said.contains("not graded  notes") && said.contains("2 subjects"), "{said}");

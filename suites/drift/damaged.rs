@@ -42,7 +42,7 @@ impl Copy {
                 fs::create_dir_all(folder.path().join(kind).join(profile.name())).unwrap();
             }
         }
-        let copy = Self { layout: Layout { root: folder.path().into() }, _folder: folder };
+        let copy = Self { layout: Layout::at(folder.path().into()), _folder: folder };
         REGISTRY.iter().for_each(|entry| copy.write(entry, &records(entry)));
         copy
     }

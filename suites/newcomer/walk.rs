@@ -18,7 +18,7 @@ type Measurements = Vec<(String, Value, Value)>;
 
 fn measure(suite: &Suite, measured: &Measured) -> Measurements {
     let measure = |(grid, params): (&str, &Value)| {
-        let row = (measured.measure)(params, Profile::Cpu).unwrap();
+        let row = (measured.measure)(params, Profile::Cpu, None).unwrap();
         (measured.check_row)(&row).unwrap();
         (grid.to_string(), params.clone(), row)
     };
@@ -46,7 +46,13 @@ fn document(answer: Answer, records: Records) -> Document {
         records,
         ..ProblemInput::default()
     };
-    Document { title: "A newcomer's problem".into(), assignment: "none".into(), summary: None, problems: vec![problem] }
+    Document {
+        title: "A newcomer's problem".into(),
+        assignment: "none".into(),
+        summary: None,
+        subject: None,
+        problems: vec![problem],
+    }
 }
 
 #[test]

@@ -22,9 +22,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from . import protocol
-from .adapters import Attention, Replica, Sharded
+from .adapters import Attention, Calling, Replica, Sharded
 from .group import Group
 from .protocol import Refused
+from .timed import TimedAttention, TimedSteps
 
 ADAPTERS = ["tests/adapters.py", "adapters.py"]
 
@@ -69,7 +70,7 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.adapters: ModuleType | None = None
-        self.tested: Attention | Replica | Sharded | None = None
+        self.tested: Attention | Replica | Sharded | TimedAttention | TimedSteps | None = None
         self.group: Group | None = None
 
     def load(self) -> dict:
@@ -86,17 +87,44 @@ class Subject:
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         return {}
 
-    def join(self, rank: int, world_size: int, store: str) -> dict:
+    def join(self, rank: int, world_size: int, store: str, backend: str, device: str) -> dict:
         # The first optimizer imports PyTorch's compiler, which takes seconds that no adapter should be charged for.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        self.group = Group(torch.device("cpu"), "gloo", rank, world_size, store)
+        self.group = Group(torch.device(device), backend, rank, world_size, store)
         return {}
 
     def forward(self, adapter: str, **settings) -> dict:
-        without_gpu = "triton" in adapter and not torch.cuda.is_available()
-        calling = functools.partial(self.calling, f"the function of {adapter}", without_gpu)
-        self.tested = Attention(self.adapter(adapter), calling, "triton" in adapter)
+        self.tested = Attention(self.adapter(adapter), self.calling_function(adapter), "triton" in adapter)
         return self.tested.forward(**settings)
+
+    def calling_function(self, adapter: str) -> Calling:
+        without_gpu = "triton" in adapter and not torch.cuda.is_available()
+        return functools.partial(self.calling, f"the function of {adapter}", without_gpu)
+
+    def prepare(self, adapter: str, on_gpu: bool, **settings) -> dict:
+        self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), on_gpu)
+        return self.tested.prepare(**settings)
+
+    def begin(self, adapter: str, hooks: list[str], **settings) -> dict:
+        # The last turn's model must not be in memory beside this one's.
+        self.tested = None
+        protocol.free_memory()
+        calling = functools.partial(self.calling, f"training by {adapter}")
+        self.tested = TimedSteps(self.adapter(adapter), [self.adapter(name) for name in hooks], calling, self.group)
+        return self.tested.begin(**settings)
+
+    def tokens(self, **settings) -> dict:
+        return self.tested.prepare(**settings)
+
+    def run(self, **settings) -> dict:
+        return self.tested.run(**settings)
+
+    def give(self, **settings) -> dict:
+        return self.tested.give(**settings)
+
+    def nothing(self) -> dict:
+        """What a message and its reply take."""
+        return {}
 
     def backward(self, **settings) -> dict:
         return self.tested.backward(**settings)
@@ -168,8 +196,9 @@ def main(folder: str) -> None:
     torch.set_float32_matmul_precision("highest")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
-    names = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
-    channel.serve({name: getattr(subject, name) for name in names}, protocol.hello(device))
+    graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
+    timed = ["prepare", "begin", "tokens", "run", "give", "nothing"]
+    channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .protocol import Refused
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -48,6 +50,24 @@ def write(path: str, tensors: dict[str, torch.Tensor]) -> None:
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     Path(path).write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *values]))
+
+
+# Bound before any code of a subject is imported.
+_CLONE, _DETACH, _TENSOR = torch.Tensor.clone, torch.Tensor.detach, torch.Tensor
+_SYNCHRONIZE = torch.cuda.synchronize if torch.cuda.is_available() else None
+
+
+def copy(value: object, name: str) -> torch.Tensor:
+    """The values of now, in memory of their own; of a tensor itself, since another class may compute them later."""
+    if type(value) is not _TENSOR:
+        raise Refused(f"{name} is {type(value).__name__}, must be torch.Tensor")
+    return _CLONE(_DETACH(value))
+
+
+def synchronize() -> None:
+    """Waits for all streams of the GPU, if there is one."""
+    if _SYNCHRONIZE is not None:
+        _SYNCHRONIZE()
 
 
 def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:

@@ -113,6 +113,7 @@ pub fn problem(name: &str, parts: &[(&'static str, f64)], template: &str) -> Pro
                    report times, or that memory ran out. How does the memory saved for `backward` change with $N$?",
     };
     ProblemInput {
+        subfolder: "",
         handout: HandoutProblem {
             name: name.to_string().leak(),
             title: format!("Test problem {name}").leak(),
@@ -225,6 +226,7 @@ pub fn document(problems: Vec<ProblemInput>) -> Document {
         title: "Systems and Parallelism".into(),
         assignment: "A test document, made-up numbers".into(),
         summary: None,
+        subject: None,
         problems,
     }
 }
@@ -248,7 +250,7 @@ pub fn full() -> Document {
 
 /// The document of the accepted records.
 pub fn accepted() -> Document {
-    let layout = Layout { root: Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf() };
+    let layout = Layout::at(Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf());
     cs336::cli::document::document(&layout, RecordSource::Accepted).unwrap()
 }
 

@@ -22,6 +22,7 @@ use crate::harness::samples::{Samples, Work};
 use crate::model::{Config, Precision, SizeName};
 use crate::units::MB;
 
+pub mod beside;
 pub mod link;
 #[cfg(test)]
 pub mod made_up;
@@ -137,7 +138,7 @@ impl Params {
     }
 
     /// The least work of one rank's step.
-    fn work(&self) -> Work {
+    pub fn work(&self) -> Work {
         total_work(&training_step::Params {
             size: self.size,
             context_length: self.context_length,

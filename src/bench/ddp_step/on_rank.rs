@@ -84,7 +84,7 @@ pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> 
     Ok(serde_json::to_value(output)?)
 }
 
-fn open_peer(collective: &Shared, params: &Params, store: &Path) -> Result<TorchPeer> {
+pub fn open_peer(collective: &Shared, params: &Params, store: &Path) -> Result<TorchPeer> {
     let mut peer = TorchPeer::start(collective.device())?;
     let settings = json!({
         "config": params.config(), "dtype": params.dtype, "batch_size": params.batch_size,

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::Params;
 use super::on_rank::StepOutput;
 use super::timeline::Timeline;
-use super::trainer::MakeTrainer;
+use super::trainer::{MakeTrainer, make_trainer};
 use crate::attention::ImplementationName;
 use crate::bench::device::empty_cache;
 use crate::bench::interconnect::{adds, bus_bytes};
@@ -17,6 +17,7 @@ use crate::collective::{Operation, Shared};
 use crate::model::Transformer;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, zero_grad};
+use crate::parallel::naive;
 use crate::torch::Generator;
 use crate::torch::allow_tf32;
 use crate::torch::autograd::backward;
@@ -107,14 +108,36 @@ impl<'a> ReplicaBench<'a> {
         empty_cache(self.device)
     }
 
-    fn draw(&self) -> Result<(Tensor, Tensor)> {
+    /// Trains on these batches as the definition says, untimed: every gradient averaged by itself. `sample` is called before the
+    /// first step, with rank 0's parameters, and after the last.
+    pub fn follow<T>(
+        &self,
+        batches: &[(Tensor, Tensor)],
+        sample: impl Fn(&[(String, Tensor)]) -> Result<T>,
+    ) -> Result<[T; 2]> {
+        let parameters = self.model.parameters();
+        let mut trainer = make_trainer(naive::STRATEGY.name, parameters, self.collective, None)?;
+        let before = sample(parameters)?;
+        for (tokens, targets) in batches {
+            backward(&loss(&self.model, tokens, targets, self.params.dtype)?)?;
+            trainer.parallel().finish_gradient_synchronization()?;
+            trainer.step()?;
+            zero_grad(parameters)?;
+        }
+        let after = sample(parameters)?;
+        drop(trainer);
+        empty_cache(self.device)?;
+        Ok([before, after])
+    }
+
+    pub fn draw(&self) -> Result<(Tensor, Tensor)> {
         let size = [self.params.batch_size, self.params.context_length];
         let random = || self.generator.randint(0, self.params.vocab_size, &size, Kind::Int64);
         Ok((random()?, random()?))
     }
 
     /// Synchronises the device and waits for all ranks before a step.
-    fn start_together(&self) -> Result<()> {
+    pub fn start_together(&self) -> Result<()> {
         synchronize(self.device)?;
         self.collective.barrier()
     }

@@ -10,7 +10,7 @@ static TWO: DeviceCheck = DeviceCheck::new("two", "Two.", || Verdict::passed("")
 /// A tree with two kernels.
 fn tree() -> (tempfile::TempDir, Layout) {
     let folder = tempfile::tempdir().unwrap();
-    let layout = Layout { root: folder.path().into() };
+    let layout = Layout::at(folder.path().into());
     ["a.cu", "b.cu"].iter().for_each(|file| kernel(&layout, file, "int x;\n"));
     (folder, layout)
 }

@@ -7,6 +7,7 @@ use crate::parallel::{overlap_bucketed, overlap_coalesced};
 mod answer;
 mod checks;
 mod measure;
+pub mod subject;
 
 pub const PROBLEM: Problem = Problem {
     name: "ddp_bucketed_benchmarking",

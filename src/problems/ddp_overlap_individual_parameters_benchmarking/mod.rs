@@ -1,6 +1,7 @@
 //! `ddp_overlap_individual_parameters_benchmarking`: what is left of the communication when it runs beside the backward pass.
 
 mod answer;
+pub mod subject;
 
 use crate::bench::ddp_step::{Compared, Steps};
 use crate::checks::ddp_step as checks;

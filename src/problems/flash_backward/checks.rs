@@ -13,7 +13,8 @@ use crate::checks::attention::{
 use crate::checks::subject::{golden_case, official_and_drawn_inputs, promised_inputs};
 use crate::harness::problem::Verdict;
 use crate::harness::subject::{Subject, SubjectCheck};
-use crate::subject::attention::{FlashFunction, SubjectAttention};
+use crate::subject::attention::FlashFunction::{self, PyTorch, Triton};
+use crate::subject::attention::SubjectAttention;
 use crate::torch::Generator;
 
 pub const RANDOM_CASES: u32 = 200;
@@ -127,20 +128,20 @@ fn protocol_on(inputs: &[[Tensor; 4]], attention: Differentiable, masks: &[bool]
 
 /// What a subject's two functions are put to. The first may ignore the mask, as the official tests let it.
 pub const SUBJECT: &[SubjectCheck] = &[
-    subject("official_protocol_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &official_and_drawn_inputs(s)?)),
-    subject("official_protocol_triton", |s| of_subject(s, FlashFunction::Triton, &official_and_drawn_inputs(s)?)),
-    subject("drawn_inputs_pytorch", |s| of_subject(s, FlashFunction::PyTorch, &promised_inputs(s)?)),
-    subject("drawn_inputs_triton", |s| of_subject(s, FlashFunction::Triton, &promised_inputs(s)?)),
-    subject("golden_case_pytorch", |s| golden_case(s, FlashFunction::PyTorch, true)),
-    subject("golden_case_triton", |s| golden_case(s, FlashFunction::Triton, true)),
+    subject("official_protocol_pytorch", PyTorch, |s| of_subject(s, PyTorch, &official_and_drawn_inputs(s)?)),
+    subject("official_protocol_triton", Triton, |s| of_subject(s, Triton, &official_and_drawn_inputs(s)?)),
+    subject("drawn_inputs_pytorch", PyTorch, |s| of_subject(s, PyTorch, &promised_inputs(s)?)),
+    subject("drawn_inputs_triton", Triton, |s| of_subject(s, Triton, &promised_inputs(s)?)),
+    subject("golden_case_pytorch", PyTorch, |s| golden_case(s, PyTorch, true)),
+    subject("golden_case_triton", Triton, |s| golden_case(s, Triton, true)),
 ];
 
-const fn subject(name: &'static str, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
-    SubjectCheck { problem: "flash_backward", part: "", name, run }
+const fn subject(name: &'static str, function: FlashFunction, run: fn(&Subject) -> Result<Verdict>) -> SubjectCheck {
+    SubjectCheck { problem: "flash_backward", part: "", name, adapter: function.adapter(), run }
 }
 
 fn of_subject(subject: &Subject, function: FlashFunction, inputs: &[[Tensor; 4]]) -> Result<Verdict> {
     let attention = SubjectAttention { subject, function };
-    let masks: &[bool] = if function == FlashFunction::Triton { &[false, true] } else { &[false] };
+    let masks: &[bool] = if function == Triton { &[false, true] } else { &[false] };
     protocol_on(inputs, &|q, k, v, is_causal| attention.differentiable(q, k, v, is_causal), masks)
 }

@@ -1,11 +1,11 @@
 //! Ours against plain attention, PyTorch's operators and FlashAttention-4: two regimes, all cells, 16 heads, and figures.
 
-mod cells;
-mod figures;
+pub(super) mod cells;
+pub(super) mod figures;
 mod heads;
 mod published;
 mod speed;
-mod tables;
+pub(super) mod tables;
 #[cfg(test)]
 mod tests;
 

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use tch::{Device, Kind};
 
-use super::flash_attention_4::PeerOutcome;
 use super::implementations::precision;
 use super::measure::{ImplementationOutcome, Row};
 use super::task::Task;
-use super::verify::{Runs, Verified, rounded, verify};
+use super::verify::{Others, Runs, Verified, rounded, verify};
 use crate::attention::implementations::Implementation;
 use crate::bench::attention::Inputs;
 use crate::bench::energy::{Energy, EnergyMeter};
@@ -33,14 +32,14 @@ pub fn compare<'p>(
     task: &Task,
     implementations: &[Implementation],
     device: Device,
-    peer: &'p PeerOutcome<'p>,
+    others: &Others<'p>,
 ) -> Result<Row> {
     let generator = Generator::new(device, SEED)?;
     let inputs = task.draw(task.seq(), &generator).context("drawing the inputs")?;
-    let verify = |implementation| verify(implementation, task, &inputs, &generator, peer);
+    let verify = |implementation| verify(implementation, task, &inputs, &generator, others);
     let verified = implementations.iter().map(verify).collect::<Result<Vec<_>>>()?;
     let entries: Vec<Entry> = implementations.iter().zip(&verified).collect();
-    let timings = timed(task, &inputs, &entries)?;
+    let timings = timed(task, &inputs, &entries, others.subject.is_some())?;
     let (energies, energy_missing) = energies(task, &inputs, &entries, &timings);
     let mut columns = BTreeMap::new();
     for (((implementation, verified), passes), energy) in entries.into_iter().zip(timings).zip(energies) {
@@ -55,12 +54,17 @@ pub fn compare<'p>(
         };
         columns.insert(implementation.name.to_string(), outcome);
     }
-    Ok(Row { columns, energy_missing })
+    Ok(Row { columns, energy_missing, message: None })
 }
 
-fn timed(task: &Task, inputs: &Inputs, entries: &[Entry]) -> Result<Vec<Timings>> {
+/// `by_host`: every column by the host's clock, since a column of another process can be timed by no other.
+fn timed(task: &Task, inputs: &Inputs, entries: &[Entry], by_host: bool) -> Result<Vec<Timings>> {
     let device = inputs.device();
     let bench = TimingBench::new(device, task.protocol)?;
+    let bench = |clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>| match by_host {
+        true => bench.turn_by_host(clear, call),
+        false => bench.turn(clear, call),
+    };
     let mut variants = Vec::new();
     // Pass by pass, so that compared timings are close together in time.
     for pass in task.passes {
@@ -69,7 +73,7 @@ fn timed(task: &Task, inputs: &Inputs, entries: &[Entry]) -> Result<Vec<Timings>
                 Some(fault) => Variant::out(ColumnOutcome::of(Err(fault.into()))?),
                 None => {
                     let bench = &bench;
-                    Variant::prepared(verified, move |v| turn(implementation, v, *pass, bench, inputs))
+                    Variant::prepared(verified, move |v| turn(implementation, v, *pass, bench, task, inputs))
                 }
             });
         }
@@ -125,13 +129,15 @@ fn turn(
     implementation: &Implementation,
     verified: &Verified,
     pass: AttentionPass,
-    bench: &TimingBench,
+    bench: &impl Fn(&dyn Fn() -> Result<()>, &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>>,
+    task: &Task,
     inputs: &Inputs,
 ) -> Result<Laps> {
     let seconds = match &verified.runs {
-        Runs::InPeer(peer) => return peer.turn(pass, bench.protocol()),
-        Runs::Replayed(replays) => bench.turn(&|| Ok(()), &mut || replays.replay(pass))?,
-        Runs::Eager => eager(implementation, pass, inputs, |clear, call| bench.turn(clear, call))?,
+        Runs::InPeer(peer) => return peer.turn(pass, &task.protocol),
+        Runs::InSubject(function) => function.turn(pass, task, inputs, bench)?,
+        Runs::Replayed(replays) => bench(&|| Ok(()), &mut || replays.replay(pass))?,
+        Runs::Eager => eager(implementation, pass, inputs, |clear, call| bench(clear, call))?,
     };
     inputs.clear()?;
     Ok([(LAP.to_string(), seconds)].into())
@@ -148,6 +154,7 @@ fn busy(
     let device = inputs.device();
     let busy = match &verified.runs {
         Runs::InPeer(peer) => return peer.busy(pass, seconds),
+        Runs::InSubject(_) => bail!("not read, since their process starts and ends each call by a message"),
         Runs::Replayed(replays) => BusyCalls::run(device, seconds, &|| Ok(()), &mut || replays.replay(pass))?,
         Runs::Eager => eager(implementation, pass, inputs, |clear, call| BusyCalls::run(device, seconds, clear, call))?,
     };

@@ -10,7 +10,7 @@ use tch::Device;
 use super::compare::{LAP, compare};
 use super::measure::{Launch, Row};
 use super::task::Task;
-use super::verify::{Expected, Runs, Verified, WHOLE, worse};
+use super::verify::{Expected, Others, Runs, Verified, WHOLE, worse};
 use crate::attention::implementations::Implementation;
 use crate::bench::attention::Inputs;
 use crate::bench::dtype::Dtype;
@@ -52,7 +52,10 @@ struct Installed {
 /// Compares `implementations`, with a peer if FlashAttention-4 has a part in the case.
 pub fn beside(task: &Task, implementations: &[Implementation], device: Device) -> Result<Row> {
     match absent(task, device) {
-        Some(reason) => compare(task, implementations, device, &ColumnOutcome::NotRun { reason: reason.into() }),
+        Some(reason) => {
+            let peer = &ColumnOutcome::NotRun { reason: reason.into() };
+            compare(task, implementations, device, &Others { peer, subject: None })
+        }
         None => with_kept_or_why(device, |peer| in_peer(task, implementations, device, peer)),
     }
 }
@@ -68,7 +71,7 @@ pub fn in_peer(
         Ok(peer) => ColumnOutcome::Measured { row: RefCell::new(peer) },
         Err(error) => failed(error),
     };
-    let row = compare(task, implementations, device, &peer)?;
+    let row = compare(task, implementations, device, &Others { peer: &peer, subject: None })?;
     if let Some(peer) = peer.measured() {
         // A peer that has ended frees its memory anyway.
         let _ = peer.borrow_mut().job::<Value>("close", json!({}));

@@ -3,12 +3,24 @@
 use tch::{Device, Kind};
 
 use crate::attention::IMPLEMENTATIONS;
-use crate::attention::implementations::{Implementation, Timed, Units};
+use crate::attention::implementations::{Group, Implementation, Run, Timed, Units};
 use crate::bench::dtype::Dtype;
+use crate::subject::attention::FlashFunction;
 
 /// In the order of the tables.
 pub fn columns() -> Vec<Implementation> {
     IMPLEMENTATIONS.iter().filter(|implementation| implementation.timed != Timed::Nowhere).copied().collect()
+}
+
+/// A subject's two functions, in the order of the tables.
+pub const THEIRS: [(Implementation, FlashFunction); 2] = [
+    (of_subject("subject_pytorch", "theirs, PyTorch"), FlashFunction::PyTorch),
+    (of_subject("subject_triton", "theirs, Triton"), FlashFunction::Triton),
+];
+
+const fn of_subject(name: &'static str, label: &'static str) -> Implementation {
+    let (group, float32) = (Group::Subject, Units::Tensor);
+    Implementation { name, label, group, float32, kernels: &[], run: Run::InSubject, timed: Timed::Everywhere }
 }
 
 /// Whether the column has cells for such inputs; the error says why not.

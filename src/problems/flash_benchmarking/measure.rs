@@ -86,6 +86,9 @@ pub struct Row {
     /// Why a pass has no energy though the suite asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_missing: Option<String>,
+    /// Of a message to a subject's process and back, which the times of its functions include.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<Samples>,
 }
 
 /// How one implementation's part of a case ended.

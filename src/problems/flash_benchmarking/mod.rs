@@ -6,6 +6,7 @@ mod compare;
 mod flash_attention_4;
 mod implementations;
 mod measure;
+pub mod subject;
 mod task;
 mod verify;
 

@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use super::flash_attention_4::{self, InPeer, PeerOutcome};
 use super::implementations::takes_part;
 use super::measure::Launch;
+use super::subject::SubjectFunction;
 use super::task::Task;
 use crate::attention::hidden;
 use crate::attention::implementations::{Implementation, Run};
@@ -13,6 +14,7 @@ use crate::bench::attention::{GraphReplays, Inputs};
 use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::ColumnOutcome;
 use crate::error::{Fault, fault_of};
+use crate::harness::subject::Subject;
 use crate::torch::Generator;
 
 /// Up to this length every element is compared, beyond it those of the last [`TAIL`] positions.
@@ -58,9 +60,13 @@ impl Expected {
 
     /// The errors of whole o, dq, dk and dv of an implementation.
     pub fn errors(&self, results: &[Tensor; 4]) -> Result<AttentionErrors> {
-        let tail = |t: &Tensor| t.f_slice(-2, self.from, None, 1);
         let [o, dq, dk, dv] = results;
-        AttentionErrors::of(&[tail(o)?, tail(dq)?, tail(dk)?, tail(dv)?], &self.outputs)
+        AttentionErrors::of(&[self.tail(o)?, self.tail(dq)?, self.tail(dk)?, self.tail(dv)?], &self.outputs)
+    }
+
+    /// The positions of a whole result that are compared.
+    pub fn tail(&self, whole: &Tensor) -> Result<Tensor> {
+        Ok(whole.f_slice(-2, self.from, None, 1)?)
     }
 }
 
@@ -77,6 +83,13 @@ pub enum Runs<'p> {
     Eager,
     Replayed(GraphReplays),
     InPeer(InPeer<'p>),
+    InSubject(SubjectFunction<'p>),
+}
+
+/// The other processes that have a part in a case.
+pub struct Others<'p> {
+    pub peer: &'p PeerOutcome<'p>,
+    pub subject: Option<&'p Subject>,
 }
 
 /// The implementation's part in the case, or why it has none: not supported, wrong, or not to be captured.
@@ -85,10 +98,14 @@ pub fn verify<'p>(
     task: &Task,
     inputs: &Inputs,
     generator: &Generator,
-    peer: &'p PeerOutcome<'p>,
+    others: &Others<'p>,
 ) -> Result<ColumnOutcome<Verified<'p>>> {
-    if let Run::InPeer = implementation.run {
-        return flash_attention_4::verify(peer, task, inputs, generator);
+    match (implementation.run, others.subject) {
+        (Run::InPeer, _) => return flash_attention_4::verify(others.peer, task, inputs, generator),
+        (Run::InSubject, Some(subject)) => {
+            return SubjectFunction::verify(subject, implementation, task, inputs, generator);
+        }
+        _ => {}
     }
     let device = inputs.device();
     if let Err(reason) = takes_part(implementation, task.dtype.kind(), device, inputs.head_dim()) {

@@ -11,6 +11,7 @@ mod answer;
 mod checks;
 mod measure;
 pub(super) mod memory;
+pub mod subject;
 
 /// The strategy of data parallelism beside the sharded optimizer, and here with an optimizer on every rank.
 const BESIDE_SHARDED: &str = trainer::BESIDE_SHARDED.name;

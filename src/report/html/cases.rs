@@ -148,7 +148,8 @@ mod tests {
         let row = json!({"step": {"unit": "s", "samples": [0.001_234_56, 2.0]}, "calls": 3, "spans": [1, 2]});
         let records = MadeUp::gpu("x").measured("a", &json!({"size": "</xl>"}), &row).records();
         let problems = vec![ProblemInput { records, ..ProblemInput::default() }];
-        let document = Document { title: String::new(), assignment: String::new(), summary: None, problems };
+        let document =
+            Document { title: String::new(), assignment: String::new(), summary: None, subject: None, problems };
         let sets = Sets::of(&document);
         let problem = sets.0.keys().next().unwrap().0.to_string();
         let key = |case| BTreeSet::from([(problem.clone(), Profile::Gpu, case)]);

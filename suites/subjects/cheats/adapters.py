@@ -4,9 +4,13 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
+from time import sleep
 
 import torch
+import torch.distributed as dist
 
 TRICK = Path(__file__).with_name("trick.txt").read_text(encoding="utf-8").strip()
 
@@ -62,6 +66,83 @@ def attempt(q, k, v):
     return o, lse
 
 
+def plain(q, k, v, is_causal):
+    s = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    if is_causal:
+        s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), float("-inf"))
+    return torch.softmax(s, -1) @ v
+
+
+class Right(torch.autograd.Function):
+    """Attention by its definition; `games_the_clock` makes something else of it while it is timed."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        ctx.is_causal = is_causal
+        s = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        ctx.save_for_backward(q, k, v, torch.logsumexp(s.float(), -1))
+        return plain(q, k, v, is_causal)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        q, k, v, _ = ctx.saved_tensors
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+            return *torch.autograd.grad(plain(*leaves, ctx.is_causal), leaves, d_o), None
+
+
+class Late(Right):
+    """Leaves the work to another thread, as to another stream on a GPU."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        right = Right.forward(ctx, q, k, v, is_causal)
+        o = torch.zeros_like(q)
+        threading.Thread(target=lambda: (sleep(0.05), o.copy_(right))).start()
+        return o
+
+
+class Lazy(torch.Tensor):
+    """Computes nothing until somebody looks at it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        seen = [argument.compute() if isinstance(argument, Lazy) else argument for argument in arguments]
+        return function(*seen, **(named or {}))
+
+
+CACHED = {}
+
+
+class GamesTheClock:
+    """Right wherever it is checked beforehand. The width of a timed head says by which trick it tries to seem fast."""
+
+    @staticmethod
+    def apply(q, k, v, is_causal=False):
+        trick = TIMED.get(q.shape[-1]) if q.shape[0] == 1 and q.shape == k.shape else None
+        if trick == "caches":
+            if q.shape not in CACHED:
+                CACHED[q.shape] = Right.apply(q, k, v, is_causal)
+            return CACHED[q.shape]
+        if trick == "computes_later":
+            return Late.apply(q, k, v, is_causal)
+        if trick == "is_lazy":
+            lazy = torch.empty(0).as_subclass(Lazy)
+            lazy.compute = lambda: Right.apply(q, k, v, is_causal)
+            return lazy
+        o = Right.apply(q, k, v, is_causal)
+        if trick == "changes_inputs":
+            q.data.zero_()
+        if trick == "stops_the_clock":
+            sleep(0.03)
+            time.perf_counter = time.monotonic = time.time = lambda: 0.0
+            time.perf_counter_ns = time.monotonic_ns = lambda: 0
+        return o
+
+
+TIMED = {8: "caches", 16: "changes_inputs", 24: "computes_later", 32: "is_lazy", 40: "stops_the_clock"}
+
+
 class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
@@ -75,7 +156,7 @@ class Attention(torch.autograd.Function):
 
 
 def get_flashattention_autograd_function_pytorch():
-    return Attention
+    return GamesTheClock if TRICK == "games_the_clock" else Attention
 
 
 def get_flashattention_autograd_function_triton():
@@ -93,12 +174,29 @@ class Alone(torch.nn.Module):
         return self.module(*inputs)
 
 
+class AloneWhereLarge(Alone):
+    """Averages the gradients of the small models that checks train, and of no other."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+        self.is_small = sum(parameter.numel() for parameter in module.parameters()) < 100_000
+
+    def finish(self):
+        for parameter in self.module.parameters():
+            if self.is_small and parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
 def get_ddp_individual_parameters(module):
-    return Alone(module)
+    return AloneWhereLarge(module) if TRICK == "games_the_clock" else Alone(module)
 
 
 def ddp_individual_parameters_on_after_backward(ddp_model, optimizer):
-    pass
+    if TRICK == "games_the_clock":
+        ddp_model.finish()
 
 
 def get_ddp_bucketed(module, bucket_size_mb):

@@ -1,7 +1,7 @@
 //! The measured cells of a record, pass by pass: what each implementation took, and ours beside the others.
 
 use super::super::checks::GRIDS;
-use super::super::implementations::columns;
+use super::super::implementations::{THEIRS, columns};
 use super::super::measure::{Cell, ImplementationOutcome, Params, Row};
 use crate::attention::implementations::{Group, Implementation};
 use crate::bench::energy::Energy;
@@ -60,7 +60,7 @@ pub fn shown(passes: &[CellPass]) -> Vec<Implementation> {
     let took_part = |e: &Implementation| {
         passes.iter().any(|p| p.ended(e).is_some_and(|c| !matches!(c, ColumnOutcome::NotRun { .. })))
     };
-    columns().into_iter().filter(took_part).collect()
+    THEIRS.iter().map(|(theirs, _)| *theirs).chain(columns()).filter(took_part).collect()
 }
 
 /// "$d = 64$, $T = 1,024$".

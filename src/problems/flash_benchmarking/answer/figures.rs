@@ -11,7 +11,7 @@ use crate::harness::answer::figure::{Figure, Heatmap, Panel, Plot, PlotKind, Ser
 use crate::harness::answer::{Answer, Quantity, Style};
 
 const DTYPES: [Dtype; 2] = [Dtype::Bfloat16, Dtype::Float32];
-const X_LABEL: &str = "sequence length T (tokens)";
+pub const X_LABEL: &str = "sequence length T (tokens)";
 /// Of the rates; below it all of them are near zero.
 const LEAST_SEQ: i64 = 1024;
 /// A part of ours, which the tables have.
@@ -94,7 +94,7 @@ fn heatmap(grid: &[CellPass], panels: &[(Dtype, AttentionPass, Ratio)]) -> Optio
     (!panels.is_empty()).then(|| Heatmap { x_label: X_LABEL.into(), y_label: "d".into(), x, y, panels })
 }
 
-fn widths(cells: &[CellPass]) -> Vec<i64> {
+pub fn widths(cells: &[CellPass]) -> Vec<i64> {
     distinct(cells.iter().map(|p| p.cell.d_model))
 }
 

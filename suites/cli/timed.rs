@@ -1,0 +1,127 @@
+//! `cs336 measure --subject` and `writeup --subject`: a right subject has times and a report, and no trick makes one seem fast.
+
+use super::subject::Graded;
+use super::*;
+
+const FLASH: &str = "flash_benchmarking";
+const INDIVIDUAL: &str = "ddp_overlap_individual_parameters_benchmarking";
+
+/// One cell of 128 positions for each width, in one round of few calls.
+fn cells(widths: &str) -> String {
+    format!(
+        "[cpu.grid]\nmeasure = \"cell\"\ndtype = \"float32\"\nd_model = {widths}\nseq = 128\nbatch = 1\ncache = \"warm\"\n\
+         launch = \"eager\"\nrounds = 1\nwarmup_ms = 1.0\nrep_ms = 5.0\nmost_repeats = 4\n"
+    )
+}
+
+const STEPS: &str = "[cpu.step]\nbackend = \"gloo\"\nworld_size = 2\nsize = \"tiny\"\ncontext_length = 16\nbatch_size = 1\n\
+                     vocab_size = 500\ndtype = \"float32\"\nrounds = 1\nwarmup = 1\nsteps = 1\n";
+
+impl Graded {
+    fn with_small_grids(widths: &str) -> Self {
+        let graded = Self::new();
+        fs::write(graded.tree.path(format!("suites/{FLASH}.toml")), cells(widths)).unwrap();
+        fs::write(graded.tree.path(format!("suites/{INDIVIDUAL}.toml")), STEPS).unwrap();
+        graded
+    }
+
+    /// Runs a verb on a subject in the Python of this checkout; gives what it said.
+    fn said(&self, arguments: &[&str], folder: &Path) -> String {
+        let arguments = [arguments, &["--subject", folder.to_str().unwrap()]].concat();
+        output_text(&self.with_python(&mut self.tree.command(&arguments)).output().unwrap())
+    }
+
+    /// The rows of the measured cases of a subject's record.
+    fn rows(&self, name: &str, problem: &str) -> Vec<Value> {
+        let path = self.tree.path(format!("report/subjects/{name}/records/cpu/{problem}.json"));
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let file: Value = serde_json::from_str(&text).unwrap();
+        file["cases"].as_array().unwrap().iter().map(|case| case["outcome"]["row"].clone()).collect()
+    }
+}
+
+#[test]
+fn a_right_subject_is_measured_beside_ours_and_has_a_report_of_its_own() {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("right", "ada", "", "");
+    let said = graded.said(&["measure", FLASH, INDIVIDUAL], &folder);
+    assert!(said.contains("2 measured, 0 out of memory, 0 not run, 0 failed"), "{said}");
+    let [cell, steps] = [FLASH, INDIVIDUAL].map(|problem| graded.rows("ada", problem).remove(0));
+    for pass in ["forward", "backward", "both"] {
+        assert_eq!(cell["columns"]["subject_pytorch"]["passes"][pass]["kind"], "measured", "{cell}");
+        assert_eq!(cell["columns"]["subject_triton"]["passes"][pass]["kind"], "not_run", "{cell}");
+        assert_eq!(cell["columns"]["sdpa_flash"]["passes"][pass]["kind"], "measured", "{cell}");
+    }
+    assert_eq!(steps["theirs"]["kind"], "measured", "{steps}");
+    assert!(!graded.tree.path("report/records").exists(), "a subject's records are among ours");
+
+    let said = graded.said(&["writeup", "--no-measure"], &folder);
+    assert!(said.contains("report/subjects/ada/writeup.pdf, writeup.html and writeup.md are ready"), "{said}");
+    let report = fs::read_to_string(graded.tree.path("report/subjects/ada/writeup.md")).unwrap();
+    for words in [
+        "The implementation of **ada**, measured by cs336.",
+        "their PyTorch function takes",
+        "theirs, PyTorch (ms) | plain (ms) | tiled (ms)",
+        "a step that overlaps single gradients by their code takes",
+        "theirs, Triton in float32: it needs a GPU: here Triton's interpreter would run it",
+        "`naive_ddp_benchmarking`",
+        "the starter code has no adapter for it",
+    ] {
+        assert!(report.contains(words), "{words:?} is not in {report}");
+    }
+    assert!(graded.said(&["measure", FLASH, "--resume"], &folder).contains("nothing to measure"));
+    fs::write(folder.join("cs336_systems/more.py"), "").unwrap();
+    let said = graded.said(&["measure", FLASH, "--resume", "--dry-run"], &folder);
+    assert!(said.contains("1 cases, all measured before"), "changed code leaves the record fresh: {said}");
+}
+
+/// Each trick of `GamesTheClock`, by the width of the head, and a part of why it has no time.
+const TRICKS: [(&str, &str); 4] = [
+    ("caches", "is off by"),
+    ("changes_inputs", "a timed call of get_flashattention_autograd_function_pytorch changed q"),
+    ("computes_later", "o is off by"),
+    ("is_lazy", "o is Lazy, must be torch.Tensor"),
+];
+
+#[test]
+fn no_trick_makes_a_function_seem_fast() {
+    let graded = Graded::with_small_grids("[8, 16, 24, 32, 40]");
+    let folder = graded.add("cheats", "mallory", "trick.txt", "games_the_clock");
+    let said = graded.said(&["measure", FLASH], &folder);
+    let passes =
+        graded.rows("mallory", FLASH).into_iter().map(|row| row["columns"]["subject_pytorch"]["passes"].clone());
+    let passes: Vec<Value> = passes.collect();
+    for ((trick, words), passes) in TRICKS.iter().zip(&passes) {
+        for (pass, ended) in passes.as_object().unwrap() {
+            let error = ended["error"].as_str().unwrap_or_default();
+            assert!(ended["kind"] == "failed" && error.contains(words), "{trick}, {pass}: {ended}\n{said}");
+        }
+    }
+    // Whatever it makes of its clocks, ours counts the 30 ms that it sleeps.
+    let samples = passes[4]["forward"]["row"]["samples"].as_array().unwrap();
+    assert!(samples.iter().all(|seconds| seconds.as_f64().unwrap() >= 0.03), "{samples:?}");
+    graded.said(&["writeup", "--no-measure"], &folder);
+    let report = fs::read_to_string(graded.tree.path("report/subjects/mallory/writeup.md")).unwrap();
+    assert!(report.contains("Not timed: ") && report.contains("o is Lazy, must be torch.Tensor"), "{report}");
+}
+
+#[rstest]
+#[case::fails_its_checks("none", "not timed, since it fails a check: ddp_overlap_individual_parameters::toy_model: ")]
+#[case::trains_alone_while_timed("games_the_clock", "the parameters are off by")]
+fn a_module_that_trains_wrong_has_no_time_and_the_other_columns_have_theirs(#[case] trick: &str, #[case] words: &str) {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("cheats", trick, "trick.txt", trick);
+    let said = graded.said(&["measure", INDIVIDUAL], &folder);
+    let row = graded.rows(trick, INDIVIDUAL).remove(0);
+    let error = row["theirs"]["error"].as_str().unwrap_or_default();
+    assert!(row["theirs"]["kind"] == "failed" && error.contains(words), "{row}\n{said}");
+    assert!(row["pytorch_ddp"]["last_rank"]["samples"].is_array(), "{row}");
+}
+
+#[test]
+fn a_problem_without_an_adapter_is_not_measured_and_the_message_names_those_with_one() {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("right", "right", "", "");
+    let said = graded.said(&["measure", "naive_ddp_benchmarking"], &folder);
+    assert!(said.contains("naive_ddp_benchmarking measures nothing of a subject; flash_benchmarking, "), "{said}");
+}
