@@ -17,7 +17,7 @@ use crate::bench::interleave::{ColumnOutcome, samples};
 use crate::bench::machine::{copy_bandwidth, product_rate};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::bench::peer::{Compile, Software, TorchPeer};
-use crate::bench::step_classes::StepProfile;
+use crate::bench::step_classes::{StepClass, StepProfile};
 use crate::bench::training_step::captured::CapturedStep;
 use crate::bench::training_step::eager::StepBench;
 use crate::bench::training_step::{self, Execution, handout};
@@ -217,7 +217,7 @@ fn timed(p: &Params, ours: (Execution, ImplementationName), device: Device) -> R
 
 fn profiled(p: &Params, ours: (Execution, ImplementationName), device: Device) -> Result<Vec<StepProfile>> {
     let mut step = Ours::prepared(p, ours, device)?;
-    let profiles = profiles(p, || {
+    let profiles = profiles(p, device, || {
         synchronize(device)?;
         let (host_s, profile) = profile(device, || {
             let start = Instant::now();
@@ -233,9 +233,24 @@ fn profiled(p: &Params, ours: (Execution, ImplementationName), device: Device) -
 }
 
 /// A profile of each step that `step` runs. The first one of a process sets up Kineto and CUPTI, and is dropped.
-fn profiles(p: &Params, mut step: impl FnMut() -> Result<(Trace, f64)>) -> Result<Vec<StepProfile>> {
+///
+/// Errors: a trace without the step's products, as of a CUDA graph whose kernels the collector did not see.
+fn profiles(p: &Params, device: Device, mut step: impl FnMut() -> Result<(Trace, f64)>) -> Result<Vec<StepProfile>> {
     step().context("in the first profile")?;
-    (0..p.profiled).map(|_| step().and_then(|(trace, host_s)| StepProfile::of(&trace, host_s))).collect()
+    let profile = |_| {
+        let (trace, host_s) = step()?;
+        let has_kernels = trace.events.iter().any(|event| event.source.is_gpu());
+        let profile = StepProfile::of(&trace, host_s)?;
+        let products = profile.classes.get(&StepClass::Products).map_or(0, |tally| tally.count);
+        // Four packed products a layer at least, and two gradients of each.
+        let least = 12 * p.config().num_layers as u64;
+        ensure!(
+            has_kernels == device.is_cuda() && products >= least,
+            "the profile of a step has {products} products, not {least} at least: the collector missed kernels"
+        );
+        Ok(profile)
+    };
+    (0..p.profiled).map(profile).collect()
 }
 
 /// PyTorch's step: compared with our eager pass, timed, profiled.
@@ -252,7 +267,7 @@ fn theirs(p: &Params, device: Device) -> Result<(ColumnOutcome<Step>, Option<Com
         let step = samples(&peer.turn(COLUMN, p.warmup, p.steps)?, "step", p.work())?;
         let folder = tempfile::tempdir().context("creating a folder for PyTorch's traces")?;
         let file = folder.path().join("trace.json");
-        let profiles = profiles(p, || their_profile(&mut peer, &file))?;
+        let profiles = profiles(p, device, || their_profile(&mut peer, &file))?;
         let (errors, graphs_skipped) = (verified.errors, verified.graphs_skipped);
         compiled = Some(Compiled { errors, compile: peer.close(Some(&verified.first_call_s))?, graphs_skipped });
         Ok(Step { step, profiles })

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::bench::step_classes::StepClass;
+use crate::torch::trace::{Event, Source};
 
 fn params(changes: &Value) -> Result<Params> {
     let mut params = json!({"size": "tiny", "context_length": 32, "batch_size": 1, "dtype": "float32",
@@ -38,5 +38,17 @@ fn an_eager_step_is_timed_and_profiled_and_a_graph_is_not_run_on_the_cpu() {
     }
     for name in [StepName::Captured, StepName::Fused] {
         assert_eq!(ColumnOutcome::of(timed(&p, of(name), Device::Cpu)).unwrap().label(), "not run");
+    }
+}
+
+#[test]
+fn a_trace_without_the_products_of_a_step_is_refused() {
+    let p = params(&json!({})).unwrap();
+    let event =
+        |source| Event { source, name: "aten::mm".into(), start_ns: 0, duration_ns: 1, thread: 1, correlation: None };
+    let of = |source, count| profiles(&p, Device::Cpu, || Ok((Trace { events: vec![event(source); count] }, 1.0)));
+    assert_eq!(of(Source::Operator, 48).unwrap().len(), 2);
+    for profiles in [of(Source::Operator, 47), of(Source::Kernel, 48)] {
+        assert!(profiles.unwrap_err().to_string().contains("missed kernels"));
     }
 }
