@@ -286,6 +286,7 @@ fn main() -> ExitCode {
         let check_subject = |_: &Subject, _: &str, check: &str| bail!("no check {check:?} of a subject");
         return match serve(Abilities {
             registry: TEST_REGISTRY,
+            subject_problems: &[],
             device_checks: &[TEST_DEVICE_CHECKS],
             run_case,
             check_subject,
