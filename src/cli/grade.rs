@@ -122,7 +122,7 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
             print(graded);
         }
     };
-    Ok(super::subject::grades(layout, subject, &problems, shown))
+    super::subject::grades(layout, subject, &problems, shown)
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.
