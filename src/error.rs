@@ -11,6 +11,23 @@ pub enum Fault {
     NotAvailable { needs: String, has: String },
 }
 
+/// A failure of this program or its machine while somebody else's code is graded: it costs that code no points.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotGraded(pub String);
+
+impl NotGraded {
+    /// `error` while we were `doing` something.
+    pub fn while_doing(doing: &str, error: impl Into<anyhow::Error>) -> Self {
+        Self(format!("{doing}: {:#}", error.into()))
+    }
+
+    /// The one inside `error`.
+    pub fn of(error: &anyhow::Error) -> Option<&Self> {
+        error.chain().find_map(|cause| cause.downcast_ref())
+    }
+}
+
 fn requested(bytes: &Option<u64>) -> String {
     bytes.map(|b| format!(" asking for {b} bytes")).unwrap_or_default()
 }

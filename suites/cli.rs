@@ -18,6 +18,8 @@ mod messages;
 mod seeded;
 #[path = "cli/subject.rs"]
 mod subject;
+#[path = "cli/subject_faults.rs"]
+mod subject_faults;
 #[path = "cli/timed.rs"]
 mod timed;
 #[path = "cli/trace.rs"]

@@ -129,14 +129,15 @@ pub fn golden_training(
 fn on_ranks<R: for<'a> Deserialize<'a>>(subject: &Subject, adapter: Adapter, work: Work) -> Result<Vec<R>> {
     Trainee::launch(subject, adapter, |trainee| {
         let input = serde_json::to_value(Input { trainee: trainee.clone(), work })?;
-        let ranks = launch(&launch_of(TASK.name, WORLD_SIZE), &input)?;
+        let ranks = launch(&launch_of(TASK.name, WORLD_SIZE, subject), &input)?;
         ranks.into_iter().map(|rank| Ok(serde_json::from_value(rank)?)).collect()
     })
 }
 
 /// A launch of ranks that are idle while their subject's Python works: its own limits hold, and not the launch's patience.
-pub fn launch_of(task: &str, world_size: usize) -> Launch<'_> {
-    Launch { patience: DEADLINE, ..Launch::new(task, world_size, DEADLINE) }
+pub fn launch_of<'a>(task: &'a str, world_size: usize, subject: &Subject) -> Launch<'a> {
+    let deadline = subject.patience(DEADLINE);
+    Launch { patience: deadline, ..Launch::new(task, world_size, deadline) }
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {

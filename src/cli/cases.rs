@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run_on};
+use crate::error::NotGraded;
 use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
 use crate::harness::named_files::require_distinct;
@@ -16,6 +17,7 @@ use crate::harness::store::{Layout, write_atomically};
 use crate::harness::subject::Subject;
 use crate::harness::worker::{Ending, Job, Reply, Worker};
 use crate::printable::{indented, one_line, printable, shown_path};
+use crate::subject::words_of;
 
 /// A case that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -58,7 +60,7 @@ pub fn run(
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files {
-        let Some(result) = grade(&mut worker, &path, subject) else { return Ok(Ended::Interrupted) };
+        let Some(result) = grade(&mut worker, &path, subject)? else { return Ok(Ended::Interrupted) };
         if !as_json {
             print(&result);
         }
@@ -79,7 +81,11 @@ pub fn run(
 
 /// The worker's side: runs one file in its process.
 pub fn run_one(path: &Path, subject: Option<&Subject>) -> Result<Value> {
-    let comparisons = run_on(&CaseFile::read(path)?, subject)?;
+    let comparisons = run_on(&CaseFile::read(path)?, subject);
+    let comparisons = comparisons.map_err(|error| match (NotGraded::of(&error), subject) {
+        (None, Some(_)) => anyhow!(words_of(&error)),
+        _ => error,
+    })?;
     Ok(serde_json::to_value(Compared {
         passed: comparisons.iter().all(|c| c.passed),
         lines: comparisons.iter().map(ToString::to_string).collect(),
@@ -120,17 +126,21 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
-fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Option<CaseResult> {
+///
+/// Errors: this program or its machine fails, for which the subject is not to blame.
+fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Result<Option<CaseResult>> {
     let started = Instant::now();
     let job = Job::Case { path: path.into(), subject: subject.cloned() };
-    let compared = match worker.run(&job, LIMIT, &interrupted) {
-        Ok(Ending::Interrupted) => return None,
+    let limit = subject.map_or(LIMIT, |subject| subject.patience(LIMIT));
+    let compared = match worker.run(&job, limit, &interrupted) {
+        Ok(Ending::Interrupted) => return Ok(None),
         Ok(Ending::TimedOut { limit }) => Err(format!("exceeded the limit of {} s", limit.as_secs())),
         Ok(Ending::Died { how, .. }) => Err(how),
         Ok(Ending::Reply(Reply::Failed(error))) => Err(error),
         Ok(Ending::Reply(Reply::Compared(result))) => {
             Compared::deserialize(result).map_err(|error| format!("the worker's comparisons cannot be read: {error}"))
         }
+        Ok(Ending::Reply(Reply::NotGraded(reason))) => bail!("not graded: {}: {reason}", shown_path(path)),
         Ok(Ending::Reply(other)) => Err(format!("a worker answered a case with {other:?}")),
         Err(error) => Err(format!("{error:#}")),
     };
@@ -139,7 +149,7 @@ fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Option<
         Err(error) => (Compared::default(), Some(printable(&error))),
     };
     let file = one_line(&path.file_name().unwrap_or_default().to_string_lossy());
-    Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() })
+    Ok(Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() }))
 }
 
 fn print(result: &CaseResult) {

@@ -137,7 +137,7 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
         }
     };
     super::subject::require_checks(&arguments.checks, &problems)?;
-    Ok(super::subject::grades(layout, subject, &problems, &arguments.checks, shown))
+    super::subject::grades(layout, subject, &problems, &arguments.checks, shown)
 }
 
 /// Runs a problem's checks and looks for what its records and its template lack; `None` when interrupted.

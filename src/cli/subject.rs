@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::install::install;
 use super::{entry, handout_problem, interrupted};
+use crate::error::NotGraded;
 use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade};
 use crate::harness::handout::HandoutProblem;
@@ -18,7 +19,7 @@ use crate::harness::worker::Worker;
 use crate::printable::{indented, shown_path};
 use crate::problems::{SUBJECT_CHECKS, SUBJECT_PROBLEMS};
 use crate::process::confinement;
-use crate::subject::{attention, unavailable, words_of};
+use crate::subject::{attention, require_hidden, unavailable, words_of};
 use crate::units::GIB;
 
 #[derive(clap::Args)]
@@ -47,20 +48,15 @@ impl SubjectArguments {
         Ok(subject.map_or_else(|| layout.clone(), |subject| layout.of_subject(&subject)))
     }
 
-    /// The subject in `folder`. `cases` must not lie in it, since it could read what they expect.
+    /// The subject in `folder`. `cases` must not lie where it can read, since it could read what they expect.
     pub fn find(&self, folder: &Path, cases: Option<&Path>) -> Result<Subject> {
         if self.install {
             install(folder)?;
         }
         let seed = self.seed.map_or_else(drawn_seed, Ok)?;
         let subject = Subject::find(folder, self.limit, self.memory * GIB as u64, seed)?;
-        if let Some(cases) = cases.and_then(|cases| cases.canonicalize().ok()) {
-            let is_inside = cases.starts_with(&subject.folder);
-            ensure!(
-                !is_inside,
-                "the cases {} lie in the subject's folder, where it can read them; move them",
-                shown_path(cases)
-            );
+        if let Some(cases) = cases {
+            require_hidden(&subject, cases, &Layout::find()?.root.join("suites"))?;
         }
         Ok(subject)
     }
@@ -102,13 +98,15 @@ pub fn problems(names: &[String]) -> Result<Vec<&'static HandoutProblem>> {
 }
 
 /// Grades `subject` on one problem after the other; `None` when interrupted.
+///
+/// Errors: this program or its machine fails, for which the subject is not to blame.
 pub fn grades(
     layout: &Layout,
     subject: &Subject,
     problems: &[&'static HandoutProblem],
     only: &[String],
     mut graded: impl FnMut(&ProblemGrade),
-) -> Option<Vec<ProblemGrade>> {
+) -> Result<Option<Vec<ProblemGrade>>> {
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut grades = Vec::new();
     for problem in problems {
@@ -116,10 +114,12 @@ pub fn grades(
         for check in checks().filter(|check| check.problem == problem.name) {
             let started = Instant::now();
             let is_asked = only.is_empty() || only.iter().any(|name| name == check.name);
-            let ending = match is_asked.then(|| runner.subject_check(&mut worker, subject, check)) {
-                None => CheckStatus::Skipped { reason: "--check leaves it out".into() },
-                Some(Ok(ending)) => ending?,
-                Some(Err(error)) => CheckStatus::Failed { error: format!("{error:#}") }.printable(),
+            let ending = if is_asked {
+                let ending = runner.subject_check(&mut worker, subject, check).context("not graded")?;
+                let Some(ending) = ending else { return Ok(None) };
+                ending
+            } else {
+                CheckStatus::Skipped { reason: "--check leaves it out".into() }
             };
             let elapsed_s = started.elapsed().as_secs_f64();
             results.push(CheckResult { name: check.name, part: check.part, ending, elapsed_s });
@@ -128,7 +128,7 @@ pub fn grades(
         graded(&grade);
         grades.push(grade);
     }
-    Some(grades)
+    Ok(Some(grades))
 }
 
 /// Errors: no problem has a check of one of these names.
@@ -190,6 +190,7 @@ pub fn check(subject: &Subject, problem: &str, name: &str) -> Result<CheckStatus
         }
         Ok(Verdict::Passed { note }) => CheckStatus::Passed { note },
         Ok(Verdict::Skipped { reason }) => CheckStatus::Skipped { reason },
+        Err(error) if NotGraded::of(&error).is_some() => return Err(error),
         Err(error) => match unavailable(&error) {
             Some(reason) => CheckStatus::Skipped { reason },
             None => CheckStatus::Failed { error: words_of(&error) },

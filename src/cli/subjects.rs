@@ -42,29 +42,71 @@ pub fn run(
     watch_for_interrupt();
     let problems = problems(names)?;
     require_checks(checks, &problems)?;
-    let mut rows: Vec<Row> = Vec::new();
-    for subject in subjects(folder)? {
+    let subjects = subjects(folder)?;
+    require_apart(output, &subjects, folder)?;
+    let (mut rows, mut is_whole) = (Vec::<Row>::new(), true);
+    for subject in subjects {
         let name = one_line(&subject.file_name().unwrap_or_default().to_string_lossy());
-        let row = match arguments.find(&subject, None) {
+        let row = match graded(layout, &subject, arguments, &problems, checks) {
             Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
-            Ok(found) => match grades(layout, &found, &problems, checks, |_| ()) {
-                None => return Ok(Ended::Interrupted),
-                Some(grades) => Row { name, note: Ok(printable(&conditions(&found))), grades },
-            },
+            Ok(None) => return Ok(Ended::Interrupted),
+            Ok(Some((note, grades))) => Row { name, note: Ok(printable(&note)), grades },
         };
         println!("{}", row.line());
-        let own = output.join(subject.file_name().unwrap_or_default());
-        fs::create_dir_all(&own).with_context(|| format!("making {}", shown_path(&own)))?;
-        write_atomically(
-            &own.join(RESULTS),
-            gradescope(&row.grades, Some(row.note.as_ref().unwrap_or_else(|error| error)))?.as_bytes(),
-        )?;
+        // What one name prevents must not cost the others their grades.
+        if let Err(error) = write_own(&row, &output.join(subject.file_name().unwrap_or_default())) {
+            eprintln!("{}: {error:#}", row.name);
+            is_whole = false;
+        }
         rows.push(row);
         write_atomically(&output.join(TABLE), table(&rows, &problems).as_bytes())?;
     }
     println!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE)));
-    let full = rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
-    Ok(if full { Ended::Well } else { Ended::WithFindings })
+    is_whole &= rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
+    Ok(if is_whole { Ended::Well } else { Ended::WithFindings })
+}
+
+/// In what conditions a subject was graded, and its grades; `None` when interrupted. Errors: why it could not be graded.
+fn graded(
+    layout: &Layout,
+    subject: &Path,
+    arguments: &SubjectArguments,
+    problems: &[&'static HandoutProblem],
+    checks: &[String],
+) -> Result<Option<(String, Vec<ProblemGrade>)>> {
+    let found = arguments.find(subject, None)?;
+    Ok(grades(layout, &found, problems, checks, |_| ())?.map(|grades| (conditions(&found), grades)))
+}
+
+/// Writes the subject's own results into its folder `own` of the output.
+fn write_own(row: &Row, own: &Path) -> Result<()> {
+    ensure!(
+        own.file_name().is_none_or(|name| name != TABLE),
+        "its folder has the name of the table, so it has a row there and no {RESULTS}; rename its folder"
+    );
+    fs::create_dir_all(own).with_context(|| format!("making {}", shown_path(own)))?;
+    let text = gradescope(&row.grades, Some(row.note.as_ref().unwrap_or_else(|error| error)))?;
+    write_atomically(&own.join(RESULTS), text.as_bytes())
+}
+
+/// Errors: the output folder is, lies in, or holds a folder of a subject or theirs. A link that a subject leaves there would
+/// lead our writing to any file, and what we write would be graded the next time.
+fn require_apart(output: &Path, subjects: &[PathBuf], folder: &Path) -> Result<()> {
+    let output_now = std::path::absolute(output)?;
+    // What is still to be made has no links.
+    let made = output_now.ancestors().find_map(|made| Some((made, made.canonicalize().ok()?)));
+    let (made, real) = made.context("the output folder has no root")?;
+    let real_output = real.join(output_now.strip_prefix(made)?);
+    for subject in subjects.iter().map(PathBuf::as_path).chain([folder]) {
+        let real = subject.canonicalize().with_context(|| format!("{} cannot be opened", shown_path(subject)))?;
+        ensure!(
+            !real_output.starts_with(&real) && !real.starts_with(&real_output),
+            "--output {} and {}, whose files others write, must not lie in each other; name another folder",
+            shown_path(output),
+            shown_path(subject)
+        );
+    }
+    Ok(())
 }
 
 /// The folders in `folder`, by name; hidden ones are left out.
@@ -103,7 +145,7 @@ impl Row {
 
     fn line(&self) -> String {
         match &self.note {
-            Err(error) => format!("      not graded  {}: {error}", self.name),
+            Err(error) => format!("      not graded  {}: {}", self.name, error.trim_start_matches("not graded: ")),
             Ok(_) => format!("{:>5} / {:<4} {}", points(self.earned()), points(self.possible()), self.name),
         }
     }

@@ -139,6 +139,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Runs one check of a subject; `None` when interrupted.
+    ///
+    /// Errors: this program or its machine fails, so that the subject cannot be graded.
     pub fn subject_check(
         &self,
         worker: &mut Worker,
@@ -151,7 +153,11 @@ impl<'a> Runner<'a> {
     }
 
     fn run_check(&self, worker: &mut Worker, job: &Job, clock: &Clock) -> Result<Option<CheckStatus>> {
-        let status = match worker.run(job, self.limit_within(clock), self.interrupted)? {
+        let limit = match job {
+            Job::SubjectCheck { subject, .. } => subject.patience(self.limit),
+            _ => self.limit_within(clock),
+        };
+        let status = match worker.run(job, limit, self.interrupted)? {
             Ending::Interrupted => return Ok(None),
             Ending::TimedOut { limit } => {
                 CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
@@ -160,6 +166,7 @@ impl<'a> Runner<'a> {
             Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },
             Ending::Reply(Reply::Checked(Verdict::Skipped { reason })) => CheckStatus::Skipped { reason },
             Ending::Reply(Reply::Graded(status)) => status,
+            Ending::Reply(Reply::NotGraded(reason)) => bail!("{reason}"),
             Ending::Reply(other) => bail!("a worker answered a check with {other:?}"),
         };
         Ok(Some(status.printable()))

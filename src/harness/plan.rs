@@ -110,7 +110,7 @@ pub fn staleness<'a>(
             });
         }
         match &case.outcome {
-            Outcome::Measured { row } => (measured.check_row)(row).err().map(|e| format!("{e:#}")),
+            Outcome::Measured { row } => (measured.check_row)(&case.params, row).err().map(|e| format!("{e:#}")),
             _ => None,
         }
     })

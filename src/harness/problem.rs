@@ -78,6 +78,11 @@ pub trait Measure {
         Ok(())
     }
 
+    /// Rejects a row that contradicts itself or its parameters. The message names the value.
+    fn validate_row(_params: &Self::Params, _row: &Self::Row) -> Result<()> {
+        Ok(())
+    }
+
     /// Peak bytes that the case is predicted to need on the profile's device, where a formula exists.
     fn predicted_bytes(_params: &Self::Params, _profile: Profile) -> Option<u64> {
         None
@@ -105,8 +110,8 @@ pub struct Measured {
     pub kernels_of: fn(&Value) -> Vec<&'static str>,
     /// Parses and validates one case of a profile, and returns its canonical form with every default filled in.
     pub parse: fn(&Value, Profile) -> Result<Value>,
-    /// Checks that a stored row still has the shape that the template expects.
-    pub check_row: fn(&Value) -> Result<()>,
+    /// Checks that the stored row of a case still has the shape that the template expects, and is possible.
+    pub check_row: fn(&Value, &Value) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
     pub measure: fn(&Value, Profile, Option<&Subject>) -> Result<Value>,
@@ -144,8 +149,9 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
     Ok(serde_json::to_value(typed)?)
 }
 
-fn check_row<M: Measure>(row: &Value) -> Result<()> {
-    json::from_value::<M::Row>(row).map(drop).context("the row does not have the fields of this problem's Row type")
+fn check_row<M: Measure>(params: &Value, row: &Value) -> Result<()> {
+    let row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
+    M::validate_row(&M::Params::deserialize(params)?, &row)
 }
 
 fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 
 use super::manifest::{Manifest, peers_hash};
-use super::record::{Gpu, Machine, Run};
+use super::record::{Gpu, ID_TIME, Machine, Run};
 use crate::printable::{one_line, shown_path};
 use crate::process::output_within;
 
@@ -123,7 +123,7 @@ fn run_id(now: Timestamp) -> Result<String> {
     let mut tail = [0u8; 2];
     let mut random = std::fs::File::open("/dev/urandom").context("failed to open /dev/urandom")?;
     std::io::Read::read_exact(&mut random, &mut tail).context("failed to read /dev/urandom")?;
-    Ok(format!("{}-{:02x}{:02x}", now.strftime("%Y%m%dT%H%M%SZ"), tail[0], tail[1]))
+    Ok(format!("{}-{:02x}{:02x}", now.strftime(ID_TIME), tail[0], tail[1]))
 }
 
 /// This machine's processor, cores and memory from `/proc`, with its GPUs.

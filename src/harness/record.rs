@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -248,42 +247,6 @@ impl RecordFile {
     }
 }
 
-impl Run {
-    /// Id, time and commit are printed and compared, so they must be what a run writes.
-    fn validate(&self) -> Result<()> {
-        let is_word = |text: &str| {
-            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        };
-        ensure!(is_word(&self.id), "the id is {:?}: use letters, digits and hyphens", self.id);
-        ensure!(is_word(&self.commit), "the commit is {:?}: expected a hash or \"unknown\"", self.commit);
-        let started: Result<jiff::Timestamp, _> = self.started.parse();
-        ensure!(started.is_ok(), "it started at {:?}: expected a time as in 2026-11-21T07:32:00Z", self.started);
-        Ok(())
-    }
-
-    /// Errors: it cannot be repeated, since the tree had changes; or it started later than now, by more than clocks of two
-    /// machines differ.
-    pub fn acceptable(&self) -> Result<()> {
-        const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        let Self { id, started, .. } = self;
-        if let Some(changes) = self.changes() {
-            bail!("run {id} was measured from a tree with {changes}; commit or undo them, then measure again");
-        }
-        let is_past = SystemTime::from(started.parse::<jiff::Timestamp>()?) < SystemTime::now() + A_DAY;
-        ensure!(is_past, "run {id} is of {started}, which is still to come; correct the clock, then measure again");
-        Ok(())
-    }
-
-    /// "uncommitted changes (modified: suites/p.toml)"; `None` if the tree was the commit's.
-    pub fn changes(&self) -> Option<String> {
-        const SHOWN: usize = 5;
-        let more = if self.modified.len() > SHOWN { ", .." } else { "" };
-        let names = self.modified[..self.modified.len().min(SHOWN)].join(", ");
-        let files = if names.is_empty() { String::new() } else { format!(" (modified: {names}{more})") };
-        self.dirty.then(|| format!("uncommitted changes{files}"))
-    }
-}
-
 /// Longer than any case: a year.
 const MAX_ELAPSED_S: f64 = 3.2e7;
 
@@ -346,5 +309,8 @@ fn check_schema(raw: &Value, origin: &str) -> Result<()> {
     }
 }
 
+mod run;
 #[cfg(test)]
 mod tests;
+
+pub use run::ID_TIME;

@@ -1,6 +1,6 @@
 //! A subject: somebody else's implementation of the assignment's adapters, in a folder, and the checks that it is put to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,6 +51,9 @@ const SOURCES: [&str; 11] = ["py", "toml", "txt", "cu", "cuh", "cpp", "cc", "c",
 /// The variable that names the Python of a subject.
 pub const PYTHON: &str = "PYTHON";
 
+/// How long its Python may take to start: PyTorch may be imported from a cold disk, on every rank.
+pub const STARTING: Duration = Duration::from_secs(300);
+
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
     ///
@@ -64,7 +67,12 @@ impl Subject {
             ADAPTERS.join(" nor ")
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
-        let python = python_of(&folder, std::env::var_os(PYTHON));
+        let mut python = python_of(&folder, std::env::var_os(PYTHON));
+        let is_theirs = [Some(python.as_path()), python.parent()].into_iter().flatten();
+        let is_theirs = is_theirs.filter_map(|path| path.canonicalize().ok()).any(|path| path.starts_with(&folder));
+        if !is_theirs && own_files(&python).is_empty() {
+            python = started_by(&python).unwrap_or(python);
+        }
         Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
     }
 
@@ -105,6 +113,12 @@ impl Subject {
         Duration::from_secs(self.limit_s)
     }
 
+    /// How long a check or a case may take that has `least` without a subject: its calls end at their own limit, and the first
+    /// that does not end ends the check.
+    pub fn patience(&self, least: Duration) -> Duration {
+        least.max(STARTING + 2 * self.limit())
+    }
+
     /// A seed of its own for each use.
     pub fn seed_for(&self, number: i64) -> i64 {
         self.seed.wrapping_mul(1_000_003).wrapping_add(number)
@@ -136,29 +150,43 @@ fn on_path(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// The folders that an interpreter loads its own files from: its prefix, and the one that its environment was made from.
-pub fn prefixes(python: &Path) -> Vec<PathBuf> {
-    let prefix = |program: &Path| program.parent().and_then(Path::parent).map(Path::to_path_buf);
-    let mut found: Vec<PathBuf> = prefix(python).into_iter().collect();
-    found.extend(python.canonicalize().ok().and_then(|real| prefix(&real)));
-    let settings = found.iter().filter_map(|folder| std::fs::read_to_string(folder.join("pyvenv.cfg")).ok());
-    let homes: Vec<PathBuf> = settings.filter_map(|text| home(&text)).collect();
-    for home in homes {
-        let real = home.canonicalize().unwrap_or_else(|_| home.clone());
-        found.extend([&home, &real].into_iter().filter_map(|bin| bin.parent().map(Path::to_path_buf)));
-    }
-    found.extend(found.clone().iter().filter_map(|folder| folder.canonicalize().ok()));
+/// What Python loads of its own, below the folder that it is installed in or that an environment was made in. Never that
+/// whole folder: it may be ~ or ~/.local.
+const OWN_FILES: [&str; 7] = ["bin", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"];
+
+/// The interpreter's own files: those of its environment, and those of the installation that its link leads to.
+///
+/// A subject makes its own `.venv`, so what that says of itself decides nothing: `pyvenv.cfg` is not read. The interpreter's
+/// link is followed, as `uv`, `pyenv`, `conda` and `python -m venv` make it; a folder counts only where it holds an
+/// environment or Python's standard library, and of that only what lies in the folder itself and not behind a link out of it.
+pub fn own_files(python: &Path) -> Vec<PathBuf> {
+    let prefix = |program: &Path| program.parent()?.parent()?.canonicalize().ok();
+    let real = python.canonicalize().ok();
+    let found = [Some(python), real.as_deref()].into_iter().flatten().filter_map(prefix);
     // Of /bin/python3 it would be the whole machine.
-    found.retain(|folder| folder.parent().is_some());
-    found.sort();
-    found.dedup();
-    found
+    let prefixes = found.filter(|folder| folder.parent().is_some() && is_python(folder));
+    let files = prefixes.flat_map(|folder| {
+        let of_it = OWN_FILES.map(|name| folder.join(name).canonicalize().ok());
+        of_it.into_iter().flatten().filter(move |file| file.starts_with(&folder)).collect::<Vec<_>>()
+    });
+    BTreeSet::from_iter(files).into_iter().collect()
 }
 
-/// The folder of programs that `pyvenv.cfg` calls home.
-fn home(settings: &str) -> Option<PathBuf> {
-    let line = settings.lines().find_map(|line| line.trim_start().strip_prefix("home")?.trim_start().strip_prefix('='));
-    line.map(|path| path.trim().into())
+/// Whether the folder holds an environment or an installation of Python.
+fn is_python(folder: &Path) -> bool {
+    let entries = ["lib", "lib64"].into_iter().filter_map(|name| std::fs::read_dir(folder.join(name)).ok()).flatten();
+    let is_library = |path: PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+            && path.join("os.py").is_file()
+    };
+    folder.join("pyvenv.cfg").is_file() || entries.flatten().any(|entry| is_library(entry.path()))
+}
+
+/// The interpreter that a script such as pyenv's shim starts, which only it can tell.
+fn started_by(script: &Path) -> Option<PathBuf> {
+    let asked = python::run(script, &["-I", "-c", "import sys; print(sys.executable)"], python::LIMIT).ok()?;
+    let real = PathBuf::from(asked.last_output.trim());
+    (asked.is_success() && real.is_file()).then_some(real)
 }
 
 #[cfg(test)]
@@ -177,19 +205,47 @@ mod tests {
         assert_eq!(python_of(folder.path(), Some("/opt/python".into())), Path::new("/opt/python"));
     }
 
+    /// Makes an environment in `own` whose interpreter links to `to`.
+    fn link_interpreter(own: &Path, to: &Path) -> PathBuf {
+        std::fs::create_dir_all(own.join("bin")).unwrap();
+        std::fs::write(own.join("pyvenv.cfg"), "home = /root\n").unwrap();
+        std::os::unix::fs::symlink(to, own.join("bin/python")).unwrap();
+        own.join("bin/python")
+    }
+
     #[test]
-    fn an_interpreter_needs_its_environment_and_the_one_that_it_was_made_from() {
+    fn an_interpreter_needs_its_environment_and_the_installation_that_its_link_leads_to() {
         let folder = tempfile::tempdir().unwrap();
         let (own, base) = (folder.path().join("own"), folder.path().join("base"));
-        for prefix in [&own, &base] {
-            std::fs::create_dir_all(prefix.join("bin")).unwrap();
-        }
+        std::fs::create_dir_all(base.join("bin")).unwrap();
+        std::fs::create_dir_all(base.join("lib/python3.12")).unwrap();
+        std::fs::write(base.join("lib/python3.12/os.py"), "").unwrap();
         std::fs::write(base.join("bin/python3"), "").unwrap();
-        std::os::unix::fs::symlink(base.join("bin/python3"), own.join("bin/python")).unwrap();
-        std::fs::write(own.join("pyvenv.cfg"), format!("home = {}\nversion = 3\n", base.join("bin").to_string_lossy()))
-            .unwrap();
-        assert_eq!(prefixes(&own.join("bin/python")), [base, own]);
-        assert!(prefixes(Path::new("/bin/sh")).iter().all(|folder| folder.parent().is_some()));
+        let python = link_interpreter(&own, &base.join("bin/python3"));
+        assert_eq!(own_files(&python), [base.join("bin"), base.join("lib"), own.join("bin"), own.join("pyvenv.cfg")]);
+    }
+
+    #[test]
+    fn no_link_and_no_setting_of_an_environment_makes_other_folders_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, secret) = (folder.path().join("own"), folder.path().join("secret"));
+        std::fs::create_dir_all(secret.join("bin")).unwrap();
+        std::fs::create_dir_all(secret.join("lib")).unwrap();
+        std::fs::write(secret.join("bin/tool"), "").unwrap();
+        let python = link_interpreter(&own, &secret.join("bin/tool"));
+        for settings in ["home = SECRET/bin", "HOME = SECRET/bin\nhome = /usr/bin"] {
+            std::fs::write(own.join("pyvenv.cfg"), settings.replace("SECRET", secret.to_str().unwrap())).unwrap();
+            assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
+        }
+        // Whoever read it would wait for a writer.
+        std::fs::remove_file(own.join("pyvenv.cfg")).unwrap();
+        let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, own.join("pyvenv.cfg"), pipe, mode, 0).unwrap();
+        assert!(own_files(&python).is_empty());
+        std::fs::remove_file(own.join("pyvenv.cfg")).unwrap();
+        std::fs::write(own.join("pyvenv.cfg"), "").unwrap();
+        std::os::unix::fs::symlink(&secret, own.join("lib")).unwrap();
+        assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
     }
 
     #[test]
@@ -202,5 +258,7 @@ mod tests {
         std::fs::write(folder.path().join("adapters.py"), "").unwrap();
         let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
         assert_ne!(subject.seed_for(0), subject.seed_for(1));
+        let patience = |limit_s| Subject { limit_s, ..subject.clone() }.patience(Duration::from_secs(600)).as_secs();
+        assert_eq!([patience(60), patience(1000)], [600, 2300]);
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::device::DeviceCheck;
 use super::grade::CheckStatus;
@@ -20,8 +21,9 @@ use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
 use super::subject::Subject;
-use crate::error::{Fault, fault_in_words, fault_of, without_frames};
+use crate::error::{Fault, NotGraded, fault_in_words, fault_of, without_frames};
 use crate::process::{Answer, ChildProcess, Parent};
+use crate::root::absolute;
 
 /// The file of the running program, also after a build has replaced it: a new worker must not be of another version.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -63,6 +65,16 @@ pub enum Job {
     CleanUp,
 }
 
+impl Job {
+    fn is_of_subject(&self) -> bool {
+        match self {
+            Self::SubjectCheck { .. } => true,
+            Self::Measure { subject, .. } | Self::Case { subject, .. } => subject.is_some(),
+            Self::Check { .. } | Self::DeviceCheck { .. } | Self::CleanUp => false,
+        }
+    }
+}
+
 /// How a job ended inside the worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -73,6 +85,8 @@ pub enum Reply {
     Compared(Value),
     /// How a subject's check ended. A failure of the subject is a result like others, and the process goes on.
     Graded(CheckStatus),
+    /// Why a subject could not be graded, for which it is not to blame.
+    NotGraded(String),
     CleanedUp,
     Failed(String),
 }
@@ -97,29 +111,46 @@ pub enum Ending {
 /// this is dropped.
 pub struct Worker {
     root: PathBuf,
-    process: Option<ChildProcess>,
+    running: Option<Running>,
     /// Jobs so far. A reply has its job's number, so that it is never taken for that of another job.
     jobs: u64,
+}
+
+struct Running {
+    process: ChildProcess,
+    /// Removed after the process and all its descendants have ended, however they end.
+    _folder: Option<TempDir>,
+}
+
+/// The variable that names the folder for the files of a worker's jobs.
+const FOLDER: &str = "CS336_WORKER_FOLDER";
+
+/// A new folder whose name begins with `prefix`. Of a worker that runs a subject it is removed at the latest with the worker.
+pub fn temporary_folder(prefix: &str) -> std::io::Result<TempDir> {
+    let within = absolute(std::env::var_os(FOLDER)).unwrap_or_else(std::env::temp_dir);
+    tempfile::Builder::new().prefix(prefix).tempdir_in(within)
 }
 
 impl Worker {
     /// The process starts with the first job.
     pub fn new(layout: &Layout) -> Self {
-        Self { root: layout.root.clone(), process: None, jobs: 0 }
+        Self { root: layout.root.clone(), running: None, jobs: 0 }
     }
 
     /// Ends the process, so that the next job is the first of its process.
     pub fn restart(&mut self) {
-        self.process = None;
+        self.running = None;
     }
 
     /// Runs one job, at most `limit`. Polls `interrupted` meanwhile. If the job fails, the next job gets a new process.
     pub fn run(&mut self, job: &Job, limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Ending> {
         // A process that died after its last reply must not fail this job.
-        let mut process = match self.process.take().and_then(|mut process| process.is_idle().then_some(process)) {
-            Some(process) => process,
-            None => self.start()?,
+        let mut running = match self.running.take().and_then(|mut running| running.process.is_idle().then_some(running))
+        {
+            Some(running) => running,
+            None => self.start(job)?,
         };
+        let process = &mut running.process;
         self.jobs += 1;
         process.send(&(self.jobs, job))?;
         let reply = match process.receive(limit, interrupted) {
@@ -135,25 +166,30 @@ impl Worker {
             Answer::Interrupted => return Ok(Ending::Interrupted),
         };
         let failed = match &reply {
-            Reply::Failed(_) => true,
+            Reply::Failed(_) | Reply::NotGraded(_) => true,
             Reply::Ended(outcome) => !matches!(outcome, Outcome::Measured { .. }),
             Reply::Checked(_) | Reply::Compared(_) | Reply::Graded(_) | Reply::CleanedUp => false,
         };
         if !failed {
-            self.process = Some(process);
+            self.running = Some(running);
         }
         Ok(Ending::Reply(reply))
     }
 
-    fn start(&self) -> Result<ChildProcess> {
+    fn start(&self, job: &Job) -> Result<Running> {
         let mut command = Command::new(THIS_PROGRAM);
         command.arg("worker").env("CS336_ROOT", &self.root);
-        ChildProcess::start(command).context("starting a worker")
+        let folder = job.is_of_subject().then(|| temporary_folder("cs336-subject-")).transpose();
+        let folder = folder.context("making a folder for the subject's files")?;
+        if let Some(folder) = &folder {
+            command.env(FOLDER, folder.path());
+        }
+        Ok(Running { process: ChildProcess::start(command).context("starting a worker")?, _folder: folder })
     }
 
     /// Asks the process to free what the last job left behind. If that fails, the next job gets a new process.
     pub fn clean_up(&mut self, interrupted: &dyn Fn() -> bool) {
-        if self.process.is_some() {
+        if self.running.is_some() {
             // `run` drops a process whose clean-up failed.
             let _ = self.run(&Job::CleanUp, CLEAN_UP_LIMIT, interrupted);
         }
@@ -217,6 +253,9 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
     }));
     match attempt {
         Ok(Ok(reply)) => reply,
+        Ok(Err(error)) if NotGraded::of(&error).is_some() && !matches!(job, Job::Measure { .. }) => {
+            Reply::NotGraded(format!("{error:#}"))
+        }
         Ok(Err(error)) => Reply::Failed(without_frames(&format!("{error:#}"))),
         Err(panic) => {
             let message = panic_message(panic.as_ref());

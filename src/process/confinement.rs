@@ -14,7 +14,7 @@ use landlock::{
     ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
     path_beneath_rules,
 };
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// What a confined program may do. Of files and folders, those that do not exist are skipped.
@@ -29,6 +29,8 @@ pub struct Confinement {
     pub write: Vec<OsString>,
     /// The most memory that each process may have of its own.
     pub memory_bytes: Option<u64>,
+    /// The most bytes of each file that it writes.
+    pub file_bytes: Option<u64>,
     /// Removed from the environment: this program may need them to start.
     pub without: Vec<OsString>,
 }
@@ -54,6 +56,12 @@ impl Confinement {
             // Not RLIMIT_AS: CUDA reserves addresses for far more than it uses.
             let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
             setrlimit(Resource::Data, limit).context("limiting the memory")?;
+        }
+        if let Some(bytes) = self.file_bytes {
+            // Only root could raise what its own parent set.
+            let bytes = getrlimit(Resource::Fsize).maximum.map_or(bytes, |most| most.min(bytes));
+            let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+            setrlimit(Resource::Fsize, limit).context("limiting the size of files")?;
         }
         self.restrict().context("confining the process")?;
         let mut command = Command::new(name);

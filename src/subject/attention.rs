@@ -7,9 +7,11 @@ use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Folders, SubjectFault, SubjectProcess, words_of};
+use super::{Folders, SubjectFault, SubjectProcess};
 use crate::attention::Attention;
+use crate::error::NotGraded;
 use crate::harness::subject::Subject;
+use crate::harness::worker::temporary_folder;
 use crate::torch::autograd;
 
 /// Which of the two functions.
@@ -24,13 +26,14 @@ struct Kept {
     subject: Subject,
     /// One process for all checks, because importing PyTorch takes seconds.
     running: Option<Running>,
+    /// Why its adapters cannot be imported. That is not tried again, here and on ranks.
+    unusable: Option<SubjectFault>,
     /// The adapters that hung once. They are not called again, since each call would wait for the whole limit.
     hung: BTreeMap<&'static str, SubjectFault>,
 }
 
 struct Running {
-    /// A failed import is not tried again.
-    process: Result<SubjectProcess, SubjectFault>,
+    process: SubjectProcess,
     /// Holds the process's files; removed after the process has ended.
     _folder: tempfile::TempDir,
 }
@@ -54,14 +57,28 @@ impl FlashFunction {
 
 impl Running {
     fn start(subject: &Subject) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("cs336-subject-").tempdir()?;
-        let process = SubjectProcess::start(subject, &Folders::make(folder.path())?, "attention");
-        Ok(Self { process: process.map_err(|error| SubjectFault::new(words_of(&error))), _folder: folder })
+        let folder = temporary_folder("cs336-subject-").map_err(|e| NotGraded::while_doing("making a folder", e))?;
+        let process = SubjectProcess::start(subject, &Folders::make(folder.path())?, "attention")?;
+        Ok(Self { process, _folder: folder })
     }
+}
 
-    fn is_usable(&self) -> bool {
-        self.process.as_ref().map_or(true, SubjectProcess::is_usable)
-    }
+/// Calls `body` with what is kept of this subject, after what is kept of another one was dropped.
+fn kept_of<T>(subject: &Subject, body: impl FnOnce(&mut Kept) -> T) -> T {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let _other = kept.take_if(|kept| kept.subject != *subject);
+    let new = || Kept { subject: subject.clone(), running: None, unusable: None, hung: BTreeMap::new() };
+    body(kept.get_or_insert_with(new))
+}
+
+/// Why the subject's adapters cannot be imported, where an earlier check found that.
+pub(super) fn unusable(subject: &Subject) -> Option<SubjectFault> {
+    kept_of(subject, |kept| kept.unusable.clone())
+}
+
+/// Keeps a fault that every later process of the subject would end with too.
+pub(super) fn keep_fault(subject: &Subject, fault: &SubjectFault) {
+    kept_of(subject, |kept| kept.unusable.get_or_insert_with(|| fault.clone()).at_start);
 }
 
 /// Runs `body`, which calls `adapter`, with the subject's kept process, or with a new one after a crash or a hang.
@@ -70,26 +87,27 @@ pub(super) fn with_kept<T>(
     adapter: &'static str,
     body: impl FnOnce(&mut SubjectProcess) -> Result<T>,
 ) -> Result<T> {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let _other = kept.take_if(|kept| kept.subject != *subject);
-    let kept = kept.get_or_insert_with(|| Kept { subject: subject.clone(), running: None, hung: BTreeMap::new() });
-    if let Some(fault) = kept.hung.get(adapter) {
-        return Err(fault.clone().into());
-    }
-    let usable = kept.running.take().filter(Running::is_usable);
-    let running = kept.running.insert(usable.map_or_else(|| Running::start(subject), Ok)?);
-    let result = running.process.as_mut().map_err(|fault| fault.clone().into()).and_then(body);
-    if let Some(fault) = result.as_ref().err().and_then(|error| error.downcast_ref::<SubjectFault>()) {
-        kept.hung.extend(fault.hangs.then(|| (adapter, fault.clone())));
-    }
-    result
+    kept_of(subject, |kept| {
+        if let Some(fault) = kept.unusable.as_ref().or_else(|| kept.hung.get(adapter)) {
+            return Err(fault.clone().into());
+        }
+        let usable = kept.running.take().filter(|running| running.process.is_usable());
+        let result = usable
+            .map_or_else(|| Running::start(subject), Ok)
+            .and_then(|running| body(&mut kept.running.insert(running).process));
+        if let Some(fault) = result.as_ref().err().and_then(|error| error.downcast_ref::<SubjectFault>()) {
+            kept.unusable = fault.at_start.then(|| fault.clone());
+            kept.hung.extend((fault.hangs && !fault.at_start).then(|| (adapter, fault.clone())));
+        }
+        result
+    })
 }
 
 /// Whether the kept process has printed anything.
 pub fn has_printed() -> bool {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let running = kept.as_mut().and_then(|kept| kept.running.as_mut());
-    running.and_then(|running| running.process.as_mut().ok()).is_some_and(|process| !process.last_output().is_empty())
+    running.is_some_and(|running| !running.process.last_output().is_empty())
 }
 
 impl SubjectAttention<'_> {
@@ -109,6 +127,10 @@ impl SubjectAttention<'_> {
             process.exchange("forward", settings, &[("q", q), ("k", k), ("v", v)], &doing)
         })?;
         let Some(o) = results.remove("o") else { bail!(SubjectFault::new(format!("{doing} left no o"))) };
+        let (kind, size, expected) =
+            (o.kind(), o.size(), [&q.size()[..q.dim() - 1], &v.size()[v.dim() - 1..]].concat());
+        ensure!(kind == q.kind(), SubjectFault::new(format!("o is {kind:?}, must be {:?}", q.kind())));
+        ensure!(size == expected, SubjectFault::new(format!("o has shape {size:?}, must have {expected:?}")));
         Ok((o, results.into_values().collect()))
     }
 }
@@ -134,7 +156,6 @@ impl Attention for SubjectAttention<'_> {
 
     fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, is_causal: bool) -> Result<(Tensor, Tensor)> {
         let (o, saved) = self.call(q, k, v, is_causal)?;
-        ensure!(o.kind() == q.kind(), "o is {:?}, must be {:?}", o.kind(), q.kind());
         let rows = &q.size()[..q.dim() - 1];
         let mut of_rows = saved.iter().filter(|t| t.size() == rows);
         match (of_rows.next(), of_rows.next()) {

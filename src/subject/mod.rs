@@ -6,7 +6,6 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -16,67 +15,38 @@ use serde_json::{Value, json};
 use tch::{Device, Tensor};
 
 use crate::collective::Shared;
-use crate::error::{Fault, fault_of};
+use crate::error::{Fault, NotGraded, fault_of};
 use crate::harness::peer::{NoAnswer, Peer, PeerDied};
-use crate::harness::python;
 use crate::harness::store::Layout;
-use crate::harness::subject::{Subject, prefixes};
-use crate::harness::worker::THIS_PROGRAM;
+use crate::harness::subject::{self, Subject};
 use crate::printable::shown_path;
 use crate::process::after;
-use crate::process::confinement::{Confinement, paths};
 
 pub mod attention;
+mod confined;
 pub mod rank;
 pub mod steps;
 pub mod timed;
 
+pub use confined::require_hidden;
+
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
-/// PyTorch and the subject's packages may be imported from a cold disk.
-const STARTING: Duration = Duration::from_secs(300);
+const STARTING: Limit = Limit { time: subject::STARTING, set_by: "the limit for starting" };
 
-/// What programs and their libraries need of a Linux system.
-const SYSTEM: &[&str] = &[
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/opt",
-    "/nix/store",
-    "/proc",
-    "/sys",
-    "/etc/alternatives",
-    "/etc/group",
-    "/etc/host.conf",
-    "/etc/hosts",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/resolv.conf",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/zero",
-];
-/// Devices that programs write to; those of GPUs follow.
-const DEVICES: &[&str] = &["/dev/null", "/dev/full", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd"];
+/// The most bytes of one file that the subject writes, and of all that it leaves: a model's values and compiled code fit.
+const MOST_BYTES: u64 = 4 << 30;
+/// The most files and folders that it leaves.
+const MOST_FILES: usize = 200_000;
+/// The most bytes of its words that are quoted.
+const MOST_WORDS: usize = 4 << 10;
 
-/// The variables that a subject inherits: no token or path of the user's is among them.
-const INHERITED: &[&str] = &[
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-    "USER",
-    "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "TORCHDYNAMO_DISABLE",
-    "TRITON_INTERPRET",
-];
+/// How long a job may take, and what sets that.
+#[derive(Clone, Copy)]
+struct Limit {
+    time: Duration,
+    set_by: &'static str,
+}
 
 /// What a subject did wrong other than a wrong value, as a sentence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -85,24 +55,41 @@ pub struct SubjectFault {
     words: String,
     /// Whether a call had no end within its limit.
     pub hangs: bool,
+    /// Whether its Python did not start or its adapters were not imported, which is not tried again.
+    pub at_start: bool,
+    /// Whether a GPU, which is not there, could change it.
+    needs_gpu: bool,
 }
 
 impl SubjectFault {
     pub fn new(words: impl Into<String>) -> Self {
-        Self { words: words.into(), hangs: false }
+        Self { words: cut(words.into()), hangs: false, at_start: false, needs_gpu: false }
     }
+}
+
+/// The first [`MOST_WORDS`] of a text that a subject may have made.
+fn cut(mut text: String) -> String {
+    let end = text.floor_char_boundary(MOST_WORDS);
+    // So that what is already cut is not cut again once words stand before it.
+    let more = text.len() - end;
+    if more > MOST_WORDS / 4 {
+        text.truncate(end);
+        text += &format!(" (... {more} more bytes)");
+    }
+    text
 }
 
 /// The words of the subject's own fault in `error`, else of the whole error.
 pub fn words_of(error: &anyhow::Error) -> String {
     let own = error.chain().find_map(|cause| cause.downcast_ref::<SubjectFault>());
-    own.map_or_else(|| format!("{error:#}"), ToString::to_string)
+    own.map_or_else(|| cut(format!("{error:#}")), ToString::to_string)
 }
 
 /// Why the subject could not be run on this machine, if that is what `error` is about.
 pub fn unavailable(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(Fault::NotAvailable { needs, has }) => Some(format!("needs {needs}: {has}")),
+    error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref::<SubjectFault>()) {
+        (Some(Fault::NotAvailable { needs, has }), _) => Some(format!("needs {needs}, has {has}")),
+        (_, Some(fault)) if fault.needs_gpu => Some(fault.words.clone()),
         _ => None,
     })
 }
@@ -120,9 +107,37 @@ impl Folders {
     pub fn make(folder: &Path) -> Result<Self> {
         let made = Self { given: folder.join("given"), scratch: folder.join("scratch") };
         for folder in [&made.given, &made.scratch] {
-            std::fs::create_dir(folder).with_context(|| format!("making {}", shown_path(folder)))?;
+            let making = || format!("making {}", shown_path(folder));
+            std::fs::create_dir(folder).map_err(|error| NotGraded::while_doing(&making(), error))?;
         }
         Ok(made)
+    }
+
+    /// Errors: [`SubjectFault`] where the subject has left more than it may. What it writes within one call is bounded for
+    /// each file alone.
+    fn require_small(&self, most_bytes: u64, most_files: usize) -> Result<()> {
+        let (mut bytes, mut files, mut folders) = (0, 0, vec![self.scratch.clone()]);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let Ok(found) = entry.metadata() else { continue };
+                files += 1;
+                bytes += if found.is_file() { found.len() } else { 0 };
+                folders.extend(found.is_dir().then(|| entry.path()));
+                let words = || {
+                    let (most, gib) = (most_files, most_bytes >> 30);
+                    format!("the subject leaves more than {gib} GiB or {most} files in its scratch folder, its HOME")
+                };
+                ensure!(bytes <= most_bytes && files <= most_files, SubjectFault::new(words()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Errors: [`NotGraded`] where nobody can write to their disk, so that a failed call is no fault of the subject.
+    fn require_room(&self) -> Result<()> {
+        let probe = self.given.join("probe");
+        std::fs::write(&probe, [1; 1 << 16]).map_err(|error| NotGraded::while_doing(&shown_path(&probe), error))?;
+        Ok(std::fs::remove_file(probe)?)
     }
 }
 
@@ -140,12 +155,21 @@ impl SubjectProcess {
     ///
     /// Errors: [`SubjectFault`] where the Python lacks torch, or the import fails.
     pub fn start(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
-        let suites = Layout::find()?.root.join("suites");
-        let command = command(subject, folders, &suites)?;
-        let peer = Peer::start(command, PROTOCOL, STARTING);
+        let at_start = |error: anyhow::Error| match error.downcast::<SubjectFault>() {
+            Ok(fault) => SubjectFault { at_start: true, ..fault }.into(),
+            Err(error) => error,
+        };
+        Self::started(subject, folders, name).map_err(at_start)
+    }
+
+    fn started(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
+        let command =
+            Layout::find().and_then(|layout| confined::command(subject, folders, &layout.root.join("suites")));
+        let command = command.map_err(|error| NotGraded::while_doing("confining the subject", error))?;
+        let peer = Peer::start(command, PROTOCOL, STARTING.time);
         let peer = peer.map_err(|error| fault(&error, "starting the subject's Python", STARTING))?;
         let mut process = Self { peer, limit: subject.limit(), folders: folders.clone(), name: name.into() };
-        process.call_within(STARTING, "load", json!({}), "importing the adapters")?;
+        process.call("load", json!({}), "importing the adapters")?;
         Ok(process)
     }
 
@@ -175,8 +199,12 @@ impl SubjectProcess {
     /// The result of a job; `doing` says in messages what was called.
     ///
     /// Errors: [`SubjectFault`].
-    fn call_within(&mut self, limit: Duration, job: &str, settings: Value, doing: &str) -> Result<Value> {
-        self.peer.call(job, settings, limit).map_err(|error| fault(&error, doing, limit))
+    fn call_within(&mut self, limit: Limit, job: &str, settings: Value, doing: &str) -> Result<Value> {
+        self.peer.call(job, settings, limit.time).map_err(|error| {
+            let in_its_folder =
+                self.folders.require_small(MOST_BYTES, MOST_FILES).and_then(|()| self.folders.require_room());
+            in_its_folder.err().unwrap_or_else(|| fault(&error, doing, limit))
+        })
     }
 
     /// Calls a job with tensors: gives what it returned and the tensors that it left. `doing` says in messages what is called.
@@ -217,14 +245,19 @@ impl SubjectProcess {
 
     /// The result of a job without tensors.
     pub fn call(&mut self, job: &str, settings: Value, doing: &str) -> Result<Value> {
-        self.call_within(self.limit, job, settings, doing)
+        let limit = Limit { time: self.limit, set_by: "the limit that --limit sets" };
+        self.call_within(limit, job, settings, doing)
     }
 
     /// The file that a job reads these from.
+    ///
+    /// Errors: [`NotGraded`] where it cannot be written; [`SubjectFault`] where the subject has left too much.
     fn write(&self, inputs: &[(impl AsRef<str>, &Tensor)]) -> Result<Value> {
+        self.folders.require_small(MOST_BYTES, MOST_FILES)?;
         let given = self.folders.given.join(format!("{}-inputs.safetensors", self.name));
         let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
-        Tensor::write_safetensors(&inputs, &given).context("writing the subject's inputs")?;
+        let written = Tensor::write_safetensors(&inputs, &given);
+        written.map_err(|error| NotGraded::while_doing("writing the subject's inputs", error))?;
         Ok(path(&given)?.into())
     }
 }
@@ -241,59 +274,30 @@ fn read(file: &Path) -> Result<BTreeMap<String, Tensor>> {
 }
 
 /// What went wrong in a job, for whoever reads a grade.
-fn fault(error: &anyhow::Error, doing: &str, limit: Duration) -> anyhow::Error {
+fn fault(error: &anyhow::Error, doing: &str, limit: Limit) -> anyhow::Error {
     if let Some(Fault::NotAvailable { has, .. }) = error.downcast_ref() {
-        return Fault::NotAvailable { needs: "a GPU".into(), has: has.clone() }.into();
+        return SubjectFault { needs_gpu: true, ..SubjectFault::new(format!("needs a GPU: {has}")) }.into();
     }
     let own = |words: &str| SubjectFault::new(format!("{doing}: {words}"));
     if let Some(PeerDied(death)) = error.downcast_ref() {
         return own(&format!("its process {death}")).into();
     }
     if let Some(NoAnswer { last_output, .. }) = error.downcast_ref() {
-        let seconds = limit.as_secs();
-        let words = format!("no answer within {seconds} s, the limit that --limit sets{}", after(last_output));
+        let Limit { time, set_by } = limit;
+        let words = format!("no answer within {} s, {set_by}{}", time.as_secs(), after(last_output));
         return SubjectFault { hangs: true, ..own(&words) }.into();
+    }
+    if error.root_cause().is::<std::io::Error>() {
+        return NotGraded(format!("{doing}: {error:#}")).into();
     }
     let root = error.root_cause().to_string();
     let is_memory = fault_of(error).is_some();
     if is_memory { own(&format!("{root} (--memory sets the limit)")) } else { SubjectFault::new(root) }.into()
 }
 
-/// `cs336 confine .. python -B -m peers.subject FOLDER`.
-fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
-    let before = std::env::var_os(python::FOLDERS);
-    let modules: Vec<PathBuf> = before.iter().flat_map(|folders| python::named(folders)).collect();
-    let system = SYSTEM.iter().map(PathBuf::from);
-    let own = [suites.join("peers"), subject.folder.clone(), folders.given.clone()];
-    let mut confinement = Confinement {
-        read: paths(system.chain(prefixes(&subject.python)).chain(modules).chain(own)),
-        list: paths([suites.to_path_buf()]),
-        write: paths(DEVICES.iter().map(PathBuf::from).chain(gpus()).chain([folders.scratch.clone()])),
-        memory_bytes: Some(subject.memory_bytes),
-        without: Vec::new(),
-    };
-    if subject.python != python::interpreter() {
-        // A bundle lists our libtorch there, which another PyTorch must not load.
-        confinement.without.push("LD_LIBRARY_PATH".into());
-    }
-    let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
-    command.args(["-B", "-m", "peers.subject", path(&subject.folder)?]);
-    command.env_clear().envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-    command.env(python::FOLDERS, python::path_to_peers(suites, before)?).env("PYTHONSAFEPATH", "1");
-    command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
-    command.env("GLOO_SOCKET_IFNAME", "lo");
-    if !tch::Cuda::is_available() {
-        command.env("TRITON_INTERPRET", "1");
-    }
-    Ok(command)
-}
-
-/// The device files of GPUs.
-fn gpus() -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    entries.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvidia")))
-}
-
 fn path(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", shown_path(path)))
 }
+
+#[cfg(test)]
+mod tests;

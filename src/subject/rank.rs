@@ -1,6 +1,7 @@
 //! A subject's data-parallel module or sharded optimizer on one rank: its Python trains, and a network of ours holds the
 //! values that it has after each step.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,11 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
+use super::attention::{keep_fault, unusable};
 use super::{Folders, SubjectFault, SubjectProcess, words_of};
 use crate::collective::Shared;
+use crate::error::NotGraded;
 use crate::harness::subject::Subject;
+use crate::harness::worker::temporary_folder;
 use crate::model::optim::AdamWOptions;
 use crate::model::toy::{Blueprint, Toy};
+use crate::root::read_text;
 
 /// An adapter that trains, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -75,28 +80,62 @@ pub struct Trainee {
 impl Trainee {
     /// Runs `launch` with a trainee whose files lie in a folder that is removed afterwards.
     ///
-    /// Errors: [`SubjectFault`] with the words of each rank whose subject failed, where one did.
+    /// Errors: [`SubjectFault`] with the words of each rank whose subject failed, where one did; [`NotGraded`].
     pub fn launch<T>(subject: &Subject, adapter: Adapter, launch: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        let folder = tempfile::Builder::new().prefix("cs336-subject-").tempdir().context("making a folder")?;
+        if let Some(fault) = unusable(subject) {
+            return Err(fault.into());
+        }
+        let folder = temporary_folder("cs336-subject-").map_err(|e| NotGraded::while_doing("making a folder", e))?;
         let faults = folder.path().join("faults");
-        std::fs::create_dir(&faults)?;
+        std::fs::create_dir(&faults).map_err(|error| NotGraded::while_doing("making a folder", error))?;
         let folders = Folders::make(folder.path())?;
         let trainee = Self { subject: subject.clone(), adapter, folders, faults };
-        launch(&trainee).map_err(|error| trainee.fault().map_or(error, Into::into))
+        launch(&trainee).map_err(|error| {
+            // A rank that cannot write leaves no words.
+            let Some(fault) = trainee.fault() else { return trainee.folders.require_room().err().unwrap_or(error) };
+            if let Ok(fault) = &fault
+                && fault.at_start
+            {
+                keep_fault(subject, fault);
+            }
+            fault.map_or_else(Into::into, Into::into)
+        })
     }
 
-    fn fault(&self) -> Option<SubjectFault> {
+    /// What the ranks have left.
+    fn fault(&self) -> Option<Result<SubjectFault, NotGraded>> {
         let files = std::fs::read_dir(&self.faults).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        let mut ranks: Vec<(String, String)> = files
-            .filter_map(|path| Some((path.file_name()?.to_str()?.to_string(), std::fs::read_to_string(&path).ok()?)))
-            .collect();
-        ranks.sort();
-        let (_, first) = ranks.first()?;
-        Some(SubjectFault::new(match ranks.iter().all(|(_, words)| words == first) {
+        let left = |path: PathBuf| {
+            Some((path.file_name()?.to_str()?.to_string(), serde_json::from_str(&read_text(&path).ok()?).ok()?))
+        };
+        let ranks: BTreeMap<String, Left> = files.filter_map(left).collect();
+        let mut faults = Vec::new();
+        for (rank, left) in ranks {
+            match left {
+                Left::Subject(fault) => faults.push((rank, fault)),
+                Left::Ours(reason) => return Some(Err(NotGraded(format!("{rank}: {reason}")))),
+            }
+        }
+        let words = |(rank, fault): &(String, SubjectFault)| format!("{rank}: {fault}");
+        let (_, first) = faults.first()?;
+        Some(Ok(match faults.iter().all(|(_, fault)| fault.words == first.words) {
             true => first.clone(),
-            false => ranks.iter().map(|(rank, words)| format!("{rank}: {words}")).collect::<Vec<_>>().join("\n"),
+            false => SubjectFault {
+                hangs: faults.iter().any(|(_, fault)| fault.hangs),
+                at_start: faults.iter().any(|(_, fault)| fault.at_start),
+                needs_gpu: faults.iter().any(|(_, fault)| fault.needs_gpu),
+                ..SubjectFault::new(faults.iter().map(words).collect::<Vec<_>>().join("\n"))
+            },
         }))
     }
+}
+
+/// What a rank leaves of an error.
+#[derive(Serialize, Deserialize)]
+enum Left {
+    Subject(SubjectFault),
+    /// Words of a failure that is not the subject's.
+    Ours(String),
 }
 
 /// A network under the subject's training on this rank.
@@ -155,7 +194,7 @@ impl SubjectRank {
         self.take(values)
     }
 
-    fn take(&mut self, values: std::collections::BTreeMap<String, Tensor>) -> Result<()> {
+    fn take(&mut self, values: BTreeMap<String, Tensor>) -> Result<()> {
         for (name, value) in &values {
             let kind = value.kind();
             ensure!(
@@ -170,7 +209,12 @@ impl SubjectRank {
 /// Leaves the words of an error for the process that launched this rank.
 pub(super) fn left<T>(file: &Path, result: Result<T>) -> Result<T> {
     if let Err(error) = &result {
-        std::fs::write(file, words_of(error)).context("leaving the words of a fault")?;
+        let own = error.downcast_ref::<SubjectFault>().cloned();
+        let left = match NotGraded::of(error) {
+            Some(NotGraded(reason)) => Left::Ours(reason.clone()),
+            None => Left::Subject(own.unwrap_or_else(|| SubjectFault::new(words_of(error)))),
+        };
+        std::fs::write(file, serde_json::to_string(&left)?).context("leaving the words of a fault")?;
     }
     result
 }

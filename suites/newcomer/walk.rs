@@ -19,7 +19,7 @@ type Measurements = Vec<(String, Value, Value)>;
 fn measure(suite: &Suite, measured: &Measured) -> Measurements {
     let measure = |(grid, params): (&str, &Value)| {
         let row = (measured.measure)(params, Profile::Cpu, None).unwrap();
-        (measured.check_row)(&row).unwrap();
+        (measured.check_row)(params, &row).unwrap();
         (grid.to_string(), params.clone(), row)
     };
     suite.cases(Profile::Cpu).map(measure).collect()

@@ -106,12 +106,20 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def text_of(value: object, of: Callable[[object], str] = str) -> str:
+    """Its text, whatever its own code does, with halves of surrogate pairs, which are in no UTF-8, as escapes."""
+    try:
+        return str.encode(of(value), "utf-8", "backslashreplace").decode("utf-8")
+    except BaseException as error:  # noqa: BLE001 - a subject's class may raise anything
+        return f"(its text raises {type(error).__name__})"
+
+
 def causes(error: BaseException) -> list[BaseException]:
     chain: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:
         at = pending.pop()
-        if at is not None and at not in chain:
+        if at is not None and all(at is not known for known in chain):
             chain.append(at)
             pending += [at.__cause__, at.__context__, getattr(at, "inner_exception", None)]
     return chain
@@ -120,7 +128,7 @@ def causes(error: BaseException) -> list[BaseException]:
 def kind_of(error: BaseException) -> str:
     chain = causes(error)
     words = ("out of memory", "you tried to allocate")
-    if any(isinstance(e, torch.OutOfMemoryError) or any(w in str(e) for w in words) for e in chain):
+    if any(isinstance(e, torch.OutOfMemoryError) or any(w in text_of(e) for w in words) for e in chain):
         return "out_of_memory"
     if getattr(error, "needs_gpu", False):
         return "not_available"
@@ -133,8 +141,9 @@ def kind_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    memory = [str(e) for e in causes(error) if "tried to allocate" in str(e).lower()]
-    named = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+    texts = [text_of(e) for e in causes(error)]
+    memory = [text for text in texts if "tried to allocate" in text.lower()]
+    named = text_of(error) if isinstance(error, Refused) else f"{type(error).__name__}: {text_of(error)}"
     text = memory[-1] if memory else named
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(lines[:LAST_LINES])

@@ -24,7 +24,7 @@ import torch
 from . import protocol
 from .adapters import Attention, Calling, Replica, Sharded
 from .group import Group
-from .protocol import Refused
+from .protocol import Refused, text_of
 from .timed import TimedAttention, TimedSteps
 
 ADAPTERS = ["tests/adapters.py", "adapters.py"]
@@ -161,17 +161,17 @@ class Subject:
         except (Refused, MemoryError, torch.OutOfMemoryError):
             raise
         except NotImplementedError as error:
-            words = f": {error}" if str(error) else ""
+            words = f": {text}" if (text := text_of(error)) else ""
             raise Refused(f"{what} raises NotImplementedError{self.place(error)}{words}") from error
         except SystemExit as error:
-            raise Refused(f"{what} calls sys.exit({error.code!r}){self.place(error)}") from error
+            raise Refused(f"{what} calls sys.exit({text_of(error.code, repr)}){self.place(error)}") from error
         except ModuleNotFoundError as error:
             raise Refused(self.lacks(what, error)) from error
         except BaseException as error:
-            if "tried to allocate" in str(error):
+            if "tried to allocate" in text_of(error):
                 raise
             under = " under Triton's interpreter" if without_gpu else ""
-            words = f"{what} raises {type(error).__name__}{under}{self.place(error)}: {error}"
+            words = f"{what} raises {type(error).__name__}{under}{self.place(error)}: {text_of(error)}"
             raise Refused(words, needs_gpu=without_gpu) from error
 
     def place(self, error: BaseException) -> str:
@@ -183,7 +183,7 @@ class Subject:
         return f" ({Path(own[-1].filename).relative_to(self.folder)}, line {own[-1].lineno})"
 
     def lacks(self, what: str, error: ModuleNotFoundError) -> str:
-        module = (error.name or "").partition(".")[0]
+        module = text_of(error.name).partition(".")[0]
         with_pip = importlib.util.find_spec("pip") is not None
         install = f"{sys.executable} -m pip install" if with_pip else f"uv pip install --python {sys.executable}"
         other = ", or grade with --install" if (self.folder / "pyproject.toml").is_file() else ""

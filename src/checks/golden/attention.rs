@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{CaseFile, Comparison, compare};
 use crate::attention::{Attention, IMPLEMENTATIONS, Shape};
+use crate::error::NotGraded;
 use crate::harness::subject::Subject;
 use crate::subject::attention::{FlashFunction, SubjectAttention};
 
@@ -24,7 +25,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
     for device in devices {
         for implementation in IMPLEMENTATIONS.iter().filter_map(|entry| entry.as_attention()) {
             if implementation.supports(inputs.q.kind(), device, inputs.head_dim).is_ok() {
-                comparisons.extend(inputs.run(implementation, device, tolerances));
+                comparisons.extend(inputs.run(implementation, device, tolerances)?);
             }
         }
     }
@@ -44,7 +45,7 @@ pub fn run_subject(case: &CaseFile, subject: &Subject) -> Result<Vec<Comparison>
 
 /// Runs one implementation on the CPU.
 pub fn run_one(case: &CaseFile, implementation: &dyn Attention) -> Result<Vec<Comparison>> {
-    Ok(Inputs::of(case)?.run(implementation, Device::Cpu, case.tolerances()?))
+    Inputs::of(case)?.run(implementation, Device::Cpu, case.tolerances()?)
 }
 
 /// The file's tensors, with consistent shapes and kinds.
@@ -83,7 +84,8 @@ impl<'a> Inputs<'a> {
         Ok(Self { q, k, v, gradient, o, lse, head_dim: shape.d, is_causal: case.meta_as("is_causal")? })
     }
 
-    fn run(&self, implementation: &dyn Attention, device: Device, (rtol, atol): (f64, f64)) -> Vec<Comparison> {
+    /// Errors: [`NotGraded`]. Any other one is a failed comparison.
+    fn run(&self, implementation: &dyn Attention, device: Device, (rtol, atol): (f64, f64)) -> Result<Vec<Comparison>> {
         let name = match device {
             Device::Cpu => implementation.name().to_string(),
             _ => format!("{} on the GPU", implementation.name()),
@@ -101,9 +103,10 @@ impl<'a> Inputs<'a> {
                     }
                 }
             }
+            Err(error) if NotGraded::of(&error).is_some() => return Err(error),
             Err(error) => comparisons.push(Comparison::of(&name, "o", Err(error), (rtol, atol))),
         }
-        comparisons
+        Ok(comparisons)
     }
 
     fn outputs(&self, implementation: &dyn Attention, device: Device) -> Result<(Tensor, Tensor, Option<[Tensor; 3]>)> {

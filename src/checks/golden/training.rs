@@ -251,7 +251,7 @@ impl<'a> Training<'a> {
             folder: folder.path().into(),
         };
         let ours = || Launch::new(TASK.name, self.world_size, DEADLINE);
-        let plan = trainee.map_or_else(ours, |_| launch_of(TASK.name, self.world_size));
+        let plan = trainee.map_or_else(ours, |trainee| launch_of(TASK.name, self.world_size, &trainee.subject));
         launch(&plan, &serde_json::to_value(input)?)?;
         Ok(folder)
     }

@@ -216,3 +216,14 @@ fn two_cases_with_the_same_canonical_parameters_are_refused() {
     assert!(message.contains("cases 0 and 1 have the same parameters"), "{message}");
     assert_eq!(file.clone().with_canonical_params(|_| None).unwrap(), file);
 }
+
+#[test]
+fn a_run_of_another_time_than_its_id_or_from_before_the_handout_is_not_accepted() {
+    let of = |id: &str, started: &str| Run { started: started.into(), ..run(id) };
+    for (id, started) in [("r1", "2026-11-21T00:00:00Z"), ("20261121T000000Z-4f2a", "2026-11-21T00:00:00Z")] {
+        of(id, started).acceptable().unwrap();
+    }
+    let said = |id: &str, started: &str| of(id, started).acceptable().unwrap_err().to_string();
+    assert!(said("r1", "1970-01-01T00:00:00Z").contains("is of 1970-01-01T00:00:00Z, when there was no handout"));
+    assert!(said("20261121T000000Z-4f2a", "2026-11-22T00:00:00Z").contains("which its id contradicts"));
+}

@@ -68,6 +68,14 @@ impl Measure for Accumulation {
         Ok(())
     }
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let Row { sum, error, last_change } = *row;
+        let (iterations, expected) = (params.iterations, sum - exact(params));
+        ensure!(last_change <= iterations, "last_change is {last_change}, of {iterations} iterations");
+        ensure!(error == expected, "error is {error}, but the sum {sum} less {} is {expected}", exact(params));
+        Ok(())
+    }
+
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         accumulate(params, device_for(profile)?)
     }
@@ -92,8 +100,12 @@ pub fn accumulate(params: &Params, device: Device) -> Result<Row> {
             (value, last_change) = (now, i);
         }
     }
-    let exact = params.addend_value * f64::from(params.iterations);
-    Ok(Row { sum: value, error: value - exact, last_change })
+    Ok(Row { sum: value, error: value - exact(params), last_change })
+}
+
+/// The sum without rounding.
+fn exact(params: &Params) -> f64 {
+    params.addend_value * f64::from(params.iterations)
 }
 
 /// The same loop with every operation rounded by [`crate::bench::dtype::Format`]; gives the sum after each iteration.
@@ -104,4 +116,26 @@ pub fn accumulate_in_software(params: &Params) -> impl Iterator<Item = f64> {
         *sum = format.round(*sum + addend);
         Some(*sum)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_contradicts_itself_or_its_case_is_refused_with_the_value() {
+        let params = Params {
+            accumulator: Dtype::Float16,
+            addend: Dtype::Float16,
+            cast: Cast::Implicit,
+            addend_value: 0.01,
+            iterations: 1000,
+        };
+        let row = accumulate(&params, Device::Cpu).unwrap();
+        Accumulation::validate_row(&params, &row).unwrap();
+        let said = |row: Row| Accumulation::validate_row(&params, &row).unwrap_err().to_string();
+        assert_eq!(said(Row { last_change: 1001, ..row.clone() }), "last_change is 1001, of 1000 iterations");
+        assert!(said(Row { error: -row.error, ..row.clone() }).starts_with("error is "));
+        assert!(said(Row { sum: 10.0, ..row }).contains("but the sum 10 less 10 is 0"));
+    }
 }

@@ -41,11 +41,16 @@ fn peer(site: &TempDir) -> TorchPeer {
     TorchPeer::start_with(Device::Cpu, Some(site.path().into())).unwrap()
 }
 
+/// A suite's case.
+fn case(seq: i64) -> Value {
+    json!({"measure": "cell", "dtype": "bfloat16", "d_model": 64, "seq": seq, "batch": 1, "cache": "warm",
+        "pace": "rested", "launch": "eager", "rounds": 2, "warmup_ms": 0.1, "rep_ms": 60_000.0, "most_repeats": 2,
+        "energy_s": 0.01})
+}
+
 /// As the harness makes it of a suite's case.
 fn task(seq: i64) -> Task {
-    let case = json!({"measure": "cell", "dtype": "bfloat16", "d_model": 64, "seq": seq, "batch": 1, "cache": "warm",
-        "pace": "rested", "launch": "eager", "rounds": 2, "warmup_ms": 0.1, "rep_ms": 60_000.0, "most_repeats": 2,
-        "energy_s": 0.01});
+    let case = case(seq);
     let canonical = (Measured::of::<FlashBenchmarking>().parse)(&case, Profile::Gpu).unwrap();
     assert_eq!(canonical, case);
     Task::of(&serde_json::from_value::<Params>(canonical).unwrap())
@@ -55,7 +60,7 @@ fn task(seq: i64) -> Task {
 fn measured_in(peer: Result<&mut TorchPeer>, seq: i64) -> (ImplementationOutcome, Value) {
     let implementations = ["naive", "flash_attention_4"].map(|name| *by_name(name).unwrap());
     let row = serde_json::to_value(in_peer(&task(seq), &implementations, Device::Cpu, peer).unwrap()).unwrap();
-    (Measured::of::<FlashBenchmarking>().check_row)(&row).unwrap();
+    (Measured::of::<FlashBenchmarking>().check_row)(&case(seq), &row).unwrap();
     assert_eq!(row["columns"]["naive"]["passes"]["both"]["kind"], "measured");
     (serde_json::from_value(row["columns"]["flash_attention_4"].clone()).unwrap(), row)
 }

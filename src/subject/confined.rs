@@ -1,0 +1,118 @@
+//! The confinement of a subject's process: what it may read and write, and the environment that it gets.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use super::{Folders, MOST_BYTES, path};
+use crate::harness::python;
+use crate::harness::subject::{Subject, own_files};
+use crate::harness::worker::THIS_PROGRAM;
+use crate::printable::shown_path;
+use crate::process::confinement::{Confinement, paths};
+
+/// What programs and their libraries need of a Linux system.
+const SYSTEM: &[&str] = &[
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/nix/store",
+    "/proc",
+    "/sys",
+    "/etc/alternatives",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/resolv.conf",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/zero",
+];
+/// Devices that programs write to; those of GPUs follow.
+const DEVICES: &[&str] = &["/dev/null", "/dev/full", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd"];
+
+/// The variables that a subject inherits: no token or path of the user's is among them.
+const INHERITED: &[&str] = &[
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "USER",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "TORCHDYNAMO_DISABLE",
+    "TRITON_INTERPRET",
+];
+
+/// What the subject's process may read besides its inputs.
+fn readable(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
+    let before = std::env::var_os(python::FOLDERS);
+    let modules = before.iter().flat_map(|folders| python::named(folders));
+    let system = SYSTEM.iter().map(PathBuf::from);
+    system
+        .chain(own_files(&subject.python))
+        .chain(modules)
+        .chain([suites.join("peers"), subject.folder.clone()])
+        .collect()
+}
+
+/// Errors: the subject could read a file of the folder `cases`. Landlock only grants, so a part of what is granted cannot be
+/// kept back.
+pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<()> {
+    let readable: Vec<PathBuf> =
+        readable(subject, suites).iter().filter_map(|granted| granted.canonicalize().ok()).collect();
+    let files = std::fs::read_dir(cases).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    for file in files.chain([cases.to_path_buf()]).filter_map(|file| file.canonicalize().ok()) {
+        if let Some(granted) = readable.iter().find(|granted| file.starts_with(granted)) {
+            let place =
+                if *granted == subject.folder { "the subject's folder".to_string() } else { shown_path(granted) };
+            bail!("the cases {} lie in {place}, where it can read them; move them", shown_path(cases));
+        }
+    }
+    Ok(())
+}
+
+/// `cs336 confine .. python -B -m peers.subject FOLDER`.
+pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
+    require_hidden(subject, &suites.join("cases"), suites)?;
+    let mut confinement = Confinement {
+        read: paths(readable(subject, suites).into_iter().chain([folders.given.clone()])),
+        list: paths([suites.to_path_buf()]),
+        write: paths(DEVICES.iter().map(PathBuf::from).chain(gpus()).chain([folders.scratch.clone()])),
+        memory_bytes: Some(subject.memory_bytes),
+        file_bytes: Some(MOST_BYTES),
+        without: Vec::new(),
+    };
+    if subject.python != python::interpreter() {
+        // A bundle lists our libtorch there, which another PyTorch must not load.
+        confinement.without.push("LD_LIBRARY_PATH".into());
+    }
+    let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
+    command.args(["-B", "-m", "peers.subject", path(&subject.folder)?]);
+    command.env_clear().envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    command
+        .env(python::FOLDERS, python::path_to_peers(suites, std::env::var_os(python::FOLDERS))?)
+        .env("PYTHONSAFEPATH", "1");
+    command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
+    command.env("GLOO_SOCKET_IFNAME", "lo");
+    if !tch::Cuda::is_available() {
+        command.env("TRITON_INTERPRET", "1");
+    }
+    Ok(command)
+}
+
+/// The device files of GPUs.
+fn gpus() -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    entries.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvidia")))
+}

@@ -1,0 +1,77 @@
+//! A subject's words and files have bounds, and its faults are told from ours.
+
+use super::*;
+
+fn folders() -> (tempfile::TempDir, Folders) {
+    let folder = tempfile::tempdir().unwrap();
+    let folders = Folders::make(folder.path()).unwrap();
+    (folder, folders)
+}
+
+#[test]
+fn words_are_cut_once_with_the_number_of_bytes_that_are_left_out() {
+    let long = SubjectFault::new("é".repeat(30_000_000)).to_string();
+    assert!(long.len() < 2 * MOST_WORDS && long.ends_with("é (... 59995904 more bytes)"), "{}", &long[4000..]);
+    assert_eq!(SubjectFault::new(format!("before: {long}")).to_string(), format!("before: {long}"));
+    assert!(words_of(&anyhow::anyhow!("a".repeat(1 << 20))).len() < 2 * MOST_WORDS);
+    assert_eq!(SubjectFault::new("short").to_string(), "short");
+}
+
+#[test]
+fn what_a_subject_leaves_is_bounded_in_bytes_and_in_files() {
+    let (_folder, folders) = folders();
+    let deep = folders.scratch.join("a/b");
+    std::fs::create_dir_all(&deep).unwrap();
+    File::create(deep.join("large")).unwrap().set_len(3 << 30).unwrap();
+    folders.require_small(MOST_BYTES, MOST_FILES).unwrap();
+    File::create(folders.scratch.join("second")).unwrap().set_len(2 << 30).unwrap();
+    for (bytes, files) in [(MOST_BYTES, MOST_FILES), (u64::MAX, 3)] {
+        let error = folders.require_small(bytes, files).unwrap_err();
+        assert!(error.is::<SubjectFault>(), "{error:#}");
+    }
+}
+
+#[test]
+fn a_failed_call_where_nobody_can_write_is_no_fault_of_the_subject() {
+    let (folder, folders) = folders();
+    folders.require_room().unwrap();
+    drop(folder);
+    assert!(NotGraded::of(&folders.require_room().unwrap_err()).is_some());
+    let full = anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).context("starting the peer");
+    assert!(NotGraded::of(&fault(&full, "starting", STARTING)).is_some());
+}
+
+#[test]
+fn the_limit_that_passed_is_named_with_what_sets_it() {
+    let hung = || NoAnswer { limit: STARTING.time, last_output: String::new() }.into();
+    let call = Limit { time: Duration::from_secs(7), set_by: "the limit that --limit sets" };
+    assert_eq!(fault(&hung(), "a", STARTING).to_string(), "a: no answer within 300 s, the limit for starting");
+    assert_eq!(fault(&hung(), "a", call).to_string(), "a: no answer within 7 s, the limit that --limit sets");
+}
+
+#[test]
+fn cases_that_lie_in_what_a_subject_may_read_are_refused_with_the_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
+    for name in ["subject/own", "elsewhere", "linked"] {
+        std::fs::create_dir_all(at(name)).unwrap();
+    }
+    std::fs::write(at("subject/adapters.py"), "").unwrap();
+    std::fs::write(at("subject/own/x.safetensors"), "").unwrap();
+    std::os::unix::fs::symlink(at("subject/own/x.safetensors"), at("linked/x.safetensors")).unwrap();
+    let subject = Subject::find(&at("subject"), 1, 1, 0).unwrap();
+    let said = |cases: &Path| require_hidden(&subject, cases, &at("suites")).err().map(|error| error.to_string());
+    assert_eq!(said(&at("elsewhere")), None);
+    for cases in ["subject/own", "linked"] {
+        assert!(said(&at(cases)).unwrap().contains("lie in the subject's folder, where it can read them; move them"));
+    }
+    assert!(said(Path::new("/usr/lib")).unwrap().contains("lie in /usr, where it can read them; move them"));
+}
+
+#[test]
+fn what_a_gpu_could_change_is_said_in_one_sentence() {
+    let has = "the function of f raises ValueError under Triton's interpreter: no".to_string();
+    let error = fault(&Fault::NotAvailable { needs: "a tool".into(), has: has.clone() }.into(), "a", STARTING);
+    assert_eq!(unavailable(&error), Some(format!("needs a GPU: {has}")));
+    assert_eq!(error.to_string(), format!("needs a GPU: {has}"));
+}

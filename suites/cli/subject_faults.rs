@@ -1,0 +1,253 @@
+//! Subjects that attack what grades them, or break in ways that are no fault of theirs: nobody else loses points for it.
+
+use std::net::TcpListener;
+
+use super::subject::Graded;
+use super::*;
+
+const FORWARD: &str = "flash_forward";
+
+/// The Python of this checkout.
+fn python() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
+}
+
+impl Graded {
+    /// A subject of this one file, whose folder is `subjects/<name>`.
+    fn write(&self, name: &str, adapters: &str) -> PathBuf {
+        let folder = self.tree.path("subjects").join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("adapters.py"), adapters).unwrap();
+        folder
+    }
+
+    /// `cs336 grade` by the Python of this checkout, with temporary files in the tree's folder `tmp`.
+    fn grading(&self, arguments: &[&str]) -> Command {
+        let mut command = self.tree.command(&[&["grade"][..], arguments].concat());
+        fs::create_dir_all(self.tree.path("tmp")).unwrap();
+        command.env("PYTHON", python()).env("TMPDIR", self.tree.path("tmp"));
+        command
+    }
+
+    /// The names in the folder of temporary files.
+    fn left(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.tree.path("tmp")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// What a refused command said.
+    fn said(&self, arguments: &[&str]) -> String {
+        let output = self.grading(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
+        output_text(&output)
+    }
+}
+
+#[test]
+fn no_setting_of_its_environment_lets_a_subject_read_another_folder() {
+    let graded = Graded::new();
+    fs::create_dir_all(graded.tree.path("secret/bin")).unwrap();
+    let secret = graded.tree.path("secret/case.safetensors");
+    fs::write(&secret, "hidden").unwrap();
+    let reads = format!("import pathlib\npathlib.Path({:?}).read_bytes()\n", secret.to_str().unwrap());
+    let folder = graded.write("reader", &reads);
+    fs::create_dir_all(folder.join(".venv/bin")).unwrap();
+    let real = python().canonicalize().unwrap();
+    std::os::unix::fs::symlink(&real, folder.join(".venv/bin/python")).unwrap();
+    // Python takes the first one, in any case of letters.
+    let homes =
+        [real.parent().unwrap(), &graded.tree.path("secret/bin")].map(|home| home.to_str().unwrap().to_string());
+    fs::write(folder.join(".venv/pyvenv.cfg"), format!("HOME = {}\nhome = {}\n", homes[0], homes[1])).unwrap();
+    let libraries = fs::read_dir(python().parent().unwrap().with_file_name("lib")).unwrap();
+    let packages: Vec<_> = libraries.map(|entry| entry.unwrap().path().join("site-packages")).collect();
+    let mut command = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    let output =
+        command.env_remove("PYTHON").env("PYTHONPATH", std::env::join_paths(&packages).unwrap()).output().unwrap();
+    let said = output_text(&output);
+    assert!(said.contains("importing adapters.py raises PermissionError (adapters.py, line 2)"), "{said}");
+}
+
+#[test]
+fn cases_that_a_subject_could_read_are_refused_before_it_starts() {
+    let graded = Graded::new();
+    let folder = graded.write("any", "");
+    for cases in ["/usr/share", folder.to_str().unwrap()] {
+        let said = graded.said(&["--subject", folder.to_str().unwrap(), "--cases", cases]);
+        assert!(said.contains("where it can read them; move them"), "{said}");
+    }
+    // So are the golden ones, in a tree that lies in the subject.
+    let outer = graded.tree.path("");
+    fs::create_dir_all(graded.tree.path("suites/cases")).unwrap();
+    fs::write(graded.tree.path("adapters.py"), "").unwrap();
+    let said = graded.said(&[FORWARD, "--subject", outer.to_str().unwrap()]);
+    assert!(said.contains("not graded: ") && said.contains("lie in the subject's folder"), "{said}");
+}
+
+#[test]
+fn no_file_of_a_subject_outlives_its_grading_also_after_an_interrupt() {
+    let graded = Graded::new();
+    let writes = "import os, pathlib, time\npathlib.Path(os.environ['TMPDIR'], 'large').write_bytes(bytes(1 << 20))\n";
+    let folder = graded.write("ends", &format!("{writes}raise ValueError('the end')\n"));
+    let output = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]).output().unwrap();
+    assert!(
+        output_text(&output).contains("raises ValueError (adapters.py, line 3): the end"),
+        "{}",
+        output_text(&output)
+    );
+    assert_eq!(graded.left(), [""; 0]);
+    let folder = graded.write("hangs", &format!("{writes}time.sleep(3600)\n"));
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]).spawn().unwrap();
+    wait_until(Duration::from_secs(60), || !graded.left().is_empty());
+    assert!(!graded.left().is_empty());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&grading), rustix::process::Signal::INT).unwrap();
+    assert_eq!(grading.wait().unwrap().code(), Some(130));
+    assert_eq!(graded.left(), [""; 0]);
+}
+
+#[test]
+fn a_disk_that_takes_no_more_costs_no_subject_its_points() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 64; exec \"$0\" \"$@\""]).arg(grading.get_program()).args(grading.get_args());
+    limited.envs(grading.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(graded.tree.path(""));
+    let output = limited.output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("not graded: flash_forward::official_protocol: writing the subject's inputs"), "{said}");
+    assert!(!said.contains("earned"), "{said}");
+    graded.write("other", "");
+    let output = graded.grading(&[FORWARD, "--subjects", "subjects"]).env("TMPDIR", "/nowhere").output().unwrap();
+    let table = fs::read_to_string(graded.tree.path("grades/grades.csv")).unwrap();
+    for name in ["right", "other"] {
+        assert!(table.contains(&format!("\n{name},0,0,,\"not graded: ")), "{table}{}", output_text(&output));
+    }
+}
+
+#[rstest]
+#[case::ranks_first(&["ddp_overlap_individual_parameters", FORWARD], 2)]
+#[case::attention_first(&[FORWARD, "ddp_overlap_individual_parameters"], 1)]
+fn adapters_whose_import_hangs_are_imported_once_and_the_true_limit_is_named(
+    #[case] problems: &[&str],
+    #[case] imports: usize,
+) {
+    let graded = Graded::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let hangs = format!("import socket, time\nsocket.create_connection(('127.0.0.1', {port}))\ntime.sleep(3600)\n");
+    let folder = graded.write("hangs", &hangs);
+    let arguments = [problems, &["--subject", folder.to_str().unwrap(), "--limit", "2", "--json"]].concat();
+    let grades = json(&graded.grading(&arguments).output().unwrap()).to_string();
+    let words = "importing the adapters: no answer within 2 s, the limit that --limit sets";
+    assert!(grades.matches(words).count() >= 14, "{grades}");
+    assert_eq!(std::iter::from_fn(|| listener.accept().ok()).count(), imports, "{grades}");
+}
+
+#[test]
+fn a_subject_named_as_the_table_costs_no_other_one_its_grades() {
+    let graded = Graded::new();
+    for name in ["alice", "grades.csv", "results.json", "zoe"] {
+        fs::create_dir_all(graded.tree.path("subjects").join(name)).unwrap();
+    }
+    let (table, said) = graded.grade_all(&[FORWARD]);
+    assert_eq!(table.lines().count(), 5, "{table}{said}");
+    for name in ["alice", "results.json", "zoe"] {
+        assert!(graded.tree.path("grades").join(name).join("results.json").is_file(), "{name}: {said}");
+    }
+    assert!(said.contains("grades.csv: its folder has the name of the table"), "{said}");
+}
+
+#[test]
+fn the_output_and_a_subject_must_not_lie_in_each_other() {
+    let graded = Graded::new();
+    for name in ["subjects/alice", "elsewhere/in", "subjects/grades"] {
+        fs::create_dir_all(graded.tree.path(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("../elsewhere/in", graded.tree.path("subjects/linked")).unwrap();
+    fs::write(graded.tree.path("victim"), "mine").unwrap();
+    for name in ["subjects/grades.csv", "subjects/grades/grades.csv", "subjects/alice/results.json"] {
+        std::os::unix::fs::symlink(graded.tree.path("victim"), graded.tree.path(name)).unwrap();
+    }
+    for output in ["subjects", "subjects/alice", "subjects/alice/new/folder", "subjects/grades", ".", "elsewhere"] {
+        let said = graded.said(&[FORWARD, "--subjects", "subjects", "--output", output]);
+        assert!(said.contains(&format!("--output {output} and ")) && said.contains("name another folder"), "{said}");
+    }
+    let mut within = graded.grading(&[FORWARD, "--subjects", "."]);
+    let said = output_text(&within.current_dir(graded.tree.path("subjects")).output().unwrap());
+    assert!(said.contains("--output grades and ") && said.contains("name another folder"), "{said}");
+    assert_eq!(fs::read_to_string(graded.tree.path("victim")).unwrap(), "mine");
+}
+
+/// Raises another error, or gives another wrong o, at each call.
+const WAYS: &str = "
+import torch
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError('no text')
+
+calls = 0
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        global calls
+        calls += 1
+        match calls:
+            case 1: raise RuntimeError('A' * 20_000_000)
+            case 2: raise RuntimeError('\\ud800')
+            case 3: raise Unreadable
+            case 4: return q > 0
+            case 5: return q.int()
+            case _: return q[:, :, :-1].contiguous()
+
+def get_flashattention_autograd_function_pytorch():
+    return Attention
+
+get_flashattention_autograd_function_triton = get_flashattention_autograd_function_pytorch
+";
+
+#[test]
+fn a_subjects_words_are_bounded_and_readable_and_a_wrong_output_is_named() {
+    let graded = Graded::new();
+    let folder = graded.write("ways", WAYS);
+    let output = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--json"]).output().unwrap();
+    let (length, said) = (output.stdout.len(), json(&output).to_string());
+    assert!(length < 100_000, "{length} bytes are printed");
+    for words in [
+        "AAAA (... 199",
+        r"raises RuntimeError (adapters.py, line 17): \\ud800",
+        "raises Unreadable (adapters.py, line 18): (its text raises ValueError)",
+        "o is Bool, must be Float",
+        "o is Int, must be Float",
+        "o has shape [4, 128, 63], must have [4, 128, 64]",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+}
+
+#[test]
+fn a_case_that_needs_a_gpu_says_so_in_one_sentence() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let raises = "
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        raise PermissionError('no')
+
+def get_flashattention_autograd_function_triton():
+    return Raises
+";
+    let adapters = fs::read_to_string(folder.join("tests/adapters.py")).unwrap();
+    fs::write(folder.join("tests/adapters.py"), format!("{adapters}\nimport torch\n{raises}")).unwrap();
+    fs::create_dir(graded.tree.path("cases")).unwrap();
+    let case = "attention_float32_heads.safetensors";
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(case);
+    fs::copy(from, graded.tree.path("cases").join(case)).unwrap();
+    let said = graded.said(&["--subject", folder.to_str().unwrap(), "--cases", "cases"]);
+    assert!(said.contains("raises PermissionError") && !said.contains(", has the function of"), "{said}");
+    assert!(said.contains("0 of 1 cases passed"), "{said}");
+}
