@@ -287,7 +287,6 @@ fn main() -> ExitCode {
         return match serve(Abilities {
             subject_problems: &[],
             registry: TEST_REGISTRY,
-            subject_problems: &[],
             device_checks: &[TEST_DEVICE_CHECKS],
             run_case,
             check_subject,

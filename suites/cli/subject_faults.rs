@@ -36,7 +36,7 @@ impl Graded {
     }
 
     /// What a refused command said.
-    fn said(&self, arguments: &[&str]) -> String {
+    fn refusal(&self, arguments: &[&str]) -> String {
         let output = self.grading(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
         output_text(&output)
@@ -72,14 +72,14 @@ fn cases_that_a_subject_could_read_are_refused_before_it_starts() {
     let graded = Graded::new();
     let folder = graded.write("any", "");
     for cases in ["/usr/share", folder.to_str().unwrap()] {
-        let said = graded.said(&["--subject", folder.to_str().unwrap(), "--cases", cases]);
+        let said = graded.refusal(&["--subject", folder.to_str().unwrap(), "--cases", cases]);
         assert!(said.contains("where it can read them; move them"), "{said}");
     }
     // So are the golden ones, in a tree that lies in the subject.
     let outer = graded.tree.path("");
     fs::create_dir_all(graded.tree.path("suites/cases")).unwrap();
     fs::write(graded.tree.path("adapters.py"), "").unwrap();
-    let said = graded.said(&[FORWARD, "--subject", outer.to_str().unwrap()]);
+    let said = graded.refusal(&[FORWARD, "--subject", outer.to_str().unwrap()]);
     assert!(said.contains("not graded: ") && said.contains("lie in the subject's folder"), "{said}");
 }
 
@@ -151,7 +151,7 @@ fn a_subject_named_as_the_table_costs_no_other_one_its_grades() {
     for name in ["alice", "grades.csv", "results.json", "zoe"] {
         fs::create_dir_all(graded.tree.path("subjects").join(name)).unwrap();
     }
-    let (table, said) = graded.grade_all(&[FORWARD]);
+    let (table, said) = graded.grade_all(&[FORWARD], &[]);
     assert_eq!(table.lines().count(), 5, "{table}{said}");
     for name in ["alice", "results.json", "zoe"] {
         assert!(graded.tree.path("grades").join(name).join("results.json").is_file(), "{name}: {said}");
@@ -171,7 +171,7 @@ fn the_output_and_a_subject_must_not_lie_in_each_other() {
         std::os::unix::fs::symlink(graded.tree.path("victim"), graded.tree.path(name)).unwrap();
     }
     for output in ["subjects", "subjects/alice", "subjects/alice/new/folder", "subjects/grades", ".", "elsewhere"] {
-        let said = graded.said(&[FORWARD, "--subjects", "subjects", "--output", output]);
+        let said = graded.refusal(&[FORWARD, "--subjects", "subjects", "--output", output]);
         assert!(said.contains(&format!("--output {output} and ")) && said.contains("name another folder"), "{said}");
     }
     let mut within = graded.grading(&[FORWARD, "--subjects", "."]);
@@ -247,7 +247,7 @@ def get_flashattention_autograd_function_triton():
     let case = "attention_float32_heads.safetensors";
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(case);
     fs::copy(from, graded.tree.path("cases").join(case)).unwrap();
-    let said = graded.said(&["--subject", folder.to_str().unwrap(), "--cases", "cases"]);
+    let said = graded.refusal(&["--subject", folder.to_str().unwrap(), "--cases", "cases"]);
     assert!(said.contains("raises PermissionError") && !said.contains(", has the function of"), "{said}");
     assert!(said.contains("0 of 1 cases passed"), "{said}");
 }
