@@ -4,6 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::torch::trace::{Event, Source};
 
+/// Kernels, and the time that they take together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tally {
+    pub count: u64,
+    pub seconds: f64,
+}
+
 /// The class of a kernel, copy or operator. Without a matching rule it is [`Class::Other`], which tables list too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::kernels::{Class, short_name};
+use super::kernels::{Class, Tally, short_name};
 use super::work::{self, AttentionPass};
 use crate::harness::samples::Samples;
 use crate::model::{Config, Precision};
@@ -108,13 +108,6 @@ fn of_triton(rest: &str) -> StepClass {
     let mut words = operators.split('_').filter(|word| !word.is_empty() && word.parse::<u32>().is_err()).peekable();
     let only_moves = words.peek().is_some() && words.all(|word| LAYOUT.contains(&word));
     if only_moves { StepClass::Copies } else { StepClass::Elementwise }
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tally {
-    pub count: u64,
-    pub seconds: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -150,8 +150,8 @@ fn on_path(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// What Python loads of its own, below the folder that it is installed in or that an environment was made in. Never that
-/// whole folder: it may be ~ or ~/.local.
+/// What Python loads from the folder of its installation or environment. The whole folder is never granted: it may be ~ or
+/// ~/.local.
 const OWN_FILES: [&str; 7] = ["bin", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"];
 
 /// The interpreter's own files: those of its environment, and those of the installation that its link leads to.

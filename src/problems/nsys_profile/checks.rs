@@ -5,9 +5,9 @@ use tch::Device;
 
 use super::measure::{OptimizerName, Params, Pass};
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, ProfiledBench};
-use super::summary::{Counted, RangeWork, Summary, Tally};
+use super::summary::{Counted, RangeWork, Summary};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
-use crate::bench::kernels::{Class, is_matmul_operator};
+use crate::bench::kernels::{Class, Tally, is_matmul_operator};
 use crate::harness::problem::Verdict;
 use crate::model::{Precision, SizeName};
 use crate::torch::profiler::profile;

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::step::ProfiledBench;
-use super::summary::{Attention, Counted, Kernel, MatmulKernel, Matmuls, Passes, RangeWork, Summary, Tally};
+use super::summary::{Attention, Counted, Kernel, MatmulKernel, Matmuls, Passes, RangeWork, Summary};
 use crate::attention::ImplementationName;
 use crate::bench::device::{device_for, update_for};
+use crate::bench::kernels::Tally;
 use crate::bench::training_step::{handout, work_of_passes};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::step::{BACKWARD, FORWARD, INFERENCE, OPTIMIZER, WARM_UP};
 use crate::attention::naive::{FINAL_MATMUL, SCORES, SOFTMAX};
-use crate::bench::kernels::{Class, Units, is_matmul_operator, short_name};
+use crate::bench::kernels::{Class, Tally, Units, is_matmul_operator, short_name};
 use crate::torch::trace::ranges::{Placed, Ranges, Span, covered_ns};
 use crate::torch::trace::{Event, Trace};
 
@@ -51,13 +51,6 @@ pub struct RangeWork {
     pub kernels: Vec<Kernel>,
     /// All the others.
     pub rest: Rest,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Tally {
-    pub count: u64,
-    pub seconds: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::measure::Collector;
-use super::super::summary::{Attention, Counted, MatmulKernel, Matmuls, Rest, Tally};
+use super::super::summary::{Attention, Counted, MatmulKernel, Matmuls, Rest};
 use super::*;
-use crate::bench::kernels::Units;
+use crate::bench::kernels::{Tally, Units};
 use crate::harness::answer::made_up::{MadeUp, printed, seconds};
 use crate::harness::samples::Samples;
 
