@@ -1,5 +1,6 @@
 //! Text from outside (names, messages, output of children) made safe to print.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 /// `text` with escapes such as `\u001b` for all that a terminal obeys or hides: control characters, separators of lines,
@@ -22,6 +23,26 @@ pub fn indented(text: &str, spaces: usize) -> String {
 /// The name of a file as messages quote it. It can hold any byte but zero, line breaks among them.
 pub fn shown_path(path: impl AsRef<Path>) -> String {
     one_line(&path.as_ref().to_string_lossy())
+}
+
+/// A path as one word of a command that a person pastes into a shell: quoted where a shell would read it otherwise. What
+/// [`one_line`] escapes, and bytes that are not UTF-8, are bytes in `$'..'` of bash and zsh.
+pub fn shell_word(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref().as_os_str();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    match path.to_str().filter(|text| !text.contains(is_hidden)) {
+        Some(text) if !text.is_empty() && text.chars().all(is_plain) => text.into(),
+        Some(text) => format!("'{}'", text.replace('\'', r"'\''")),
+        None => {
+            // In octal, which has three digits: a digit after a hexadecimal number may belong to it.
+            let ascii = |&byte: &u8| match byte {
+                b'\'' | b'\\' => format!("\\{}", char::from(byte)),
+                b' '..=b'~' => char::from(byte).to_string(),
+                _ => format!("\\{byte:03o}"),
+            };
+            format!("$'{}'", path.as_bytes().iter().map(ascii).collect::<String>())
+        }
+    }
 }
 
 fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
@@ -76,6 +97,22 @@ mod tests {
         assert_eq!(shown_path("a/b\npassed"), r"a/b\npassed");
         let bytes: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"a\xff\x1b");
         assert_eq!(shown_path(bytes), "a\u{fffd}\\u001b");
+    }
+
+    #[test]
+    fn a_shell_reads_each_path_as_one_word_and_runs_nothing_of_it() {
+        use std::ffi::OsStr;
+        let plain = ["/srv/ada/a2-systems_1.0", "/srv/张伟/a2"];
+        plain.iter().for_each(|path| assert_eq!(shell_word(path), *path));
+        assert_eq!(shell_word("/a/o'b $(id)"), r"'/a/o'\''b $(id)'");
+        assert_eq!(shell_word("a\u{1b}1\n'\u{202e}"), r"$'a\0331\012\'\342\200\256'");
+        let odd: [&[u8]; 7] = [b"", b"a b", b"~", b"a'\\\n7", b"\x1b[2J7", b"\xff0", b"`id`;*?#!\"&|<>"];
+        for bytes in odd {
+            let line = format!("printf %s {}", shell_word(OsStr::from_bytes(bytes)));
+            assert!(line.chars().all(|c| !is_hidden(c)), "{line:?}");
+            let output = std::process::Command::new("bash").args(["-c", &line]).output().unwrap();
+            assert_eq!(output.stdout, bytes, "{line}");
+        }
     }
 
     #[test]

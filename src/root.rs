@@ -31,14 +31,8 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// may have no end; a file of /proc that would wait for the kernel's messages; more than `most` bytes, which would only fill
 /// the memory.
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let file = open(path)?;
     let found = file.metadata()?;
-    if found.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
-    }
-    if !found.is_file() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
-    }
     let mut bytes = Vec::new();
     // A file of /proc says that it has no bytes.
     if found.len() <= most {
@@ -50,12 +44,25 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A file that others may have put there, to read from.
+///
+/// Errors: those of opening; what is no regular file, as of [`read_at_most`].
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let found = file.metadata()?;
+    match found.is_file() {
+        true => Ok(file),
+        false if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
 /// The variables by which C++ compilers search folders. An empty or relative one means the working directory.
 pub const COMPILER_PATHS: [&str; 6] =
     ["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"];
 
-/// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the working directory or one above it,
-/// else the program's own folder or one above it.
+/// The nearest folder that holds `suites/` and `templates/`: `$CS336_ROOT`, else the bundle that the program is packed in, else
+/// the working directory or one above it, else the program's own folder or one above it.
 ///
 /// Errors: there is none; or, unless `$CS336_ROOT` names it, another user owns it or can write to it. Its kernels and Python
 /// files run as this user.
@@ -66,7 +73,8 @@ pub fn find() -> Result<PathBuf> {
         return Ok(std::path::absolute(root)?);
     }
     let program = std::env::current_exe().ok();
-    for start in [std::env::current_dir().ok(), program.clone()].into_iter().flatten() {
+    let bundle = program.as_deref().and_then(bundle_of).map(Path::to_path_buf);
+    for start in [bundle, std::env::current_dir().ok(), program.clone()].into_iter().flatten() {
         if let Some(root) = start.ancestors().find(|folder| is_complete(folder)) {
             let holds_the_program = program.is_some_and(|program| program.starts_with(root));
             require_own(root, &Trusted::of(root, holds_the_program)?)?;
@@ -81,13 +89,21 @@ pub fn absolute(value: Option<OsString>) -> Option<PathBuf> {
     value.map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
+/// The tree that has `program` in its `bin/`, as no checkout has.
+fn bundle_of(program: &Path) -> Option<&Path> {
+    let folder = program.parent().filter(|folder| folder.ends_with(PROGRAMS))?;
+    folder.parent().filter(|root| is_complete(root))
+}
+
 fn is_complete(root: &Path) -> bool {
     root.join("suites").is_dir() && root.join("templates").is_dir()
 }
 
+/// Where a bundle has its program.
+const PROGRAMS: &str = "bin";
 /// Folders of what runs as code: whoever can write to one, or to a folder above it, can replace what is in it.
 const CODE: &[&str] =
-    &["", "suites", "suites/peers", "kernels", "kernels/lib", "kernels/emulator", ".venv", ".venv/bin"];
+    &["", PROGRAMS, "suites", "suites/peers", "kernels", "kernels/lib", "kernels/emulator", ".venv", ".venv/bin"];
 /// The permission to write of the group, and of others.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;

@@ -10,16 +10,30 @@ mod export;
 mod forged_lines;
 #[path = "cli/graders_files.rs"]
 mod graders_files;
+#[path = "cli/install.rs"]
+mod install;
 #[path = "cli/interruption.rs"]
 mod interruption;
+#[path = "cli/leftovers.rs"]
+mod leftovers;
+#[path = "cli/limits.rs"]
+mod limits;
 #[path = "cli/messages.rs"]
 mod messages;
+#[path = "cli/official.rs"]
+mod official;
 #[path = "cli/seeded.rs"]
 mod seeded;
 #[path = "cli/subject.rs"]
 mod subject;
+#[path = "cli/subject_attacks.rs"]
+mod subject_attacks;
 #[path = "cli/subject_faults.rs"]
 mod subject_faults;
+#[path = "cli/subject_machine.rs"]
+mod subject_machine;
+#[path = "cli/subject_ranks.rs"]
+mod subject_ranks;
 #[path = "cli/timed.rs"]
 mod timed;
 #[path = "cli/trace.rs"]
@@ -35,7 +49,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use cs336::harness::record::{Outcome, Profile, RecordFile};
-use cs336::harness::store::{Layout, lock_records};
+use cs336::harness::records_lock::lock_records;
+use cs336::harness::store::Layout;
 use cs336::harness::suite;
 use cs336::process::wait_until;
 use rstest::rstest;

@@ -90,6 +90,8 @@ fn seconds(timing: &Value) -> f64 {
 fn the_figures_of_the_readme_match_the_records() {
     let best = row("torch_compile", &json!({"measure": "best", "size": "xl", "context_length": 512}));
     let step = |side: &str| 1e3 * seconds(&best["reduce_overhead"][side]["row"]["step"]);
+    let ranks = row("torch_compile", &json!({"measure": "ranks", "pytorch": "eager"}));
+    let on_ranks = |way: &str| 1e3 * seconds(&ranks[way]["last_rank"]);
     let heads = row("flash_benchmarking", &json!({"measure": "cell", "batch": 16, "d_model": 64}));
     let library = "flash_attention_4";
     let pass = |column: &str, pass: &str| 1e3 * seconds(&heads["columns"][column]["passes"][pass]["row"]);
@@ -105,6 +107,7 @@ fn the_figures_of_the_readme_match_the_records() {
         format!("FlashAttention-4 {:.3} and {:.3} ms", pass(library, "forward"), pass(library, "backward")),
         format!("{:.3} in buckets without copies", of(&buckets, "overlap_coalesced") / single),
         format!("PyTorch's DDP {:.3}", seconds(&buckets["pytorch_ddp"]["last_rank"]) / single),
+        format!("fused {:.1} ms in buckets, {:.1} without", on_ranks("buckets"), on_ranks("single")),
         format!("{:.3} of the step of bucketed", of(&shared, "zero1_in_backward") / of(&shared, "overlap_bucketed")),
     ];
     let readme = std::fs::read_to_string(layout().root.join("README.md")).unwrap();

@@ -13,6 +13,8 @@ mod attention;
 mod ddp;
 #[path = "mutants/five_products.rs"]
 mod five_products;
+#[path = "mutants/fused_ranks.rs"]
+mod fused_ranks;
 #[path = "mutants/fused_step.rs"]
 mod fused_step;
 #[path = "mutants/head_groups.rs"]
@@ -29,8 +31,8 @@ fn main() -> ExitCode {
         return code;
     }
     cs336::collective::ranks::set_program(env!("CARGO_BIN_EXE_cs336").into());
-    let families: [fn() -> Vec<Trial>; 5] =
-        [attention::trials, ddp::trials, kernels::trials, model::trials, numerics::trials];
+    let families: [fn() -> Vec<Trial>; 6] =
+        [attention::trials, ddp::trials, fused_ranks::trials, kernels::trials, model::trials, numerics::trials];
     let trials: Vec<Trial> = families.iter().flat_map(|trials| trials()).collect();
     assert!(!trials.is_empty(), "no mutant is tested");
     let mut arguments = Arguments::from_args();

@@ -1,11 +1,13 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
 use cs336::harness::answer::Claim;
-use cs336::report;
+use cs336::report::{self, Document};
 use proptest::prelude::*;
 
 #[path = "report/faults.rs"]
 mod faults;
+#[path = "report/fonts.rs"]
+mod fonts;
 #[path = "report/html.rs"]
 mod html;
 #[path = "report/sample.rs"]

@@ -10,6 +10,7 @@ use crate::attention::implementations::Prepared;
 use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::graph::{Captured, on_side_stream};
+use crate::torch::safetensors;
 
 /// q, k and v (.., n, d) with the upstream gradient of o. The gradients end in `leaves`.
 pub struct Inputs {
@@ -83,8 +84,7 @@ impl Inputs {
         let Self { q, k, v, d_o, .. } = self;
         let names = ["q", "k", "v", "d_o", "expected_o", "expected_dq", "expected_dk", "expected_dv"];
         let tensors = [q, k, v, d_o].into_iter().chain(expected);
-        let named = names.into_iter().zip(tensors).map(|(name, t)| Ok((name, t.f_contiguous()?)));
-        Ok(Tensor::write_safetensors(&named.collect::<Result<Vec<_>>>()?, file)?)
+        safetensors::write(&names.into_iter().zip(tensors).collect::<Vec<_>>(), file)
     }
 
     /// Drops the gradients.

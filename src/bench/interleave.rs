@@ -57,11 +57,13 @@ impl Turns {
 pub struct Variant<'a> {
     turn: Box<dyn FnMut() -> Result<Laps> + 'a>,
     ended: ColumnOutcome<Laps>,
+    /// Whether an error of a turn ends this variant alone.
+    is_alone: bool,
 }
 
 impl<'a> Variant<'a> {
     pub fn new(turn: impl FnMut() -> Result<Laps> + 'a) -> Self {
-        Self { turn: Box::new(turn), ended: ColumnOutcome::Measured { row: Laps::new() } }
+        Self { turn: Box::new(turn), ended: ColumnOutcome::Measured { row: Laps::new() }, is_alone: false }
     }
 
     /// A variant whose preparation may have failed; then it takes no turns.
@@ -76,6 +78,11 @@ impl<'a> Variant<'a> {
         }
     }
 
+    /// The same, but any error of a turn ends this variant and no other.
+    pub fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
+    }
+
     /// A variant that ended before its first turn.
     pub fn out(ended: ColumnOutcome<Laps>) -> Self {
         Self { ended, ..Self::new(|| Ok(Laps::new())) }
@@ -83,7 +90,9 @@ impl<'a> Variant<'a> {
 
     fn take_turn(&mut self) -> Result<()> {
         if self.ended.measured().is_some() {
-            self.ended.extend(ColumnOutcome::of((self.turn)())?);
+            let result = (self.turn)();
+            let turn = if self.is_alone { ColumnOutcome::of_any(result) } else { ColumnOutcome::of(result)? };
+            self.ended.extend(turn);
         }
         Ok(())
     }
@@ -97,7 +106,7 @@ impl<'a> Variant<'a> {
 /// Gives every variant a turn in every round, so that drift of the machine affects all alike. Every second round is
 /// reversed, so that no variant always follows the same one.
 ///
-/// A variant that runs out of memory takes no more turns. Any other error ends the case.
+/// A variant that runs out of memory takes no more turns. Any other error ends the case, but for [`Variant::alone`].
 pub fn interleave<const N: usize>(turns: Turns, mut variants: [Variant; N]) -> Result<[ColumnOutcome<Laps>; N]> {
     take_turns(turns.rounds, &mut variants)?;
     Ok(variants.map(Variant::ended))
@@ -145,6 +154,17 @@ impl<T> ColumnOutcome<T> {
                     None => Err(error),
                 },
             },
+        }
+    }
+
+    /// As [`Self::of`], where any other error fails the column, so that it does not cost the case the others.
+    pub fn of_any(result: Result<T>) -> Self {
+        match result {
+            Ok(row) => Self::Measured { row },
+            Err(error) => {
+                let words = format!("{error:#}");
+                Self::of(Err(error)).unwrap_or(Self::Failed { error: words })
+            }
         }
     }
 
@@ -223,6 +243,14 @@ mod tests {
         let [c] = interleave(TURNS, [Variant::prepared(&missing, |()| bail!("not asked"))]).unwrap();
         assert_eq!(c, ColumnOutcome::NotRun { reason: "no compiler".into() });
         assert!(interleave(TURNS, [Variant::new(|| bail!("a bug"))]).is_err());
+    }
+
+    #[test]
+    fn an_error_of_a_variant_that_is_alone_ends_no_other() {
+        let fails = Variant::new(|| bail!("late")).alone();
+        let [a, b] = interleave(TURNS, [fails, Variant::new(|| Ok(laps(2.0))).alone()]).unwrap();
+        assert_eq!(a, ColumnOutcome::Failed { error: "late".into() });
+        assert_eq!(b.measured().unwrap()["forward"].len(), 3);
     }
 
     #[test]

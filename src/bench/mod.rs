@@ -37,6 +37,8 @@ pub mod nvml;
 pub mod peer;
 /// A training step's time by class of kernel.
 pub mod step_classes;
+/// Whole steps on several ranks, with their collectives in one CUDA graph.
+pub mod steps_on_ranks;
 /// A call between two synchronisations, and Triton's `do_bench`.
 pub mod timing;
 /// Error bounds of timed results.

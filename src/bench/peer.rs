@@ -82,6 +82,21 @@ pub struct Verified<E> {
     pub graphs_skipped: u64,
 }
 
+/// What a package's own checks refuse, in words; a fault of the peer or of the device is an error instead.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply<T> {
+    Accepted(T),
+    Refused(String),
+}
+
+/// A package that the peer has imported.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Installed {
+    pub version: String,
+}
+
 /// The errors of the columns that could be verified, by their names.
 pub fn errors_of<E: Clone>(columns: [(&str, &ColumnOutcome<Verified<E>>); 2]) -> BTreeMap<String, E> {
     let errors = columns.into_iter().filter_map(|(name, column)| Some((name, column.measured()?.errors.clone())));
@@ -127,7 +142,12 @@ impl TorchPeer {
 
     /// The result of a job, most often of the open case.
     pub fn job<R: DeserializeOwned>(&mut self, job: &str, settings: Value) -> Result<R> {
-        self.peer.call(job, settings, DEADLINE)
+        self.job_within(DEADLINE, job, settings)
+    }
+
+    /// As [`Self::job`], with a limit of its own. The peer is gone after [`crate::harness::peer::NoAnswer`].
+    pub fn job_within<R: DeserializeOwned>(&mut self, limit: Duration, job: &str, settings: Value) -> Result<R> {
+        self.peer.call(job, settings, limit)
     }
 
     /// Ends the process. Later jobs are errors, and it is not kept.
@@ -135,9 +155,10 @@ impl TorchPeer {
         self.peer.end();
     }
 
-    pub fn open(&mut self, measure: &str, mut settings: Value) -> Result<()> {
+    /// Opens a case; gives what the peer says of it.
+    pub fn open(&mut self, measure: &str, mut settings: Value) -> Result<Value> {
         settings["measure"] = measure.into();
-        self.peer.call::<Value>("open", settings, DEADLINE).map(drop)
+        self.peer.call("open", settings, DEADLINE)
     }
 
     /// Asks the peer to compute `column` from the inputs in `file` and to compare with the expected values there. `require`

@@ -18,6 +18,8 @@ pub mod fault_test;
 pub mod faulty_runs;
 /// The attention kernels in the emulator.
 pub mod flash_kernels;
+/// A fused step on ranks.
+pub mod fused_ranks;
 /// Expected values from files.
 pub mod golden;
 /// A network on one rank with whatever trains it.
@@ -28,6 +30,8 @@ pub mod mutants;
 pub mod protocol;
 /// Values, order and records of every collective.
 pub mod selftest;
+/// The sharded optimizers that are tested, by name.
+pub mod sharded_optimizers;
 /// The official sharded-optimizer test.
 pub mod sharded_protocol;
 /// The official protocols and the golden cases, for a subject.

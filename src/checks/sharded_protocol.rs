@@ -12,14 +12,14 @@ use serde_json::Value;
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::learner::Learner;
-use super::mutants;
 use super::protocol::{Case, Report, Trial, on_ranks};
+use super::sharded_optimizers::TestedOptimizer;
 use crate::collective::Shared;
 use crate::collective::ranks::{RankTask, parse_input};
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, Sgd, zero_grad};
 use crate::model::toy::{Blueprint, Toy};
-use crate::parallel::sharded_optimizer::{ParamGroup, ShardedOptimizer};
+use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::zero1::{Stepping, Zero1};
 use crate::parallel::{DataParallel as _, Options, Replica, bucket, trained, trainer};
 use crate::subject::rank::SubjectRank;
@@ -39,11 +39,6 @@ const SECOND_ADAMW: AdamWOptions = AdamWOptions { lr: ADAMW.lr / 2.0, weight_dec
 /// optimizer does, and the other ranks must copy its result.
 pub const RTOL: f64 = 1e-7;
 pub const ATOL: f64 = 0.0;
-
-/// Steps every parameter on every rank: correct values, but no memory saved.
-pub const UNSHARDED: &str = "mutant_unsharded";
-/// Shards a parameter group that is added later, but does not broadcast its new values.
-pub const ADDED_GROUP_APART: &str = "mutant_added_group_apart";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,15 +90,24 @@ pub fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_si
             Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
             None => 0,
         };
-        let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
-        if sum < trained || sum > trained + padding || most > trained / world_size + largest + padding {
-            findings.push(format!(
-                "case {number}: the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"
-            ));
-        }
+        findings.extend(undivided(&owned, (trained, largest), padding).map(|words| format!("case {number}: {words}")));
     }
     let owned = Report { findings, ..Report::default() };
     Report::over([owned].into_iter().chain(ranks.into_iter().map(|seen| seen.report)))
+}
+
+/// What is wrong with a number of values for each rank, of so many in total and in the largest parameter: each value must be stepped
+/// by one rank only, and ranks must own about equally many. `padding` more are allowed.
+pub fn undivided(owned: &[usize], (trained, largest): (usize, usize), padding: usize) -> Option<String> {
+    let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
+    let is_divided = (trained..=trained + padding).contains(&sum) && most <= trained / owned.len() + largest + padding;
+    (!is_divided).then(|| format!("the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"))
+}
+
+/// The number of trained values, in total and in the largest parameter.
+pub fn trained_numel(network: &Toy) -> (usize, usize) {
+    let trained = network.named_parameters().iter().filter(|(_, p)| p.requires_grad()).map(|(_, p)| p.numel());
+    (trained.clone().sum(), trained.max().unwrap_or(0))
 }
 
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
@@ -163,9 +167,15 @@ pub fn train<L: ShardedLearner>(
                 format!("{place}, step {step}: {name} is {error:.2e} {away} (rtol {rtol:e}, atol {atol:e})")
             })?;
         }
+        let own = replica.unsharded().map_or(&[][..], Toy::named_parameters);
+        for ((name, own), (_, sharded)) in own.iter().zip(replica.network().named_parameters()) {
+            seen.report.compare(sharded, own, (RTOL, ATOL), |error| {
+                let away = "away from the unsharded optimizer's of the same process";
+                format!("{place}, step {step}: {name} is {error:.2e} {away} (rtol {RTOL:e}, atol {ATOL:e})")
+            })?;
+        }
     }
-    let trained = single.named_parameters().iter().filter(|(_, p)| p.requires_grad()).map(|(_, p)| p.numel());
-    seen.trained_numel.push((trained.clone().sum(), trained.max().unwrap_or(0)));
+    seen.trained_numel.push(trained_numel(&single));
     seen.stepped_numel.push(replica.stepped_numel());
     Ok(())
 }
@@ -193,6 +203,11 @@ pub trait ShardedLearner: Learner {
 
     /// The values that this rank's optimizer has stepped.
     fn stepped_numel(&self) -> usize;
+
+    /// A network that its own process has trained without sharding, where that is another process than this one.
+    fn unsharded(&self) -> Option<&Toy> {
+        None
+    }
 }
 
 impl ShardedLearner for SubjectRank {
@@ -202,6 +217,10 @@ impl ShardedLearner for SubjectRank {
 
     fn stepped_numel(&self) -> usize {
         self.stepped_numel
+    }
+
+    fn unsharded(&self) -> Option<&Toy> {
+        self.unsharded()
     }
 }
 
@@ -277,54 +296,6 @@ impl Optimizer for Recorded {
             stepped.insert(name.clone(), parameter.numel());
         }
         self.inner.step(parameters)
-    }
-}
-
-/// Makes a sharded optimizer by name, including mutants.
-pub enum TestedOptimizer {
-    /// Each steps the groups that were added while it was the last.
-    Sharded(Vec<ShardedOptimizer>),
-    Zero1(Zero1),
-    Unsharded(Vec<ParamGroup>),
-}
-
-impl TestedOptimizer {
-    pub fn new(name: &str, group: ParamGroup, collective: &Shared, options: &Options) -> Result<Self> {
-        let (name, collective) = mutants::faulty(name, collective)?;
-        if let Some(stepping) = trainer::zero1(name) {
-            let replica = Replica { parameters: &group.parameters, collective: &collective, options };
-            return Ok(Self::Zero1(Zero1::new(replica, group.optimizer, stepping)?));
-        }
-        Ok(match name {
-            trainer::SHARDED_OPTIMIZER => Self::Sharded(vec![ShardedOptimizer::new(vec![group], &collective)?]),
-            UNSHARDED => Self::Unsharded(vec![group]),
-            ADDED_GROUP_APART => {
-                let (_, silent) = mutants::faulty("no_broadcast@", &collective)?;
-                let first = ShardedOptimizer::new(vec![group], &collective)?;
-                Self::Sharded(vec![first, ShardedOptimizer::new(Vec::new(), &silent)?])
-            }
-            _ => bail!("no sharded optimizer {name:?}"),
-        })
-    }
-
-    fn add(&mut self, group: ParamGroup) -> Result<()> {
-        match self {
-            Self::Sharded(sharded) => sharded.last_mut().context("no optimizer")?.add_param_group(group)?,
-            Self::Unsharded(groups) => groups.push(group),
-            Self::Zero1(_) => bail!("ZeRO-1 shards the buckets that it is built with: it has one group"),
-        }
-        Ok(())
-    }
-
-    pub fn step(&mut self) -> Result<()> {
-        match self {
-            Self::Sharded(sharded) => sharded.iter_mut().try_for_each(ShardedOptimizer::step),
-            Self::Zero1(zero1) => {
-                zero1.finish_gradient_synchronization()?;
-                zero1.step()
-            }
-            Self::Unsharded(groups) => groups.iter_mut().try_for_each(|group| group.optimizer.step(&group.parameters)),
-        }
     }
 }
 

@@ -26,8 +26,8 @@ pub const TASK: RankTask = RankTask { name: "subject", run: on_rank };
 /// Starting the subject's Python on every rank takes seconds, and each call has a limit of its own.
 const DEADLINE: Duration = Duration::from_secs(900);
 
-/// The tolerances of a sharded optimizer's golden cases. Not the official 1e-7, which compares two optimizers of one PyTorch:
-/// a subject's may be another version than ours, and another matrix product sums in another order.
+/// The tolerances between a subject's sharded optimizer and our AdamW: a subject's PyTorch may be another version than ours, and
+/// another matrix product sums in another order. The official 1e-7 holds between it and an AdamW of its own process.
 const SHARDED_TOLERANCES: (f64, f64) = (1e-4, 1e-5);
 
 /// What one launch trains.

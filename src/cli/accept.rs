@@ -9,7 +9,8 @@ use crate::harness::device::DEVICE;
 use crate::harness::drift::{acceptable, drift};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
-use crate::harness::store::{Layout, lock_records, write_atomically};
+use crate::harness::records_lock::lock_records;
+use crate::harness::store::{Layout, write_atomically};
 use crate::harness::suite;
 use crate::printable::indented;
 

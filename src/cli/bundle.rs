@@ -28,6 +28,8 @@ python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3
 # Nothing is loaded from the working directory, where others may write; in a list of folders an empty one means it.
 named() { printf %s "$1" | tr -s : | sed 's/^://; s/:$//'; }
 export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")" LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")"
+# Only who names this folder as CS336_ROOT runs what other users can write to in it; another tree is not this program's.
+[ "$(readlink -f "${CS336_ROOT:-/}")" = "$here" ] || unset CS336_ROOT
 libraries=$("$python" - <<'PY'
 import glob, importlib.util, os, sys
 found = importlib.util.find_spec("torch")
@@ -42,7 +44,7 @@ folders = [os.path.join(torch, "lib")] + sorted(glob.glob(nvidia + "/*/lib"))
 print(":".join(folders))
 PY
 ) || exit 1
-export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_ROOT="$here" CS336_PYTHON="$python"
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_PYTHON="$python"
 exec "$here/bin/cs336" "$@"
 "#;
 

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::printer::Printer;
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run_on};
 use crate::error::NotGraded;
@@ -57,20 +58,21 @@ pub fn run(
     for case in &files {
         require_distinct(&[("--cases", Some(case)), ("--junit", junit_file)])?;
     }
+    let printer = Printer { outlives: junit_file.is_some() };
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files {
         let Some(result) = grade(&mut worker, &path, subject)? else { return Ok(Ended::Interrupted) };
         if !as_json {
-            print(&result);
+            print(&result, printer);
         }
         results.push(result);
     }
     let passed = results.iter().filter(|r| r.compared.passed).count();
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&results)?);
+        printer.line(serde_json::to_string_pretty(&results)?);
     } else {
-        println!("{passed} of {} cases passed", results.len());
+        printer.line(format!("{passed} of {} cases passed", results.len()));
     }
     if let Some(path) = junit_file {
         let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s));
@@ -152,9 +154,9 @@ fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Result<
     Ok(Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() }))
 }
 
-fn print(result: &CaseResult) {
-    println!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file);
+fn print(result: &CaseResult, printer: Printer) {
+    printer.line(format!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file));
     for text in result.error.iter().chain(&result.compared.lines) {
-        println!("    {}", indented(text, 4));
+        printer.line(format!("    {}", indented(text, 4)));
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
-use crate::harness::plan::staleness;
+use crate::harness::plan::{leave_out_other_code, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
 use crate::harness::store::Layout;
@@ -100,7 +100,10 @@ fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut Prob
     input.subfolder = if layout.subject.is_some() { "subject/" } else { "" };
     let path = report::template::origin(input);
     let template = read_text(&layout.root.join(&path));
-    input.template = Some(template.with_context(|| format!("failed to read {path}, which answers it"))?);
+    input.template = Some(
+        template
+            .with_context(|| format!("failed to read {path}, which answers it; restore it: `git checkout {path}`"))?,
+    );
     input.shared = shared_templates(layout)?;
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
     let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume{of}`", entry.name);
@@ -154,7 +157,20 @@ fn records(
         Some(file) => Some(file),
         None => layout.read_accepted(profile, problem)?,
     };
-    let Some(file) = file else { return Ok(None) };
+    let Some(mut file) = file else { return Ok(None) };
+    if let Some(subject) = &layout.subject {
+        let left_out = leave_out_other_code(&mut file, subject)?;
+        if left_out > 0 {
+            let (name, of) = (problem.name, subject.argument());
+            unreadable.push(format!(
+                "{left_out} cases of {name} on the {profile} are left out, since they were measured with other code than the \
+                 subject has now: run `cs336 measure {name} --resume{of}`"
+            ));
+        }
+        if file.cases.is_empty() {
+            return Ok(None);
+        }
+    }
     let why_stale = staleness(layout, problem, suite, profile)?;
     let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(case)?))).collect();
     Ok(Some(RecordSet { file, stale }))

@@ -8,7 +8,7 @@ use super::{Ended, handout_problem, registered};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
 use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
-use crate::harness::record::Run;
+use crate::harness::record::{Profile, Run};
 use crate::harness::store::Layout;
 use crate::report::{self, ProblemInput, figures, markdown};
 
@@ -50,7 +50,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let text = match (&arguments.item.table, &arguments.item.figure) {
         (Some(id), _) => {
             let tables = input.answer.tables();
-            let mut table = tables.get(id).with_context(|| unknown(name, "table", id, tables.keys()))?.clone();
+            let mut table = tables.get(id).with_context(|| unknown(&input, "table", id, tables.keys()))?.clone();
             let provenance = provenance(&input, Some(&table));
             if table.caption.is_none() {
                 table.caption = caption(&report::render(&with_problems(vec![input]))?.markdown, &table);
@@ -59,7 +59,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         }
         (None, Some(id)) => {
             let found = input.answer.figures();
-            let figure = found.get(id).with_context(|| unknown(name, "figure", id, found.keys()))?;
+            let figure = found.get(id).with_context(|| unknown(&input, "figure", id, found.keys()))?;
             if arguments.format.is_some_and(|format| format != Format::Svg) {
                 bail!("a figure is exported as svg; write --format svg, or leave --format out");
             }
@@ -79,10 +79,18 @@ fn caption(answer: &str, table: &Table) -> Option<String> {
     caption.split("\n\n").next().map(|caption| caption.trim().to_string())
 }
 
-fn unknown<'a>(problem: &str, kind: &str, id: &str, known: impl Iterator<Item = &'a String>) -> String {
+fn unknown<'a>(input: &ProblemInput, kind: &str, id: &str, known: impl Iterator<Item = &'a String>) -> String {
+    let (problem, records) = (input.handout.name, &input.records);
     let known: Vec<String> = known.map(|id| format!("{id:?}")).collect();
     let known = if known.is_empty() { format!("no {kind} at all") } else { known.join(", ") };
-    format!("{problem} has no {kind} {id:?}; it has {known}")
+    let is_missing = |profile: &Profile| records.planned(*profile).next().is_some() && records.of(*profile).is_none();
+    let missing = Profile::ALL.into_iter().find(is_missing).map_or(String::new(), |profile| {
+        format!(
+            ". Records of the {profile}, which may have more, are missing: `git checkout snapshots/{profile}/{problem}.json`, \
+             or `cs336 measure {problem}`"
+        )
+    });
+    format!("{problem} has no {kind} {id:?}; it has {known}{missing}")
 }
 
 /// A line for each run that the table's numbers come from; for a figure, or a table of words, each run of the answer.
@@ -166,9 +174,11 @@ fn csv(table: &Table) -> String {
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
 }
 
-/// A cell of a CSV file, in quotation marks where it needs them.
+/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it.
 pub fn csv_field(text: String) -> String {
-    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+    let is_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    let text = if is_formula { format!("'{text}") } else { text };
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// A booktabs table.
@@ -257,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn a_cell_that_a_spreadsheet_would_compute_begins_with_an_apostrophe_and_a_number_does_not() {
+        for (text, cell) in
+            [("=1,2", "\"'=1,2\""), ("-a", "'-a"), ("\t=1", "'\t=1"), ("\r=1", "\"'\r=1\""), ("a=1", "a=1")]
+        {
+            assert_eq!(csv_field(text.into()), cell);
+        }
+        let mut numbers = Table::new(vec![Column::number("x", Style::Ms, 1)]);
+        numbers.row(vec![Quantity::constant(-1.25, Unit::Seconds).into()]);
+        assert_eq!(csv(&numbers), "x\n-1250.0\n");
+    }
+
+    #[test]
     fn no_text_ends_the_comment_that_it_stands_in() {
         for hostile in ["--->", "---->", "a--b", "-->", "<!--->"] {
             let made = comment(&format!("{hostile}<script>\n"));
@@ -269,7 +291,9 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_those_that_exist() {
         let ids = ["a".to_string(), "b".to_string()];
-        assert_eq!(unknown("x", "table", "c", ids.iter()), "x has no table \"c\"; it has \"a\", \"b\"");
-        assert_eq!(unknown("x", "figure", "c", [].iter()), "x has no figure \"c\"; it has no figure at all");
+        let mut input = ProblemInput::default();
+        input.handout.name = "x";
+        assert_eq!(unknown(&input, "table", "c", ids.iter()), "x has no table \"c\"; it has \"a\", \"b\"");
+        assert_eq!(unknown(&input, "figure", "c", [].iter()), "x has no figure \"c\"; it has no figure at all");
     }
 }

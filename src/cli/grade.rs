@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
+use super::printer::Printer;
 use super::subject::{SubjectArguments, conditions};
 use super::writeup::{self, Lacking};
 use super::{Ended, entry, handout_problem, interrupted, watch_for_interrupt};
@@ -13,7 +14,7 @@ use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
-use crate::harness::named_files::require_distinct;
+use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
@@ -41,7 +42,7 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     subject: SubjectArguments,
-    /// Grade every folder in this folder as a subject; writes grades.csv and a results.json each into --output
+    /// Grade every folder in this folder but hidden ones as a subject; writes grades.csv and a results.json each into --output
     #[arg(long, value_name = "DIR", conflicts_with_all = ["subject", "device", "cases", "junit", "gradescope", "json"])]
     subjects: Option<PathBuf>,
     /// Of a subject: run only the checks of this name (repeatable); the others earn nothing
@@ -52,8 +53,17 @@ pub struct Arguments {
     output: PathBuf,
 }
 
+impl Arguments {
+    fn printer(&self) -> Printer {
+        Printer { outlives: self.junit.is_some() || self.gradescope.is_some() }
+    }
+}
+
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
-    require_distinct(&[("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())])?;
+    let files = [("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())];
+    require_distinct(&files)?;
+    require_no_folders(&files)?;
+    require_writable(files.iter().filter_map(|(_, path)| *path))?;
     if let Some(folder) = &arguments.subjects {
         return super::subjects::run(
             layout,
@@ -78,9 +88,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         return super::device::run(layout, &arguments.problems, arguments.json);
     }
     watch_for_interrupt();
+    let printer = arguments.printer();
     let conditions = subject.as_ref().map(conditions);
     if let Some(conditions) = conditions.as_ref().filter(|_| !arguments.json) {
-        println!("{conditions}");
+        printer.line(conditions);
     }
     let grades = match &subject {
         Some(subject) => of_subject(layout, subject, arguments)?.map(|grades| (grades, false)),
@@ -88,10 +99,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     };
     let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&grades)?);
+        printer.line(serde_json::to_string_pretty(&grades)?);
     } else {
         let sum = |f: fn(&ProblemGrade) -> f64| points(grades.iter().map(f).sum());
-        println!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points));
+        printer.line(format!("earned {} of {} points", sum(|g| g.earned), sum(|g| g.points)));
     }
     let junit = junit(grades.iter().map(|grade| (grade.name, grade.tests())))?;
     let files = [(&arguments.junit, junit), (&arguments.gradescope, gradescope(&grades, conditions.as_deref())?)];
@@ -110,17 +121,17 @@ fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<(Vec<Problem
         [] => HANDOUT.iter().collect(),
         names => super::once_each(names).map(handout_problem).collect::<Result<_>>()?,
     };
-    let (mut grades, mut cannot_be_built) = (Vec::new(), false);
+    let (mut grades, mut cannot_be_built, printer) = (Vec::new(), false, arguments.printer());
     for problem in chosen {
         let entry = entry(problem);
         let Some((checks, lacking)) = results(layout, entry) else { return Ok(None) };
         cannot_be_built |= lacking.is_error;
         let graded = grade(problem, entry, &checks, &lacking.reasons);
         if !arguments.json {
-            print(&graded);
+            print(&graded, printer);
             let unattested = entry.map(|entry| writeup::unattested(layout, entry)).transpose();
             if let Some(message) = unattested.map(Option::flatten).unwrap_or_else(|error| Some(format!("{error:#}"))) {
-                println!("             {}", indented(&message, 17));
+                printer.line(format!("             {}", indented(&message, 17)));
             }
         }
         grades.push(graded);
@@ -133,7 +144,7 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
     let problems = super::subject::problems(&arguments.problems)?;
     let shown = |graded: &ProblemGrade| {
         if !arguments.json {
-            print(graded);
+            print(graded, arguments.printer());
         }
     };
     super::subject::require_checks(&arguments.checks, &problems)?;
@@ -162,14 +173,14 @@ fn results(layout: &Layout, entry: Option<&'static Problem>) -> Option<(Vec<Chec
     Some((checks, lacking))
 }
 
-fn print(graded: &ProblemGrade) {
-    println!(
+fn print(graded: &ProblemGrade, printer: Printer) {
+    printer.line(format!(
         "{:>5} / {:<4} {} (section {})",
         points(graded.earned),
         points(graded.points),
         graded.name,
         graded.section
-    );
+    ));
     for part in &graded.parts {
         let label = if part.id.is_empty() { "   ".to_string() } else { format!("({})", part.id) };
         let passed = part.checks.iter().filter(|c| matches!(c.ending, CheckStatus::Passed { .. })).count();
@@ -178,9 +189,9 @@ fn print(graded: &ProblemGrade) {
         } else {
             format!("  {passed} of {} checks pass", part.checks.len())
         };
-        println!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points));
+        printer.line(format!("      {:>5} / {:<4} {label}{checks}", points(part.earned), points(part.points)));
         for reason in &part.lost {
-            println!("                       {}", indented(reason, 23));
+            printer.line(format!("                       {}", indented(reason, 23)));
         }
     }
 }

@@ -14,10 +14,11 @@ use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
 use crate::harness::provenance::open_run;
 use crate::harness::record::{Outcome, Profile};
+use crate::harness::records_lock::lock_records;
 use crate::harness::run::{MeasureSummary, Tally};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, PendingTable, parse_duration};
-use crate::harness::store::{Layout, lock_records};
+use crate::harness::store::Layout;
 use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
@@ -136,8 +137,12 @@ pub fn measure(
     let visit = runner.measure(plans, &facts, &mut Bars::default());
     let tally = visit.tally;
     eprintln!(
-        "{} measured, {} out of memory, {} not run, {} failed",
-        tally.measured, tally.out_of_memory, tally.not_run, tally.failed
+        "{} measured, {} out of memory, {} not run, {} failed: {}",
+        tally.measured,
+        tally.out_of_memory,
+        tally.not_run,
+        tally.failed,
+        layout.display(&layout.records(profile))
     );
     Ok(visit)
 }

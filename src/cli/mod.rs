@@ -5,14 +5,11 @@
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use rustix::fs::Mode;
-use rustix::process::umask;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use rustix::process::{Resource, getrlimit, umask};
 
 use crate::bench::machine;
 use crate::error::without_frames;
@@ -34,8 +31,12 @@ macro_rules! println {
 macro_rules! print {
     ($($text:tt)*) => { std::print!("{}", $crate::printable::printable(&format!($($text)*))) };
 }
+// Where standard error is full or closed, what is said there is lost, and nothing else.
 macro_rules! eprintln {
-    ($($text:tt)*) => { std::eprintln!("{}", $crate::printable::printable(&format!($($text)*))) };
+    ($($text:tt)*) => {{
+        let line = $crate::printable::printable(&format!($($text)*)) + "\n";
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    }};
 }
 
 mod accept;
@@ -49,18 +50,23 @@ mod explain;
 mod export;
 mod grade;
 mod install;
+mod interrupt;
 mod list;
 mod measure;
+mod printer;
 // The example's whole walk; here, since only this room uses both problems and the report.
 #[cfg(test)]
 #[path = "../../suites/newcomer/walk.rs"]
 mod newcomer;
 mod nsys;
+mod official;
 mod progress;
 mod rank;
 mod subject;
 mod subjects;
 pub mod writeup;
+
+use interrupt::{EXIT_CODE, end_at_an_interrupt, handle_signals_that_would_harm, interrupted, watch_for_interrupt};
 
 #[derive(Parser)]
 #[command(
@@ -119,10 +125,12 @@ enum Verb {
     Bundle,
     /// Run one training step with NVTX ranges, for NVIDIA's nsys to profile
     Nsys(nsys::Arguments),
+    /// Run the official tests of a checkout against the wheel that `make wheel` packs
+    Official(official::Arguments),
     /// Serve jobs for `measure` and `grade` in a separate process
     #[command(hide = true)]
     Worker,
-    /// Confine this process and execute a program in its place
+    /// Start a program confined, and end all that it has started when it ends
     #[command(hide = true)]
     Confine {
         /// What it may do, as JSON
@@ -169,18 +177,23 @@ pub fn main() -> ExitCode {
     end_without_a_panic_where_output_fails();
     handle_signals_that_would_harm();
     deny_others_to_write();
+    let arguments = arguments();
+    // Who starts one of these reads the signal that ended it.
+    if !matches!(arguments.verb, Verb::Worker | Verb::Confine { .. } | Verb::Rank(_)) {
+        end_at_an_interrupt();
+    }
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.
     let _ = crate::torch::load_cuda();
-    match run(arguments()) {
+    match run(arguments) {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::WithFindings) => ExitCode::from(1),
         Ok(Ended::Interrupted) => {
             eprintln!("cs336: interrupted");
-            ExitCode::from(130)
+            ExitCode::from(EXIT_CODE)
         }
         Err(error) => {
             eprintln!("cs336: {}", indented(&without_frames(&format!("{error:#}")), 4));
-            ExitCode::from(if interrupted() { 130 } else { 1 })
+            ExitCode::from(if interrupted() { EXIT_CODE } else { 1 })
         }
     }
 }
@@ -206,7 +219,7 @@ fn end_without_a_panic_where_output_fails() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = crate::harness::worker::panic_message(panic.payload());
-        if message.starts_with("failed printing to std") {
+        if message.starts_with("failed printing to stdout") {
             if message.contains("(os error 32)") {
                 std::process::exit(141);
             }
@@ -217,7 +230,21 @@ fn end_without_a_panic_where_output_fails() {
     }));
 }
 
+/// A rank needs 20 to reach others, and the rest are for its pipes and files.
+const LEAST_OPEN_FILES: u64 = 64;
+
+/// Errors: this process may open too few files, where libtorch would abort without a word.
+fn require_open_files() -> Result<()> {
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    ensure!(
+        allowed >= LEAST_OPEN_FILES,
+        "a process may open {allowed} files here, and cs336 needs {LEAST_OPEN_FILES}: raise the limit (`ulimit -n 1024`)"
+    );
+    Ok(())
+}
+
 fn run(arguments: Arguments) -> Result<Ended> {
+    require_open_files()?;
     crate::collective::ranks::set_program(THIS_PROGRAM.into());
     match arguments.verb {
         Verb::List { json } => list::run(json),
@@ -232,6 +259,7 @@ fn run(arguments: Arguments) -> Result<Ended> {
         Verb::Doctor { json, .. } => doctor::run(json),
         Verb::Bundle => bundle::run(&Layout::find()?),
         Verb::Nsys(arguments) => nsys::run(&Layout::find()?, &arguments),
+        Verb::Official(arguments) => official::run(&Layout::find()?, &arguments),
         Verb::Worker => serve(ABILITIES).map(|()| Ended::Well),
         Verb::Confine { confinement, program } => {
             let confinement: Confinement = json::from_str(&confinement).context("the confinement")?;
@@ -301,35 +329,3 @@ const ABILITIES: Abilities = Abilities {
     check_subject: subject::check,
     clean_up: machine::clean_up,
 };
-
-static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
-
-/// Turns Ctrl-C, SIGTERM and SIGHUP into a flag that long work polls; safe to call more than once.
-fn watch_for_interrupt() {
-    // nohup ignores SIGHUP, so that work goes on after a logout.
-    let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
-    for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
-        // Fails only for signals that cannot be handled.
-        let _ = signal_hook::flag::register(signal, INTERRUPTED.clone());
-    }
-}
-
-fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::SeqCst)
-}
-
-/// Where the program that started this one ignores SIGCHLD, the kernel would discard how children end. By default SIGXFSZ
-/// ends a process that writes more than the limit on file sizes; handled, the write returns an error.
-fn handle_signals_that_would_harm() {
-    let harmful = [(SIGCHLD, is_ignored(SIGCHLD)), (SIGXFSZ, !is_ignored(SIGXFSZ))];
-    for (signal, _) in harmful.into_iter().filter(|(_, harms)| *harms) {
-        let _ = signal_hook::flag::register(signal, Arc::default());
-    }
-}
-
-/// Whether this process ignores `signal` (proc(5), `SigIgn` of `status`).
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
-}

@@ -14,7 +14,7 @@ use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade};
 use crate::harness::handout::HandoutProblem;
 use crate::harness::problem::{Problem, Verdict};
 use crate::harness::store::Layout;
-use crate::harness::subject::{Subject, SubjectCheck};
+use crate::harness::subject::{Subject, SubjectCheck, drawn_seed};
 use crate::harness::worker::Worker;
 use crate::printable::{indented, shown_path};
 use crate::problems::{SUBJECT_CHECKS, SUBJECT_PROBLEMS};
@@ -27,7 +27,8 @@ pub struct SubjectArguments {
     /// Take the code in this checkout of the starter code, or any folder with its adapters.py, instead of this program's own
     #[arg(long, value_name = "DIR")]
     pub subject: Option<PathBuf>,
-    /// First make each subject's .venv from its pyproject.toml, with uv if it is there, else pip; this is not confined
+    /// First make each subject's .venv from its pyproject.toml, with uv if it is there, else pip; each command has an hour and is
+    /// not confined
     #[arg(long)]
     install: bool,
     /// Of a subject: the most seconds that one call of an adapter may take
@@ -60,13 +61,6 @@ impl SubjectArguments {
         }
         Ok(subject)
     }
-}
-
-/// A seed that a subject cannot foresee, short enough to be typed again.
-fn drawn_seed() -> Result<i64> {
-    let mut bytes = [0; 4];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes).context("drawing a seed")?;
-    Ok(u32::from_le_bytes(bytes).into())
 }
 
 /// In what conditions a subject is graded, for people: its Python, the seed, and whether the kernel confines it.

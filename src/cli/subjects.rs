@@ -1,16 +1,21 @@
 //! `cs336 grade --subjects`: every folder below a folder, each with a row of a CSV file and a results.json of its own.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::str::Utf8Chunk;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::export::csv_field;
+use super::printer::Printer;
 use super::subject::{SubjectArguments, conditions, grades, problems, require_checks};
-use super::{Ended, watch_for_interrupt};
+use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::grade::{ProblemGrade, points};
 use crate::harness::grade_files::gradescope;
 use crate::harness::handout::HandoutProblem;
+use crate::harness::named_files::require_writable;
 use crate::harness::store::{Layout, write_atomically};
 use crate::printable::{one_line, printable, shown_path};
 
@@ -44,15 +49,18 @@ pub fn run(
     require_checks(checks, &problems)?;
     let subjects = subjects(folder)?;
     require_apart(output, &subjects, folder)?;
-    let (mut rows, mut is_whole) = (Vec::<Row>::new(), true);
+    require_writable([output.join(TABLE).as_path()])?;
+    let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in subjects {
-        let name = one_line(&subject.file_name().unwrap_or_default().to_string_lossy());
+        let name = row_name(subject.file_name().unwrap_or_default());
         let row = match graded(layout, &subject, arguments, &problems, checks) {
+            // What an interrupt ended is no fault of the subject, and has no row.
+            Err(_) if interrupted() => return Ok(Ended::Interrupted),
             Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
             Ok(None) => return Ok(Ended::Interrupted),
             Ok(Some((note, grades))) => Row { name, note: Ok(printable(&note)), grades },
         };
-        println!("{}", row.line());
+        printer.line(row.line());
         // What one name prevents must not cost the others their grades.
         if let Err(error) = write_own(&row, &output.join(subject.file_name().unwrap_or_default())) {
             eprintln!("{}: {error:#}", row.name);
@@ -61,9 +69,19 @@ pub fn run(
         rows.push(row);
         write_atomically(&output.join(TABLE), table(&rows, &problems).as_bytes())?;
     }
-    println!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE)));
+    printer.line(format!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE))));
     is_whole &= rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
     Ok(if is_whole { Ended::Well } else { Ended::WithFindings })
+}
+
+/// The folder's name with what cannot be printed, and the backslash, escaped: no two folders have one name.
+fn row_name(folder: &OsStr) -> String {
+    let chunks = folder.as_bytes().utf8_chunks();
+    let of = |chunk: Utf8Chunk| {
+        let invalid: String = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")).collect();
+        one_line(&chunk.valid().replace('\\', "\\\\")) + &invalid
+    };
+    chunks.map(of).collect()
 }
 
 /// In what conditions a subject was graded, and its grades; `None` when interrupted. Errors: why it could not be graded.
@@ -169,4 +187,19 @@ fn table(rows: &[Row], problems: &[&HandoutProblem]) -> String {
     };
     let lines = std::iter::once(head.collect()).chain(rows.iter().map(row));
     lines.map(|cells: Vec<String>| cells.into_iter().map(csv_field).collect::<Vec<_>>().join(",") + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_different_names_have_different_rows() {
+        let names: [&[u8]; 6] = [b"a", b"\xff", b"\xfe", "\u{fffd}".as_bytes(), b"a\nb", b"a\\nb"];
+        let rows = names.map(|name| row_name(OsStr::from_bytes(name)));
+        assert_eq!(rows[..3], ["a", "\\xff", "\\xfe"]);
+        assert_eq!(rows[5], "a\\\\nb");
+        let distinct: std::collections::BTreeSet<_> = rows.iter().collect();
+        assert_eq!(distinct.len(), rows.len(), "{rows:?}");
+    }
 }

@@ -3,8 +3,9 @@
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::document::{RecordSource, accepted_markdown, document, problem_input, with_problems};
+use super::interrupt::end_at_an_interrupt;
 use super::subject::{SubjectArguments, measured_problems};
-use super::{Ended, device, measure, profile_or_default};
+use super::{Ended, device, interrupted, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
@@ -52,10 +53,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
                 measure::describe(&plans)
             );
-            if measure::measure(layout, &problems, profile, Scope::Outdated, measure::Limits::default())?
-                .tally
-                .interrupted
-            {
+            let measured = measure::measure(layout, &problems, profile, Scope::Outdated, measure::Limits::default())?;
+            end_at_an_interrupt();
+            if measured.tally.interrupted || interrupted() {
                 return Ok(Ended::Interrupted);
             }
         }

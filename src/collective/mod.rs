@@ -80,6 +80,11 @@ pub trait Collective: Send + Sync {
         self.start(Request::Barrier)?.wait()
     }
 
+    /// To be called after each replay of a CUDA graph that holds collectives of this group, so that a lost peer is noticed.
+    fn watch_replay(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The backend's name: "gloo" or "nccl".
     fn backend(&self) -> &'static str {
         self.group().backend.name()
@@ -191,6 +196,14 @@ impl Backend {
         match self {
             Self::Gloo => "gloo",
             Self::Nccl => "nccl",
+        }
+    }
+
+    /// As sentences write it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Gloo => "Gloo",
+            Self::Nccl => "NCCL",
         }
     }
 }

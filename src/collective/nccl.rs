@@ -3,7 +3,10 @@
 //! Collectives run on the group's own stream. Each waits there for what the calling thread launched before it, and `wait`
 //! makes that thread's later work wait for the collective; the host blocks in neither. A guard thread watches the
 //! collectives under way. When a peer is lost or late, it aborts the communicator and ends the process: a thread that
-//! waits for the device would otherwise continue with values that never arrived. Not for use inside a CUDA graph capture.
+//! waits for the device would otherwise continue with values that never arrived.
+//!
+//! Collectives can be captured in a CUDA graph. The guard learns of its replays by [`Collective::watch_replay`]; without that
+//! call a replay whose peer is lost is found by the supervisor alone.
 
 use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +19,8 @@ use super::environment::Environment;
 use super::flight_recorder::call_name;
 use super::timeline::{Call, Span};
 use super::trace::LAUNCH;
-use super::{Backend, Collective, Group, Op, Request, Work};
-use crate::cuda::{Event, Stream, make_current};
+use super::{Backend, Collective, Group, Op, Operation, Request, Work};
+use crate::cuda::{Event, Stream, is_capturing, make_current};
 use crate::torch;
 use crate::torch::nvtx;
 use crate::torch::store::Store;
@@ -95,7 +98,10 @@ impl Nccl {
         check(&self.group, sent).with_context(|| operation.name())?;
         let stream: MutexGuard<_> = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let CommunicationStream { stream, ready } = &*stream;
-        self.under_way.release_done()?;
+        let is_captured = is_capturing(*device)?;
+        if !is_captured {
+            self.under_way.release_done()?;
+        }
         let sequence = recorder.call(operation, &detail);
         let name = call_name(operation.name(), sequence, &detail);
         let launched = Instant::now();
@@ -103,7 +109,8 @@ impl Nccl {
         let launch = || -> Result<_> {
             ready.record_current()?;
             stream.wait_for(ready)?;
-            let started = timeline.is_on().then(|| stream.event(true)).transpose()?;
+            let is_timed = timeline.is_on() && !is_captured;
+            let started = is_timed.then(|| stream.event(true)).transpose()?;
             started.iter().try_for_each(|started| started.record_on(stream))?;
             self.communicator.launch(sent, stream)?;
             let ended = Arc::new(stream.event(started.is_some())?);
@@ -115,9 +122,12 @@ impl Nccl {
             Ok(ended)
         };
         let ended = launch().with_context(|| name.clone())?;
-        let (outputs, inputs) = sent.tensors();
-        let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
-        self.under_way.add(sequence, name.clone(), ended.clone(), held);
+        // An event of a capture never passes, and the graph's owner keeps its tensors.
+        if !is_captured {
+            let (outputs, inputs) = sent.tensors();
+            let held = outputs.iter().chain(inputs).map(Tensor::shallow_clone).collect();
+            self.under_way.add(sequence, name.clone(), ended.clone(), held);
+        }
         Ok(Pending { name, ended })
     }
 }
@@ -188,6 +198,17 @@ impl Collective for Nccl {
 
     fn start(&self, request: Request) -> Result<Box<dyn Work>> {
         Ok(Box::new(self.launch(request)?))
+    }
+
+    fn watch_replay(&self) -> Result<()> {
+        const DETAIL: &str = "of a replayed graph";
+        let stream: MutexGuard<_> = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = Arc::new(stream.stream.event(false)?);
+        ended.record_current()?;
+        let sequence = self.group.recorder.call(Operation::AllReduce, DETAIL);
+        let name = call_name(Operation::AllReduce.name(), sequence, DETAIL);
+        self.under_way.add(sequence, name, ended, Vec::new());
+        self.under_way.release_done()
     }
 
     /// The host waits too. Afterwards no tensor is kept alive for an earlier collective.

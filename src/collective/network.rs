@@ -91,7 +91,9 @@ impl Environment {
         let (host, port) = (&self.master_addr, self.master_port);
         TcpListener::bind((self.listening_ip(self.master_ip()?), port)).map_err(|error| {
             let remedy = match error.kind() {
-                ErrorKind::AddrInUse => "Set MASTER_PORT to a port that is free".to_string(),
+                ErrorKind::AddrInUse => "If another process has RANK=0 too, give every process its own RANK. Else set \
+                                         MASTER_PORT to a port that is free"
+                    .to_string(),
                 ErrorKind::AddrNotAvailable => {
                     format!("Set MASTER_ADDR to an address of rank 0's host; {} does not have this one", host_name())
                 }
@@ -175,7 +177,8 @@ mod tests {
         let base = Environment { master_port: taken.local_addr().unwrap().port(), ..environment(0, 2, PATIENCE) };
         let refused = |rank: &Environment| wait(rank, |waiting| rank.store(waiting)).map(drop).unwrap_err().to_string();
         let port_taken = refused(&base);
-        assert!(port_taken.contains("127.0.0.1") && port_taken.contains("Set MASTER_PORT to a port"), "{port_taken}");
+        assert!(port_taken.contains("127.0.0.1") && port_taken.contains("set MASTER_PORT to a port"), "{port_taken}");
+        assert!(port_taken.contains("give every process its own RANK"), "{port_taken}");
         // RFC 5737: no host has this address.
         let elsewhere = refused(&Environment { master_addr: "192.0.2.1".into(), ..base });
         assert!(

@@ -21,6 +21,7 @@ use super::nccl::{self, NVLS};
 use super::supervisor::{Rank, supervise};
 use super::{Backend, Shared};
 use crate::error::Fault;
+use crate::process::LockedFolder;
 use crate::torch;
 use crate::torch::store::Store;
 
@@ -165,7 +166,7 @@ fn gpus() -> usize {
 }
 
 fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value>> {
-    let folder = tempfile::Builder::new().prefix("cs336-ranks-").tempdir().context("making a folder for the ranks")?;
+    let folder = LockedFolder::new("ranks").context("making a folder for the ranks")?;
     let listener = TcpListener::bind((LOOPBACK, 0)).context("looking for a free port on the loopback interface")?;
     let port = listener.local_addr()?.port();
     let _store = Store::serve(listener, launch.deadline)?;

@@ -88,7 +88,10 @@ fn meet(
     let own = [setting("WORLD_SIZE", world_size.to_string()), setting("backend", backend.name().into())];
     let (peer, listener) = Peer::here(environment)?;
     let mine = Arrival { peer, settings: own.into_iter().chain(settings.iter().cloned()).collect() };
-    ensure!(!store.has(&present(rank))?, "another process is rank {rank} already: give every process its own RANK");
+    ensure!(
+        store.claim(&format!("claimed/{rank}"))?,
+        "another process is rank {rank} already: give every process its own RANK"
+    );
     store.set(&present(rank), &serde_json::to_vec(&mine)?)?;
     let lost = || format!("rank {rank} has lost rank 0's store at {master_addr}:{master_port}; look why rank 0 ended");
     let mut arrived: Vec<Option<Arrival>> = vec![None; world_size];

@@ -20,7 +20,7 @@ pub enum Request<'a> {
     /// input may be this rank's share of its output.
     AllGather { outputs: &'a [Tensor], inputs: &'a [Tensor] },
     /// Fills each of `outputs` (n, ...) with this rank's share of its counterpart in `inputs` (world_size * n, ...) combined
-    /// over all ranks.
+    /// over all ranks. An output may be this rank's share of its input.
     ReduceScatter { outputs: &'a [Tensor], inputs: &'a [Tensor], op: Op },
     /// Is done once every rank has started it.
     Barrier,

@@ -42,6 +42,19 @@ pub fn make_current(device: Device) -> Result<()> {
     Ok(context_of(device)?.bind_to_thread()?)
 }
 
+/// Whether this thread's stream on `device` is being captured in a CUDA graph.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`] without the device; CUDA's.
+pub fn is_capturing(device: Device) -> Result<bool> {
+    let stream = torch::stream::current_stream(device)? as sys::CUstream;
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: libtorch never frees its streams, and the status outlives the call.
+    let ask = || unsafe { sys::cuStreamIsCapturing(stream, &mut status).result() };
+    let context = context_of(device)?;
+    in_context(&context, ask).context("asking whether a stream is being captured")?;
+    Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
+}
+
 impl Stream {
     /// Errors: [`crate::error::Fault::NotAvailable`] without the device; CUDA's.
     pub fn new(device: Device) -> Result<Self> {

@@ -7,6 +7,7 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 use serde_json::json;
 
 use super::grade::{CheckStatus, ProblemGrade, points};
+use crate::printable::indented;
 
 /// Suites by name, each with its tests: name, how it ended, seconds. All text must be printable.
 pub fn junit<'a, T>(suites: impl IntoIterator<Item = (&'a str, T)>) -> Result<String>
@@ -19,16 +20,8 @@ where
         for (test, ending, elapsed_s) in tests {
             let status = match &ending {
                 CheckStatus::Passed { .. } => TestCaseStatus::success(),
-                CheckStatus::Skipped { reason } => {
-                    let mut status = TestCaseStatus::skipped();
-                    status.set_message(reason.as_str());
-                    status
-                }
-                CheckStatus::Failed { error } => {
-                    let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
-                    status.set_message(error.as_str());
-                    status
-                }
+                CheckStatus::Skipped { reason } => saying(TestCaseStatus::skipped(), reason),
+                CheckStatus::Failed { error } => saying(TestCaseStatus::non_success(NonSuccessKind::Failure), error),
             };
             let mut case = TestCase::new(test, status);
             case.set_classname(name).set_time(Duration::from_secs_f64(elapsed_s));
@@ -40,6 +33,16 @@ where
         report.add_test_suite(suite);
     }
     Ok(report.to_string()?)
+}
+
+/// The message is an attribute, in which a reader of XML loses line breaks: it has the first line, and the text has all.
+fn saying(mut status: TestCaseStatus, words: &str) -> TestCaseStatus {
+    if let Some((first, _)) = words.split_once('\n') {
+        status.set_message(first).set_description(words);
+    } else {
+        status.set_message(words);
+    }
+    status
 }
 
 /// One test a part: its score, its maximum, and why points are missing. `note` follows the points, on lines of its own.
@@ -56,7 +59,8 @@ pub fn gradescope(grades: &[ProblemGrade], note: Option<&str>) -> Result<String>
                 "score": part.earned,
                 "max_score": part.points,
                 "status": if passed { "passed" } else { "failed" },
-                "output": part.lost.join("\n"),
+                // A subject's words may have lines of their own, which must not look like ours.
+                "output": part.lost.iter().map(|reason| indented(reason, 4)).collect::<Vec<_>>().join("\n"),
             })
         })
         .collect();
@@ -84,10 +88,16 @@ mod tests {
         let check = |name, ending| CheckResult { name, part: "a", ending, elapsed_s: 0.5 };
         let checks = vec![
             check("fine", CheckStatus::Passed { note: "error 1e-7".into() }),
-            check("broken", CheckStatus::Failed { error: "a < b & c".into() }),
+            check("broken", CheckStatus::Failed { error: "a < b & c\nat q[0]".into() }),
             check("away", CheckStatus::Skipped { reason: "no GPU".into() }),
         ];
-        let part = PartGrade { id: "a", points: 3.0, earned: 1.0, lost: vec!["broken failed".into()], checks };
+        let part = PartGrade {
+            id: "a",
+            points: 3.0,
+            earned: 1.0,
+            lost: vec!["broken failed:\nearned 3 points".into()],
+            checks,
+        };
         vec![ProblemGrade { name: "x", title: "X", section: "1.1", points: 3.0, earned: 1.0, parts: vec![part] }]
     }
 
@@ -95,7 +105,14 @@ mod tests {
     fn junit_holds_every_check_escaped() {
         let grades = grades();
         let xml = junit(grades.iter().map(|grade| (grade.name, grade.tests()))).unwrap();
-        for expected in ["tests=\"3\"", "failures=\"1\"", "skipped=\"1\"", "a &lt; b &amp; c", "no GPU"] {
+        for expected in [
+            "tests=\"3\"",
+            "failures=\"1\"",
+            "skipped=\"1\"",
+            "message=\"a &lt; b &amp; c\"",
+            "b &amp; c\nat q[0]<",
+            "no GPU",
+        ] {
             assert!(xml.contains(expected), "{expected} is not in {xml}");
         }
     }
@@ -105,7 +122,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&gradescope(&grades(), Some("seed 7")).unwrap()).unwrap();
         assert_eq!((&value["score"], &value["execution_time"]), (&json!(1.0), &json!(2)));
         assert_eq!(value["output"], "1 of 3 points\nseed 7");
-        assert_eq!(value["tests"][0]["output"], "broken failed");
+        assert_eq!(value["tests"][0]["output"], "broken failed:\n    earned 3 points");
         assert_eq!(value["tests"][0]["max_score"], 3.0);
     }
 }

@@ -20,6 +20,7 @@ pub mod problem;
 pub mod provenance;
 pub mod python;
 pub mod record;
+pub mod records_lock;
 pub mod run;
 pub mod samples;
 pub mod schedule;

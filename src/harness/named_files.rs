@@ -1,11 +1,13 @@
-//! Files that a command line names for results: no two are one file, and open descriptors are written to.
+//! Files that a command line names for results: none is a folder, no two are one file, and open descriptors are written to.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+use super::store::{PARTIAL, cannot_write};
 use crate::printable::shown_path;
 
 /// More links than the kernel follows.
@@ -22,6 +24,40 @@ pub fn require_distinct(files: &[(&str, Option<&Path>)]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Errors: one of `files`, each after the option that names it, is a folder.
+pub fn require_no_folders(files: &[(&str, Option<&Path>)]) -> Result<()> {
+    for (option, path) in files {
+        if let Some(folder) = path.filter(|path| path.is_dir()) {
+            bail!("{option} {} is a folder: name a file in it", shown_path(folder));
+        }
+    }
+    Ok(())
+}
+
+/// Errors: one of `files` could not be written at the end, since its folder takes no file. Nothing is left there, and no
+/// folder is made. A device and an open file are not tried.
+pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+    for path in files {
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        if descriptor(path).is_some() || fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
+            continue;
+        }
+        try_folder_of(&target).map_err(|error| cannot_write(&shown_path(path), &error))?;
+    }
+    Ok(())
+}
+
+/// Makes and removes a file in the folder of `target`, or in the one above that is there.
+fn try_folder_of(target: &Path) -> io::Result<()> {
+    let target = std::path::absolute(target)?;
+    let folder = target.ancestors().skip(1).find(|folder| folder.symlink_metadata().is_ok());
+    let folder = folder.ok_or(ErrorKind::NotFound)?;
+    if !folder.is_dir() {
+        return Err(ErrorKind::NotADirectory.into());
+    }
+    tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map(drop)
 }
 
 #[derive(PartialEq)]
@@ -88,6 +124,28 @@ mod tests {
             let said = said.err().map(|error| error.to_string()).unwrap_or_default();
             assert_eq!(said.starts_with("--a and --b both name the file "), are_one, "{first} {second}: {said}");
         }
+    }
+
+    #[test]
+    fn a_file_whose_folder_takes_none_is_named_and_trying_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "").unwrap();
+        symlink("nowhere", path("dangling")).unwrap();
+        let said = |path: &Path| require_writable([path]).err().map(|error| error.to_string()).unwrap_or_default();
+        for name in ["new", "a/b/new", "file", "dangling", "/dev/full", "/dev/stdout", "/dev/null"] {
+            assert_eq!(said(&path(name)), "", "{name}");
+        }
+        for (name, words) in [
+            ("file/new", "file/new cannot be written: not a directory; move the file that has its folder's name"),
+            ("file/deeper/new", "move the file that has its folder's name"),
+            ("dangling/new", "move the file that has its folder's name"),
+            ("/proc/new", "/proc/new cannot be written: "),
+        ] {
+            let said = said(&path(name));
+            assert!(said.contains(words), "{name}: {said}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -37,6 +37,11 @@ pub struct NoAnswer {
 #[error("the peer {0}")]
 pub struct PeerDied(pub Death);
 
+/// The peer sent what is no reply.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer {0}")]
+pub struct NoReply(pub String);
+
 #[derive(Serialize)]
 struct Job<'a, S> {
     id: u64,
@@ -98,6 +103,11 @@ impl Peer {
         self.process.as_mut().map(ChildProcess::last_output).unwrap_or_default()
     }
 
+    /// Seconds of processor time that it and its descendants have taken; `None` once it has ended.
+    pub fn processor_seconds(&self) -> Option<f64> {
+        self.process.as_ref().map(ChildProcess::processor_seconds)
+    }
+
     /// Ends the process.
     pub fn end(&mut self) {
         self.process = None;
@@ -136,9 +146,9 @@ pub fn read_reply(reply: &Value, id: u64) -> Result<Result<Value>> {
 fn receive(process: &mut ChildProcess, deadline: Duration) -> Result<Value> {
     // No interrupt flag is needed: Ctrl-C ends the worker that waits here, and with it the peer.
     match process.receive(deadline, &|| false) {
-        Answer::Line(line) => json::from_str(&line).with_context(|| {
+        Answer::Line(line) => json::from_str(&line).map_err(|error| {
             let start: String = line.chars().take(200).collect();
-            format!("the peer sent {start:?}, which is not JSON")
+            NoReply(format!("sent {start:?}, which is not JSON that can be read: {error:#}")).into()
         }),
         Answer::Died(death) => Err(PeerDied(death).into()),
         Answer::TimedOut { last_output } => Err(NoAnswer { limit: deadline, last_output }.into()),

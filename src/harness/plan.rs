@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::problem::{Measured, Problem};
 use super::record::{CaseRecord, Outcome, Profile, RecordFile};
 use super::store::Layout;
+use super::subject::Subject;
 use super::suite::{Suite, load};
 
 /// Which cases of a grid to measure.
@@ -125,6 +126,14 @@ pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Re
     let kernels = kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?)));
     let subject = layout.subject.iter().map(|subject| Ok((SUBJECT.into(), subject.hash()?)));
     kernels.chain(subject).collect()
+}
+
+/// Takes the cases out of `file` that were measured with other code than `subject` has now: their figures are not its own. Returns
+/// how many they were.
+pub fn leave_out_other_code(file: &mut RecordFile, subject: &Subject) -> Result<usize> {
+    let (hash, before) = (subject.hash()?, file.cases.len());
+    file.retain(|case| case.kernels.get(SUBJECT).is_none_or(|measured| *measured == hash));
+    Ok(before - file.cases.len())
 }
 
 #[cfg(test)]

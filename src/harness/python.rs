@@ -30,7 +30,12 @@ pub const FOLDERS: &str = "PYTHONPATH";
 
 /// The interpreter, which runs nothing from the working directory: others may write there.
 pub fn command() -> Command {
-    safe(&interpreter(), |name| std::env::var_os(name))
+    command_of(&interpreter())
+}
+
+/// As [`command`], of this interpreter.
+pub fn command_of(interpreter: &Path) -> Command {
+    safe(interpreter, |name| std::env::var_os(name))
 }
 
 /// `suites`, where the package `peers` lies, then the folders of `before`, for [`FOLDERS`].
@@ -66,7 +71,8 @@ pub fn require(module: &str) -> Result<(), Fault> {
     require_of(&interpreter(), module)
 }
 
-fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
+/// As [`require`], of this interpreter.
+pub fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
     let has = match run(interpreter, &["-c", ask, module], LIMIT) {
         Ok(death) if death.is_success() => return Ok(()),
@@ -84,7 +90,7 @@ fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
 /// Errors: it does not run, or not end within `limit`.
 pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration) -> Result<Death> {
     let shown = shown_path(interpreter);
-    let mut command = safe(interpreter, |name| std::env::var_os(name));
+    let mut command = command_of(interpreter);
     command.args(arguments);
     let python = ChildProcess::start(command);
     match python.with_context(|| format!("{shown}, which does not run"))?.receive(limit, &|| false) {

@@ -1,11 +1,11 @@
 //! The paths of record files, reading them, and atomic writes.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -15,7 +15,7 @@ use super::problem::Problem;
 use super::record::{Profile, RecordFile};
 use super::subject::Subject;
 use crate::printable::shown_path;
-use crate::root::read_text;
+use crate::root::{open, read_text};
 
 /// The tree that a command works on: a checkout, or an unpacked bundle.
 #[derive(Debug, Clone)]
@@ -35,15 +35,20 @@ impl Layout {
         Self { root, subject: None }
     }
 
-    /// The folder of records and reports: `report`, and below it `subjects/<name>` of a subject.
+    /// The folder of records and reports: `report`, and below it `subjects/<name>-<hash>` of a subject.
     pub fn report(&self) -> PathBuf {
         let report = self.root.join("report");
-        self.subject.as_ref().map_or(report.clone(), |subject| report.join("subjects").join(subject.name()))
+        self.subject.as_ref().map_or(report.clone(), |subject| report.join("subjects").join(subject.report_name()))
     }
 
-    /// This machine's own records.
+    /// The folder of this machine's own records.
+    pub fn records(&self, profile: Profile) -> PathBuf {
+        self.report().join("records").join(profile.name())
+    }
+
+    /// This machine's own records of `problem`.
     pub fn local(&self, profile: Profile, problem: &str) -> PathBuf {
-        self.report().join("records").join(profile.name()).join(format!("{problem}.json"))
+        self.records(profile).join(format!("{problem}.json"))
     }
 
     /// The accepted records, which are committed.
@@ -148,6 +153,9 @@ fn code_of(source: &str) -> String {
     source.lines().map(code).filter(|line| !line.is_empty()).fold(String::new(), |text, line| text + &line + "\n")
 }
 
+/// What the name of a file begins with that is not yet whole; git ignores it. A command that was killed leaves one.
+pub(super) const PARTIAL: &str = ".cs336-partial-";
+
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 ///
 /// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) or is open
@@ -157,7 +165,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     // Of the target itself: a link that is left leads to nothing yet, and writing makes what it leads to.
     let existing = fs::symlink_metadata(&target).ok();
-    let attempt = || -> std::io::Result<()> {
+    let attempt = || -> io::Result<()> {
         match descriptor {
             Some(1) => return std::io::stdout().write_all(content).and_then(|()| std::io::stdout().flush()),
             Some(2) => return std::io::stderr().write_all(content),
@@ -174,7 +182,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder)?;
         file.write_all(content)?;
         // Only the owner can read a temporary file. A record must be readable by all who can enter the folder.
         let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o644), fs::Metadata::permissions);
@@ -187,7 +195,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 /// The message about a file that cannot be written: the system's reason, and what to do.
-fn cannot_write(path: &str, error: &std::io::Error) -> anyhow::Error {
+pub(super) fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
     let remedy = match error.kind() {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
@@ -200,34 +208,30 @@ fn cannot_write(path: &str, error: &std::io::Error) -> anyhow::Error {
     anyhow::anyhow!("{path} cannot be written: {error}{remedy}")
 }
 
-/// Locks the records until the file is dropped. A second command that writes records is refused, not queued.
-pub fn lock_records(layout: &Layout) -> Result<File> {
-    let path = layout.report().join("records").join(".lock");
-    let open = || -> std::io::Result<File> {
-        fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-        // A pipe in its place would wait for a reader.
-        let flags = OFlags::NONBLOCK.bits() as i32;
-        File::options().create(true).truncate(false).write(true).custom_flags(flags).open(&path)
-    };
-    let shown = layout.display(&path);
-    let file = open().map_err(|error| cannot_write(&shown, &error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            bail!("another cs336 is writing records here ({shown} is locked): wait for it, or end it")
+/// Lower-case hexadecimal SHA-256.
+pub fn sha256(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+/// As [`sha256`], of a regular file of any size, which is never whole in memory.
+pub fn sha256_of_file(path: &Path) -> io::Result<String> {
+    let (mut file, mut hash, mut chunk) = (open(path)?, Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut chunk) {
+            Ok(0) => return Ok(hexadecimal(&hash.finalize())),
+            Ok(count) => hash.update(&chunk[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        Err(fs::TryLockError::Error(error)) => Err(error).with_context(|| format!("failed to lock {shown}")),
     }
 }
 
-/// Lower-case hexadecimal SHA-256.
-pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
     use std::os::unix::fs::{FileTypeExt as _, symlink};
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -333,16 +337,5 @@ mod tests {
         let source = "// Notebook\n//   1. slow\n\nint a; // one\nasm(\"// \\\" //\"); // two\n  // three\n  b / c;\n";
         assert_eq!(code_of(source), "int a;\nasm(\"// \\\" //\");\n  b / c;\n");
         assert_ne!(code_of("a / b;"), code_of("a // b;"));
-    }
-
-    #[test]
-    fn a_second_lock_is_refused_until_the_first_is_dropped() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = Layout::at(folder.path().to_path_buf());
-        let first = lock_records(&layout).unwrap();
-        let refusal = format!("{:#}", lock_records(&layout).err().unwrap());
-        assert!(refusal.contains("another cs336"), "{refusal}");
-        drop(first);
-        lock_records(&layout).map(drop).unwrap();
     }
 }

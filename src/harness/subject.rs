@@ -5,14 +5,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::problem::Verdict;
 use super::python;
-use super::store::{Layout, sha256};
-use crate::printable::{one_line, shown_path};
-use crate::root::read;
+use super::store::{Layout, sha256, sha256_of_file};
+use crate::error::Fault;
+use crate::printable::{one_line, shell_word, shown_path};
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Subject {
     pub limit_s: u64,
     /// The most memory that each of its processes may have.
     pub memory_bytes: u64,
-    /// Inputs are drawn from it. The subject does not learn it.
+    /// Inputs of checks are drawn from it. A subject can read it where the command line names it.
     pub seed: i64,
     /// The adapters that are not timed, each with the words of the check that it fails.
     #[serde(default)]
@@ -61,52 +61,89 @@ impl Subject {
     pub fn find(folder: &Path, limit_s: u64, memory_bytes: u64, seed: i64) -> Result<Self> {
         let shown = shown_path(folder);
         let folder = folder.canonicalize().with_context(|| format!("the subject {shown} cannot be opened"))?;
+        let found = ADAPTERS.map(|name| std::fs::metadata(folder.join(name)));
+        if let Some(Err(error)) = found.iter().find(|found| is_denied(found)) {
+            bail!("the subject {shown} cannot be read: {error}; give this user the right to (chmod -R u+rX)");
+        }
         ensure!(
-            ADAPTERS.iter().any(|name| folder.join(name).is_file()),
+            found.iter().flatten().any(|found| found.is_file()),
             "the subject {shown} has neither {}; name a checkout of the assignment's starter code",
             ADAPTERS.join(" nor ")
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
         let mut python = python_of(&folder, std::env::var_os(PYTHON));
-        let is_theirs = [Some(python.as_path()), python.parent()].into_iter().flatten();
-        let is_theirs = is_theirs.filter_map(|path| path.canonicalize().ok()).any(|path| path.starts_with(&folder));
-        if !is_theirs && own_files(&python).is_empty() {
+        if !lies_in(&python, &folder) && own_files(&python).is_empty() {
             python = started_by(&python).unwrap_or(python);
         }
         Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
     }
 
-    /// The folder's name, which its report has.
+    /// The folder's name, which the title page of its report has.
     pub fn name(&self) -> String {
         one_line(&self.folder.file_name().unwrap_or_default().to_string_lossy())
     }
 
-    /// The arguments of a command that name it, after a space.
-    pub fn argument(&self) -> String {
-        format!(" --subject {}", shown_path(&self.folder))
+    /// What the folder of its records and report is called: its name, and eight digits of the hash of where it lies, since
+    /// every checkout of the starter code may have one name.
+    pub fn report_name(&self) -> String {
+        let (name, hash) = (self.name(), sha256(self.folder.as_os_str().as_encoded_bytes()));
+        // A name has at most 255 bytes.
+        format!("{}-{}", name.chars().take(60).collect::<String>(), &hash[..8])
     }
 
-    /// SHA-256 of its code: the names and bytes of its sources. Folders that begin with a dot are left out, and links.
+    /// Checks that a Python that is not of the subject's making has `module`: the one of this program, or of [`PYTHON`].
+    pub fn require_of_foreign_python(&self, module: &str) -> Result<()> {
+        let is_own = lies_in(&self.python, &self.folder);
+        let missing = (!is_own).then(|| python::require_of(&self.python, module).err()).flatten();
+        let Some(Fault::NotAvailable { has, .. }) = missing else { return Ok(()) };
+        bail!("it needs a Python with {module}, has {has}; run `make setup`, or name one that has it in {PYTHON}")
+    }
+
+    /// The arguments of a command that name it, after a space.
+    pub fn argument(&self) -> String {
+        format!(" --subject {}", shell_word(&self.folder))
+    }
+
+    /// SHA-256 of its code: the names, in its folder, and the bytes of its sources, and where links within it lead. Folders
+    /// that begin with a dot are left out unless such a link leads there, and so are Python environments and links elsewhere.
     pub fn hash(&self) -> Result<String> {
-        let (mut folders, mut sources) = (vec![self.folder.clone()], BTreeMap::new());
+        let (mut folders, mut seen, mut lines) = (vec![self.folder.clone()], BTreeSet::new(), BTreeMap::new());
         while let Some(folder) = folders.pop() {
+            if !seen.insert(folder.clone()) {
+                continue;
+            }
             for entry in std::fs::read_dir(&folder).with_context(|| format!("listing {}", shown_path(&folder)))? {
-                let (entry, path) = {
-                    let entry = entry?;
-                    (entry.file_type()?, entry.path())
-                };
+                let path = entry?.path();
+                // A link that leads nowhere is no code.
+                let Some(real) = path.canonicalize().ok().filter(|real| self.is_own(real)) else { continue };
                 let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
                 let is_source = path.extension().is_some_and(|ending| SOURCES.iter().any(|source| ending == *source));
-                if entry.is_dir() && !is_hidden {
-                    folders.push(path);
-                } else if entry.is_file() && is_source {
-                    let bytes = read(&path).with_context(|| format!("reading {}", shown_path(&path)))?;
-                    sources.insert(path, sha256(&bytes));
+                if real.is_dir() && !is_hidden {
+                    folders.push(real.clone());
+                } else if real.is_file() && is_source {
+                    let hash = sha256_of_file(&real).with_context(|| format!("reading {}", shown_path(&path)))?;
+                    lines.insert(self.within(&real), hash);
+                } else {
+                    continue;
+                }
+                if real != path {
+                    lines.insert(self.within(&path), format!("leads to {:?}", self.within(&real)));
                 }
             }
         }
-        let lines = sources.iter().map(|(path, hash)| format!("{hash} {}\n", path.to_string_lossy()));
+        let lines = lines.iter().map(|(path, what)| format!("{what} {path:?}\n"));
         Ok(sha256(lines.collect::<String>().as_bytes()))
+    }
+
+    /// The path of a file in its folder.
+    fn within(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(&self.folder).unwrap_or(path).to_path_buf()
+    }
+
+    /// Whether a path without links leads into its folder, and there into no Python environment.
+    fn is_own(&self, real: &Path) -> bool {
+        let mut inner = real.ancestors().take_while(|folder| *folder != self.folder);
+        real.starts_with(&self.folder) && !inner.any(|folder| folder.join("pyvenv.cfg").is_file())
     }
 
     pub fn limit(&self) -> Duration {
@@ -125,6 +162,15 @@ impl Subject {
     }
 }
 
+/// A seed that nobody can foresee, short enough to be typed again.
+///
+/// Errors: the machine gives no random numbers.
+pub fn drawn_seed() -> Result<i64> {
+    let mut bytes = [0; 4];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes).context("drawing a seed")?;
+    Ok(u32::from_le_bytes(bytes).into())
+}
+
 impl Layout {
     /// The same tree with the subject's own records and report.
     pub fn of_subject(&self, subject: &Subject) -> Self {
@@ -139,6 +185,17 @@ fn python_of(folder: &Path, named: Option<OsString>) -> PathBuf {
         None if own.exists() => own,
         None => on_path(python::interpreter().as_os_str()).unwrap_or_else(python::interpreter),
     }
+}
+
+/// Whether the interpreter, or the folder of its link, lies in this folder.
+fn lies_in(python: &Path, folder: &Path) -> bool {
+    let places = [Some(python), python.parent()].into_iter().flatten();
+    places.filter_map(|path| path.canonicalize().ok()).any(|path| path.starts_with(folder))
+}
+
+/// Whether the file may exist, but this user may not look.
+fn is_denied<T>(found: &std::io::Result<T>) -> bool {
+    found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// A program as a shell would find it, with its whole path.
@@ -190,75 +247,4 @@ fn started_by(script: &Path) -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_variable_precedes_the_subjects_own_environment_and_that_precedes_ours() {
-        let folder = tempfile::tempdir().unwrap();
-        let own = folder.path().join(".venv/bin/python");
-        assert_ne!(python_of(folder.path(), None), own);
-        std::fs::create_dir_all(own.parent().unwrap()).unwrap();
-        std::fs::write(&own, "").unwrap();
-        assert_eq!(python_of(folder.path(), None), own);
-        assert_eq!(python_of(folder.path(), Some("".into())), own);
-        assert_eq!(python_of(folder.path(), Some("/opt/python".into())), Path::new("/opt/python"));
-    }
-
-    /// Makes an environment in `own` whose interpreter links to `to`.
-    fn link_interpreter(own: &Path, to: &Path) -> PathBuf {
-        std::fs::create_dir_all(own.join("bin")).unwrap();
-        std::fs::write(own.join("pyvenv.cfg"), "home = /root\n").unwrap();
-        std::os::unix::fs::symlink(to, own.join("bin/python")).unwrap();
-        own.join("bin/python")
-    }
-
-    #[test]
-    fn an_interpreter_needs_its_environment_and_the_installation_that_its_link_leads_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, base) = (folder.path().join("own"), folder.path().join("base"));
-        std::fs::create_dir_all(base.join("bin")).unwrap();
-        std::fs::create_dir_all(base.join("lib/python3.12")).unwrap();
-        std::fs::write(base.join("lib/python3.12/os.py"), "").unwrap();
-        std::fs::write(base.join("bin/python3"), "").unwrap();
-        let python = link_interpreter(&own, &base.join("bin/python3"));
-        assert_eq!(own_files(&python), [base.join("bin"), base.join("lib"), own.join("bin"), own.join("pyvenv.cfg")]);
-    }
-
-    #[test]
-    fn no_link_and_no_setting_of_an_environment_makes_other_folders_readable() {
-        let folder = tempfile::tempdir().unwrap();
-        let (own, secret) = (folder.path().join("own"), folder.path().join("secret"));
-        std::fs::create_dir_all(secret.join("bin")).unwrap();
-        std::fs::create_dir_all(secret.join("lib")).unwrap();
-        std::fs::write(secret.join("bin/tool"), "").unwrap();
-        let python = link_interpreter(&own, &secret.join("bin/tool"));
-        for settings in ["home = SECRET/bin", "HOME = SECRET/bin\nhome = /usr/bin"] {
-            std::fs::write(own.join("pyvenv.cfg"), settings.replace("SECRET", secret.to_str().unwrap())).unwrap();
-            assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
-        }
-        // Whoever read it would wait for a writer.
-        std::fs::remove_file(own.join("pyvenv.cfg")).unwrap();
-        let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
-        rustix::fs::mknodat(rustix::fs::CWD, own.join("pyvenv.cfg"), pipe, mode, 0).unwrap();
-        assert!(own_files(&python).is_empty());
-        std::fs::remove_file(own.join("pyvenv.cfg")).unwrap();
-        std::fs::write(own.join("pyvenv.cfg"), "").unwrap();
-        std::os::unix::fs::symlink(&secret, own.join("lib")).unwrap();
-        assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
-    }
-
-    #[test]
-    fn a_folder_without_adapters_is_refused_with_what_is_expected() {
-        let folder = tempfile::tempdir().unwrap();
-        let said = format!("{:#}", Subject::find(folder.path(), 1, 1, 0).unwrap_err());
-        assert!(said.contains("has neither tests/adapters.py nor adapters.py"), "{said}");
-        let said = format!("{:#}", Subject::find(&folder.path().join("nowhere"), 1, 1, 0).unwrap_err());
-        assert!(said.contains("nowhere cannot be opened"), "{said}");
-        std::fs::write(folder.path().join("adapters.py"), "").unwrap();
-        let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
-        assert_ne!(subject.seed_for(0), subject.seed_for(1));
-        let patience = |limit_s| Subject { limit_s, ..subject.clone() }.patience(Duration::from_secs(600)).as_secs();
-        assert_eq!([patience(60), patience(1000)], [600, 2300]);
-    }
-}
+mod tests;

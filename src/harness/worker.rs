@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::device::DeviceCheck;
 use super::grade::CheckStatus;
@@ -22,8 +21,7 @@ use super::record::{Outcome, Profile};
 use super::store::Layout;
 use super::subject::Subject;
 use crate::error::{Fault, NotGraded, fault_in_words, fault_of, without_frames};
-use crate::process::{Answer, ChildProcess, Parent};
-use crate::root::absolute;
+use crate::process::{Answer, ChildProcess, LockedFolder, Parent, TEMPORARY_FOLDER};
 
 /// The file of the running program, also after a build has replaced it: a new worker must not be of another version.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -119,16 +117,7 @@ pub struct Worker {
 struct Running {
     process: ChildProcess,
     /// Removed after the process and all its descendants have ended, however they end.
-    _folder: Option<TempDir>,
-}
-
-/// The variable that names the folder for the files of a worker's jobs.
-const FOLDER: &str = "CS336_WORKER_FOLDER";
-
-/// A new folder whose name begins with `prefix`. Of a worker that runs a subject it is removed at the latest with the worker.
-pub fn temporary_folder(prefix: &str) -> std::io::Result<TempDir> {
-    let within = absolute(std::env::var_os(FOLDER)).unwrap_or_else(std::env::temp_dir);
-    tempfile::Builder::new().prefix(prefix).tempdir_in(within)
+    _folder: Option<LockedFolder>,
 }
 
 impl Worker {
@@ -179,10 +168,14 @@ impl Worker {
     fn start(&self, job: &Job) -> Result<Running> {
         let mut command = Command::new(THIS_PROGRAM);
         command.arg("worker").env("CS336_ROOT", &self.root);
-        let folder = job.is_of_subject().then(|| temporary_folder("cs336-subject-")).transpose();
-        let folder = folder.context("making a folder for the subject's files")?;
+        let folder = LockedFolder::new("worker");
+        // A job of ours that needs one says so itself.
+        let folder = match job.is_of_subject() {
+            true => Some(folder.context("making a folder for the subject's files")?),
+            false => folder.ok(),
+        };
         if let Some(folder) = &folder {
-            command.env(FOLDER, folder.path());
+            command.env(TEMPORARY_FOLDER, folder.path());
         }
         Ok(Running { process: ChildProcess::start(command).context("starting a worker")?, _folder: folder })
     }

@@ -11,7 +11,7 @@ pub mod sizes;
 pub mod toy;
 pub mod transformer;
 
-pub use fused::{FusedStep, Gradients};
+pub use fused::{Exchange, FusedStep, Gradients, Piece, Shard};
 pub use fused_adamw::FusedAdamW;
 pub use sizes::{Config, Precision, Size, SizeName};
 pub use transformer::Transformer;

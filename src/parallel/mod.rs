@@ -10,6 +10,7 @@ use crate::collective::Shared;
 
 pub mod bucket;
 pub mod flat;
+pub mod fused;
 pub mod naive;
 pub mod ordered_launch;
 pub mod overlap_bucketed;

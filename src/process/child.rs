@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::PARENT;
 use super::death::{Cause, Death, is_out_of_memory, oom_kills};
+use super::guard::{self, GUARD};
 use super::lines::Lines;
 use super::output::Output;
 use crate::printable::shown_path;
@@ -46,6 +47,8 @@ pub struct ChildProcess {
     /// The kernel's count at the last job, so that a later kill can be detected.
     oom_kills: Option<u64>,
     is_reaped: bool,
+    /// Whether it is a guard, which ends what it guards before itself.
+    is_guard: bool,
     death: Option<Death>,
 }
 
@@ -74,16 +77,29 @@ impl ChildProcess {
     ///
     /// # Errors
     /// If the program cannot be started; the error names it.
-    pub fn start(mut command: Command) -> Result<Self> {
+    pub fn start(command: Command) -> Result<Self> {
+        Self::start_with(command, false)
+    }
+
+    /// As [`ChildProcess::start`], but what it prints goes where this process prints, and no error repeats it.
+    pub fn start_shown(command: Command) -> Result<Self> {
+        Self::start_with(command, true)
+    }
+
+    fn start_with(mut command: Command, is_shown: bool) -> Result<Self> {
         let program = shown_path(command.get_program());
         let (ours, theirs) = UnixStream::pair().context("making a socket for a child process")?;
         let (output, printed) = std::io::pipe().context("making a pipe for a child process")?;
-        command.stdin(OwnedFd::from(theirs)).stdout(printed.try_clone()?).stderr(printed);
+        command.stdin(OwnedFd::from(theirs));
+        if !is_shown {
+            command.stdout(printed.try_clone()?).stderr(printed);
+        }
         // Ctrl-C at a terminal then signals only the parent, which ends its children itself.
         command.process_group(0).env(PARENT, std::process::id().to_string());
         let before = std::env::var(MARK).unwrap_or_default();
         let mark = format!("{before}/{}.{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         command.env(MARK, &mark);
+        let is_guard = command.get_envs().any(|(name, _)| name == GUARD);
         let (lines, output) = (Lines::new(ours)?, Output::new(output)?);
         let child = command.spawn().with_context(|| format!("failed to start {program}"))?;
         let pid = Pid::from_child(&child);
@@ -97,12 +113,18 @@ impl ChildProcess {
             closed_since,
             oom_kills,
             is_reaped: false,
+            is_guard,
             death: None,
         })
     }
 
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Seconds of processor time of the child and its descendants, with those that have ended and were waited for.
+    pub fn processor_seconds(&self) -> f64 {
+        guard::processor_seconds(Pid::from_child(&self.child))
     }
 
     /// Queues `message` as one line of JSON; [`ChildProcess::receive`] and [`ChildProcess::poll`] send it.
@@ -160,9 +182,11 @@ impl ChildProcess {
         Some(Event::Died(self.die(cause)))
     }
 
-    /// Sends SIGKILL without waiting, so that several children end at the same time.
+    /// Sends SIGKILL, or to a guard SIGTERM, without waiting, so that several children end at the same time.
     pub fn start_kill(&mut self) {
-        if !self.is_reaped {
+        if !self.is_reaped && self.is_guard {
+            let _ = kill_process(self.pid, Signal::TERM);
+        } else if !self.is_reaped {
             // Each fails only where no such process is left. A library may have moved the child to another group.
             let _ = kill_process_group(self.pid, Signal::KILL);
             let _ = kill_process(self.pid, Signal::KILL);
@@ -212,15 +236,32 @@ impl ChildProcess {
     /// Kills the child and its descendants, and reaps the child; `None` if the kernel has not ended it within [`REAP_LIMIT`].
     fn reap(&mut self) -> Option<ExitStatus> {
         self.start_kill();
+        if self.is_guard && !wait_until(guard::LIMIT, || self.has_exited()) {
+            self.is_guard = false;
+            self.start_kill();
+        }
         if wait_until(REAP_LIMIT, || self.has_exited()) && !self.is_reaped {
             // It starts no more processes now.
-            for pid in processes_with(&self.mark).filter_map(|pid| Pid::from_raw(pid.try_into().ok()?)) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
+            self.end_descendants();
         }
         let status = self.child.try_wait().ok().flatten();
         self.is_reaped |= status.is_some();
         status
+    }
+
+    /// Kills its descendants, except that a guard among them first ends what it guards.
+    fn end_descendants(&self) {
+        let kill = |pid: u32, signal| {
+            let pid = pid.try_into().ok().and_then(Pid::from_raw);
+            let _ = pid.map(|pid| kill_process(pid, signal));
+        };
+        let (guards, others): (Vec<u32>, Vec<u32>) =
+            processes_with(&self.mark).partition(|pid| has_variable(*pid, &format!("{GUARD}=1")));
+        guards.iter().for_each(|&pid| kill(pid, Signal::TERM));
+        others.iter().for_each(|&pid| kill(pid, Signal::KILL));
+        if !wait_until(guard::LIMIT, || !guards.iter().any(|&pid| is_alive(pid))) {
+            guards.iter().for_each(|&pid| kill(pid, Signal::KILL));
+        }
     }
 }
 
@@ -238,13 +279,15 @@ pub fn is_alive(pid: u32) -> bool {
 
 /// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.
 pub fn processes_with(variable: &str) -> impl Iterator<Item = u32> {
-    let holds = move |environment: &[u8]| {
-        let rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
-        rests.into_iter().any(|rest| matches!(rest, [] | [b'/', ..]))
-    };
     let entries = std::fs::read_dir("/proc").into_iter().flatten();
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    ids.filter(move |pid| std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| holds(&environment)))
+    ids.filter(move |&pid| has_variable(pid, variable))
+}
+
+fn has_variable(pid: u32, variable: &str) -> bool {
+    let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { return false };
+    let mut rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
+    rests.any(|rest| matches!(rest, [] | [b'/', ..]))
 }
 
 /// Waits until `condition` holds, at most `limit`; returns whether it held.

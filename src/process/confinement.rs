@@ -1,21 +1,29 @@
-//! Confines a program: what it may read, where it may write, how much memory it may have, and whom it may signal.
+//! Confines a program: what it may read, where it may write, how much memory it may have, and which processes it may reach.
 //!
-//! Landlock (landlock(7)) holds for the program and all its descendants and cannot be undone. This program confines itself
-//! as `cs336 confine` and then executes the other one, so that nothing of that one runs before.
+//! Landlock (landlock(7)) and the filter of system calls hold for the program and all its descendants and cannot be undone.
+//! `cs336 confine` confines a thread of its own and starts the other program from there, so that nothing of that one runs
+//! before, and stays as its guard.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, stdin};
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::Builder;
 
-use crate::printable::shown_path;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use landlock::{
-    ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
-    path_beneath_rules,
+    ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
+    make_bitflags, path_beneath_rules,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
+
+use super::guard::{GUARD, Guard};
+use super::system_calls;
+use crate::printable::shown_path;
 
 /// What a confined program may do. Of files and folders, those that do not exist are skipped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -27,10 +35,12 @@ pub struct Confinement {
     pub list: Vec<OsString>,
     /// To read and change, with all below.
     pub write: Vec<OsString>,
-    /// The most memory that each process may have of its own.
+    /// The most bytes of memory of each process: of its own, and of its own and shared memory together.
     pub memory_bytes: Option<u64>,
     /// The most bytes of each file that it writes.
     pub file_bytes: Option<u64>,
+    /// A file that is made once the program has started: where there is none, nothing of the program has run.
+    pub started: Option<OsString>,
     /// Removed from the environment: this program may need them to start.
     pub without: Vec<OsString>,
 }
@@ -38,64 +48,107 @@ pub struct Confinement {
 /// The newest of Landlock's versions whose restrictions are asked for: 6 keeps signals inside.
 const VERSION: ABI = ABI::V6;
 
+/// A device that root makes is another name of what it may not open.
+const DEVICES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
+
 /// The argument after which the program's own come.
 pub const SEPARATOR: &str = "--";
 
 impl Confinement {
-    /// The command that confines `program` and executes it; `cs336` is this program's file.
+    /// The command that starts `program` confined, for [`super::ChildProcess::start`]; it inherits no variable. `cs336` is this
+    /// program's file.
     pub fn command(&self, cs336: &str, program: &Path) -> Result<Command> {
         let mut command = Command::new(cs336);
+        command.env_clear().env(GUARD, "1");
         command.arg("confine").arg(serde_json::to_string(self)?).arg(SEPARATOR).arg(program);
         Ok(command)
     }
 
-    /// Confines this process and executes `program` in its place; returns only with an error.
+    /// Starts `program` confined, and ends as it ends; returns only with an error.
     pub fn execute(&self, program: &[OsString]) -> Result<()> {
         let (name, arguments) = program.split_first().context("no program to confine is named")?;
         if let Some(bytes) = self.memory_bytes {
-            // Not RLIMIT_AS: CUDA reserves addresses for far more than it uses.
-            let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-            setrlimit(Resource::Data, limit).context("limiting the memory")?;
+            // Not RLIMIT_AS: CUDA reserves addresses for far more than it uses. Shared memory is the guard's.
+            limit(Resource::Data, bytes).context("limiting the memory")?;
         }
         if let Some(bytes) = self.file_bytes {
-            // Only root could raise what its own parent set.
-            let bytes = getrlimit(Resource::Fsize).maximum.map_or(bytes, |most| most.min(bytes));
-            let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-            setrlimit(Resource::Fsize, limit).context("limiting the size of files")?;
+            limit(Resource::Fsize, bytes).context("limiting the size of files")?;
         }
-        self.restrict().context("confining the process")?;
+        let guard = Guard::new()?;
         let mut command = Command::new(name);
-        for name in &self.without {
+        for name in self.without.iter().map(OsString::as_os_str).chain([GUARD.as_ref()]) {
             command.env_remove(name);
         }
-        Err(command.args(arguments).exec()).with_context(|| format!("starting {}", shown_path(name)))
+        let socket = stdin().as_fd().try_clone_to_owned().context("taking the socket from standard input")?;
+        command.args(arguments).process_group(0).stdin(socket);
+        // The parent must see it when the program closes its end of the socket.
+        rustix::stdio::dup2_stdin(File::open("/dev/null").context("opening /dev/null")?)?;
+        let start = || -> Result<Pid> {
+            self.restrict().context("confining the process")?;
+            Ok(Pid::from_child(&command.spawn().map_err(|error| not_started(&shown_path(name), &error))?))
+        };
+        // Both kinds of rules hold for the thread that takes them and for what it starts.
+        let child = std::thread::scope(|scope| {
+            let thread = Builder::new().spawn_scoped(scope, start).map_err(|error| not_started("a thread", &error))?;
+            thread.join().map_err(|_| anyhow!("the thread that starts {} panics", shown_path(name)))?
+        })?;
+        // From here on nothing may fail, since only the guard ends what was started.
+        drop(command);
+        // Where it cannot be made, the machine is at fault, as its absence will say.
+        let _ = self.started.as_ref().map(File::create);
+        guard.watch(child, self.memory_bytes)
     }
 
-    /// Confines this process; whether the kernel enforces all of it, a part or nothing.
-    fn restrict(&self) -> Result<RulesetStatus> {
+    /// Confines this thread; whether the kernel enforces all of the rules, a part or nothing, and whether it filters system calls.
+    fn restrict(&self) -> Result<(RulesetStatus, bool)> {
+        system_calls::drop_capabilities().context("dropping capabilities")?;
         let read = AccessFs::from_read(VERSION);
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(Scope::from_all(VERSION))?;
         let ruleset = ruleset
             .create()?
             .add_rules(path_beneath_rules(&self.read, read))?
             .add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?
-            .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION)))?;
-        Ok(ruleset.restrict_self()?.ruleset)
+            .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))?;
+        // The filter last, since it refuses what the rest may need.
+        Ok((ruleset.restrict_self()?.ruleset, system_calls::refuse().is_ok()))
     }
+}
+
+/// Limits this process and what it starts to so much, or to what its own parent allows, which only root could raise.
+fn limit(resource: Resource, bytes: u64) -> rustix::io::Result<()> {
+    let bytes = getrlimit(resource).maximum.map_or(bytes, |most| most.min(bytes));
+    setrlimit(resource, Rlimit { current: Some(bytes), maximum: Some(bytes) })
+}
+
+/// Why a thread or a program does not start, with the remedy.
+fn not_started(what: &str, error: &io::Error) -> anyhow::Error {
+    let is_too_many = error.kind() == io::ErrorKind::WouldBlock;
+    let remedy = if is_too_many { "; raise the limit on processes (ulimit -u)" } else { "" };
+    anyhow!("starting {what}: {error}{remedy}")
 }
 
 /// What this kernel lacks for a whole confinement, as a sentence; `None` if it lacks nothing.
 ///
 /// Confines a thread of its own to find out, which ends with it.
 pub fn lacks() -> Option<String> {
-    let probe = std::thread::spawn(|| Confinement::default().restrict());
-    match probe.join() {
-        Ok(Ok(RulesetStatus::FullyEnforced)) => None,
-        Ok(Ok(RulesetStatus::PartiallyEnforced)) => {
-            Some("this kernel's Landlock is older than version 6 and enforces a part of the confinement".into())
+    let probe = match Builder::new().spawn(|| Confinement::default().restrict()) {
+        Ok(probe) => probe,
+        Err(error) => return Some(format!("{:#}", not_started("a thread to find out", &error))),
+    };
+    let (rules, filters) = probe.join().ok().and_then(Result::ok).unwrap_or((RulesetStatus::NotEnforced, false));
+    let rules = match rules {
+        RulesetStatus::FullyEnforced => None,
+        RulesetStatus::PartiallyEnforced => {
+            Some("this kernel's Landlock is older than version 6 and enforces a part of the confinement")
         }
-        _ => Some("this kernel has no Landlock, so that nothing confines the process to its folder".into()),
-    }
+        RulesetStatus::NotEnforced => {
+            Some("this kernel has no Landlock, so that nothing confines the process to its folder")
+        }
+    };
+    let filter =
+        (!filters).then_some("this kernel filters no system calls, so that the process can stop what grades it");
+    let lacks: Vec<&str> = rules.into_iter().chain(filter).collect();
+    (!lacks.is_empty()).then(|| lacks.join("; "))
 }
 
 /// The paths as they travel in JSON, which need not be UTF-8.

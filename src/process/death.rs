@@ -82,6 +82,7 @@ fn name(signal: i32) -> &'static str {
         13 => " (SIGPIPE)",
         15 => " (SIGTERM)",
         25 => " (SIGXFSZ)",
+        31 => " (SIGSYS)",
         _ => "",
     }
 }

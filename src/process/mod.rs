@@ -2,21 +2,28 @@
 //!
 //! The socket is the child's standard input; it carries jobs one way and replies the other. Standard output and
 //! standard error are one pipe of text, so that nothing a library prints can damage a reply. A child leads its own
-//! process group. However the child ends, that group and all other descendants are killed, and the child is reaped.
+//! process group. However the child ends, that group and all other descendants are killed, and the child is reaped. Of a
+//! confined child the guard above it does that ([`confinement`]).
 
 mod child;
 pub mod confinement;
 mod death;
+mod guard;
 mod lines;
 mod output;
 mod parent;
 mod program;
+mod system_calls;
+mod temporary;
 
 pub use child::{Answer, ChildProcess, Event, is_alive, processes_with, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
 pub use lines::Lines;
 pub use parent::{Parent, has_parent};
 pub use program::output_within;
+#[cfg(test)]
+pub use temporary::tests::become_an_owner;
+pub use temporary::{IN_MEMORY, LockedFolder, TEMPORARY_FOLDER, remove, remove_unlocked};
 
 /// The longest line that is read from a child, in bytes; a child that sends a longer one is killed.
 pub const MAX_LINE_BYTES: usize = 64 << 20;

@@ -10,6 +10,8 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::Serialize;
 
 use super::PARENT;
+use super::temporary::TEMPORARY_FOLDER;
+use crate::root::absolute;
 
 /// The process that started this one as a [`super::ChildProcess`].
 pub struct Parent {
@@ -24,7 +26,8 @@ pub fn has_parent() -> bool {
 }
 
 impl Parent {
-    /// Takes the socket from standard input, and makes the kernel kill this process when its parent dies.
+    /// Takes the socket from standard input, makes the kernel kill this process when its parent dies, and makes temporary files
+    /// where the parent removes them.
     ///
     /// The kernel sends the signal when the parent's *thread* that started this process ends (prctl(2),
     /// PR_SET_PDEATHSIG), so that thread must live as long. The socket moves to a descriptor that libraries do not use
@@ -35,6 +38,10 @@ impl Parent {
     pub fn connect() -> Result<Self> {
         let parent =
             std::env::var(PARENT).ok().context("only cs336 itself starts this process: run `cs336 measure`")?;
+        if let Some(folder) = absolute(std::env::var_os(TEMPORARY_FOLDER)) {
+            // Fails only where it was done before.
+            let _ = tempfile::env::override_temp_dir(&folder);
+        }
         set_parent_process_death_signal(Some(Signal::KILL)).context("asking for a signal at the parent's death")?;
         let now = getppid().map_or(0, |pid| pid.as_raw_nonzero().get()).to_string();
         ensure!(now == parent, "process {parent}, which started this one, has died");

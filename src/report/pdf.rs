@@ -1,6 +1,7 @@
 //! The typst compiler as a library, with our own files and embedded fonts; no clock, no network.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
@@ -8,7 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use typst::diag::{FileError, FileResult, SourceDiagnostic};
 use typst::foundations::{Bytes, Datetime, Duration};
 use typst::syntax::{FileId, RootedPath, Source, VirtualPath, VirtualRoot};
-use typst::text::{Font, FontBook};
+use typst::text::{Coverage, Font, FontBook};
 use typst::utils::LazyHash;
 use typst::{Library, LibraryExt as _, World, WorldExt as _};
 use typst_kit::fonts::FontStore;
@@ -22,24 +23,21 @@ const PAGE_STYLE: &str = include_str!("page_style.typ");
 
 /// Compiles `rendered` in the layout of `writeup_typ` to a tagged PDF/UA-1 file.
 ///
-/// Errors have typst's message and the line of the file.
+/// A character that no font has is printed as its code point, ‹U+5F20›. Errors have typst's message and the line of the file.
 pub fn pdf(rendered: &Rendered, writeup_typ: &str) -> Result<Vec<u8>> {
-    let document = compile(rendered, writeup_typ)?;
-    let standards = PdfStandards::new(&[PdfStandard::Ua_1]).map_err(|e| anyhow!("{}", e.message()))?;
-    let world = Files::new(rendered, writeup_typ)?;
-    typst_pdf::pdf(&document, &PdfOptions { standards, ..PdfOptions::default() })
-        .map_err(|errors| anyhow!("exporting the PDF: {}", world.describe(&errors)))
+    let world = Files::new(rendered, writeup_typ, in_any_font)?;
+    let document = world.compile()?;
+    world.export(&document).or_else(|error| {
+        // A mark and its letter may lie in different fonts, of which none then displays them together.
+        let world = Files::new(rendered, writeup_typ, in_every_font)?;
+        let document = world.compile()?;
+        world.export(&document).map_err(|_| error)
+    })
 }
 
-/// The pages, for `pdf` and for tests that read them.
+/// The pages, for tests that read them.
 pub fn compile(rendered: &Rendered, writeup_typ: &str) -> Result<PagedDocument> {
-    let world = Files::new(rendered, writeup_typ)?;
-    let compiled = typst::compile::<PagedDocument>(&world);
-    let document = compiled.output.map_err(|errors| anyhow!("setting the write-up: {}", world.describe(&errors)))?;
-    if !compiled.warnings.is_empty() {
-        bail!("setting the write-up gave warnings: {}", world.describe(&compiled.warnings));
-    }
-    Ok(document)
+    Files::new(rendered, writeup_typ, in_any_font)?.compile()
 }
 
 /// Shared by all compilations of this process, because parsing fonts is slow.
@@ -48,6 +46,37 @@ static FONTS: LazyLock<FontStore> = LazyLock::new(|| {
     fonts.extend(typst_kit::fonts::embedded());
     fonts
 });
+
+/// The characters that each font has.
+fn coverages() -> impl Iterator<Item = &'static Coverage> {
+    (0..).map_while(|font| FONTS.book().info(font)).map(|font| &font.coverage)
+}
+
+fn in_any_font(c: char) -> bool {
+    coverages().any(|has| has.contains(c.into()))
+}
+
+fn in_every_font(c: char) -> bool {
+    coverages().all(|has| has.contains(c.into()))
+}
+
+/// `text` with the code points of the characters that cannot be displayed, which PDF/UA refuses. It may be typst's markup, a
+/// string in it, JSON or SVG: the quotes around a code point mean nothing in any of them.
+fn displayable(text: &str, is_displayed: fn(char) -> bool) -> Cow<'_, str> {
+    let others: BTreeSet<char> = text.chars().filter(|c| !c.is_ascii() && !c.is_whitespace()).collect();
+    let lacking: BTreeSet<char> = others.into_iter().filter(|&c| !is_displayed(c)).collect();
+    if lacking.is_empty() {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match lacking.contains(&c) {
+            true => out.push_str(&format!("‹U+{:04X}›", u32::from(c))),
+            false => out.push(c),
+        }
+    }
+    out.into()
+}
 
 static LIBRARY: LazyLock<LazyHash<Library>> = LazyLock::new(|| LazyHash::new(Library::default()));
 
@@ -58,8 +87,10 @@ struct Files {
 }
 
 impl Files {
-    fn new(rendered: &Rendered, writeup_typ: &str) -> Result<Self> {
-        let piece = |typst: &str| format!("#import \"page_style.typ\": *\n\n{typst}");
+    /// With the code points of what is not `is_displayed`.
+    fn new(rendered: &Rendered, writeup_typ: &str, is_displayed: fn(char) -> bool) -> Result<Self> {
+        let shown = |text: &str| displayable(text, is_displayed).into_owned();
+        let piece = |typst: &str| format!("#import \"page_style.typ\": *\n\n{}", shown(typst));
         let (summary, body) = (piece(&rendered.summary), piece(&rendered.typst));
         let sources = [
             ("writeup.typ", writeup_typ),
@@ -68,13 +99,29 @@ impl Files {
             ("body.typ", &body),
         ];
         let sources = sources.into_iter().map(|(path, text)| Ok((id(path)?, Source::new(id(path)?, text.into()))));
-        let front = std::iter::once(Ok((id("front.json")?, Bytes::from_string(rendered.front.clone()))));
-        let figures = rendered.figures.iter().map(|(path, svg)| Ok((id(path)?, Bytes::new(svg.clone()))));
+        let front = std::iter::once(Ok((id("front.json")?, Bytes::from_string(shown(&rendered.front)))));
+        let drawn = |svg: &[u8]| Bytes::from_string(shown(&String::from_utf8_lossy(svg)));
+        let figures = rendered.figures.iter().map(|(path, svg)| Ok((id(path)?, drawn(svg))));
         Ok(Self {
             main: id("writeup.typ")?,
             sources: sources.collect::<Result<_>>()?,
             data: front.chain(figures).collect::<Result<_>>()?,
         })
+    }
+
+    fn compile(&self) -> Result<PagedDocument> {
+        let compiled = typst::compile::<PagedDocument>(self);
+        let document = compiled.output.map_err(|errors| anyhow!("setting the write-up: {}", self.describe(&errors)))?;
+        if !compiled.warnings.is_empty() {
+            bail!("setting the write-up gave warnings: {}", self.describe(&compiled.warnings));
+        }
+        Ok(document)
+    }
+
+    fn export(&self, document: &PagedDocument) -> Result<Vec<u8>> {
+        let standards = PdfStandards::new(&[PdfStandard::Ua_1]).map_err(|e| anyhow!("{}", e.message()))?;
+        typst_pdf::pdf(document, &PdfOptions { standards, ..PdfOptions::default() })
+            .map_err(|errors| anyhow!("exporting the PDF: {}", self.describe(&errors)))
     }
 
     /// Every diagnostic with its file, its line and the line's text.
@@ -143,5 +190,19 @@ impl World for Files {
 
     fn today(&self, _: Option<Duration>) -> Option<Datetime> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_no_font_has_becomes_its_code_point() {
+        for text in ["a − é λ Ж ‹U+5F20› ≤ × 𝑁\u{a0}\u{2009}\n", "אב", ""] {
+            assert_eq!(displayable(text, in_any_font), text);
+        }
+        assert_eq!(displayable("a 张😀", in_any_font), "a ‹U+5F20›‹U+1F600›");
+        assert!("‹›azé".chars().all(in_every_font) && !in_every_font('א'));
     }
 }

@@ -11,7 +11,7 @@ use super::{Folders, SubjectFault, SubjectProcess};
 use crate::attention::Attention;
 use crate::error::NotGraded;
 use crate::harness::subject::Subject;
-use crate::harness::worker::temporary_folder;
+use crate::process::LockedFolder;
 use crate::torch::autograd;
 
 /// Which of the two functions.
@@ -35,7 +35,7 @@ struct Kept {
 struct Running {
     process: SubjectProcess,
     /// Holds the process's files; removed after the process has ended.
-    _folder: tempfile::TempDir,
+    _folder: LockedFolder,
 }
 
 static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
@@ -57,7 +57,7 @@ impl FlashFunction {
 
 impl Running {
     fn start(subject: &Subject) -> Result<Self> {
-        let folder = temporary_folder("cs336-subject-").map_err(|e| NotGraded::while_doing("making a folder", e))?;
+        let folder = LockedFolder::new("subject").map_err(|e| NotGraded::while_doing("making a folder", e))?;
         let process = SubjectProcess::start(subject, &Folders::make(folder.path())?, "attention")?;
         Ok(Self { process, _folder: folder })
     }

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::{Folders, MOST_BYTES, path};
+use super::folders::{Folders, MOST_BYTES};
+use super::path;
 use crate::harness::python;
 use crate::harness::subject::{Subject, own_files};
 use crate::harness::worker::THIS_PROGRAM;
@@ -91,6 +92,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         write: paths(DEVICES.iter().map(PathBuf::from).chain(gpus()).chain([folders.scratch.clone()])),
         memory_bytes: Some(subject.memory_bytes),
         file_bytes: Some(MOST_BYTES),
+        started: Some(folders.started().into()),
         without: Vec::new(),
     };
     if subject.python != python::interpreter() {
@@ -99,7 +101,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
     }
     let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
     command.args(["-B", "-m", "peers.subject", path(&subject.folder)?]);
-    command.env_clear().envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command
         .env(python::FOLDERS, python::path_to_peers(suites, std::env::var_os(python::FOLDERS))?)
         .env("PYTHONSAFEPATH", "1");

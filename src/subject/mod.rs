@@ -2,42 +2,40 @@
 //! expected of a result never enters their process.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::fs::OFlags;
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tch::{Device, Tensor};
 
 use crate::collective::Shared;
 use crate::error::{Fault, NotGraded, fault_of};
-use crate::harness::peer::{NoAnswer, Peer, PeerDied};
+use crate::harness::peer::{NoAnswer, NoReply, Peer, PeerDied};
 use crate::harness::store::Layout;
 use crate::harness::subject::{self, Subject};
 use crate::printable::shown_path;
 use crate::process::after;
+use crate::torch::safetensors;
+use crate::units::human_bytes;
 
 pub mod attention;
 mod confined;
+mod folders;
 pub mod rank;
+mod results;
 pub mod steps;
 pub mod timed;
 
 pub use confined::require_hidden;
+use folders::Folders;
 
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
 const STARTING: Limit = Limit { time: subject::STARTING, set_by: "the limit for starting" };
 
-/// The most bytes of one file that the subject writes, and of all that it leaves: a model's values and compiled code fit.
-const MOST_BYTES: u64 = 4 << 30;
-/// The most files and folders that it leaves.
-const MOST_FILES: usize = 200_000;
 /// The most bytes of its words that are quoted.
 const MOST_WORDS: usize = 4 << 10;
 
@@ -94,61 +92,23 @@ pub fn unavailable(error: &anyhow::Error) -> Option<String> {
     })
 }
 
-/// The folders of a subject's processes. It may not write into the one that we write to, or it could lead our writing astray.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Folders {
-    given: PathBuf,
-    scratch: PathBuf,
-}
-
-impl Folders {
-    /// Makes both in `folder`.
-    pub fn make(folder: &Path) -> Result<Self> {
-        let made = Self { given: folder.join("given"), scratch: folder.join("scratch") };
-        for folder in [&made.given, &made.scratch] {
-            let making = || format!("making {}", shown_path(folder));
-            std::fs::create_dir(folder).map_err(|error| NotGraded::while_doing(&making(), error))?;
-        }
-        Ok(made)
-    }
-
-    /// Errors: [`SubjectFault`] where the subject has left more than it may. What it writes within one call is bounded for
-    /// each file alone.
-    fn require_small(&self, most_bytes: u64, most_files: usize) -> Result<()> {
-        let (mut bytes, mut files, mut folders) = (0, 0, vec![self.scratch.clone()]);
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-                let Ok(found) = entry.metadata() else { continue };
-                files += 1;
-                bytes += if found.is_file() { found.len() } else { 0 };
-                folders.extend(found.is_dir().then(|| entry.path()));
-                let words = || {
-                    let (most, gib) = (most_files, most_bytes >> 30);
-                    format!("the subject leaves more than {gib} GiB or {most} files in its scratch folder, its HOME")
-                };
-                ensure!(bytes <= most_bytes && files <= most_files, SubjectFault::new(words()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Errors: [`NotGraded`] where nobody can write to their disk, so that a failed call is no fault of the subject.
-    fn require_room(&self) -> Result<()> {
-        let probe = self.given.join("probe");
-        std::fs::write(&probe, [1; 1 << 16]).map_err(|error| NotGraded::while_doing(&shown_path(&probe), error))?;
-        Ok(std::fs::remove_file(probe)?)
-    }
-}
-
 /// A process that has imported the subject's adapters.
 pub struct SubjectProcess {
     peer: Peer,
     limit: Duration,
+    memory_bytes: u64,
     folders: Folders,
-    /// Makes the names of this process's files differ from those of others in the same folders.
+    /// The size of the inputs that it was given last.
+    given_bytes: u64,
+    /// Makes the names of this process's files differ from those of others in the same scratch folder.
     name: String,
+    /// When its last turn ended, and the processor time that it had taken by then.
+    rests_since: Option<(Instant, f64)>,
 }
+
+/// The share of the time of others' turns, and the seconds beside it, that a subject's processes may compute in them: threads
+/// that wait for work poll for a moment.
+const RESTING: (f64, f64) = (0.1, 0.05);
 
 impl SubjectProcess {
     /// Starts the subject's Python, confined, and imports the adapters.
@@ -163,12 +123,15 @@ impl SubjectProcess {
     }
 
     fn started(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
+        let folders = folders.of_process(name)?;
         let command =
-            Layout::find().and_then(|layout| confined::command(subject, folders, &layout.root.join("suites")));
+            Layout::find().and_then(|layout| confined::command(subject, &folders, &layout.root.join("suites")));
         let command = command.map_err(|error| NotGraded::while_doing("confining the subject", error))?;
         let peer = Peer::start(command, PROTOCOL, STARTING.time);
-        let peer = peer.map_err(|error| fault(&error, "starting the subject's Python", STARTING))?;
-        let mut process = Self { peer, limit: subject.limit(), folders: folders.clone(), name: name.into() };
+        let peer = peer.map_err(|error| starting_fault(subject, folders.has_started(), &error))?;
+        let (limit, memory_bytes) = (subject.limit(), subject.memory_bytes);
+        let name = name.into();
+        let mut process = Self { peer, limit, memory_bytes, folders, given_bytes: 0, name, rests_since: None };
         process.call("load", json!({}), "importing the adapters")?;
         Ok(process)
     }
@@ -201,9 +164,9 @@ impl SubjectProcess {
     /// Errors: [`SubjectFault`].
     fn call_within(&mut self, limit: Limit, job: &str, settings: Value, doing: &str) -> Result<Value> {
         self.peer.call(job, settings, limit.time).map_err(|error| {
-            let in_its_folder =
-                self.folders.require_small(MOST_BYTES, MOST_FILES).and_then(|()| self.folders.require_room());
-            in_its_folder.err().unwrap_or_else(|| fault(&error, doing, limit))
+            let in_its_folder = self.folders.require_small().and_then(|()| self.folders.require_room());
+            let of_machine = || lacks_memory(&error, doing, self.memory_bytes);
+            in_its_folder.err().or_else(of_machine).unwrap_or_else(|| fault(&error, doing, limit))
         })
     }
 
@@ -238,9 +201,29 @@ impl SubjectProcess {
         let left = self.folders.scratch.join(format!("{}-outputs.safetensors", self.name));
         settings["outputs"] = path(&left)?.into();
         let value = self.call(job, settings, doing)?;
+        let tensors = results::read(&left, self.given_bytes);
         let tensors =
-            read(&left).map_err(|error| SubjectFault::new(format!("{doing} left no readable result: {error:#}")))?;
+            tensors.map_err(|error| SubjectFault::new(format!("{doing} left no readable result: {error:#}")))?;
         Ok((value, tensors))
+    }
+
+    /// Before a turn of its own in a comparison.
+    ///
+    /// Errors: [`SubjectFault`] where its processes have computed while others were timed, which slows these.
+    pub fn begin_turn(&mut self) -> Result<()> {
+        let Some((since, before)) = self.rests_since.take() else { return Ok(()) };
+        let (others, spent) = (since.elapsed().as_secs_f64(), self.peer.processor_seconds().unwrap_or(before) - before);
+        let (share, beside) = RESTING;
+        ensure!(
+            spent <= share * others + beside,
+            SubjectFault::new(format!("its processes computed for {spent:.2} s in the {others:.2} s of others' turns"))
+        );
+        Ok(())
+    }
+
+    /// After a turn of its own in a comparison: until the next one it must rest.
+    pub fn end_turn(&mut self) {
+        self.rests_since = self.peer.processor_seconds().map(|spent| (Instant::now(), spent));
     }
 
     /// The result of a job without tensors.
@@ -252,25 +235,45 @@ impl SubjectProcess {
     /// The file that a job reads these from.
     ///
     /// Errors: [`NotGraded`] where it cannot be written; [`SubjectFault`] where the subject has left too much.
-    fn write(&self, inputs: &[(impl AsRef<str>, &Tensor)]) -> Result<Value> {
-        self.folders.require_small(MOST_BYTES, MOST_FILES)?;
-        let given = self.folders.given.join(format!("{}-inputs.safetensors", self.name));
-        let inputs: Vec<_> = inputs.iter().map(|(name, t)| (name.as_ref(), t.detach().contiguous())).collect();
-        let written = Tensor::write_safetensors(&inputs, &given);
+    fn write(&mut self, inputs: &[(impl AsRef<str>, &Tensor)]) -> Result<Value> {
+        self.folders.require_small()?;
+        let given = self.folders.given.join("inputs.safetensors");
+        let written = safetensors::write(inputs, &given);
         written.map_err(|error| NotGraded::while_doing("writing the subject's inputs", error))?;
+        self.given_bytes = std::fs::metadata(&given).map_or(0, |file| file.len());
         Ok(path(&given)?.into())
     }
 }
 
-/// The tensors of a file that the subject wrote, which must not be a link: it could lead to a file that only we may read.
-fn read(file: &Path) -> Result<BTreeMap<String, Tensor>> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let open = File::options().read(true).custom_flags(flags.bits() as i32).open(file)?;
-    ensure!(open.metadata()?.is_file(), "it is not a regular file");
-    let tensors = Tensor::read_safetensors(format!("/proc/self/fd/{}", open.as_raw_fd()))?;
-    // A later job that writes nothing must not seem to have left this one's.
-    std::fs::remove_file(file)?;
-    Ok(tensors.into_iter().collect())
+/// What went wrong before anything of the subject was imported; `has_started` says whether its Python ran.
+fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -> anyhow::Error {
+    const DOING: &str = "starting the subject's Python";
+    let not_graded = |remedy: &str| NotGraded(format!("{DOING}: {error:#}{remedy}")).into();
+    let Some(PeerDied(death)) = error.downcast_ref() else {
+        return if has_started { fault(error, DOING, STARTING) } else { not_graded("") };
+    };
+    if let Some(bytes) = getrlimit(Resource::As).current {
+        let bytes = human_bytes(bytes);
+        return not_graded(&format!("; this process may have addresses for {bytes}: raise that limit (`ulimit -v`)"));
+    }
+    if !has_started {
+        return not_graded("");
+    }
+    if ["can't start new thread", "Resource temporarily unavailable"].iter().any(|w| death.last_output.contains(w)) {
+        return not_graded("; raise the limit on processes (`ulimit -u`)");
+    }
+    match subject.require_of_foreign_python("torch") {
+        Err(lacks) => NotGraded(format!("{DOING}: {lacks}")).into(),
+        Ok(()) => fault(error, DOING, STARTING),
+    }
+}
+
+/// The failure to have more memory where this machine allows less than the subject may have.
+fn lacks_memory(error: &anyhow::Error, doing: &str, memory_bytes: u64) -> Option<anyhow::Error> {
+    let allowed = getrlimit(Resource::Data).maximum.filter(|&allowed| allowed < memory_bytes)?;
+    let Some(Fault::OutOfMemory { .. }) = fault_of(error) else { return None };
+    let words = format!("{doing}: {}; a process may have {}", error.root_cause(), human_bytes(allowed));
+    Some(NotGraded(format!("{words}: raise that limit (`ulimit -d`), or lower --memory")).into())
 }
 
 /// What went wrong in a job, for whoever reads a grade.
@@ -286,6 +289,9 @@ fn fault(error: &anyhow::Error, doing: &str, limit: Limit) -> anyhow::Error {
         let Limit { time, set_by } = limit;
         let words = format!("no answer within {} s, {set_by}{}", time.as_secs(), after(last_output));
         return SubjectFault { hangs: true, ..own(&words) }.into();
+    }
+    if let Some(NoReply(what)) = error.downcast_ref() {
+        return own(&format!("its process {what}")).into();
     }
     if error.root_cause().is::<std::io::Error>() {
         return NotGraded(format!("{doing}: {error:#}")).into();

@@ -7,17 +7,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::attention::{keep_fault, unusable};
 use super::{Folders, SubjectFault, SubjectProcess, words_of};
 use crate::collective::Shared;
 use crate::error::NotGraded;
 use crate::harness::subject::Subject;
-use crate::harness::worker::temporary_folder;
 use crate::model::optim::AdamWOptions;
 use crate::model::toy::{Blueprint, Toy};
+use crate::process::LockedFolder;
 use crate::root::read_text;
+
+/// Before the names of an unsharded optimizer's parameters, as in `suites/peers/adapters.py`.
+const UNSHARDED: &str = "unsharded.";
 
 /// An adapter that trains, and its settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,7 +88,7 @@ impl Trainee {
         if let Some(fault) = unusable(subject) {
             return Err(fault.into());
         }
-        let folder = temporary_folder("cs336-subject-").map_err(|e| NotGraded::while_doing("making a folder", e))?;
+        let folder = LockedFolder::new("subject").map_err(|e| NotGraded::while_doing("making a folder", e))?;
         let faults = folder.path().join("faults");
         std::fs::create_dir(&faults).map_err(|error| NotGraded::while_doing("making a folder", error))?;
         let folders = Folders::make(folder.path())?;
@@ -143,6 +146,7 @@ pub struct SubjectRank {
     process: SubjectProcess,
     adapter: &'static str,
     network: Toy,
+    unsharded: Option<Toy>,
     fault_file: PathBuf,
     /// The values that this rank's optimizer keeps state for, where the last step reported them.
     pub stepped_numel: usize,
@@ -171,7 +175,10 @@ impl SubjectRank {
             network.named_parameters().iter().map(|(name, t)| (format!("init.{name}"), t)).collect();
         let (job, settings) = trainee.adapter.job(blueprint);
         let (_, values) = process.exchange(job, settings, &parameters, adapter)?;
-        let mut started = Self { process, adapter, network, fault_file: fault_file.into(), stepped_numel: 0 };
+        let is_sharded = matches!(trainee.adapter, Adapter::Sharded(_));
+        let unsharded = is_sharded.then(|| network.deep_copy(Device::Cpu)).transpose()?;
+        let fault_file = fault_file.into();
+        let mut started = Self { process, adapter, network, unsharded, fault_file, stepped_numel: 0 };
         started.take(values)?;
         Ok(started)
     }
@@ -179,6 +186,12 @@ impl SubjectRank {
     /// The network with the values of now.
     pub fn network(&self) -> &Toy {
         &self.network
+    }
+
+    /// The network that an AdamW that is not sharded has trained in the subject's process, as the official test does. The
+    /// subject could forge its values: nothing is right because of them.
+    pub fn unsharded(&self) -> Option<&Toy> {
+        self.unsharded.as_ref()
     }
 
     /// One step on these rows.
@@ -194,7 +207,7 @@ impl SubjectRank {
         self.take(values)
     }
 
-    fn take(&mut self, values: BTreeMap<String, Tensor>) -> Result<()> {
+    fn take(&mut self, mut values: BTreeMap<String, Tensor>) -> Result<()> {
         for (name, value) in &values {
             let kind = value.kind();
             ensure!(
@@ -202,7 +215,13 @@ impl SubjectRank {
                 SubjectFault::new(format!("{}: {name} is {kind:?}, must be Float", self.adapter))
             );
         }
-        self.network.load(&values).map_err(|error| SubjectFault::new(format!("{}: {error:#}", self.adapter)).into())
+        let fault = |error| SubjectFault::new(format!("{}: {error:#}", self.adapter));
+        if let Some(unsharded) = &self.unsharded {
+            let own = values.extract_if(.., |name, _| name.starts_with(UNSHARDED));
+            let own = own.map(|(name, value)| (name[UNSHARDED.len()..].to_string(), value)).collect();
+            unsharded.load(&own).map_err(fault)?;
+        }
+        Ok(self.network.load(&values).map_err(fault)?)
     }
 }
 

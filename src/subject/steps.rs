@@ -11,6 +11,7 @@ use tch::Tensor;
 use super::SubjectProcess;
 use super::rank::{Adapter, Trainee, left};
 use crate::collective::Shared;
+use crate::harness::subject::drawn_seed;
 use crate::model::optim::AdamWOptions;
 use crate::model::{Config, Precision};
 
@@ -39,7 +40,7 @@ impl TimedSteps {
             Ok(process)
         };
         let process = left(&fault_file, started())?;
-        let state = trainee.subject.seed_for(700).unsigned_abs().max(1);
+        let state = drawn_seed()?.unsigned_abs().max(1);
         Ok(Self { process, adapter: trainee.adapter.clone(), fault_file, names: Vec::new(), state })
     }
 
@@ -65,14 +66,16 @@ impl TimedSteps {
         let given: Vec<(&str, &Tensor)> =
             values.iter().chain([&nothing]).map(|(name, value)| (name.as_str(), value)).collect();
         self.names = names;
-        let begun = self.process.give("begin", settings, &given, name);
+        let begun = self.process.begin_turn().and_then(|()| self.process.give("begin", settings, &given, name));
         left(&self.fault_file, begun)
     }
 
     /// Before a step, untimed: gives the subject the tokens.
     pub fn prepare(&mut self, tokens: &Tensor, targets: &Tensor) -> Result<()> {
+        const DOING: &str = "preparing a timed step";
         let given = [("tokens", tokens), ("targets", targets)];
-        let prepared = self.process.give("tokens", json!({}), &given, "preparing a timed step");
+        let released = self.process.call("release", json!({}), DOING);
+        let prepared = released.and_then(|_| self.process.give("tokens", json!({}), &given, DOING));
         left(&self.fault_file, prepared)
     }
 
@@ -93,9 +96,10 @@ impl TimedSteps {
         left(&self.fault_file, asked).map(|_| start.elapsed().as_secs_f64())
     }
 
-    /// [`sampled`] values of every parameter after the last step, and the bytes of optimizer state on this rank.
+    /// Ends the turn: [`sampled`] values of every parameter after the last step, and the bytes of optimizer state on this rank.
     pub fn give(&mut self) -> Result<(BTreeMap<String, Tensor>, u64)> {
         let taken = self.process.take("give", json!({}), "the values after a timed step");
+        self.process.end_turn();
         let (value, samples) = left(&self.fault_file, taken)?;
         Ok((samples, value["state_bytes"].as_u64().unwrap_or(0)))
     }

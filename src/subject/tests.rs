@@ -1,12 +1,7 @@
 //! A subject's words and files have bounds, and its faults are told from ours.
 
 use super::*;
-
-fn folders() -> (tempfile::TempDir, Folders) {
-    let folder = tempfile::tempdir().unwrap();
-    let folders = Folders::make(folder.path()).unwrap();
-    (folder, folders)
-}
+use crate::process::{Cause, Death};
 
 #[test]
 fn words_are_cut_once_with_the_number_of_bytes_that_are_left_out() {
@@ -18,27 +13,26 @@ fn words_are_cut_once_with_the_number_of_bytes_that_are_left_out() {
 }
 
 #[test]
-fn what_a_subject_leaves_is_bounded_in_bytes_and_in_files() {
-    let (_folder, folders) = folders();
-    let deep = folders.scratch.join("a/b");
-    std::fs::create_dir_all(&deep).unwrap();
-    File::create(deep.join("large")).unwrap().set_len(3 << 30).unwrap();
-    folders.require_small(MOST_BYTES, MOST_FILES).unwrap();
-    File::create(folders.scratch.join("second")).unwrap().set_len(2 << 30).unwrap();
-    for (bytes, files) in [(MOST_BYTES, MOST_FILES), (u64::MAX, 3)] {
-        let error = folders.require_small(bytes, files).unwrap_err();
-        assert!(error.is::<SubjectFault>(), "{error:#}");
-    }
+fn a_failed_call_on_a_full_disk_is_no_fault_of_the_subject() {
+    let full = anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).context("starting the peer");
+    assert!(NotGraded::of(&fault(&full, "starting", STARTING)).is_some());
 }
 
 #[test]
-fn a_failed_call_where_nobody_can_write_is_no_fault_of_the_subject() {
-    let (folder, folders) = folders();
-    folders.require_room().unwrap();
-    drop(folder);
-    assert!(NotGraded::of(&folders.require_room().unwrap_err()).is_some());
-    let full = anyhow::Error::from(std::io::Error::from(std::io::ErrorKind::StorageFull)).context("starting the peer");
-    assert!(NotGraded::of(&fault(&full, "starting", STARTING)).is_some());
+fn a_python_that_does_not_start_or_gets_no_threads_is_no_fault_of_the_subject() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("adapters.py"), "").unwrap();
+    let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
+    let fault = |has_started, words: &str| {
+        let cause =
+            Cause::Exited { status: std::os::unix::process::ExitStatusExt::from_raw(1 << 8), out_of_memory: false };
+        starting_fault(&subject, has_started, &PeerDied(Death { cause, last_output: words.into() }).into())
+    };
+    for (has_started, words) in [(false, "why"), (true, "RuntimeError: can't start new thread")] {
+        let error = fault(has_started, words);
+        assert!(NotGraded::of(&error).is_some() && error.to_string().contains(words), "{error:#}");
+    }
+    assert!(fault(true, "why").is::<SubjectFault>());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Of the subject's process nothing is trusted but that our Python files run in it as they are: no clock of it, no statement
 //! that a call has ended well. A call lasts from our message to its reply, which our Python sends once it has copied the
-//! results and all streams are idle. Which calls are checked is drawn after they have ended.
+//! results and all streams are idle. Which calls are checked is drawn after they have ended, from no seed that it could know.
+//! Between the arrival of an input and the call that it is for, our Python calls nothing of the subject's.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use tch::Tensor;
 
 use super::SubjectFault;
 use super::attention::{FlashFunction, with_kept};
-use crate::harness::subject::Subject;
+use crate::harness::subject::{Subject, drawn_seed};
 
 /// Of so many calls one is checked, besides the last one of each turn.
 const CHECKED_OF: u64 = 4;
@@ -44,9 +45,21 @@ impl<'a> TimedFunction<'a> {
         attention_pass: &'static str,
         draw: &'a dyn Fn() -> Result<CallInputs>,
         check: Check<'a>,
-    ) -> Self {
-        let state = Cell::new(subject.seed_for(600).unsigned_abs().max(1));
-        Self { subject, function, attention_pass, draw, check, last: RefCell::default(), state }
+    ) -> Result<Self> {
+        let state = Cell::new(drawn_seed()?.unsigned_abs().max(1));
+        Ok(Self { subject, function, attention_pass, draw, check, last: RefCell::default(), state })
+    }
+
+    /// Errors: as [`super::SubjectProcess::begin_turn`].
+    pub fn begin_turn(&self) -> Result<()> {
+        with_kept(self.subject, self.function.adapter(), |process| process.begin_turn())
+    }
+
+    pub fn end_turn(&self) -> Result<()> {
+        with_kept(self.subject, self.function.adapter(), |process| {
+            process.end_turn();
+            Ok(())
+        })
     }
 
     /// Before a call, untimed: checks the last one if it is drawn, and gives the subject new inputs.
@@ -65,7 +78,12 @@ impl<'a> TimedFunction<'a> {
         let adapter = self.function.adapter();
         let settings = json!({ "adapter": adapter, "on_gpu": on_gpu, "attention_pass": self.attention_pass });
         let doing = format!("preparing a timed call of {adapter}");
-        with_kept(self.subject, adapter, |process| process.give("prepare", settings, &given, &doing))?;
+        with_kept(self.subject, adapter, |process| {
+            process.call("choose", settings, &doing)?;
+            // Before a backward pass that is timed alone, the forward pass runs without knowing do.
+            process.give("prepare", json!({}), &given[..3], &doing)?;
+            process.give("gradient", json!({}), &given[3..], &doing)
+        })?;
         *self.last.borrow_mut() = Some(inputs);
         Ok(())
     }

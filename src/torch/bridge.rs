@@ -197,6 +197,7 @@ pub(super) mod ffi {
         fn set(self: &KeyStore, key: &str, value: &[u8]) -> Result<()>;
         fn get(self: &KeyStore, key: &str) -> Result<UniquePtr<CxxVector<u8>>>;
         fn has(self: &KeyStore, key: &str) -> Result<bool>;
+        fn add(self: &KeyStore, key: &str, number: i64) -> Result<i64>;
         fn under(self: &KeyStore, prefix: &str) -> Result<UniquePtr<KeyStore>>;
         fn connect_gloo(
             store: &KeyStore,

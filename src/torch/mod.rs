@@ -20,6 +20,7 @@ pub mod nvtx;
 pub mod operator;
 pub mod profiler;
 pub mod random;
+pub mod safetensors;
 pub mod store;
 pub mod stream;
 pub mod trace;

@@ -53,6 +53,11 @@ impl Store {
         Ok(value.iter().copied().collect())
     }
 
+    /// Whether this is the first claim of `key`; of claims made at once, one is.
+    pub fn claim(&self, key: &str) -> Result<bool> {
+        Ok(check(self.inner.add(key, 1)).with_context(|| format!("claiming {key} in the store"))? == 1)
+    }
+
     /// Whether `key` is set.
     pub fn has(&self, key: &str) -> Result<bool> {
         check(self.inner.has(key)).with_context(|| format!("looking for {key} in the store"))
@@ -79,6 +84,7 @@ mod tests {
         server.set("id", &[7, 0, 255]).unwrap();
         assert_eq!(client.get("id").unwrap(), [7, 0, 255]);
         assert!(client.has("id").unwrap());
+        assert!(client.claim("key").unwrap() && !server.claim("key").unwrap());
         let second = client.under("second").unwrap();
         assert!(!second.has("id").unwrap());
         second.set("id", b"").unwrap();

@@ -210,3 +210,33 @@ fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("uncommitted changes (modified: suites/peers/timing.py)"), "{said}");
 }
+
+/// As of a checkout, wherever it runs: here in another tree of this user.
+#[test]
+fn a_bundle_that_others_can_write_to_is_refused_with_a_remedy_that_works() {
+    let (bundle, tree) = (Bundle::unpack(), Tree::new());
+    let explained = |variables: &[(&str, &Path)]| {
+        let mut command = bundle.command(&["explain", PROBLEM]);
+        command.current_dir(tree.folder.path()).envs(variables.iter().copied()).output().unwrap()
+    };
+    assert!(explained(&[]).status.success());
+    let real = bundle.path("").canonicalize().unwrap();
+    for part in ["suites/peers/adamw.py", "kernels", "bin/cs336", "cs336"] {
+        let mode = fs::metadata(bundle.path(part)).unwrap().permissions();
+        fs::set_permissions(bundle.path(part), fs::Permissions::from_mode(mode.mode() | 0o022)).unwrap();
+        for variables in [&[][..], &[("CS336_ROOT", tree.folder.path())]] {
+            let output = explained(variables);
+            let said = output_text(&output);
+            assert_eq!(output.status.code(), Some(1), "{part}: {said}");
+            assert!(said.contains("other users can write to ") && said.contains(part), "{said}");
+            assert!(said.contains("set CS336_ROOT="), "{said}");
+        }
+        let output = explained(&[("CS336_ROOT", &real)]);
+        assert!(output.status.success(), "{}", output_text(&output));
+        fs::set_permissions(bundle.path(part), mode).unwrap();
+    }
+    if std::os::unix::fs::chown(bundle.path("suites/peers"), Some(65_534), None).is_ok() {
+        let said = output_text(&explained(&[]));
+        assert!(said.contains("suites/peers") && said.contains("belongs to user 65534"), "{said}");
+    }
+}

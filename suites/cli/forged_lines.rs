@@ -64,3 +64,18 @@ fn no_text_of_an_outcome_can_forge_a_line() {
         assert!(!said.contains("\nforged"), "{said}");
     }
 }
+
+/// A spreadsheet would compute it.
+#[test]
+fn no_name_of_a_subject_becomes_a_formula_of_the_table() {
+    let tree = Tree::new();
+    let names = ["+1", "-1", "=HYPERLINK(\"http:x\")", "@sum"];
+    names.iter().for_each(|name| fs::create_dir_all(tree.path("subjects").join(name)).unwrap());
+    let said = tree.refused(&["grade", "flash_forward", "--subjects", "subjects"]);
+    let table = fs::read_to_string(tree.path("grades/grades.csv")).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let cells = ["'+1,0", "'-1,0", "\"'=HYPERLINK(\"\"http:x\"\")\",0", "'@sum,0"];
+    assert_eq!(table.lines().count(), 5, "{table}");
+    for (line, cell) in table.lines().skip(1).zip(cells) {
+        assert!(line.starts_with(cell), "{line} does not begin with {cell}");
+    }
+}

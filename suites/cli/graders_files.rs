@@ -95,3 +95,30 @@ fn an_answer_that_cannot_be_built_fails() {
     let said = tree.refused(&["grade", PROBLEM]);
     assert!(said.contains("its answer does not render") && said.contains("earned 0 of 1 points"), "{said}");
 }
+
+#[test]
+fn a_folder_that_takes_no_file_is_named_before_anything_is_graded() {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.path("subjects/ada")).unwrap();
+    fs::write(tree.path("subjects/ada/adapters.py"), "").unwrap();
+    fs::write(tree.path("file"), "").unwrap();
+    for arguments in [
+        &["grade", "--subjects", "subjects", "--output", "file/grades"][..],
+        &["grade", "communication_accounting", "--junit", "file/j.xml"],
+        &["grade", "communication_accounting", "--gradescope", "/proc/g.json"],
+    ] {
+        let said = tree.refused(arguments);
+        assert!(said.starts_with("cs336: ") && said.contains(" cannot be written: "), "{said}");
+    }
+    assert!(!tree.path("grades").exists());
+}
+
+#[test]
+fn an_empty_path_leaves_no_temporary_folder() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("tmp")).unwrap();
+    let mut command = tree.command(&["grade", "communication_accounting"]);
+    let output = command.env("PATH", "").env("TMPDIR", tree.path("tmp")).output().unwrap();
+    assert!(output_text(&output).contains("earned"), "{}", output_text(&output));
+    assert_eq!(fs::read_dir(tree.path("tmp")).unwrap().count(), 0);
+}

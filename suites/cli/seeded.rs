@@ -63,6 +63,12 @@ const SHARDED: &[Bug] = &[
     ("wrong_root", "optimizer_state_sharding", "toy_model", UNEQUAL),
     ("unsharded", "optimizer_state_sharding", "toy_model", "the ranks step [850, 850] of 850 values"),
     ("broadcast_in_bfloat16", "optimizer_state_sharding", "toy_model", UNEQUAL),
+    (
+        "differences_broadcast",
+        "optimizer_state_sharding",
+        "toy_model",
+        "away from the unsharded optimizer's of the same",
+    ),
     ("decay_forgotten", "optimizer_state_sharding", "toy_model", UNEQUAL),
 ];
 

@@ -8,13 +8,13 @@ use super::*;
 const FORWARD: &str = "flash_forward";
 
 /// The Python of this checkout.
-fn python() -> PathBuf {
+pub fn python() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python")
 }
 
 impl Graded {
     /// A subject of this one file, whose folder is `subjects/<name>`.
-    fn write(&self, name: &str, adapters: &str) -> PathBuf {
+    pub fn write(&self, name: &str, adapters: &str) -> PathBuf {
         let folder = self.tree.path("subjects").join(name);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("adapters.py"), adapters).unwrap();
@@ -22,7 +22,7 @@ impl Graded {
     }
 
     /// `cs336 grade` by the Python of this checkout, with temporary files in the tree's folder `tmp`.
-    fn grading(&self, arguments: &[&str]) -> Command {
+    pub fn grading(&self, arguments: &[&str]) -> Command {
         let mut command = self.tree.command(&[&["grade"][..], arguments].concat());
         fs::create_dir_all(self.tree.path("tmp")).unwrap();
         command.env("PYTHON", python()).env("TMPDIR", self.tree.path("tmp"));
@@ -30,13 +30,13 @@ impl Graded {
     }
 
     /// The names in the folder of temporary files.
-    fn left(&self) -> Vec<String> {
+    pub fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.tree.path("tmp")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 
     /// What a refused command said.
-    fn refusal(&self, arguments: &[&str]) -> String {
+    pub fn refusal(&self, arguments: &[&str]) -> String {
         let output = self.grading(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
         output_text(&output)
@@ -104,19 +104,55 @@ fn no_file_of_a_subject_outlives_its_grading_also_after_an_interrupt() {
     assert_eq!(graded.left(), [""; 0]);
 }
 
-#[test]
-fn a_disk_that_takes_no_more_costs_no_subject_its_points() {
+/// `command`, run by a shell after `before`, with what follows it.
+pub fn through_sh(graded: &Graded, before: &str, command: &Command, after: &str) -> Output {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", &format!("{before} \"$0\" \"$@\" {after}")]).arg(command.get_program()).args(command.get_args());
+    sh.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(graded.tree.path(""));
+    sh.output().unwrap()
+}
+
+#[rstest]
+#[case::of_a_file("ulimit -f 64; exec", "flash_forward::official_protocol: writing the subject's inputs")]
+#[case::of_addresses("ulimit -v 1000000; exec", "raise that limit (`ulimit -v`)")]
+fn a_limit_of_the_machine_costs_no_subject_its_points(#[case] limit: &str, #[case] words: &str) {
     let graded = Graded::new();
     let folder = graded.add("right", "right", "", "");
     let grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
-    let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -f 64; exec \"$0\" \"$@\""]).arg(grading.get_program()).args(grading.get_args());
-    limited.envs(grading.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(graded.tree.path(""));
-    let output = limited.output().unwrap();
+    let output = through_sh(&graded, limit, &grading, "");
     let said = output_text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("not graded: flash_forward::official_protocol: writing the subject's inputs"), "{said}");
-    assert!(!said.contains("earned"), "{said}");
+    assert!(said.contains("not graded: ") && said.contains(words) && !said.contains("earned"), "{said}");
+}
+
+#[rstest]
+#[case::a_full_disk("> /dev/full")]
+#[case::a_reader_that_ends("| true")]
+fn grades_are_written_where_nothing_can_be_printed(#[case] output: &str) {
+    let graded = Graded::new();
+    graded.write("ada", "");
+    graded.write("bob", "");
+    fs::create_dir(graded.tree.path("cases")).unwrap();
+    fs::write(graded.tree.path("cases/empty.safetensors"), "").unwrap();
+    let one = [FORWARD, "--subject", "subjects/ada", "--junit", "ada.xml", "--gradescope", "ada.json"];
+    for arguments in [&one[..], &[FORWARD, "--subjects", "subjects"], &["--cases", "cases", "--junit", "cases.xml"]] {
+        let grading = graded.grading(arguments);
+        let said = output_text(&through_sh(&graded, "", &grading, output));
+        assert!(said.contains("the files are still written"), "{said}");
+    }
+    for file in ["ada.xml", "ada.json", "cases.xml"] {
+        assert!(graded.tree.path(file).is_file(), "{file} is missing");
+    }
+    let table = fs::read_to_string(graded.tree.path("grades/grades.csv")).unwrap();
+    assert!(table.contains("\nada,0,15,") && table.contains("\nbob,0,15,"), "{table}");
+    let said = graded.refusal(&[FORWARD, "--subject", "subjects/ada", "--junit", "subjects"]);
+    assert!(said.contains("--junit subjects is a folder: name a file in it"), "{said}");
+}
+
+#[test]
+fn a_disk_that_takes_no_more_costs_no_subject_its_points() {
+    let graded = Graded::new();
+    graded.add("right", "right", "", "");
     graded.write("other", "");
     let output = graded.grading(&[FORWARD, "--subjects", "subjects"]).env("TMPDIR", "/nowhere").output().unwrap();
     let table = fs::read_to_string(graded.tree.path("grades/grades.csv")).unwrap();
@@ -180,14 +216,12 @@ fn the_output_and_a_subject_must_not_lie_in_each_other() {
     assert_eq!(fs::read_to_string(graded.tree.path("victim")).unwrap(), "mine");
 }
 
-/// Raises another error, or gives another wrong o, at each call.
-const WAYS: &str = "
+/// A subject of `before`, whose function does what the `cases` of Python's `match` say of the number of its call.
+fn by_call(before: &str, cases: &str) -> String {
+    format!(
+        "
 import torch
-
-class Unreadable(Exception):
-    def __str__(self):
-        raise ValueError('no text')
-
+{before}
 calls = 0
 
 class Attention(torch.autograd.Function):
@@ -196,23 +230,36 @@ class Attention(torch.autograd.Function):
         global calls
         calls += 1
         match calls:
-            case 1: raise RuntimeError('A' * 20_000_000)
-            case 2: raise RuntimeError('\\ud800')
-            case 3: raise Unreadable
-            case 4: return q > 0
-            case 5: return q.int()
-            case _: return q[:, :, :-1].contiguous()
+{cases}
+        return q.clone()
 
 def get_flashattention_autograd_function_pytorch():
     return Attention
 
 get_flashattention_autograd_function_triton = get_flashattention_autograd_function_pytorch
-";
+"
+    )
+}
+
+/// Raises another error, or gives another wrong o, at each call.
+const WAYS: [&str; 2] = [
+    "
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError('no text')
+",
+    "            case 1: raise RuntimeError('A' * 20_000_000)
+            case 2: raise RuntimeError('\\ud800')
+            case 3: raise Unreadable
+            case 4: return q > 0
+            case 5: return q.int()
+            case _: return q[:, :, :-1].contiguous()",
+];
 
 #[test]
 fn a_subjects_words_are_bounded_and_readable_and_a_wrong_output_is_named() {
     let graded = Graded::new();
-    let folder = graded.write("ways", WAYS);
+    let folder = graded.write("ways", &by_call(WAYS[0], WAYS[1]));
     let output = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--json"]).output().unwrap();
     let (length, said) = (output.stdout.len(), json(&output).to_string());
     assert!(length < 100_000, "{length} bytes are printed");
@@ -226,6 +273,37 @@ fn a_subjects_words_are_bounded_and_readable_and_a_wrong_output_is_named() {
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
+}
+
+/// Leaves or sends something else than a result at each call; after the last one a new process begins anew.
+const INSTEAD: [&str; 2] = [
+    "import sys
+
+def send_deep(self, message):
+    self.replies.write('[' * 200_000 + '\\n')
+    self.replies.flush()
+",
+    "            case 1: return q.to('meta')
+            case 2: return q.to_sparse()
+            case 3: sys.modules['peers.tensors'].write = lambda path, tensors: None
+            case _: sys.modules['peers.protocol'].Channel._send = send_deep",
+];
+
+#[test]
+fn what_a_subject_leaves_or_sends_instead_of_a_result_is_named() {
+    let graded = Graded::new();
+    let folder = graded.write("instead", &by_call(INSTEAD[0], INSTEAD[1]));
+    let said = json(&graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--json"]).output().unwrap())
+        .to_string();
+    for words in [
+        "o is a tensor on meta with layout torch.strided, whose values cannot be copied: ",
+        "o is a tensor on cpu with layout torch.sparse_coo, whose values cannot be copied: ",
+        "left no readable result: No such file or directory",
+        "which is not JSON that can be read: ",
+    ] {
+        assert!(said.contains(words), "{words:?} is not in {said}");
+    }
+    assert!(!said.contains("safetensors"), "{said}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-// A library that misbehaves while it is loaded into a child process of cs336, in the way that LIBRARY_FAULT names; and a
-// wall clock that jumps. Preloaded (ld.so(8), LD_PRELOAD) into the processes that suites/isolation/crashes.rs starts.
+// A library that misbehaves while it is loaded into a child process of cs336, in the way that LIBRARY_FAULT names; a wall
+// clock that jumps, and an end in the middle of a write. Preloaded (ld.so(8), LD_PRELOAD) into the processes that
+// suites/isolation/crashes.rs and suites/cli/leftovers.rs start.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -82,4 +83,11 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     if (failed == 0 && clock == CLOCK_REALTIME && is("makes_the_clock_jump") && looks++ % 2)
         time->tv_sec -= 10L * 365 * 24 * 3600;
     return failed;
+}
+
+// A file is synced when its temporary one is written and has not yet the file's name.
+int fsync(int fd) {
+    if (is("is_killed_as_it_writes")) raise(SIGKILL);
+    while (is("hangs_as_it_writes")) pause();
+    return (int)syscall(SYS_fsync, fd);
 }

@@ -142,7 +142,7 @@ fn port_taken() -> Result<()> {
     ensure!(status.code() == Some(1), "{status}: {message}");
     says(
         &message,
-        &["rank 0 cannot serve the store at 127.0.0.1", &format!(":{port}"), "Set MASTER_PORT to a port that is free"],
+        &["rank 0 cannot serve the store at 127.0.0.1", &format!(":{port}"), "set MASTER_PORT to a port that is free"],
     )?;
     drop(listener);
     // The same ranks started by hand at the same port: the failed attempt left nothing behind.

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, ensure};
 use cs336::checks::data_parallel::{self, WORLD_SIZE, accumulation, official, verdict};
 use cs336::checks::mutants::{FAULTS, MUTANTS};
 use cs336::checks::protocol::{self, Report};
-use cs336::checks::sharded_protocol::{ADDED_GROUP_APART, UNSHARDED};
+use cs336::checks::sharded_optimizers::{ADDED_GROUP_APART, UNSHARDED};
 use cs336::collective::ranks::set_program;
 use cs336::harness::problem::Verdict;
 use cs336::model::toy::Blueprint;

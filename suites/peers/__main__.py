@@ -8,6 +8,7 @@ from . import protocol
 from .adamw import AdamW
 from .all_reduce import AllReduce
 from .attention import Attention
+from .calls import Calls
 from .ddp import Ddp
 from .flash_attention_4 import FlashAttention4
 from .transformer import Transformer
@@ -15,6 +16,7 @@ from .whole_step import WholeStep
 
 MEASURES = {
     "attention": Attention,
+    "calls": Calls,
     "flash_attention_4": FlashAttention4,
     "transformer": Transformer,
     "whole_step": WholeStep,

@@ -1,7 +1,9 @@
 """What the official tests do with a subject's adapters, one class a kind: attention, a replica, a sharded optimizer."""
 
 import contextlib
-from collections.abc import Callable
+import copy
+import gc
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -81,18 +83,27 @@ class Replica:
         tensors.write(outputs, dict(zip(names, self.module.parameters(), strict=True)))
 
 
-class Recorded(torch.optim.AdamW):
-    """AdamW that is known to this process, so that the values that it keeps state for can be counted."""
+# Bound before any code of a subject is imported.
+_OBJECTS, _UNFREEZE, _OPTIMIZER = gc.get_objects, gc.unfreeze, torch.optim.Optimizer
 
-    made: list["Recorded"] = []
 
-    def __init__(self, *arguments: object, **named: object) -> None:
-        super().__init__(*arguments, **named)
-        Recorded.made.append(self)
+def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Each parameter and what an optimizer of this process keeps for it: of all optimizers but `besides`, whoever made them, since
+    an adapter need not use the class that it is given.
+    """
+    # Objects that are frozen are in no list.
+    _UNFREEZE()
+    for found in _OBJECTS():
+        if issubclass(type(found), _OPTIMIZER) and found is not besides:
+            for parameter, state in list(vars(found).get("state", {}).items()):
+                # A step is a number, or a tensor without dimensions.
+                yield parameter, [t for t in state.values() if isinstance(t, Tensor) and t.dim() > 0]
 
 
 class Sharded:
-    """A network and the subject's sharded optimizer around AdamW."""
+    """A network and the subject's sharded optimizer around AdamW, and beside them, as in the official test, a copy of the network
+    and an AdamW that is not sharded: in one process the two must agree in nearly every bit.
+    """
 
     def __init__(self, adapter: Callable, calling: Calling) -> None:
         self.adapter = adapter
@@ -100,22 +111,33 @@ class Sharded:
 
     def start(self, blueprint: dict, inputs: str, outputs: str, adamw: dict) -> dict:
         self.network = Network(blueprint, inputs)
-        Recorded.made.clear()
-        betas = (adamw.pop("beta1"), adamw.pop("beta2"))
-        self.optimizer = self.adapter(self.network.parameters(), Recorded, betas=betas, **adamw)
-        tensors.write(outputs, dict(self.network.named_parameters()))
+        adamw["betas"] = (adamw.pop("beta1"), adamw.pop("beta2"))
+        self.whole = copy.deepcopy(self.network)
+        self.whole_optimizer = torch.optim.AdamW(self.whole.parameters(), **adamw)
+        self.optimizer = self.adapter(self.network.parameters(), torch.optim.AdamW, **adamw)
+        self._write(outputs)
         return {}
 
     def step(self, inputs: str, outputs: str) -> dict:
         """One step on all rows: the sum of squared errors. Gives the number of values that this rank keeps state for."""
         given = copies(inputs)
+        self._step(self.whole, self.whole_optimizer, given)
         with self.calling():
-            self.optimizer.zero_grad()
-            nn.functional.mse_loss(self.network(given["x"]), given["y"], reduction="sum").backward()
-            self.optimizer.step()
-        tensors.write(outputs, dict(self.network.named_parameters()))
-        stepped = {id(p): p.numel() for made in Recorded.made for p, state in made.state.items() if state}
-        return {"stepped_numel": sum(stepped.values())}
+            self._step(self.network, self.optimizer, given)
+        self._write(outputs)
+        # An optimizer may show the state of another one as its own.
+        kept = {id(p): max(t.numel() for t in moments) for p, moments in states(self.whole_optimizer) if moments}
+        return {"stepped_numel": sum(kept.values())}
+
+    @staticmethod
+    def _step(network: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Tensor]) -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(network(given["x"]), given["y"], reduction="sum").backward()
+        optimizer.step()
+
+    def _write(self, outputs: str) -> None:
+        whole = {f"unsharded.{name}": value for name, value in self.whole.named_parameters()}
+        tensors.write(outputs, whole | dict(self.network.named_parameters()))
 
 
 class Network(nn.Module):

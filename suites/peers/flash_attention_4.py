@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from . import timing
-from .protocol import free_memory, kind_of, version_of, words_of
+from . import packages, timing
+from .protocol import free_memory, kind_of, words_of
 from .tensors import read, relative_error
 
 INSTALL = "python -m pip install flash-attn-4==4.0.0b36"
@@ -21,13 +21,7 @@ class FlashAttention4:
         self.leaves: list[torch.Tensor] = []
         self.d_o = torch.empty(0)
         self.bench: tuple[dict, timing.Bench] | None = None
-        try:
-            self.function = imported()
-            self.opened = {"accepted": {"version": version_of("flash-attn-4") or "unknown"}}
-        except Exception as error:  # noqa: BLE001 - whatever its import raises, the other columns are measured
-            is_missing = getattr(error, "name", None) in ("flash_attn", "flash_attn.cute")
-            what = "is not installed" if is_missing else f"cannot be imported ({words_of(error)})"
-            self.opened = {"refused": f"flash-attn-4 {what}: run {INSTALL}"}
+        self.function, self.opened = loaded()
 
     def verify(self, file: str) -> dict:
         """Errors of the last positions of o, dq, dk and dv against those in `file`, or why its inputs are refused.
@@ -97,6 +91,11 @@ class FlashAttention4:
     def _clear(self) -> None:
         for leaf in self.leaves:
             leaf.grad = None
+
+
+def loaded() -> tuple[Callable | None, dict]:
+    """Its function, and its version, or why there is none."""
+    return packages.loaded("flash-attn-4", imported, INSTALL)
 
 
 def imported() -> Callable:

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 
 if importlib.util.find_spec("torch") is None:
-    sys.exit(f"{sys.executable} has no module torch, which every adapter needs")
+    remedy = "name it among the dependencies in pyproject.toml and grade with --install, or name another Python in PYTHON"
+    sys.exit(f"{sys.executable} has no module torch, which every adapter needs; {remedy}")
 
 import torch
 
@@ -101,9 +102,15 @@ class Subject:
         without_gpu = "triton" in adapter and not torch.cuda.is_available()
         return functools.partial(self.calling, f"the function of {adapter}", without_gpu)
 
-    def prepare(self, adapter: str, on_gpu: bool, **settings) -> dict:
-        self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), on_gpu)
+    def choose(self, adapter: str, **settings) -> dict:
+        self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), **settings)
+        return {}
+
+    def prepare(self, **settings) -> dict:
         return self.tested.prepare(**settings)
+
+    def gradient(self, **settings) -> dict:
+        return self.tested.gradient(**settings)
 
     def begin(self, adapter: str, hooks: list[str], **settings) -> dict:
         # The last turn's model must not be in memory beside this one's.
@@ -112,6 +119,9 @@ class Subject:
         calling = functools.partial(self.calling, f"training by {adapter}")
         self.tested = TimedSteps(self.adapter(adapter), [self.adapter(name) for name in hooks], calling, self.group)
         return self.tested.begin(**settings)
+
+    def release(self) -> dict:
+        return self.tested.release()
 
     def tokens(self, **settings) -> dict:
         return self.tested.prepare(**settings)
@@ -197,7 +207,7 @@ def main(folder: str) -> None:
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
     graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
-    timed = ["prepare", "begin", "tokens", "run", "give", "nothing"]
+    timed = ["choose", "prepare", "gradient", "begin", "release", "tokens", "run", "give", "nothing"]
     channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .protocol import Refused
+from .protocol import Refused, kind_of, text_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -44,12 +44,23 @@ def write(path: str, tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in codes:
             raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, codes))}")
-        flat = tensor.detach().cpu().contiguous().view(-1)
+        flat = on_cpu(name, tensor)
         values.append(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"")
         start, end = end, end + len(values[-1])
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     Path(path).write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *values]))
+
+
+def on_cpu(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in one dimension; a tensor without values, or whose layout is not dense, has none to give."""
+    try:
+        return tensor.detach().cpu().contiguous().view(-1)
+    except (NotImplementedError, RuntimeError) as error:
+        if kind_of(error) == "out_of_memory":
+            raise
+        what = f"is a tensor on {tensor.device} with layout {tensor.layout}"
+        raise Refused(f"{name} {what}, whose values cannot be copied: {text_of(error)}") from error
 
 
 # Bound before any code of a subject is imported.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from . import tensors
-from .adapters import Calling, Recorded, copies, required
+from .adapters import Calling, copies, required, states
 from .group import Group
 from .model import Model, cross_entropy
 
@@ -21,25 +21,29 @@ class TimedAttention:
     """Calls of an autograd function that the other side times: from the message that starts one to its reply.
 
     Each call has inputs of its own. Its results are copied before it replies, so that what is lazy or under way elsewhere is
-    computed within the time; the other side compares the copies.
+    computed within the time; the other side compares the copies. The function is made before its inputs are there.
     """
 
-    def __init__(self, adapter: Callable, calling: Calling, on_gpu: bool) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: Callable, calling: Calling, on_gpu: bool, attention_pass: str) -> None:
         self.calling = calling
         self.device = torch.device("cuda:0" if on_gpu and torch.cuda.is_available() else "cpu")
-
-    def prepare(self, inputs: str, attention_pass: str) -> dict:
-        """Reads what the next call computes on; before a backward pass also runs the forward pass."""
         self.attention_pass = attention_pass
-        self.function = self.adapter()
-        given = {name: tensor.to(self.device) for name, tensor in copies(inputs).items()}
-        self.leaves = {name: given[name].requires_grad_() for name in "qkv"}
-        self.do = given["do"]
+        self.function = adapter()
         self.results: dict[str, Tensor] = {}
-        if attention_pass == "backward":
+
+    def prepare(self, inputs: str) -> dict:
+        """Reads q, k and v of the next call; before a backward pass also runs the forward pass."""
+        given = copies(inputs)
+        self.leaves = {name: given[name].to(self.device).requires_grad_() for name in "qkv"}
+        if self.attention_pass == "backward":
             with self.calling():
                 self.o = required(self.function.apply(*self.leaves.values(), True), "o")
+        tensors.synchronize()
+        return {}
+
+    def gradient(self, inputs: str) -> dict:
+        """Reads do."""
+        self.do = copies(inputs)["do"].to(self.device)
         tensors.synchronize()
         return {}
 
@@ -88,25 +92,28 @@ class TimedSteps:
         # As the other columns: a loop over tensors on the CPU.
         kind = {"fused": True} if device.type == "cuda" else {"foreach": False}
         betas = (adamw.pop("beta1"), adamw.pop("beta2"))
-        Recorded.made.clear()
         if shards:
             places = {"device_ids": [device.index]} if device.type == "cuda" else {}
             self.wrapped = DistributedDataParallel(model, **places)
-            self.optimizer = self.adapter(self.wrapped.parameters(), Recorded, betas=betas, **adamw, **kind)
+            self.optimizer = self.adapter(self.wrapped.parameters(), torch.optim.AdamW, betas=betas, **adamw, **kind)
         else:
             named = {} if bucket_size_mb is None else {"bucket_size_mb": bucket_size_mb}
             self.wrapped = self.adapter(model, **named)
             with self.calling():
                 parameters = list(self.wrapped.parameters())
-            self.optimizer = Recorded(parameters, betas=betas, **adamw, **kind)
+            self.optimizer = torch.optim.AdamW(parameters, betas=betas, **adamw, **kind)
         self.parameters = dict(model.named_parameters())
         tensors.synchronize()
         return {}
 
-    def prepare(self, inputs: str) -> dict:
-        """Releases the gradients and reads the tokens of the next step."""
+    def release(self) -> dict:
+        """Releases the gradients of the last step."""
         with self.calling():
             self.optimizer.zero_grad()
+        return {}
+
+    def prepare(self, inputs: str) -> dict:
+        """Reads the tokens of the next step."""
         given = copies(inputs)
         self.tokens, self.targets = (given[name].to(self.group.device) for name in ("tokens", "targets"))
         tensors.synchronize()
@@ -133,9 +140,8 @@ class TimedSteps:
         """Those copies, samples of all other parameters as they are now, and the bytes of state that this rank keeps."""
         now = {name: self._sample(name) for name in self.parameters if name not in self.copies}
         tensors.write(outputs, self.copies | now)
-        states = [state for made in Recorded.made for state in made.state.values()]
-        moments = [t for state in states for t in state.values() if isinstance(t, Tensor) and t.dim() > 0]
-        return {"state_bytes": sum(t.nbytes for t in moments)}
+        moments = {id(t): t for _, moments in states() for t in moments}
+        return {"state_bytes": sum(t.nbytes for t in moments.values())}
 
     def _sample(self, name: str) -> Tensor:
         return tensors.copy(tensors.sample(self.parameters[name], 256), name)

@@ -135,6 +135,8 @@ fn run(params: &Params, strategies: &[&str], trainee: Option<&Trainee>) -> Resul
     let folder = tempfile::tempdir().context("making a folder for the peers' meeting place")?;
     let strategies = strategies.iter().map(|name| name.to_string()).collect();
     let store = folder.path().join("store");
+    // The wheel is compared with PyTorch's own DDP, not with theirs.
+    let params = Params { wheel: false, ..params.clone() };
     let input = Input { params: params.clone(), strategies, store, trainee: trainee.cloned() };
     let deadline = super::DEADLINE;
     let ranks = Launch {
@@ -182,7 +184,7 @@ fn row(params: &Params, strategies: &[&str], outputs: &[Output], failed: Option<
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     let Input { params, strategies, store, trainee } = parse_input(input)?;
     let bench = ReplicaBench::new(&params, collective)?;
-    let mut peer = open_peer(collective, &params, &store)?;
+    let (mut peer, _) = open_peer(collective, &params, &store)?;
     let mut theirs = trainee.map(|trainee| TimedSteps::start(&trainee, collective)).transpose()?;
     let mut output = Output { software: Some(peer.software.clone()), ..Output::default() };
     for _ in 0..params.rounds {
@@ -240,13 +242,9 @@ fn samples(parameters: &[(String, Tensor)]) -> Result<Samplings> {
 
 /// The distance of `given` from the values of the definition, as a share of the way that these went.
 ///
-/// Errors: [`SubjectFault`] where it is more than rounding explains. AdamW's first steps are signs of gradients, and another
-/// order of sums turns the sign of one that is nearly zero; a rank that trains alone, or on old gradients, goes another way.
+/// Errors: [`SubjectFault`] where it is more than [`most_off`].
 fn off(given: &Samplings, [before, after]: &[Samplings; 2], dtype: Precision) -> Result<f64> {
-    let most = match dtype {
-        Precision::Float32 => 0.05,
-        Precision::Bfloat16 => 0.3,
-    };
+    let most = most_off(dtype);
     let (mut distance, mut way) = (0.0, 0.0);
     for (name, expected) in after {
         let lacks = || SubjectFault::new(format!("the values after a timed step lack {name}"));
@@ -269,6 +267,16 @@ fn off(given: &Samplings, [before, after]: &[Samplings; 2], dtype: Precision) ->
         ))
     );
     Ok(off)
+}
+
+/// The most that rounding moves parameters in few steps, as a share of their way. AdamW's first steps are signs of gradients,
+/// and another order of sums turns the sign of one that is nearly zero; a rank that trains alone, or on old gradients, goes
+/// another way.
+pub fn most_off(dtype: Precision) -> f64 {
+    match dtype {
+        Precision::Float32 => 0.05,
+        Precision::Bfloat16 => 0.3,
+    }
 }
 
 #[cfg(test)]

@@ -20,12 +20,12 @@ pub fn row(strategies: &[Times], pytorch_s: Option<f64>) -> Value {
         .iter()
         .map(|&(name, step, communication, tail)| (name.into(), column(step, communication, tail)))
         .collect();
-    let point = |bytes: u64| json!({"bytes": bytes, "time": timing(0.01 + bytes as f64 / 1e9)});
+    let point = |bytes: u64| json!({"bytes": bytes, "time": timing(&[0.01 + bytes as f64 / 1e9])});
     let points = [1_000_000, 10_000_000, 1_000_000_000].map(point);
     json!({
         "parameters": 250_000_000, "gradient_bytes": 1_000_000_000,
         "link": {"points": points, "overhead_s": 0.01, "bytes_per_s": 1e9, "fastest_bus_bytes_per_s": 1e9},
-        "single": timing(1.0), "strategies": columns, "pytorch_ddp": pytorch_s.map(timing), "software": null,
+        "single": timing(&[1.0]), "strategies": columns, "pytorch_ddp": pytorch_s.map(|t| timing(&[t])), "software": null,
     })
 }
 
@@ -35,12 +35,13 @@ fn column(step: f64, communication: f64, tail: f64) -> Value {
     let span = |name: &str, end: f64| json!({"name": name, "start_s": 0.0, "end_s": end});
     let compute = [span("forward", step), span("backward", step / 2.0)];
     json!({
-        "step": timing(step), "communication": over_ranks(communication), "tail": over_ranks(tail),
+        "step": timing(&[step]), "communication": over_ranks(communication), "tail": over_ranks(tail),
         "overlap": overlap, "bytes": 1_000_000_000, "calls": 100, "bus_bytes": 1e9,
         "timeline": {"compute": compute, "communication": [span("all_reduce", step / 2.0)]},
     })
 }
 
-fn timing(t: f64) -> Value {
-    json!({"last_rank": seconds(&[t]), "by_rank": [seconds(&[t]), seconds(&[t])]})
+/// The same seconds on both ranks.
+pub fn timing(samples: &[f64]) -> Value {
+    json!({"last_rank": seconds(samples), "by_rank": [seconds(samples), seconds(samples)]})
 }

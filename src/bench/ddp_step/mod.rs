@@ -8,31 +8,31 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use self::from_python::FromPython;
 use self::on_rank::{Input, Output, StepOutput};
 use super::all_reduce::RankTimes;
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
-use super::training_step::{self, Execution, StepPass, handout, total_work};
-use crate::attention::ImplementationName;
-use crate::collective::Backend;
-use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch};
+use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
-use crate::model::{Config, Precision, SizeName};
 use crate::units::MB;
 
 pub mod beside;
+pub mod from_python;
 pub mod link;
 #[cfg(test)]
 pub mod made_up;
 pub mod numbers;
 pub mod on_rank;
+mod params;
 pub mod tables;
 pub mod timeline;
 pub mod trainer;
 pub mod variant;
 
+pub use params::Params;
 pub use timeline::Timeline;
 
 /// A problem that times strategies without buckets against PyTorch's DDP.
@@ -61,100 +61,6 @@ impl<C: Compared> Measure for Steps<C> {
 /// The kernels that a step runs on a GPU.
 pub const KERNELS: &[&str] = &["adamw.cu"];
 
-/// One setting. Defaults are the handout's.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Params {
-    pub backend: Backend,
-    pub world_size: usize,
-    pub size: SizeName,
-    pub context_length: i64,
-    /// Sequences on each rank.
-    pub batch_size: i64,
-    #[serde(default = "handout::vocab_size")]
-    pub vocab_size: i64,
-    /// Parameters and gradients are float32 in both cases.
-    #[serde(default = "handout::dtype")]
-    pub dtype: Precision,
-    /// The bucket size in units of 10^6 bytes, for our buckets and PyTorch's; `None` for PyTorch's default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bucket_size_mb: Option<f64>,
-    pub rounds: usize,
-    /// Untimed steps at the start of every turn.
-    pub warmup: usize,
-    /// Timed steps of every turn.
-    pub steps: usize,
-}
-
-impl Params {
-    /// For checks: the smallest named model on two Gloo ranks, one step in each turn.
-    pub fn smallest(bucket_size_mb: Option<f64>) -> Self {
-        Self {
-            backend: Backend::Gloo,
-            world_size: 2,
-            size: SizeName::Tiny,
-            context_length: 16,
-            batch_size: 1,
-            vocab_size: 500,
-            dtype: Precision::Float32,
-            bucket_size_mb,
-            rounds: 1,
-            warmup: 1,
-            steps: 1,
-        }
-    }
-
-    pub fn config(&self) -> Config {
-        Config::of_size(self.size.size(), self.vocab_size, self.context_length)
-    }
-
-    pub fn validate(&self) -> Result<()> {
-        self.config().validate_with_batch(self.batch_size)?;
-        let Self { world_size, rounds, warmup, steps, bucket_size_mb, .. } = *self;
-        ensure!(
-            (2..=MAX_WORLD_SIZE).contains(&world_size),
-            "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
-        );
-        for (key, value) in [("rounds", rounds), ("warmup", warmup), ("steps", steps)] {
-            ensure!((1..=1000).contains(&value), "{key} is {value}: it must lie in 1..1000");
-        }
-        let mb = bucket_size_mb.unwrap_or(1.0);
-        ensure!(mb.is_finite() && mb > 0.0, "bucket_size_mb is {mb}: it must be finite and above zero");
-        Ok(())
-    }
-
-    /// For a problem whose strategies have no buckets.
-    pub fn validate_without_buckets(&self) -> Result<()> {
-        ensure!(
-            self.bucket_size_mb.is_none(),
-            "bucket_size_mb must be left out: no strategy of this problem has buckets"
-        );
-        self.validate()
-    }
-
-    /// Bytes of all gradients in float32.
-    pub fn gradient_bytes(&self) -> u64 {
-        4 * self.config().num_parameters()
-    }
-
-    /// The least work of one rank's step.
-    pub fn work(&self) -> Work {
-        total_work(&training_step::Params {
-            size: self.size,
-            context_length: self.context_length,
-            batch_size: self.batch_size,
-            vocab_size: self.vocab_size,
-            pass: StepPass::TrainingStep,
-            dtype: self.dtype,
-            attention: ImplementationName::Naive,
-            execution: Execution::Eager,
-            allow_tf32: false,
-            warmup: self.warmup,
-            steps: self.steps,
-        })
-    }
-}
-
 /// Every column of one setting. A step is forward, backward, synchronisation and AdamW on fresh tokens. Releasing the
 /// gradients is not timed.
 #[derive(Debug, Serialize, Deserialize)]
@@ -170,6 +76,9 @@ pub struct Row {
     pub strategies: BTreeMap<String, StrategyColumn>,
     /// PyTorch's DistributedDataParallel, between one Python process a rank, in turns with ours.
     pub pytorch_ddp: Option<RankTimes>,
+    /// Where the case has the wheel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_python: Option<FromPython>,
     pub software: Option<Software>,
 }
 
@@ -258,6 +167,13 @@ fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> 
         true => Some(RankTimes::of(outputs.iter().map(|rank| &rank.pytorch_ddp), &work).context("PyTorch's DDP")?),
         false => None,
     };
+    let from_python = match params.wheel {
+        true => {
+            let ranks = outputs.iter().filter_map(|rank| rank.from_python.as_ref()).collect::<Vec<_>>();
+            Some(FromPython::of(&ranks, params)?)
+        }
+        false => None,
+    };
     Ok(Row {
         parameters: params.config().num_parameters(),
         gradient_bytes: params.gradient_bytes(),
@@ -265,6 +181,7 @@ fn row(params: &Params, columns: &Columns, outputs: Vec<Output>) -> Result<Row> 
         single: RankTimes::of(outputs.iter().map(|rank| &rank.single), &work)?,
         strategies,
         pytorch_ddp,
+        from_python,
         software: first.software.clone(),
     })
 }

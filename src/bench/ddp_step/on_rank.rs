@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::trainer::{MakeTrainer, make_trainer};
 use super::variant::ReplicaBench;
-use super::{Params, Timeline};
+use super::{Params, Timeline, from_python};
 use crate::bench::interconnect::{Probe, probe};
 use crate::bench::peer::{Software, TorchPeer};
 use crate::collective::Shared;
@@ -38,6 +38,8 @@ pub struct Output {
     pub single: Vec<f64>,
     pub strategies: BTreeMap<String, StepOutput>,
     pub pytorch_ddp: Vec<f64>,
+    /// Where the case has the wheel.
+    pub from_python: Option<from_python::Output>,
     pub software: Option<Software>,
 }
 
@@ -62,9 +64,13 @@ pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> 
     let look = || probe(collective, params.gradient_bytes());
     let mut output = Output { probes: look()?, ..Output::default() };
     let bench = ReplicaBench::new(&params, collective)?;
-    let mut peer = store.map(|store| open_peer(collective, &params, &store)).transpose()?;
-    output.software = peer.as_ref().map(|peer| peer.software.clone());
-    for _ in 0..params.rounds {
+    let opened = store.map(|store| open_peer(collective, &params, &store)).transpose()?;
+    if let Some((peer, about)) = &opened {
+        output.software = Some(peer.software.clone());
+        output.from_python = params.wheel.then(|| from_python::Output::of(peer, about.clone())).transpose()?;
+    }
+    let mut peer = opened.map(|(peer, _)| peer);
+    for round in 0..params.rounds {
         output.single.extend(bench.single()?);
         for name in &strategies {
             let steps = output.strategies.entry(name.clone()).or_default();
@@ -73,9 +79,15 @@ pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> 
         if let Some(peer) = &mut peer {
             let laps = peer.turn("ddp", params.warmup, params.steps)?;
             output.pytorch_ddp.extend(laps.into_values().flatten());
+            if let Some(steps) = &mut output.from_python {
+                steps.round(peer, &params, round)?;
+            }
         }
     }
     if let Some(peer) = &mut peer {
+        if let Some(steps) = &mut output.from_python {
+            steps.compare(peer)?;
+        }
         peer.close(None)?;
     }
     // The largest sums need the memory that the model occupies.
@@ -84,14 +96,16 @@ pub fn measure(collective: &Shared, input: Value, make_trainer: MakeTrainer) -> 
     Ok(serde_json::to_value(output)?)
 }
 
-pub fn open_peer(collective: &Shared, params: &Params, store: &Path) -> Result<TorchPeer> {
+/// The rank's peer, and what it says of the wheel if the case has it.
+pub fn open_peer(collective: &Shared, params: &Params, store: &Path) -> Result<(TorchPeer, Value)> {
     let mut peer = TorchPeer::start(collective.device())?;
     let settings = json!({
         "config": params.config(), "dtype": params.dtype, "batch_size": params.batch_size,
         // PyTorch counts buckets in MiB.
         "bucket_cap_mib": params.bucket_size_mb.map(|mb| mb * MB / MIB),
-        "backend": collective.backend(), "rank": collective.rank(), "world_size": collective.world_size(), "store": store,
+        "wheel": params.wheel, "backend": collective.backend(), "rank": collective.rank(),
+        "world_size": collective.world_size(), "store": store,
     });
-    peer.open("ddp", settings)?;
-    Ok(peer)
+    let about = peer.open("ddp", settings)?;
+    Ok((peer, about))
 }

@@ -14,6 +14,7 @@ use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{
     Answer, Case, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
 };
+use crate::model::SizeName;
 use crate::units::MB;
 
 /// The strategies in the order of tables, each with its name there.
@@ -60,16 +61,12 @@ pub struct StepSetting {
 
 impl StepSetting {
     pub fn of(params: &Params) -> Self {
-        Self {
-            size: params.size.size().name.into(),
-            backend: match params.backend {
-                Backend::Gloo => "Gloo",
-                Backend::Nccl => "NCCL",
-            },
-            sequences: format!("{} sequence{}", params.batch_size, if params.batch_size == 1 { "" } else { "s" }),
-            context: params.context_length,
-            world_size: params.world_size,
-        }
+        Self::new(params.size, params.backend, params.batch_size, params.context_length, params.world_size)
+    }
+
+    pub fn new(size: SizeName, backend: Backend, batch_size: i64, context: i64, world_size: usize) -> Self {
+        let sequences = format!("{batch_size} sequence{}", if batch_size == 1 { "" } else { "s" });
+        Self { size: size.size().name.into(), backend: backend.title(), sequences, context, world_size }
     }
 
     /// "the xl model on 2 ranks over NCCL, 2 sequences of 512 tokens per rank".
@@ -272,7 +269,6 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
 /// The setting with the machine, how often it was timed, and what every strategy sends.
 fn caption(cases: &[&StepCase], shown: Shown) -> String {
     let Some(first) = cases.first() else { return "No case is recorded.".into() };
-    let Params { rounds, steps, .. } = first.params;
     let setting = format!("{}, {}", StepSetting::of(&first.params).describe(), machines(cases.iter().copied()));
     if shown == Shown::Rest {
         return format!("Further columns of the table of steps: {setting}.");
@@ -286,9 +282,14 @@ fn caption(cases: &[&StepCase], shown: Shown) -> String {
         1 => String::new(),
         runs => format!(" The cases come from {runs} runs."),
     };
+    // A case may have more turns than the others.
+    let any = |count: fn(&Params) -> usize| {
+        let counts = distinct(cases.iter().map(|case| count(&case.params)));
+        counts.iter().map(usize::to_string).collect::<Vec<_>>().join(" or ")
+    };
+    let (steps, turns) = (any(|params| params.rounds * params.steps), any(|params| params.rounds));
     format!(
-        "Training steps of {setting}: medians of {} steps, or ranges over {rounds} turns where unstable.{sent}{runs}",
-        rounds * steps
+        "Training steps of {setting}: medians of {steps} steps, or ranges over {turns} turns where unstable.{sent}{runs}"
     )
 }
 

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::bench::training_step;
 use crate::checks::fault_test::RankFault;
 use crate::checks::faulty_runs::{self, by_hand, says};
+use crate::checks::fused_ranks::{self, Averaging};
 use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, Seen, ShardedCase};
 use crate::collective::Backend;
@@ -35,6 +37,16 @@ pub const CHECKS: &[DeviceCheck] = &[
     sharded("sharded_optimizer_over_nccl_is_adamw", || is_adamw(SHARDED_OPTIMIZER)),
     sharded("zero1_over_nccl_is_adamw", || is_adamw(ZERO1)),
     sharded("zero1_in_backward_over_nccl_is_adamw", || is_adamw(ZERO1_IN_BACKWARD)),
+    fused(
+        "a_captured_fused_step_on_ranks_is_one_process",
+        "A fused step captured with its NCCL collectives trains two ranks as one process trains on all rows.",
+        || trains_as_one_process(&[Averaging::Buckets, Averaging::Flat]),
+    ),
+    fused(
+        "a_captured_sharded_step_on_ranks_is_one_process",
+        "So does one of which each rank steps its share, with the gathering in the same graph.",
+        || trains_as_one_process(&[Averaging::Sharded]),
+    ),
     fault("a_rank_that_exits_ends_the_nccl_run", || {
         let expected = ["rank 1 of 2 exited with status 7; it was in no collective; its last was barrier 1"];
         ends_the_run(RankFault::Exit, &expected)
@@ -66,6 +78,14 @@ pub const CHECKS: &[DeviceCheck] = &[
 const fn sharded(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
     let proves = "With layers so wide that every stream has work, this optimizer's steps over NCCL are those of AdamW.";
     DeviceCheck::new(name, proves, run).on_two_gpus().with_kernels(&["adamw.cu"])
+}
+
+const fn fused(name: &'static str, proves: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {
+    DeviceCheck::new(name, proves, run).on_two_gpus().with_kernels(training_step::KERNELS.split_at(1).1)
+}
+
+fn trains_as_one_process(averagings: &[Averaging]) -> Result<Verdict> {
+    fused_ranks::train_as_one_process(Backend::Nccl, placement()?, averagings)
 }
 
 const fn fault(name: &'static str, run: fn() -> Result<Verdict>) -> DeviceCheck {

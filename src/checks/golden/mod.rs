@@ -5,7 +5,8 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 use serde::de::IgnoredAny;
 use tch::{Kind as DType, Tensor};
 
@@ -14,6 +15,7 @@ use crate::harness::problem::Verdict;
 use crate::harness::subject::Subject;
 use crate::printable::one_line;
 use crate::root;
+use crate::torch::safetensors::tensor;
 
 pub mod adamw;
 pub mod attention;
@@ -41,9 +43,6 @@ const MAX_BYTES: u64 = 4 << 30;
 
 /// The most positions in a case. A longer RoPE table would only use more memory.
 const MAX_POSITIONS: i64 = 1 << 20;
-
-/// Of `at::DimVector` in PyTorch's TensorIterator, which refuses more.
-const MAX_DIMS: usize = 64;
 
 /// Every kind of case.
 pub const KINDS: &[CaseKind] = &[
@@ -207,25 +206,10 @@ fn name_of(kind: std::fs::FileType) -> &'static str {
     }
 }
 
-fn tensor_of(view: &safetensors::tensor::TensorView<'_>) -> Result<Tensor> {
-    let dtype = match view.dtype() {
-        Dtype::F64 => DType::Double,
-        Dtype::F32 => DType::Float,
-        Dtype::F16 => DType::Half,
-        Dtype::BF16 => DType::BFloat16,
-        Dtype::I64 => DType::Int64,
-        Dtype::I32 => DType::Int,
-        Dtype::I16 => DType::Int16,
-        Dtype::I8 => DType::Int8,
-        Dtype::U8 => DType::Uint8,
-        Dtype::BOOL => DType::Bool,
-        other => bail!("its dtype {other:?} is not supported"),
-    };
-    let dims = view.shape().len();
-    ensure!(dims <= MAX_DIMS, "it has {dims} dimensions, and PyTorch computes with at most {MAX_DIMS}");
-    let size: Vec<i64> = view.shape().iter().map(|&n| n as i64).collect();
-    ensure!(!size.contains(&0), "it has shape {size:?} and therefore no elements; a case needs some in every tensor");
-    Ok(Tensor::f_from_data_size(view.data(), &size, dtype)?)
+fn tensor_of(view: &TensorView<'_>) -> Result<Tensor> {
+    let shape = view.shape();
+    ensure!(!shape.contains(&0), "it has shape {shape:?} and therefore no elements; a case needs some in every tensor");
+    tensor(view)
 }
 
 /// The comparison of one output of one implementation with the expected tensor.

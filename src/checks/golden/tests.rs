@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use rstest::rstest;
+use safetensors::Dtype;
 use tch::Device;
 
 use super::*;

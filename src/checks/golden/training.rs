@@ -8,28 +8,28 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
-use super::{CaseFile, Comparison, adamw, compare};
-use crate::checks::mutants;
-use crate::checks::protocol::pass;
-use crate::checks::sharded_protocol::{TestedOptimizer, squared_error};
+use super::{CaseFile, Comparison, compare};
+use crate::checks::sharded_protocol::{trained_numel, undivided};
 use crate::checks::subject::launch_of;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
 use crate::harness::subject::Subject;
-use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
-use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::trainer::{self, SHARDED_OPTIMIZER, ZERO1, ZERO1_IN_BACKWARD};
-use crate::parallel::{Options, Replica};
 use crate::printable::shown_path;
-use crate::subject::rank::{Adapter, SubjectRank, Trainee};
-use crate::torch::Generator;
+use crate::subject::SubjectFault;
+use crate::subject::rank::{Adapter, Trainee};
 use crate::torch::random::SEED;
+use crate::torch::{Generator, safetensors};
+
+mod method;
+
+use method::Method;
 
 pub const TASK: RankTask = RankTask { name: "training_case", run: on_rank };
 
@@ -38,20 +38,6 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// The file of the tensors that the ranks are given.
 const GIVEN: &str = "training.safetensors";
-
-/// ZeRO-1's bucket size in a case of `sharded_optimizer`, small enough for several buckets.
-const OPTIONS: Options = Options { bucket_size_mb: 0.0016 };
-
-/// How the ranks train, by the case's kind.
-#[derive(Clone, Serialize, Deserialize)]
-enum Method {
-    /// Metadata `lr` and `bucket_size_mb`. Only rank 0 starts from the case's values, which the trainer must broadcast.
-    /// In each step every rank takes its contiguous slice of the rows: mean squared error, plain gradient descent.
-    DataParallel { lr: f64, options: Options },
-    /// Metadata `lr beta1 beta2 eps weight_decay`. Every rank starts from the case's values and trains on all rows: the sum
-    /// of squared errors, AdamW, without averaging gradients.
-    ShardedOptimizer(AdamWOptions),
-}
 
 /// Runs every trainer of the case's kind, all in one launch.
 pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
@@ -67,7 +53,7 @@ pub fn run(case: &CaseFile) -> Result<Vec<Comparison>> {
 /// A case that contradicts itself, naming the entry; a rank that crashed or hung.
 pub fn compare_trainers(case: &CaseFile, trainers: &[&str]) -> Result<Vec<Comparison>> {
     let training = Training::of(case)?;
-    let folder = training.train(&Method::of(case, &training)?, trainers, None)?;
+    let (folder, _) = training.train(&Method::of(case, &training)?, trainers, None)?;
     training.compare(trainers, folder.path())
 }
 
@@ -86,97 +72,15 @@ pub fn compare_adapters(
     let method = Method::of(case, &training)?;
     let mut comparisons = Vec::new();
     for adapter in method.adapters().into_iter().filter(is_meant) {
-        let name = adapter.name();
-        let folder = Trainee::launch(subject, adapter, |trainee| training.train(&method, &[name], Some(trainee)))?;
+        let (name, is_sharded) = (adapter.name(), matches!(adapter, Adapter::Sharded(_)));
+        let train = |trainee: &Trainee| training.train(&method, &[name], Some(trainee));
+        let (folder, stepped) = Trainee::launch(subject, adapter, train)?;
+        if let Some(words) = undivided(&stepped, training.trained_numel, 0).filter(|_| is_sharded) {
+            bail!(SubjectFault::new(words));
+        }
         comparisons.extend(training.compare(&[name], folder.path())?);
     }
     Ok(comparisons)
-}
-
-impl Method {
-    /// The adapters that train so.
-    fn adapters(&self) -> Vec<Adapter> {
-        match self {
-            Self::DataParallel { lr, options: Options { bucket_size_mb } } => {
-                vec![Adapter::Individual { lr: *lr }, Adapter::Bucketed { lr: *lr, bucket_size_mb: *bucket_size_mb }]
-            }
-            Self::ShardedOptimizer(adamw) => vec![Adapter::Sharded(*adamw)],
-        }
-    }
-
-    /// Whether this rank starts from the case's values.
-    fn loads(&self, collective: &Shared) -> bool {
-        matches!(self, Self::ShardedOptimizer(_)) || collective.rank() == 0
-    }
-
-    /// The rows of a step that this rank trains on.
-    fn share(&self, rows: &Tensor, collective: &Shared) -> Result<Tensor> {
-        if matches!(self, Self::ShardedOptimizer(_)) {
-            return Ok(rows.shallow_clone());
-        }
-        let count = rows.size()[0] / collective.world_size() as i64;
-        Ok(rows.f_narrow(0, collective.rank() as i64 * count, count)?)
-    }
-
-    /// Trains `network` on this rank with the subject, from `given`.
-    fn train_subject(
-        &self,
-        trainee: &Trainee,
-        blueprint: &Blueprint,
-        network: Toy,
-        given: &Given,
-        collective: &Shared,
-    ) -> Result<SubjectRank> {
-        if self.loads(collective) {
-            load(&network, given)?;
-        }
-        let mut rank = SubjectRank::start(trainee, blueprint, network, collective)?;
-        for (x, y) in steps(given)? {
-            rank.step(&self.share(&x, collective)?, &self.share(&y, collective)?)?;
-        }
-        Ok(rank)
-    }
-
-    fn of(case: &CaseFile, training: &Training) -> Result<Self> {
-        if case.meta("kind")? != "data_parallel" {
-            return Ok(Self::ShardedOptimizer(adamw::options(case)?));
-        }
-        let lr = case.meta_positive("lr")?;
-        let options = Options { bucket_size_mb: case.meta_as("bucket_size_mb")? };
-        options.bucket_bytes().context("metadata")?;
-        let (rows, ranks) = (training.rows, training.world_size);
-        ensure!(rows % ranks as i64 == 0, "{rows} rows cannot be shared equally among {ranks} ranks (world_size)");
-        Ok(Self::DataParallel { lr, options })
-    }
-
-    /// Trains `network` on this rank from `given`.
-    fn train(&self, trainer: &str, network: &Toy, given: &Given, collective: &Shared) -> Result<()> {
-        if self.loads(collective) {
-            load(network, given)?;
-        }
-        match self {
-            Self::DataParallel { lr, options } => {
-                let replica = Replica { parameters: network.named_parameters(), collective, options };
-                let mut trainer = mutants::trainer(trainer, replica, Box::new(Sgd::new(*lr)?))?;
-                for (x, y) in steps(given)? {
-                    network.zero_grad();
-                    pass(network, &self.share(&x, collective)?, &self.share(&y, collective)?, 1.0)?;
-                    trainer.parallel().finish_gradient_synchronization()?;
-                    trainer.step()?;
-                }
-            }
-            Self::ShardedOptimizer(options) => {
-                let group = ParamGroup::new(network.named_parameters(), Box::new(AdamW::new(*options)?));
-                let mut optimizer = TestedOptimizer::new(trainer, group, collective, &OPTIONS)?;
-                for (x, y) in steps(given)? {
-                    network.zero_grad();
-                    squared_error(network, &x, &y)?;
-                    optimizer.step()?;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A case's contents, checked against each other.
@@ -186,6 +90,7 @@ struct Training<'a> {
     parameters: Vec<String>,
     world_size: usize,
     rows: i64,
+    trained_numel: (usize, usize),
 }
 
 impl<'a> Training<'a> {
@@ -200,7 +105,8 @@ impl<'a> Training<'a> {
         );
         let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, SEED)?)?;
         let parameters = network.named_parameters().iter().map(|(name, _)| name.clone()).collect();
-        let mut training = Self { case, blueprint, parameters, world_size, rows: 0 };
+        let trained_numel = trained_numel(&network);
+        let mut training = Self { case, blueprint, parameters, world_size, rows: 0, trained_numel };
         training.rows = training.check_rows()?;
         training.check_parameters(&network)?;
         Ok(training)
@@ -236,13 +142,18 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Runs all ranks, with trainers of ours or with a subject; gives the folder with the final parameters on each rank.
-    fn train(&self, method: &Method, trainers: &[&str], trainee: Option<&Trainee>) -> Result<tempfile::TempDir> {
+    /// Runs all ranks, with trainers of ours or with a subject; gives the folder with the final parameters on each rank, and the
+    /// values that each rank's optimizer of the subject keeps state for.
+    fn train(
+        &self,
+        method: &Method,
+        trainers: &[&str],
+        trainee: Option<&Trainee>,
+    ) -> Result<(tempfile::TempDir, Vec<usize>)> {
         let folder =
             tempfile::Builder::new().prefix("cs336-case-").tempdir().context("making a folder for the case")?;
         let given = self.case.tensors.iter().filter(|(name, _)| !name.starts_with("final."));
-        let given: Vec<_> = given.map(|(name, tensor)| (name, tensor.contiguous())).collect();
-        Tensor::write_safetensors(&given, folder.path().join(GIVEN)).context("writing the ranks' tensors")?;
+        safetensors::write(&given.collect::<Vec<_>>(), &folder.path().join(GIVEN))?;
         let input = Input {
             blueprint: self.blueprint.clone(),
             method: method.clone(),
@@ -252,8 +163,8 @@ impl<'a> Training<'a> {
         };
         let ours = || Launch::new(TASK.name, self.world_size, DEADLINE);
         let plan = trainee.map_or_else(ours, |trainee| launch_of(TASK.name, self.world_size, &trainee.subject));
-        launch(&plan, &serde_json::to_value(input)?)?;
-        Ok(folder)
+        let stepped = launch(&plan, &serde_json::to_value(input)?)?;
+        Ok((folder, stepped.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?))
     }
 
     /// Compares what [`Self::train`] left with the expected values.
@@ -292,6 +203,7 @@ type Given = BTreeMap<String, Tensor>;
 fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
     let Input { blueprint, method, trainers, trainee, folder } = parse_input(input)?;
     let (rank, given) = (collective.rank(), read(&folder.join(GIVEN))?);
+    let mut stepped = 0;
     for trainer in &trainers {
         // Other values on every rank, until the case's are loaded or broadcast.
         let network = Toy::new(&blueprint, &Generator::new(Device::Cpu, rank as i64)?)?;
@@ -299,29 +211,18 @@ fn on_rank(collective: &Shared, input: Value) -> Result<Value> {
         match &trainee {
             Some(trainee) => {
                 let rank = method.train_subject(trainee, &blueprint, network, &given, collective)?;
-                Tensor::write_safetensors(rank.network().named_parameters(), file)?;
+                stepped = rank.stepped_numel;
+                safetensors::write(rank.network().named_parameters(), &file)?;
             }
             None => {
                 method
                     .train(trainer, &network, &given, collective)
                     .with_context(|| format!("training by {trainer}"))?;
-                Tensor::write_safetensors(network.named_parameters(), file)?;
+                safetensors::write(network.named_parameters(), &file)?;
             }
         }
     }
-    Ok(Value::Null)
-}
-
-/// Loads the case's initial values.
-fn load(network: &Toy, given: &Given) -> Result<()> {
-    let initial = given.iter().filter_map(|(name, tensor)| Some((name.strip_prefix("init.")?, tensor)));
-    network.load(&initial.map(|(name, tensor)| (name.to_string(), tensor.shallow_clone())).collect())
-}
-
-/// Each step's `x` (rows, 10) and `y` (rows, 5).
-fn steps(given: &Given) -> Result<Vec<(Tensor, Tensor)>> {
-    let (x, y) = (&given["x"], &given["y"]);
-    (0..x.size()[0]).map(|step| Ok((x.f_select(0, step)?, y.f_select(0, step)?))).collect()
+    Ok(stepped.into())
 }
 
 fn final_file(folder: &Path, trainer: &str, rank: usize) -> PathBuf {

@@ -27,7 +27,7 @@ pub struct Records {
     pub gpu: Option<RecordSet>,
     /// The records of other problems that this one's answer reads, by name.
     pub others: BTreeMap<String, Records>,
-    /// Files of this machine's records that cannot be used, each with what to do. The accepted records stand in for them.
+    /// What of this machine's records cannot be used, each with what to do. The accepted records stand in; a subject has none.
     pub unreadable: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ impl Records {
         self.suite.iter().flat_map(move |suite| suite.cases(profile))
     }
 
-    /// The unusable files of this problem and of those that its answer also reads, each with what to do.
+    /// What cannot be used of this problem's records and of those that its answer also reads, each with what to do.
     pub fn unreadable_files(&self) -> impl Iterator<Item = &String> {
         self.unreadable.iter().chain(self.others.values().flat_map(|other| &other.unreadable))
     }

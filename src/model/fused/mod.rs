@@ -9,9 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Kind, Tensor};
 
 use self::buffers::{Buffers, Layer, Saved};
-use self::kernels::{Kernels, NormSaved, Positions, Shape};
-use self::packed::{LayerWeights, Packed, Part, Weights};
+pub use self::exchange::Exchange;
+use self::exchange::Then;
+use self::kernels::{Kernels, Positions, Shape};
+use self::packed::{LayerWeights, Packed, Weights};
 use self::products::Products;
+pub use self::shard::{Piece, Shard};
 use super::norm::EPS;
 use super::optim::AdamWOptions;
 use super::{Config, Precision, Transformer};
@@ -19,10 +22,13 @@ use crate::attention::Attention;
 use crate::cuda::Choice;
 use crate::torch::autograd::changed_in_place;
 
+mod backward;
 mod buffers;
+mod exchange;
 pub mod kernels;
 pub mod packed;
 mod products;
+mod shard;
 
 /// A model's training step on batches of one size.
 pub struct FusedStep {
@@ -79,6 +85,17 @@ impl FusedStep {
         gradients: Gradients,
         options: AdamWOptions,
     ) -> Result<Self> {
+        Self::with(model, batch, precision, gradients, options, Shard::ALL)
+    }
+
+    fn with(
+        model: &mut Transformer,
+        batch: i64,
+        precision: Precision,
+        gradients: Gradients,
+        options: AdamWOptions,
+        shard: Shard,
+    ) -> Result<Self> {
         options.validate()?;
         let config = *model.config();
         config.validate_with_batch(batch)?;
@@ -92,7 +109,7 @@ impl FusedStep {
             )
         })?;
         let kernels = Kernels::load(device, Shape::of(&config, precision)?).context("preparing a fused step")?;
-        let packed = Packed::of(model, precision, kept, device)?;
+        let packed = Packed::of(model, precision, kept, shard, device)?;
         let (weights, gradients) = (packed.weights()?, packed.weight_gradients(kept)?);
         let buffers = Buffers::new(&config, batch, precision, kernels.norm_blocks(), device)?;
         let [cosines, sines] = model.rope().tables().map(Tensor::shallow_clone);
@@ -126,11 +143,18 @@ impl FusedStep {
     ///
     /// It waits for nothing and copies nothing from the host, so that it can be captured after one such step. Tokens and
     /// targets must be below the vocabulary's size: a target that is not makes the loss NaN.
+    ///
+    /// Errors: the step is sharded.
     pub fn train(&self, model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        ensure!(!self.packed.is_sharded(), "this step is sharded: train it by train_on_rank");
+        self.train_then(model, tokens, targets, Then::Update)
+    }
+
+    fn train_then(&self, model: &Transformer, tokens: &Tensor, targets: &Tensor, then: Then) -> Result<Tensor> {
         let _no_graph = tch::no_grad_guard();
         self.check_batch(tokens, targets)?;
         self.kernels.advance(&self.progress, &self.options)?;
-        let loss = self.pass(tokens, targets, true)?;
+        let loss = self.pass(tokens, targets, then)?;
         model.parameters().iter().try_for_each(|(_, parameter)| changed_in_place(parameter))?;
         Ok(loss)
     }
@@ -140,7 +164,7 @@ impl FusedStep {
         let _no_graph = tch::no_grad_guard();
         self.require_kept()?;
         self.check_batch(tokens, targets)?;
-        self.pass(tokens, targets, false)
+        self.pass(tokens, targets, Then::Keep)
     }
 
     fn check_batch(&self, tokens: &Tensor, targets: &Tensor) -> Result<()> {
@@ -152,12 +176,12 @@ impl FusedStep {
         Ok(())
     }
 
-    /// Forward and backward pass, with AdamW where it `trains`.
-    fn pass(&self, tokens: &Tensor, targets: &Tensor, trains: bool) -> Result<Tensor> {
+    /// Forward and backward pass, and what is done with the gradients.
+    fn pass(&self, tokens: &Tensor, targets: &Tensor, then: Then) -> Result<Tensor> {
         let [embedding, gains] = self.packed.embedding_and_gains()?;
         let lse = self.forward(tokens, &embedding, &gains).context("in the forward pass")?;
         let loss = self.head(targets)?;
-        self.backward(tokens, &gains, lse, trains).context("in the backward pass")?;
+        self.backward(tokens, &gains, lse, then).context("in the backward pass")?;
         Ok(loss)
     }
 
@@ -184,6 +208,12 @@ impl FusedStep {
     pub fn refresh(&self) -> Result<()> {
         let _no_graph = tch::no_grad_guard();
         self.packed.refresh()
+    }
+
+    /// Forgets AdamW's moments and its count of steps.
+    pub fn restart(&self) -> Result<()> {
+        let _ = self.progress.shallow_clone().f_zero_()?;
+        self.packed.forget_moments()
     }
 
     /// The algorithms that its products run on a GPU, once a step has run.
@@ -243,73 +273,6 @@ impl FusedStep {
         self.products.forward(&last.y, &self.weights.head, logits).context("in lm_head")?;
         self.kernels.cross_entropy(logits, targets, losses)?;
         Ok(losses.f_mean(None::<Kind>)?)
-    }
-
-    fn backward(&self, tokens: &Tensor, gains: &Tensor, lse: Vec<Tensor>, trains: bool) -> Result<()> {
-        let update = |part| if trains { self.update(part) } else { Ok(()) };
-        let Buffers { layers, last, logits, dy, residual, partial, .. } = &self.buffers;
-        self.products.weight_gradient(logits, &last.y, &self.gradients.head)?;
-        self.products.data_gradient(logits, &self.weights.head, dy)?;
-        self.norm_backward(last, gains, 2 * layers.len(), true)?;
-        for (i, lse) in lse.into_iter().enumerate().rev() {
-            let (layer, weights) = (&layers[i], &self.weights.layers[i]);
-            let gradients = &self.gradients.layers[i % self.kept];
-            self.feed_forward_backward(layer, weights, gradients)
-                .with_context(|| format!("in the feed-forward part of layer {i}"))?;
-            self.norm_backward(&layer.ffn, gains, 2 * i + 1, false)?;
-            self.attend_backward(layer, weights, gradients, &lse)
-                .with_context(|| format!("in the attention of layer {i}"))?;
-            self.norm_backward(&layer.attention, gains, 2 * i, false)?;
-            if i % self.kept == 0 {
-                update(Part::Layers { first: i, end: layers.len().min(i + self.kept) })?;
-            }
-        }
-        let [d_embedding, d_gains] = self.packed.embedding_and_gain_gradients()?;
-        self.kernels.embedding_gradient(tokens, &residual.wide, &d_embedding)?;
-        self.kernels.gain_gradients(partial, &d_gains)?;
-        update(Part::Head)?;
-        update(Part::EmbeddingAndGains)
-    }
-
-    fn update(&self, part: Part) -> Result<()> {
-        self.kernels.update(&self.packed.range(part)?, &self.progress, &self.options)
-    }
-
-    /// The backward pass of norm `index` from `dy` into the residual stream's gradient.
-    fn norm_backward(&self, saved: &Saved, gains: &Tensor, index: usize, is_first: bool) -> Result<()> {
-        let Buffers { dy, residual, partial, .. } = &self.buffers;
-        let [gain, partial] = [gains, partial].map(|t| t.f_get(index as i64));
-        let Saved { h, inverse_rms, .. } = saved;
-        let saved = NormSaved { h, inverse_rms, gain: &gain?, partial: &partial? };
-        self.kernels.norm_backward(&saved, dy, residual, is_first)
-    }
-
-    fn feed_forward_backward(&self, layer: &Layer, weights: &LayerWeights, gradients: &LayerWeights) -> Result<()> {
-        let Buffers { activated, d_activated, d_gate_up, residual, dy, .. } = &self.buffers;
-        self.products.data_gradient(&residual.low, &weights.down, d_activated)?;
-        self.kernels.swiglu_backward([&layer.gate_up, d_activated, d_gate_up, activated])?;
-        self.products.weight_gradient(&residual.low, activated, &gradients.down)?;
-        self.products.weight_gradient(d_gate_up, &layer.ffn.y, &gradients.gate_up)?;
-        self.products.data_gradient(d_gate_up, &weights.gate_up, dy)
-    }
-
-    fn attend_backward(
-        &self,
-        layer: &Layer,
-        weights: &LayerWeights,
-        gradients: &LayerWeights,
-        lse: &Tensor,
-    ) -> Result<()> {
-        let Buffers { d_o, d_qkv, residual, dy, .. } = &self.buffers;
-        self.products.data_gradient(&residual.low, &weights.output, d_o)?;
-        self.products.weight_gradient(&residual.low, &layer.o, &gradients.output)?;
-        let [q, k, v] = self.heads_of(&layer.qkv)?;
-        let (o, d_o) = (self.heads(&layer.o)?, self.heads(d_o)?);
-        let [dq, dk, dv] = self.attention.backward([&q, &k, &v, &o, lse, &d_o], true)?;
-        let [dq, dk, dv] = [dq, dk, dv].map(|t| t.f_contiguous());
-        self.kernels.rope_backward([&dq?, &dk?, &dv?], d_qkv, &self.positions())?;
-        self.products.weight_gradient(d_qkv, &layer.attention.y, &gradients.qkv)?;
-        self.products.data_gradient(d_qkv, &weights.qkv, dy)
     }
 
     /// Queries, keys and values of packed rows (tokens, 3 d) as (batch, heads, seq, d_head).

@@ -3,26 +3,31 @@
 //! Weights that multiply the same input lie behind each other, so that one product takes them all: q, k and v as (3 d, d),
 //! W1 and W3 as (2 d_ff, d). The parameters of the model become views; their names, order and shapes stay.
 
+use std::ops::Range;
+
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
 
-use super::kernels::Packed as Range;
+use super::kernels::Packed as Stepped;
+use super::shard::{Piece, Shard};
 use crate::model::{Config, Precision, Transformer};
 
 /// Parameters that products multiply by come first, then those whose gradients are float32: the embedding and the gains.
 pub struct Packed {
     config: Config,
+    shard: Shard,
     masters: Tensor,
     /// The masters themselves where the products are float32.
     low: Tensor,
     /// Of as many layers as are kept at a time, then of the head.
     weight_gradients: Tensor,
     float_gradients: Tensor,
+    /// Of this rank's shares, unit by unit, as `v`.
     m: Tensor,
     v: Tensor,
 }
 
-/// A part of the parameters that AdamW changes in one launch.
+/// A part of the parameters that AdamW changes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The weights of layers that follow each other.
@@ -32,6 +37,26 @@ pub enum Part {
     },
     Head,
     EmbeddingAndGains,
+}
+
+/// What lies in the storage for each parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    Masters,
+    /// As the products read them; of the embedding and the gains the masters.
+    Products,
+    Gradients,
+}
+
+/// A range of parameters that are stepped together.
+struct Unit {
+    /// The first one in the masters, and how many follow.
+    start: i64,
+    elements: i64,
+    /// Of these, this rank's.
+    share: Range<i64>,
+    gradients_start: i64,
+    moments_start: i64,
 }
 
 /// One layer's packed weights, or their gradients.
@@ -65,7 +90,7 @@ impl Packed {
     /// Moves the model's parameters into one array, with their values. Gradients have room for `kept` layers at a time.
     ///
     /// Errors: libtorch's, such as too little memory.
-    pub fn of(model: &mut Transformer, precision: Precision, kept: i64, device: Device) -> Result<Self> {
+    pub fn of(model: &mut Transformer, precision: Precision, kept: i64, shard: Shard, device: Device) -> Result<Self> {
         let config = *model.config();
         let (all, weights) = (config.num_parameters() as i64, config.num_matmul_parameters() as i64);
         let float = |elements: i64| Tensor::f_zeros([elements], (Kind::Float, device));
@@ -80,14 +105,17 @@ impl Packed {
         })?;
         let low = masters.f_narrow(0, 0, weights)?;
         let low = if kind == Kind::Float { low } else { low.f_to_kind(kind)? };
+        let layers = config.num_layers * shard.len(config.num_layer_weights() as i64);
+        let moments = layers + shard.len(head(&config)) + shard.len(all - weights);
         Ok(Self {
             config,
+            shard,
             masters,
             low,
             weight_gradients: Tensor::f_zeros([kept_weights(&config, kept) as i64], (kind, device))?,
             float_gradients: float(all - weights)?,
-            m: float(all)?,
-            v: float(all)?,
+            m: float(moments)?,
+            v: float(moments)?,
         })
     }
 
@@ -129,20 +157,82 @@ impl Packed {
         Ok(())
     }
 
-    /// What AdamW changes of `part`.
-    pub fn range(&self, part: Part) -> Result<Range> {
-        let layer = self.config.num_layer_weights() as i64;
-        let (layers, weights) = (layer * self.config.num_layers, self.low.numel() as i64);
-        let slots = self.weight_gradients.numel() as i64 - (weights - layers);
-        let (start, end, gradients, from) = match part {
-            Part::Layers { first, end } => (layer * first as i64, layer * end as i64, &self.weight_gradients, 0),
-            Part::Head => (layers, weights, &self.weight_gradients, slots),
-            Part::EmbeddingAndGains => (weights, self.masters.numel() as i64, &self.float_gradients, 0),
+    /// Sets AdamW's moments to zero.
+    pub fn forget_moments(&self) -> Result<()> {
+        [&self.m, &self.v].into_iter().try_for_each(|moment| Ok(moment.shallow_clone().f_zero_().map(drop)?))
+    }
+
+    /// What AdamW changes of `part` on this rank.
+    pub fn stepped(&self, part: Part) -> Result<Vec<Stepped>> {
+        let of = |unit: Unit| {
+            let share = |of| Ok::<_, anyhow::Error>(self.piece(&unit, of)?.share);
+            let count = unit.share.end - unit.share.start;
+            let moment = |of: &Tensor| of.f_narrow(0, unit.moments_start, count);
+            let has_copy = self.has_copies() && part != Part::EmbeddingAndGains;
+            let low = has_copy.then(|| share(Values::Products)).transpose()?;
+            let (p, g) = (share(Values::Masters)?, share(Values::Gradients)?);
+            Ok(Stepped { p, g, m: moment(&self.m)?, v: moment(&self.v)?, low })
         };
-        let of = |t: &Tensor| t.f_narrow(0, start, end - start);
-        let low = (end <= weights && self.low.kind() != Kind::Float).then(|| of(&self.low)).transpose()?;
-        let g = gradients.f_narrow(0, from, end - start)?;
-        Ok(Range { p: of(&self.masters)?, g, m: of(&self.m)?, v: of(&self.v)?, low })
+        self.units(part).into_iter().map(of).collect()
+    }
+
+    /// Those values of `part`.
+    pub fn pieces(&self, part: Part, of: Values) -> Result<Vec<Piece>> {
+        self.units(part).iter().map(|unit| self.piece(unit, of)).collect()
+    }
+
+    /// Whether a rank steps only some of the parameters.
+    pub fn is_sharded(&self) -> bool {
+        self.m.numel() < self.masters.numel()
+    }
+
+    /// Whether the products read copies of the masters.
+    pub fn has_copies(&self) -> bool {
+        self.low.kind() != Kind::Float
+    }
+
+    fn piece(&self, unit: &Unit, of: Values) -> Result<Piece> {
+        let is_weight = unit.start < self.low.numel() as i64;
+        let (values, start) = match of {
+            Values::Gradients if is_weight => (&self.weight_gradients, unit.gradients_start),
+            Values::Gradients => (&self.float_gradients, unit.gradients_start),
+            Values::Products if is_weight => (&self.low, unit.start),
+            Values::Products | Values::Masters => (&self.masters, unit.start),
+        };
+        Piece::of(values, start, unit.elements, &unit.share)
+    }
+
+    /// The ranges of `part`: each layer for itself where the ranks share it.
+    fn units(&self, part: Part) -> Vec<Unit> {
+        let (shard, layer, head) = (self.shard, self.config.num_layer_weights() as i64, head(&self.config));
+        let (layers, weights) = (layer * self.config.num_layers, self.low.numel() as i64);
+        let slots = self.weight_gradients.numel() as i64 - head;
+        let layer_moments = shard.len(layer);
+        let head_moments = layer_moments * self.config.num_layers;
+        let unit = |start, elements, gradients_start, moments_start| Unit {
+            start,
+            elements,
+            share: shard.of(elements),
+            gradients_start,
+            moments_start,
+        };
+        match part {
+            Part::Layers { first, end } => {
+                let [first, end] = [first, end].map(|i| i as i64);
+                let start = layer * first;
+                if layer_moments == layer {
+                    // Several layers may divide into shares where one does not.
+                    let elements = layer * (end - first);
+                    return vec![Unit { share: 0..elements, ..unit(start, elements, start % slots, start) }];
+                }
+                (first..end).map(|i| unit(layer * i, layer, layer * i % slots, layer_moments * i)).collect()
+            }
+            Part::Head => vec![unit(layers, head, slots, head_moments)],
+            Part::EmbeddingAndGains => {
+                let others = self.float_gradients.numel() as i64;
+                vec![unit(weights, others, 0, head_moments + shard.len(head))]
+            }
+        }
     }
 
     /// Bytes of this storage for a model whose gradients are kept for `kept` layers at a time: float32 parameters and two moments
@@ -155,6 +245,11 @@ impl Packed {
         };
         12 * all + copy * weights + gradient * kept_weights(config, kept) + 4 * (all - weights)
     }
+}
+
+/// Parameters of the head.
+fn head(config: &Config) -> i64 {
+    config.vocab_size * config.d_model
 }
 
 /// Parameters of `kept` layers and of the head.

@@ -1,5 +1,6 @@
 //! What a fused step promises beside its results, which `benchmarking_script`'s check compares with autograd's.
 
+use super::packed::Part;
 use super::*;
 use crate::attention::ImplementationName;
 use crate::model::loss::cross_entropy;
@@ -77,6 +78,29 @@ fn a_saved_parameter_that_a_step_changed_is_noticed() {
     let _loss = step.train(&model, &tokens, &targets).unwrap();
     let error = format!("{:#}", autograd::backward(&stale).unwrap_err());
     assert!(error.contains("modified by an inplace operation"), "{error}");
+}
+
+#[test]
+fn a_ranks_moments_are_those_of_its_shares_end_to_end() {
+    let (layer, head, others) = (19_584, 2400, 2400 + 5 * 48);
+    for (ranks, shares) in [
+        (1, vec![2 * layer, head, others]),
+        (2, vec![layer / 2, layer / 2, head / 2, others / 2]),
+        (5, vec![2 * layer, head / 5, others / 5]),
+    ] {
+        let (mut model, shard) = (model(&CONFIG), Shard { rank: ranks - 1, ranks });
+        let step = FusedStep::sharded(&mut model, BATCH, Precision::Bfloat16, shard, AdamWOptions::default()).unwrap();
+        let parts = [Part::Layers { first: 0, end: 2 }, Part::Head, Part::EmbeddingAndGains];
+        let stepped: Vec<_> = parts.into_iter().flat_map(|part| step.packed.stepped(part).unwrap()).collect();
+        let sizes = |of: fn(&kernels::Packed) -> &Tensor| stepped.iter().map(|s| of(s).size()[0]).collect::<Vec<_>>();
+        assert_eq!(sizes(|s| &s.m), shares);
+        assert_eq!([sizes(|s| &s.p), sizes(|s| &s.g), sizes(|s| &s.v)], [shares.clone(), shares.clone(), shares]);
+        let addresses: Vec<_> = stepped.iter().map(|s| s.m.data_ptr() as usize).collect();
+        for (two, s) in addresses.windows(2).zip(&stepped) {
+            assert_eq!(two[1] - two[0], 4 * s.m.numel());
+        }
+        assert_eq!(step.packed.is_sharded(), ranks > 1);
+    }
 }
 
 #[test]

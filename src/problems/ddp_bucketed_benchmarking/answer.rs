@@ -3,26 +3,31 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use self::sizes::{Sizes, measured, of_one_machine, prediction_table, size_mb, size_table};
+use self::fused_steps::{FusedStep, Way, fused_steps};
+use self::sizes::{BucketCase, Sizes, measured, of_one_machine, prediction_table, size_mb, size_table};
 use self::strategies::{StrategyRecords, side_by_side};
+use self::wheel::Wheel;
 use super::measure::Bucketed;
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::numbers::NAIVE;
 use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, steps_table};
-use crate::harness::answer::{Answer, Audience, Claim, Paired, RecordSet, Records};
+use crate::harness::answer::{Answer, Audience, Claim, Paired, Quantity, RecordSet, Records};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
+mod fused_steps;
 mod sizes;
 mod strategies;
+mod wheel;
 
 /// The problems whose records the table of all strategies reads.
-pub const READS: &[&str] = &[NAIVE_PROBLEM, FLAT_PROBLEM, OVERLAP_PROBLEM, SHARDED_PROBLEM];
+pub const READS: &[&str] = &[NAIVE_PROBLEM, FLAT_PROBLEM, OVERLAP_PROBLEM, SHARDED_PROBLEM, FUSED_PROBLEM];
 const NAIVE_PROBLEM: &str = "naive_ddp_benchmarking";
 const FLAT_PROBLEM: &str = "minimal_ddp_flat_benchmarking";
 const OVERLAP_PROBLEM: &str = "ddp_overlap_individual_parameters_benchmarking";
 const SHARDED_PROBLEM: &str = "optimizer_state_sharding_accounting";
+const FUSED_PROBLEM: &str = "torch_compile";
 const SINGLE_CALLS: &str = "overlap_individual_parameters";
 
 /// What the sentences quote.
@@ -35,6 +40,27 @@ struct Quoted<'a> {
     #[serde(flatten)]
     sizes: Option<Sizes<'a>>,
     single_calls: Option<SingleCalls>,
+    fused: Option<Fused>,
+    wheel: Option<Wheel>,
+}
+
+/// The fused step with buckets, captured with its collectives.
+#[derive(Serialize)]
+struct Fused {
+    step: Quantity,
+    /// What it takes longer than without communication.
+    adds: Quantity,
+}
+
+impl Fused {
+    /// Of a GPU's bfloat16 steps, if they are stable.
+    fn of(set: Option<&RecordSet>) -> Result<Option<Self>> {
+        let steps = set.map(fused_steps).transpose()?.unwrap_or_default();
+        let buckets = steps.into_iter().find(|step| step.dtype == Precision::Bfloat16 && step.way == Way::Buckets);
+        Ok(buckets
+            .filter(|step| step.adds.stable)
+            .map(|FusedStep { step, adds, .. }| Self { step: step.all, adds: adds.all }))
+    }
 }
 
 /// Buckets and single parameters in turns of one case, of another problem.
@@ -53,11 +79,17 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
         sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, records)?,
+        wheel: Wheel::of(&cases),
         single_calls: single_calls(records.other(SHARDED_PROBLEM)?.of(main.profile()))?,
+        fused: Fused::of(records.other(FUSED_PROBLEM)?.gpu().filter(|_| main.is_gpu()))?,
     };
     let mut answer = Answer::of(main, &quoted)?;
     for set in records.sets() {
         steps_tables(&mut answer, set)?;
+        wheel::table(&mut answer, set, &set.cases::<Bucketed>()?)?;
+    }
+    if let Some(claim) = quoted.wheel.as_ref().and_then(|wheel| wheel.claim.clone()) {
+        answer.claim(claim)?;
     }
     if let Some(sizes) = &quoted.sizes {
         sizes.claims(&mut answer)?;
@@ -120,7 +152,7 @@ fn strategies(answer: &mut Answer, records: &Records) -> Result<()> {
     ];
     let main = records.main()?.profile();
     for profile in [Profile::Gpu, Profile::Cpu] {
-        let machines = side_by_side(&entries, profile)?;
+        let machines = side_by_side(&entries, records.other(FUSED_PROBLEM)?, profile)?;
         for (i, machine) in machines.iter().enumerate() {
             answer.table(format!("strategies-{profile}-{i}"), machine.table())?;
         }

@@ -69,6 +69,12 @@ impl Measure for Bucketed {
         params.validate()
     }
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let (wheel, found) = (params.wheel, row.steps.from_python.is_some());
+        ensure!(found == wheel, "wheel is {wheel}, but whether the row has steps from Python is {found}");
+        Ok(())
+    }
+
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
         let steps =
             ddp_step::measure(params, &Columns { strategies: &["naive", STRATEGY, COALESCED], pytorch_ddp: true })?;
@@ -84,7 +90,28 @@ impl Measure for Bucketed {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::bench::ddp_step::made_up;
+    use crate::harness::problem::Measured;
+
+    #[test]
+    fn steps_from_python_and_the_wheel_stand_or_fall_together() {
+        let measured = Measured::of::<Bucketed>();
+        let params = |wheel| Params { wheel, ..Params::smallest(Some(25.0)) };
+        let row = json!({"steps": made_up::row(&[], None), "model": {"predicted_overhead_s": 1.0, "best": null}});
+        (measured.check_row)(&json!(params(false)), &row).unwrap();
+        let said = format!("{:#}", (measured.check_row)(&json!(params(true)), &row).unwrap_err());
+        assert!(said.contains("wheel is true, but whether the row has steps from Python is false"), "{said}");
+        assert!(json!(params(false)).get("wheel").is_none(), "older records have no such key");
+        let mut wrong = json!(params(true));
+        assert_eq!((measured.parse)(&wrong, Profile::Cpu).unwrap(), wrong);
+        wrong["wheel"] = "yes".into();
+        assert!((measured.parse)(&wrong, Profile::Cpu).is_err());
+        let said = format!("{:#}", params(true).validate_without_wheel().unwrap_err());
+        assert!(said.contains("wheel must be left out: ddp_bucketed_benchmarking measures it"), "{said}");
+    }
 
     #[test]
     fn no_number_of_buckets_beats_the_best() {

@@ -12,7 +12,10 @@ pub mod subject;
 pub const PROBLEM: Problem = Problem {
     name: "ddp_bucketed_benchmarking",
     answers: &["a", "b"],
-    checks: &[Check { name: "fewer_calls_in_larger_buckets", part: "a", run: checks::fewer_calls_in_larger_buckets }],
+    checks: &[
+        Check { name: "fewer_calls_in_larger_buckets", part: "a", run: checks::fewer_calls_in_larger_buckets },
+        Check { name: "fused_ranks_train_as_one_process", part: "a", run: checks::fused_ranks_train_as_one_process },
+    ],
     measured: Some(Measured::of::<Bucketed>()),
     answer: answer::answer,
     reads: answer::READS,

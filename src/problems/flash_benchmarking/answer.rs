@@ -1,8 +1,9 @@
-//! Ours against plain attention, PyTorch's operators and FlashAttention-4: two regimes, all cells, 16 heads, and figures.
+//! Ours against plain attention, PyTorch's operators and FlashAttention-4: two regimes, all cells, 16 heads, calls, figures.
 
 pub(super) mod cells;
 pub(super) mod figures;
 mod heads;
+mod host;
 mod published;
 mod speed;
 pub(super) mod tables;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 use self::cells::{CellPass, FlashCase, only, passes, shape, title};
 use self::heads::Heads;
+use self::host::Host;
 use self::published::{PowerCap, power_cap};
 use self::speed::{Passes, Speed, Wins};
 use self::tables::TileRow;
@@ -27,7 +29,7 @@ use crate::bench::timing::FLUSHED_BYTES;
 use crate::bench::tolerance;
 use crate::bench::work::{AttentionPass, BACKWARD_OVER_FORWARD};
 use crate::harness::answer::format::{grouped, markdown};
-use crate::harness::answer::{Answer, Audience, CaseOutcome, Quantity, Records, Unit};
+use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Records, Unit};
 
 /// The grids of 16 heads, which fill a GPU: call after call, and rested.
 const HEADS: [&str; 2] = ["heads", "rested"];
@@ -35,6 +37,7 @@ const HEADS: [&str; 2] = ["heads", "rested"];
 const GRAPH: &str = "graph";
 const WARM: &str = "warm";
 const LEADERBOARD: &str = "leaderboard";
+const CALLS: &str = "calls";
 
 /// What the sentences quote.
 #[derive(Serialize)]
@@ -56,6 +59,8 @@ struct Quoted {
     tiles: Option<TileExample>,
     heads: Option<Heads>,
     cap: Option<PowerCap>,
+    /// Of calls that the host limits.
+    host: Option<Host>,
     /// What has no figure and why, a sentence for each way to end.
     endings: Vec<String>,
     board: Option<Leaderboard>,
@@ -116,6 +121,17 @@ struct Leaderboard {
     why: String,
 }
 
+impl Quoted {
+    fn claims(&self) -> [Option<Claim>; 4] {
+        [
+            self.wins.as_ref().map(Wins::claim),
+            self.passes.as_ref().map(Passes::claim),
+            self.heads.as_ref().and_then(|heads| heads.claim.clone()),
+            self.host.as_ref().and_then(|host| host.claim.clone()),
+        ]
+    }
+}
+
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
     let cases = main.cases::<FlashBenchmarking>()?;
@@ -143,16 +159,12 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         tiles: tiles.as_deref().and_then(tile_example),
         heads: Heads::of(&heads, &on)?,
         cap: power_cap(&heads)?,
+        host: main.is_gpu().then(|| Host::of(&cases, &on)).flatten(),
         endings: endings(&cases, &grid).sentences(),
         board: board.and_then(leaderboard),
     };
     let mut answer = Answer::of(main, &quoted)?;
-    let claims = [
-        quoted.wins.as_ref().map(Wins::claim),
-        quoted.passes.as_ref().map(Passes::claim),
-        quoted.heads.as_ref().and_then(|heads| heads.claim.clone()),
-    ];
-    claims.into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
+    quoted.claims().into_iter().flatten().try_for_each(|claim| answer.claim(claim))?;
     let by_launch = |p: &CellPass| if p.cell.launch == Launch::Graph { "as a graph" } else { "launched" }.into();
     let by_dtype = |p: &CellPass| p.cell.dtype.name().into();
     let printed = [
@@ -166,7 +178,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("full-heads", quoted.heads.as_ref().map(|heads| heads.times.clone())),
         ("full-energy", quoted.heads.and_then(|heads| heads.energies)),
         ("full-errors", tables::errors(answered, &on)),
-        (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?, &on)))),
+        (CALLS, quoted.host.map(|host| host.table)),
+        (LEADERBOARD, board.and_then(|case| Some(tables::leaderboard(case, case.row()?.timings()?, &on)))),
     ];
     for (id, table) in printed {
         table.map_or(Ok(()), |table| answer.table(id, table))?;
@@ -189,13 +202,15 @@ fn width(passes: &[CellPass]) -> String {
     passes.first().map_or_else(String::new, |pass| format!("${}$", by_width(pass)))
 }
 
-/// The small grid of a CPU.
+/// The small grid of a CPU, and its calls.
 fn cpu_grid(answer: &mut Answer, records: &Records) -> Result<()> {
     let Some(cpu) = records.cpu() else { return Ok(()) };
     let cases = cpu.cases::<FlashBenchmarking>()?;
     let both = only(&cells::grid(&passes(&cases)), |p| p.cell.dtype == Dtype::Float32 && p.pass == AttentionPass::Both);
-    let of = format!("float32, warm caches, on {}, where \"tiled\" is ours", cpu.machine()?);
-    tables::times(&both, by_width, &of).map_or(Ok(()), |table| answer.table("cpu-times", table))
+    let on = cpu.machine()?;
+    let of = format!("float32, warm caches, on {on}, where \"tiled\" is ours");
+    tables::times(&both, by_width, &of).map_or(Ok(()), |table| answer.table("cpu-times", table))?;
+    Host::of(&cases, &on).map_or(Ok(()), |host| answer.table("cpu-calls", host.table))
 }
 
 fn how_timed(grid: &[CellPass]) -> Option<Grid> {
@@ -223,9 +238,15 @@ fn tile_example(rows: &[TileRow]) -> Option<TileExample> {
 
 fn endings(cases: &[FlashCase], grid: &[CellPass]) -> Endings {
     let mut endings = Endings::default();
-    for case in cases.iter().filter(|case| GRIDS.contains(&case.grid.as_str())) {
-        let (Params::Cell(cell), Some(why)) = (&case.params, reason(&case.outcome)) else { continue };
-        endings.missing.push(format!("{}, {} ({why})", cell.dtype.name(), shape(cell)));
+    for case in cases {
+        let Some(why) = reason(&case.outcome) else { continue };
+        match &case.params {
+            Params::Cell(cell) if GRIDS.contains(&case.grid.as_str()) => {
+                endings.missing.push(format!("{}, {} ({why})", cell.dtype.name(), shape(cell)));
+            }
+            Params::Calls(_) => endings.missing.push(format!("calls that the host limits ({why})")),
+            Params::Cell(_) | Params::Leaderboard(_) => {}
+        }
     }
     for implementation in columns() {
         for pass in grid {

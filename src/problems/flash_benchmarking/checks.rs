@@ -44,7 +44,7 @@ pub fn grid_is_the_handouts() -> Result<Verdict> {
                 ensure!(cells.insert((c.dtype.name(), c.d_model, c.seq)), "twice: {case}");
                 ensure!(*rounds.entry(c.seq).or_insert(c.rounds) == c.rounds, "other cells as long: {case}");
             }
-            Params::Cell(_) => {}
+            Params::Cell(_) | Params::Calls(_) => {}
             Params::Leaderboard(l) => {
                 let shape = (l.dtype, l.n_heads, l.d_head, l.seq, l.warmup_ms, l.rep_ms);
                 ensure!(shape == (Dtype::Bfloat16, 16, 64, 16384, 1000.0, 10_000.0), "{case}");

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use tch::{Device, Kind};
 
 use super::implementations::precision;
-use super::measure::{ImplementationOutcome, Row};
+use super::measure::{ImplementationOutcome, Timings};
 use super::task::Task;
 use super::verify::{Others, Runs, Verified, rounded, verify};
 use crate::attention::implementations::Implementation;
@@ -25,7 +25,7 @@ pub const LAP: &str = "call";
 
 /// An implementation, and its part in the case.
 type Entry<'e, 'p> = (&'e Implementation, &'e ColumnOutcome<Verified<'p>>);
-type Timings = BTreeMap<AttentionPass, ColumnOutcome<Samples>>;
+type TimedPasses = BTreeMap<AttentionPass, ColumnOutcome<Samples>>;
 
 /// Verifies and measures every one of `implementations`, FlashAttention-4 in `peer`; the key is the name.
 pub fn compare<'p>(
@@ -33,7 +33,7 @@ pub fn compare<'p>(
     implementations: &[Implementation],
     device: Device,
     others: &Others<'p>,
-) -> Result<Row> {
+) -> Result<Timings> {
     let generator = Generator::new(device, SEED)?;
     let inputs = task.draw(task.seq(), &generator).context("drawing the inputs")?;
     let verify = |implementation| verify(implementation, task, &inputs, &generator, others);
@@ -54,11 +54,11 @@ pub fn compare<'p>(
         };
         columns.insert(implementation.name.to_string(), outcome);
     }
-    Ok(Row { columns, energy_missing, message: None })
+    Ok(Timings { columns, energy_missing, message: None })
 }
 
 /// `by_host`: every column by the host's clock, since a column of another process can be timed by no other.
-fn timed(task: &Task, inputs: &Inputs, entries: &[Entry], by_host: bool) -> Result<Vec<Timings>> {
+fn timed(task: &Task, inputs: &Inputs, entries: &[Entry], by_host: bool) -> Result<Vec<TimedPasses>> {
     let device = inputs.device();
     let bench = TimingBench::new(device, task.protocol)?;
     let bench = |clear: &dyn Fn() -> Result<()>, call: &mut dyn FnMut() -> Result<()>| match by_host {
@@ -80,7 +80,7 @@ fn timed(task: &Task, inputs: &Inputs, entries: &[Entry], by_host: bool) -> Resu
     }
     take_turns(task.rounds, &mut variants)?;
     let mut ended = variants.into_iter().map(Variant::ended);
-    let mut timings = vec![Timings::new(); entries.len()];
+    let mut timings = vec![TimedPasses::new(); entries.len()];
     for pass in task.passes {
         for ((implementation, _), timings) in entries.iter().zip(&mut timings) {
             let column = ended.next().context("a variant has one ending")?;
@@ -97,7 +97,7 @@ fn energies(
     task: &Task,
     inputs: &Inputs,
     entries: &[Entry],
-    timings: &[Timings],
+    timings: &[TimedPasses],
 ) -> (Vec<BTreeMap<AttentionPass, Energy>>, Option<String>) {
     let mut energies = vec![BTreeMap::new(); entries.len()];
     if task.energy_s == 0.0 {

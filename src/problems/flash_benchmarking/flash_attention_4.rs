@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 
 use anyhow::{Context as _, Result};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tch::Device;
 
 use super::compare::{LAP, compare};
-use super::measure::{Launch, Row};
+use super::measure::{Launch, Timings};
 use super::task::Task;
 use super::verify::{Expected, Others, Runs, Verified, WHOLE, worse};
 use crate::attention::implementations::Implementation;
@@ -16,7 +15,7 @@ use crate::bench::attention::Inputs;
 use crate::bench::dtype::Dtype;
 use crate::bench::errors::AttentionErrors;
 use crate::bench::interleave::{ColumnOutcome, Laps};
-use crate::bench::peer::{TorchPeer, with_kept_or_why};
+use crate::bench::peer::{Installed, Reply, TorchPeer, with_kept_or_why};
 use crate::bench::timing::{BusyCalls, Cache, Protocol};
 use crate::bench::work::AttentionPass;
 use crate::error::fault_of;
@@ -35,22 +34,8 @@ pub type PeerOutcome<'p> = ColumnOutcome<RefCell<&'p mut TorchPeer>>;
 #[derive(Clone, Copy)]
 pub struct InPeer<'p>(&'p RefCell<&'p mut TorchPeer>);
 
-/// Its own checks refuse some inputs, in words; a fault of the peer or of the device is an error instead.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Reply<T> {
-    Accepted(T),
-    Refused(String),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Installed {
-    version: String,
-}
-
 /// Compares `implementations`, with a peer if FlashAttention-4 has a part in the case.
-pub fn beside(task: &Task, implementations: &[Implementation], device: Device) -> Result<Row> {
+pub fn beside(task: &Task, implementations: &[Implementation], device: Device) -> Result<Timings> {
     match absent(task, device) {
         Some(reason) => {
             let peer = &ColumnOutcome::NotRun { reason: reason.into() };
@@ -66,11 +51,8 @@ pub fn in_peer(
     implementations: &[Implementation],
     device: Device,
     peer: Result<&mut TorchPeer>,
-) -> Result<Row> {
-    let peer = match peer {
-        Ok(peer) => ColumnOutcome::Measured { row: RefCell::new(peer) },
-        Err(error) => failed(error),
-    };
+) -> Result<Timings> {
+    let peer = ColumnOutcome::of_any(peer.map(RefCell::new));
     let row = compare(task, implementations, device, &Others { peer: &peer, subject: None })?;
     if let Some(peer) = peer.measured() {
         // A peer that has ended frees its memory anyway.
@@ -111,14 +93,8 @@ pub fn verify<'p>(
     match peer.verify(task, inputs, generator) {
         Ok(Reply::Accepted(verified)) => Ok(ColumnOutcome::Measured { row: verified }),
         Ok(Reply::Refused(reason)) => Ok(ColumnOutcome::NotRun { reason }),
-        Err(error) => Ok(failed(error)),
+        Err(error) => Ok(ColumnOutcome::of_any(Err(error))),
     }
-}
-
-/// A column that cannot be measured does not cost the case the others.
-fn failed<T>(error: anyhow::Error) -> ColumnOutcome<T> {
-    let words = format!("{error:#}");
-    ColumnOutcome::of(Err(error)).unwrap_or(ColumnOutcome::Failed { error: words })
 }
 
 impl<'p> InPeer<'p> {

@@ -1,13 +1,13 @@
-//! One cell of the grid, or the leaderboard's function: its parameters and its row.
+//! One cell of the grid, the leaderboard's function, or the host's time of a call: parameters and rows.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::flash_attention_4;
 use super::implementations::columns;
 use super::task::Task;
+use super::{calls, flash_attention_4};
 use crate::attention::FLASH_KERNELS;
 use crate::bench::device::device_for;
 use crate::bench::dtype::Dtype;
@@ -24,12 +24,13 @@ use crate::harness::samples::Samples;
 
 pub struct FlashBenchmarking;
 
-/// One cell of the grid, or the leaderboard's function.
+/// One cell of the grid, the leaderboard's function, or calls that the host limits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
     Cell(Cell),
     Leaderboard(Leaderboard),
+    Calls(calls::Params),
 }
 
 /// Causal attention of one head, forward, backward and both.
@@ -80,8 +81,33 @@ pub enum Launch {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Row {
+    Timings(Timings),
+    Calls(Box<calls::Row>),
+}
+
+impl Row {
+    /// Of a cell or the leaderboard's function.
+    pub fn timings(&self) -> Option<&Timings> {
+        match self {
+            Self::Timings(timings) => Some(timings),
+            Self::Calls(_) => None,
+        }
+    }
+
+    pub fn calls(&self) -> Option<&calls::Row> {
+        match self {
+            Self::Timings(_) => None,
+            Self::Calls(calls) => Some(calls),
+        }
+    }
+}
+
+/// How the implementations of a cell, or of the leaderboard's function, ended.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct Timings {
     pub columns: BTreeMap<String, ImplementationOutcome>,
     /// Why a pass has no energy though the suite asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +145,11 @@ impl Measure for FlashBenchmarking {
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
 
     fn validate(params: &Params) -> Result<()> {
-        let task = Task::of(params);
+        let task = match params {
+            Params::Calls(calls) => return calls.validate(),
+            Params::Cell(cell) => Task::of_cell(cell),
+            Params::Leaderboard(leaderboard) => Task::of_leaderboard(leaderboard),
+        };
         let [batch, heads, seq, d] = task.shape;
         for (key, value, most) in [("batch", batch, 1 << 10), ("n_heads", heads, 1 << 10), ("seq", seq, 1 << 20)] {
             ensure!((1..=most).contains(&value), "{key} is {value}: it must lie in 1..{most}");
@@ -130,17 +160,32 @@ impl Measure for FlashBenchmarking {
         task.protocol.validate()
     }
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let is_of_calls = matches!(params, Params::Calls(_));
+        ensure!(row.calls().is_some() == is_of_calls, "the row is one of another measure");
+        Ok(())
+    }
+
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         let device = device_for(profile)?;
-        if let (Params::Leaderboard(_), Profile::Cpu) = (params, profile) {
-            let needs = "a GPU, on which the handout times it".to_string();
-            return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
-        }
-        if let Params::Leaderboard(_) = params {
-            // Its peer is done, and the leaderboard's tensors need the memory.
-            drop_kept();
-        }
-        flash_attention_4::beside(&Task::of(params), &columns(), device)
+        let task = match (params, profile) {
+            (Params::Calls(calls), _) => {
+                // The kept peer must not run beside theirs.
+                drop_kept();
+                return Ok(Row::Calls(Box::new(calls::measure(calls, device)?)));
+            }
+            (Params::Cell(cell), _) => Task::of_cell(cell),
+            (Params::Leaderboard(_), Profile::Cpu) => {
+                let needs = "a GPU, on which the handout times it".to_string();
+                return Err(Fault::NotAvailable { needs, has: "a CPU".into() }.into());
+            }
+            (Params::Leaderboard(leaderboard), Profile::Gpu) => {
+                // Its peer is done, and the leaderboard's tensors need the memory.
+                drop_kept();
+                Task::of_leaderboard(leaderboard)
+            }
+        };
+        flash_attention_4::beside(&task, &columns(), device).map(Row::Timings)
     }
 }
 

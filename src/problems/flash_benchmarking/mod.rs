@@ -1,6 +1,7 @@
 //! FlashAttention-2 against plain attention and PyTorch's fused operators: the handout's grid, and its leaderboard.
 
 mod answer;
+mod calls;
 mod checks;
 mod compare;
 mod flash_attention_4;

@@ -23,7 +23,7 @@ use crate::error::Fault;
 use crate::harness::problem::{Measure, Measured, Problem};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
-use crate::harness::subject::Subject;
+use crate::harness::subject::{Subject, drawn_seed};
 use crate::subject::attention::FlashFunction;
 use crate::subject::timed::{TimedFunction, message_seconds};
 use crate::subject::{SubjectFault, words_of};
@@ -60,22 +60,25 @@ impl Measure for BesideOurs {
     }
 
     fn measure_subject(params: &Params, profile: Profile, subject: &Subject) -> Result<Row> {
-        let (device, task) = (device_for(profile)?, Task::of(params));
-        if task.unpacked {
-            let has = "the leaderboard's function, which theirs are not measured in".to_string();
-            return Err(Fault::NotAvailable { needs: "a cell of the grid".into(), has }.into());
-        }
+        let device = device_for(profile)?;
+        let task = match params {
+            Params::Cell(cell) => Task::of_cell(cell),
+            Params::Leaderboard(_) | Params::Calls(_) => {
+                let has = "a case which theirs are not measured in".to_string();
+                return Err(Fault::NotAvailable { needs: "a cell of the grid".into(), has }.into());
+            }
+        };
         let implementations: Vec<_> = THEIRS.iter().map(|(theirs, _)| *theirs).chain(columns()).collect();
         let peer = &ColumnOutcome::NotRun { reason: "not measured beside a subject".into() };
-        let mut row = compare(&task, &implementations, device, &Others { peer, subject: Some(subject) })?;
+        let mut timings = compare(&task, &implementations, device, &Others { peer, subject: Some(subject) })?;
         for (theirs, _) in &THEIRS {
-            row.columns.get_mut(theirs.name).into_iter().for_each(|column| fail_all(&mut column.passes));
+            timings.columns.get_mut(theirs.name).into_iter().for_each(|column| fail_all(&mut column.passes));
         }
-        if row.columns.values().any(|column| column.errors.is_some()) {
+        if timings.columns.values().any(|column| column.errors.is_some()) {
             let seconds = message_seconds(subject, FlashFunction::PyTorch, MESSAGES).ok();
-            row.message = seconds.map(Samples::seconds_unbounded).transpose()?;
+            timings.message = seconds.map(Samples::seconds_unbounded).transpose()?;
         }
-        Ok(row)
+        Ok(Row::Timings(timings))
     }
 }
 
@@ -134,7 +137,7 @@ impl<'p> SubjectFunction<'p> {
             *found.borrow_mut() = right(task, inputs, results)?;
             Ok(())
         };
-        let timed = TimedFunction::new(self.subject, self.function, "both", &draw, &check);
+        let timed = TimedFunction::new(self.subject, self.function, "both", &draw, &check)?;
         timed.prepare()?;
         timed.call()?;
         timed.check_last()?;
@@ -150,7 +153,8 @@ impl<'p> SubjectFunction<'p> {
         inputs: &Inputs,
         bench: &impl Fn(&dyn Fn() -> Result<()>, &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>>,
     ) -> Result<Vec<f64>> {
-        let generator = Generator::new(inputs.device(), self.subject.seed_for(500))?;
+        // No turn repeats the inputs of another, which a subject could have kept.
+        let generator = Generator::new(inputs.device(), drawn_seed()?)?;
         let draw = || -> Result<[Tensor; 4]> {
             let Inputs { q, k, v, d_o, .. } = task.draw(task.seq(), &generator)?;
             Ok([q, k, v, d_o])
@@ -164,9 +168,11 @@ impl<'p> SubjectFunction<'p> {
             AttentionPass::Backward => "backward",
             AttentionPass::Both | AttentionPass::Summed => "both",
         };
-        let timed = TimedFunction::new(self.subject, self.function, name, &draw, &check);
+        let timed = TimedFunction::new(self.subject, self.function, name, &draw, &check)?;
+        timed.begin_turn()?;
         let seconds = bench(&|| timed.prepare(), &mut || timed.call())?;
         timed.check_last()?;
+        timed.end_turn()?;
         Ok(seconds)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use tch::Device;
 
-use super::measure::{Cell, Launch, Leaderboard, Params};
+use super::measure::{Cell, Launch, Leaderboard};
 use crate::attention::implementations::Implementation;
 use crate::bench::attention::Inputs;
 use crate::bench::attention_memory::{Accounting, refused_by_prediction};
@@ -32,41 +32,32 @@ pub struct Task {
 }
 
 impl Task {
-    pub fn of(params: &Params) -> Self {
-        match *params {
-            Params::Cell(Cell {
-                dtype,
-                d_model,
-                seq,
-                batch,
-                cache,
-                pace,
-                launch,
-                rounds,
-                warmup_ms,
-                rep_ms,
-                most_repeats,
-                energy_s,
-            }) => Self {
-                shape: [batch, 1, seq, d_model],
-                dtype,
-                launch,
-                passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
-                protocol: Protocol { cache, pace, warmup_ms, rep_ms, most_repeats },
-                rounds,
-                unpacked: false,
-                energy_s,
-            },
-            Params::Leaderboard(Leaderboard { dtype, n_heads, d_head, seq, warmup_ms, rep_ms }) => Self {
-                shape: [1, n_heads, seq, d_head],
-                dtype,
-                launch: Launch::Eager,
-                passes: &[AttentionPass::Summed],
-                protocol: Protocol { cache: Cache::Cold, pace: Pace::Sustained, warmup_ms, rep_ms, most_repeats: 0 },
-                rounds: 1,
-                unpacked: true,
-                energy_s: 0.0,
-            },
+    pub fn of_cell(cell: &Cell) -> Self {
+        let &Cell { dtype, d_model, seq, batch, cache, pace, launch, rounds, .. } = cell;
+        let &Cell { warmup_ms, rep_ms, most_repeats, energy_s, .. } = cell;
+        Self {
+            shape: [batch, 1, seq, d_model],
+            dtype,
+            launch,
+            passes: &[AttentionPass::Forward, AttentionPass::Backward, AttentionPass::Both],
+            protocol: Protocol { cache, pace, warmup_ms, rep_ms, most_repeats },
+            rounds,
+            unpacked: false,
+            energy_s,
+        }
+    }
+
+    pub fn of_leaderboard(leaderboard: &Leaderboard) -> Self {
+        let &Leaderboard { dtype, n_heads, d_head, seq, warmup_ms, rep_ms } = leaderboard;
+        Self {
+            shape: [1, n_heads, seq, d_head],
+            dtype,
+            launch: Launch::Eager,
+            passes: &[AttentionPass::Summed],
+            protocol: Protocol { cache: Cache::Cold, pace: Pace::Sustained, warmup_ms, rep_ms, most_repeats: 0 },
+            rounds: 1,
+            unpacked: true,
+            energy_s: 0.0,
         }
     }
 

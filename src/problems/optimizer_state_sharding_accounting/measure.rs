@@ -60,7 +60,7 @@ impl Measure for Sharding {
     const KERNELS: &'static [&'static str] = ddp_step::KERNELS;
 
     fn validate(params: &Params) -> Result<()> {
-        params.validate()
+        params.validate_without_wheel()
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {

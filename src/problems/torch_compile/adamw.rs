@@ -21,9 +21,9 @@ use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, SizeName};
-use crate::torch::Generator;
 use crate::torch::autograd::{backward_from, release_grad};
 use crate::torch::random::SEED;
+use crate::torch::{Generator, safetensors};
 
 /// Parameter, gradient and both moments are read, all but the gradient written: 7 values of 4 bytes.
 pub const BYTES_PER_PARAMETER: f64 = 28.0;
@@ -158,7 +158,7 @@ pub fn write_steps(file: &Path, generator: &Generator) -> Result<()> {
     for (i, parameter) in &parameters {
         tensors.push((format!("after.{i}"), parameter.f_detach_copy()?));
     }
-    Ok(Tensor::write_safetensors(&tensors, file)?)
+    safetensors::write(&tensors, file)
 }
 
 fn random_parameters(shapes: &[Vec<i64>], generator: &Generator) -> Result<Vec<(String, Tensor)>> {

@@ -7,6 +7,7 @@ use self::best::Best;
 use self::by_class::ByClass;
 use self::cases::Cases;
 use self::curve::Curve;
+use self::on_ranks::OnRanks;
 use self::optimizer::Adamw;
 use self::part_a::Attention;
 use self::part_b::{Alone, Models};
@@ -22,6 +23,7 @@ mod best;
 mod by_class;
 mod cases;
 mod curve;
+mod on_ranks;
 mod optimizer;
 mod part_a;
 mod part_b;
@@ -48,6 +50,8 @@ struct Quoted {
     classes: Option<ByClass>,
     /// Our fused step's losses beside autograd's.
     curve: Option<Curve>,
+    /// Whole steps on several ranks.
+    ranks: Option<OnRanks>,
     /// That an AdamW step moves per parameter.
     bytes: u64,
     #[serde(flatten)]
@@ -93,6 +97,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         best: Best::of(&cases.best),
         classes: ByClass::of(&cases.classes),
         curve: Curve::of(&cases.curves),
+        ranks: OnRanks::of(&cases.ranks),
         bytes: BYTES_PER_PARAMETER as u64,
         compilation: Compilation::of(&cases),
         why: cases.not_compiled().map(|why| format!(" ({why})")).unwrap_or_default(),
@@ -100,17 +105,23 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     };
     let mut answer = Answer::of(main, &quoted)?;
     let claims = [&quoted.attention.claim, &quoted.models.claim, &quoted.compilation.claim].into_iter().flatten();
-    let whole = [quoted.best.as_ref().map(|best| &best.claim), quoted.curve.as_ref().map(|curve| &curve.claim)];
+    let whole = [
+        quoted.best.as_ref().map(|best| &best.claim),
+        quoted.curve.as_ref().map(|curve| &curve.claim),
+        quoted.ranks.as_ref().map(|ranks| &ranks.claim),
+    ];
     claims.chain(whole.into_iter().flatten()).cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
     tables::best(&mut answer, "best", main, &cases, &best::unmeasured(records, main))?;
     by_class::main(&mut answer, main, &cases.classes, &by_class::unmeasured(records, main))?;
     curve::table(&mut answer, "curve", main, &cases.curves, &curve::unmeasured(records, main))?;
+    on_ranks::table(&mut answer, "ranks", main, &cases.ranks, &on_ranks::unmeasured(records, main))?;
     if let Some(cpu) = cpu {
         tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
         tables::best(&mut answer, "cpu-best", cpu, &on_cpu, &[])?;
         by_class::tables(&mut answer, "cpu-classes", cpu, &on_cpu.classes, &[])?;
         curve::table(&mut answer, "cpu-curve", cpu, &on_cpu.curves, &[])?;
+        on_ranks::table(&mut answer, "cpu-ranks", cpu, &on_cpu.ranks, &[])?;
     }
     Ok(answer)
 }

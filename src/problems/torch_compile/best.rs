@@ -7,8 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tch::{Device, Tensor};
-use tempfile::TempDir;
+use tch::Device;
 
 use self::ours::OurStep;
 use super::scratch::scratch;
@@ -28,7 +27,8 @@ use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, Precision, SizeName};
-use crate::torch::memory;
+use crate::process::LockedFolder;
+use crate::torch::{memory, safetensors};
 
 mod ours;
 
@@ -221,7 +221,7 @@ pub fn measure(p: &Params, device: Device) -> Result<Row> {
 
 /// The weights that both sides start from, and what our eager pass makes of random tokens.
 pub struct Files {
-    _folder: TempDir,
+    _folder: LockedFolder,
     weights: PathBuf,
     expected: PathBuf,
 }
@@ -230,7 +230,7 @@ impl Files {
     pub fn write(bench: &ModelBench) -> Result<Self> {
         let folder = scratch(4 * bench.model.config().num_parameters() + expected_bytes(bench))?;
         let [weights, expected] = ["weights", "expected"].map(|name| folder.path().join(name));
-        Tensor::write_safetensors(bench.parameters(), &weights)?;
+        safetensors::write(bench.parameters(), &weights)?;
         write_expected(bench, &expected)?;
         Ok(Self { _folder: folder, weights, expected })
     }

@@ -1,5 +1,6 @@
 //! Measures a cell of attention, a model, the optimizer's part of a step, a whole step, or a step by class of kernel, each
-//! beside the Python peer; and our fused step's losses beside autograd's.
+//! beside the Python peer; our fused step's losses beside autograd's; and
+//! whole steps on several ranks.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -7,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
-use crate::bench::training_step;
+use crate::bench::steps_on_ranks;
+use crate::bench::training_step::{self, Execution};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
 /// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, a whole step at its
-/// best, whole steps by class of kernel, or the losses of many.
+/// best, whole steps by class of kernel, the losses of many, or whole steps on several ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "measure", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Params {
@@ -22,6 +24,7 @@ pub enum Params {
     Best(best::Params),
     Classes(classes::Params),
     Curve(curve::Params),
+    Ranks(steps_on_ranks::Params),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,6 +36,7 @@ pub enum Row {
     Best(Box<best::Row>),
     Classes(Box<classes::Row>),
     Curve(curve::Row),
+    Ranks(steps_on_ranks::Row),
 }
 
 pub struct TorchCompile;
@@ -47,6 +51,7 @@ impl Measure for TorchCompile {
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
             Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
+            Params::Ranks(p) => training_step::kernels(Execution::Fused, p.attention, p.dtype),
             Params::Classes(_) | Params::Curve(_) => training_step::KERNELS,
             _ => &["adamw.cu"],
         }
@@ -65,6 +70,7 @@ impl Measure for TorchCompile {
             Params::Best(p) => p.validate(),
             Params::Classes(p) => p.validate(),
             Params::Curve(p) => p.validate(),
+            Params::Ranks(p) => p.validate(),
         }
     }
 
@@ -99,6 +105,10 @@ impl Measure for TorchCompile {
             Params::Curve(p) => {
                 drop_kept();
                 curve::measure(p, device).map(Row::Curve)
+            }
+            Params::Ranks(p) => {
+                drop_kept();
+                steps_on_ranks::measure(p).map(Row::Ranks)
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::model::memory::Memory;
 use crate::model::optim::{AdamWOptions, zero_grad};
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, Precision, SizeName};
-use crate::torch::backward;
+use crate::torch::{backward, safetensors};
 
 /// How many elements of each gradient are compared one by one, as `suites/peers/transformer.py` does.
 const SAMPLED: i64 = 1 << 16;
@@ -216,8 +216,9 @@ pub fn open(peer: &mut TorchPeer, bench: &ModelBench) -> Result<()> {
     let config = model.config();
     let folder = scratch(4 * config.num_parameters())?;
     let weights = folder.path().join("weights.safetensors");
-    Tensor::write_safetensors(model.parameters(), &weights)?;
-    peer.open("transformer", json!({ "config": config, "weights": weights, "dtype": dtype, "batch_size": batch_size }))
+    safetensors::write(model.parameters(), &weights)?;
+    let settings = json!({ "config": config, "weights": weights, "dtype": dtype, "batch_size": batch_size });
+    peer.open("transformer", settings).map(drop)
 }
 
 /// What the peer's `column` gives for the tokens in `file`, held against what is expected there.
@@ -257,7 +258,7 @@ pub fn write_expected(bench: &ModelBench, file: &Path) -> Result<()> {
         ("logits".to_string(), narrow(&logits)?),
     ];
     tensors.extend(samples);
-    Ok(Tensor::write_safetensors(&tensors, file)?)
+    safetensors::write(&tensors, file)
 }
 
 /// Never less than [`write_expected`] takes: the logits, and a sample and a norm of each gradient.

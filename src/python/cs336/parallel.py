@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class DistributedDataParallel(nn.Module):
 
     A backward pass ends with averaged gradients. Within `no_sync` it accumulates on each rank and communicates nothing;
     the next pass outside averages the sum. Every trained parameter needs a gradient at the end of a synchronised pass.
+    Once nothing refers to the replica, its module's backward passes are those of one rank again.
 
     Raises:
         ValueError: an unknown strategy, or a bucket size that is not above zero.
@@ -60,9 +62,11 @@ class DistributedDataParallel(nn.Module):
         self._synchronizes = True
         self._ends_backward = False
         self._is_finished = True
+        # The garbage collector does not see what a hook holds: without the weak reference the model would never be freed.
+        replica = weakref.ref(self)
         for index, unit in enumerate(self._units):
             for name, parameter in unit:
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._fired, index, name))
+                parameter.register_post_accumulate_grad_hook(functools.partial(_call_fired, replica, index, name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module gives for these arguments."""
@@ -117,6 +121,13 @@ class DistributedDataParallel(nn.Module):
     def _launch_next(self) -> None:
         self._works.append(self._launch(self._next))
         self._next += 1
+
+
+def _call_fired(replica: weakref.ref, index: int, name: str, parameter: Tensor) -> None:
+    """A parameter's hook, which does nothing once its replica is gone."""
+    alive = replica()
+    if alive is not None:
+        alive._fired(index, name, parameter)
 
 
 class _Averaging:

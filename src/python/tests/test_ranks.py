@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable
 
 import numpy
@@ -176,6 +178,28 @@ def gradients_accumulate_without_communication_within_no_sync() -> None:
     on_ranks(_accumulate)
 
 
+def _drop(rank: int) -> None:
+    model = Toy()
+    replicas = [cs336.DistributedDataParallel(model, strategy) for strategy in cs336.STRATEGIES]
+    collected = [weakref.ref(replica) for replica in replicas]
+    del replicas
+    gc.collect()
+    assert not any(replica() for replica in collected), "a replica is kept by its hooks"
+    # No hook of a replica that is gone runs: each rank's gradient is that of its own batch.
+    batch = torch.full((2, 10), 1.0 + rank)
+    gradients = torch.autograd.grad(model(batch).sum(), model.fc1.weight)
+    model(batch).sum().backward()
+    assert torch.equal(model.fc1.weight.grad, gradients[0])
+    last = weakref.ref(cs336.DistributedDataParallel(model).module.fc1.weight)
+    del model
+    gc.collect()
+    assert last() is None, "a model is kept by its hooks"
+
+
+def a_replica_and_its_model_are_freed() -> None:
+    on_ranks(_drop)
+
+
 def _unused(rank: int) -> None:
     model = cs336.DistributedDataParallel(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))
     model._is_finished = False
@@ -270,6 +294,7 @@ TESTS = [
     the_official_data_parallel_tests_pass,
     every_strategy_trains_as_a_single_process_without_a_call_after_backward,
     gradients_accumulate_without_communication_within_no_sync,
+    a_replica_and_its_model_are_freed,
     a_missing_gradient_and_models_that_differ_are_errors_that_say_which,
     the_official_sharded_optimizer_test_passes,
     schedulers_and_added_groups_reach_the_owners,

@@ -1,11 +1,9 @@
 """Tests of the installed wheel on a CPU: operators, torch.compile, AdamW, and two Gloo ranks against a single process."""
 
 import copy
-import importlib.util
 import re
 import subprocess
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from torch import Tensor
 
 import cs336
 import test_gpu
+import test_official
 import test_ranks
 from cs336 import adapters
 
@@ -194,23 +193,6 @@ def adamw_steps_as_pytorchs_bit_for_bit() -> None:
     assert "beta2 is 1.0" in said, said
 
 
-def the_official_command_names_what_is_missing() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "cs336", "official", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2 and "holds no tests/adapters.py" in done.stderr, done
-        tests = Path(folder) / "tests"
-        tests.mkdir()
-        (tests / "__init__.py").touch()
-        (tests / "adapters.py").write_text("def get_ddp_bucketed(*_):\n    raise NotImplementedError\n")
-        (tests / "test_one.py").write_text("from .adapters import get_ddp_bucketed as f\n\n\ndef test_f():\n    assert f.__doc__\n")
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if importlib.util.find_spec("pytest") is None:
-            assert done.returncode == 2 and "has no pytest" in done.stderr, done
-        else:
-            assert done.returncode == 0 and "PASSED tests/test_one.py::test_f" in done.stdout, done
-
-
 def the_readmes_example_runs() -> None:
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     lines = [line.removeprefix("    ") for line in readme.splitlines() if line.startswith("    ")]
@@ -232,8 +214,8 @@ TESTS = [
     errors_name_the_tensor_and_its_shape,
     the_official_attention_test_passes,
     adamw_steps_as_pytorchs_bit_for_bit,
-    the_official_command_names_what_is_missing,
     the_readmes_example_runs,
+    *test_official.TESTS,
     *test_ranks.TESTS,
     *test_gpu.TESTS,
 ]
@@ -247,6 +229,9 @@ def main() -> int:
             continue
         if test in test_gpu.TESTS and not torch.cuda.is_available():
             print(f"skipped {test.__name__}: there is no GPU", flush=True)
+            continue
+        if test in test_official.NEED_PYTEST and not test_official.HAS_PYTEST:
+            print(f"skipped {test.__name__}: there is no pytest", flush=True)
             continue
         try:
             test()

@@ -184,7 +184,7 @@ fn a_missing_rank_causes_a_timeout_after_which_the_group_can_be_dropped() {
 fn connecting_without_a_peer_fails_within_the_timeout() {
     let timeout = Duration::from_millis(800);
     for rank in [0, 1] {
-        let (store, _) = serve(timeout);
+        let (store, _) = serve(PATIENCE);
         let error = format!("{:#}", ProcessGroup::connect(&store, &member(rank, 2, timeout)).err().unwrap());
         assert!(error.starts_with(&format!("rank {rank} of 2 connecting to its peers")), "{error}");
         assert!(error.contains("800ms"), "{error}");

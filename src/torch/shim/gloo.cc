@@ -106,6 +106,8 @@ std::unique_ptr<std::vector<uint8_t>> KeyStore::get(rust::Str key) const {
 
 bool KeyStore::has(rust::Str key) const { return store_->check({std::string(key)}); }
 
+int64_t KeyStore::add(rust::Str key, int64_t number) const { return store_->add(std::string(key), number); }
+
 std::unique_ptr<KeyStore> KeyStore::under(rust::Str prefix) const {
   return std::make_unique<KeyStore>(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store_));
 }

@@ -59,6 +59,7 @@ public:
   // Waits until the key is set.
   std::unique_ptr<std::vector<uint8_t>> get(rust::Str key) const;
   bool has(rust::Str key) const;
+  int64_t add(rust::Str key, int64_t number) const;
   // The same store, with `prefix` before each key.
   std::unique_ptr<KeyStore> under(rust::Str prefix) const;
   const c10::intrusive_ptr<c10d::Store> &inner() const { return store_; }

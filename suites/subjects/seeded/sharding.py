@@ -17,6 +17,7 @@ class Sharded(torch.optim.Optimizer):
         self.optimizer = optimizer_cls(params if has("unsharded") else mine, **kwargs)
 
     def step(self, closure=None):
+        before = {parameter: parameter.data.clone() for parameter in self.owner}
         self.optimizer.step(closure)
         for parameter, owner in self.owner.items():
             if has("updates_not_broadcast"):
@@ -26,5 +27,10 @@ class Sharded(torch.optim.Optimizer):
                 narrow = parameter.data.to(torch.bfloat16)
                 dist.broadcast(narrow, src=root)
                 parameter.data.copy_(narrow)
+            elif has("differences_broadcast"):
+                # Right but for the last bits of a sum.
+                difference = parameter.data - before[parameter]
+                dist.broadcast(difference, src=root)
+                parameter.data.copy_(before[parameter] + difference)
             else:
                 dist.broadcast(parameter.data, src=root)

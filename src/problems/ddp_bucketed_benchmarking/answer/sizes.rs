@@ -16,7 +16,7 @@ use crate::harness::answer::{
 use crate::harness::record::Machine;
 use crate::model::Precision;
 
-type BucketCase = Case<Params, Row>;
+pub type BucketCase = Case<Params, Row>;
 
 /// One measured bucket size.
 pub struct Size<'a> {

@@ -1,8 +1,11 @@
 //! All strategies side by side, each from the records of its own problem: a table, and a chart of what each step adds.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 
 use super::super::STRATEGY;
+use super::fused_steps::{FusedStep, fused_steps};
 use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
@@ -16,15 +19,18 @@ use crate::model::Precision;
 /// A strategy and the records that contain it.
 pub type StrategyRecords<'a> = (&'static str, &'a Records);
 
-/// The strategies on one machine.
+/// The strategies on one machine, and the fused step's there.
 pub struct SideBySide {
     machine: String,
     sides: Vec<Side>,
+    fused: Vec<FusedStep>,
 }
 
 /// Every strategy at its problem's planned precisions, for each machine. Of several cases at one precision, the case with
 /// the shortest step is shown.
-pub fn side_by_side(entries: &[StrategyRecords], profile: Profile) -> Result<Vec<SideBySide>> {
+pub fn side_by_side(entries: &[StrategyRecords], fused: &Records, profile: Profile) -> Result<Vec<SideBySide>> {
+    // On a CPU its kernels are emulated.
+    let fused = || fused.gpu().filter(|_| profile == Profile::Gpu).map_or(Ok(Vec::new()), fused_steps);
     let machines = entries.iter().filter_map(|(_, records)| records.of(profile)).map(RecordSet::machine);
     let on = |machine: String| {
         let mut sides = Vec::new();
@@ -34,7 +40,8 @@ pub fn side_by_side(entries: &[StrategyRecords], profile: Profile) -> Result<Vec
                 sides.extend(Side::of(*entry, set, profile, dtype)?);
             }
         }
-        Ok(SideBySide { machine, sides })
+        let fused = fused()?.into_iter().filter(|step| step.machine == machine).collect();
+        Ok(SideBySide { machine, sides, fused })
     };
     distinct(machines.collect::<Result<Vec<_>>>()?).into_iter().map(on).collect()
 }
@@ -116,29 +123,81 @@ struct Bar {
     step: Quantity,
 }
 
-impl SideBySide {
-    pub fn table(&self) -> Table {
-        let Self { machine, sides } = self;
-        let cases = || sides.iter().filter_map(Side::case);
-        let settings = distinct(cases().map(|case| StepSetting::of(&case.params).describe()));
-        Table::of(sides)
-            .text("dtype", |side| side.dtype.name())
-            .text("strategy", |side| side.title.clone())
-            .number("step (ms)", Style::Ms, 1, |side| match (side.rounds(), &side.shortest) {
+/// A line of the table.
+struct Line {
+    dtype: Precision,
+    title: String,
+    step: Cell,
+    single: Cell,
+    /// What the step takes longer than without communication.
+    adds: Cell,
+    hidden: Cell,
+    stream_overlap: Cell,
+}
+
+impl Line {
+    fn of(side: &Side) -> Self {
+        let (rounds, numbers) = (side.rounds(), side.numbers());
+        Self {
+            dtype: side.dtype,
+            title: side.title.clone(),
+            step: match (&rounds, &side.shortest) {
                 (Some([step, _]), _) => step.ms(),
                 (None, Err(ended)) => Cell::from(*ended),
                 (None, Ok(_)) => Cell::Missing,
-            })
-            .number("single (ms)", Style::Ms, 1, |side| side.rounds().map(|[_, single]| single.ms()))
-            .number("above single (ms)", Style::Ms, 1, |side| side.numbers().map(|n| n.beyond_single.ms()))
-            .number("hidden", Style::Percent, 0, |side| Some(side.numbers()?.hidden.as_ref()?.all.clone()))
-            .number("stream overlap", Style::Percent, 0, |side| Some(side.numbers()?.stream_overlap.clone()))
+            },
+            single: rounds.map(|[_, single]| single.ms()).into(),
+            adds: numbers.map(|numbers| numbers.beyond_single.ms()).into(),
+            hidden: numbers.and_then(|numbers| Some(numbers.hidden.as_ref()?.all.clone())).into(),
+            stream_overlap: numbers.map(|numbers| numbers.stream_overlap.clone()).into(),
+        }
+    }
+
+    /// Inside a graph no timeline tells computation from communication.
+    fn of_fused(fused: &FusedStep) -> Self {
+        Self {
+            dtype: fused.dtype,
+            title: fused.title.clone(),
+            step: fused.step.ms(),
+            single: fused.single.ms(),
+            adds: fused.adds.ms(),
+            hidden: Cell::Missing,
+            stream_overlap: Cell::Missing,
+        }
+    }
+}
+
+impl SideBySide {
+    pub fn table(&self) -> Table {
+        let Self { machine, sides, fused } = self;
+        let cases = || sides.iter().filter_map(Side::case);
+        let settings = cases().map(|case| StepSetting::of(&case.params).describe());
+        let settings = distinct(settings.chain(fused.iter().map(|step| step.setting.describe())));
+        let runs = cases().map(|case| &case.id.run).chain(fused.iter().map(|step| &step.case.run));
+        Table::of(self.lines())
+            .text("dtype", |line| line.dtype.name())
+            .text("strategy", |line| line.title.clone())
+            .number("step (ms)", Style::Ms, 1, |line| line.step.clone())
+            .number("single (ms)", Style::Ms, 1, |line| line.single.clone())
+            .number("above single (ms)", Style::Ms, 1, |line| line.adds.clone())
+            .number("hidden", Style::Percent, 0, |line| line.hidden.clone())
+            .number("stream overlap", Style::Percent, 0, |line| line.stream_overlap.clone())
             .captioned(format!(
                 "All strategies, each from its own problem: {}, {machine}.{} *Single* is the step without communication in the \
                  same run. Ranges are of unstable steps.",
                 settings.join("; or "),
-                of_runs(cases())
+                of_runs(runs)
             ))
+    }
+
+    /// Of each dtype the strategies, and then the fused step's.
+    fn lines(&self) -> Vec<Line> {
+        let dtypes = [Precision::Float32, Precision::Bfloat16];
+        let of = |dtype| {
+            let strategies = self.sides.iter().filter(move |side| side.dtype == dtype).map(Line::of);
+            strategies.chain(self.fused.iter().filter(move |step| step.dtype == dtype).map(Line::of_fused))
+        };
+        dtypes.into_iter().flat_map(of).collect()
     }
 
     /// What each strategy adds to the step without communication, longest first; of stable float32 steps only.
@@ -162,14 +221,14 @@ impl SideBySide {
              the same run, and PyTorch's DDP uses ours. Whiskers are ranges over turns.",
             single.text(Style::Ms, 0),
             self.machine,
-            of_runs(stable.filter_map(Side::case))
+            of_runs(stable.filter_map(Side::case).map(|case| &case.id.run))
         )))
     }
 }
 
 /// Where cases come from, unless they are of one run.
-fn of_runs<'a>(cases: impl Iterator<Item = &'a StepCase>) -> String {
-    match distinct(cases.map(|case| &case.id.run)).len() {
+fn of_runs<'a>(runs: impl Iterator<Item = &'a Arc<str>>) -> String {
+    match distinct(runs).len() {
         0 | 1 => String::new(),
         runs => format!(" The strategies come from {runs} runs."),
     }

@@ -22,7 +22,7 @@ fn with_size(made_up: MadeUp, (mb, step, calls): SizeTimes, coalesced: Times) ->
     made_up.measured("a", &params(Precision::Float32, Some(mb)), &json!({"steps": steps, "model": model}))
 }
 
-fn answer_of(made_up: MadeUp) -> Answer {
+pub fn answer_of(made_up: MadeUp) -> Answer {
     let mut records = made_up.records();
     records.others = READS.iter().map(|name| (name.to_string(), Records::default())).collect();
     answer(&records, Audience::Ours).unwrap()

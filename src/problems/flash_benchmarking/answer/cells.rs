@@ -2,7 +2,7 @@
 
 use super::super::checks::GRIDS;
 use super::super::implementations::{THEIRS, columns};
-use super::super::measure::{Cell, ImplementationOutcome, Params, Row};
+use super::super::measure::{Cell, ImplementationOutcome, Params, Row, Timings};
 use crate::attention::implementations::{Group, Implementation};
 use crate::bench::energy::Energy;
 use crate::bench::interleave::ColumnOutcome;
@@ -19,7 +19,7 @@ pub struct CellPass<'a> {
     pub case: &'a FlashCase,
     pub cell: &'a Cell,
     pub pass: AttentionPass,
-    row: &'a Row,
+    timings: &'a Timings,
 }
 
 /// The passes of a cell, in the order of the tables.
@@ -38,8 +38,10 @@ pub fn title(pass: AttentionPass) -> &'static str {
 pub fn passes(cases: &[FlashCase]) -> Vec<CellPass<'_>> {
     let of_case = |case| {
         let case: &FlashCase = case;
-        let (Params::Cell(cell), Some(row)) = (&case.params, case.row()) else { return Vec::new() };
-        PASSES.map(|pass| CellPass { case, cell, pass, row }).to_vec()
+        let (Params::Cell(cell), Some(timings)) = (&case.params, case.row().and_then(Row::timings)) else {
+            return Vec::new();
+        };
+        PASSES.map(|pass| CellPass { case, cell, pass, timings }).to_vec()
     };
     cases.iter().flat_map(of_case).collect()
 }
@@ -76,7 +78,7 @@ impl<'a> CellPass<'a> {
     }
 
     pub fn entry(&self, of: &Implementation) -> Option<&'a ImplementationOutcome> {
-        self.row.columns.get(of.name)
+        self.timings.columns.get(of.name)
     }
 
     pub fn ended(&self, of: &Implementation) -> Option<&'a ColumnOutcome<Samples>> {

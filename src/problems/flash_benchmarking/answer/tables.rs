@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::super::implementations::columns;
-use super::super::measure::{ImplementationOutcome, Row};
+use super::super::measure::{ImplementationOutcome, Timings};
 use super::cells::{CellPass, FlashCase, PASSES, only, shown, title};
 use crate::attention::flash::tiles::Tiles;
 use crate::attention::implementations::{Implementation, by_name};
@@ -172,7 +172,7 @@ pub fn errors(grid: &[CellPass], on: &str) -> Option<Table> {
 }
 
 /// The leaderboard's function, an implementation a row.
-pub fn leaderboard(case: &FlashCase, row: &Row, on: &str) -> Table {
+pub fn leaderboard(case: &FlashCase, timings: &Timings, on: &str) -> Table {
     let mut table = Table::new(vec![
         Column::text("implementation"),
         Column::time("mean (ms)"),
@@ -182,7 +182,7 @@ pub fn leaderboard(case: &FlashCase, row: &Row, on: &str) -> Table {
         Column::number("TFLOP/s by the median", Style::Tflops, 0),
     ]);
     for implementation in columns() {
-        let Some(entry) = row.columns.get(implementation.name) else { continue };
+        let Some(entry) = timings.columns.get(implementation.name) else { continue };
         let ended = entry.passes.get(&AttentionPass::Summed);
         if matches!(ended, None | Some(ColumnOutcome::NotRun { .. })) {
             continue;

@@ -51,7 +51,7 @@ pub fn answer(records: &Records, _: Audience) -> Result<Answer> {
     let grid = cells::grid(&all);
     let both = only(&grid, |p| p.pass == Both);
     let messages = cases.iter().filter_map(|case| {
-        let median = Summary::of(&case.row()?.message.as_ref()?.samples)?.median;
+        let median = Summary::of(&case.row()?.timings()?.message.as_ref()?.samples)?.median;
         Some(case.quantity(median, Unit::Seconds))
     });
     let quoted = Quoted {

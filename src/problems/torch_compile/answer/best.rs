@@ -159,8 +159,6 @@ pub fn table(cases: &[BestCase], unmeasured: &[Params], machine: &str) -> Option
     let table = builder.number("ratio", Style::Fixed, 2, |(_, case)| case.and_then(BestCase::ratio_cell));
     let reasons = distinct(cases.iter().flat_map(BestCase::reasons));
     let reasons = if reasons.is_empty() { String::new() } else { format!(" Without a time: {}.", reasons.join("; ")) };
-    let machine =
-        if cases.is_empty() { "not measured yet".into() } else { format!("batch {}, {machine}", batch(cases)) };
     Some(table.captioned(format!(
         "Whole steps at their best: forward, backward and AdamW; {machine}. The ratio is ours over the fastest column of \
          PyTorch, in the turns that they took together. Where the turns of a time spread above 5 % (†), the median of \
@@ -168,14 +166,11 @@ pub fn table(cases: &[BestCase], unmeasured: &[Params], machine: &str) -> Option
     )))
 }
 
-fn batch(cases: &[BestCase]) -> String {
-    listed(&distinct(cases.iter().map(|case| case.params.batch_size.to_string())))
-}
-
 fn model<T>(builder: TableBuilder<T>, params: impl Fn(&T) -> &Params) -> TableBuilder<T> {
     builder
         .text("size", |line| params(line).size.size().name)
         .right("context", |line| grouped(params(line).context_length as f64, 0))
+        .right("batch", |line| params(line).batch_size.to_string())
         .text("dtype", |line| params(line).dtype.name())
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::super::classes::{Params, Row, Step, StepName};
 use super::super::measure;
-use super::cases::ClassesCase;
+use super::cases::{ClassesCase, machines};
 use crate::attention::ImplementationName;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::step_classes::{StepClass, StepFloor, StepProfile};
@@ -173,7 +173,7 @@ pub fn unmeasured(records: &Records, set: &RecordSet) -> Vec<Params> {
 /// The figure of the first measured case, and all tables.
 pub fn main(answer: &mut Answer, set: &RecordSet, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
     if let Some(case) = measured(cases).filter(|case| ladder(case).is_some()) {
-        answer.figure("classes", figure(case, &set.machine()?))?;
+        answer.figure("classes", figure(case, &machines(set, cases)))?;
     }
     tables(answer, "classes", set, cases, planned)
 }
@@ -184,7 +184,7 @@ fn measured<'c, 'a>(cases: &'c [ClassesCase<'a>]) -> Option<&'c ClassesCase<'a>>
 
 /// A table of each recorded and each planned case, and the ladder of a measured one.
 pub fn tables(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
-    let machine = set.machine()?;
+    let machine = machines(set, cases);
     for (i, case) in cases.iter().enumerate() {
         let id = if i == 0 { id.to_string() } else { format!("{id}-{}", i + 1) };
         answer.table(id.clone(), table(case, &machine))?;

@@ -6,8 +6,10 @@ use super::super::measure::{Params, Row};
 use super::super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
-use crate::harness::answer::format::markdown;
-use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, Turns, Unit};
+use crate::bench::steps_on_ranks;
+use crate::harness::answer::format::{distinct, listed, markdown};
+use crate::harness::answer::records::machine_name;
+use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, RecordSet, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -16,6 +18,7 @@ pub type ModelCase<'a> = MeasureCase<'a, transformer::Params, transformer::Row>;
 pub type BestCase<'a> = MeasureCase<'a, best::Params, best::Row>;
 pub type ClassesCase<'a> = MeasureCase<'a, classes::Params, classes::Row>;
 pub type CurveCase<'a> = MeasureCase<'a, curve::Params, curve::Row>;
+pub type RanksCase<'a> = MeasureCase<'a, steps_on_ranks::Params, steps_on_ranks::Row>;
 pub type UpdateCase<'a> = MeasureCase<'a, adamw::Params, adamw::Row>;
 
 /// How an implementation's outcome is read from a row.
@@ -40,6 +43,7 @@ pub struct Cases<'a> {
     pub best: Vec<BestCase<'a>>,
     pub classes: Vec<ClassesCase<'a>>,
     pub curves: Vec<CurveCase<'a>>,
+    pub ranks: Vec<RanksCase<'a>>,
 }
 
 impl<'a> Cases<'a> {
@@ -71,6 +75,10 @@ impl<'a> Cases<'a> {
                     let row = if let Some(Row::Curve(row)) = case.row() { Some(row) } else { None };
                     cases.curves.push(MeasureCase { case, params, rounds: 1, row });
                 }
+                Params::Ranks(params) => {
+                    let row = if let Some(Row::Ranks(row)) = case.row() { Some(row) } else { None };
+                    cases.ranks.push(MeasureCase { case, params, rounds: params.rounds, row });
+                }
             }
         }
         cases
@@ -88,6 +96,15 @@ impl<'a> Cases<'a> {
     }
 }
 
+/// The machines on which `cases` were measured, as captions name them: other cases of a record may come from another machine.
+pub fn machines<P, R>(set: &RecordSet, cases: &[MeasureCase<P, R>]) -> String {
+    let machine = |case: &MeasureCase<P, R>| markdown(&machine_name(case.case.id.machine(), set.profile()));
+    match &distinct(cases.iter().map(machine))[..] {
+        [] => "not measured yet".into(),
+        machines => listed(machines),
+    }
+}
+
 impl Row {
     /// None of a case without PyTorch's Python.
     pub fn software(&self) -> Option<&Software> {
@@ -97,6 +114,7 @@ impl Row {
             Self::Adamw(row) => &row.software,
             Self::Best(row) => &row.software,
             Self::Classes(row) => &row.software,
+            Self::Ranks(row) => &row.software,
             Self::Curve(_) => return None,
         })
     }

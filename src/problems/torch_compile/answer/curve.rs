@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::super::curve::{Params, Row};
 use super::super::measure;
-use super::cases::CurveCase;
+use super::cases::{CurveCase, machines};
 use crate::harness::answer::format::grouped;
 use crate::harness::answer::{Answer, Cell, Claim, Quantity, RecordSet, Records, Style, Table, Unit};
 use crate::harness::stats;
@@ -77,7 +77,7 @@ pub fn table(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[CurveCase]
     let recorded = cases.iter().map(|case| (case.params, Some(case)));
     let lines: Vec<(&Params, Option<&CurveCase>)> = recorded.chain(planned.iter().map(|p| (p, None))).collect();
     let Some((first, _)) = lines.first() else { return Ok(()) };
-    let (p, machine) = (*first, if cases.is_empty() { "not measured yet".into() } else { set.machine()? });
+    let (p, machine) = (*first, machines(set, cases));
     let ended = |case: &Option<&CurveCase>| case.map(|case| Cell::text(case.case.outcome.label()));
     let cell = |case: &Option<&CurveCase>, of: &dyn Fn(&CurveCase) -> Option<Quantity>| {
         case.and_then(of).map(Cell::from).or_else(|| ended(case))

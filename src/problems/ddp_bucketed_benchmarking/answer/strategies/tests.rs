@@ -1,13 +1,37 @@
 //! Tables and charts of made-up steps: ties, cases that were not measured, and steps that are not stable.
 
+use serde_json::json;
+
 use super::*;
 use crate::bench::ddp_step::made_up::{params, row};
+use crate::bench::steps_on_ranks::made_up as steps_on_ranks;
 use crate::harness::answer::figure::Drawing;
 use crate::harness::answer::made_up::{MadeUp, seconds};
 
 fn shown(records: &Records) -> SideBySide {
+    beside_fused(records, &Records::default())
+}
+
+fn beside_fused(records: &Records, fused: &Records) -> SideBySide {
     let entries = [("naive", records), ("flat", records), ("overlap_bucketed", records)];
-    side_by_side(&entries, Profile::Gpu).unwrap().remove(0)
+    side_by_side(&entries, fused, Profile::Gpu).unwrap().remove(0)
+}
+
+#[test]
+fn the_fused_steps_follow_the_strategies_of_their_dtype_each_in_its_shortest_case() {
+    let of_form = |made_up: MadeUp, form, buckets| {
+        made_up.measured("ranks", &steps_on_ranks::params(form), &steps_on_ranks::row(buckets, 0.1))
+    };
+    let fused = MadeUp::gpu("torch_compile").measured("curve", &json!({"measure": "curve"}), &json!({}));
+    let fused = of_form(of_form(fused, "eager", 0.050), "compiled", 0.048);
+    let steps = row(&[("naive", 1.5, 0.2, 0.2)], None);
+    let records = MadeUp::gpu("x").measured("a", &params(Precision::Float32, None), &steps);
+    let table = beside_fused(&records.records(), &fused.records()).table().markdown();
+    let line = "| bfloat16 | fused, buckets (100 MB) | 48.0 | 40.0 | 8.0 | – | – |";
+    assert!(table.contains(line) && table.contains("| bfloat16 | fused, one call | 60.0 |"), "{table}");
+    assert!(table.contains("| bfloat16 | fused, ZeRO-1, buckets (100 MB) | 44.0 |"), "{table}");
+    assert_eq!(table.matches("fused, buckets").count(), 1, "{table}");
+    assert!(table.find("float32 | naive") < table.find(line), "{table}");
 }
 
 #[test]

@@ -65,13 +65,16 @@ fn our_step_is_compared_with_the_fastest_mode_in_the_turns_that_they_took_togeth
     let expected = json!({"execution": "captured", "ratio": "0.50 to 0.75", "faster": 2, "of": 2});
     assert_eq!((best, answer.holds("our-step-is-faster")), (&expected, Some(true)));
     let table = answer.tables()["best"].markdown();
-    assert!(table.contains("| xl | 512 | bfloat16 | captured | 40.0 | 90.0 | 80.0 | not run | 0.50 |\n"), "{table}");
-    let outcome = "| 2.7B | 512 | bfloat16 | captured | not run | not run | not run | not run | – |";
+    assert!(
+        table.contains("| xl | 512 | 4 | bfloat16 | captured | 40.0 | 90.0 | 80.0 | not run | 0.50 |\n"),
+        "{table}"
+    );
+    let outcome = "| 2.7B | 512 | 4 | bfloat16 | captured | not run | not run | not run | not run | – |";
     assert!(table.contains(outcome), "{table}");
     assert!(table.contains("Without a time: `max-autotune` did not compile within 120 s."), "{table}");
     let costs = answer.tables()["best-costs"].markdown();
-    assert!(costs.contains("| small | 512 | bfloat16 | ours, captured | 3.0 | – | – |"), "{costs}");
-    assert!(costs.contains("| small | 512 | bfloat16 | `reduce-overhead` | 60.0 | 1.0 | 45.0 |"), "{costs}");
+    assert!(costs.contains("| small | 512 | 4 | bfloat16 | ours, captured | 3.0 | – | – |"), "{costs}");
+    assert!(costs.contains("| small | 512 | 4 | bfloat16 | `reduce-overhead` | 60.0 | 1.0 | 45.0 |"), "{costs}");
 }
 
 #[test]
@@ -102,11 +105,11 @@ fn cases_that_are_planned_and_not_recorded_are_dashes_and_claim_nothing() {
     let answer = answered(gpu().failed("a", &other), suite);
     assert!(printed(&answer)["best"].is_null() && answer.claims().is_empty());
     let table = answer.tables()["best"].markdown();
-    assert!(table.contains("| xl | 512 | bfloat16 | fused | – | – | – | – | – |"), "{table}");
+    assert!(table.contains("| xl | 512 | 4 | bfloat16 | fused | – | – | – | – | – |"), "{table}");
     assert!(table.contains("AdamW; not measured yet.") && !answer.tables().contains_key("best-costs"), "{table}");
     let planned = super::unmeasured(
         &Records { suite: suite::load(&root, &super::super::super::PROBLEM).unwrap(), ..Records::default() },
         &gpu().failed("best", &params("small")).set(),
     );
-    assert!(planned.len() == 2, "{} cases; those of {}", planned.len(), Profile::Gpu);
+    assert!(planned.len() == 4, "{} cases; those of {}", planned.len(), Profile::Gpu);
 }

@@ -1,0 +1,227 @@
+//! Folders for temporary files: none outlives the process that made it for long, however that process ends.
+//!
+//! A process that is killed removes nothing. Its parent removes what it had in the parent's folder, and what it had elsewhere
+//! is removed when the next process of the same user makes a folder there.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use tempfile::Builder;
+
+use super::output_within;
+use crate::printable::shown_path;
+
+/// The variable that names the folder for a child's temporary files ([`super::Parent::connect`]). Its parent removes that folder.
+pub const TEMPORARY_FOLDER: &str = "CS336_WORKER_FOLDER";
+
+/// A folder whose files lie in memory, where what is left would be lost until the machine restarts.
+pub const IN_MEMORY: &str = "/dev/shm";
+
+/// The first and last letters of the name of a [`LockedFolder`].
+const NAME: (&str, &str) = ("cs336-", ".locked");
+
+/// How long each program that removes a folder may take: of many files it takes seconds.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A folder that its process holds a lock on (flock(2)), which ends with the process. A process of another container that
+/// sees the folder sees the lock too, unlike the number of the process.
+#[derive(Debug)]
+pub struct LockedFolder {
+    path: PathBuf,
+    /// Unlocked after the folder has been removed.
+    _lock: File,
+}
+
+impl LockedFolder {
+    /// A new folder `cs336-<kind>-..` where temporary files go; removes those of ended processes there and in memory.
+    pub fn new(kind: &str) -> io::Result<Self> {
+        let within = tempfile::env::temp_dir();
+        [&within, Path::new(IN_MEMORY)].into_iter().for_each(remove_unlocked);
+        let remedy = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{error}; set TMPDIR to a folder that can be written to and has room"))
+        };
+        Self::new_in(&within, kind).map_err(remedy)
+    }
+
+    /// A new folder `cs336-<kind>-..` in `within`.
+    pub fn new_in(within: &Path, kind: &str) -> io::Result<Self> {
+        loop {
+            let folder = Builder::new().prefix(&format!("{}{kind}-", NAME.0)).suffix(NAME.1).tempdir_in(within)?;
+            let opened = File::open(folder.path());
+            if let Ok(lock) = &opened {
+                // Where a file system has no locks, no process removes the folder of another one.
+                let _ = lock.lock();
+            }
+            // Another process may have removed it before it was locked.
+            if folder.path().exists() {
+                return Ok(Self { _lock: opened?, path: folder.keep() });
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LockedFolder {
+    fn drop(&mut self) {
+        if !remove(&self.path) {
+            let shown = shown_path(&self.path);
+            // Nobody may read this.
+            let _ = writeln!(io::stderr(), "the temporary folder {shown} cannot be removed; remove it by hand");
+        }
+    }
+}
+
+/// Removes a folder, whatever modes those in it have and however deep they lie; whether it is gone. Not for a link, whose
+/// target's modes it may change.
+pub fn remove(folder: &Path) -> bool {
+    // Not the standard library, which takes a descriptor and a stack frame for each folder above another one.
+    let programs = [("rm", ["-rf"].as_slice()), ("chmod", &["-Rf", "u+rwx"]), ("rm", &["-rf"])];
+    let is_gone = || fs::remove_dir(folder).is_ok() || folder.symlink_metadata().is_err();
+    for (program, arguments) in programs {
+        if is_gone() {
+            return true;
+        }
+        // What is left tells whether it worked.
+        let mut command = Command::new(program);
+        command.env("PATH", programs_path()).args(arguments).arg("--").arg(folder);
+        let _ = output_within(&mut command, LIMIT, &|| false);
+    }
+    is_gone()
+}
+
+/// Where these programs are looked for: the folders of the path, which may be empty, and the system's own.
+fn programs_path() -> OsString {
+    let named = std::env::var_os("PATH").unwrap_or_default();
+    let named = std::env::split_paths(&named).filter(|folder| folder.is_absolute());
+    // No folder of a split path holds what separates them.
+    std::env::join_paths(named.chain(["/usr/bin", "/bin"].map(PathBuf::from))).unwrap_or_default()
+}
+
+/// Removes this user's [`LockedFolder`]s in `within` that no process holds. Best effort: another process may do the same.
+pub fn remove_unlocked(within: &Path) {
+    let user = rustix::process::geteuid().as_raw();
+    for entry in fs::read_dir(within).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_meant = name.to_str().is_some_and(|name| name.starts_with(NAME.0) && name.ends_with(NAME.1));
+        if is_meant && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user) {
+            let _ = remove_if_unlocked(&entry.path());
+        }
+    }
+}
+
+fn remove_if_unlocked(path: &Path) -> io::Result<()> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let folder = File::options().read(true).custom_flags(flags.bits() as i32).open(path)?;
+    // Held until the folder is gone, so that its maker, which waits for the lock, then sees that.
+    folder.try_lock().map_err(|_| ErrorKind::WouldBlock)?;
+    remove(path);
+    Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_a_process_holds_is_kept_and_one_of_an_ended_process_is_removed() {
+        let within = tempfile::tempdir().unwrap();
+        let made = || {
+            remove_unlocked(within.path());
+            LockedFolder::new_in(within.path(), "test").unwrap()
+        };
+        let held = made();
+        fs::write(held.path().join("file"), "").unwrap();
+        for name in ["cs336-test-a.locked", "cs336-b", "c.locked"] {
+            fs::create_dir(within.path().join(name)).unwrap();
+            fs::write(within.path().join(name).join("file"), "").unwrap();
+        }
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink(outside.path(), within.path().join("cs336-d.locked")).unwrap();
+        let other = made();
+        assert!(held.path().join("file").is_file() && outside.path().join("file").is_file());
+        let left = |name: &str| within.path().join(name).exists();
+        assert_eq!(["cs336-test-a.locked", "cs336-b", "c.locked"].map(left), [false, true, true]);
+        let paths = [held.path().to_path_buf(), other.path().to_path_buf()];
+        drop((held, other));
+        assert!(paths.iter().all(|path| !path.exists()));
+    }
+
+    #[test]
+    fn folders_that_threads_make_and_remove_at_once_stay_their_own() {
+        let within = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        remove_unlocked(within.path());
+                        let folder = LockedFolder::new_in(within.path(), "test").unwrap();
+                        fs::write(folder.path().join("file"), "").expect("nobody removes it");
+                        assert!(folder.path().join("file").is_file());
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(within.path()).unwrap().count(), 0);
+    }
+
+    /// Root may list any folder. This thread, and what it starts, then may no more than the owner.
+    pub fn become_an_owner() {
+        for capability in [CapabilitySet::DAC_OVERRIDE, CapabilitySet::DAC_READ_SEARCH] {
+            // Others than root have none to lose.
+            let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+        }
+        let none = CapabilitySet::empty();
+        set_capabilities(None, CapabilitySets { effective: none, permitted: none, ..capabilities(None).unwrap() })
+            .unwrap();
+    }
+
+    fn removed(fill: impl FnOnce(&Path) + Send + 'static) {
+        let remove = || {
+            become_an_owner();
+            let folder = LockedFolder::new_in(&std::env::temp_dir(), "test").unwrap();
+            let path = folder.path().to_path_buf();
+            fill(&path);
+            drop(folder);
+            assert!(!path.exists(), "{} is left", shown_path(&path));
+        };
+        std::thread::spawn(remove).join().unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_removed_that_nobody_may_list_in_one_that_nobody_may_change() {
+        removed(|path| {
+            fs::create_dir_all(path.join("a/b/c")).unwrap();
+            fs::write(path.join("a/b/file"), "").unwrap();
+            for (folder, mode) in [("a/b", 0), ("a", 0o500)] {
+                fs::set_permissions(path.join(folder), fs::Permissions::from_mode(mode)).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn folders_are_removed_that_lie_deeper_than_a_path_is_long() {
+        removed(|path| {
+            let mode = rustix::fs::Mode::RWXU;
+            let mut at = rustix::fs::open(path, rustix::fs::OFlags::PATH, mode).unwrap();
+            let name = "d".repeat(200);
+            for _ in 0..2000 {
+                rustix::fs::mkdirat(&at, &name, mode).unwrap();
+                at = rustix::fs::openat(&at, &name, rustix::fs::OFlags::PATH, mode).unwrap();
+            }
+        });
+    }
+}

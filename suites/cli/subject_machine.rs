@@ -1,0 +1,107 @@
+//! Faults of the machine, or of how it is set up, while a subject is graded: the subject is "not graded", and loses no points.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::symlink;
+
+use cs336::process::confinement::Confinement;
+use rustix::process::geteuid;
+
+use super::subject::Graded;
+use super::subject_faults::{python, through_sh};
+use super::*;
+
+const FORWARD: &str = "flash_forward";
+const RANKS: &str = "ddp_overlap_individual_parameters";
+
+/// What a grading said that graded nothing.
+fn not_graded(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("not graded: ") && !said.contains("earned"), "{said}");
+    said
+}
+
+/// Root without its right to raise limits is bound by them as others are.
+#[test]
+fn a_hard_limit_below_that_of_the_subject_counts_instead() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let arguments = [FORWARD, "--subject", folder.to_str().unwrap(), "--check", "official_protocol", "--json"];
+    let as_others = if geteuid().is_root() { "setpriv --bounding-set=-sys_resource" } else { "" };
+    let limited = format!("ulimit -d 8388608; exec {as_others}");
+    let output = through_sh(&graded, &limited, &graded.grading(&arguments), "");
+    let checks = Graded::checks(&json(&output));
+    assert!(checks[0].0 == "official_protocol" && checks[0].1 == "passed", "{checks:?}");
+}
+
+#[test]
+fn a_python_that_cannot_be_executed_is_named() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    fs::create_dir_all(folder.join(".venv/bin")).unwrap();
+    fs::write(folder.join(".venv/bin/python"), "").unwrap();
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    let said = not_graded(grading.env_remove("PYTHON"));
+    assert!(said.contains(".venv/bin/python: Permission denied"), "{said}");
+}
+
+#[rstest]
+#[case::for_attention(FORWARD)]
+#[case::for_ranks(RANKS)]
+fn a_folder_for_temporary_files_that_is_not_utf8_is_refused_with_its_name(#[case] problem: &str) {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let temporary = graded.tree.path(OsStr::from_bytes(b"tmp\xff"));
+    fs::create_dir(&temporary).unwrap();
+    let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
+    let said = not_graded(grading.env("TMPDIR", &temporary));
+    assert!(said.contains("/tmp\u{fffd}/cs336-") && said.contains("is not UTF-8; set TMPDIR to a folder"), "{said}");
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[rstest]
+#[case::for_attention(FORWARD)]
+#[case::for_ranks(RANKS)]
+fn a_python_of_ours_without_torch_is_no_fault_of_the_subject(#[case] problem: &str) {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    // An environment without packages.
+    let bare = graded.tree.path("bare");
+    fs::create_dir_all(bare.join("bin")).unwrap();
+    let real = python().canonicalize().unwrap();
+    symlink(&real, bare.join("bin/python")).unwrap();
+    fs::write(bare.join("pyvenv.cfg"), format!("home = {}\n", real.parent().unwrap().display())).unwrap();
+    let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
+    let said = not_graded(grading.env_remove("PYTHON").env("CS336_PYTHON", bare.join("bin/python")));
+    assert!(said.contains("bin/python, which has none; run `make setup`, or name one"), "{said}");
+}
+
+/// A limit on processes counts threads, and does not bind root.
+#[test]
+fn a_guard_that_can_start_nothing_names_the_limit_and_leaves_no_sign_of_a_start() {
+    let nobody = |program: &OsStr| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--clear-groups"]).arg(program);
+        command
+    };
+    let reached = nobody("test".as_ref()).args(["-x", env!("CARGO_BIN_EXE_cs336")]).status();
+    if !reached.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: only root can become a user without processes, who must reach the program");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for (limit, starts) in [("--nproc=1", false), ("--core=0", true)] {
+        let started: OsString = folder.path().join("started").into();
+        let confinement = Confinement { read: vec!["/".into()], started: Some(started), ..Confinement::default() };
+        let confined = confinement.command(env!("CARGO_BIN_EXE_cs336"), Path::new("/bin/true")).unwrap();
+        let mut limited = nobody("prlimit".as_ref());
+        let output = limited.arg(limit).arg(confined.get_program()).args(confined.get_args()).output().unwrap();
+        let said = output_text(&output);
+        assert_eq!((output.status.success(), folder.path().join("started").exists()), (starts, starts), "{said}");
+        assert!(starts || said.contains("raise the limit on processes (ulimit -u)"), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
