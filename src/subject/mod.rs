@@ -102,7 +102,7 @@ pub struct SubjectProcess {
     given_bytes: u64,
     /// Makes the names of this process's files differ from those of others in the same scratch folder.
     name: String,
-    /// When its last turn ended, and the processor time that it had taken by then.
+    /// When its last turn ended, and the processor time that it had taken by then, until its next job.
     rests_since: Option<(Instant, f64)>,
 }
 
@@ -163,6 +163,8 @@ impl SubjectProcess {
     ///
     /// Errors: [`SubjectFault`].
     fn call_within(&mut self, limit: Limit, job: &str, settings: Value, doing: &str) -> Result<Value> {
+        // What it computes for a job is no computing in others' turns, as where it is checked between two comparisons.
+        self.rests_since = None;
         self.peer.call(job, settings, limit.time).map_err(|error| {
             let in_its_folder = self.folders.require_small().and_then(|()| self.folders.require_room());
             let of_machine = || lacks_memory(&error, doing, self.memory_bytes);

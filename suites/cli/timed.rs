@@ -103,7 +103,7 @@ const TRICKS: [(&str, &str); 4] = [
 
 #[test]
 fn no_trick_makes_a_function_seem_fast() {
-    let graded = Graded::with_small_grids("[8, 16, 24, 32, 40, 48, 56, 64]");
+    let graded = Graded::with_small_grids("[8, 16, 24, 32, 40, 48, 56, 64, 72]");
     let folder = graded.add("cheats", "mallory", "trick.txt", "games_the_clock");
     let said = graded.said(&["measure", FLASH], &folder);
     let passes =
@@ -115,15 +115,16 @@ fn no_trick_makes_a_function_seem_fast() {
             assert!(ended["kind"] == "failed" && error.contains(words), "{trick}, {pass}: {ended}\n{said}");
         }
     }
-    // Whatever it makes of its clocks, or has seen in other turns and in files, ours counts the 30 ms that it sleeps.
-    for passes in &passes[4..7] {
+    // Whatever it makes of its clocks, or has seen in other turns and in files, ours counts the 30 ms that it sleeps. The last
+    // of these computes for 0.2 s in the check before its turns too, which is in nobody's turn.
+    for passes in &passes[4..8] {
         for pass in ["forward", "both"] {
             let samples = passes[pass]["row"]["samples"].as_array().unwrap_or_else(|| panic!("{passes}\n{said}"));
             assert!(samples.iter().all(|seconds| seconds.as_f64().unwrap() >= 0.03), "{samples:?}");
         }
     }
-    let slowed = passes[7]["forward"]["error"].as_str().unwrap_or_default();
-    assert!(slowed.contains("its processes computed for ") && slowed.contains("of others' turns"), "{}", passes[7]);
+    let slowed = passes[8]["forward"]["error"].as_str().unwrap_or_default();
+    assert!(slowed.contains("its processes computed for ") && slowed.contains("of others' turns"), "{}", passes[8]);
     graded.said(&["writeup", "--no-measure"], &folder);
     let report = fs::read_to_string(graded.report("mallory").join("writeup.md")).unwrap();
     assert!(report.contains("Not timed: ") && report.contains("o is Lazy, must be torch.Tensor"), "{report}");

@@ -159,6 +159,10 @@ class GamesTheClock:
             sleep(0.03)
             time.perf_counter = time.monotonic = time.time = lambda: 0.0
             time.perf_counter_ns = time.monotonic_ns = lambda: 0
+        if trick == "is_slow":
+            end = time.process_time() + 0.2
+            while time.process_time() < end:
+                pass
         return o
 
 
@@ -170,7 +174,8 @@ TIMED = {
     40: "stops_the_clock",
     48: "remembers",
     56: "reads_ahead",
-    64: "slows_others",
+    64: "is_slow",
+    72: "slows_others",
 }
 
 
