@@ -14,7 +14,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::cells::{CellPass, FlashCase, only, passes, shape, title};
-use self::heads::Heads;
+use self::heads::{Heads, ShorterHeads};
 use self::host::Host;
 use self::published::{PowerCap, power_cap};
 use self::speed::{Passes, Speed, Wins};
@@ -33,6 +33,8 @@ use crate::harness::answer::{Answer, Audience, CaseOutcome, Claim, Quantity, Rec
 
 /// The grids of 16 heads, which fill a GPU: call after call, and rested.
 const HEADS: [&str; 2] = ["heads", "rested"];
+/// 32 heads of shorter sequences, a grid for each length.
+const SHORTER_HEADS: [&str; 2] = ["heads_4096", "heads_2048"];
 /// The short cells as CUDA graphs, and with warm caches.
 const GRAPH: &str = "graph";
 const WARM: &str = "warm";
@@ -58,6 +60,7 @@ struct Quoted {
     warm: Option<Passes>,
     tiles: Option<TileExample>,
     heads: Option<Heads>,
+    shorter_heads: Option<ShorterHeads>,
     cap: Option<PowerCap>,
     /// Of calls that the host limits.
     host: Option<Host>,
@@ -158,6 +161,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         warm: Passes::of(&only(&warm, |p| p.cell.launch == Launch::Eager)),
         tiles: tiles.as_deref().and_then(tile_example),
         heads: Heads::of(&heads, &on)?,
+        shorter_heads: ShorterHeads::of(&SHORTER_HEADS.map(of_grid).concat(), &on)?,
         cap: power_cap(&heads)?,
         host: main.is_gpu().then(|| Host::of(&cases, &on)).flatten(),
         endings: endings(&cases, &grid).sentences(),
@@ -176,6 +180,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         ("full-graphs", tables::times(&graphs, by_dtype, &format!("{}, as CUDA graphs, on {on}", width(&graphs)))),
         ("full-warm", tables::times(&warm, by_launch, &format!("bfloat16, {}, warm caches, on {on}", width(&warm)))),
         ("full-heads", quoted.heads.as_ref().map(|heads| heads.times.clone())),
+        ("full-shorter-heads", quoted.shorter_heads.map(|heads| heads.table)),
         ("full-energy", quoted.heads.and_then(|heads| heads.energies)),
         ("full-errors", tables::errors(answered, &on)),
         (CALLS, quoted.host.map(|host| host.table)),

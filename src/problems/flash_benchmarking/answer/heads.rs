@@ -1,4 +1,5 @@
-//! 16 heads, which fill a GPU: ours beside cuDNN, FlashAttention-4 and FlashAttention-3 in both protocols, and their energy.
+//! 16 heads, which fill a GPU: ours beside cuDNN, FlashAttention-4 and FlashAttention-3 in both protocols, and their energy;
+//! and 32 heads of shorter sequences.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use super::cells::{CellPass, PASSES, only, title};
 use super::published::flash_attention_3;
 use super::tables::time;
 use crate::attention::implementations::{Implementation, by_name};
-use crate::harness::answer::format::Style;
+use crate::bench::work::AttentionPass;
+use crate::harness::answer::format::{Style, grouped};
 use crate::harness::answer::{Cell, Claim, Column, Quantity, Range, SameRun, Table, Unit};
 
 /// What the sentences quote.
@@ -30,7 +32,16 @@ pub struct Heads {
     pub claim: Option<Claim>,
 }
 
-/// The columns of its tables.
+/// Shorter sequences of many heads.
+#[derive(Serialize)]
+pub struct ShorterHeads {
+    /// Ours over the faster of the others, forward and backward together: "0.97 (32 heads of 4,096, d = 64)".
+    over_faster: Vec<String>,
+    #[serde(skip)]
+    pub table: Table,
+}
+
+/// The columns of the tables.
 struct Columns {
     ours: &'static Implementation,
     cudnn: &'static Implementation,
@@ -44,6 +55,12 @@ impl Columns {
 
     fn all(&self) -> [&'static Implementation; 3] {
         [self.ours, self.cudnn, self.fa4]
+    }
+
+    /// Our time over that of the faster one of the others.
+    fn over_faster(&self, pass: &CellPass) -> Option<Quantity> {
+        let theirs: Vec<Quantity> = [self.cudnn, self.fa4].iter().filter_map(|e| pass.median(e)).collect();
+        Some(SameRun::of(&pass.median(self.ours)?, Quantity::smallest(&theirs)?).ok()?.ratio())
     }
 }
 
@@ -71,6 +88,37 @@ impl Heads {
             energies: energies(heads, &columns, on),
             claim: claim(heads, columns.fa4),
         }))
+    }
+}
+
+impl ShorterHeads {
+    /// `None` without a cell.
+    pub fn of(heads: &[CellPass], on: &str) -> Result<Option<Self>> {
+        let columns = Columns::of_the_table()?;
+        let mut head = vec![Column::right("heads"), Column::right("$T$"), Column::right("$d$"), Column::text("pass")];
+        head.extend(columns.all().map(|e| Column::time(format!("{} (ms)", e.label))));
+        head.push(Column::number("ratio", Style::Fixed, 2));
+        let mut table = Table::new(head);
+        for pass in sorted(heads) {
+            let cell = pass.cell;
+            let mut row: Vec<Cell> = [cell.batch, cell.seq, cell.d_model].map(|n| grouped(n as f64, 0).into()).to_vec();
+            row.push(title(pass.pass).into());
+            row.extend(columns.all().map(|e| time(&pass, e)));
+            row.push(columns.over_faster(&pass).into());
+            table.row(row);
+        }
+        let both = heads.iter().filter(|pass| pass.pass == AttentionPass::Both);
+        let over_faster = both.filter_map(|pass| {
+            let (ratio, cell) = (columns.over_faster(pass)?, pass.cell);
+            let ratio = ratio.text(Style::Fixed, 2);
+            Some(format!("{ratio} ({} heads of {}, d = {})", cell.batch, grouped(cell.seq as f64, 0), cell.d_model))
+        });
+        let over_faster = over_faster.collect();
+        let caption = format!(
+            "Many heads of shorter sequences on {on}: bfloat16, causal; medians. The ratio is ours over the faster of the \
+             others. †: unstable, the turns spread beyond 5%."
+        );
+        Ok((!table.rows.is_empty()).then(|| Self { over_faster, table: table.captioned(caption) }))
     }
 }
 

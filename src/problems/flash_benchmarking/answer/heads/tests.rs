@@ -127,3 +127,17 @@ fn joules_and_clocks_have_a_table_where_they_were_read() {
     assert!(table.contains("| 64 | forward | 1.50 | 2.00 | 1,700 | 1,700 |") && !table.contains("backward"), "{table}");
     assert_eq!(value(&answer, "/heads/energy/low"), 0.75);
 }
+
+#[test]
+fn shorter_heads_are_compared_with_the_faster_of_the_others() {
+    let row = with_fa4(columns(2.0), live(2.4));
+    let answer = |columns: &Value| {
+        let cell = params("bfloat16", 64, 4096, 32, "eager");
+        ended(&MadeUp::gpu("x").measured("heads_4096", &cell, columns).records())
+    };
+    let said = |columns: &Value| printed(&answer(columns))["shorter_heads"]["over_faster"].clone();
+    assert_eq!(said(&row), json!(["0.83 (32 heads of 4,096, d = 64)"]));
+    assert_eq!(said(&with_fa4(columns(2.0), not_run())), json!(["0.80 (32 heads of 4,096, d = 64)"]));
+    let table = answer(&row).tables()["full-shorter-heads"].markdown();
+    assert!(table.contains("| 32 | 4,096 | 64 | backward | 2.00 | 2.50 | 2.40 | 0.83 |"), "{table}");
+}
