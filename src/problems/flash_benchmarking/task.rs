@@ -65,6 +65,12 @@ impl Task {
         self.shape[2]
     }
 
+    /// Of all heads, those that a mask hides included.
+    pub fn scores(&self) -> i64 {
+        let [batch, heads, seq, _] = self.shape;
+        batch * heads * seq * seq
+    }
+
     /// The inputs of a given length.
     pub fn draw(&self, seq: i64, generator: &Generator) -> Result<Inputs> {
         let ([batch, heads, _, d], kind) = (self.shape, self.dtype.kind());

@@ -142,8 +142,10 @@ fn only_cold_launched_cells_in_bfloat16_on_a_gpu_have_a_column() {
     let gpu = Device::Cuda(0);
     assert_eq!(why(|_| (), gpu), None);
     assert_eq!(why(|_| (), Device::Cpu), Some("it needs a GPU"));
-    let short = "compared from T = 8,192 on, where no pass waits for launches";
+    let short = "compared from one head of T = 8,192 on, where no pass waits for launches";
     assert_eq!(why(|task| task.shape[2] = LEAST_SEQ / 2, gpu), Some(short));
+    assert_eq!(why(|task| task.shape = [3, 1, LEAST_SEQ / 2, 64], gpu), Some(short));
+    assert_eq!(why(|task| task.shape = [4, 1, LEAST_SEQ / 2, 64], gpu), None);
     assert_eq!(why(|task| task.shape[3] = 32, gpu), Some("compared at d 64 and 128 only"));
     assert_eq!(why(|task| task.dtype = Dtype::Float32, gpu), Some("compared in bfloat16 only"));
     assert_eq!(why(|task| task.launch = Launch::Graph, gpu), Some("launched by the host only"));
