@@ -103,9 +103,13 @@ impl Peer {
         self.process.as_mut().map(ChildProcess::last_output).unwrap_or_default()
     }
 
-    /// Seconds of processor time that it and its descendants have taken; `None` once it has ended.
-    pub fn processor_seconds(&self) -> Option<f64> {
-        self.process.as_ref().map(ChildProcess::processor_seconds)
+    /// Stops it and all that it has started, where a guard stands above it, until [`Self::go_on`]; whether they are stopped.
+    pub fn stop(&self) -> bool {
+        self.process.as_ref().is_none_or(ChildProcess::stop)
+    }
+
+    pub fn go_on(&self) {
+        self.process.as_ref().map(ChildProcess::go_on).unwrap_or_default();
     }
 
     /// Ends the process.

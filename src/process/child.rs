@@ -28,6 +28,9 @@ const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a killed process may take to disappear: the kernel first frees its memory and waits for its devices.
 pub(super) const REAP_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long processes may take to stop: the kernel first ends what they asked of it.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
 /// The variable that marks the descendants of a child: the numbers of its ancestors and its own, as a path. A descendant
 /// may be in another process group: a Python peer is, and so is what detaches itself.
 const MARK: &str = "CS336_CHILD";
@@ -122,9 +125,19 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Seconds of processor time of the child and its descendants, with those that have ended and were waited for.
-    pub fn processor_seconds(&self) -> f64 {
-        guard::processor_seconds(Pid::from_child(&self.child))
+    /// Stops what a guard has started, until [`Self::go_on`]; false where something of it runs on.
+    pub fn stop(&self) -> bool {
+        if !self.is_guard || self.is_reaped {
+            return true;
+        }
+        let _ = kill_process(self.pid, guard::STOP);
+        wait_until(STOP_LIMIT, || guard::are_stopped(self.pid))
+    }
+
+    pub fn go_on(&self) {
+        if self.is_guard && !self.is_reaped {
+            let _ = kill_process(self.pid, guard::GO_ON);
+        }
     }
 
     /// Queues `message` as one line of JSON; [`ChildProcess::receive`] and [`ChildProcess::poll`] send it.
@@ -273,8 +286,19 @@ impl Drop for ChildProcess {
 
 /// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
 pub fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.and_then(stat_of).is_some_and(|stat| !stat.starts_with(['Z', 'X']))
+}
+
+/// The fields of /proc/PID/stat from the third on, "S 122 ..": those before are the number and a name that may hold any byte.
+pub fn stat_of(pid: Pid) -> Option<String> {
+    let stat = read_lossy(&format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
+    stat.rsplit_once(") ").map(|(_, rest)| rest.to_string())
+}
+
+/// A file of /proc, whose names of processes need not be UTF-8.
+pub fn read_lossy(path: &str) -> Option<String> {
+    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.

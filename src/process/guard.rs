@@ -8,18 +8,20 @@ use std::collections::BTreeMap;
 use std::io::stderr;
 use std::process::{ExitStatus, exit};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use landlock::{CompatLevel, Compatible as _, Ruleset, RulesetAttr as _, Scope};
+use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
     set_child_subreaper, setrlimit, test_kill_process, wait,
 };
+use rustix::thread::nanosleep;
 
-use super::child::wait_until;
+use super::child::{read_lossy, stat_of, wait_until};
 use crate::units::GIB;
 
 /// How often it looks for the end of the program, of its own parent, and of their patience.
@@ -36,6 +38,10 @@ const MOST_REAPED: usize = 10_000;
 /// How long a guard that was asked to end may take.
 pub const LIMIT: Duration = Duration::from_secs(25);
 
+/// By these it is asked to stop what it guards, and to let it go on.
+pub const STOP: Signal = Signal::USR1;
+pub const GO_ON: Signal = Signal::USR2;
+
 /// The variable that a guard has in its environment, and what it guards has not.
 pub const GUARD: &str = "CS336_GUARD";
 
@@ -44,6 +50,8 @@ pub struct Guard {
     parent: Option<Pid>,
     /// Set by SIGTERM.
     is_asked: Arc<AtomicBool>,
+    /// 1 from [`STOP`] until [`GO_ON`].
+    is_stopping: Arc<AtomicUsize>,
     /// Whether no signal of this thread leaves what it has started.
     is_inside: bool,
 }
@@ -55,18 +63,28 @@ impl Guard {
         set_child_subreaper(Some(getpid())).context("becoming the parent of orphans")?;
         let is_asked = Arc::default();
         signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&is_asked))?;
+        let is_stopping = Arc::default();
+        for (signal, value) in [(STOP, 1), (GO_ON, 0)] {
+            signal_hook::flag::register_usize(signal.as_raw(), Arc::clone(&is_stopping), value)?;
+        }
         // Both tests, since without Landlock a signal to everybody would end every process of this user.
         let reaches_parent = || parent.map(test_kill_process);
         let reached = reaches_parent() == Some(Ok(()));
         let is_inside = reached && keep_signals_inside().is_ok() && reaches_parent() == Some(Err(Errno::PERM));
-        Ok(Self { parent, is_asked, is_inside })
+        Ok(Self { parent, is_asked, is_stopping, is_inside })
     }
 
     /// Waits for the end of `child`, ends what is left of it, and ends as it ended. Ends it by SIGKILL when this process gets
     /// SIGTERM, when its parent is gone, and when a process of it has more than `most_bytes` of memory, which it then prints.
+    /// Stops it between [`STOP`] and [`GO_ON`].
     pub fn watch(&self, child: Pid, most_bytes: Option<u64>) -> ! {
-        let (mut ended, mut words) = (None, None);
+        let (mut ended, mut words, mut has_stopped) = (None, None, false);
         for tick in 0_u64.. {
+            let is_stopping = self.is_stopping.load(Ordering::Relaxed) == 1;
+            if is_stopping != has_stopped {
+                self.signal_all(if is_stopping { Signal::STOP } else { Signal::CONT });
+                has_stopped = is_stopping;
+            }
             reap(|pid, status| ended = ended.or((pid == child).then_some(status)));
             if ended.is_some() || self.is_asked.load(Ordering::Relaxed) || getppid() != self.parent {
                 break;
@@ -77,10 +95,11 @@ impl Guard {
                 words = Some(format!("{had} (--memory sets the limit)\n"));
                 break;
             }
-            std::thread::sleep(TICK);
+            // A signal ends it early.
+            let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() });
         }
         wait_until(END_LIMIT, || {
-            self.kill_all();
+            self.signal_all(Signal::KILL);
             reap(|_, _| ())
         });
         if let Some(words) = words {
@@ -89,13 +108,13 @@ impl Guard {
         end_as(ended.map(|status| std::os::unix::process::ExitStatusExt::from_raw(status.as_raw())))
     }
 
-    fn kill_all(&self) {
+    fn signal_all(&self, signal: Signal) {
         if self.is_inside {
-            // kill(-1, SIGKILL): every process that this one may signal, itself excepted.
-            let _ = kill_process_group(Pid::INIT, Signal::KILL);
+            // kill(-1, ..): every process that this one may signal, itself excepted.
+            let _ = kill_process_group(Pid::INIT, signal);
         } else {
             for pid in descendants_of(getpid()) {
-                let _ = kill_process(pid, Signal::KILL);
+                let _ = kill_process(pid, signal);
             }
         }
     }
@@ -125,7 +144,7 @@ fn keep_signals_inside() -> Result<()> {
 /// Whether a process below this one has more memory than that, alone or shared with others; files that it maps are not counted.
 fn has_more_than(most_bytes: u64) -> bool {
     let kib_of = |pid: Pid| -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+        let status = read_lossy(&format!("/proc/{}/status", pid.as_raw_nonzero()))?;
         let lines = status.lines().filter_map(|line| {
             line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("RssShmem:"))?.split_whitespace().next()
         });
@@ -134,17 +153,10 @@ fn has_more_than(most_bytes: u64) -> bool {
     descendants_of(getpid()).into_iter().filter_map(kib_of).any(|kib| kib << 10 > most_bytes)
 }
 
-/// Seconds of processor time of a process, of all below it, and of those that they have waited for (proc_pid_stat(5): fields
-/// 14 to 17).
-pub fn processor_seconds(above: Pid) -> f64 {
-    let ticks_of = |pid: Pid| -> Option<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-        // What follows the name begins with field 3.
-        let fields: Vec<&str> = stat.rsplit(") ").next()?.split(' ').collect();
-        fields.get(14 - 3..=17 - 3)?.iter().map(|ticks| ticks.parse::<u64>().ok()).sum()
-    };
-    let ticks: u64 = descendants_of(above).into_iter().chain([above]).filter_map(ticks_of).sum();
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+/// Whether all that a guard has started are stopped, or have ended.
+pub fn are_stopped(guard: Pid) -> bool {
+    let runs = |pid: Pid| stat_of(pid).is_some_and(|stat| !stat.starts_with(['T', 't', 'Z', 'X']));
+    !descendants_of(guard).into_iter().any(runs)
 }
 
 /// The processes that this one has started, and those that these have started.
@@ -153,9 +165,7 @@ fn descendants_of(above: Pid) -> Vec<Pid> {
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for pid in pids {
-        // "123 (name) S 122 ..", where the name may hold anything.
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+        let parent = Pid::from_raw(pid).and_then(stat_of).and_then(|stat| stat.split(' ').nth(1)?.parse().ok());
         children.entry(parent.unwrap_or(0)).or_default().push(pid);
     }
     let mut found = children.remove(&above.as_raw_nonzero().get()).unwrap_or_default();

@@ -17,7 +17,8 @@ use seccompiler::{
 };
 
 /// Refused with any arguments: the memory and descriptors of other processes, the order in which the kernel runs them, memory,
-/// queues and keys that stay after the last process, and rings of requests, which no filter sees.
+/// semaphores, queues and keys that stay after the last process, also those that are there, and rings of requests, which no
+/// filter sees.
 const REFUSED: &[c_long] = &[
     SYS_ptrace,
     SYS_process_vm_readv,
@@ -28,9 +29,18 @@ const REFUSED: &[c_long] = &[
     SYS_sched_setparam,
     SYS_sched_setscheduler,
     SYS_shmget,
-    SYS_msgget,
+    SYS_shmat,
+    SYS_shmctl,
     SYS_semget,
+    SYS_semctl,
+    SYS_semop,
+    SYS_semtimedop,
+    SYS_msgget,
+    SYS_msgctl,
+    SYS_msgsnd,
+    SYS_msgrcv,
     SYS_mq_open,
+    SYS_mq_unlink,
     SYS_add_key,
     SYS_request_key,
     SYS_keyctl,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Resource, getrlimit};
@@ -102,13 +102,9 @@ pub struct SubjectProcess {
     given_bytes: u64,
     /// Makes the names of this process's files differ from those of others in the same scratch folder.
     name: String,
-    /// When its last turn ended, and the processor time that it had taken by then, until its next job.
-    rests_since: Option<(Instant, f64)>,
+    /// Whether its processes are stopped, until its next job.
+    is_stopped: bool,
 }
-
-/// The share of the time of others' turns, and the seconds beside it, that a subject's processes may compute in them: threads
-/// that wait for work poll for a moment.
-const RESTING: (f64, f64) = (0.1, 0.05);
 
 impl SubjectProcess {
     /// Starts the subject's Python, confined, and imports the adapters.
@@ -131,7 +127,7 @@ impl SubjectProcess {
         let peer = peer.map_err(|error| starting_fault(subject, folders.has_started(), &error))?;
         let (limit, memory_bytes) = (subject.limit(), subject.memory_bytes);
         let name = name.into();
-        let mut process = Self { peer, limit, memory_bytes, folders, given_bytes: 0, name, rests_since: None };
+        let mut process = Self { peer, limit, memory_bytes, folders, given_bytes: 0, name, is_stopped: false };
         process.call("load", json!({}), "importing the adapters")?;
         Ok(process)
     }
@@ -163,8 +159,9 @@ impl SubjectProcess {
     ///
     /// Errors: [`SubjectFault`].
     fn call_within(&mut self, limit: Limit, job: &str, settings: Value, doing: &str) -> Result<Value> {
-        // What it computes for a job is no computing in others' turns, as where it is checked between two comparisons.
-        self.rests_since = None;
+        if std::mem::take(&mut self.is_stopped) {
+            self.peer.go_on();
+        }
         self.peer.call(job, settings, limit.time).map_err(|error| {
             let in_its_folder = self.folders.require_small().and_then(|()| self.folders.require_room());
             let of_machine = || lacks_memory(&error, doing, self.memory_bytes);
@@ -209,23 +206,13 @@ impl SubjectProcess {
         Ok((value, tensors))
     }
 
-    /// Before a turn of its own in a comparison.
+    /// Stops its processes until its next job: what computes while others are timed slows these.
     ///
-    /// Errors: [`SubjectFault`] where its processes have computed while others were timed, which slows these.
-    pub fn begin_turn(&mut self) -> Result<()> {
-        let Some((since, before)) = self.rests_since.take() else { return Ok(()) };
-        let (others, spent) = (since.elapsed().as_secs_f64(), self.peer.processor_seconds().unwrap_or(before) - before);
-        let (share, beside) = RESTING;
-        ensure!(
-            spent <= share * others + beside,
-            SubjectFault::new(format!("its processes computed for {spent:.2} s in the {others:.2} s of others' turns"))
-        );
+    /// Errors: [`SubjectFault`] where one of them runs on.
+    pub fn rest(&mut self) -> Result<()> {
+        self.is_stopped = true;
+        ensure!(self.peer.stop(), SubjectFault::new("its processes do not stop while others are timed"));
         Ok(())
-    }
-
-    /// After a turn of its own in a comparison: until the next one it must rest.
-    pub fn end_turn(&mut self) {
-        self.rests_since = self.peer.processor_seconds().map(|spent| (Instant::now(), spent));
     }
 
     /// The result of a job without tensors.

@@ -66,7 +66,7 @@ impl TimedSteps {
         let given: Vec<(&str, &Tensor)> =
             values.iter().chain([&nothing]).map(|(name, value)| (name.as_str(), value)).collect();
         self.names = names;
-        let begun = self.process.begin_turn().and_then(|()| self.process.give("begin", settings, &given, name));
+        let begun = self.process.give("begin", settings, &given, name);
         left(&self.fault_file, begun)
     }
 
@@ -99,8 +99,9 @@ impl TimedSteps {
     /// Ends the turn: [`sampled`] values of every parameter after the last step, and the bytes of optimizer state on this rank.
     pub fn give(&mut self) -> Result<(BTreeMap<String, Tensor>, u64)> {
         let taken = self.process.take("give", json!({}), "the values after a timed step");
-        self.process.end_turn();
+        let rested = self.process.rest();
         let (value, samples) = left(&self.fault_file, taken)?;
+        left(&self.fault_file, rested)?;
         Ok((samples, value["state_bytes"].as_u64().unwrap_or(0)))
     }
 

@@ -50,16 +50,9 @@ impl<'a> TimedFunction<'a> {
         Ok(Self { subject, function, attention_pass, draw, check, last: RefCell::default(), state })
     }
 
-    /// Errors: as [`super::SubjectProcess::begin_turn`].
-    pub fn begin_turn(&self) -> Result<()> {
-        with_kept(self.subject, self.function.adapter(), |process| process.begin_turn())
-    }
-
-    pub fn end_turn(&self) -> Result<()> {
-        with_kept(self.subject, self.function.adapter(), |process| {
-            process.end_turn();
-            Ok(())
-        })
+    /// After a turn. Errors: as [`super::SubjectProcess::rest`].
+    pub fn rest(&self) -> Result<()> {
+        with_kept(self.subject, self.function.adapter(), |process| process.rest())
     }
 
     /// Before a call, untimed: checks the last one if it is drawn, and gives the subject new inputs.

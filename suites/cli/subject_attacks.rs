@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 
+use cs336::process::ChildProcess;
 use cs336::process::confinement::Confinement;
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,7 +16,7 @@ const FORWARD: &str = "flash_forward";
 
 /// What a subject's import says that it could do: each line of `tries` is a name and an expression that must raise.
 const TRIES: &str = "
-import ctypes, os, resource, socket, stat
+import ctypes, errno, os, resource, socket, stat
 
 libc = ctypes.CDLL(None, use_errno=True)
 above, other = os.getppid(), os.fork()
@@ -41,6 +42,13 @@ def allowed(number):
         raise
     except OSError:
         pass
+
+def existing(name, *arguments):
+    ctypes.set_errno(0)
+    getattr(libc, name)(*arguments)
+    # The C library says EACCES where mq_unlink may not be called.
+    if ctypes.get_errno() in (errno.EPERM, errno.EACCES):
+        raise PermissionError('refused, whatever the object is')
 
 def ask(kind):
     with socket.socket(socket.AF_UNIX, kind) as service:
@@ -83,6 +91,14 @@ tries = {
     'message queue': lambda: made(libc.msgget(0, 0o1600), lambda it: libc.msgctl(it, 0, None)),
     'semaphores': lambda: made(libc.semget(0, 1, 0o1600), lambda it: libc.semctl(it, 0, 0)),
     'posix queue': lambda: made(libc.mq_open(b'/cs336', os.O_CREAT, 0o600, None), lambda it: libc.mq_unlink(b'/cs336')),
+    'memory that exists': lambda: existing('shmat', -1, None, 0),
+    'list of memory': lambda: existing('shmctl', 0, 14, None),
+    'semaphores that exist': lambda: existing('semctl', -1, 0, 0),
+    'waiting for a semaphore': lambda: existing('semop', -1, None, 1),
+    'queue that exists': lambda: existing('msgctl', -1, 0, None),
+    'sending to a queue': lambda: existing('msgsnd', -1, b'12345678', 0, 0),
+    'reading from a queue': lambda: existing('msgrcv', -1, b'12345678', 0, 0, 0),
+    'removing a posix queue': lambda: existing('mq_unlink', b'/cs336-of-nobody'),
     'trace': lambda: made(libc.ptrace(16, other, 0, 0), print),
     'device': lambda: os.mknod(os.environ['TMPDIR'] + '/memory', 0o600 | stat.S_IFCHR, os.makedev(1, 5)),
     # getpid of x32
@@ -187,10 +203,11 @@ fn no_process_of_a_subject_outlives(#[case] last_line: &str, #[case] is_killed: 
     }
 }
 
-/// Shared memory of two kinds, of 1.25 GiB each.
-const SHARES: &str = "
-import mmap, os, time
+/// Shared memory of two kinds, of 1.25 GiB each, in a process whose name is not UTF-8.
+const SHARES: &str = r"
+import ctypes, mmap, os, time
 
+ctypes.CDLL(None).prctl(15, b'\xff', 0, 0, 0)
 size, page = 5 << 28, bytes(1 << 20)
 file = os.memfd_create('shared')
 os.ftruncate(file, size)
@@ -251,4 +268,44 @@ fn no_pipe_without_room_keeps_a_guard_from_ending_what_it_guards(#[case] is_nonb
     let has_ended = wait_until(Duration::from_secs(60), || guard.try_wait().unwrap().is_some());
     let _ = guard.kill();
     assert!(matches!(read, Ok(0)) && has_ended, "{read:?}, and the guard ends: {has_ended}");
+}
+
+/// A chain of processes that nobody waits for, each of a name that is not UTF-8, which send to PORT without end.
+const BEATS: &str = r"
+import ctypes, os, signal, socket, time
+
+libc = ctypes.CDLL(None)
+libc.prctl(15, b'\xff', 0, 0, 0)
+libc.prctl(36, 1, 0, 0, 0)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+connection = socket.create_connection(('127.0.0.1', PORT))
+if os.fork():
+    time.sleep(600)
+while True:
+    for _ in range(100):
+        connection.send(b'.')
+    if os.fork():
+        os._exit(0)
+";
+
+#[test]
+fn what_is_stopped_for_the_turns_of_others_computes_nothing_until_it_goes_on() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let confinement = Confinement { read: vec!["/".into()], ..Confinement::default() };
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    let mut command = confinement.command(env!("CARGO_BIN_EXE_cs336"), &python).unwrap();
+    command.args(["-c", &BEATS.replace("PORT", &listener.local_addr().unwrap().port().to_string())]);
+    command.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
+    let child = ChildProcess::start(command).unwrap();
+    let (mut connection, _) = listener.accept().unwrap();
+    connection.set_nonblocking(true).unwrap();
+    let mut beats = || std::iter::from_fn(|| connection.read(&mut [0; 4096]).ok()).sum::<usize>();
+    for _ in 0..3 {
+        assert!(wait_until(Duration::from_secs(60), || beats() > 0), "it does not compute in its turn");
+        assert!(child.stop(), "it does not stop");
+        beats();
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(beats(), 0, "it computes in the turn of another");
+        child.go_on();
+    }
 }

@@ -123,8 +123,10 @@ fn no_trick_makes_a_function_seem_fast() {
             assert!(samples.iter().all(|seconds| seconds.as_f64().unwrap() >= 0.03), "{samples:?}");
         }
     }
-    let slowed = passes[8]["forward"]["error"].as_str().unwrap_or_default();
-    assert!(slowed.contains("its processes computed for ") && slowed.contains("of others' turns"), "{}", passes[8]);
+    // What it has started is stopped while others are timed, and goes on for its next call.
+    for ended in passes[8].as_object().unwrap().values() {
+        assert_eq!(ended["kind"], "measured", "{said}");
+    }
     graded.said(&["writeup", "--no-measure"], &folder);
     let report = fs::read_to_string(graded.report("mallory").join("writeup.md")).unwrap();
     assert!(report.contains("Not timed: ") && report.contains("o is Lazy, must be torch.Tensor"), "{report}");

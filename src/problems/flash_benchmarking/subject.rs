@@ -141,6 +141,7 @@ impl<'p> SubjectFunction<'p> {
         timed.prepare()?;
         timed.call()?;
         timed.check_last()?;
+        timed.rest()?;
         let of = |name: &str| found.borrow().get(name).copied().unwrap_or(0.0);
         Ok(AttentionErrors { o: of("o"), dq: of("dq"), dk: of("dk"), dv: of("dv") })
     }
@@ -169,10 +170,9 @@ impl<'p> SubjectFunction<'p> {
             AttentionPass::Both | AttentionPass::Summed => "both",
         };
         let timed = TimedFunction::new(self.subject, self.function, name, &draw, &check)?;
-        timed.begin_turn()?;
         let seconds = bench(&|| timed.prepare(), &mut || timed.call())?;
         timed.check_last()?;
-        timed.end_turn()?;
+        timed.rest()?;
         Ok(seconds)
     }
 }
