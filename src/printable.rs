@@ -20,6 +20,14 @@ pub fn indented(text: &str, spaces: usize) -> String {
     text.replace('\n', &format!("\n{:spaces$}", ""))
 }
 
+/// The first few of many names: "rank 1, rank 2 and 1021 more", so that a sentence of a thousand names stays one line.
+pub fn first_few(names: impl ExactSizeIterator<Item = String>) -> String {
+    const FEW: usize = 8;
+    let more = names.len().saturating_sub(FEW);
+    let shown = names.take(FEW).collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
 /// The name of a file as messages quote it. It can hold any byte but zero, line breaks among them.
 pub fn shown_path(path: impl AsRef<Path>) -> String {
     one_line(&path.as_ref().to_string_lossy())
@@ -70,6 +78,13 @@ fn is_hidden(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_names_the_first_few_are_shown_with_the_number_of_the_others() {
+        let names = |count: usize| first_few((0..count).map(|rank| format!("rank {rank}")));
+        assert_eq!(names(2), "rank 0, rank 1");
+        assert!(names(8).ends_with(", rank 7") && names(65_536).ends_with(", rank 7 and 65528 more"));
+    }
 
     #[test]
     fn controls_line_breaks_marks_of_direction_and_noncharacters_are_escaped() {

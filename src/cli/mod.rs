@@ -207,11 +207,11 @@ fn arguments() -> Arguments {
     })
 }
 
-/// Keeps other users from writing to files that this process and its children make, whatever the umask. Some of these files
-/// are loaded as code.
+/// Keeps other users from writing to files that this process and its children make, whatever the umask, since some of these
+/// files are loaded as code; and lets this user read and write them.
 fn deny_others_to_write() {
     let others = Mode::WGRP | Mode::WOTH;
-    umask(umask(others) | others);
+    umask((umask(others) | others) - Mode::RWXU);
 }
 
 /// `cs336 list | head` closes our output early, which Rust's print macros turn into a panic, as they do a full disk.

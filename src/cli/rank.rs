@@ -18,7 +18,7 @@ use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
 use crate::collective::trace::{findings, traced};
 use crate::harness::manifest::suites_hash;
-use crate::harness::named_files::require_distinct;
+use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
 use crate::printable::shown_path;
@@ -75,6 +75,13 @@ impl Task {
         serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
+    /// Errors: what the task gives could not be written at its end.
+    fn require_output(&self) -> Result<()> {
+        let files = [("--output", self.output.as_deref()), ("--trace", self.trace.as_deref())];
+        require_no_folders(&files)?;
+        require_writable(files.into_iter().filter_map(|(_, path)| path))
+    }
+
     /// What the trace says of clocks and late ranks.
     fn print_findings(&self) -> Result<()> {
         let findings = self.trace.as_deref().map_or(Ok(Vec::new()), findings)?;
@@ -110,6 +117,9 @@ pub fn run(task: &Task) -> Result<()> {
         None => task.read_input()?,
     };
     let environment = Environment::read()?;
+    if parent.is_none() && environment.rank == 0 {
+        task.require_output()?;
+    }
     let settings = settings(&task.task, parent.is_none().then_some(&input));
     // Leaked on failure: if connections closed while this rank is still failing, its peers would fail before it has
     // exited, and the supervisor would report their errors instead of this rank's.
@@ -198,6 +208,7 @@ pub fn run_launch(arguments: &LaunchArguments) -> Result<Ended> {
     let &LaunchArguments { ref task, world_size, deadline } = arguments;
     task.code()?;
     let input = task.read_input()?;
+    task.require_output()?;
     watch_for_interrupt();
     let plan = Launch {
         backend: task.backend,

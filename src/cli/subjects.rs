@@ -1,12 +1,13 @@
 //! `cs336 grade --subjects`: every folder below a folder, each with a row of a CSV file and a results.json of its own.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::str::Utf8Chunk;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::export::csv_field;
 use super::printer::Printer;
@@ -50,6 +51,7 @@ pub fn run(
     let subjects = subjects(folder)?;
     require_apart(output, &subjects, folder)?;
     require_writable([output.join(TABLE).as_path()])?;
+    let _claimed = claim(output)?;
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in subjects {
         let name = row_name(subject.file_name().unwrap_or_default());
@@ -72,6 +74,30 @@ pub fn run(
     printer.line(format!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE))));
     is_whole &= rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
     Ok(if is_whole { Ended::Well } else { Ended::WithFindings })
+}
+
+/// Makes the output folder and locks it until the result is dropped.
+///
+/// Errors: another user owns it or can write to it, and could lay a link there for us to write through; or another command
+/// writes its table, which each writes whole.
+fn claim(output: &Path) -> Result<File> {
+    let shown = shown_path(output);
+    fs::create_dir_all(output).with_context(|| format!("making {shown}"))?;
+    let folder = File::open(output).with_context(|| format!("opening {shown}"))?;
+    let (found, user) = (folder.metadata()?, rustix::process::geteuid().as_raw());
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    ensure!(
+        owner == user && mode & 0o022 == 0,
+        "--output {shown} belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder that \
+         only user {user} can write to"
+    );
+    match folder.try_lock() {
+        Ok(()) => Ok(folder),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another cs336 writes its grades into {shown}: wait for it, or name another folder by --output")
+        }
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {shown}")),
+    }
 }
 
 /// The folder's name with what cannot be printed, and the backslash, escaped: no two folders have one name.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use super::network::{host_name, reach};
+use crate::printable::first_few;
 use crate::process::has_parent;
 
 /// A dying rank's connections close one after the other, so its listener may outlive the one whose end was seen.
@@ -117,7 +118,7 @@ impl Peers {
             Err(error) => Some(format!("{peer} cannot be reached ({error})")),
         };
         let states: Vec<String> = found.iter().filter_map(state).collect();
-        format!("{} of {} ranks failed; {}", self.own(), self.peers.len(), states.join(", "))
+        format!("{} of {} ranks failed; {}", self.own(), self.peers.len(), first_few(states.into_iter()))
     }
 }
 

@@ -13,6 +13,7 @@ use super::network::PAUSE;
 use super::peers::{Peer, Peers};
 use super::waiting::{INTERVAL, Waiting};
 use super::{Backend, Shared};
+use crate::printable::first_few;
 use crate::process::wait_until;
 use crate::torch::store::Store;
 use crate::units::human_seconds;
@@ -55,7 +56,7 @@ pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) 
 pub fn connect(environment: &Environment, backend: Backend, store: &Store, peers: &Peers) -> Result<Shared> {
     Waiting::during(environment, INTERVAL, say, |waiting| {
         let others: Vec<_> = peers.others().map(Peer::to_string).collect();
-        waiting.set(format!("{} connections with {}", backend.name(), others.join(", ")));
+        waiting.set(format!("{} connections with {}", backend.name(), first_few(others.into_iter())));
         form(environment, backend, store, peers.own()).map_err(|error| peers.explain(error))
     })
 }
@@ -112,7 +113,7 @@ fn meet(
             let peers = arrived.into_iter().flatten().map(|arrival| arrival.peer).collect();
             return Ok(Peers::new(rank, peers, listener));
         }
-        let missing = missing.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+        let missing = first_few(missing.iter().map(|rank| format!("rank {rank}")));
         waiting.set(format!("{missing} at the store {master_addr}:{master_port}"));
         ensure!(
             !waiting.left().is_zero(),

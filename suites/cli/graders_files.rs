@@ -1,6 +1,6 @@
 //! The files that `cs336 grade` writes for graders, and what stops neither them nor the other problems.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 
@@ -52,6 +52,26 @@ fn one_path_for_two_files_is_refused_before_any_is_written() {
         let said = tree.refused(arguments);
         assert!(said.contains("both name the file ") && said.contains("name another one"), "{said}");
         assert_eq!(fs::read_to_string(tree.path("file")).unwrap(), "kept");
+    }
+}
+
+/// The trace that it would leave shows that no rank ran.
+#[test]
+fn a_task_whose_results_could_not_be_written_does_not_run() {
+    let tree = Tree::new();
+    fs::write(tree.path("file"), "").unwrap();
+    let task = ["--task", "fault_test", "--trace", "trace.json", "--output"];
+    for (output, words) in [("file/below", "file/below cannot be written"), (".", "--output . is a folder")] {
+        let launch = [&["launch", "--world-size", "1"], &task[..], &[output]].concat();
+        let launched = tree.command(&launch).output().unwrap();
+        let mut alone = tree.command(&[&["rank"], &task[..], &[output]].concat());
+        alone.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")]);
+        let alone = alone.env("MASTER_PORT", "1").output().unwrap();
+        for ended in [launched, alone] {
+            let said = output_text(&ended);
+            assert!(ended.status.code() == Some(1) && said.contains(words), "{said}");
+            assert!(!tree.path("trace.json").exists(), "{said}");
+        }
     }
 }
 
@@ -121,4 +141,24 @@ fn an_empty_path_leaves_no_temporary_folder() {
     let output = command.env("PATH", "").env("TMPDIR", tree.path("tmp")).output().unwrap();
     assert!(output_text(&output).contains("earned"), "{}", output_text(&output));
     assert_eq!(fs::read_dir(tree.path("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills() {
+    let tree = Tree::new();
+    fs::create_dir_all(tree.path("subjects/ada")).unwrap();
+    fs::write(tree.path("subjects/ada/adapters.py"), "").unwrap();
+    let output = tree.path("grades");
+    fs::create_dir(&output).unwrap();
+    let refused = || tree.refused(&["grade", "flash_forward", "--subjects", "subjects"]);
+    let shared = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(&output, shared).unwrap();
+    let said = refused();
+    assert!(said.contains("with mode 777") && said.contains("name a folder that only user"), "{said}");
+    fs::set_permissions(&output, fs::Permissions::from_mode(0o755)).unwrap();
+    let other = fs::File::open(&output).unwrap();
+    other.lock().unwrap();
+    let said = refused();
+    assert!(said.contains("another cs336 writes its grades into grades: wait for it"), "{said}");
+    assert_eq!(fs::read_dir(&output).unwrap().count(), 0);
 }

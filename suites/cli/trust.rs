@@ -4,13 +4,15 @@ use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
 use super::*;
 
-#[test]
-fn others_cannot_write_to_new_files_whatever_the_mask_is() {
+#[rstest]
+#[case::lets_everybody_write("0")]
+#[case::keeps_everybody_out("777")]
+fn this_user_alone_writes_to_new_files_whatever_the_mask_is(#[case] mask: &str) {
     let tree = Tree::new();
     let mut command = Command::new("sh");
     command.args([
         "-c",
-        "umask 0; exec \"$0\" \"$@\"",
+        &format!("umask {mask}; exec \"$0\" \"$@\""),
         env!("CARGO_BIN_EXE_cs336"),
         "measure",
         PROBLEM,
@@ -26,7 +28,7 @@ fn others_cannot_write_to_new_files_whatever_the_mask_is() {
         "report/records/cpu/mixed_precision_accumulation.json",
     ] {
         let mode = fs::metadata(tree.path(name)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o022, 0, "{name} has mode {mode:o}");
+        assert_eq!(mode & 0o622, 0o600, "{name} has mode {mode:o}");
     }
 }
 
