@@ -36,7 +36,7 @@ pub struct Heads {
 #[derive(Serialize)]
 pub struct ShorterHeads {
     /// Ours over the faster of the others, forward and backward together: "0.97 (32 heads of 4,096, d = 64)".
-    over_faster: Vec<String>,
+    ratios: Vec<String>,
     #[serde(skip)]
     pub table: Table,
 }
@@ -92,7 +92,7 @@ impl Heads {
 }
 
 impl ShorterHeads {
-    /// `None` without a cell.
+    /// `None` where no cell has a time of ours and of another one.
     pub fn of(heads: &[CellPass], on: &str) -> Result<Option<Self>> {
         let columns = Columns::of_the_table()?;
         let mut head = vec![Column::right("heads"), Column::right("$T$"), Column::right("$d$"), Column::text("pass")];
@@ -113,12 +113,12 @@ impl ShorterHeads {
             let ratio = ratio.text(Style::Fixed, 2);
             Some(format!("{ratio} ({} heads of {}, d = {})", cell.batch, grouped(cell.seq as f64, 0), cell.d_model))
         });
-        let over_faster = over_faster.collect();
+        let ratios: Vec<String> = over_faster.collect();
         let caption = format!(
             "Many heads of shorter sequences on {on}: bfloat16, causal; medians. The ratio is ours over the faster of the \
              others. †: unstable, the turns spread beyond 5%."
         );
-        Ok((!table.rows.is_empty()).then(|| Self { over_faster, table: table.captioned(caption) }))
+        Ok((!ratios.is_empty()).then(|| Self { ratios, table: table.captioned(caption) }))
     }
 }
 

@@ -135,7 +135,7 @@ fn shorter_heads_are_compared_with_the_faster_of_the_others() {
         let cell = params("bfloat16", 64, 4096, 32, "eager");
         ended(&MadeUp::gpu("x").measured("heads_4096", &cell, columns).records())
     };
-    let said = |columns: &Value| printed(&answer(columns))["shorter_heads"]["over_faster"].clone();
+    let said = |columns: &Value| printed(&answer(columns))["shorter"]["ratios"].clone();
     assert_eq!(said(&row), json!(["0.83 (32 heads of 4,096, d = 64)"]));
     assert_eq!(said(&with_fa4(columns(2.0), not_run())), json!(["0.80 (32 heads of 4,096, d = 64)"]));
     let table = answer(&row).tables()["full-shorter-heads"].markdown();
