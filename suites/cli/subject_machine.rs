@@ -78,6 +78,48 @@ fn a_python_of_ours_without_torch_is_no_fault_of_the_subject(#[case] problem: &s
     assert!(said.contains("bin/python, which has none; run `make setup`, or name one"), "{said}");
 }
 
+/// A file of ours, below `suites` or in a folder of `PYTHONPATH`, with its text; without one it is missing.
+#[rstest]
+#[case::a_missing_file("suites/peers/subject.py", None, "peers.subject")]
+#[case::a_cut_file("suites/peers/tensors.py", Some("import (\n"), "SyntaxError")]
+#[case::a_torch_that_cannot_be_imported(
+    "modules/typing_extensions.py",
+    Some("raise ImportError('libcublas')"),
+    "libcublas"
+)]
+fn a_damaged_file_of_ours_is_no_fault_of_the_subject(
+    #[case] file: &str,
+    #[case] text: Option<&str>,
+    #[case] words: &str,
+    #[values(FORWARD, RANKS)] problem: &str,
+) {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let file = graded.tree.path(file);
+    fs::create_dir_all(graded.tree.path("modules")).unwrap();
+    match text {
+        Some(text) => fs::write(file, text).unwrap(),
+        None => fs::remove_file(file).unwrap(),
+    }
+    let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
+    let said = not_graded(grading.env("PYTHONPATH", graded.tree.path("modules")));
+    assert!(said.contains("starting the subject's Python: ") && said.contains(words), "{said}");
+}
+
+/// They lie in HOME, where one rank could leave some that end the Python of another before our code starts. In an environment
+/// Python would not look there at all.
+#[test]
+fn a_subjects_python_loads_no_modules_of_a_user() {
+    let graded = Graded::new();
+    let folder = graded.write("asks", "import site\nraise ValueError(f'of a user: {site.ENABLE_USER_SITE}')\n");
+    let libraries = fs::read_dir(python().parent().unwrap().with_file_name("lib")).unwrap();
+    let packages: Vec<_> = libraries.map(|entry| entry.unwrap().path().join("site-packages")).collect();
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    grading.env("PYTHON", python().canonicalize().unwrap()).env("PYTHONPATH", std::env::join_paths(&packages).unwrap());
+    let said = output_text(&grading.output().unwrap());
+    assert!(said.contains("raises ValueError (adapters.py, line 2): of a user: False"), "{said}");
+}
+
 /// A limit on processes counts threads, and does not bind root.
 #[test]
 fn a_guard_that_can_start_nothing_names_the_limit_and_leaves_no_sign_of_a_start() {
