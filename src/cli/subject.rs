@@ -185,9 +185,12 @@ pub fn check(subject: &Subject, problem: &str, name: &str) -> Result<CheckStatus
         Ok(Verdict::Passed { note }) => CheckStatus::Passed { note },
         Ok(Verdict::Skipped { reason }) => CheckStatus::Skipped { reason },
         Err(error) if NotGraded::of(&error).is_some() => return Err(error),
-        Err(error) => match unavailable(&error) {
-            Some(reason) => CheckStatus::Skipped { reason },
-            None => CheckStatus::Failed { error: words_of(&error) },
-        },
+        Err(error) => {
+            subject.require_readable()?;
+            match unavailable(&error) {
+                Some(reason) => CheckStatus::Skipped { reason },
+                None => CheckStatus::Failed { error: words_of(&error) },
+            }
+        }
     })
 }

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::problem::Verdict;
 use super::python;
 use super::store::{Layout, sha256, sha256_of_file};
-use crate::error::Fault;
+use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
+use crate::root::open;
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,6 +78,16 @@ impl Subject {
             python = started_by(&python).unwrap_or(python);
         }
         Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
+    }
+
+    /// Errors: [`NotGraded`] where its adapters cannot be read, as where its folder was moved meanwhile: what fails then is no
+    /// fault of its code.
+    pub fn require_readable(&self) -> Result<()> {
+        let is_readable = ADAPTERS.iter().any(|name| open(&self.folder.join(name)).is_ok());
+        let words =
+            || format!("the adapters in {} cannot be read; grade it again when they can", shown_path(&self.folder));
+        ensure!(is_readable, NotGraded(words()));
+        Ok(())
     }
 
     /// The folder's name, which the title page of its report has.

@@ -1,6 +1,7 @@
 //! Faults of the machine, or of how it is set up, while a subject is graded: the subject is "not graded", and loses no points.
 
 use std::ffi::{OsStr, OsString};
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 
@@ -118,6 +119,29 @@ fn a_subjects_python_loads_no_modules_of_a_user() {
     grading.env("PYTHON", python().canonicalize().unwrap()).env("PYTHONPATH", std::env::join_paths(&packages).unwrap());
     let said = output_text(&grading.output().unwrap());
     assert!(said.contains("raises ValueError (adapters.py, line 2): of a user: False"), "{said}");
+}
+
+#[test]
+fn a_folder_that_goes_away_while_it_is_graded_costs_no_points() {
+    let graded = Graded::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let waits = format!(
+        "import pathlib, socket, time\nsocket.create_connection(('127.0.0.1', {port}))\n\
+         while pathlib.Path(__file__).exists():\n    time.sleep(0.05)\nraise ValueError('it is gone')\n"
+    );
+    let folder = graded.write("ada", &waits);
+    let moved = graded.tree.path("moved");
+    let moving = std::thread::spawn({
+        let folder = folder.clone();
+        move || {
+            listener.accept().unwrap();
+            fs::rename(folder, moved).unwrap();
+        }
+    });
+    let said = not_graded(&mut graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]));
+    moving.join().unwrap();
+    assert!(said.contains("subjects/ada cannot be read; grade it again when they can"), "{said}");
 }
 
 /// A limit on processes counts threads, and does not bind root.
