@@ -33,3 +33,24 @@ fn nothing_behind_a_link_in_a_subjects_folder_runs_unconfined(
     let is_refused = said.contains("linked/.venv leads out of the subject's folder, to ");
     assert_eq!(is_refused, link == ".venv", "{said}");
 }
+
+#[rstest]
+#[case::alone("--subject", ".")]
+#[case::as_one_of_many("--subjects", "..")]
+fn a_tree_that_a_subject_brings_is_not_taken_for_that_of_the_program(#[case] flag: &str, #[case] named: &str) {
+    let graded = Graded::new();
+    let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));
+    graded.add("right", "bob", "", "");
+    for name in ["suites/peers", "templates", ".venv/bin"] {
+        fs::create_dir_all(folder.join(name)).unwrap();
+    }
+    let mut grading = graded.grading(&[FORWARD, flag, named]);
+    let program = format!("#!/bin/sh\necho it ran >> '{}'\necho '{}'\n", ran.display(), python().display());
+    fs::write(folder.join(".venv/bin/python"), program).unwrap();
+    fs::set_permissions(folder.join(".venv/bin/python"), Permissions::from_mode(0o755)).unwrap();
+    let output = grading.env_remove("CS336_ROOT").env_remove("PYTHON").current_dir(&folder).output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("mallory lies in the subject ") && said.contains("or set CS336_ROOT"), "{said}");
+    assert!(!said.contains("earned") && !said.contains("has a row") && !ran.exists(), "{said}");
+}
