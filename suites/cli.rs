@@ -28,6 +28,8 @@ mod seeded;
 mod subject;
 #[path = "cli/subject_attacks.rs"]
 mod subject_attacks;
+#[path = "cli/subject_code.rs"]
+mod subject_code;
 #[path = "cli/subject_faults.rs"]
 mod subject_faults;
 #[path = "cli/subject_machine.rs"]

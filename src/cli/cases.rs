@@ -87,9 +87,14 @@ pub fn run_one(path: &Path, subject: Option<&Subject>) -> Result<Value> {
     let comparisons = comparisons.map_err(|error| match (NotGraded::of(&error), subject) {
         (None, Some(_)) => anyhow!(words_of(&error)),
         _ => error,
-    })?;
+    });
+    let has_passed = comparisons.as_ref().is_ok_and(|all| all.iter().all(|c| c.passed));
+    if !has_passed {
+        subject.map_or(Ok(()), Subject::require_readable)?;
+    }
+    let comparisons = comparisons?;
     Ok(serde_json::to_value(Compared {
-        passed: comparisons.iter().all(|c| c.passed),
+        passed: has_passed,
         lines: comparisons.iter().map(ToString::to_string).collect(),
         comparisons: serde_json::to_value(&comparisons)?,
     })?)

@@ -51,6 +51,7 @@ impl SubjectArguments {
 
     /// The subject in `folder`. `cases` must not lie where it can read, since it could read what they expect.
     pub fn find(&self, folder: &Path, cases: Option<&Path>) -> Result<Subject> {
+        require_tree_outside(folder)?;
         if self.install {
             install(folder)?;
         }
@@ -61,6 +62,20 @@ impl SubjectArguments {
         }
         Ok(subject)
     }
+}
+
+/// Errors: the tree of this program is the subject's folder or lies in it, as where the program is started in a submission with
+/// `suites/` and `templates/` of its own. What runs from there would be the subject's, unconfined.
+pub fn require_tree_outside(subject: &Path) -> Result<()> {
+    let root = Layout::find()?.root;
+    let is_in = |real: PathBuf| root.canonicalize().is_ok_and(|root| root.starts_with(real));
+    ensure!(
+        !subject.canonicalize().is_ok_and(is_in),
+        "the tree {} lies in the subject {}: start cs336 in another folder, or set CS336_ROOT",
+        shown_path(&root),
+        shown_path(subject)
+    );
+    Ok(())
 }
 
 /// In what conditions a subject is graded, for people: its Python, the seed, and whether the kernel confines it.
@@ -185,9 +200,12 @@ pub fn check(subject: &Subject, problem: &str, name: &str) -> Result<CheckStatus
         Ok(Verdict::Passed { note }) => CheckStatus::Passed { note },
         Ok(Verdict::Skipped { reason }) => CheckStatus::Skipped { reason },
         Err(error) if NotGraded::of(&error).is_some() => return Err(error),
-        Err(error) => match unavailable(&error) {
-            Some(reason) => CheckStatus::Skipped { reason },
-            None => CheckStatus::Failed { error: words_of(&error) },
-        },
+        Err(error) => {
+            subject.require_readable()?;
+            match unavailable(&error) {
+                Some(reason) => CheckStatus::Skipped { reason },
+                None => CheckStatus::Failed { error: words_of(&error) },
+            }
+        }
     })
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::export::csv_field;
 use super::printer::Printer;
-use super::subject::{SubjectArguments, conditions, grades, problems, require_checks};
+use super::subject::{SubjectArguments, conditions, grades, problems, require_checks, require_tree_outside};
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::grade::{ProblemGrade, points};
 use crate::harness::grade_files::gradescope;
@@ -49,6 +49,7 @@ pub fn run(
     let problems = problems(names)?;
     require_checks(checks, &problems)?;
     let subjects = subjects(folder)?;
+    subjects.iter().try_for_each(|subject| require_tree_outside(subject))?;
     require_apart(output, &subjects, folder)?;
     require_writable([output.join(TABLE).as_path()])?;
     let _claimed = claim(output)?;

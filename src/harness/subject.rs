@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::problem::Verdict;
 use super::python;
 use super::store::{Layout, sha256, sha256_of_file};
-use crate::error::Fault;
+use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
+use crate::root::open;
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,7 +58,7 @@ pub const STARTING: Duration = Duration::from_secs(300);
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
     ///
-    /// Errors: the folder does not exist or has no adapters.
+    /// Errors: the folder does not exist or has no adapters; the Python is behind a `.venv` that leads out of the folder.
     pub fn find(folder: &Path, limit_s: u64, memory_bytes: u64, seed: i64) -> Result<Self> {
         let shown = shown_path(folder);
         let folder = folder.canonicalize().with_context(|| format!("the subject {shown} cannot be opened"))?;
@@ -72,10 +73,21 @@ impl Subject {
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
         let mut python = python_of(&folder, std::env::var_os(PYTHON));
-        if !lies_in(&python, &folder) && own_files(&python).is_empty() {
+        require_within(&folder, &python)?;
+        if !comes_from(&python, &folder) && own_files(&python).is_empty() {
             python = started_by(&python).unwrap_or(python);
         }
         Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
+    }
+
+    /// Errors: [`NotGraded`] where its adapters cannot be read, as where its folder was moved meanwhile: what fails then is no
+    /// fault of its code.
+    pub fn require_readable(&self) -> Result<()> {
+        let is_readable = ADAPTERS.iter().any(|name| open(&self.folder.join(name)).is_ok());
+        let words =
+            || format!("the adapters in {} cannot be read; grade it again when they can", shown_path(&self.folder));
+        ensure!(is_readable, NotGraded(words()));
+        Ok(())
     }
 
     /// The folder's name, which the title page of its report has.
@@ -91,10 +103,14 @@ impl Subject {
         format!("{}-{}", name.chars().take(60).collect::<String>(), &hash[..8])
     }
 
+    /// Whether its Python was found through its folder, so that it may be of its making, and runs confined only.
+    pub fn has_own_python(&self) -> bool {
+        comes_from(&self.python, &self.folder)
+    }
+
     /// Checks that a Python that is not of the subject's making has `module`: the one of this program, or of [`PYTHON`].
     pub fn require_of_foreign_python(&self, module: &str) -> Result<()> {
-        let is_own = lies_in(&self.python, &self.folder);
-        let missing = (!is_own).then(|| python::require_of(&self.python, module).err()).flatten();
+        let missing = (!self.has_own_python()).then(|| python::require_of(&self.python, module).err()).flatten();
         let Some(Fault::NotAvailable { has, .. }) = missing else { return Ok(()) };
         bail!("it needs a Python with {module}, has {has}; run `make setup`, or name one that has it in {PYTHON}")
     }
@@ -187,10 +203,40 @@ fn python_of(folder: &Path, named: Option<OsString>) -> PathBuf {
     }
 }
 
-/// Whether the interpreter, or the folder of its link, lies in this folder.
-fn lies_in(python: &Path, folder: &Path) -> bool {
-    let places = [Some(python), python.parent()].into_iter().flatten();
-    places.filter_map(|path| path.canonicalize().ok()).any(|path| path.starts_with(folder))
+/// Errors: the interpreter is that of the folder's `.venv`, which is a link out of the folder. What a subject links to must not
+/// become readable.
+fn require_within(folder: &Path, python: &Path) -> Result<()> {
+    let own = folder.join(".venv");
+    let real = own.canonicalize().ok().filter(|real| python.starts_with(&own) && !real.starts_with(folder));
+    real.map_or(Ok(()), |real| {
+        let (own, real) = (shown_path(own), shown_path(real));
+        bail!("{own} leads out of the subject's folder, to {real}; make it a folder, or name a Python in {PYTHON}")
+    })
+}
+
+/// The kernel follows no more links in one path.
+const MOST_LINKS: usize = 40;
+
+/// Whether the program lies in this folder, or is reached by a link in it, wherever that leads. `folder` has no links.
+fn comes_from(program: &Path, folder: &Path) -> bool {
+    let Ok(program) = std::path::absolute(program) else { return false };
+    let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    let (mut at, mut left, mut links) = (PathBuf::new(), parts(&program), 0);
+    while let Some(part) = left.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        at.push(part);
+        let Ok(target) = std::fs::read_link(&at) else { continue };
+        links += 1;
+        if at.starts_with(folder) || links > MOST_LINKS {
+            return true;
+        }
+        at.pop();
+        left.extend(parts(&target));
+    }
+    at.starts_with(folder)
 }
 
 /// Whether the file may exist, but this user may not look.

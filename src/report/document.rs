@@ -130,7 +130,7 @@ impl Pieces {
         self.claims.extend(used.claims.into_iter().map(|claim| (problem.handout.name, claim)));
         // Code needs no records.
         let is_code = |id: &str| problem.handout.part(id).is_some_and(|part| part.kinds == [DeliverableKind::Code]);
-        let measured = problem.records.are_complete();
+        let measured = problem.records.are_complete() && !problem.answer.is_untimed;
         self.answered.extend(used.answered.into_iter().filter(|answered| measured || is_code(answered.part)));
         Ok(())
     }

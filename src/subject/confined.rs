@@ -104,7 +104,9 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
     command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command
         .env(python::FOLDERS, python::path_to_peers(suites, std::env::var_os(python::FOLDERS))?)
-        .env("PYTHONSAFEPATH", "1");
+        .env("PYTHONSAFEPATH", "1")
+        // They lie in HOME, where one process of the subject could leave some that run in another before our code.
+        .env("PYTHONNOUSERSITE", "1");
     command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
     command.env("GLOO_SOCKET_IFNAME", "lo");
     if !tch::Cuda::is_available() {

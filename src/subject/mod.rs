@@ -234,12 +234,14 @@ impl SubjectProcess {
     }
 }
 
-/// What went wrong before anything of the subject was imported; `has_started` says whether its Python ran.
+/// What went wrong before anything of the subject was imported; `has_started` says whether its Python ran. Until then a Python
+/// that is not the subject's own runs our code alone.
 fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -> anyhow::Error {
     const DOING: &str = "starting the subject's Python";
     let not_graded = |remedy: &str| NotGraded(format!("{DOING}: {error:#}{remedy}")).into();
+    let is_its_fault = has_started && subject.has_own_python();
     let Some(PeerDied(death)) = error.downcast_ref() else {
-        return if has_started { fault(error, DOING, STARTING) } else { not_graded("") };
+        return if is_its_fault { fault(error, DOING, STARTING) } else { not_graded("") };
     };
     if let Some(bytes) = getrlimit(Resource::As).current {
         let bytes = human_bytes(bytes);
@@ -253,7 +255,8 @@ fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -
     }
     match subject.require_of_foreign_python("torch") {
         Err(lacks) => NotGraded(format!("{DOING}: {lacks}")).into(),
-        Ok(()) => fault(error, DOING, STARTING),
+        Ok(()) if is_its_fault => fault(error, DOING, STARTING),
+        Ok(()) => not_graded(""),
     }
 }
 

@@ -22,17 +22,23 @@ fn a_failed_call_on_a_full_disk_is_no_fault_of_the_subject() {
 fn a_python_that_does_not_start_or_gets_no_threads_is_no_fault_of_the_subject() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("adapters.py"), "").unwrap();
-    let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
-    let fault = |has_started, words: &str| {
+    let ours = Subject::find(folder.path(), 1, 1, 0).unwrap();
+    let own = Subject { python: ours.folder.join("python"), ..ours.clone() };
+    let fault = |subject, has_started, words: &str| {
         let cause =
             Cause::Exited { status: std::os::unix::process::ExitStatusExt::from_raw(1 << 8), out_of_memory: false };
-        starting_fault(&subject, has_started, &PeerDied(Death { cause, last_output: words.into() }).into())
+        starting_fault(subject, has_started, &PeerDied(Death { cause, last_output: words.into() }).into())
     };
     for (has_started, words) in [(false, "why"), (true, "RuntimeError: can't start new thread")] {
-        let error = fault(has_started, words);
+        let error = fault(&own, has_started, words);
         assert!(NotGraded::of(&error).is_some() && error.to_string().contains(words), "{error:#}");
     }
-    assert!(fault(true, "why").is::<SubjectFault>());
+    assert!(fault(&own, true, "why").is::<SubjectFault>());
+    // Of a Python that is not the subject's only our code has run by then.
+    assert!(NotGraded::of(&fault(&ours, true, "why")).is_some());
+    let hung = NoAnswer { limit: STARTING.time, last_output: String::new() }.into();
+    assert!(NotGraded::of(&starting_fault(&ours, true, &hung)).is_some());
+    assert!(starting_fault(&own, true, &hung).is::<SubjectFault>());
 }
 
 #[test]

@@ -75,11 +75,9 @@ fn cases_that_a_subject_could_read_are_refused_before_it_starts() {
         let said = graded.refusal(&["--subject", folder.to_str().unwrap(), "--cases", cases]);
         assert!(said.contains("where it can read them; move them"), "{said}");
     }
-    // So are the golden ones, in a tree that lies in the subject.
-    let outer = graded.tree.path("");
-    fs::create_dir_all(graded.tree.path("suites/cases")).unwrap();
-    fs::write(graded.tree.path("adapters.py"), "").unwrap();
-    let said = graded.refusal(&[FORWARD, "--subject", outer.to_str().unwrap()]);
+    // So are the golden ones, where a link leads to the subject.
+    std::os::unix::fs::symlink(&folder, graded.tree.path("suites/cases")).unwrap();
+    let said = graded.refusal(&[FORWARD, "--subject", folder.to_str().unwrap()]);
     assert!(said.contains("not graded: ") && said.contains("lie in the subject's folder"), "{said}");
 }
 

@@ -1,6 +1,7 @@
 //! Faults of the machine, or of how it is set up, while a subject is graded: the subject is "not graded", and loses no points.
 
 use std::ffi::{OsStr, OsString};
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 
@@ -76,6 +77,71 @@ fn a_python_of_ours_without_torch_is_no_fault_of_the_subject(#[case] problem: &s
     let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
     let said = not_graded(grading.env_remove("PYTHON").env("CS336_PYTHON", bare.join("bin/python")));
     assert!(said.contains("bin/python, which has none; run `make setup`, or name one"), "{said}");
+}
+
+/// A file of ours, below `suites` or in a folder of `PYTHONPATH`, with its text; without one it is missing.
+#[rstest]
+#[case::a_missing_file("suites/peers/subject.py", None, "peers.subject")]
+#[case::a_cut_file("suites/peers/tensors.py", Some("import (\n"), "SyntaxError")]
+#[case::a_torch_that_cannot_be_imported(
+    "modules/typing_extensions.py",
+    Some("raise ImportError('libcublas')"),
+    "libcublas"
+)]
+fn a_damaged_file_of_ours_is_no_fault_of_the_subject(
+    #[case] file: &str,
+    #[case] text: Option<&str>,
+    #[case] words: &str,
+    #[values(FORWARD, RANKS)] problem: &str,
+) {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let file = graded.tree.path(file);
+    fs::create_dir_all(graded.tree.path("modules")).unwrap();
+    match text {
+        Some(text) => fs::write(file, text).unwrap(),
+        None => fs::remove_file(file).unwrap(),
+    }
+    let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
+    let said = not_graded(grading.env("PYTHONPATH", graded.tree.path("modules")));
+    assert!(said.contains("starting the subject's Python: ") && said.contains(words), "{said}");
+}
+
+/// They lie in HOME, where one rank could leave some that end the Python of another before our code starts. In an environment
+/// Python would not look there at all.
+#[test]
+fn a_subjects_python_loads_no_modules_of_a_user() {
+    let graded = Graded::new();
+    let folder = graded.write("asks", "import site\nraise ValueError(f'of a user: {site.ENABLE_USER_SITE}')\n");
+    let libraries = fs::read_dir(python().parent().unwrap().with_file_name("lib")).unwrap();
+    let packages: Vec<_> = libraries.map(|entry| entry.unwrap().path().join("site-packages")).collect();
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    grading.env("PYTHON", python().canonicalize().unwrap()).env("PYTHONPATH", std::env::join_paths(&packages).unwrap());
+    let said = output_text(&grading.output().unwrap());
+    assert!(said.contains("raises ValueError (adapters.py, line 2): of a user: False"), "{said}");
+}
+
+#[test]
+fn a_folder_that_goes_away_while_it_is_graded_costs_no_points() {
+    let graded = Graded::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let waits = format!(
+        "import pathlib, socket, time\nsocket.create_connection(('127.0.0.1', {port}))\n\
+         while pathlib.Path(__file__).exists():\n    time.sleep(0.05)\nraise ValueError('it is gone')\n"
+    );
+    let folder = graded.write("ada", &waits);
+    let moved = graded.tree.path("moved");
+    let moving = std::thread::spawn({
+        let folder = folder.clone();
+        move || {
+            listener.accept().unwrap();
+            fs::rename(folder, moved).unwrap();
+        }
+    });
+    let said = not_graded(&mut graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]));
+    moving.join().unwrap();
+    assert!(said.contains("subjects/ada cannot be read; grade it again when they can"), "{said}");
 }
 
 /// A limit on processes counts threads, and does not bind root.

@@ -93,6 +93,20 @@ fn a_right_subject_is_measured_beside_ours_and_has_a_report_of_its_own() {
     assert!(report.contains(left_out) && !report.contains("their PyTorch function takes"), "{report}");
 }
 
+#[test]
+fn functions_that_were_never_called_are_not_timed_and_answer_nothing() {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("broken", "fails", "way.txt", "import_error");
+    graded.said(&["measure", FLASH, INDIVIDUAL], &folder);
+    let said = graded.said(&["writeup", "--no-measure"], &folder);
+    assert!(said.contains(" 0 points answered"), "{said}");
+    let report = fs::read_to_string(graded.report("fails").join("writeup.md")).unwrap();
+    assert!(report.contains("| not timed |") && !report.contains("| wrong |"), "{report}");
+    let reason = "theirs, PyTorch in float32: not timed, since it fails a check: ";
+    assert!(report.contains(reason) && report.contains("importing adapters.py raises ValueError"), "{report}");
+    assert!(report.contains(&format!("-{FLASH}-5-points): not answered")), "{report}");
+}
+
 /// Tricks of `GamesTheClock`, by the width of the head, and a part of why it has no time.
 const TRICKS: [(&str, &str); 4] = [
     ("caches", "is off by"),

@@ -48,6 +48,8 @@ pub struct Answer {
     figures: BTreeMap<String, Figure>,
     /// The ids of the figures in the order in which they were added.
     figure_order: Vec<String>,
+    /// Whether nothing has a time of what the answer is about, so that no part counts as answered.
+    pub is_untimed: bool,
 }
 
 impl Answer {

@@ -18,6 +18,39 @@ fn the_variable_precedes_the_subjects_own_environment_and_that_precedes_ours() {
     assert_eq!(python_of(folder.path(), Some("/opt/python".into())), Path::new("/opt/python"));
 }
 
+#[test]
+fn a_program_that_a_link_in_the_folder_leads_to_comes_from_the_folder() {
+    let outer = tempfile::tempdir().unwrap();
+    let at = |name: &str| outer.path().canonicalize().unwrap().join(name);
+    fs::create_dir_all(at("subject/env/bin")).unwrap();
+    fs::create_dir_all(at("tools/bin")).unwrap();
+    fs::write(at("tools/bin/python"), "").unwrap();
+    for (link, target) in [
+        ("subject/.venv", "../tools"),
+        ("subject/env/bin/python", "../../../tools/bin/python"),
+        ("subject/loop", "loop"),
+        ("by_link", "subject/.venv/bin"),
+        ("base", "tools"),
+        ("loop", "loop"),
+    ] {
+        symlink(target, at(link)).unwrap();
+    }
+    for (program, comes) in [
+        ("subject/.venv/bin/python", true),
+        ("subject/env/bin/python", true),
+        ("by_link/python", true),
+        ("base/../subject/.venv/bin/python", true),
+        ("subject/loop", true),
+        ("loop", true),
+        ("tools/bin/python", false),
+        ("base/bin/python", false),
+        ("subject/env/../../tools/bin/python", false),
+        ("nowhere", false),
+    ] {
+        assert_eq!(comes_from(&at(program), &at("subject")), comes, "{program}");
+    }
+}
+
 /// Makes an environment in `own` whose interpreter links to `to`.
 fn link_interpreter(own: &Path, to: &Path) -> PathBuf {
     fs::create_dir_all(own.join("bin")).unwrap();

@@ -69,6 +69,7 @@ pub fn answer(records: &Records, label: impl Fn(&Params) -> String) -> Result<An
             .and_then(|(case, _)| Some(case.quantity(8.0 * case.row()?.parameters as f64, Unit::Bytes))),
     };
     let mut answer = Answer::of(main, &quoted)?;
+    answer.is_untimed = measured().next().is_none();
     let on = main.machine()?;
     table(&mut answer, &cases, &label, &on)?;
     figure(&mut answer, &cases, &label, &on)?;

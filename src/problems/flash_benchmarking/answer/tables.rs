@@ -6,7 +6,7 @@ use super::super::implementations::columns;
 use super::super::measure::{ImplementationOutcome, Timings};
 use super::cells::{CellPass, FlashCase, PASSES, only, shown, title};
 use crate::attention::flash::tiles::Tiles;
-use crate::attention::implementations::{Implementation, by_name};
+use crate::attention::implementations::{Group, Implementation, by_name};
 use crate::bench::dtype::Dtype;
 use crate::bench::interleave::ColumnOutcome;
 use crate::bench::work::AttentionPass;
@@ -19,7 +19,7 @@ use crate::harness::stats::Summary;
 const ANSWERED: ([i64; 4], [i64; 3]) = ([16, 32, 64, 128], [1024, 16_384, 65_536]);
 
 /// Why one implementation's pass has no median.
-fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass) -> Cell {
+fn ending(of: &Implementation, entry: Option<&ImplementationOutcome>, pass: AttentionPass) -> Cell {
     let Some((entry, ended)) = entry.and_then(|entry| Some((entry, entry.passes.get(&pass)?))) else {
         return Cell::Missing;
     };
@@ -29,6 +29,8 @@ fn ending(entry: Option<&ImplementationOutcome>, pass: AttentionPass) -> Cell {
             None => "OOM".into(),
         },
         ColumnOutcome::Measured { .. } | ColumnOutcome::NotRun { .. } => Cell::Missing,
+        // It may never have been called; the text beside the table has the reason.
+        ColumnOutcome::Failed { .. } if of.group == Group::Subject => "not timed".into(),
         ColumnOutcome::Failed { .. } => "wrong".into(),
     }
 }
@@ -42,7 +44,7 @@ fn emphasized(pass: &CellPass, of: &Implementation, bold: bool) -> Cell {
     let unstable = pass.turns(of).is_some_and(|turns| !turns.is_stable());
     match pass.median(of) {
         Some(median) => Cell::Number(median, Emphasis { bold, unstable }),
-        None => ending(pass.entry(of), pass.pass),
+        None => ending(of, pass.entry(of), pass.pass),
     }
 }
 
@@ -189,7 +191,7 @@ pub fn leaderboard(case: &FlashCase, timings: &Timings, on: &str) -> Table {
         }
         let numbers = ended.and_then(ColumnOutcome::measured).and_then(|samples| summary(case, samples));
         let mut cells = vec![implementation.label.into()];
-        cells.extend(numbers.unwrap_or_else(|| vec![ending(Some(entry), AttentionPass::Summed)]));
+        cells.extend(numbers.unwrap_or_else(|| vec![ending(&implementation, Some(entry), AttentionPass::Summed)]));
         cells.resize(table.columns.len(), "".into());
         table.row(cells);
     }

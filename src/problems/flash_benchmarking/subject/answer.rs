@@ -63,6 +63,7 @@ pub fn answer(records: &Records, _: Audience) -> Result<Answer> {
         tail: TAIL,
     };
     let mut answer = Answer::of(main, &quoted)?;
+    answer.is_untimed = !grid.iter().any(|pass| THEIRS.iter().any(|(theirs, _)| pass.median(theirs).is_some()));
     let on = main.machine()?;
     for dtype in [Dtype::Float32, Dtype::Bfloat16] {
         let cells = only(&grid, |p| p.cell.dtype == dtype);

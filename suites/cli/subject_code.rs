@@ -1,0 +1,56 @@
+//! Code that a subject brings along: none of it runs unconfined, and no tree of it is taken for that of the program.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use super::subject::Graded;
+use super::subject_faults::python;
+use super::*;
+
+const FORWARD: &str = "flash_forward";
+
+#[rstest]
+fn nothing_behind_a_link_in_a_subjects_folder_runs_unconfined(
+    #[values(".venv", ".venv/bin")] link: &str,
+    #[values("a_script", "an_environment")] kind: &str,
+) {
+    let graded = Graded::new();
+    let folder = graded.add("right", "linked", "", "");
+    let (ran, target) = (graded.tree.path("ran"), graded.tree.path("elsewhere").join(link));
+    let program = graded.tree.path("elsewhere/.venv/bin/python");
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    let script = format!("#!/bin/sh\necho it ran >> '{}'\necho '{}'\n", ran.display(), python().display());
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    if kind == "an_environment" {
+        fs::write(graded.tree.path("elsewhere/.venv/pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    }
+    fs::create_dir_all(folder.join(link).parent().unwrap()).unwrap();
+    symlink(target, folder.join(link)).unwrap();
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+    let said = output_text(&grading.env_remove("PYTHON").output().unwrap());
+    assert!(!ran.exists(), "the subject's program ran unconfined: {said}");
+    let is_refused = said.contains("linked/.venv leads out of the subject's folder, to ");
+    assert_eq!(is_refused, link == ".venv", "{said}");
+}
+
+#[rstest]
+#[case::alone("--subject", ".")]
+#[case::as_one_of_many("--subjects", "..")]
+fn a_tree_that_a_subject_brings_is_not_taken_for_that_of_the_program(#[case] flag: &str, #[case] named: &str) {
+    let graded = Graded::new();
+    let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));
+    graded.add("right", "bob", "", "");
+    for name in ["suites/peers", "templates", ".venv/bin"] {
+        fs::create_dir_all(folder.join(name)).unwrap();
+    }
+    let mut grading = graded.grading(&[FORWARD, flag, named]);
+    let program = format!("#!/bin/sh\necho it ran >> '{}'\necho '{}'\n", ran.display(), python().display());
+    fs::write(folder.join(".venv/bin/python"), program).unwrap();
+    fs::set_permissions(folder.join(".venv/bin/python"), Permissions::from_mode(0o755)).unwrap();
+    let output = grading.env_remove("CS336_ROOT").env_remove("PYTHON").current_dir(&folder).output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("mallory lies in the subject ") && said.contains("or set CS336_ROOT"), "{said}");
+    assert!(!said.contains("earned") && !said.contains("has a row") && !ran.exists(), "{said}");
+}
