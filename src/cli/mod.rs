@@ -207,8 +207,8 @@ fn arguments() -> Arguments {
     })
 }
 
-/// Keeps other users from writing to files that this process and its children make, whatever the umask, since some of these
-/// files are loaded as code; and lets this user read and write them.
+/// Whatever the umask, other users cannot write to files that this process and its children make, since some are loaded as code.
+/// This user can read and write them.
 fn deny_others_to_write() {
     let others = Mode::WGRP | Mode::WOTH;
     umask((umask(others) | others) - Mode::RWXU);

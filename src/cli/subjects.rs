@@ -52,7 +52,7 @@ pub fn run(
     subjects.iter().try_for_each(|subject| require_tree_outside(subject))?;
     require_apart(output, &subjects, folder)?;
     require_writable([output.join(TABLE).as_path()])?;
-    let _claimed = claim(output)?;
+    let _claimed = Output::claim(output)?;
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in subjects {
         let name = row_name(subject.file_name().unwrap_or_default());
@@ -77,27 +77,45 @@ pub fn run(
     Ok(if is_whole { Ended::Well } else { Ended::WithFindings })
 }
 
-/// Makes the output folder and locks it until the result is dropped.
-///
-/// Errors: another user owns it or can write to it, and could lay a link there for us to write through; or another command
-/// writes its table, which each writes whole.
-fn claim(output: &Path) -> Result<File> {
-    let shown = shown_path(output);
-    fs::create_dir_all(output).with_context(|| format!("making {shown}"))?;
-    let folder = File::open(output).with_context(|| format!("opening {shown}"))?;
-    let (found, user) = (folder.metadata()?, rustix::process::geteuid().as_raw());
-    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-    ensure!(
-        owner == user && mode & 0o022 == 0,
-        "--output {shown} belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder that \
-         only user {user} can write to"
-    );
-    match folder.try_lock() {
-        Ok(()) => Ok(folder),
-        Err(TryLockError::WouldBlock) => {
-            bail!("another cs336 writes its grades into {shown}: wait for it, or name another folder by --output")
+/// The output folder, locked. One that was made for it and has got no file is removed with it.
+struct Output<'a> {
+    path: &'a Path,
+    is_new: bool,
+    _locked: File,
+}
+
+impl<'a> Output<'a> {
+    /// Makes the folder where it is missing, and locks it.
+    ///
+    /// Errors: another user owns it or can write to it, and could lay a link there for us to write through; or another command
+    /// writes its table, which each writes whole.
+    fn claim(path: &'a Path) -> Result<Self> {
+        let (shown, is_new) = (shown_path(path), !path.exists());
+        fs::create_dir_all(path).with_context(|| format!("making {shown}"))?;
+        let folder = File::open(path).with_context(|| format!("opening {shown}"))?;
+        let (found, user) = (folder.metadata()?, rustix::process::geteuid().as_raw());
+        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+        ensure!(
+            owner == user && mode & 0o022 == 0,
+            "--output {shown} belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder \
+             that only user {user} can write to"
+        );
+        match folder.try_lock() {
+            Ok(()) => Ok(Self { path, is_new, _locked: folder }),
+            Err(TryLockError::WouldBlock) => {
+                bail!("another cs336 writes its grades into {shown}: wait for it, or name another folder by --output")
+            }
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {shown}")),
         }
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {shown}")),
+    }
+}
+
+impl Drop for Output<'_> {
+    fn drop(&mut self) {
+        if self.is_new {
+            // Fails where there is a file in it.
+            let _ = fs::remove_dir(self.path);
+        }
     }
 }
 

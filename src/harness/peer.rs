@@ -109,7 +109,9 @@ impl Peer {
     }
 
     pub fn go_on(&self) {
-        self.process.as_ref().map(ChildProcess::go_on).unwrap_or_default();
+        if let Some(process) = &self.process {
+            process.go_on();
+        }
     }
 
     /// Ends the process.

@@ -35,7 +35,7 @@ pub struct Confinement {
     pub list: Vec<OsString>,
     /// To read and change, with all below.
     pub write: Vec<OsString>,
-    /// The most bytes of memory of each process: of its own, and of its own and shared memory together.
+    /// The most bytes that each process may have in its own memory, and in its own and shared memory together.
     pub memory_bytes: Option<u64>,
     /// The most bytes of each file that it writes.
     pub file_bytes: Option<u64>,

@@ -114,8 +114,7 @@ fn an_interrupt_ends_an_installation_that_hangs_with_no_row_and_no_process_left(
     let output = grading.wait_with_output().unwrap();
     let said = output_text(&output);
     assert_eq!(output.status.code(), Some(130), "{said}");
-    let has_row = tree.path("grades/grades.csv").exists();
-    assert!(!has_row && !said.contains("zoe") && !said.contains("not graded"), "{said}");
+    assert!(!tree.path("grades").exists() && !said.contains("zoe") && !said.contains("not graded"), "{said}");
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
     assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none()), "uv is left");
     assert!(!installed.has(".venv"));

@@ -231,7 +231,7 @@ fn host_seconds(device: Device, calls: usize, call: &dyn Fn() -> Result<Tensor>)
     Ok(seconds / calls as f64)
 }
 
-/// A column in a Python process of its own, whose first calls were right.
+/// A column that runs in its own Python process. Its first calls gave right results.
 struct InPeer {
     peer: RefCell<TorchPeer>,
     version: String,
