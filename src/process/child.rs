@@ -17,6 +17,7 @@ use super::death::{Cause, Death, is_out_of_memory, oom_kills};
 use super::guard::{self, GUARD};
 use super::lines::Lines;
 use super::output::Output;
+use super::proc::{has_variable, processes_with};
 use crate::printable::shown_path;
 
 /// How often a waiting parent looks for a child's exit and for an interrupt.
@@ -262,19 +263,18 @@ impl ChildProcess {
         status
     }
 
-    /// Kills its descendants, except that a guard among them first ends what it guards.
+    /// Kills its descendants until none is found, except that a guard among them first ends what it guards.
     fn end_descendants(&self) {
-        let kill = |pid: u32, signal| {
-            let pid = pid.try_into().ok().and_then(Pid::from_raw);
-            let _ = pid.map(|pid| kill_process(pid, signal));
-        };
-        let (guards, others): (Vec<u32>, Vec<u32>) =
-            processes_with(&self.mark).partition(|pid| has_variable(*pid, &format!("{GUARD}=1")));
-        guards.iter().for_each(|&pid| kill(pid, Signal::TERM));
-        others.iter().for_each(|&pid| kill(pid, Signal::KILL));
-        if !wait_until(guard::LIMIT, || !guards.iter().any(|&pid| is_alive(pid))) {
-            guards.iter().for_each(|&pid| kill(pid, Signal::KILL));
-        }
+        let started = Instant::now();
+        wait_until(guard::LIMIT + REAP_LIMIT, || {
+            let of_guard = if started.elapsed() < guard::LIMIT { Signal::TERM } else { Signal::KILL };
+            let found = processes_with(&self.mark).map(|pid| {
+                let signal = if has_variable(pid, &format!("{GUARD}=1")) { of_guard } else { Signal::KILL };
+                let pid = pid.try_into().ok().and_then(Pid::from_raw);
+                let _ = pid.map(|pid| kill_process(pid, signal));
+            });
+            found.count() == 0
+        });
     }
 }
 
@@ -282,36 +282,6 @@ impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
-pub fn is_alive(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    pid.and_then(stat_of).is_some_and(|stat| !stat.starts_with(['Z', 'X']))
-}
-
-/// The fields of /proc/PID/stat from the third on, "S 122 ..": those before are the number and a name that may hold any byte.
-pub fn stat_of(pid: Pid) -> Option<String> {
-    let stat = read_lossy(&format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
-    stat.rsplit_once(") ").map(|(_, rest)| rest.to_string())
-}
-
-/// A file of /proc, whose names of processes need not be UTF-8.
-pub fn read_lossy(path: &str) -> Option<String> {
-    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.
-pub fn processes_with(variable: &str) -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten();
-    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    ids.filter(move |&pid| has_variable(pid, variable))
-}
-
-fn has_variable(pid: u32, variable: &str) -> bool {
-    let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { return false };
-    let mut rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
-    rests.any(|rest| matches!(rest, [] | [b'/', ..]))
 }
 
 /// Waits until `condition` holds, at most `limit`; returns whether it held.

@@ -4,7 +4,6 @@
 //! lists them. It cannot leave its ancestors: what loses its parent becomes a child of the guard (PR_SET_CHILD_SUBREAPER).
 //! And where Landlock keeps the guard's signals inside, one call of kill(2) ends all at once, so that none can flee.
 
-use std::collections::BTreeMap;
 use std::io::stderr;
 use std::process::{ExitStatus, exit};
 use std::sync::Arc;
@@ -21,7 +20,8 @@ use rustix::process::{
 };
 use rustix::thread::nanosleep;
 
-use super::child::{read_lossy, stat_of, wait_until};
+use super::child::wait_until;
+use super::proc::{descendants_of, read_lossy, stat_of};
 use crate::units::GIB;
 
 /// How often it looks for the end of the program, of its own parent, and of their patience.
@@ -157,24 +157,6 @@ fn has_more_than(most_bytes: u64) -> bool {
 pub fn are_stopped(guard: Pid) -> bool {
     let runs = |pid: Pid| stat_of(pid).is_some_and(|stat| !stat.starts_with(['T', 't', 'Z', 'X']));
     !descendants_of(guard).into_iter().any(runs)
-}
-
-/// The processes that this one has started, and those that these have started.
-fn descendants_of(above: Pid) -> Vec<Pid> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten();
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-    for pid in pids {
-        let parent = Pid::from_raw(pid).and_then(stat_of).and_then(|stat| stat.split(' ').nth(1)?.parse().ok());
-        children.entry(parent.unwrap_or(0)).or_default().push(pid);
-    }
-    let mut found = children.remove(&above.as_raw_nonzero().get()).unwrap_or_default();
-    let mut at = 0;
-    while let Some(pid) = found.get(at) {
-        found.extend(children.remove(pid).unwrap_or_default());
-        at += 1;
-    }
-    found.into_iter().filter_map(Pid::from_raw).collect()
 }
 
 /// Prints to the pipe that the guarded processes had too, so that it may be full, without a reader, blocking or not: the words

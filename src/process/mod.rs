@@ -12,14 +12,16 @@ mod guard;
 mod lines;
 mod output;
 mod parent;
+mod proc;
 mod program;
 mod system_calls;
 mod temporary;
 
-pub use child::{Answer, ChildProcess, Event, is_alive, processes_with, wait_for_any, wait_until};
+pub use child::{Answer, ChildProcess, Event, wait_for_any, wait_until};
 pub use death::{Cause, Death, after};
 pub use lines::Lines;
 pub use parent::{Parent, has_parent};
+pub use proc::{is_alive, processes_with};
 pub use program::output_within;
 #[cfg(test)]
 pub use temporary::tests::become_an_owner;

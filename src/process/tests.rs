@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Answer, Cause, ChildProcess, Death, is_alive, output_within, wait_for_any, wait_until};
+use super::{Answer, Cause, ChildProcess, Death, is_alive, output_within, processes_with, wait_for_any, wait_until};
 
 /// For children that answer or end by themselves, on a machine that may be busy.
 const LONG_LIMIT: Duration = Duration::from_secs(60);
@@ -154,6 +154,22 @@ fn an_interrupt_ends_the_wait_and_the_child() {
 }
 
 /// A parent that was stopped or starved reads the reply late.
+#[test]
+fn a_descendant_that_executes_one_program_after_another_ends_with_the_child() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("again");
+    std::fs::write(&program, "exec sh $0\n").unwrap();
+    let variable = format!("AGAIN={}", program.to_str().unwrap());
+    for _ in 0..100 {
+        let mut child = start(&format!("export {variable}\nsetsid sh $AGAIN & echo {{}} >&0; sleep 60"));
+        child.send(&json!({ "job": 1 })).unwrap();
+        let answer = child.receive(LONG_LIMIT, &|| false);
+        assert!(matches!(answer, Answer::Line(_)), "{answer:?}");
+        child.kill();
+        assert_eq!(processes_with(&variable).count(), 0);
+    }
+}
+
 #[test]
 fn a_reply_within_the_limit_counts_even_if_it_is_read_after_the_limit() {
     let mut command = Command::new("sh");

@@ -1,0 +1,92 @@
+//! Other processes, as /proc shows them (proc(5)).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use super::child::wait_until;
+
+/// What the variables and arguments of a process have at most (execve(2)).
+const MOST_BYTES: usize = 6 << 20;
+/// How long the kernel may take to execute a program: it reads the file first.
+const EXEC_LIMIT: Duration = Duration::from_secs(5);
+
+/// Whether the process exists and is not a zombie. We cannot reap a zombie of another parent.
+pub fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.and_then(stat_of).is_some_and(|stat| !stat.starts_with(['Z', 'X']))
+}
+
+/// The fields of /proc/PID/stat from the third on, "S 122 ..": those before are the number and a name that may hold any byte.
+pub fn stat_of(pid: Pid) -> Option<String> {
+    let stat = read_lossy(&format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
+    stat.rsplit_once(") ").map(|(_, rest)| rest.to_string())
+}
+
+/// A file of /proc, whose names of processes need not be UTF-8.
+pub fn read_lossy(path: &str) -> Option<String> {
+    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.
+pub fn processes_with(variable: &str) -> impl Iterator<Item = u32> {
+    pids().filter_map(|pid| pid.try_into().ok()).filter(move |&pid| has_variable(pid, variable))
+}
+
+pub fn has_variable(pid: u32, variable: &str) -> bool {
+    let environment = environment_of(pid);
+    let mut rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
+    rests.any(|rest| matches!(rest, [] | [b'/', ..]))
+}
+
+/// Its environment, empty where this user may not read it. The kernel shows none while it executes a program: then this waits.
+fn environment_of(pid: u32) -> Vec<u8> {
+    let mut environment = Vec::new();
+    wait_until(EXEC_LIMIT, || {
+        // A process that ends has no such file.
+        let Ok(read) = read_at_once(&format!("/proc/{pid}/environ")) else { return true };
+        environment = read;
+        !environment.is_empty() || has_no_environment(pid)
+    });
+    environment
+}
+
+/// By one call: where the process executes another program, the next one would find nothing.
+fn read_at_once(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; MOST_BYTES];
+    let count = File::open(path)?.read(&mut bytes)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+/// Whether it has no memory, as a zombie and a thread of the kernel, or no variables: not that it executes a program.
+fn has_no_environment(pid: u32) -> bool {
+    let stat = i32::try_from(pid).ok().and_then(Pid::from_raw).and_then(stat_of).unwrap_or_default();
+    // vsize, startcode, env_start and env_end; the text starts with field 3. The kernel sets startcode last of these.
+    let [memory, code, start, end] = [23, 26, 50, 51].map(|field| stat.split(' ').nth(field - 3).unwrap_or("0"));
+    memory == "0" || (code != "0" && start == end)
+}
+
+/// The processes that this one has started, and those that these have started.
+pub fn descendants_of(above: Pid) -> Vec<Pid> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for pid in pids() {
+        let parent = Pid::from_raw(pid).and_then(stat_of).and_then(|stat| stat.split(' ').nth(1)?.parse().ok());
+        children.entry(parent.unwrap_or(0)).or_default().push(pid);
+    }
+    let mut found = children.remove(&above.as_raw_nonzero().get()).unwrap_or_default();
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        found.extend(children.remove(pid).unwrap_or_default());
+        at += 1;
+    }
+    found.into_iter().filter_map(Pid::from_raw).collect()
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
