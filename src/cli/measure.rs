@@ -38,8 +38,8 @@ pub struct Arguments {
     /// Only print what would be measured, with an estimate of the time
     #[arg(long)]
     dry_run: bool,
-    /// Measure and print one case without recording it: the grid's first case with this key
-    /// replaced, as in attention=flash (repeatable)
+    /// Measure and print one case without recording it: the suite's first case with this key of
+    /// any case replaced, as in attention=flash (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with_all = ["resume", "dry_run", "budget"])]
     settings: Vec<String>,
     /// End a case that takes longer than this many seconds

@@ -13,6 +13,7 @@ use super::python;
 use super::store::{Layout, sha256, sha256_of_file};
 use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
+use crate::process::Death;
 use crate::root::open;
 
 /// The folder that is graded, the Python that loads it, and its limits.
@@ -58,7 +59,8 @@ pub const STARTING: Duration = Duration::from_secs(300);
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
     ///
-    /// Errors: the folder does not exist or has no adapters; the Python is behind a `.venv` that leads out of the folder.
+    /// Errors: the folder does not exist or has no adapters; the Python is behind a `.venv` that leads out of the folder;
+    /// `PYTHONPATH` lists a folder of it.
     pub fn find(folder: &Path, limit_s: u64, memory_bytes: u64, seed: i64) -> Result<Self> {
         let shown = shown_path(folder);
         let folder = folder.canonicalize().with_context(|| format!("the subject {shown} cannot be opened"))?;
@@ -72,6 +74,7 @@ impl Subject {
             ADAPTERS.join(" nor ")
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
+        require_foreign_modules(&folder, std::env::var_os(python::FOLDERS))?;
         let mut python = python_of(&folder, std::env::var_os(PYTHON));
         require_within(&folder, &python)?;
         if !comes_from(&python, &folder) && own_files(&python).is_empty() {
@@ -113,6 +116,17 @@ impl Subject {
         let missing = (!self.has_own_python()).then(|| python::require_of(&self.python, module).err()).flatten();
         let Some(Fault::NotAvailable { has, .. }) = missing else { return Ok(()) };
         bail!("it needs a Python with {module}, has {has}; run `make setup`, or name one that has it in {PYTHON}")
+    }
+
+    /// How a Python of ours with torch fails to import our side of a subject's process, so that no other one can: a file of
+    /// ours is damaged.
+    pub fn fault_of_ours(&self) -> Option<Death> {
+        let (python, suites) = (python::interpreter(), Layout::find().ok()?.root.join("suites"));
+        if comes_from(&python, &self.folder) || python::require("torch").is_err() {
+            return None;
+        }
+        let import = "import sys; sys.path.insert(0, sys.argv[1]); import peers.subject";
+        python::run(&python, &["-B", "-c", import, suites.to_str()?], STARTING).ok().filter(|death| !death.is_success())
     }
 
     /// The arguments of a command that name it, after a space.
@@ -211,6 +225,16 @@ fn require_within(folder: &Path, python: &Path) -> Result<()> {
     real.map_or(Ok(()), |real| {
         let (own, real) = (shown_path(own), shown_path(real));
         bail!("{own} leads out of the subject's folder, to {real}; make it a folder, or name a Python in {PYTHON}")
+    })
+}
+
+/// Errors: `PYTHONPATH` lists a folder of the subject, whose modules a Python of ours would import unconfined.
+fn require_foreign_modules(folder: &Path, listed: Option<OsString>) -> Result<()> {
+    let listed = listed.unwrap_or_default();
+    let own = python::named(&listed).find(|listed| comes_from(listed, folder));
+    own.map_or(Ok(()), |own| {
+        let (name, own) = (python::FOLDERS, shown_path(own));
+        bail!("{name} lists {own}, which is the subject's; unset it: adapters find the subject's own modules anyway")
     })
 }
 

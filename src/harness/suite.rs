@@ -7,6 +7,7 @@
 //! steps = 10                       # a scalar is fixed
 //! ```
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -173,18 +174,21 @@ fn refuse_duplicates(grids: &[Grid], origin: &str) -> Result<()> {
     Ok(())
 }
 
-/// One case for `measure --set key=value`: the suite's first case of the profile, with these keys replaced.
+/// One case for `measure --set key=value`: the suite's first case of the profile, with these keys of any case replaced.
 pub fn override_case(suite: &Suite, profile: Profile, settings: &[String], problem: &Problem) -> Result<Value> {
     let first = suite.cases(profile).next().map(|(_, case)| case.clone());
     let mut case =
         first.with_context(|| format!("suites/{}.toml has no {profile} grid to start from", problem.name))?;
+    let objects =
+        Profile::ALL.into_iter().flat_map(|profile| suite.cases(profile)).filter_map(|(_, case)| case.as_object());
+    let known: BTreeSet<&str> = objects.flat_map(|case| case.keys().map(String::as_str)).collect();
     for setting in settings {
         let (key, text) = setting
             .split_once('=')
             .with_context(|| format!("--set {setting:?} lacks a value: write key=value, as in attention=flash"))?;
         let fields = case.as_object_mut().context("a case is an object")?;
-        let known = || fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        ensure!(fields.contains_key(key), "{} has no parameter {key:?}; it has {}", problem.name, known());
+        let names = || Vec::from_iter(known.iter().copied()).join(", ");
+        ensure!(known.contains(key), "{} has no parameter {key:?}; it has {}", problem.name, names());
         let value = serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
         fields.insert(key.to_string(), value);
     }

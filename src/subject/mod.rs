@@ -255,7 +255,10 @@ fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -
     }
     match subject.require_of_foreign_python("torch") {
         Err(lacks) => NotGraded(format!("{DOING}: {lacks}")).into(),
-        Ok(()) if is_its_fault => fault(error, DOING, STARTING),
+        Ok(()) if is_its_fault => subject.fault_of_ours().map_or_else(
+            || fault(error, DOING, STARTING),
+            |ours| not_graded(&format!("; nor does ours start: it {ours}")),
+        ),
         Ok(()) => not_graded(""),
     }
 }

@@ -47,6 +47,8 @@ const TABLE: &[BadInput] = &[
         ["no parameter \"adend\"", "it has accumulator, addend", "addend"]),
     bad("a setting with an unknown value", &["measure", PROBLEM, "--set", "addend=float33"],
         ["cannot measure the case", "change the --set options", "expected one of `float32`, `float16`, `bfloat16`"]),
+    bad("a setting of a parameter that the first case leaves out", &["measure", "ddp_bucketed_benchmarking", "--set", "wheel=2"],
+        ["cannot measure the case", "change the --set options", "expected a boolean"]),
     bad("a setting of no problem", &["measure", "--set", "addend=float32"],
         ["0 are named", "cs336 measure P", "--set key=value"]),
     bad("measuring what has only checks", &["measure", "communication_accounting"],

@@ -54,3 +54,18 @@ fn a_tree_that_a_subject_brings_is_not_taken_for_that_of_the_program(#[case] fla
     assert!(said.contains("mallory lies in the subject ") && said.contains("or set CS336_ROOT"), "{said}");
     assert!(!said.contains("earned") && !said.contains("has a row") && !ran.exists(), "{said}");
 }
+
+#[test]
+fn a_folder_of_pythonpath_that_is_the_subjects_is_refused_before_a_python_starts() {
+    let graded = Graded::new();
+    let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));
+    fs::write(folder.join("sitecustomize.py"), format!("open({:?}, 'w').close()\n", ran.to_str().unwrap())).unwrap();
+    symlink(&folder, graded.tree.path("modules")).unwrap();
+    for listed in [folder.clone(), graded.tree.path("modules"), "subjects/mallory".into()] {
+        let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+        let list = std::env::join_paths([Path::new("/nowhere"), &listed]).unwrap();
+        let said = output_text(&grading.env_remove("PYTHON").env("PYTHONPATH", list).output().unwrap());
+        assert!(said.contains("which is the subject's; unset it") && !said.contains("earned"), "{said}");
+        assert!(!ran.exists(), "the subject's module ran unconfined: {said}");
+    }
+}

@@ -24,6 +24,20 @@ fn not_graded(command: &mut Command) -> String {
     said
 }
 
+/// Makes an environment without packages.
+fn environment(folder: &Path) {
+    fs::create_dir_all(folder.join("bin")).unwrap();
+    let real = python().canonicalize().unwrap();
+    symlink(&real, folder.join("bin/python")).unwrap();
+    fs::write(folder.join("pyvenv.cfg"), format!("home = {}\n", real.parent().unwrap().display())).unwrap();
+}
+
+/// The packages of the tests' own environment.
+fn packages() -> Vec<PathBuf> {
+    let libraries = fs::read_dir(python().parent().unwrap().with_file_name("lib")).unwrap();
+    libraries.map(|entry| entry.unwrap().path().join("site-packages")).collect()
+}
+
 /// Root without its right to raise limits is bound by them as others are.
 #[test]
 fn a_hard_limit_below_that_of_the_subject_counts_instead() {
@@ -70,10 +84,7 @@ fn a_python_of_ours_without_torch_is_no_fault_of_the_subject(#[case] problem: &s
     let folder = graded.add("right", "right", "", "");
     // An environment without packages.
     let bare = graded.tree.path("bare");
-    fs::create_dir_all(bare.join("bin")).unwrap();
-    let real = python().canonicalize().unwrap();
-    symlink(&real, bare.join("bin/python")).unwrap();
-    fs::write(bare.join("pyvenv.cfg"), format!("home = {}\n", real.parent().unwrap().display())).unwrap();
+    environment(&bare);
     let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
     let said = not_graded(grading.env_remove("PYTHON").env("CS336_PYTHON", bare.join("bin/python")));
     assert!(said.contains("bin/python, which has none; run `make setup`, or name one"), "{said}");
@@ -93,9 +104,15 @@ fn a_damaged_file_of_ours_is_no_fault_of_the_subject(
     #[case] text: Option<&str>,
     #[case] words: &str,
     #[values(FORWARD, RANKS)] problem: &str,
+    #[values(false, true)] has_own_python: bool,
 ) {
     let graded = Graded::new();
     let folder = graded.add("right", "right", "", "");
+    let mut modules = vec![graded.tree.path("modules")];
+    if has_own_python {
+        environment(&folder.join(".venv"));
+        modules.extend(packages());
+    }
     let file = graded.tree.path(file);
     fs::create_dir_all(graded.tree.path("modules")).unwrap();
     match text {
@@ -103,8 +120,12 @@ fn a_damaged_file_of_ours_is_no_fault_of_the_subject(
         None => fs::remove_file(file).unwrap(),
     }
     let mut grading = graded.grading(&[problem, "--subject", folder.to_str().unwrap()]);
-    let said = not_graded(grading.env("PYTHONPATH", graded.tree.path("modules")));
+    if has_own_python {
+        grading.env_remove("PYTHON").env("CS336_PYTHON", python());
+    }
+    let said = not_graded(grading.env("PYTHONPATH", std::env::join_paths(modules).unwrap()));
     assert!(said.contains("starting the subject's Python: ") && said.contains(words), "{said}");
+    assert_eq!(said.contains("nor does ours start"), has_own_python, "{said}");
 }
 
 /// They lie in HOME, where one rank could leave some that end the Python of another before our code starts. In an environment
@@ -113,10 +134,10 @@ fn a_damaged_file_of_ours_is_no_fault_of_the_subject(
 fn a_subjects_python_loads_no_modules_of_a_user() {
     let graded = Graded::new();
     let folder = graded.write("asks", "import site\nraise ValueError(f'of a user: {site.ENABLE_USER_SITE}')\n");
-    let libraries = fs::read_dir(python().parent().unwrap().with_file_name("lib")).unwrap();
-    let packages: Vec<_> = libraries.map(|entry| entry.unwrap().path().join("site-packages")).collect();
     let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
-    grading.env("PYTHON", python().canonicalize().unwrap()).env("PYTHONPATH", std::env::join_paths(&packages).unwrap());
+    grading
+        .env("PYTHON", python().canonicalize().unwrap())
+        .env("PYTHONPATH", std::env::join_paths(packages()).unwrap());
     let said = output_text(&grading.output().unwrap());
     assert!(said.contains("raises ValueError (adapters.py, line 2): of a user: False"), "{said}");
 }
