@@ -104,14 +104,13 @@ impl Peer {
     }
 
     /// Stops it and all that it has started, where a guard stands above it, until [`Self::go_on`]; whether they are stopped.
-    pub fn stop(&self) -> bool {
-        self.process.as_ref().is_none_or(ChildProcess::stop)
+    pub fn stop(&mut self) -> bool {
+        self.process.as_mut().is_none_or(ChildProcess::stop)
     }
 
-    pub fn go_on(&self) {
-        if let Some(process) = &self.process {
-            process.go_on();
-        }
+    /// As [`ChildProcess::go_on`].
+    pub fn go_on(&mut self) -> bool {
+        self.process.as_mut().is_none_or(ChildProcess::go_on)
     }
 
     /// Ends the process.

@@ -1,5 +1,6 @@
 //! The parent's side: a child process, its lines and its output, until it has been killed and reaped.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -31,6 +32,8 @@ pub(super) const REAP_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long processes may take to stop: the kernel first ends what they asked of it.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// What stopped processes may still run: a thread shows as stopped shortly before it leaves its processor.
+const MOST_WHILE_STOPPED: Duration = Duration::from_millis(1);
 
 /// The variable that marks the descendants of a child: the numbers of its ancestors and its own, as a path. A descendant
 /// may be in another process group: a Python peer is, and so is what detaches itself.
@@ -53,6 +56,8 @@ pub struct ChildProcess {
     is_reaped: bool,
     /// Whether it is a guard, which ends what it guards before itself.
     is_guard: bool,
+    /// The processor times of what it guards when that was stopped, until it goes on.
+    stopped: Option<BTreeMap<i32, Duration>>,
     death: Option<Death>,
 }
 
@@ -118,6 +123,7 @@ impl ChildProcess {
             oom_kills,
             is_reaped: false,
             is_guard,
+            stopped: None,
             death: None,
         })
     }
@@ -127,18 +133,32 @@ impl ChildProcess {
     }
 
     /// Stops what a guard has started, until [`Self::go_on`]; false where something of it runs on.
-    pub fn stop(&self) -> bool {
-        if !self.is_guard || self.is_reaped {
+    pub fn stop(&mut self) -> bool {
+        if !self.is_guard || self.is_reaped || self.stopped.is_some() {
             return true;
         }
         let _ = kill_process(self.pid, guard::STOP);
-        wait_until(STOP_LIMIT, || guard::are_stopped(self.pid))
+        wait_until(STOP_LIMIT, || {
+            // One that starts another and ends is missed by one look, but not by two.
+            let before = std::mem::replace(&mut self.stopped, guard::processor_times_if_stopped(self.pid));
+            self.stopped.is_some() && self.stopped == before
+        })
     }
 
-    pub fn go_on(&self) {
-        if self.is_guard && !self.is_reaped {
-            let _ = kill_process(self.pid, guard::GO_ON);
+    /// Lets it run again; false where something of it has run since [`Self::stop`], as after a signal that it had the kernel send.
+    pub fn go_on(&mut self) -> bool {
+        if !self.is_guard || self.is_reaped {
+            return true;
         }
+        let was_stopped = self.stopped.take().is_none_or(|before| {
+            let now = guard::processor_times_if_stopped(self.pid).unwrap_or_default();
+            let ran = |(now, before): (&Duration, &Duration)| now.saturating_sub(*before);
+            let in_all: Duration = now.values().zip(before.values()).map(ran).sum();
+            // A stopped process neither ends nor starts another one.
+            now.keys().eq(before.keys()) && in_all <= MOST_WHILE_STOPPED
+        });
+        let _ = kill_process(self.pid, guard::GO_ON);
+        was_stopped
     }
 
     /// Queues `message` as one line of JSON; [`ChildProcess::receive`] and [`ChildProcess::poll`] send it.

@@ -4,6 +4,7 @@
 //! lists them. It cannot leave its ancestors: what loses its parent becomes a child of the guard (PR_SET_CHILD_SUBREAPER).
 //! And where Landlock keeps the guard's signals inside, one call of kill(2) ends all at once, so that none can flee.
 
+use std::collections::BTreeMap;
 use std::io::stderr;
 use std::process::{ExitStatus, exit};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use rustix::process::{
 use rustix::thread::nanosleep;
 
 use super::child::wait_until;
-use super::proc::{descendants_of, read_lossy, stat_of};
+use super::proc::{descendants_of, folder_of, is_stopped, processor_time_of, read_lossy};
 use crate::units::GIB;
 
 /// How often it looks for the end of the program, of its own parent, and of their patience.
@@ -81,10 +82,11 @@ impl Guard {
         let (mut ended, mut words, mut has_stopped) = (None, None, false);
         for tick in 0_u64.. {
             let is_stopping = self.is_stopping.load(Ordering::Relaxed) == 1;
-            if is_stopping != has_stopped {
+            // Again at each look: one of them may have been made to go on.
+            if is_stopping || has_stopped {
                 self.signal_all(if is_stopping { Signal::STOP } else { Signal::CONT });
-                has_stopped = is_stopping;
             }
+            has_stopped = is_stopping;
             reap(|pid, status| ended = ended.or((pid == child).then_some(status)));
             if ended.is_some() || self.is_asked.load(Ordering::Relaxed) || getppid() != self.parent {
                 break;
@@ -144,7 +146,7 @@ fn keep_signals_inside() -> Result<()> {
 /// Whether a process below this one has more memory than that, alone or shared with others; files that it maps are not counted.
 fn has_more_than(most_bytes: u64) -> bool {
     let kib_of = |pid: Pid| -> Option<u64> {
-        let status = read_lossy(&format!("/proc/{}/status", pid.as_raw_nonzero()))?;
+        let status = read_lossy(&format!("{}/status", folder_of(pid)))?;
         let lines = status.lines().filter_map(|line| {
             line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("RssShmem:"))?.split_whitespace().next()
         });
@@ -153,10 +155,12 @@ fn has_more_than(most_bytes: u64) -> bool {
     descendants_of(getpid()).into_iter().filter_map(kib_of).any(|kib| kib << 10 > most_bytes)
 }
 
-/// Whether all that a guard has started are stopped, or have ended.
-pub fn are_stopped(guard: Pid) -> bool {
-    let runs = |pid: Pid| stat_of(pid).is_some_and(|stat| !stat.starts_with(['T', 't', 'Z', 'X']));
-    !descendants_of(guard).into_iter().any(runs)
+/// How long each process that a guard has started has run on a processor; `None` where one of them is not stopped.
+pub fn processor_times_if_stopped(guard: Pid) -> Option<BTreeMap<i32, Duration>> {
+    let below = descendants_of(guard).into_iter().filter_map(|pid| Some((pid, is_stopped(pid)?)));
+    let time =
+        |(pid, is_stopped): (Pid, bool)| is_stopped.then(|| (pid.as_raw_nonzero().get(), processor_time_of(pid)));
+    below.map(time).collect()
 }
 
 /// Prints to the pipe that the guarded processes had too, so that it may be full, without a reader, blocking or not: the words

@@ -17,8 +17,8 @@ use seccompiler::{
 };
 
 /// Refused with any arguments: the memory and descriptors of other processes, the order in which the kernel runs them, memory,
-/// semaphores, queues and keys that stay after the last process, also those that are there, and rings of requests, which no
-/// filter sees.
+/// semaphores, queues and keys that stay after the last process, also those that are there, rings of requests, which no
+/// filter sees, and timers whose signals make stopped processes go on.
 const REFUSED: &[c_long] = &[
     SYS_ptrace,
     SYS_process_vm_readv,
@@ -45,6 +45,7 @@ const REFUSED: &[c_long] = &[
     SYS_request_key,
     SYS_keyctl,
     SYS_io_uring_setup,
+    SYS_timer_create,
 ];
 
 /// The number of an argument, counted from 0, and what it is compared with.
@@ -55,14 +56,19 @@ const IOPRIO_WHO_PROCESS: u64 = 1;
 /// The largest nice value; a negative one, which only root may set, is larger as an unsigned number.
 const NICEST: u64 = 19;
 
+/// `fcntl(2)`: sets the signal that says that a file is ready (`asm-generic/fcntl.h`).
+const F_SETSIG: u64 = 10;
+
 /// The bits of a socket's type that are no flags.
 const SOCKET_TYPE: SeccompCmpOp = MaskedEq(0xf);
 
 /// Refused where all conditions of one of the lists hold. Only the process id 0, the caller's own process, is allowed. Sockets with
 /// a path belong to services, which may run commands for any process of their user, and Landlock 6 confines only those without
-/// one. `socketpair(2)` is allowed, and so are datagrams, which NCCL's ranks exchange.
+/// one. `socketpair(2)` is allowed, and so are datagrams, which NCCL's ranks exchange. SIGCONT must come from the guard alone.
 const REFUSED_IF: &[(c_long, &[&[Condition]])] = &[
     (SYS_prlimit64, &[&[(0, Ne, 0)]]),
+    (SYS_fcntl, &[&[(1, Eq, F_SETSIG), (2, Eq, SIGCONT as u64)]]),
+    (SYS_prctl, &[&[(0, Eq, PR_SET_PDEATHSIG as u64), (1, Eq, SIGCONT as u64)]]),
     (SYS_sched_setaffinity, &[&[(0, Ne, 0)]]),
     (SYS_setpriority, &[&[(0, Ne, PRIO_PROCESS as u64)], &[(1, Ne, 0)], &[(2, Gt, NICEST)]]),
     (SYS_ioprio_set, &[&[(0, Ne, IOPRIO_WHO_PROCESS)], &[(1, Ne, 0)]]),

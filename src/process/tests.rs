@@ -170,6 +170,24 @@ fn a_descendant_that_executes_one_program_after_another_ends_with_the_child() {
     }
 }
 
+/// Its own /proc/PID/stat then says that it is a zombie, and /proc/PID/environ is empty.
+#[test]
+fn a_descendant_whose_first_thread_has_ended_ends_with_the_child() {
+    const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/bin/python");
+    const ENDS: &str = "import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=[60]).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)";
+    let mut child = start(&format!("setsid '{PYTHON}' -c \"{ENDS}\" & echo $!; echo {{}} >&0; sleep 60"));
+    child.send(&json!({ "job": 1 })).unwrap();
+    assert!(matches!(child.receive(LONG_LIMIT, &|| false), Answer::Line(_)));
+    let pid: u32 = child.last_output().parse().unwrap();
+    let has_ended = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+    assert!(wait_until(LONG_LIMIT, has_ended), "its first thread does not end");
+    assert!(is_alive(pid));
+    child.kill();
+    assert!(wait_until(LONG_LIMIT, || !is_alive(pid)), "process {pid} is left");
+}
+
 #[test]
 fn a_reply_within_the_limit_counts_even_if_it_is_read_after_the_limit() {
     let mut command = Command::new("sh");

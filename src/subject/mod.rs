@@ -159,9 +159,8 @@ impl SubjectProcess {
     ///
     /// Errors: [`SubjectFault`].
     fn call_within(&mut self, limit: Limit, job: &str, settings: Value, doing: &str) -> Result<Value> {
-        if std::mem::take(&mut self.is_stopped) {
-            self.peer.go_on();
-        }
+        let was_stopped = !std::mem::take(&mut self.is_stopped) || self.peer.go_on();
+        ensure!(was_stopped, SubjectFault::new("its processes ran while others were timed"));
         self.peer.call(job, settings, limit.time).map_err(|error| {
             let in_its_folder = self.folders.require_small().and_then(|()| self.folders.require_room());
             let of_machine = || lacks_memory(&error, doing, self.memory_bytes);

@@ -1,13 +1,13 @@
 //! Subjects that attack processes beside their own, or try to outlive their grading.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 
 use cs336::process::ChildProcess;
 use cs336::process::confinement::Confinement;
 use rustix::io::ioctl_fionbio;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::subject::Graded;
 use super::*;
@@ -16,7 +16,7 @@ const FORWARD: &str = "flash_forward";
 
 /// What a subject's import says that it could do: each line of `tries` is a name and an expression that must raise.
 const TRIES: &str = "
-import ctypes, errno, os, resource, socket, stat
+import ctypes, errno, fcntl, os, resource, signal, socket, stat
 
 libc = ctypes.CDLL(None, use_errno=True)
 above, other = os.getppid(), os.fork()
@@ -104,6 +104,9 @@ tries = {
     # getpid of x32
     'x32': lambda: allowed(0x40000000 | 39) if os.uname().machine == 'x86_64' else 1 / 0,
     'ring': lambda: allowed(425),
+    'timer': lambda: allowed(222 if os.uname().machine == 'x86_64' else 107),
+    'waking by a file': lambda: fcntl.fcntl(0, 10, signal.SIGCONT),
+    'waking by an end': lambda: existing('prctl', 1, int(signal.SIGCONT), 0, 0, 0),
     'service': lambda: ask(socket.SOCK_STREAM),
     'service at once': lambda: ask(socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC),
     'service of packets': lambda: ask(socket.SOCK_SEQPACKET),
@@ -205,23 +208,31 @@ fn no_process_of_a_subject_outlives(#[case] last_line: &str, #[case] is_killed: 
 
 /// Shared memory of two kinds, of 1.25 GiB each, in a process whose name is not UTF-8.
 const SHARES: &str = r"
-import ctypes, mmap, os, time
+import ctypes, mmap, os, threading, time
 
-ctypes.CDLL(None).prctl(15, b'\xff', 0, 0, 0)
-size, page = 5 << 28, bytes(1 << 20)
-file = os.memfd_create('shared')
-os.ftruncate(file, size)
-shared = [mmap.mmap(-1, size), mmap.mmap(file, size)]
-for at in range(0, size, len(page)):
-    for memory in shared:
-        memory[at : at + len(page)] = page
-time.sleep(3600)
+libc = ctypes.CDLL(None)
+libc.prctl(15, b'\xff', 0, 0, 0)
+
+def share():
+    size, page = 5 << 28, bytes(1 << 20)
+    file = os.memfd_create('shared')
+    os.ftruncate(file, size)
+    shared = [mmap.mmap(-1, size), mmap.mmap(file, size)]
+    for at in range(0, size, len(page)):
+        for memory in shared:
+            memory[at : at + len(page)] = page
+    time.sleep(3600)
+
 ";
 
-#[test]
-fn shared_memory_counts_towards_the_limit_on_memory() {
+#[rstest]
+#[case::of_the_first_thread("share()\n")]
+#[case::of_a_thread_that_outlives_it(
+    "threading.Thread(target=share).start()\nlibc.syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\n"
+)]
+fn shared_memory_counts_towards_the_limit_on_memory(#[case] begins: &str) {
     let graded = Graded::new();
-    let folder = graded.write("shares", SHARES);
+    let folder = graded.write("shares", &format!("{SHARES}{begins}"));
     let arguments = [FORWARD, "--subject", folder.to_str().unwrap(), "--memory", "2", "--check", "official_protocol"];
     let said = output_text(&graded.grading(&arguments).output().unwrap());
     assert!(said.contains("a process had more than 2 GiB of memory with what it shares"), "{said}");
@@ -272,15 +283,18 @@ fn no_pipe_without_room_keeps_a_guard_from_ending_what_it_guards(#[case] is_nonb
 
 /// A chain of processes that nobody waits for, each of a name that is not UTF-8, which send to PORT without end.
 const BEATS: &str = r"
-import ctypes, os, signal, socket, time
+import ctypes, os, signal, socket, threading, time
 
 libc = ctypes.CDLL(None)
 libc.prctl(15, b'\xff', 0, 0, 0)
 libc.prctl(36, 1, 0, 0, 0)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 connection = socket.create_connection(('127.0.0.1', PORT))
+connection.send(b'%d\n' % os.getpgrp())
 if os.fork():
-    time.sleep(600)
+    # What it has started is found also after its first thread has ended.
+    threading.Thread(target=time.sleep, args=[600]).start()
+    libc.syscall(60 if os.uname().machine == 'x86_64' else 93, 0)
 while True:
     for _ in range(100):
         connection.send(b'.')
@@ -288,24 +302,41 @@ while True:
         os._exit(0)
 ";
 
-#[test]
-fn what_is_stopped_for_the_turns_of_others_computes_nothing_until_it_goes_on() {
+fn go_on(group: Pid) {
+    kill_process_group(group, Signal::CONT).unwrap();
+}
+
+fn go_on_for_a_moment(group: Pid) {
+    go_on(group);
+    std::thread::sleep(Duration::from_millis(100));
+    kill_process_group(group, Signal::STOP).unwrap();
+}
+
+#[rstest]
+#[case::undisturbed(None)]
+#[case::that_runs_on(Some(go_on as fn(Pid)))]
+#[case::that_ran_and_stopped_again(Some(go_on_for_a_moment as fn(Pid)))]
+fn what_is_stopped_for_the_turns_of_others_computes_nothing_unseen(#[case] wakes: Option<fn(Pid)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let confinement = Confinement { read: vec!["/".into()], ..Confinement::default() };
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
     let mut command = confinement.command(env!("CARGO_BIN_EXE_cs336"), &python).unwrap();
     command.args(["-c", &BEATS.replace("PORT", &listener.local_addr().unwrap().port().to_string())]);
     command.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
-    let child = ChildProcess::start(command).unwrap();
+    let mut child = ChildProcess::start(command).unwrap();
     let (mut connection, _) = listener.accept().unwrap();
+    let group = BufReader::new(&connection).lines().next().unwrap().unwrap().parse().unwrap();
     connection.set_nonblocking(true).unwrap();
     let mut beats = || std::iter::from_fn(|| connection.read(&mut [0; 4096]).ok()).sum::<usize>();
     for _ in 0..3 {
         assert!(wait_until(Duration::from_secs(60), || beats() > 0), "it does not compute in its turn");
         assert!(child.stop(), "it does not stop");
         beats();
+        if let Some(wake) = wakes {
+            wake(Pid::from_raw(group).unwrap());
+        }
         std::thread::sleep(Duration::from_millis(300));
-        assert_eq!(beats(), 0, "it computes in the turn of another");
-        child.go_on();
+        assert_eq!(beats() > 0, wakes.is_some(), "in the turn of another");
+        assert_eq!(child.go_on(), wakes.is_none(), "it is not said whether it ran");
     }
 }
