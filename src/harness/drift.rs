@@ -183,12 +183,16 @@ pub fn acceptable(
                 "{name}: the case {} was measured before and did not run here: it needs {needs}, has {has}",
                 case.params
             ),
+            (Outcome::OutOfMemory { .. }, Some(Outcome::Measured { .. })) => bail!(
+                "{name}: the case {} was measured before and ran out of memory here; measure it where there is as much",
+                case.params
+            ),
             (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
                 if before.is_some_and(|old| old.revision == case.revision) =>
             {
-                if let Some(path) = lost_work(old, new)? {
+                if let Some(path) = changed_bound(old, new)? {
                     bail!(
-                        "{name}: the case {} has no work in {path}, which bounds its time, and the accepted one has; measure again",
+                        "{name}: the case {} has another work or unit in {path}, which bound its time, than the accepted one; measure again",
                         case.params
                     );
                 }
@@ -202,11 +206,15 @@ pub fn acceptable(
     Ok(())
 }
 
-/// The first list of samples that has its work in `old` and not in `new`: without it no floor is known.
-fn lost_work(old: &Value, new: &Value) -> Result<Option<String>> {
+/// The first list of samples whose unit, or whose work where `old` has it, is another in `new`: the floor of a time depends on
+/// both.
+fn changed_bound(old: &Value, new: &Value) -> Result<Option<String>> {
     let new = samples_of(new)?;
-    let lost = |path: &str| new.iter().any(|(other, samples)| other == path && samples.work.is_none());
-    Ok(samples_of(old)?.into_iter().find(|(path, old)| old.work.is_some() && lost(path)).map(|(path, _)| path))
+    let changed = |(path, old): &(String, Samples)| {
+        let differs = |new: &Samples| new.unit != old.unit || old.work.is_some() && new.work != old.work;
+        new.iter().any(|(other, new)| other == path && differs(new))
+    };
+    Ok(samples_of(old)?.into_iter().find(changed).map(|(path, _)| path))
 }
 
 #[cfg(test)]
@@ -255,17 +263,22 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_samples_that_lost_its_work_is_named() {
+    fn a_list_of_samples_with_another_work_or_unit_is_named() {
         let work = json!({"flops": 1.0, "bytes": 1.0, "precision": "float32"});
         let with = json!({"passes": [{"unit": "s", "samples": [1.0], "work": work}]});
         let without = json!({"passes": [{"unit": "s", "samples": [1e-9]}]});
-        for (old, new, lost) in [
+        let (mut less, mut bytes) = (with.clone(), with.clone());
+        less["passes"][0]["work"]["flops"] = 0.0.into();
+        bytes["passes"][0]["unit"] = "B".into();
+        for (old, new, changed) in [
             (&with, &without, Some("passes.0")),
+            (&with, &less, Some("passes.0")),
+            (&with, &bytes, Some("passes.0")),
             (&with, &with, None),
             (&without, &with, None),
             (&with, &json!({}), None),
         ] {
-            assert_eq!(lost_work(old, new).unwrap().as_deref(), lost);
+            assert_eq!(changed_bound(old, new).unwrap().as_deref(), changed);
         }
     }
 }

@@ -104,10 +104,16 @@ pub fn staleness<'a>(
         if case.revision != measured.revision {
             return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
         }
-        if let Some((name, _)) = case.kernels.iter().find(|(name, hash)| kernels.get(*name) != Some(*hash)) {
-            return Some(match name.as_str() {
-                SUBJECT => "the subject's code has changed since".into(),
-                kernel => format!("kernels/{kernel} has changed since"),
+        let names = (measured.kernels_of)(&case.params);
+        let needed = kernels.keys().filter(|name| *name == SUBJECT || names.contains(&name.as_str()));
+        let differs = |name: &&String| case.kernels.get(*name) != kernels.get(*name);
+        if let Some(name) = case.kernels.keys().chain(needed).find(differs) {
+            let code = if name == SUBJECT { "the subject's code".into() } else { format!("kernels/{name}") };
+            let is_named = case.kernels.contains_key(name);
+            return Some(if is_named {
+                format!("{code} has changed since")
+            } else {
+                format!("it does not say of which {code}")
             });
         }
         match &case.outcome {
@@ -132,7 +138,7 @@ pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Re
 /// how many they were.
 pub fn leave_out_other_code(file: &mut RecordFile, subject: &Subject) -> Result<usize> {
     let (hash, before) = (subject.hash()?, file.cases.len());
-    file.retain(|case| case.kernels.get(SUBJECT).is_none_or(|measured| *measured == hash));
+    file.retain(|case| case.kernels.get(SUBJECT) == Some(&hash));
     Ok(before - file.cases.len())
 }
 

@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 
 use super::layout;
 
+mod accepted;
+
 const FRAME: &str = include_str!("../../report/writeup.typ");
 
 /// Every character that Markdown, HTML or typst gives a meaning, and a mark of the HTML edition.
