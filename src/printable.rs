@@ -1,7 +1,9 @@
 //! Text from outside (names, messages, output of children) made safe to print.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::str::Utf8Chunk;
 
 /// `text` with escapes such as `\u001b` for all that a terminal obeys or hides: control characters, separators of lines,
 /// marks of direction, and characters without width. Line breaks and tabs stay. The escapes are JSON's, so that a document
@@ -26,6 +28,15 @@ pub fn first_few(names: impl ExactSizeIterator<Item = String>) -> String {
     let more = names.len().saturating_sub(FEW);
     let shown = names.take(FEW).collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
+/// As [`one_line`], with the backslash escaped too, and each byte that is not UTF-8: no two names become one.
+pub fn distinct_name(name: &OsStr) -> String {
+    let of = |chunk: Utf8Chunk| {
+        let invalid: String = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")).collect();
+        one_line(&chunk.valid().replace('\\', "\\\\")) + &invalid
+    };
+    name.as_bytes().utf8_chunks().map(of).collect()
 }
 
 /// The name of a file as messages quote it. It can hold any byte but zero, line breaks among them.
@@ -84,6 +95,16 @@ mod tests {
         let names = |count: usize| first_few((0..count).map(|rank| format!("rank {rank}")));
         assert_eq!(names(2), "rank 0, rank 1");
         assert!(names(8).ends_with(", rank 7") && names(65_536).ends_with(", rank 7 and 65528 more"));
+    }
+
+    #[test]
+    fn different_names_stay_different() {
+        let names: [&[u8]; 6] = [b"a", b"\xff", b"\xfe", "\u{fffd}".as_bytes(), b"a\nb", b"a\\nb"];
+        let shown = names.map(|name| distinct_name(OsStr::from_bytes(name)));
+        assert_eq!(shown[..3], ["a", "\\xff", "\\xfe"]);
+        assert_eq!(shown[5], "a\\\\nb");
+        let distinct: std::collections::BTreeSet<_> = shown.iter().collect();
+        assert_eq!(distinct.len(), shown.len(), "{shown:?}");
     }
 
     #[test]

@@ -113,19 +113,32 @@ const STICKY: u32 = 0o1000;
 /// Errors: a user who is not `trusted` owns the tree or a part of it that runs as code, or can write to it.
 fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     let mut above = BTreeSet::new();
+    let remedy = format!("set CS336_ROOT={} to run what is there", shown_path(root));
     for folder in CODE.iter().map(|name| root.join(name)).filter(|folder| folder.is_dir()) {
-        trusted.require(root, &folder, 0)?;
+        trusted.require(&folder, 0, &remedy)?;
         let listed = || format!("failed to list {}", shown_path(&folder));
         above.extend(fs::canonicalize(&folder).with_context(listed)?.ancestors().skip(1).map(Path::to_path_buf));
         for entry in fs::read_dir(&folder).with_context(listed)? {
             let path = entry.with_context(listed)?.path();
             // A link that leads nowhere, as an editor's lock is, runs as nothing.
             if path.is_file() {
-                trusted.require(root, &path, 0)?;
+                trusted.require(&path, 0, &remedy)?;
             }
         }
     }
-    above.iter().try_for_each(|folder| trusted.require(root, folder, STICKY))
+    above.iter().try_for_each(|folder| trusted.require(folder, STICKY, &remedy))
+}
+
+/// Errors: on the way to `folder`, as it is named or where its links lead, there is a folder or a link of another user than root,
+/// or a folder that others can write to: they could put another one there. `remedy` ends the message.
+pub fn require_own_way(folder: &Path, remedy: &str) -> Result<()> {
+    let trusted = Trusted::of(folder, false)?;
+    let [named, real] = [std::path::absolute(folder)?, folder.canonicalize()?];
+    for step in named.ancestors().filter(|step| step.is_symlink()) {
+        let owner = fs::symlink_metadata(step)?.uid();
+        ensure!(trusted.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(step));
+    }
+    named.ancestors().chain(real.ancestors()).try_for_each(|step| trusted.require(step, STICKY, remedy))
 }
 
 /// The users and groups that may own code and write to it.
@@ -151,15 +164,14 @@ impl Trusted {
         Ok(trusted)
     }
 
-    /// Errors: others own `path` or can write to it, unless its mode has the bit `allowing`. `root` is named in the remedy.
-    fn require(&self, root: &Path, path: &Path, allowing: u32) -> Result<()> {
+    /// Errors: others own `path` or can write to it, unless its mode has the bit `allowing`.
+    fn require(&self, path: &Path, allowing: u32, remedy: &str) -> Result<()> {
         let found = look_at(path)?;
         let (shown, owner, mode) = (shown_path(path), found.uid(), found.mode() & 0o7777);
-        let remedy = || format!("set CS336_ROOT={} to run what is there", shown_path(root));
         let user = self.users[0];
-        ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {}", remedy());
+        ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {remedy}");
         let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !self.groups.contains(&found.gid());
-        ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {}", remedy());
+        ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {remedy}");
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use crate::harness::named_files::require_distinct;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::subject::Subject;
 use crate::harness::worker::{Ending, Job, Reply, Worker};
-use crate::printable::{indented, one_line, printable, shown_path};
+use crate::printable::{distinct_name, indented, printable, shown_path};
 use crate::subject::words_of;
 
 /// A case that takes longer is ended and counts as failed.
@@ -155,7 +155,7 @@ fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Result<
         Ok(compared) => (compared, None),
         Err(error) => (Compared::default(), Some(printable(&error))),
     };
-    let file = one_line(&path.file_name().unwrap_or_default().to_string_lossy());
+    let file = distinct_name(path.file_name().unwrap_or_default());
     Ok(Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() }))
 }
 

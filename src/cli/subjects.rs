@@ -1,11 +1,8 @@
 //! `cs336 grade --subjects`: every folder below a folder, each with a row of a CSV file and a results.json of its own.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::str::Utf8Chunk;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -18,7 +15,8 @@ use crate::harness::grade_files::gradescope;
 use crate::harness::handout::HandoutProblem;
 use crate::harness::named_files::require_writable;
 use crate::harness::store::{Layout, write_atomically};
-use crate::printable::{one_line, printable, shown_path};
+use crate::printable::{distinct_name, printable, shown_path};
+use crate::root::require_own_way;
 
 /// The CSV's name in the output folder.
 const TABLE: &str = "grades.csv";
@@ -55,7 +53,7 @@ pub fn run(
     let _claimed = Output::claim(output)?;
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in subjects {
-        let name = row_name(subject.file_name().unwrap_or_default());
+        let name = distinct_name(subject.file_name().unwrap_or_default());
         let row = match graded(layout, &subject, arguments, &problems, checks) {
             // What an interrupt ended is no fault of the subject, and has no row.
             Err(_) if interrupted() => return Ok(Ended::Interrupted),
@@ -87,8 +85,8 @@ struct Output<'a> {
 impl<'a> Output<'a> {
     /// Makes the folder where it is missing, and locks it.
     ///
-    /// Errors: another user owns it or can write to it, and could lay a link there for us to write through; or another command
-    /// writes its table, which each writes whole.
+    /// Errors: another user owns it or can write to it, or to what is above it, and could lay a link there for us to write
+    /// through; or another command writes its table, which each writes whole.
     fn claim(path: &'a Path) -> Result<Self> {
         let (shown, is_new) = (shown_path(path), !path.exists());
         fs::create_dir_all(path).with_context(|| format!("making {shown}"))?;
@@ -100,6 +98,7 @@ impl<'a> Output<'a> {
             "--output {shown} belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder \
              that only user {user} can write to"
         );
+        require_own_way(path, "others can put links there; name another folder by --output")?;
         match folder.try_lock() {
             Ok(()) => Ok(Self { path, is_new, _locked: folder }),
             Err(TryLockError::WouldBlock) => {
@@ -117,16 +116,6 @@ impl Drop for Output<'_> {
             let _ = fs::remove_dir(self.path);
         }
     }
-}
-
-/// The folder's name with what cannot be printed, and the backslash, escaped: no two folders have one name.
-fn row_name(folder: &OsStr) -> String {
-    let chunks = folder.as_bytes().utf8_chunks();
-    let of = |chunk: Utf8Chunk| {
-        let invalid: String = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")).collect();
-        one_line(&chunk.valid().replace('\\', "\\\\")) + &invalid
-    };
-    chunks.map(of).collect()
 }
 
 /// In what conditions a subject was graded, and its grades; `None` when interrupted. Errors: why it could not be graded.
@@ -232,19 +221,4 @@ fn table(rows: &[Row], problems: &[&HandoutProblem]) -> String {
     };
     let lines = std::iter::once(head.collect()).chain(rows.iter().map(row));
     lines.map(|cells: Vec<String>| cells.into_iter().map(csv_field).collect::<Vec<_>>().join(",") + "\n").collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn folders_of_different_names_have_different_rows() {
-        let names: [&[u8]; 6] = [b"a", b"\xff", b"\xfe", "\u{fffd}".as_bytes(), b"a\nb", b"a\\nb"];
-        let rows = names.map(|name| row_name(OsStr::from_bytes(name)));
-        assert_eq!(rows[..3], ["a", "\\xff", "\\xfe"]);
-        assert_eq!(rows[5], "a\\\\nb");
-        let distinct: std::collections::BTreeSet<_> = rows.iter().collect();
-        assert_eq!(distinct.len(), rows.len(), "{rows:?}");
-    }
 }

@@ -50,7 +50,7 @@ fn every_file_of_a_folder_has_a_result_and_the_summary_is_printed() {
         "(rtol 1.0e-5)\n",
         "passed UPPER.SAFETENSORS\n",
         "passed .safetensors\n",
-        "passed not-\u{fffd}-utf8.safetensors\n",
+        "passed not-\\xff-utf8.safetensors\n",
         "passed a\\npassed forged\\u001b[2J\\u202e.safetensors\n",
         "FAILED dangling.safetensors\n    the file is a link to \"nowhere\", which cannot be opened",
         "FAILED device.safetensors\n    this is a device, not a regular file",
@@ -63,6 +63,21 @@ fn every_file_of_a_folder_has_a_result_and_the_summary_is_printed() {
         "names do not end in .safetensors: 1 of 13 files\n",
     ] {
         assert!(said.contains(expected), "{expected:?} is not in: {said}");
+    }
+}
+
+#[test]
+fn files_whose_names_cannot_be_printed_stay_apart() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    for (right, wrong) in [(&b"a\xff"[..], &b"a\xfe"[..]), (b"b\n", b"b\\n")] {
+        let path = |name: &[u8]| tree.path("cases").join(OsStr::from_bytes(&[name, b".safetensors"].concat()));
+        fs::copy(sound(), path(right)).unwrap();
+        fs::write(path(wrong), "no case").unwrap();
+    }
+    let said = tree.refused(&["grade", "--cases", "cases"]);
+    for expected in ["passed a\\xff.", "FAILED a\\xfe.", "passed b\\n.", "FAILED b\\\\n."] {
+        assert!(said.contains(expected), "{expected} is not in: {said}");
     }
 }
 

@@ -156,6 +156,20 @@ fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills()
     let said = refused();
     assert!(said.contains("with mode 777") && said.contains("name a folder that only user"), "{said}");
     fs::set_permissions(&output, fs::Permissions::from_mode(0o755)).unwrap();
+    let above = tree.folder.path();
+    fs::set_permissions(above, fs::Permissions::from_mode(0o757)).unwrap();
+    let said = refused();
+    assert!(said.contains("(mode 757): others can put links there; name another folder by --output"), "{said}");
+    fs::set_permissions(above, fs::Permissions::from_mode(0o755)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        fs::rename(&output, tree.path("own")).unwrap();
+        std::os::unix::fs::symlink(tree.path("own"), &output).unwrap();
+        std::os::unix::fs::lchown(&output, Some(65_534), None).unwrap();
+        let said = refused();
+        assert!(said.contains("/grades is a link of user 65534: others can put links there"), "{said}");
+        fs::remove_file(&output).unwrap();
+        fs::rename(tree.path("own"), &output).unwrap();
+    }
     let other = fs::File::open(&output).unwrap();
     other.lock().unwrap();
     let said = refused();
