@@ -290,6 +290,21 @@ fn writing_leaves_whole_files_and_no_old_figure() {
     assert_eq!(std::fs::read(dir.path().join("writeup.pdf")).unwrap(), b"pdf");
 }
 
+#[test]
+fn two_that_write_one_report_at_once_remove_its_old_figures() {
+    let (dir, rendered) = (tempfile::tempdir().unwrap(), render("No figure.").unwrap());
+    let figures = dir.path().join("figures");
+    std::fs::create_dir(&figures).unwrap();
+    for _ in 0..5 {
+        (0..2000).for_each(|number| std::fs::write(figures.join(format!("{number}.svg")), "").unwrap());
+        std::thread::scope(|scope| {
+            let writers = [(); 4].map(|()| scope.spawn(|| report::write(dir.path(), &rendered, None)));
+            writers.into_iter().for_each(|writer| writer.join().unwrap().unwrap());
+        });
+        assert_eq!(std::fs::read_dir(&figures).unwrap().count(), 0);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -22,6 +22,7 @@ pub mod template;
 pub mod title_page;
 pub mod warnings;
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, Error, Result, ensure};
@@ -138,12 +139,14 @@ pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> 
         write_atomically(&dir.join(path), svg)?;
     }
     for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", shown_path(&figures)))? {
-        let name = entry?.file_name();
-        let name = name.to_string_lossy();
-        let wanted = rendered.figures.iter().any(|(path, _)| *path == format!("figures/{name}"));
-        if name.ends_with(".svg") && !wanted {
-            let path = figures.join(&*name);
-            std::fs::remove_file(&path).with_context(|| format!("removing the old figure {}", shown_path(&path)))?;
+        let path = entry?.path();
+        let is_wanted = rendered.figures.iter().any(|(figure, _)| dir.join(figure) == path);
+        if path.extension().is_some_and(|ending| ending == "svg") && !is_wanted {
+            match std::fs::remove_file(&path) {
+                // Another command writes the same report.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                removed => removed.with_context(|| format!("removing the old figure {}", shown_path(&path)))?,
+            }
         }
     }
     write_atomically(&dir.join("writeup.md"), rendered.markdown.as_bytes())?;
