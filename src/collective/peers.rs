@@ -17,6 +17,9 @@ use crate::process::has_parent;
 /// A dying rank's connections close one after the other, so its listener may outlive the one whose end was seen.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// How many connections the kernel completes that a rank never accepts: each time that another one looks whether it lives.
+const MOST_CONNECTIONS: i32 = 4096;
+
 /// One rank, as the others see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
@@ -43,9 +46,15 @@ impl Peer {
         let own = environment.own_ip()?;
         let listener = TcpListener::bind((environment.listening_ip(own), 0))
             .with_context(|| format!("listening on this host's address {own}"))?;
+        rustix::net::listen(&listener, MOST_CONNECTIONS)?;
         let address = SocketAddr::new(own, listener.local_addr()?.port());
         let (rank, host, master) = (environment.rank, host_name(), environment.master_ip()?);
         Ok((Self { rank, host, address, master }, listener))
+    }
+
+    /// Whether nothing listens at its address any more. A host that cannot be reached shows nothing.
+    pub fn has_ended(&self) -> bool {
+        reach(&[self.address]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Rendezvous: the ranks of one run find each other at a store, and compare their settings before any backend connects.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::environment::{DEADLINE, Environment};
@@ -89,13 +89,16 @@ fn meet(
     let own = [setting("WORLD_SIZE", world_size.to_string()), setting("backend", backend.name().into())];
     let (peer, listener) = Peer::here(environment)?;
     let mine = Arrival { peer, settings: own.into_iter().chain(settings.iter().cloned()).collect() };
-    ensure!(
-        store.claim(&format!("claimed/{rank}"))?,
-        "another process is rank {rank} already: give every process its own RANK"
-    );
+    if !store.claim(&format!("claimed/{rank}"))? {
+        let other = announced(store, rank)?.and_then(|bytes| read(rank, &bytes).ok());
+        let has_ended = other.is_some_and(|other| other.peer.has_ended());
+        ensure!(!has_ended, "rank {rank} has been here and has ended: start all ranks anew, each with its own RANK");
+        bail!("another process is rank {rank} already: give every process its own RANK");
+    }
     store.set(&present(rank), &serde_json::to_vec(&mine)?)?;
     let lost = || format!("rank {rank} has lost rank 0's store at {master_addr}:{master_port}; look why rank 0 ended");
     let mut arrived: Vec<Option<Arrival>> = vec![None; world_size];
+    let mut looked = Instant::now();
     loop {
         for (other, arrival) in arrived.iter_mut().enumerate().filter(|(_, arrival)| arrival.is_none()) {
             if let Some(bytes) = announced(store, other).with_context(lost)? {
@@ -114,6 +117,14 @@ fn meet(
             return Ok(Peers::new(rank, peers, listener));
         }
         let missing = first_few(missing.iter().map(|rank| format!("rank {rank}")));
+        // The others lose its store.
+        if rank == 0 && looked.elapsed() >= INTERVAL {
+            let mut others = arrived.iter().flatten().map(|arrival| &arrival.peer).filter(|peer| peer.rank != rank);
+            if let Some(ended) = others.find(|peer| peer.has_ended()) {
+                bail!("{ended} has ended while {missing} was awaited: start all ranks anew");
+            }
+            looked = Instant::now();
+        }
         waiting.set(format!("{missing} at the store {master_addr}:{master_port}"));
         ensure!(
             !waiting.left().is_zero(),
@@ -171,22 +182,47 @@ fn present(rank: usize) -> String {
 /// Every rank's `value` under a name that is used once, in rank order. Rank 0, which may serve the store, returns last.
 ///
 /// # Errors
-/// A rank's value has not arrived within the environment's timeout.
-pub fn exchange(environment: &Environment, store: &Store, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
-    let &Environment { rank, world_size, .. } = environment;
+/// A rank's value has not arrived within the environment's timeout, or will not, since that one of `watched` has ended.
+pub fn exchange(
+    environment: &Environment,
+    store: &Store,
+    watched: Option<&Peers>,
+    name: &str,
+    value: &[u8],
+) -> Result<Vec<Vec<u8>>> {
+    let &Environment { rank, world_size, timeout, .. } = environment;
     let key = |what: &str, rank: usize| format!("{name}/{what}/{rank}");
     Waiting::during(environment, INTERVAL, say, |waiting| {
-        let await_from = |what: &str, rank: usize| {
-            waiting.set(format!("rank {rank} to have exchanged its {name}"));
-            store.get(&key(what, rank))
+        let await_from = |what: &str, other: usize| {
+            let (key, mut looked) = (key(what, other), Instant::now());
+            waiting.set(format!("rank {other} to have exchanged its {name}"));
+            while !store.has(&key)? {
+                if let Some(peers) = watched.filter(|_| looked.elapsed() >= INTERVAL) {
+                    let peer = &peers.all()[other];
+                    // What it left before its end counts.
+                    ensure!(!peer.has_ended() || store.has(&key)?, "{peer} has ended before it exchanged its {name}");
+                    looked = Instant::now();
+                }
+                let timeout = human_seconds(timeout.as_secs_f64());
+                let is_late = waiting.left().is_zero();
+                ensure!(!is_late, "rank {other} has not exchanged its {name} within {timeout} ({DEADLINE})");
+                std::thread::sleep(PAUSE);
+            }
+            store.get(&key)
         };
-        store.set(&key("value", rank), value)?;
-        let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
-        store.set(&key("done", rank), b"")?;
-        if rank == 0 {
-            (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
-        }
-        Ok(values)
+        let exchanged = || {
+            store.set(&key("value", rank), value)?;
+            let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
+            store.set(&key("done", rank), b"")?;
+            if rank == 0 {
+                (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
+            }
+            Ok(values)
+        };
+        exchanged().map_err(|error| match watched {
+            Some(peers) => peers.explain(error),
+            None => error,
+        })
     })
 }
 

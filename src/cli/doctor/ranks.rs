@@ -72,14 +72,14 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
     let settings = settings("doctor --ranks", Some(&json!({ "large": large })));
     let (store, peers) = arrive(&environment, backend, &settings)?;
     let lost = serde_json::to_vec(&unreached(&peers))?;
-    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, "unreached", &lost)?)?;
+    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, None, "unreached", &lost)?)?;
     if let Some(first) = lost.iter().flatten().next() {
         bail!("{first}. Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME");
     }
     let collective = connect(&environment, backend, &store, &peers)?;
     let report = measure(&environment, backend, (&store, &peers), &collective, large);
     let report = serde_json::to_vec(&report.map_err(|error| peers.explain(error))?)?;
-    let reports = parsed(&exchange(&environment, &store, "report", &report)?)?;
+    let reports = parsed(&exchange(&environment, &store, Some(&peers), "report", &report)?)?;
     if environment.rank == 0 {
         let ranks: Vec<String> = peers.all().iter().map(Peer::to_string).collect();
         print!("{}", table(&ranks, backend, large, &reports));

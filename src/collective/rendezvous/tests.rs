@@ -113,9 +113,9 @@ fn a_missing_rank_and_a_duplicate_rank_are_named() {
         let said = meet_quietly(&environment(rank, 3, timeout), &store, &same).map(drop).unwrap_err().to_string();
         assert!(said.starts_with("rank 2 of 3 has not arrived within 600.0 ms (CS336_DEADLINE_S)"), "{said}");
     }
-    // All arrive at once, as where no launcher has set RANK.
+    // All arrive at once, as where no launcher has set RANK, and none ends before the last.
     let outcomes: [_; 4] = on_ranks(PATIENCE, |_, store| {
-        meet_quietly(&environment(0, 1, PATIENCE), store, &same).map(drop).map_err(|error| error.to_string())
+        meet_quietly(&environment(0, 1, PATIENCE), store, &same).map_err(|error| error.to_string())
     });
     let refused: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
     assert!(
@@ -143,7 +143,34 @@ fn a_waiting_rank_says_which_ranks_it_awaits_at_which_address_and_until_when() {
 #[test]
 fn every_rank_gets_all_values_in_rank_order() {
     let values: [_; 2] = on_ranks(PATIENCE, |rank, store| {
-        exchange(&environment(rank, 2, PATIENCE), store, "result", &[rank as u8]).unwrap()
+        exchange(&environment(rank, 2, PATIENCE), store, None, "result", &[rank as u8]).unwrap()
     });
     assert_eq!(values, [vec![vec![0], vec![1]], vec![vec![0], vec![1]]]);
+}
+
+#[test]
+fn a_rank_that_ended_after_its_arrival_is_named_to_its_successor_and_to_rank_0() {
+    let store = Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), PATIENCE).unwrap();
+    let same = settings("naive_ddp", "0.1.0");
+    let said = |environment: &Environment| meet_quietly(environment, &store, &same).map(drop).unwrap_err().to_string();
+    // Rank 1 comes, and ends.
+    said(&environment(1, 3, Duration::from_millis(100)));
+    assert_eq!(
+        said(&environment(1, 3, PATIENCE)),
+        "rank 1 has been here and has ended: start all ranks anew, each with its own RANK"
+    );
+    let said = said(&environment(0, 3, PATIENCE));
+    assert!(said.starts_with("rank 1 on ") && said.contains(") has ended while rank 2 was awaited"), "{said}");
+}
+
+#[test]
+fn a_rank_that_ended_before_its_result_is_named_with_its_host() {
+    let store = Store::serve(TcpListener::bind((LOOPBACK, 0)).unwrap(), PATIENCE).unwrap();
+    let [(own, listener), (other, _)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
+    let other_says = other.to_string();
+    let peers = Peers::new(0, vec![own, other], listener);
+    let outcome = exchange(&environment(0, 2, PATIENCE), &store, Some(&peers), "result", b"0");
+    let said = format!("{:#}", outcome.unwrap_err());
+    assert!(said.ends_with(&format!("{other_says} has ended before it exchanged its result")), "{said}");
+    assert!(said.contains(" of 2 ranks failed; "), "{said}");
 }
