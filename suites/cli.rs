@@ -4,6 +4,8 @@
 mod bundle;
 #[path = "cli/cases.rs"]
 mod cases;
+#[path = "cli/damaged_files.rs"]
+mod damaged_files;
 #[path = "cli/export.rs"]
 mod export;
 #[path = "cli/forged_lines.rs"]

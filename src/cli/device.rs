@@ -48,6 +48,11 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
     let chosen = chosen(&group, names)?;
     let gpus = machine::gpus()?.len();
     let mut recording = (gpus > 0).then(|| Recording::open(layout, &group)).transpose()?;
+    // Records of a GPU machine are accepted on one without a GPU.
+    if recording.is_none() && layout.read_file(&layout.local(Profile::Gpu, DEVICE), DEVICE, Profile::Gpu).is_err() {
+        let _lock = lock_records(layout)?;
+        set_aside_unreadable(layout)?;
+    }
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
     let mut results = Vec::new();
     for check in chosen {
@@ -120,13 +125,19 @@ fn chosen(group: &DeviceGroup, names: &[String]) -> Result<Vec<&'static DeviceCh
     super::once_each(names).map(named).collect()
 }
 
+/// Moves this machine's results aside where they cannot be read.
+fn set_aside_unreadable(layout: &Layout) -> Result<()> {
+    let path = layout.local(Profile::Gpu, DEVICE);
+    if let Err(error) = layout.read_file(&path, DEVICE, Profile::Gpu) {
+        eprintln!("{}; {}", indented(&format!("{error:#}"), 4), layout.set_aside(&path, "unreadable")?);
+    }
+    Ok(())
+}
+
 impl<'a> Recording<'a> {
     fn open(layout: &'a Layout, group: &'a DeviceGroup) -> Result<Self> {
         let _lock = lock_records(layout)?;
-        let path = layout.local(Profile::Gpu, DEVICE);
-        if let Err(error) = layout.read_file(&path, DEVICE, Profile::Gpu) {
-            eprintln!("{}; {}", indented(&format!("{error:#}"), 4), layout.set_aside(&path, "unreadable")?);
-        }
+        set_aside_unreadable(layout)?;
         let mut facts = machine::facts(Profile::Gpu)?;
         facts.software.extend(versions().into_iter().map(|(name, version)| (name.to_string(), version)));
         // There is no suite file.

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
+use crate::harness::manifest::restoring;
 use crate::harness::plan::{leave_out_other_code, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile, RecordFile};
@@ -100,10 +101,10 @@ fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut Prob
     input.subfolder = if layout.subject.is_some() { "subject/" } else { "" };
     let path = report::template::origin(input);
     let template = read_text(&layout.root.join(&path));
-    input.template = Some(
-        template
-            .with_context(|| format!("failed to read {path}, which answers it; restore it: `git checkout {path}`"))?,
-    );
+    input.template = Some(template.with_context(|| {
+        let restored = restoring(&layout.root, &format!("git checkout {path}"));
+        format!("failed to read {path}, which answers it; restore it: {restored}")
+    })?);
     input.shared = shared_templates(layout)?;
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
     let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume{of}`", entry.name);

@@ -70,16 +70,40 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         return one_case(layout, problem, profile, &arguments.settings, limits);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
+    let (problems, mut faults) = plannable(layout, &problems, profile);
+    if problems.is_empty()
+        && let Some(fault) = faults.pop()
+    {
+        return Err(fault);
+    }
+    faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
     if arguments.dry_run {
-        return dry_run(layout, &problems, profile, scope);
+        dry_run(layout, &problems, profile, scope)?;
+        return Ok(if faults.is_empty() { Ended::Well } else { Ended::WithFindings });
     }
     let visit = measure(layout, &problems, profile, scope, limits)?;
     print_left(layout, &visit, profile, arguments)?;
     Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
-        Tally { failed: 0, .. } => Ended::Well,
+        Tally { failed: 0, .. } if faults.is_empty() => Ended::Well,
         _ => Ended::WithFindings,
     })
+}
+
+/// The problems whose cases can be planned, and why those of the others cannot: a damaged suite costs its own problem alone.
+pub fn plannable(
+    layout: &Layout,
+    problems: &[&'static Problem],
+    profile: Profile,
+) -> (Vec<&'static Problem>, Vec<anyhow::Error>) {
+    let (mut plannable, mut faults) = (Vec::new(), Vec::new());
+    for problem in problems {
+        match plan(layout, problem, profile, Scope::All) {
+            Ok(_) => plannable.push(*problem),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    (plannable, faults)
 }
 
 /// Time limits of one case and of all cases.
@@ -182,7 +206,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
     Ok(())
 }
 
-fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<Ended> {
+fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<()> {
     let plans = plans(layout, problems, profile, scope)?;
     for plan in &plans {
         plan.unreadable.iter().for_each(|why| eprintln!("{}", indented(why, 4)));
@@ -192,7 +216,7 @@ fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, sco
         }
     }
     println!("estimate: {}", describe(&plans));
-    Ok(Ended::Well)
+    Ok(())
 }
 
 /// The plans of the problems that measure something under this profile.

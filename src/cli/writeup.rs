@@ -46,6 +46,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if !arguments.no_measure {
         let problems = if layout.subject.is_some() { measured_problems(&[])? } else { REGISTRY.iter().collect() };
         let profile = profile_or_default(arguments.profile);
+        // The report names the faults of the others.
+        let (problems, _) = measure::plannable(layout, &problems, profile);
         let plans = measure::plans(layout, &problems, profile, Scope::Outdated)?;
         if plans.iter().any(|plan| !plan.pending.is_empty()) {
             println!("{}, from the existing records", build(layout)?.0);
@@ -162,8 +164,11 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
 }
 
 fn check(layout: &Layout) -> Result<Ended> {
-    if let Some(message) = device::unproven(layout)? {
-        println!("device: {message}");
+    // A damaged record of the checks costs no answer its own check.
+    let device = device::unproven(layout);
+    match &device {
+        Ok(unproven) => unproven.iter().for_each(|message| println!("device: {message}")),
+        Err(error) => println!("device: {}", indented(&format!("{error:#}"), 4)),
     }
     for problem in REGISTRY {
         if let Some(message) = unattested(layout, problem)? {
@@ -192,6 +197,7 @@ fn check(layout: &Layout) -> Result<Ended> {
     let document = document(layout, RecordSource::Accepted)?;
     let html = report::html::page(&document, &report::render(&document)?.complete()?)?;
     let found = report::html::gate::check(&html).context("the HTML edition")?;
+    device.context("device")?;
     println!("{} answers render from snapshots/ as committed", REGISTRY.len());
     println!("{} numbers of the HTML edition link to {} cases", found.numbers, found.cases);
     Ok(Ended::Well)

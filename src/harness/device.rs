@@ -110,9 +110,9 @@ impl DeviceGroup {
     /// accepted result.
     pub fn recorded(&self, layout: &Layout) -> Result<RecordFile> {
         let mut recorded = RecordFile::new(DEVICE, Profile::Gpu);
-        let files = [layout.accepted(Profile::Gpu, DEVICE), layout.local(Profile::Gpu, DEVICE)];
-        for path in files {
-            let Some(file) = layout.read_file(&path, DEVICE, Profile::Gpu)? else { continue };
+        let local = layout.read_file(&layout.local(Profile::Gpu, DEVICE), DEVICE, Profile::Gpu);
+        for file in [layout.read_accepted_file(DEVICE, Profile::Gpu), local] {
+            let Some(file) = file? else { continue };
             for case in file.cases.iter().filter(|case| self.why_stale(&file, case).is_none()) {
                 if self.is_weaker(&file, case, &recorded) {
                     continue;
@@ -156,7 +156,7 @@ impl DeviceGroup {
     pub fn unproven(&self, layout: &Layout) -> Result<Option<String>> {
         let path = layout.accepted(Profile::Gpu, DEVICE);
         let (shown, total) = (layout.display(&path), self.checks.len());
-        let Some(file) = layout.read_file(&path, DEVICE, Profile::Gpu)? else {
+        let Some(file) = layout.read_accepted_file(DEVICE, Profile::Gpu)? else {
             return Ok(Some(format!(
                 "unattested: {shown} does not exist, so none of {total} checks has passed; on a GPU, run `cs336 grade --device`"
             )));

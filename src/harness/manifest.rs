@@ -34,6 +34,11 @@ pub struct Manifest {
     files: BTreeMap<String, String>,
 }
 
+/// How a file of the tree in `root` comes back: by a command of git, which a bundle has not.
+pub fn restoring(root: &Path, command: &str) -> String {
+    if root.join(MANIFEST).exists() { "unpack the bundle again".into() } else { format!("`{command}`") }
+}
+
 impl Manifest {
     /// Of the bundle that lies in `root`, packed from `commit`.
     pub fn of(root: &Path, commit: Commit) -> Result<Self> {

@@ -10,6 +10,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
+use super::manifest::restoring;
 use super::named_files::descriptor;
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
@@ -72,12 +73,19 @@ impl Layout {
 
     /// The accepted records of `problem`, as [`Self::read_local`]. A subject has none.
     pub fn read_accepted(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
-        if self.subject.is_some() {
-            return Ok(None);
-        }
+        let None = self.subject else { return Ok(None) };
         let path = self.accepted(profile, problem.name);
-        let remedy = format!("Restore it: `git restore {}`.", self.display(&path));
-        self.read(&path, problem, profile).map_err(|error| advised(&error, &remedy))
+        self.read(&path, problem, profile).map_err(|error| advised(&error, &self.restoring(&path)))
+    }
+
+    /// The accepted records called `name`, as [`Self::read_file`]; the error says what to do.
+    pub fn read_accepted_file(&self, name: &str, profile: Profile) -> Result<Option<RecordFile>> {
+        let path = self.accepted(profile, name);
+        self.read_file(&path, name, profile).map_err(|error| advised(&error, &self.restoring(&path)))
+    }
+
+    fn restoring(&self, path: &Path) -> String {
+        format!("Restore it: {}.", restoring(&self.root, &format!("git restore {}", self.display(path))))
     }
 
     fn read(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::json::refusal;
+use super::manifest::restoring;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
@@ -56,8 +57,8 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let path = root.join("suites").join(format!("{}.toml", problem.name));
     let origin = format!("suites/{}.toml", problem.name);
     let text = read_text(&path).with_context(|| {
-        let name = problem.name;
-        format!("{origin} cannot be read: it declares what {name} measures; restore it: `git checkout {origin}`")
+        let (name, restored) = (problem.name, restoring(root, &format!("git checkout {origin}")));
+        format!("{origin} cannot be read: it declares what {name} measures; restore it: {restored}")
     })?;
     parse(&text, &origin, &measured.parse).map(Some)
 }

@@ -276,53 +276,6 @@ fn measuring_moves_a_record_that_cannot_be_used_aside_and_says_where() {
 }
 
 #[test]
-fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
-    let tree = Tree::with_records();
-    fs::write(tree.layout().accepted(Profile::Cpu, PROBLEM), "{").unwrap();
-    let remedy = format!("git restore snapshots/cpu/{PROBLEM}.json");
-    for verb in [&["writeup", "--no-measure"][..], &["writeup", "--check"]] {
-        assert!(tree.refused(verb).contains(&remedy), "{verb:?}");
-    }
-    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
-    assert!(report.contains("**This answer could not be built: snapshots/cpu/mixed"), "the section does not say it");
-}
-
-#[test]
-fn timings_below_the_floor_are_refused_wherever_a_record_is_read() {
-    const TIMED: &str = "pytorch_attention";
-    let tree = Tree::with_records();
-    let (local, accepted) = (tree.layout().local(Profile::Cpu, TIMED), tree.layout().accepted(Profile::Cpu, TIMED));
-    let mut record: Value = serde_json::from_str(&fs::read_to_string(&accepted).unwrap()).unwrap();
-    scale_samples(&mut record, 1e-3);
-    fs::create_dir_all(local.parent().unwrap()).unwrap();
-    for path in [&local, &accepted] {
-        fs::write(path, record.to_string()).unwrap();
-        for verb in [&["diff", TIMED][..], &["accept", TIMED], &["writeup", "--no-measure"]] {
-            let said = tree.refused(verb);
-            assert!(said.contains("s is below the floor of ") && said.contains("case "), "{verb:?}: {said}");
-        }
-    }
-    assert!(tree.refused(&["writeup", "--check"]).contains("is below the floor of "));
-}
-
-fn scale_samples(value: &mut Value, factor: f64) {
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                match value {
-                    Value::Array(samples) if key == "samples" => {
-                        samples.iter_mut().for_each(|x| *x = (factor * x.as_f64().unwrap()).into());
-                    }
-                    value => scale_samples(value, factor),
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| scale_samples(item, factor)),
-        _ => {}
-    }
-}
-
-#[test]
 fn the_help_and_the_readme_name_the_variable_that_bounds_a_ranks_wait() {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     for text in [output_text(&Tree::new().run(&["--help"])), readme] {

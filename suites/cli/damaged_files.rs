@@ -1,0 +1,98 @@
+//! Files of the tree that cannot be used, or say what cannot be: which answers they cost, and how they come back.
+
+use super::*;
+
+#[test]
+fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
+    let tree = Tree::with_records();
+    fs::write(tree.layout().accepted(Profile::Cpu, PROBLEM), "{").unwrap();
+    let remedy = format!("git restore snapshots/cpu/{PROBLEM}.json");
+    for verb in [&["writeup", "--no-measure"][..], &["writeup", "--check"]] {
+        assert!(tree.refused(verb).contains(&remedy), "{verb:?}");
+    }
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    assert!(report.contains("**This answer could not be built: snapshots/cpu/mixed"), "the section does not say it");
+}
+
+#[test]
+fn a_damaged_file_of_a_bundle_is_unpacked_again() {
+    let tree = Tree::with_records();
+    fs::write(tree.path("bundle.json"), "").unwrap();
+    fs::write(tree.layout().accepted(Profile::Cpu, PROBLEM), "{").unwrap();
+    fs::remove_file(tree.path("templates/flash_forward.md")).unwrap();
+    let said = tree.refused(&["writeup", "--no-measure"]);
+    assert_eq!(said.matches("unpack the bundle again").count(), 2, "{said}");
+}
+
+#[test]
+fn results_of_device_checks_that_cannot_be_read_are_moved_aside_without_a_gpu_and_restored_where_they_are_accepted() {
+    let tree = Tree::with_records();
+    let (local, accepted) =
+        [Layout::local, Layout::accepted].map(|of| of(&tree.layout(), Profile::Gpu, "device")).into();
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    fs::write(&local, "{\"schema\":0}").unwrap();
+    assert!(
+        tree.refused(&["accept", "device"]).contains("run `cs336 grade --device`, which moves these results aside")
+    );
+    let said = output_text(&tree.run(&["grade", "--device"]));
+    assert!(
+        said.contains("moved report/records/gpu/device.json to report/records/gpu/device.json.unreadable"),
+        "{said}"
+    );
+    assert!(!local.exists());
+    fs::create_dir_all(accepted.parent().unwrap()).unwrap();
+    fs::write(&accepted, "{\"schema\":0}").unwrap();
+    let said = tree.refused(&["writeup", "--check"]);
+    assert!(said.contains("Restore it: `git restore snapshots/gpu/device.json`"), "{said}");
+}
+
+#[test]
+fn a_suite_that_cannot_be_read_costs_its_own_problem_alone() {
+    let tree = Tree::with_records();
+    fs::write(tree.path("suites/naive_ddp.toml"), "x = [").unwrap();
+    let said = tree.refused(&["measure", "naive_ddp", PROBLEM, "--dry-run"]);
+    assert!(said.contains("not measured: suites/naive_ddp.toml, line 1: not valid TOML"), "{said}");
+    assert!(said.contains(&format!("{PROBLEM} cpu.")) && said.contains("estimate: "), "{said}");
+    let said = tree.refused(&["measure", "naive_ddp", "--dry-run"]);
+    assert!(said.starts_with("cs336: suites/naive_ddp.toml, line 1: not valid TOML"), "{said}");
+    fs::rename(tree.layout().accepted(Profile::Cpu, PROBLEM).parent().unwrap(), tree.path("accepted")).unwrap();
+    fs::create_dir_all(tree.path("report/records")).unwrap();
+    fs::rename(tree.path("accepted"), tree.path("report/records/cpu")).unwrap();
+    let said = tree.refused(&["writeup", "--profile", "cpu"]);
+    assert!(said.contains("writeup.md are ready") && said.contains("naive_ddp.toml, line 1"), "{said}");
+}
+
+#[test]
+fn timings_below_the_floor_are_refused_wherever_a_record_is_read() {
+    const TIMED: &str = "pytorch_attention";
+    let tree = Tree::with_records();
+    let (local, accepted) = (tree.layout().local(Profile::Cpu, TIMED), tree.layout().accepted(Profile::Cpu, TIMED));
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(&accepted).unwrap()).unwrap();
+    scale_samples(&mut record, 1e-3);
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    for path in [&local, &accepted] {
+        fs::write(path, record.to_string()).unwrap();
+        for verb in [&["diff", TIMED][..], &["accept", TIMED], &["writeup", "--no-measure"]] {
+            let said = tree.refused(verb);
+            assert!(said.contains("s is below the floor of ") && said.contains("case "), "{verb:?}: {said}");
+        }
+    }
+    assert!(tree.refused(&["writeup", "--check"]).contains("is below the floor of "));
+}
+
+fn scale_samples(value: &mut Value, factor: f64) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match value {
+                    Value::Array(samples) if key == "samples" => {
+                        samples.iter_mut().for_each(|x| *x = (factor * x.as_f64().unwrap()).into());
+                    }
+                    value => scale_samples(value, factor),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| scale_samples(item, factor)),
+        _ => {}
+    }
+}
