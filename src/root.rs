@@ -129,16 +129,41 @@ fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     above.iter().try_for_each(|folder| trusted.require(folder, STICKY, &remedy))
 }
 
-/// Errors: on the way to `folder`, as it is named or where its links lead, there is a folder or a link of another user than root,
-/// or a folder that others can write to: they could put another one there. `remedy` ends the message.
+/// Errors: on the way to `folder`, through all its links, there is a folder or a link of another user than root, or a folder that
+/// others can write to: they could put another one there. `remedy` ends the message.
 pub fn require_own_way(folder: &Path, remedy: &str) -> Result<()> {
     let trusted = Trusted::of(folder, false)?;
-    let [named, real] = [std::path::absolute(folder)?, folder.canonicalize()?];
-    for step in named.ancestors().filter(|step| step.is_symlink()) {
-        let owner = fs::symlink_metadata(step)?.uid();
-        ensure!(trusted.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(step));
+    let (links, real) = way_to(folder).with_context(|| format!("following {}", shown_path(folder)))?;
+    for link in &links {
+        let owner = fs::symlink_metadata(link)?.uid();
+        ensure!(trusted.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(link));
     }
-    named.ancestors().chain(real.ancestors()).try_for_each(|step| trusted.require(step, STICKY, remedy))
+    let folders = links.iter().filter_map(|link| link.parent()).chain([real.as_path()]).flat_map(Path::ancestors);
+    BTreeSet::from_iter(folders).into_iter().try_for_each(|step| trusted.require(step, STICKY, remedy))
+}
+
+/// The links that a path leads through, each with its path, in which there is no further link; and where it leads in the end.
+///
+/// Errors: more links than the kernel follows.
+pub fn way_to(path: &Path) -> io::Result<(Vec<PathBuf>, PathBuf)> {
+    const MOST_LINKS: usize = 40;
+    let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    let (mut at, mut left, mut links) = (PathBuf::new(), parts(&std::path::absolute(path)?), Vec::new());
+    while let Some(part) = left.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        at.push(part);
+        let Ok(target) = fs::read_link(&at) else { continue };
+        if links.len() == MOST_LINKS {
+            return Err(rustix::io::Errno::LOOP.into());
+        }
+        links.push(at.clone());
+        at.pop();
+        left.extend(parts(&target));
+    }
+    Ok((links, at))
 }
 
 /// The users and groups that may own code and write to it.

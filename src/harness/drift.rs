@@ -147,7 +147,7 @@ fn compare_values(path: &str, accepted: &Value, local: &Value, findings: &mut Ve
         (Value::Object(old), Value::Object(new)) => {
             let keys = old.keys().chain(new.keys().filter(|k| !old.contains_key(*k)));
             for key in keys {
-                let at = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let at = join(path, key);
                 let side = |fields: &serde_json::Map<String, Value>| fields.get(key).cloned().unwrap_or(Value::Null);
                 compare_values(&at, &side(old), &side(new), findings);
             }
@@ -188,6 +188,11 @@ pub fn acceptable(
                 case.params
             ),
             (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
+                if let Some((path, kind)) = lost_measurement("", old, new) =>
+            {
+                bail!("{name}: the case {} was measured in {path} before and is {kind:?} there now", case.params)
+            }
+            (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
                 if before.is_some_and(|old| old.revision == case.revision) =>
             {
                 if let Some(path) = changed_bound(old, new)? {
@@ -204,6 +209,29 @@ pub fn acceptable(
         }
     }
     Ok(())
+}
+
+/// The first outcome within a row that is measured in `old` and something else in `new`, and what.
+fn lost_measurement(path: &str, old: &Value, new: &Value) -> Option<(String, String)> {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            let [was, is] = [old, new].map(|fields| fields.get("kind").and_then(Value::as_str));
+            if let Some(kind) = is.filter(|kind| was == Some("measured") && *kind != "measured") {
+                return Some((path.into(), kind.into()));
+            }
+            let below = |(key, old): (&String, &Value)| lost_measurement(&join(path, key), old, new.get(key)?);
+            old.iter().find_map(below)
+        }
+        (Value::Array(old), Value::Array(new)) => {
+            let mut pairs = old.iter().zip(new).enumerate();
+            pairs.find_map(|(at, (old, new))| lost_measurement(&join(path, &at.to_string()), old, new))
+        }
+        _ => None,
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.into() } else { format!("{path}.{key}") }
 }
 
 /// The first list of samples whose unit, or whose work where `old` has it, is another in `new`: the floor of a time depends on

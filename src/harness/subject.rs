@@ -14,7 +14,7 @@ use super::store::{Layout, sha256, sha256_of_file};
 use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
 use crate::process::Death;
-use crate::root::open;
+use crate::root::{open, way_to};
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -238,29 +238,10 @@ fn require_foreign_modules(folder: &Path, listed: Option<OsString>) -> Result<()
     })
 }
 
-/// The kernel follows no more links in one path.
-const MOST_LINKS: usize = 40;
-
 /// Whether the program lies in this folder, or is reached by a link in it, wherever that leads. `folder` has no links.
 fn comes_from(program: &Path, folder: &Path) -> bool {
-    let Ok(program) = std::path::absolute(program) else { return false };
-    let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
-    let (mut at, mut left, mut links) = (PathBuf::new(), parts(&program), 0);
-    while let Some(part) = left.pop() {
-        if part == ".." {
-            at.pop();
-            continue;
-        }
-        at.push(part);
-        let Ok(target) = std::fs::read_link(&at) else { continue };
-        links += 1;
-        if at.starts_with(folder) || links > MOST_LINKS {
-            return true;
-        }
-        at.pop();
-        left.extend(parts(&target));
-    }
-    at.starts_with(folder)
+    // Of a path with too many links nobody knows.
+    !way_to(program).is_ok_and(|(links, real)| !links.iter().chain([&real]).any(|step| step.starts_with(folder)))
 }
 
 /// Whether the file may exist, but this user may not look.

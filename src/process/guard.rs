@@ -27,8 +27,8 @@ use crate::units::GIB;
 
 /// How often it looks for the end of the program, of its own parent, and of their patience.
 const TICK: Duration = Duration::from_millis(20);
-/// Every so many ticks it looks at the memory.
-const MEMORY_TICKS: u64 = 10;
+/// Every so many ticks it looks at the memory, or stops again what is to be stopped.
+const LONG_TICK: u64 = 10;
 /// How long the processes may take to end once they are killed: the kernel first frees their memory.
 const END_LIMIT: Duration = Duration::from_secs(20);
 /// How long it waits for room in the pipe for its words.
@@ -82,8 +82,9 @@ impl Guard {
         let (mut ended, mut words, mut has_stopped) = (None, None, false);
         for tick in 0_u64.. {
             let is_stopping = self.is_stopping.load(Ordering::Relaxed) == 1;
-            // Again at each look: one of them may have been made to go on.
-            if is_stopping || has_stopped {
+            let is_long_tick = tick.is_multiple_of(LONG_TICK);
+            // Now and then again: one of them may have been made to go on.
+            if is_stopping != has_stopped || is_stopping && is_long_tick {
                 self.signal_all(if is_stopping { Signal::STOP } else { Signal::CONT });
             }
             has_stopped = is_stopping;
@@ -91,7 +92,9 @@ impl Guard {
             if ended.is_some() || self.is_asked.load(Ordering::Relaxed) || getppid() != self.parent {
                 break;
             }
-            if let Some(most) = most_bytes.filter(|most| tick.is_multiple_of(MEMORY_TICKS) && has_more_than(*most)) {
+            // What is stopped takes no memory, and a look at many processes would take time from the turns of others.
+            let looks = !is_stopping && is_long_tick;
+            if let Some(most) = most_bytes.filter(|most| looks && has_more_than(*most)) {
                 let gib = most as f64 / GIB;
                 let had = format!("a process had more than {gib} GiB of memory with what it shares");
                 words = Some(format!("{had} (--memory sets the limit)\n"));

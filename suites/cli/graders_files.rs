@@ -167,6 +167,10 @@ fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills()
         std::os::unix::fs::lchown(&output, Some(65_534), None).unwrap();
         let said = refused();
         assert!(said.contains("/grades is a link of user 65534: others can put links there"), "{said}");
+        fs::rename(&output, tree.path("theirs")).unwrap();
+        std::os::unix::fs::symlink(tree.path("theirs"), &output).unwrap();
+        let said = refused();
+        assert!(said.contains("/theirs is a link of user 65534: others can put links there"), "{said}");
         fs::remove_file(&output).unwrap();
         fs::rename(tree.path("own"), &output).unwrap();
     }
