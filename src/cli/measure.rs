@@ -70,40 +70,24 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         return one_case(layout, problem, profile, &arguments.settings, limits);
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
-    let (problems, mut faults) = plannable(layout, &problems, profile);
-    if problems.is_empty()
+    let (first, mut faults) = plans(layout, &problems, profile, scope);
+    if first.is_empty()
         && let Some(fault) = faults.pop()
     {
         return Err(fault);
     }
     faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
     if arguments.dry_run {
-        dry_run(layout, &problems, profile, scope)?;
+        dry_run(&first, profile);
         return Ok(if faults.is_empty() { Ended::Well } else { Ended::WithFindings });
     }
-    let visit = measure(layout, &problems, profile, scope, limits)?;
+    let visit = measure(layout, &first, profile, scope, limits)?;
     print_left(layout, &visit, profile, arguments)?;
     Ok(match visit.tally {
         Tally { interrupted: true, .. } => Ended::Interrupted,
         Tally { failed: 0, .. } if faults.is_empty() => Ended::Well,
         _ => Ended::WithFindings,
     })
-}
-
-/// The problems whose cases can be planned, and why those of the others cannot: a damaged suite costs its own problem alone.
-pub fn plannable(
-    layout: &Layout,
-    problems: &[&'static Problem],
-    profile: Profile,
-) -> (Vec<&'static Problem>, Vec<anyhow::Error>) {
-    let (mut plannable, mut faults) = (Vec::new(), Vec::new());
-    for problem in problems {
-        match plan(layout, problem, profile, Scope::All) {
-            Ok(_) => plannable.push(*problem),
-            Err(fault) => faults.push(fault),
-        }
-    }
-    (plannable, faults)
 }
 
 /// Time limits of one case and of all cases.
@@ -119,19 +103,17 @@ impl Default for Limits {
     }
 }
 
-/// Measures what `scope` asks for and prints how the cases ended; shared with `writeup`.
+/// Measures what `scope` asks for of the problems of these plans, and prints how the cases ended; shared with `writeup`.
 pub fn measure(
     layout: &Layout,
-    problems: &[&'static Problem],
+    first: &[Plan<'static>],
     profile: Profile,
     scope: Scope,
     Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
-    let plans = || plans(layout, problems, profile, scope);
-    let first = plans()?;
     if first.iter().all(|p| p.pending.is_empty()) {
         let recorded: usize = first.iter().map(|p| p.record.cases.len()).sum();
-        match first.as_slice() {
+        match first {
             [] => eprintln!("nothing to measure: no suite has a {profile} grid; --profile takes another"),
             _ => eprintln!("nothing to measure: all {recorded} {profile} cases are recorded"),
         }
@@ -139,7 +121,11 @@ pub fn measure(
     }
     let _lock = lock_records(layout)?;
     // Plan again: the process that held the lock may have measured some of these cases.
-    let plans = plans()?;
+    let problems: Vec<_> = first.iter().map(|plan| plan.problem).collect();
+    let (plans, faults) = plans(layout, &problems, profile, scope);
+    if let Some(fault) = faults.into_iter().next() {
+        return Err(fault);
+    }
     for (plan, why) in plans.iter().filter_map(|plan| Some((plan, plan.unreadable.as_ref()?))) {
         eprintln!(
             "{}\n  {}",
@@ -206,27 +192,33 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
     Ok(())
 }
 
-fn dry_run(layout: &Layout, problems: &[&'static Problem], profile: Profile, scope: Scope) -> Result<()> {
-    let plans = plans(layout, problems, profile, scope)?;
-    for plan in &plans {
+fn dry_run(plans: &[Plan], profile: Profile) {
+    for plan in plans {
         plan.unreadable.iter().for_each(|why| eprintln!("{}", indented(why, 4)));
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
         }
     }
-    println!("estimate: {}", describe(&plans));
-    Ok(())
+    println!("estimate: {}", describe(plans));
 }
 
-/// The plans of the problems that measure something under this profile.
+/// The plans of the problems that measure something under this profile, and why others have none: a damaged suite costs its own
+/// problem alone.
 pub fn plans(
     layout: &Layout,
     problems: &[&'static Problem],
     profile: Profile,
     scope: Scope,
-) -> Result<Vec<Plan<'static>>> {
-    problems.iter().filter_map(|problem| plan(layout, problem, profile, scope).transpose()).collect()
+) -> (Vec<Plan<'static>>, Vec<anyhow::Error>) {
+    let (mut plans, mut faults) = (Vec::new(), Vec::new());
+    for problem in problems {
+        match plan(layout, problem, profile, scope) {
+            Ok(plan) => plans.extend(plan),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    (plans, faults)
 }
 
 /// How many cases are to be measured, and how long that may take.

@@ -47,15 +47,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let problems = if layout.subject.is_some() { measured_problems(&[])? } else { REGISTRY.iter().collect() };
         let profile = profile_or_default(arguments.profile);
         // The report names the faults of the others.
-        let (problems, _) = measure::plannable(layout, &problems, profile);
-        let plans = measure::plans(layout, &problems, profile, Scope::Outdated)?;
+        let (plans, _) = measure::plans(layout, &problems, profile, Scope::Outdated);
         if plans.iter().any(|plan| !plan.pending.is_empty()) {
             println!("{}, from the existing records", build(layout)?.0);
             println!(
                 "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
                 measure::describe(&plans)
             );
-            let measured = measure::measure(layout, &problems, profile, Scope::Outdated, measure::Limits::default())?;
+            let measured = measure::measure(layout, &plans, profile, Scope::Outdated, measure::Limits::default())?;
             end_at_an_interrupt();
             if measured.tally.interrupted || interrupted() {
                 return Ok(Ended::Interrupted);

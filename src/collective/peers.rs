@@ -44,9 +44,9 @@ impl Peer {
     /// This rank, and what it listens with.
     pub fn here(environment: &Environment) -> Result<(Self, TcpListener)> {
         let own = environment.own_ip()?;
-        let listener = TcpListener::bind((environment.listening_ip(own), 0))
-            .with_context(|| format!("listening on this host's address {own}"))?;
-        rustix::net::listen(&listener, MOST_CONNECTIONS)?;
+        let listening = || format!("listening on this host's address {own}");
+        let listener = TcpListener::bind((environment.listening_ip(own), 0)).with_context(listening)?;
+        rustix::net::listen(&listener, MOST_CONNECTIONS).with_context(listening)?;
         let address = SocketAddr::new(own, listener.local_addr()?.port());
         let (rank, host, master) = (environment.rank, host_name(), environment.master_ip()?);
         Ok((Self { rank, host, address, master }, listener))

@@ -203,26 +203,22 @@ pub fn exchange(
                     ensure!(!peer.has_ended() || store.has(&key)?, "{peer} has ended before it exchanged its {name}");
                     looked = Instant::now();
                 }
-                let timeout = human_seconds(timeout.as_secs_f64());
-                let is_late = waiting.left().is_zero();
-                ensure!(!is_late, "rank {other} has not exchanged its {name} within {timeout} ({DEADLINE})");
+                ensure!(
+                    !waiting.left().is_zero(),
+                    "rank {other} has not exchanged its {name} within {} ({DEADLINE})",
+                    human_seconds(timeout.as_secs_f64())
+                );
                 std::thread::sleep(PAUSE);
             }
             store.get(&key)
         };
-        let exchanged = || {
-            store.set(&key("value", rank), value)?;
-            let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
-            store.set(&key("done", rank), b"")?;
-            if rank == 0 {
-                (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
-            }
-            Ok(values)
-        };
-        exchanged().map_err(|error| match watched {
-            Some(peers) => peers.explain(error),
-            None => error,
-        })
+        store.set(&key("value", rank), value)?;
+        let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
+        store.set(&key("done", rank), b"")?;
+        if rank == 0 {
+            (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
+        }
+        Ok(values)
     })
 }
 

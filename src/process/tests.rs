@@ -154,19 +154,22 @@ fn an_interrupt_ends_the_wait_and_the_child() {
 }
 
 /// A parent that was stopped or starved reads the reply late.
+/// A child that has run its script up to its reply.
+fn replied(script: &str) -> ChildProcess {
+    let mut child = start(script);
+    child.send(&json!({ "job": 1 })).unwrap();
+    let answer = child.receive(LONG_LIMIT, &|| false);
+    assert!(matches!(answer, Answer::Line(_)), "{answer:?}");
+    child
+}
+
 #[test]
 fn a_descendant_that_executes_one_program_after_another_ends_with_the_child() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("again");
-    std::fs::write(&program, "exec sh $0\n").unwrap();
-    let variable = format!("AGAIN={}", program.to_str().unwrap());
+    // The comment tells it from that of another run of this test.
+    let again = format!("exec sh -c \"$AGAIN\" # {}", std::process::id());
     for _ in 0..100 {
-        let mut child = start(&format!("export {variable}\nsetsid sh $AGAIN & echo {{}} >&0; sleep 60"));
-        child.send(&json!({ "job": 1 })).unwrap();
-        let answer = child.receive(LONG_LIMIT, &|| false);
-        assert!(matches!(answer, Answer::Line(_)), "{answer:?}");
-        child.kill();
-        assert_eq!(processes_with(&variable).count(), 0);
+        replied(&format!("export AGAIN='{again}'\nsetsid sh -c \"$AGAIN\" & echo {{}} >&0; sleep 60")).kill();
+        assert_eq!(processes_with(&format!("AGAIN={again}")).count(), 0);
     }
 }
 
@@ -177,9 +180,7 @@ fn a_descendant_whose_first_thread_has_ended_ends_with_the_child() {
     const ENDS: &str = "import ctypes, os, threading, time
 threading.Thread(target=time.sleep, args=[60]).start()
 ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)";
-    let mut child = start(&format!("setsid '{PYTHON}' -c \"{ENDS}\" & echo $!; echo {{}} >&0; sleep 60"));
-    child.send(&json!({ "job": 1 })).unwrap();
-    assert!(matches!(child.receive(LONG_LIMIT, &|| false), Answer::Line(_)));
+    let mut child = replied(&format!("setsid '{PYTHON}' -c \"{ENDS}\" & echo $!; echo {{}} >&0; sleep 60"));
     let pid: u32 = child.last_output().parse().unwrap();
     let has_ended = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
     assert!(wait_until(LONG_LIMIT, has_ended), "its first thread does not end");
