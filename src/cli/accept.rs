@@ -7,6 +7,7 @@ use super::{Chosen, Ended, device, diff, selected};
 use crate::harness::conditions::{Conditions, in_words};
 use crate::harness::device::DEVICE;
 use crate::harness::drift::{acceptable, drift};
+use crate::harness::manifest::is_bundle;
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::records_lock::lock_records;
@@ -42,7 +43,7 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     }
     let verb = if dry_run { "would be accepted" } else { "accepted into snapshots/" };
     println!("{accepted} {verb}, {refused} refused");
-    if accepted > 0 && !dry_run {
+    if accepted > 0 && !dry_run && !is_bundle(&layout.root) {
         println!(
             "the rendered report changes too: run `INSTA_UPDATE=always cargo test --test drift`, check the diff, and commit both"
         );

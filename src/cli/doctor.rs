@@ -65,7 +65,7 @@ fn examine() -> Result<Vec<Requirement>> {
             "libtorch",
             torch.starts_with("2.11.0"),
             true,
-            format!("{torch} (2.11.0 is needed; `make setup` installs it)"),
+            format!("{torch} (2.11.0 is needed: run `make setup`, or set PYTHON)"),
         ),
         finding("gpu", !gpus.is_empty(), false, gpu_detail),
         part("nvml", nvml::describe(), "without it, clocks, power and throttling are not recorded"),

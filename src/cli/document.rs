@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
+use crate::harness::drift::require_same_bounds;
 use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::manifest::restoring;
 use crate::harness::plan::{leave_out_other_code, staleness};
@@ -146,17 +147,24 @@ fn records(
     // If this machine could run none of the cases, its records must not replace the accepted ones.
     let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
     let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
+    let accepted = layout.read_accepted(profile, problem);
+    let read_local = || -> Result<Option<RecordFile>> {
+        let Some(local) = layout.read_local(profile, problem)? else { return Ok(None) };
+        if let Ok(Some(accepted)) = &accepted {
+            require_same_bounds(&local, accepted)?;
+        }
+        Ok(Some(local))
+    };
     let local = match source {
-        RecordSource::Here => layout.read_local(profile, problem).unwrap_or_else(|error| {
+        RecordSource::Here => read_local().unwrap_or_else(|error| {
             unreadable.push(format!("{error:#}"));
             None
         }),
         RecordSource::Accepted => None,
     };
-    // A subject has no accepted ones.
     let file = match local.filter(|file| layout.subject.is_some() || covers(file)) {
         Some(file) => Some(file),
-        None => layout.read_accepted(profile, problem)?,
+        None => accepted?,
     };
     let Some(mut file) = file else { return Ok(None) };
     if let Some(subject) = &layout.subject {
@@ -177,15 +185,15 @@ fn records(
     Ok(Some(RecordSet { file, stale }))
 }
 
-/// Each registered problem's Markdown, rendered from the accepted records. The drift gate compares it.
-pub fn accepted_markdown(layout: &Layout) -> Result<Vec<(&'static str, String)>> {
-    let render = |entry: &'static Problem| {
-        let handout = super::handout_problem(entry.name)?;
-        let input = problem_input(layout, handout, RecordSource::Accepted);
-        let rendered = report::render(&with_problems(vec![input]))?;
-        Ok((entry.name, rendered.complete()?.markdown))
-    };
-    REGISTRY.iter().map(render).collect()
+/// Each registered problem's Markdown, rendered from the accepted records, or why it is not whole. The drift gate compares it.
+pub fn accepted_markdown(layout: &Layout) -> impl Iterator<Item = (&'static str, Result<String>)> {
+    REGISTRY.iter().map(|entry| {
+        let markdown = || {
+            let input = problem_input(layout, super::handout_problem(entry.name)?, RecordSource::Accepted);
+            Ok(report::render(&with_problems(vec![input]))?.complete()?.markdown)
+        };
+        (entry.name, markdown())
+    })
 }
 
 /// The texts that templates may include, by name: "shared/x.md" is `templates/shared/x.md`. Editors keep other files beside

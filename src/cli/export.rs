@@ -8,6 +8,7 @@ use super::{Ended, handout_problem, registered};
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
 use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
+use crate::harness::manifest::restoring;
 use crate::harness::record::{Profile, Run};
 use crate::harness::store::Layout;
 use crate::report::{self, ProblemInput, figures, markdown};
@@ -50,7 +51,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let text = match (&arguments.item.table, &arguments.item.figure) {
         (Some(id), _) => {
             let tables = input.answer.tables();
-            let mut table = tables.get(id).with_context(|| unknown(&input, "table", id, tables.keys()))?.clone();
+            let mut table =
+                tables.get(id).with_context(|| unknown(layout, &input, "table", id, tables.keys()))?.clone();
             let provenance = provenance(&input, Some(&table));
             if table.caption.is_none() {
                 table.caption = caption(&report::render(&with_problems(vec![input]))?.markdown, &table);
@@ -59,7 +61,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         }
         (None, Some(id)) => {
             let found = input.answer.figures();
-            let figure = found.get(id).with_context(|| unknown(&input, "figure", id, found.keys()))?;
+            let figure = found.get(id).with_context(|| unknown(layout, &input, "figure", id, found.keys()))?;
             if arguments.format.is_some_and(|format| format != Format::Svg) {
                 bail!("a figure is exported as svg; write --format svg, or leave --format out");
             }
@@ -79,15 +81,21 @@ fn caption(answer: &str, table: &Table) -> Option<String> {
     caption.split("\n\n").next().map(|caption| caption.trim().to_string())
 }
 
-fn unknown<'a>(input: &ProblemInput, kind: &str, id: &str, known: impl Iterator<Item = &'a String>) -> String {
+fn unknown<'a>(
+    layout: &Layout,
+    input: &ProblemInput,
+    kind: &str,
+    id: &str,
+    known: impl Iterator<Item = &'a String>,
+) -> String {
     let (problem, records) = (input.handout.name, &input.records);
     let known: Vec<String> = known.map(|id| format!("{id:?}")).collect();
     let known = if known.is_empty() { format!("no {kind} at all") } else { known.join(", ") };
     let is_missing = |profile: &Profile| records.planned(*profile).next().is_some() && records.of(*profile).is_none();
     let missing = Profile::ALL.into_iter().find(is_missing).map_or(String::new(), |profile| {
+        let restored = restoring(&layout.root, &format!("git checkout snapshots/{profile}/{problem}.json"));
         format!(
-            ". Records of the {profile}, which may have more, are missing: `git checkout snapshots/{profile}/{problem}.json`, \
-             or `cs336 measure {problem}`"
+            ". Records of the {profile}, which may have more, are missing: {restored}, or `cs336 measure {problem}`"
         )
     });
     format!("{problem} has no {kind} {id:?}; it has {known}{missing}")
@@ -293,7 +301,8 @@ mod tests {
         let ids = ["a".to_string(), "b".to_string()];
         let mut input = ProblemInput::default();
         input.handout.name = "x";
-        assert_eq!(unknown(&input, "table", "c", ids.iter()), "x has no table \"c\"; it has \"a\", \"b\"");
-        assert_eq!(unknown(&input, "figure", "c", [].iter()), "x has no figure \"c\"; it has no figure at all");
+        let layout = &Layout::at("nowhere".into());
+        assert_eq!(unknown(layout, &input, "table", "c", ids.iter()), "x has no table \"c\"; it has \"a\", \"b\"");
+        assert_eq!(unknown(layout, &input, "figure", "c", [].iter()), "x has no figure \"c\"; it has no figure at all");
     }
 }

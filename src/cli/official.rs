@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Ended, interrupted, watch_for_interrupt};
-use crate::harness::manifest::MANIFEST;
+use crate::harness::manifest::is_bundle;
 use crate::harness::python;
 use crate::harness::store::Layout;
 use crate::harness::subject::PYTHON;
@@ -58,7 +58,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 
 /// Where a wheel comes from: a bundle holds no sources to pack one from.
 fn remedy(root: &Path) -> &'static str {
-    match root.join(MANIFEST).exists() {
+    match is_bundle(root) {
         true => "install cs336-*.whl, which `make wheel` packs in a checkout, and name that Python in PYTHON",
         false => "run `make wheel`, or install dist/cs336-*.whl elsewhere and name that Python in PYTHON",
     }
@@ -67,6 +67,7 @@ fn remedy(root: &Path) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::manifest::MANIFEST;
 
     #[test]
     fn a_bundle_is_told_of_the_wheel_that_a_checkout_packs() {

@@ -7,6 +7,7 @@ use super::interrupt::end_at_an_interrupt;
 use super::subject::{SubjectArguments, measured_problems};
 use super::{Ended, device, interrupted, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
+use crate::harness::manifest::is_bundle;
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile};
@@ -162,36 +163,33 @@ fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
         .then(|| format!("no complete, fresh records without failures: run `cs336 measure {name} --resume`"))
 }
 
+/// Checks every problem, also after a fault of another.
 fn check(layout: &Layout) -> Result<Ended> {
-    // A damaged record of the checks costs no answer its own check.
     let device = device::unproven(layout);
     match &device {
         Ok(unproven) => unproven.iter().for_each(|message| println!("device: {message}")),
         Err(error) => println!("device: {}", indented(&format!("{error:#}"), 4)),
     }
     for problem in REGISTRY {
-        if let Some(message) = unattested(layout, problem)? {
-            println!("{}: {message}", problem.name);
+        match unattested(layout, problem) {
+            Ok(None) => {}
+            Ok(Some(message)) => println!("{}: {message}", problem.name),
+            Err(error) => println!("{}: {}", problem.name, indented(&format!("{error:#}"), 4)),
         }
     }
-    let mut drifted = 0;
-    for (name, markdown) in accepted_markdown(layout)? {
-        let path = format!("snapshots/rendered/{name}.snap");
-        let stored = read_text(&layout.root.join(&path));
-        let stored = stored.with_context(|| format!("failed to read {path}"))?;
-        // insta writes a header between two lines of dashes.
-        let body = stored.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
-        let (_, body) = body.with_context(|| format!("{path} is no snapshot"))?;
-        if let Some((number, (old, new))) = first_difference(body, &markdown) {
-            println!("{name}: drifted from {path} at line {number}\n  - {old}\n  + {new}");
-            drifted += 1;
+    let mut faults = 0;
+    for (name, markdown) in accepted_markdown(layout) {
+        if let Err(fault) = markdown.and_then(|markdown| require_as_committed(layout, name, &markdown)) {
+            println!("{name}: {}", indented(&format!("{fault:#}"), 4));
+            faults += 1;
         }
     }
-    if drifted > 0 {
-        bail!(
-            "{drifted} of {} answers drifted; check the changes, then run `INSTA_UPDATE=always cargo test --test drift`",
-            REGISTRY.len()
-        );
+    if faults > 0 {
+        let remedy = match is_bundle(&layout.root) {
+            true => "Unpack the bundle again",
+            false => "Mend what is named; where the change is meant, `INSTA_UPDATE=always cargo test --test drift`",
+        };
+        bail!("{faults} of {} answers are not as committed. {remedy}", REGISTRY.len());
     }
     let document = document(layout, RecordSource::Accepted)?;
     let html = report::html::page(&document, &report::render(&document)?.complete()?)?;
@@ -200,6 +198,19 @@ fn check(layout: &Layout) -> Result<Ended> {
     println!("{} answers render from snapshots/ as committed", REGISTRY.len());
     println!("{} numbers of the HTML edition link to {} cases", found.numbers, found.cases);
     Ok(Ended::Well)
+}
+
+/// Errors: the first line of a problem's answer that differs from its snapshot.
+fn require_as_committed(layout: &Layout, name: &str, markdown: &str) -> Result<()> {
+    let path = format!("snapshots/rendered/{name}.snap");
+    let stored = read_text(&layout.root.join(&path)).with_context(|| format!("failed to read {path}"))?;
+    // insta writes a header between two lines of dashes.
+    let body = stored.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n"));
+    let (_, body) = body.with_context(|| format!("{path} is no snapshot"))?;
+    if let Some((number, (old, new))) = first_difference(body, markdown) {
+        bail!("drifted from {path} at line {number}\n- {old}\n+ {new}");
+    }
+    Ok(())
 }
 
 /// The number and the texts of the first line that differs.

@@ -95,7 +95,11 @@ impl Environment {
                                          MASTER_PORT to a port that is free"
                     .to_string(),
                 ErrorKind::AddrNotAvailable => {
-                    format!("Set MASTER_ADDR to an address of rank 0's host; {} does not have this one", host_name())
+                    format!(
+                        "Set MASTER_ADDR to an address of rank 0's host; {} does not have this one. If rank 0 runs elsewhere, \
+                         give this process its own RANK",
+                        host_name()
+                    )
                 }
                 _ => "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a port that is free".to_string(),
             };
@@ -218,7 +222,8 @@ mod tests {
         let silent = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let port = silent.local_addr().unwrap().port();
         let rank = Environment { master_port: port, ..environment(1, 2, Duration::from_millis(300)) };
-        let outcome = wait(&rank.clone(), |waiting| waiting.bounded(move |waiting| rank.store(waiting)));
+        let outcome =
+            wait(&rank.clone(), |waiting| waiting.bounded("Look.", || Ok(()), move |waiting| rank.store(waiting)));
         let error = outcome.map(drop).unwrap_err().to_string();
         let expected = format!("waited for an answer of rank 0's store at 127.0.0.1:{port} in vain");
         assert!(error.contains(&expected) && error.contains("CS336_DEADLINE_S"), "{error}");

@@ -13,6 +13,7 @@ use super::network::PAUSE;
 use super::peers::{Peer, Peers};
 use super::waiting::{INTERVAL, Waiting};
 use super::{Backend, Shared};
+use crate::cuda::make_current;
 use crate::printable::first_few;
 use crate::process::wait_until;
 use crate::torch::store::Store;
@@ -41,7 +42,9 @@ pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) 
     environment.require_interface()?;
     Waiting::during(environment, INTERVAL, say, |waiting| {
         let (environment, settings) = (environment.clone(), settings.clone());
-        waiting.bounded(move |waiting| {
+        let remedy = "Look whether rank 0 runs, and correct MASTER_ADDR and MASTER_PORT";
+        let looks = || Ok(());
+        waiting.bounded(remedy, looks, move |waiting| {
             let store = environment.store(waiting)?;
             let peers = meet(&environment, &store, backend, &settings, waiting)?;
             Ok((store, peers))
@@ -49,16 +52,47 @@ pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) 
     })
 }
 
-/// Forms the group of all ranks.
+/// Forms the group of all ranks. Says every 10 s on standard error what is awaited.
 ///
 /// # Errors
-/// The backend's, after the ranks that have ended or cannot be reached.
+/// The backend's, after the ranks that have ended or cannot be reached; a rank that ends meanwhile; ranks that have not
+/// connected within the environment's timeout.
 pub fn connect(environment: &Environment, backend: Backend, store: &Store, peers: &Peers) -> Result<Shared> {
-    Waiting::during(environment, INTERVAL, say, |waiting| {
-        let others: Vec<_> = peers.others().map(Peer::to_string).collect();
-        waiting.set(format!("{} connections with {}", backend.name(), first_few(others.into_iter())));
-        form(environment, backend, store, peers.own()).map_err(|error| peers.explain(error))
-    })
+    Waiting::during(environment, INTERVAL, say, |waiting| join(environment, backend, store, peers, waiting))
+}
+
+fn join(
+    environment: &Environment,
+    backend: Backend,
+    store: &Store,
+    peers: &Peers,
+    waiting: &Arc<Waiting>,
+) -> Result<Shared> {
+    let others: Vec<_> = peers.others().map(Peer::to_string).collect();
+    waiting.set(format!("{} connections with {}", backend.name(), first_few(others.into_iter())));
+    let remedy = format!(
+        "Open all ports between these hosts, or name their network in {}",
+        if backend == Backend::Gloo { "GLOO_SOCKET_IFNAME" } else { "NCCL_SOCKET_IFNAME" }
+    );
+    let look = || match first_ended(environment.rank, peers.all().iter()) {
+        Some(ended) => bail!("{ended} has ended before all ranks had connected"),
+        None => Ok(()),
+    };
+    let (of_thread, own, store) = (environment.clone(), peers.own().clone(), store.under("group")?);
+    let joined = waiting.bounded(&remedy, look, move |_| form(&of_thread, backend, &store, &own));
+    let group = joined.map_err(|error| peers.explain(error))?;
+    if group.device().is_cuda() {
+        // The thread that formed the group has ended.
+        make_current(group.device())?;
+    }
+    Ok(group)
+}
+
+/// The first of `peers` that has ended. Rank 0 looks at all, and they at rank 0, without which none goes on: a look fills the
+/// queue of its peer's listener.
+fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<&'a Peer> {
+    let mut looked_at = peers.filter(|peer| peer.rank != own && (own == 0 || peer.rank == 0));
+    looked_at.find(|peer| peer.has_ended())
 }
 
 /// Forms the group that `environment` describes; this rank's peers reach it as `own`.
@@ -100,6 +134,12 @@ fn meet(
     let mut arrived: Vec<Option<Arrival>> = vec![None; world_size];
     let mut looked = Instant::now();
     loop {
+        // Before the reads: a rank that ended for a difference has left it in the store.
+        let ended = if waiting.is_due(&mut looked) {
+            first_ended(rank, arrived.iter().flatten().map(|arrival| &arrival.peer)).cloned()
+        } else {
+            None
+        };
         for (other, arrival) in arrived.iter_mut().enumerate().filter(|(_, arrival)| arrival.is_none()) {
             if let Some(bytes) = announced(store, other).with_context(lost)? {
                 match read(other, &bytes).and_then(|theirs| compare(&mine, &theirs).map(|()| theirs)) {
@@ -117,13 +157,8 @@ fn meet(
             return Ok(Peers::new(rank, peers, listener));
         }
         let missing = first_few(missing.iter().map(|rank| format!("rank {rank}")));
-        // The others lose its store.
-        if rank == 0 && looked.elapsed() >= INTERVAL {
-            let mut others = arrived.iter().flatten().map(|arrival| &arrival.peer).filter(|peer| peer.rank != rank);
-            if let Some(ended) = others.find(|peer| peer.has_ended()) {
-                bail!("{ended} has ended while {missing} was awaited: start all ranks anew");
-            }
-            looked = Instant::now();
+        if let Some(ended) = ended {
+            bail!("{ended} has ended while {missing} was awaited: start all ranks anew");
         }
         waiting.set(format!("{missing} at the store {master_addr}:{master_port}"));
         ensure!(
@@ -197,11 +232,10 @@ pub fn exchange(
             let (key, mut looked) = (key(what, other), Instant::now());
             waiting.set(format!("rank {other} to have exchanged its {name}"));
             while !store.has(&key)? {
-                if let Some(peers) = watched.filter(|_| looked.elapsed() >= INTERVAL) {
+                if let Some(peers) = watched.filter(|_| waiting.is_due(&mut looked)) {
                     let peer = &peers.all()[other];
                     // What it left before its end counts.
                     ensure!(!peer.has_ended() || store.has(&key)?, "{peer} has ended before it exchanged its {name}");
-                    looked = Instant::now();
                 }
                 ensure!(
                     !waiting.left().is_zero(),

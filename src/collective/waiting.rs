@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use super::environment::{DEADLINE, Environment};
 use super::network::host_name;
+use crate::process::not_started;
 use crate::units::human_seconds;
 
 /// How often a waiting rank says so.
@@ -24,6 +25,7 @@ pub struct Waiting {
     awaited: Mutex<String>,
     started: Instant,
     timeout: Duration,
+    interval: Duration,
 }
 
 impl Waiting {
@@ -35,7 +37,7 @@ impl Waiting {
         body: impl FnOnce(&Arc<Self>) -> T,
     ) -> T {
         let &Environment { rank, world_size, timeout, .. } = environment;
-        let waiting = Self { rank, world_size, awaited: Mutex::default(), started: Instant::now(), timeout };
+        let waiting = Self { rank, world_size, awaited: Mutex::default(), started: Instant::now(), timeout, interval };
         let waiting = &Arc::new(waiting);
         let (done, has_ended) = channel::<()>();
         thread::scope(|scope| {
@@ -51,27 +53,35 @@ impl Waiting {
         })
     }
 
-    /// Runs `body` on a thread that is abandoned if it is late: libtorch waits without a limit for a store's answer.
+    /// Runs `body` on a thread that is abandoned if it is late, as libtorch can wait without a limit. Calls `look` at every
+    /// interval meanwhile.
     ///
     /// # Errors
-    /// Those of `body`; or what is awaited still, a few seconds after the timeout.
+    /// Those of `body` or `look`; or, a few seconds after the timeout, what is awaited still, and the `remedy`.
     pub fn bounded<T: Send + 'static>(
         self: &Arc<Self>,
+        remedy: &str,
+        look: impl Fn() -> Result<()>,
         body: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (send, outcome) = channel();
         let waiting = self.clone();
         let started = thread::Builder::new().spawn(move || send.send(body(&waiting)));
-        started.context("a rank needs threads; raise the limit on processes (ulimit -u)")?;
-        outcome.recv_timeout(self.left() + EXTRA).unwrap_or_else(|_| {
-            let (Self { rank, world_size, .. }, timeout) = (&**self, human_seconds(self.timeout.as_secs_f64()));
-            bail!(
-                "rank {rank} of {world_size} on {} waited for {} in vain for {timeout} ({DEADLINE}). Look whether rank 0 \
-                 runs, and correct MASTER_ADDR and MASTER_PORT",
-                host_name(),
-                self.awaited()
-            )
-        })
+        started.map_err(|error| not_started("a thread of a rank", error))?;
+        loop {
+            let left = self.left() + EXTRA;
+            match outcome.recv_timeout(left.min(self.interval)) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) if left > self.interval => look()?,
+                Err(_) => break,
+            }
+        }
+        let (Self { rank, world_size, .. }, timeout) = (&**self, human_seconds(self.timeout.as_secs_f64()));
+        bail!(
+            "rank {rank} of {world_size} on {} waited for {} in vain for {timeout} ({DEADLINE}). {remedy}",
+            host_name(),
+            self.awaited()
+        )
     }
 
     /// Says from now on that the rank waits for `awaited`.
@@ -81,6 +91,15 @@ impl Waiting {
 
     fn awaited(&self) -> String {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether an interval has passed since `last`, which is now then.
+    pub fn is_due(&self, last: &mut Instant) -> bool {
+        let is_due = last.elapsed() >= self.interval;
+        if is_due {
+            *last = Instant::now();
+        }
+        is_due
     }
 
     /// The time until the rank gives up.

@@ -192,23 +192,33 @@ pub fn acceptable(
             {
                 bail!("{name}: the case {} was measured in {path} before and is {kind:?} there now", case.params)
             }
-            (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
-                if before.is_some_and(|old| old.revision == case.revision) =>
-            {
-                if let Some(path) = changed_bound(old, new)? {
-                    bail!(
-                        "{name}: the case {} has another work or unit in {path}, which bound its time, than the accepted one; measure again",
-                        case.params
-                    );
-                }
-            }
             _ => {}
         }
+        require_same_bound(name, case, before)?;
         if let Some(reason) = why_stale(case) {
             bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);
         }
     }
     Ok(())
+}
+
+/// Errors: a case whose time is bound by other work, or in another unit, than the accepted one's of the same code.
+pub fn require_same_bounds(local: &RecordFile, accepted: &RecordFile) -> Result<()> {
+    local.cases.iter().try_for_each(|case| require_same_bound(&local.problem, case, accepted.case(&case.params)))
+}
+
+fn require_same_bound(name: &str, case: &CaseRecord, accepted: Option<&CaseRecord>) -> Result<()> {
+    let Some(accepted) = accepted.filter(|accepted| accepted.revision == case.revision) else { return Ok(()) };
+    let (Outcome::Measured { row: new }, Outcome::Measured { row: old }) = (&case.outcome, &accepted.outcome) else {
+        return Ok(());
+    };
+    match changed_bound(old, new)? {
+        None => Ok(()),
+        Some(path) => bail!(
+            "{name}: the case {} has another work or unit in {path}, which bound its time, than the accepted one; measure again",
+            case.params
+        ),
+    }
 }
 
 /// The first outcome within a row that is measured in `old` and something else in `new`, and what.

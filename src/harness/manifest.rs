@@ -36,7 +36,12 @@ pub struct Manifest {
 
 /// How a file of the tree in `root` comes back: by a command of git, which a bundle has not.
 pub fn restoring(root: &Path, command: &str) -> String {
-    if root.join(MANIFEST).exists() { "unpack the bundle again".into() } else { format!("`{command}`") }
+    if is_bundle(root) { "unpack the bundle again".into() } else { format!("`{command}`") }
+}
+
+/// Whether the tree in `root` is a bundle, not a checkout.
+pub fn is_bundle(root: &Path) -> bool {
+    root.join(MANIFEST).exists()
 }
 
 impl Manifest {

@@ -76,8 +76,7 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
     let document: toml::Table = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = 1 + before.matches('\n').count();
-        refusal(error.message())
-            .context(format!("{origin}, line {line}: not valid TOML; correct it, or `git checkout {origin}`"))
+        refusal(error.message()).context(format!("{origin}, line {line}: not valid TOML; correct or restore it"))
     })?;
     let mut grids: Vec<Grid> = Vec::new();
     for (profile_name, tables) in &document {

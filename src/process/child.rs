@@ -13,12 +13,12 @@ use rustix::event::{PollFd, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use serde::Serialize;
 
-use super::PARENT;
 use super::death::{Cause, Death, is_out_of_memory, oom_kills};
 use super::guard::{self, GUARD};
 use super::lines::Lines;
 use super::output::Output;
 use super::proc::{has_variable, processes_with};
+use super::{PARENT, not_started};
 use crate::printable::shown_path;
 
 /// How often a waiting parent looks for a child's exit and for an interrupt.
@@ -110,7 +110,7 @@ impl ChildProcess {
         command.env(MARK, &mark);
         let is_guard = command.get_envs().any(|(name, _)| name == GUARD);
         let (lines, output) = (Lines::new(ours)?, Output::new(output)?);
-        let child = command.spawn().with_context(|| format!("failed to start {program}"))?;
+        let child = command.spawn().map_err(|error| not_started(&program, error))?;
         let pid = Pid::from_child(&child);
         let (closed_since, oom_kills) = (None, oom_kills());
         Ok(Self {

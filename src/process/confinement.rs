@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, stdin};
+use std::io::stdin;
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::guard::{GUARD, Guard};
-use super::system_calls;
+use super::{not_started, system_calls};
 use crate::printable::shown_path;
 
 /// What a confined program may do. Of files and folders, those that do not exist are skipped.
@@ -85,11 +85,11 @@ impl Confinement {
         rustix::stdio::dup2_stdin(File::open("/dev/null").context("opening /dev/null")?)?;
         let start = || -> Result<Pid> {
             self.restrict().context("confining the process")?;
-            Ok(Pid::from_child(&command.spawn().map_err(|error| not_started(&shown_path(name), &error))?))
+            Ok(Pid::from_child(&command.spawn().map_err(|error| not_started(&shown_path(name), error))?))
         };
         // Both kinds of rules hold for the thread that takes them and for what it starts.
         let child = std::thread::scope(|scope| {
-            let thread = Builder::new().spawn_scoped(scope, start).map_err(|error| not_started("a thread", &error))?;
+            let thread = Builder::new().spawn_scoped(scope, start).map_err(|error| not_started("a thread", error))?;
             thread.join().map_err(|_| anyhow!("the thread that starts {} panics", shown_path(name)))?
         })?;
         // From here on nothing may fail, since only the guard ends what was started.
@@ -120,20 +120,13 @@ fn limit(resource: Resource, bytes: u64) -> rustix::io::Result<()> {
     setrlimit(resource, Rlimit { current: Some(bytes), maximum: Some(bytes) })
 }
 
-/// Why a thread or a program does not start, with the remedy.
-fn not_started(what: &str, error: &io::Error) -> anyhow::Error {
-    let is_too_many = error.kind() == io::ErrorKind::WouldBlock;
-    let remedy = if is_too_many { "; raise the limit on processes (ulimit -u)" } else { "" };
-    anyhow!("starting {what}: {error}{remedy}")
-}
-
 /// What this kernel lacks for a whole confinement, as a sentence; `None` if it lacks nothing.
 ///
 /// Confines a thread of its own to find out, which ends with it.
 pub fn lacks() -> Option<String> {
     let probe = match Builder::new().spawn(|| Confinement::default().restrict()) {
         Ok(probe) => probe,
-        Err(error) => return Some(format!("{:#}", not_started("a thread to find out", &error))),
+        Err(error) => return Some(format!("{:#}", not_started("a thread to find out", error))),
     };
     let (rules, filters) = probe.join().ok().and_then(Result::ok).unwrap_or((RulesetStatus::NotEnforced, false));
     let rules = match rules {

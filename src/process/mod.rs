@@ -5,6 +5,8 @@
 //! process group. However the child ends, that group and all other descendants are killed, and the child is reaped. Of a
 //! confined child the guard above it does that ([`confinement`]).
 
+use std::io;
+
 mod child;
 pub mod confinement;
 mod death;
@@ -32,6 +34,13 @@ pub const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// The variable in a child's environment that holds its parent's process id.
 pub const PARENT: &str = "CS336_PARENT";
+
+/// Why a thread or a program did not start, with the remedy.
+pub fn not_started(what: &str, error: io::Error) -> anyhow::Error {
+    let is_too_many = error.kind() == io::ErrorKind::WouldBlock;
+    let remedy = if is_too_many { "; raise the limit on processes (ulimit -u)" } else { "" };
+    anyhow::Error::new(error).context(format!("failed to start {what}{remedy}"))
+}
 
 #[cfg(test)]
 mod tests;

@@ -55,7 +55,7 @@ pub fn events<'a>(latex: &'a str, storage: &'a Storage) -> Result<Vec<Event<'a>>
 pub fn typst(latex: &str, block: bool) -> Result<String> {
     let storage = Storage::new();
     let events = events(latex, &storage)?;
-    let mut writer = Writer { rest: &events };
+    let mut writer = Writer { rest: &events, depth: 0 };
     let set = writer.row().and_then(|row| {
         ensure!(writer.rest.is_empty(), "{:?} ends nothing", writer.rest);
         Ok(row)
@@ -92,7 +92,12 @@ fn is_known(command: &str) -> bool {
 /// Writes typst's maths. A space stands only where two words would run together: next to text it would be visible.
 struct Writer<'e, 'a> {
     rest: &'e [Event<'a>],
+    /// Of the elements that the next one is within.
+    depth: usize,
 }
+
+/// How deep elements nest at most: typst's stack ends at some hundred.
+const MOST_DEPTH: usize = 32;
 
 impl<'e, 'a> Writer<'e, 'a> {
     fn next(&mut self) -> Result<&'e Event<'a>> {
@@ -134,6 +139,14 @@ impl<'e, 'a> Writer<'e, 'a> {
     }
 
     fn element(&mut self) -> Result<String> {
+        ensure!(self.depth < MOST_DEPTH, "it nests more than {MOST_DEPTH} deep; write it in parts");
+        self.depth += 1;
+        let written = self.of_any_depth()?;
+        self.depth -= 1;
+        Ok(written)
+    }
+
+    fn of_any_depth(&mut self) -> Result<String> {
         Ok(match self.next()? {
             Event::Content(content) => symbols(content)?,
             Event::Begin(Grouping::Normal) => match self.rest.first() {
@@ -284,6 +297,17 @@ mod tests {
             assert!(typst(latex, true).is_err(), "{latex}");
         }
         assert_eq!(set(r"\{ a \}"), r"\{a\}");
+    }
+
+    #[test]
+    fn a_formula_that_nests_too_deep_for_typst_is_an_error() {
+        let nested = |depth: usize| format!("{}x{}", r"\frac{".repeat(depth), "}{y}".repeat(depth));
+        let roots = |depth: usize| format!("{}x", r"\sqrt ".repeat(depth));
+        for (fits, too_deep) in [(nested(10), nested(200)), (roots(10), roots(200))] {
+            typst(&fits, true).unwrap();
+            let error = format!("{:#}", typst(&too_deep, true).unwrap_err());
+            assert!(error.ends_with("it nests more than 32 deep; write it in parts"), "{error}");
+        }
     }
 
     #[test]

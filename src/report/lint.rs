@@ -1,4 +1,4 @@
-//! Refuses placeholder text in templates. Texts of records are not looked at: an error may say TODO.
+//! Refuses placeholder text and control characters in templates. Texts of records are not looked at: an error may say TODO.
 
 use anyhow::{Result, bail};
 
@@ -7,9 +7,12 @@ const WORDS: [&str; 6] = ["TODO", "TBD", "XXX", "FIXME", "TKTK", "PLACEHOLDER"];
 /// Words of placeholder text, in capitals or not.
 const LATIN: [&str; 2] = ["lorem", "ipsum"];
 
-/// Refuses placeholder text in `text`; messages call it `origin`.
-pub fn leftovers(origin: &str, text: &str) -> Result<()> {
+/// Refuses placeholder text, and characters that no edition prints, in `text`; messages call it `origin`.
+pub fn check(origin: &str, text: &str) -> Result<()> {
     for (i, line) in text.lines().enumerate() {
+        if let Some(control) = line.chars().find(|c| c.is_control() && *c != '\t') {
+            bail!("{origin}:{}: the control character {control:?}; delete it", i + 1);
+        }
         if let Some(found) = leftover(line) {
             bail!("{origin}:{}: leftover text {found:?}; write what belongs there: {line:?}", i + 1);
         }
@@ -39,13 +42,21 @@ mod tests {
     #[test]
     fn leftovers_are_found_and_named() {
         for line in ["see TODO here", "a TBD", "[1 tool called]", "[12 tools called]", "Lorem ipsum"] {
-            let error = leftovers("templates/x.md", &format!("fine\n{line}")).unwrap_err().to_string();
+            let error = check("templates/x.md", &format!("fine\n{line}")).unwrap_err().to_string();
             assert!(error.starts_with("templates/x.md:2: "), "{error}");
         }
     }
 
     #[test]
+    fn control_characters_are_found_and_named() {
+        for control in ["\u{1b}[31m", "\0", "\r."] {
+            let error = check("templates/x.md", &format!("a\tb\r\nc{control}")).unwrap_err().to_string();
+            assert!(error.starts_with("templates/x.md:2: the control character "), "{error}");
+        }
+    }
+
+    #[test]
     fn ordinary_prose_and_footnotes_pass() {
-        leftovers("x", "The todo application. [1] and [^2] and [2 GPUs](https://example.org) {1, 2}").unwrap();
+        check("x", "The todo application. [1] and [^2] and [2 GPUs](https://example.org) {1, 2}").unwrap();
     }
 }

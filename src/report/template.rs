@@ -173,7 +173,7 @@ fn environment() -> Environment<'static> {
 fn add<'source>(env: &mut Environment<'source>, name: &'source str, text: &'source str) -> Result<()> {
     let bytes = text.len();
     ensure!(bytes <= MOST_SOURCE_BYTES, "{name} is {bytes} bytes long; a template has at most {MOST_SOURCE_BYTES}");
-    lint::leftovers(name, text)?;
+    lint::check(name, text)?;
     jinja::require_part(name, text)?;
     env.add_template(name, text).map_err(|e| located(&e))
 }

@@ -55,6 +55,8 @@ fn a_suite_that_cannot_be_read_costs_its_own_problem_alone() {
     assert!(said.contains(&format!("{PROBLEM} cpu.")) && said.contains("estimate: "), "{said}");
     let said = tree.refused(&["measure", "naive_ddp", "--dry-run"]);
     assert!(said.starts_with("cs336: suites/naive_ddp.toml, line 1: not valid TOML"), "{said}");
+    let said = tree.refused(&["writeup", "--check"]);
+    assert!(said.contains("naive_ddp: ") && said.contains("1 of 21 answers are not as committed. Mend"), "{said}");
     fs::rename(tree.layout().accepted(Profile::Cpu, PROBLEM).parent().unwrap(), tree.path("accepted")).unwrap();
     fs::create_dir_all(tree.path("report/records")).unwrap();
     fs::rename(tree.path("accepted"), tree.path("report/records/cpu")).unwrap();
@@ -78,6 +80,20 @@ fn timings_below_the_floor_are_refused_wherever_a_record_is_read() {
         }
     }
     assert!(tree.refused(&["writeup", "--check"]).contains("is below the floor of "));
+}
+
+#[test]
+fn a_local_record_with_other_work_than_the_accepted_one_is_not_printed() {
+    const TIMED: &str = "pytorch_attention";
+    let tree = Tree::with_records();
+    let (local, accepted) = (tree.layout().local(Profile::Cpu, TIMED), tree.layout().accepted(Profile::Cpu, TIMED));
+    let record = fs::read_to_string(&accepted).unwrap();
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    for (text, is_refused) in [(record.clone(), false), (record.replace("\"flops\":", "\"flops\":1"), true)] {
+        fs::write(&local, text).unwrap();
+        let said = output_text(&tree.run(&["writeup", "--no-measure"]));
+        assert_eq!(said.contains("has another work or unit in "), is_refused, "{said}");
+    }
 }
 
 fn scale_samples(value: &mut Value, factor: f64) {

@@ -31,7 +31,7 @@ fn served() -> Store {
 
 /// `body` as it runs at a rendezvous, without its messages.
 pub fn wait<T>(environment: &Environment, body: impl FnOnce(&Arc<Waiting>) -> T) -> T {
-    Waiting::during(environment, PATIENCE, drop, body)
+    Waiting::during(environment, Duration::from_millis(500), drop, body)
 }
 
 fn settings(task: &str, version: &str) -> Settings {
@@ -152,18 +152,34 @@ fn every_rank_gets_all_values_in_rank_order() {
 }
 
 #[test]
-fn a_rank_that_ended_after_its_arrival_is_named_to_its_successor_and_to_rank_0() {
-    let store = served();
+fn a_rank_that_ended_after_its_arrival_is_named_to_its_successor_and_to_those_that_wait() {
     let same = settings("naive_ddp", "0.1.0");
-    let said = |environment: &Environment| meet_quietly(environment, &store, &same).map(drop).unwrap_err().to_string();
-    // Rank 1 comes, and ends.
-    said(&environment(1, 3, Duration::from_millis(100)));
-    assert_eq!(
-        said(&environment(1, 3, PATIENCE)),
-        "rank 1 has been here and has ended: start all ranks anew, each with its own RANK"
-    );
-    let said = said(&environment(0, 3, PATIENCE));
-    assert!(said.starts_with("rank 1 on ") && said.contains(") has ended while rank 2 was awaited"), "{said}");
+    let said = |environment: &Environment, store: &Store| {
+        meet_quietly(environment, store, &same).map(drop).unwrap_err().to_string()
+    };
+    for (ends, waits) in [(1, 0), (0, 1)] {
+        // It is served by another process, as that of torchrun's agent is.
+        let store = served();
+        said(&environment(ends, 3, Duration::from_millis(100)), &store);
+        assert_eq!(
+            said(&environment(ends, 3, PATIENCE), &store),
+            format!("rank {ends} has been here and has ended: start all ranks anew, each with its own RANK")
+        );
+        let said = said(&environment(waits, 3, PATIENCE), &store);
+        let names = said.starts_with(&format!("rank {ends} on "));
+        assert!(names && said.contains(") has ended while rank 2 was awaited"), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_that_ends_while_the_others_connect_is_named() {
+    let store = served();
+    let [(own, listener), (other, _)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
+    let (other_says, peers) = (other.to_string(), Peers::new(0, vec![own, other], listener));
+    let rank = environment(0, 2, PATIENCE);
+    let outcome = wait(&rank, |waiting| join(&rank, Backend::Gloo, &store, &peers, waiting));
+    let said = format!("{:#}", outcome.map(drop).unwrap_err());
+    assert!(said.contains(&format!("{other_says} has ended before all ranks had connected")), "{said}");
 }
 
 #[test]

@@ -27,6 +27,11 @@ fn records_are_complete_when_every_planned_case_ended_without_a_failure() {
     let one = || MadeUp::gpu("x").measured("a", &case(1), &1.5);
     assert!(planned(one().not_run("a", &case(2))) && planned(one().out_of_memory("a", &case(2))));
     assert!(!planned(one().failed("a", &case(2))), "a failed case");
+    let with_column = |kind: &str| {
+        let column = json!({"ours": [{"kind": kind, "reason": "none", "error": "it fails"}]});
+        planned(one().measured("a", &case(2), &column))
+    };
+    assert!(with_column("not_run") && !with_column("failed"), "a column of a case failed");
     assert!(!planned(one()), "a planned case that is not recorded");
     assert!(planned(MadeUp::cpu("x").measured("a", &case(1), &1.5)), "nothing is planned on a CPU");
 }
