@@ -109,14 +109,21 @@
 //      its head and its rows by a division, once a step: kept in registers instead, they spilled 8 to 20 bytes at d 128. There
 //      four operands of V stay in registers, since with five the program for parts spills. Programs without groups have the
 //      same instructions as before. Predicted: 1 percent more than as many heads of their own, and 2 percent at d 128.
-//      Measured: not yet measured.
+//      Measured (2026-11-26, one machine, with rest, 16 x 16384) with 16, 4 and 1 heads of K and V: d 64 2.571, 2.650 and
+//      2.929 ms (cuDNN 3.327, 3.427, 3.432); d 128 4.556, 4.676 and 5.349 (5.168, 5.191, 5.181). So 3 percent more with four
+//      heads. One head has 128 blocks of keys, of as many different lengths, for 132 multiprocessors.
 //  12. Tiles of 80 and 96 columns; before, these rows took the tiles of 128. With 128 queries a block they would take 227 KiB
 //      and 48 bytes, and 256 KiB, of shared memory, of which there are 227 KiB. So blocks have 64 queries, and all of V's
 //      operands stay in registers. A warpgroup's part of dQ must begin at a panel of K, so K has panels of 16 columns (a
 //      swizzle of 32 bytes): at d 96 each warpgroup takes three; at d 80 both multiply the third of five, and the second
 //      leaves its sums out. A step multiplies for 1664 and 1920 clocks (d 128: 2560) and moves 232 and 269 KiB through
 //      shared memory, which takes 1815 and 2150 clocks (computed).
-//      Predicted, 16 x 16384, with rest, from 4.3 ms at d 128: 2.9 ms at d 80, 3.3 at d 96. Measured: not yet measured.
+//      Predicted, 16 x 16384, with rest, from 4.3 ms at d 128: 2.9 ms at d 80, 3.3 at d 96. Measured as in entry 11, where
+//      d 128 took 4.556 ms: d 80 3.475 (cuDNN 4.943), d 96 3.696 (4.967). So they take 0.76 and 0.81 of d 128, not 0.67 and 0.77.
+//  13. Half the copies of Q and dO, d 128: what two multiprocessors that share them could save. Probe with wrong results, every
+//      second block not copied, medians of three turns (2026-11-26): with rest 4.452 and 4.442 ms, without 4.710 and 4.611, 3.26
+//      and 3.10 J; d 64 without rest 2.547 and 2.506. So at most 2 percent, and the forward pass loses 28 percent by such
+//      sharing (its entry 13). Not built.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).

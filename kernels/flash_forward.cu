@@ -74,12 +74,25 @@
 //      on earlier within a step: no difference.
 //  11. Groups of query heads that share a head of K and V. Only the copying thread knows of them: one division a tile. All other
 //      programs have the same instructions as before. A section of heads holds more query heads, since they share K and V.
-//      Predicted: the time of as many heads of their own, less where K and V leave the L2 cache. Measured: not yet measured.
+//      Predicted: the time of as many heads of their own, less where K and V leave the L2 cache. Measured (2026-11-26, one
+//      machine, with rest, 16 x 16384) with 16, 4 and 1 heads of K and V: d 64 1.107, 1.125 and 1.159 ms (cuDNN 1.417, 1.447,
+//      1.488); d 128 1.743, 1.692 and 1.685 (2.048, 2.001, 2.021).
 //  12. Tiles of 80 and 96 columns; before, these rows took the tiles of 128. Panels are of 16 and 32 columns (swizzles of 32 and
 //      64 bytes), so that whole panels fill a row and one instruction multiplies all of V's columns. At d 80 three warpgroups
 //      with 128 keys spill 80 bytes and serialise wgmma (C7512); so both d have two warpgroups. Three warpgroups with 96 keys
 //      compile without a spill at both. Predicted, 16 x 16384, from 1.54 ms at d 128: 1.20 ms at d 80, 1.28 at d 96. A
-//      risk is the copy engine, which reads rows of 32 bytes at d 80. Measured: not yet measured.
+//      risk is the copy engine, which reads rows of 32 bytes at d 80. Measured as in entry 11, where d 128 took 1.743 ms:
+//      d 80 1.479 (cuDNN 1.979), d 96 1.495 (2.034). So they take 0.85 and 0.86 of d 128, not 0.78 and 0.83.
+//  13. Pairs of multiprocessors that share K and V (clusters, multicast), d 128. Two tiles of 128 queries stream the same
+//      blocks of 64 KiB, and 132 multiprocessors read 5.9 TB/s from the L2 cache (computed). Probe with wrong results, every
+//      second block not copied, medians of three turns (2026-11-26): with rest 1.567 and 1.513 ms, without 1.735 and 1.653;
+//      d 64 0.987 and 0.986, 1.037 and 1.015. So sharing could save 3 to 5 percent at d 128. Predicted: 2 to 4.
+//      Tried: each multiprocessor copies one panel of K and V into both, a buffer is free when the warps of both have read it,
+//      and the first sends the number of the next pair to the second (st.async). Right, and bitwise the same in each run.
+//      Measured as the probe: with rest 1.545 and 1.974 ms, without 1.725 and 2.023; 32 x 4096 without rest 0.246 and 0.289; a
+//      call takes 1.15 and 1.38 J. With two buffers each step waits twice for the slower of two multiprocessors, which costs
+//      more than the copies that are saved, and there is no room for a third buffer. In a cluster's second block addresses in
+//      shared memory exceed the 18 bits of a descriptor.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).

@@ -108,6 +108,7 @@ fn the_figures_of_the_readme_match_the_records() {
         format!("{:.3} in buckets without copies", of(&buckets, "overlap_coalesced") / single),
         format!("PyTorch's DDP {:.3}", seconds(&buckets["pytorch_ddp"]["last_rank"]) / single),
         format!("fused {:.1} ms in buckets, {:.1} without", on_ranks("buckets"), on_ranks("single")),
+        format!("{:.1} with ZeRO-1", on_ranks("sharded")),
         format!("{:.3} of the step of bucketed", of(&shared, "zero1_in_backward") / of(&shared, "overlap_bucketed")),
     ];
     let readme = std::fs::read_to_string(layout().root.join("README.md")).unwrap();

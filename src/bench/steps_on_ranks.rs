@@ -80,9 +80,8 @@ pub struct Row {
     pub buckets: RankTimes,
     /// All gradients in one call after the backward pass.
     pub flat: RankTimes,
-    /// Buckets under ZeRO stage 1: a rank steps its share. Older records lack it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sharded: Option<RankTimes>,
+    /// Buckets under ZeRO stage 1: a rank steps its share.
+    pub sharded: RankTimes,
     pub pytorch: RankTimes,
     /// Bytes of the gradients that a rank sends in a step of ours.
     pub gradient_bytes: u64,
@@ -173,7 +172,7 @@ pub fn measure(p: &Params) -> Result<Row> {
         single: times(|rank| &rank.single)?,
         buckets: times(|rank| &rank.buckets)?,
         flat: times(|rank| &rank.flat)?,
-        sharded: Some(times(|rank| &rank.sharded)?),
+        sharded: times(|rank| &rank.sharded)?,
         pytorch: times(|rank| &rank.pytorch)?,
         gradient_bytes: first.gradient_bytes,
         reduction_error: first.reduction_error,

@@ -67,7 +67,7 @@ pub fn fused_steps(set: &RecordSet) -> Result<Vec<FusedStep>> {
 
 impl FusedStep {
     fn of(set: &RecordSet, id: &CaseId, p: &Params, row: &Row, way: Way) -> Option<Self> {
-        let [step, single] = [way.times(row)?, &row.single].map(|times| times.turns(p.rounds));
+        let [step, single] = [way.times(row), &row.single].map(|times| times.turns(p.rounds));
         Some(Self {
             case: id.clone(),
             machine: machine_name(id.machine(), set.profile()),
@@ -83,11 +83,11 @@ impl FusedStep {
 }
 
 impl Way {
-    fn times(self, row: &Row) -> Option<&RankTimes> {
+    fn times(self, row: &Row) -> &RankTimes {
         match self {
-            Self::Buckets => Some(&row.buckets),
-            Self::OneCall => Some(&row.flat),
-            Self::Shares => row.sharded.as_ref(),
+            Self::Buckets => &row.buckets,
+            Self::OneCall => &row.flat,
+            Self::Shares => &row.sharded,
         }
     }
 

@@ -11,39 +11,53 @@ use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::from_python::{FromPython, Library};
 use crate::bench::ddp_step::tables::{StepSetting, ending};
 use crate::bench::interleave::ColumnOutcome;
-use crate::harness::answer::format::{markdown, print};
+use crate::harness::answer::format::{listed, markdown, print};
 use crate::harness::answer::{Answer, Cell, Claim, Paired, Range, RecordSet, Style, Table, Unit};
 use crate::harness::stats::min;
 
 const CLAIM: &str = "wheel-is-faster";
 
-/// Of the first case that measured steps from Python.
 #[derive(Serialize)]
 pub struct Wheel {
+    /// Of the first case.
     mb: f64,
-    /// A step over one under PyTorch's DDP, with an optimizer on every rank and with a sharded one.
-    buckets: Option<Range>,
-    sharded: Option<Range>,
+    /// None without a step of the wheel.
+    ratios: Option<Ratios>,
     /// Why there is no step of the wheel.
     untimed: Option<String>,
     #[serde(skip)]
     pub claim: Option<Claim>,
 }
 
+/// A step over one under PyTorch's DDP, with an optimizer on every rank and with a sharded one: "0.99 in float32 and 1.06 in
+/// bfloat16".
+#[derive(Serialize)]
+struct Ratios {
+    buckets: String,
+    sharded: String,
+}
+
 impl Wheel {
+    /// None where no case measured steps from Python.
     pub fn of(cases: &[BucketCase]) -> Option<Self> {
-        let (case, _, python) = cases.iter().find_map(measured)?;
-        let over = |of: Part| Over { case, python, of }.pytorch();
+        let measured: Vec<_> = cases.iter().filter_map(measured).collect();
+        let (first, _, from_python) = measured.first()?;
+        let over = |of: Part| -> Vec<(Paired, &str)> {
+            let ratios = measured.iter().filter_map(|(case, _, python)| {
+                let ratio = Over { case, python, of }.pytorch()?;
+                Some((ratio, case.params.dtype.name()))
+            });
+            ratios.collect()
+        };
+        let said = |ratios: &[(Paired, &str)]| {
+            let said = ratios.iter().map(|(ratio, dtype)| format!("{} in {dtype}", ratio.said().text(Style::Fixed, 2)));
+            listed(&said.collect::<Vec<_>>())
+        };
         let [buckets, sharded] = [BUCKETS, SHARDED].map(over);
-        Some(Self {
-            mb: mb(&case.params),
-            claim: buckets
-                .as_ref()
-                .map(|ratio| Claim::below(CLAIM, "largest ratio of a round", &ratio.range.high, 1.0)),
-            buckets: buckets.map(|ratio| ratio.said()),
-            sharded: sharded.map(|ratio| ratio.said()),
-            untimed: untimed(&python.wheel),
-        })
+        let highest = Range::of(buckets.iter().map(|(ratio, _)| &ratio.range.high));
+        let claim = highest.map(|of| Claim::below(CLAIM, "largest ratio of a round", &of.high, 1.0));
+        let ratios = claim.is_some().then(|| Ratios { buckets: said(&buckets), sharded: said(&sharded) });
+        Some(Self { mb: mb(&first.params), ratios, untimed: untimed(&from_python.wheel), claim })
     }
 }
 

@@ -18,8 +18,7 @@ pub struct OnRanks {
     /// The largest distance of the averages in the products' type from those in float32.
     reduction: Quantity,
     buckets: Ratios,
-    /// Where they are measured.
-    sharded: Option<Ratios>,
+    sharded: Ratios,
     #[serde(skip)]
     pub claim: Claim,
 }
@@ -33,15 +32,15 @@ struct Ratios {
     pytorch: String,
 }
 
-type Times = fn(&Row) -> Option<&RankTimes>;
+type Times = fn(&Row) -> &RankTimes;
 
 impl RanksCase<'_> {
     fn of(&self, times: Times) -> Option<Turns> {
-        Some(times(self.row?)?.turns(self.rounds))
+        Some(times(self.row?).turns(self.rounds))
     }
 
     fn cell_of(&self, times: Times) -> Cell {
-        let ended = || self.row.map_or(self.case.outcome.label(), |_| NOT_MEASURED).to_string();
+        let ended = || self.case.outcome.label().to_string();
         let text = self.of(times).map(|turns| turns.marked(&time(turns.median_or_least())));
         Cell::text(text.unwrap_or_else(ended)).of_case(&self.case.id)
     }
@@ -61,11 +60,11 @@ impl RanksCase<'_> {
 
 const NOT_MEASURED: &str = "not measured";
 
-const BUCKETS: Times = |row| Some(&row.buckets);
-const FLAT: Times = |row| Some(&row.flat);
-const SINGLE: Times = |row| Some(&row.single);
-const SHARDED: Times = |row| row.sharded.as_ref();
-const PYTORCH: Times = |row| Some(&row.pytorch);
+const BUCKETS: Times = |row| &row.buckets;
+const FLAT: Times = |row| &row.flat;
+const SINGLE: Times = |row| &row.single;
+const SHARDED: Times = |row| &row.sharded;
+const PYTORCH: Times = |row| &row.pytorch;
 
 impl OnRanks {
     /// None where no case was measured.
@@ -80,7 +79,7 @@ impl OnRanks {
         Some(Self {
             reduction: Quantity::largest(errors)?,
             buckets: of(BUCKETS)?,
-            sharded: of(SHARDED),
+            sharded: of(SHARDED)?,
             claim: Claim::below("our-ranks-are-faster", "largest buckets / PyTorch's DDP", &pytorch.high, 1.0),
         })
     }

@@ -7,6 +7,7 @@ use super::*;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::made_up::{params, row, timing};
 use crate::harness::answer::made_up::{MadeUp, printed};
+use crate::harness::answer::mark;
 use crate::model::Precision;
 
 fn case() -> Params {
@@ -37,8 +38,8 @@ fn the_wheel_is_faster_only_if_every_round_is() {
     }
     let answer = answer_of(measured(MadeUp::gpu("x"), &of_wheel([1.2, 1.2])));
     let wheel = &printed(&answer)["wheel"];
-    let ratio = |of: &str| wheel[of]["low"]["value"].as_f64().unwrap();
-    assert!((ratio("buckets") - 0.8).abs() < 1e-9 && (ratio("sharded") - 0.85).abs() < 1e-9, "{wheel}");
+    let ratio = |of: &str| mark::plain(wheel["ratios"][of].as_str().unwrap());
+    assert_eq!((ratio("buckets"), ratio("sharded")), ("0.80 in float32".into(), "0.85 in float32".into()));
     assert_eq!(wheel["mb"], json!(25.0));
 }
 
@@ -65,10 +66,7 @@ fn without_a_wheel_its_lines_say_so_and_the_sentence_has_the_reason() {
     let answer = answer_of(measured(MadeUp::gpu("x"), &missing));
     assert_eq!(answer.holds(CLAIM), None);
     let wheel = &printed(&answer)["wheel"];
-    assert_eq!(
-        (&wheel["buckets"], &wheel["untimed"]),
-        (&Value::Null, &json!("cs336 is not installed: run make wheel"))
-    );
+    assert_eq!((&wheel["ratios"], &wheel["untimed"]), (&Value::Null, &json!("cs336 is not installed: run make wheel")));
     let table = answer.tables()["wheel-gpu"].markdown();
     assert!(table.contains("| float32 | the wheel | not run | – | – | – |  |"), "{table}");
     let failed = answer_of(MadeUp::gpu("x").failed("wheel", &case()));
