@@ -259,12 +259,12 @@ fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
     let figure = sample::bars();
     input.answer.figure("summary", figure).unwrap();
     let mut document = document(vec![input]);
-    document.summary = Some("Twice two is {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}".into());
+    document.summary = Some(Ok("Twice two is {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}".into()));
     let rendered = report::render(&document).unwrap();
     assert!(rendered.markdown.contains("Twice two is 4.") && rendered.markdown.contains("x-summary.svg"));
     report::pdf::compile(&rendered, WRITEUP).unwrap();
     let lacking = "{{ answers.y.a | gib(1) }}, {{ answers.x.b.c | range(\"ms\", 0) }}, {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}";
-    document.summary = Some(lacking.into());
+    document.summary = Some(Ok(lacking.into()));
     document.problems[0].answer = whole("").answer;
     let rendered = report::render(&document).unwrap();
     assert!(
@@ -273,7 +273,7 @@ fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
         rendered.markdown
     );
     assert_eq!(rendered.faults[0].place, "templates/summary.md");
-    document.summary = Some("{{ figure(\"z\") }}".into());
+    document.summary = Some(Ok("{{ figure(\"z\") }}".into()));
     let error = format!("{:#}", complete(&document).err().unwrap());
     assert!(error.contains("templates/summary.md:1") && error.contains("no problem \"z\""), "{error}");
 }

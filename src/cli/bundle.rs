@@ -1,5 +1,6 @@
 //! `cs336 bundle`: packs the program for a machine that has PyTorch and no Rust.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -8,11 +9,11 @@ use std::{fs, io};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 use super::{Ended, interrupted, watch_for_interrupt};
-use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM};
+use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM, is_bundle};
 use crate::harness::provenance::{Commit, git};
 use crate::harness::store::Layout;
 use crate::printable::{one_line, shown_path};
-use crate::process::output_within;
+use crate::process::{not_started, output_within};
 use crate::root::{absolute, read};
 use crate::units::{MIB, human_bytes};
 
@@ -49,6 +50,7 @@ exec "$here/bin/cs336" "$@"
 "#;
 
 pub fn run(layout: &Layout) -> Result<Ended> {
+    ensure!(!is_bundle(&layout.root), "a bundle holds no sources to pack: run `cs336 bundle` in a checkout");
     watch_for_interrupt();
     let dist = layout.root.join("dist");
     // Another command may pack at the same time.
@@ -134,7 +136,11 @@ fn command(command: &mut Command) -> Result<()> {
     const LIMIT: Duration = Duration::from_secs(600);
     let program = shown_path(command.get_program());
     let output = output_within(command, LIMIT, &interrupted);
-    let output = output.with_context(|| format!("failed to run {program}; install binutils and tar"))?;
+    let output = output.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => anyhow!("there is no {program}; install binutils and tar"),
+        ErrorKind::WouldBlock => not_started(&program, error),
+        _ => anyhow!("failed to run {program}: {error}"),
+    })?;
     if !output.status.success() {
         bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

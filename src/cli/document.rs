@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::drift::require_same_bounds;
@@ -35,8 +35,7 @@ pub fn document(layout: &Layout, source: RecordSource) -> Result<Document> {
         return subject_document(layout, subject);
     }
     let problems = HANDOUT.iter().map(|problem| problem_input(layout, problem, source)).collect();
-    let summary = read_text(&layout.root.join("templates/summary.md"));
-    let summary = Some(summary.context("failed to read templates/summary.md")?);
+    let summary = Some(template_text(layout, "templates/summary.md"));
     Ok(Document { summary, ..with_problems(problems) })
 }
 
@@ -50,8 +49,7 @@ fn subject_document(layout: &Layout, subject: &Subject) -> Result<Document> {
         Ok(input)
     };
     let problems = SUBJECT_PROBLEMS.iter().map(input).collect::<Result<_>>()?;
-    let summary = read_text(&layout.root.join("templates/subject/summary.md"));
-    let summary = summary.context("failed to read templates/subject/summary.md")? + &absent_problems();
+    let summary = template_text(layout, "templates/subject/summary.md").map(|text| text + &absent_problems());
     Ok(Document { summary: Some(summary), subject: Some(subject.name()), ..with_problems(problems) })
 }
 
@@ -101,12 +99,8 @@ fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut Prob
     input.records = answer_records(layout, entry, source)?;
     input.subfolder = if layout.subject.is_some() { "subject/" } else { "" };
     let path = report::template::origin(input);
-    let template = read_text(&layout.root.join(&path));
-    input.template = Some(template.with_context(|| {
-        let restored = restoring(&layout.root, &format!("git checkout {path}"));
-        format!("failed to read {path}, which answers it; restore it: {restored}")
-    })?);
-    input.shared = shared_templates(layout)?;
+    input.template = Some(template_text(layout, &path).map_err(|why| anyhow!("{why}"))?);
+    input.shared = shared_templates(layout);
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
     let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume{of}`", entry.name);
     input.answer = answer(entry, &input.records).map_err(|error| anyhow!("{error:#}. {remedy}"))?;
@@ -163,7 +157,11 @@ fn records(
         RecordSource::Accepted => None,
     };
     let file = match local.filter(|file| layout.subject.is_some() || covers(file)) {
-        Some(file) => Some(file),
+        Some(file) => {
+            // Then nothing else tells what bounds the times of this file.
+            unreadable.extend(accepted.err().map(|error| format!("{error:#}")));
+            Some(file)
+        }
         None => accepted?,
     };
     let Some(mut file) = file else { return Ok(None) };
@@ -196,20 +194,22 @@ pub fn accepted_markdown(layout: &Layout) -> impl Iterator<Item = (&'static str,
     })
 }
 
+/// The text of a template by its path in the tree, or why there is none, and the remedy.
+fn template_text(layout: &Layout, path: &str) -> Result<String, String> {
+    read_text(&layout.root.join(path)).map_err(|error| {
+        let restored = restoring(&layout.root, &format!("git checkout {path}"));
+        format!("failed to read {path}: {error}. Restore it: {restored}")
+    })
+}
+
 /// The texts that templates may include, by name: "shared/x.md" is `templates/shared/x.md`. Editors keep other files beside
 /// those that they edit, whose names begin with a dot or end otherwise.
-fn shared_templates(layout: &Layout) -> Result<Vec<(String, String)>> {
-    let folder = layout.root.join("templates").join("shared");
-    let mut texts = Vec::new();
+fn shared_templates(layout: &Layout) -> Vec<(String, Result<String, String>)> {
     // The folder may be missing.
-    for entry in std::fs::read_dir(folder).into_iter().flatten() {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if !name.starts_with('.') && name.ends_with(".md") {
-            let shown = || format!("failed to read {}", layout.display(&path));
-            texts.push((format!("shared/{name}"), read_text(&path).with_context(shown)?));
-        }
-    }
-    texts.sort();
-    Ok(texts)
+    let entries = std::fs::read_dir(layout.root.join("templates").join("shared")).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| !name.starts_with('.') && name.ends_with(".md")).collect();
+    names.sort();
+    let text = |name: String| (format!("shared/{name}"), template_text(layout, &format!("templates/shared/{name}")));
+    names.into_iter().map(text).collect()
 }

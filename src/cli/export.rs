@@ -111,7 +111,11 @@ fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
         if wanted.is_empty() || wanted.contains(&run.id.as_str()) {
             let dirty = run.changes().map(|changes| format!(", with {changes}")).unwrap_or_default();
             let machine = machine_name(&run.machine, set.profile());
-            lines += &format!("{}: {machine}, run {}, commit {}{dirty}\n", set.file.problem, run.id, run.commit);
+            let stale = match set.stale.len() {
+                0 => String::new(),
+                count => format!(", of whose records {count} cases are stale"),
+            };
+            lines += &format!("{}: {machine}, run {}, commit {}{dirty}{stale}\n", set.file.problem, run.id, run.commit);
         }
     }
     if lines.is_empty() { "computed, not measured\n".into() } else { lines }

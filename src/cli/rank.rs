@@ -139,7 +139,7 @@ pub fn run(task: &Task) -> Result<()> {
     if let Some(parent) = &mut parent {
         parent.send(&result)?;
     } else {
-        let results = exchange(&environment, store, Some(&peers), "result", &serde_json::to_vec(&result)?);
+        let results = exchange(&environment, store, &peers, "result", &serde_json::to_vec(&result)?);
         let results = results.map_err(|error| peers.explain(error))?;
         if environment.rank == 0 {
             let results = results.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>();

@@ -43,12 +43,15 @@ pub fn arrive(environment: &Environment, backend: Backend, settings: &Settings) 
     Waiting::during(environment, INTERVAL, say, |waiting| {
         let (environment, settings) = (environment.clone(), settings.clone());
         let remedy = "Look whether rank 0 runs, and correct MASTER_ADDR and MASTER_PORT";
-        let looks = || Ok(());
-        waiting.bounded(remedy, looks, move |waiting| {
-            let store = environment.store(waiting)?;
-            let peers = meet(&environment, &store, backend, &settings, waiting)?;
-            Ok((store, peers))
-        })
+        waiting.bounded(
+            remedy,
+            || Ok(()),
+            move |waiting| {
+                let store = environment.store(waiting)?;
+                let peers = meet(&environment, &store, backend, &settings, waiting)?;
+                Ok((store, peers))
+            },
+        )
     })
 }
 
@@ -69,18 +72,59 @@ fn join(
     waiting: &Arc<Waiting>,
 ) -> Result<Shared> {
     let others: Vec<_> = peers.others().map(Peer::to_string).collect();
-    waiting.set(format!("{} connections with {}", backend.name(), first_few(others.into_iter())));
-    let remedy = format!(
-        "Open all ports between these hosts, or name their network in {}",
-        if backend == Backend::Gloo { "GLOO_SOCKET_IFNAME" } else { "NCCL_SOCKET_IFNAME" }
-    );
+    waiting.set(connections(backend, &first_few(others.into_iter())));
     let look = || match first_ended(environment.rank, peers.all().iter()) {
         Some(ended) => bail!("{ended} has ended before all ranks had connected"),
         None => Ok(()),
     };
-    let (of_thread, own, store) = (environment.clone(), peers.own().clone(), store.under("group")?);
-    let joined = waiting.bounded(&remedy, look, move |_| form(&of_thread, backend, &store, &own));
-    let group = joined.map_err(|error| peers.explain(error))?;
+    form(environment, backend, store.under("group")?, peers.own(), look, waiting).map_err(|error| peers.explain(error))
+}
+
+/// Forms a group of two ranks of the run, of which this is one.
+///
+/// # Errors
+/// The backend's; a rank that has not connected within the environment's timeout.
+pub fn connect_pair(
+    environment: &Environment,
+    backend: Backend,
+    store: &Store,
+    peers: &Peers,
+    [one, other]: [usize; 2],
+) -> Result<Shared> {
+    let is_other = environment.rank == other;
+    let theirs = &peers.all()[if is_other { one } else { other }];
+    let member = Environment { rank: is_other.into(), world_size: 2, ..environment.clone() };
+    let store = store.under(&format!("pair/{one}_{other}"))?;
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        waiting.set(connections(backend, &theirs.to_string()));
+        form(&member, backend, store, peers.own(), || Ok(()), waiting)
+    })
+}
+
+fn connections(backend: Backend, others: &str) -> String {
+    format!("{} connections with {others}", backend.name())
+}
+
+/// Forms the group that `environment` describes; this rank's peers reach it as `own`.
+fn form(
+    environment: &Environment,
+    backend: Backend,
+    store: Store,
+    own: &Peer,
+    look: impl Fn() -> Result<()>,
+    waiting: &Arc<Waiting>,
+) -> Result<Shared> {
+    let remedy = match backend {
+        Backend::Gloo => "Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME",
+        Backend::Nccl => "Open all ports between these hosts, or name their network in NCCL_SOCKET_IFNAME",
+    };
+    let (environment, address) = (environment.clone(), own.address.ip());
+    let group = waiting.bounded(remedy, look, move |_| -> Result<Shared> {
+        Ok(match backend {
+            Backend::Gloo => Arc::new(Gloo::connect(&store, &environment.member(address))?),
+            Backend::Nccl => Arc::new(Nccl::connect(&store, &environment)?),
+        })
+    })?;
     if group.device().is_cuda() {
         // The thread that formed the group has ended.
         make_current(group.device())?;
@@ -93,17 +137,6 @@ fn join(
 fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<&'a Peer> {
     let mut looked_at = peers.filter(|peer| peer.rank != own && (own == 0 || peer.rank == 0));
     looked_at.find(|peer| peer.has_ended())
-}
-
-/// Forms the group that `environment` describes; this rank's peers reach it as `own`.
-///
-/// # Errors
-/// The backend's.
-pub fn form(environment: &Environment, backend: Backend, store: &Store, own: &Peer) -> Result<Shared> {
-    match backend {
-        Backend::Gloo => Ok(Arc::new(Gloo::connect(store, &environment.member(own.address.ip()))?)),
-        Backend::Nccl => Ok(Arc::new(Nccl::connect(store, environment)?)),
-    }
 }
 
 fn say(sentence: String) {
@@ -217,43 +250,68 @@ fn present(rank: usize) -> String {
 /// Every rank's `value` under a name that is used once, in rank order. Rank 0, which may serve the store, returns last.
 ///
 /// # Errors
-/// A rank's value has not arrived within the environment's timeout, or will not, since that one of `watched` has ended.
+/// A rank's value has not arrived within the environment's timeout, or will not, since that one of `peers` has ended; a store
+/// that does not answer.
 pub fn exchange(
     environment: &Environment,
     store: &Store,
-    watched: Option<&Peers>,
+    peers: &Peers,
     name: &str,
     value: &[u8],
 ) -> Result<Vec<Vec<u8>>> {
-    let &Environment { rank, world_size, timeout, .. } = environment;
-    let key = |what: &str, rank: usize| format!("{name}/{what}/{rank}");
+    let remedy = format!("Look whether the store at {}:{} runs", environment.master_addr, environment.master_port);
+    let exchange = Exchange {
+        environment: environment.clone(),
+        store: store.under(name)?,
+        peers: peers.all().to_vec(),
+        name: name.into(),
+    };
+    let value = value.to_vec();
     Waiting::during(environment, INTERVAL, say, |waiting| {
-        let await_from = |what: &str, other: usize| {
-            let (key, mut looked) = (key(what, other), Instant::now());
-            waiting.set(format!("rank {other} to have exchanged its {name}"));
-            while !store.has(&key)? {
-                if let Some(peers) = watched.filter(|_| waiting.is_due(&mut looked)) {
-                    let peer = &peers.all()[other];
-                    // What it left before its end counts.
-                    ensure!(!peer.has_ended() || store.has(&key)?, "{peer} has ended before it exchanged its {name}");
-                }
-                ensure!(
-                    !waiting.left().is_zero(),
-                    "rank {other} has not exchanged its {name} within {} ({DEADLINE})",
-                    human_seconds(timeout.as_secs_f64())
-                );
-                std::thread::sleep(PAUSE);
-            }
-            store.get(&key)
-        };
-        store.set(&key("value", rank), value)?;
-        let values = (0..world_size).map(|rank| await_from("value", rank)).collect::<Result<Vec<_>>>()?;
-        store.set(&key("done", rank), b"")?;
+        waiting.bounded(&remedy, || Ok(()), move |waiting| exchange.of(&value, waiting))
+    })
+}
+
+struct Exchange {
+    environment: Environment,
+    store: Store,
+    peers: Vec<Peer>,
+    name: String,
+}
+
+impl Exchange {
+    fn of(&self, value: &[u8], waiting: &Waiting) -> Result<Vec<Vec<u8>>> {
+        let &Environment { rank, world_size, .. } = &self.environment;
+        self.store.set(&key("value", rank), value)?;
+        let values = (0..world_size).map(|rank| self.await_from("value", rank, waiting)).collect::<Result<Vec<_>>>()?;
+        self.store.set(&key("done", rank), b"")?;
         if rank == 0 {
-            (1..world_size).try_for_each(|rank| await_from("done", rank).map(drop))?;
+            (1..world_size).try_for_each(|rank| self.await_from("done", rank, waiting).map(drop))?;
         }
         Ok(values)
-    })
+    }
+
+    fn await_from(&self, what: &str, other: usize, waiting: &Waiting) -> Result<Vec<u8>> {
+        let Self { store, name, .. } = self;
+        let (key, peer, mut looked) = (key(what, other), &self.peers[other], Instant::now());
+        waiting.set(format!("{peer} to have exchanged its {name}"));
+        while !store.has(&key)? {
+            // What it left before its end counts.
+            let is_lost = waiting.is_due(&mut looked) && peer.has_ended() && !store.has(&key)?;
+            ensure!(!is_lost, "{peer} has ended before it exchanged its {name}");
+            ensure!(
+                !waiting.left().is_zero(),
+                "{peer} has not exchanged its {name} within {} ({DEADLINE})",
+                human_seconds(self.environment.timeout.as_secs_f64())
+            );
+            std::thread::sleep(PAUSE);
+        }
+        store.get(&key)
+    }
+}
+
+fn key(what: &str, rank: usize) -> String {
+    format!("{what}/{rank}")
 }
 
 #[cfg(test)]

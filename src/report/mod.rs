@@ -42,8 +42,8 @@ pub struct Document {
     pub assignment: String,
     /// Whose implementation it reports on, where that is not ours.
     pub subject: Option<String>,
-    /// The text of `templates/summary.md`; `None` for a document without a summary.
-    pub summary: Option<String>,
+    /// The text of `templates/summary.md`, or why there is none; `None` for a document without a summary.
+    pub summary: Option<Result<String, String>>,
     /// All problems in the handout's order, answered or not.
     pub problems: Vec<ProblemInput>,
 }
@@ -58,8 +58,8 @@ pub struct ProblemInput {
     pub template: Option<String>,
     /// The template's folder in `templates`, with a slash; empty for our own answers.
     pub subfolder: &'static str,
-    /// Texts that templates can include: name, such as "shared/x.md", and text.
-    pub shared: Vec<(String, String)>,
+    /// Texts that templates can include: name, such as "shared/x.md", and text, or why there is none.
+    pub shared: Vec<(String, Result<String, String>)>,
     /// The problem's answer from its records.
     pub answer: Answer,
     pub records: Records,

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use typst::diag::{FileError, FileResult, SourceDiagnostic};
 use typst::foundations::{Bytes, Datetime, Duration};
 use typst::syntax::{FileId, RootedPath, Source, VirtualPath, VirtualRoot};
@@ -25,6 +25,9 @@ const PAGE_STYLE: &str = include_str!("page_style.typ");
 ///
 /// A character that no font has is printed as its code point, ‹U+5F20›. Errors have typst's message and the line of the file.
 pub fn pdf(rendered: &Rendered, writeup_typ: &str) -> Result<Vec<u8>> {
+    // Where typst's own pool of threads cannot start, it panics.
+    let pool = rayon::ThreadPoolBuilder::new().build();
+    pool.context("typst needs a thread for each processor; raise the limit on processes (ulimit -u)")?;
     let world = Files::new(rendered, writeup_typ, in_any_font)?;
     let document = world.compile()?;
     world.export(&document).or_else(|error| {

@@ -25,8 +25,13 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
     let mut env = environment();
     register(&mut env, &session);
-    for (name, text) in &problem.shared {
-        add(&mut env, name, text)?;
+    for (name, shared) in &problem.shared {
+        let added = shared.as_ref().map_err(|why| anyhow!("{why}")).and_then(|shared| add(&mut env, name, shared));
+        // It costs no template that does not include it.
+        let texts = problem.shared.iter().filter_map(|(_, shared)| shared.as_ref().ok()).chain([text]);
+        if texts.clone().any(|text| text.contains(name.as_str())) {
+            added?;
+        }
     }
     add(&mut env, &origin, text)?;
     let scope = Value::from(Serde(json!({"answer": problem.answer.quoted()})));
@@ -119,6 +124,7 @@ pub const SUMMARY: &str = "templates/summary.md";
 /// prints the figure that a problem's answer has for it. A value or a figure that an answer lacks is a dash.
 pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<PlacedFigure>)>> {
     let Some(text) = &document.summary else { return Ok(None) };
+    let text = text.as_ref().map_err(|why| anyhow!("{why}"))?;
     let sessions = document.problems.iter().map(|p| (p.handout.name.to_string(), Session::new(p)));
     let sessions: Arc<Mutex<BTreeMap<String, Session>>> = Arc::new(Mutex::new(sessions.collect()));
     let mut env = environment();

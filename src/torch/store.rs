@@ -32,7 +32,12 @@ impl Store {
     }
 
     fn open(host: &str, port: u16, listener: i32, timeout: Duration) -> Result<Self> {
-        Ok(Self { inner: check(ffi::open_store(host, port, listener, milliseconds(timeout)))? })
+        let opened = check(ffi::open_store(host, port, listener, milliseconds(timeout)));
+        let inner = opened.map_err(|error| match error.to_string().contains("Resource temporarily unavailable") {
+            true => error.context("a store needs threads; raise the limit on processes (ulimit -u)"),
+            false => error,
+        })?;
+        Ok(Self { inner })
     }
 
     /// The same store, seen through keys that all begin with `prefix`.

@@ -65,6 +65,25 @@ fn a_suite_that_cannot_be_read_costs_its_own_problem_alone() {
 }
 
 #[test]
+fn a_shared_template_that_cannot_be_read_costs_only_what_includes_it() {
+    let tree = Tree::with_records();
+    fs::write(tree.path("templates/shared/alone.md"), b"\xff").unwrap();
+    assert!(!output_text(&tree.run(&["writeup", "--no-measure"])).contains("alone.md"));
+    fs::write(tree.path("templates/shared/steps.md"), b"\xff").unwrap();
+    let said = tree.refused(&["writeup", "--no-measure"]);
+    assert!(said.contains("naive_ddp_benchmarking: ") && !said.contains("flash_benchmarking: "), "{said}");
+    assert!(said.contains("templates/shared/steps.md: ") && said.contains("git checkout templates/shared/steps.md"));
+}
+
+#[test]
+fn a_summary_that_cannot_be_read_costs_its_page_alone() {
+    let tree = Tree::with_records();
+    fs::remove_file(tree.path("templates/summary.md")).unwrap();
+    let said = tree.refused(&["writeup", "--no-measure"]);
+    assert!(said.contains("writeup.md are ready") && said.contains("git checkout templates/summary.md"), "{said}");
+}
+
+#[test]
 fn timings_below_the_floor_are_refused_wherever_a_record_is_read() {
     const TIMED: &str = "pytorch_attention";
     let tree = Tree::with_records();

@@ -103,7 +103,7 @@ fn what_a_template_may_take_of_time_and_memory_is_bounded() {
     ] {
         let mut input = problem("x", &[("", 1.0)], &format!("{{{{ part(\"\") }}}}\n\n{template}"));
         input.answer = Answer::new(&json!({"words": vec!["a".repeat(100); 100]})).unwrap();
-        let named = |name: &str, text: String| (format!("shared/{name}.md"), text);
+        let named = |name: &str, text: String| (format!("shared/{name}.md"), Ok(text));
         let twice = |n: usize| named(&n.to_string(), format!("{{% include \"shared/{}.md\" %}}", n + 1).repeat(2));
         input.shared =
             (0..30).map(twice).chain([named("30", String::new()), named("wide", "x ".repeat(5000))]).collect();

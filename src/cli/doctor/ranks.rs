@@ -13,7 +13,7 @@ use super::Ended;
 use crate::bench::all_reduce::{Sums, bus_factor};
 use crate::collective::environment::Environment;
 use crate::collective::peers::{Peer, Peers};
-use crate::collective::rendezvous::{arrive, connect, exchange, form};
+use crate::collective::rendezvous::{arrive, connect, connect_pair, exchange};
 use crate::collective::{Backend, Shared};
 use crate::harness::stats::{max, median, min};
 use crate::torch;
@@ -72,14 +72,14 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
     let settings = settings("doctor --ranks", Some(&json!({ "large": large })));
     let (store, peers) = arrive(&environment, backend, &settings)?;
     let lost = serde_json::to_vec(&unreached(&peers))?;
-    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, None, "unreached", &lost)?)?;
+    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, &peers, "unreached", &lost)?)?;
     if let Some(first) = lost.iter().flatten().next() {
         bail!("{first}. Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME");
     }
     let collective = connect(&environment, backend, &store, &peers)?;
     let report = measure(&environment, backend, (&store, &peers), &collective, large);
     let report = serde_json::to_vec(&report.map_err(|error| peers.explain(error))?)?;
-    let reports = parsed(&exchange(&environment, &store, Some(&peers), "report", &report)?)?;
+    let reports = parsed(&exchange(&environment, &store, &peers, "report", &report)?)?;
     if environment.rank == 0 {
         let ranks: Vec<String> = peers.all().iter().map(Peer::to_string).collect();
         print!("{}", table(&ranks, backend, large, &reports));
@@ -117,8 +117,7 @@ fn measure(
         // The other ranks are silent meanwhile.
         collective.barrier()?;
         of_pairs.push(if rank == one || rank == other {
-            let member = Environment { rank: usize::from(rank == other), world_size: 2, ..environment.clone() };
-            let pair = form(&member, backend, &store.under(&format!("pair/{one}_{other}"))?, peers.own())?;
+            let pair = connect_pair(environment, backend, store, peers, [one, other])?;
             [seconds_to_send(&pair, 4)?, seconds_to_send(&pair, SENT)?]
         } else {
             [0.0; 2]

@@ -1,6 +1,8 @@
 //! Ranks as threads that meet at a store on the loopback interface.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -31,7 +33,7 @@ fn served() -> Store {
 
 /// `body` as it runs at a rendezvous, without its messages.
 pub fn wait<T>(environment: &Environment, body: impl FnOnce(&Arc<Waiting>) -> T) -> T {
-    Waiting::during(environment, Duration::from_millis(500), drop, body)
+    Waiting::during(environment, Duration::from_secs(2), drop, body)
 }
 
 fn settings(task: &str, version: &str) -> Settings {
@@ -146,7 +148,9 @@ fn a_waiting_rank_says_which_ranks_it_awaits_at_which_address_and_until_when() {
 #[test]
 fn every_rank_gets_all_values_in_rank_order() {
     let values: [_; 2] = on_ranks(PATIENCE, |rank, store| {
-        exchange(&environment(rank, 2, PATIENCE), store, None, "result", &[rank as u8]).unwrap()
+        let environment = environment(rank, 2, PATIENCE);
+        let peers = meet_quietly(&environment, store, &settings("naive_ddp", "0.1.0")).unwrap();
+        exchange(&environment, store, &peers, "result", &[rank as u8]).unwrap()
     });
     assert_eq!(values, [vec![vec![0], vec![1]], vec![vec![0], vec![1]]]);
 }
@@ -188,6 +192,46 @@ fn a_rank_that_ended_before_its_result_is_named_with_its_host() {
     let [(own, listener), (other, _)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
     let other_says = other.to_string();
     let peers = Peers::new(0, vec![own, other], listener);
-    let outcome = exchange(&environment(0, 2, PATIENCE), &store, Some(&peers), "result", b"0");
+    let outcome = exchange(&environment(0, 2, PATIENCE), &store, &peers, "result", b"0");
     assert_eq!(outcome.unwrap_err().to_string(), format!("{other_says} has ended before it exchanged its result"));
+}
+
+/// A proxy before the store that stops to answer, as a store does whose host or process is stopped.
+#[test]
+fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline() {
+    let (listener, proxy) = [(); 2].map(|()| TcpListener::bind((LOOPBACK, 0)).unwrap()).into();
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let (of_store, of_proxy) = (port(&listener), port(&proxy));
+    let _server = Store::serve(listener, PATIENCE).unwrap();
+    let is_open = Arc::new(AtomicBool::new(true));
+    let open = is_open.clone();
+    thread::spawn(move || {
+        for client in proxy.incoming() {
+            let (client, store) = (client.unwrap(), TcpStream::connect((LOOPBACK, of_store)).unwrap());
+            let (mut from_store, mut to_client) = (store.try_clone().unwrap(), client.try_clone().unwrap());
+            let open = open.clone();
+            thread::spawn(move || pass_on(&mut from_store, &mut to_client, &open));
+            thread::spawn(move || std::io::copy(&mut { client }, &mut { store }));
+        }
+    });
+    let store = Store::join(LOOPBACK, of_proxy, PATIENCE).unwrap();
+    let [(own, listener), (other, _ends)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
+    let peers = Peers::new(0, vec![own, other], listener);
+    is_open.store(false, Ordering::Relaxed);
+    let outcome = exchange(&environment(0, 2, Duration::from_millis(300)), &store, &peers, "result", b"0");
+    let said = outcome.unwrap_err().to_string();
+    assert!(
+        said.contains("in vain for 300.0 ms (CS336_DEADLINE_S). Look whether the store at 127.0.0.1:1 runs"),
+        "{said}"
+    );
+}
+
+/// Passes bytes on as long as it is open.
+fn pass_on(from: &mut TcpStream, to: &mut TcpStream, is_open: &AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if is_open.load(Ordering::Relaxed) && to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
 }
