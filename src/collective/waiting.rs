@@ -68,8 +68,9 @@ impl Waiting {
         let waiting = self.clone();
         let started = thread::Builder::new().spawn(move || send.send(body(&waiting)));
         started.map_err(|error| not_started("a thread of a rank", error))?;
+        let end = Instant::now() + self.left() + EXTRA;
         loop {
-            let left = self.left() + EXTRA;
+            let left = end.saturating_duration_since(Instant::now());
             match outcome.recv_timeout(left.min(self.interval)) {
                 Ok(outcome) => return outcome,
                 Err(RecvTimeoutError::Timeout) if left > self.interval => look()?,
