@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::environment::{DEADLINE, Environment};
@@ -121,7 +121,10 @@ fn form(
     let (environment, address) = (environment.clone(), own.address.ip());
     let group = waiting.bounded(remedy, look, move |_| -> Result<Shared> {
         Ok(match backend {
-            Backend::Gloo => Arc::new(Gloo::connect(&store, &environment.member(address))?),
+            Backend::Gloo => {
+                let group = Gloo::connect(&store, &environment.member(address));
+                Arc::new(group.map_err(|error| anyhow!("{error:#}. {remedy}"))?)
+            }
             Backend::Nccl => Arc::new(Nccl::connect(&store, &environment)?),
         })
     })?;

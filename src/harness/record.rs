@@ -84,6 +84,28 @@ pub enum Outcome {
     Failed { error: String },
 }
 
+impl Outcome {
+    /// The error, if the case failed as a whole or in a column; of several columns the first one's.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed { error } => Some(error),
+            Self::Measured { row } => failure_within(row),
+            _ => None,
+        }
+    }
+}
+
+fn failure_within(row: &Value) -> Option<&str> {
+    match row {
+        Value::Object(fields) if fields.get("kind").is_some_and(|kind| kind == "failed") => {
+            fields.get("error")?.as_str()
+        }
+        Value::Object(fields) => fields.values().find_map(failure_within),
+        Value::Array(rows) => rows.iter().find_map(failure_within),
+        _ => None,
+    }
+}
+
 /// One measurement session of one build on one machine. Every printed number belongs to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

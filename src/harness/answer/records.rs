@@ -147,18 +147,6 @@ impl Records {
     }
 }
 
-/// The error of the first outcome within a row that is a failure.
-fn failure_within(row: &Value) -> Option<&str> {
-    match row {
-        Value::Object(fields) if fields.get("kind").is_some_and(|kind| kind == "failed") => {
-            fields.get("error")?.as_str()
-        }
-        Value::Object(fields) => fields.values().find_map(failure_within),
-        Value::Array(rows) => rows.iter().find_map(failure_within),
-        _ => None,
-    }
-}
-
 impl RecordSet {
     pub fn profile(&self) -> Profile {
         self.file.profile
@@ -170,11 +158,7 @@ impl RecordSet {
 
     /// The cases that failed as a whole or in a column, each with its first error.
     pub fn failures(&self) -> impl Iterator<Item = (&CaseRecord, &str)> {
-        self.file.cases.iter().filter_map(|case| match &case.outcome {
-            Outcome::Failed { error } => Some((case, error.as_str())),
-            Outcome::Measured { row } => Some((case, failure_within(row)?)),
-            _ => None,
-        })
+        self.file.cases.iter().filter_map(|case| Some((case, case.outcome.failure()?)))
     }
 
     /// Oldest first, ties by id: the order does not depend on the file.
