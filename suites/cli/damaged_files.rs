@@ -71,7 +71,7 @@ fn a_shared_template_that_cannot_be_read_costs_only_what_includes_it() {
     assert!(!output_text(&tree.run(&["writeup", "--no-measure"])).contains("alone.md"));
     fs::write(tree.path("templates/shared/steps.md"), b"\xff").unwrap();
     let said = tree.refused(&["writeup", "--no-measure"]);
-    assert!(said.contains("naive_ddp_benchmarking: ") && !said.contains("flash_benchmarking: "), "{said}");
+    assert!(said.contains("minimal_ddp_flat_benchmarking: ") && !said.contains("flash_benchmarking: "), "{said}");
     assert!(said.contains("templates/shared/steps.md: ") && said.contains("git checkout templates/shared/steps.md"));
 }
 
@@ -108,7 +108,9 @@ fn a_local_record_with_other_work_than_the_accepted_one_is_not_printed() {
     let (local, accepted) = (tree.layout().local(Profile::Cpu, TIMED), tree.layout().accepted(Profile::Cpu, TIMED));
     let record = fs::read_to_string(&accepted).unwrap();
     fs::create_dir_all(local.parent().unwrap()).unwrap();
-    for (text, is_refused) in [(record.clone(), false), (record.replace("\"flops\":", "\"flops\":1"), true)] {
+    for (text, is_refused) in
+        [(record.clone(), false), (record.replace("\"precision\":\"float32\"", "\"precision\":\"tf32\""), true)]
+    {
         fs::write(&local, text).unwrap();
         let said = output_text(&tree.run(&["writeup", "--no-measure"]));
         assert_eq!(said.contains("has another work or unit in "), is_refused, "{said}");
