@@ -25,16 +25,18 @@ const PAGE_STYLE: &str = include_str!("page_style.typ");
 ///
 /// A character that no font has is printed as its code point, ‹U+5F20›. Errors have typst's message and the line of the file.
 pub fn pdf(rendered: &Rendered, writeup_typ: &str) -> Result<Vec<u8>> {
-    // Where typst's own pool of threads cannot start, it panics.
-    let pool = rayon::ThreadPoolBuilder::new().build();
-    pool.context("typst needs a thread for each processor; raise the limit on processes (ulimit -u)")?;
-    let world = Files::new(rendered, writeup_typ, in_any_font)?;
-    let document = world.compile()?;
-    world.export(&document).or_else(|error| {
-        // A mark and its letter may lie in different fonts, of which none then displays them together.
-        let world = Files::new(rendered, writeup_typ, in_every_font)?;
+    // Where the pool that typst would make itself cannot start, it panics. Stacks are as large as that of a main thread.
+    let pool = rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build();
+    let pool = pool.context("typst needs a thread for each processor; raise the limit on processes (ulimit -u)")?;
+    pool.install(|| {
+        let world = Files::new(rendered, writeup_typ, in_any_font)?;
         let document = world.compile()?;
-        world.export(&document).map_err(|_| error)
+        world.export(&document).or_else(|error| {
+            // A mark and its letter may lie in different fonts, of which none then displays them together.
+            let world = Files::new(rendered, writeup_typ, in_every_font)?;
+            let document = world.compile()?;
+            world.export(&document).map_err(|_| error)
+        })
     })
 }
 

@@ -25,11 +25,11 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
     let mut env = environment();
     register(&mut env, &session);
+    let texts = || problem.shared.iter().filter_map(|(_, shared)| shared.as_ref().ok()).chain([text]);
     for (name, shared) in &problem.shared {
         let added = shared.as_ref().map_err(|why| anyhow!("{why}")).and_then(|shared| add(&mut env, name, shared));
         // It costs no template that does not include it.
-        let texts = problem.shared.iter().filter_map(|(_, shared)| shared.as_ref().ok()).chain([text]);
-        if texts.clone().any(|text| text.contains(name.as_str())) {
+        if texts().any(|text| text.contains(name.as_str())) {
             added?;
         }
     }

@@ -44,6 +44,12 @@ fn meet_quietly(environment: &Environment, store: &Store, settings: &Settings) -
     wait(environment, |waiting| meet(environment, store, Backend::Gloo, settings, waiting))
 }
 
+/// Rank 0's view of two ranks, and the listener of rank 1, which lives as long as that.
+fn two_ranks() -> (Peers, TcpListener) {
+    let [(own, listener), (other, of_other)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
+    (Peers::new(0, vec![own, other], listener), of_other)
+}
+
 /// Every rank's outcome of `body`, each on a thread with a connection of its own.
 fn on_ranks<T: Send, const N: usize>(timeout: Duration, body: impl Fn(usize, &Store) -> T + Sync) -> [T; N] {
     let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
@@ -178,22 +184,24 @@ fn a_rank_that_ended_after_its_arrival_is_named_to_its_successor_and_to_those_th
 #[test]
 fn a_rank_that_ends_while_the_others_connect_is_named() {
     let store = served();
-    let [(own, listener), (other, _)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
-    let (other_says, peers) = (other.to_string(), Peers::new(0, vec![own, other], listener));
+    let (peers, other) = two_ranks();
+    drop(other);
     let rank = environment(0, 2, PATIENCE);
     let outcome = wait(&rank, |waiting| join(&rank, Backend::Gloo, &store, &peers, waiting));
     let said = format!("{:#}", outcome.map(drop).unwrap_err());
-    assert!(said.contains(&format!("{other_says} has ended before all ranks had connected")), "{said}");
+    assert!(said.contains(&format!("{} has ended before all ranks had connected", peers.all()[1])), "{said}");
 }
 
 #[test]
 fn a_rank_that_ended_before_its_result_is_named_with_its_host() {
     let store = served();
-    let [(own, listener), (other, _)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
-    let other_says = other.to_string();
-    let peers = Peers::new(0, vec![own, other], listener);
+    let (peers, other) = two_ranks();
+    drop(other);
     let outcome = exchange(&environment(0, 2, PATIENCE), &store, &peers, "result", b"0");
-    assert_eq!(outcome.unwrap_err().to_string(), format!("{other_says} has ended before it exchanged its result"));
+    assert_eq!(
+        outcome.unwrap_err().to_string(),
+        format!("{} has ended before it exchanged its result", peers.all()[1])
+    );
 }
 
 /// A proxy before the store that stops to answer, as a store does whose host or process is stopped.
@@ -215,8 +223,7 @@ fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline() {
         }
     });
     let store = Store::join(LOOPBACK, of_proxy, PATIENCE).unwrap();
-    let [(own, listener), (other, _ends)] = [0, 1].map(|rank| Peer::here(&environment(rank, 2, PATIENCE)).unwrap());
-    let peers = Peers::new(0, vec![own, other], listener);
+    let (peers, _other) = two_ranks();
     is_open.store(false, Ordering::Relaxed);
     let outcome = exchange(&environment(0, 2, Duration::from_millis(300)), &store, &peers, "result", b"0");
     let said = outcome.unwrap_err().to_string();

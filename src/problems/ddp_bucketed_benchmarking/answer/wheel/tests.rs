@@ -20,10 +20,14 @@ fn library(seconds: [f64; 2]) -> Value {
 }
 
 fn measured(made_up: MadeUp, wheel: &Value) -> MadeUp {
+    measured_as(made_up, wheel, &case())
+}
+
+fn measured_as(made_up: MadeUp, wheel: &Value, case: &Params) -> MadeUp {
     let mut steps = row(&[("naive", 2.0, 0.5, 0.5), (STRATEGY, 1.25, 0.5, 0.1)], None);
     let single = timing(&[1.0, 1.0]);
     steps["from_python"] = json!({"single": single, "pytorch": library([1.5, 1.5]), "wheel": wheel, "off": 0.0});
-    made_up.measured("wheel", &case(), &json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}}))
+    made_up.measured("wheel", case, &json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}}))
 }
 
 fn of_wheel(seconds: [f64; 2]) -> Value {
@@ -41,6 +45,17 @@ fn the_wheel_is_faster_only_if_every_round_is() {
     let ratio = |of: &str| mark::plain(wheel["ratios"][of].as_str().unwrap());
     assert_eq!((ratio("buckets"), ratio("sharded")), ("0.80 in float32".into(), "0.85 in float32".into()));
     assert_eq!(wheel["mb"], json!(25.0));
+}
+
+#[test]
+fn the_sentence_has_the_ratio_of_each_dtype_and_the_claim_needs_all() {
+    let bfloat16 = Params { dtype: Precision::Bfloat16, ..case() };
+    let first = || measured(MadeUp::gpu("x"), &of_wheel([1.2, 1.2]));
+    for (seconds, ratio, held) in [([1.35, 1.35], "0.90", true), ([1.65, 1.65], "1.10", false)] {
+        let answer = answer_of(measured_as(first(), &of_wheel(seconds), &bfloat16));
+        let said = mark::plain(printed(&answer)["wheel"]["ratios"]["buckets"].as_str().unwrap());
+        assert_eq!((said, answer.holds(CLAIM)), (format!("0.80 in float32 and {ratio} in bfloat16"), Some(held)));
+    }
 }
 
 #[test]
