@@ -9,6 +9,7 @@ use super::conditions::{Conditions, ConditionsMonitor, Sensor};
 use super::device::DeviceCheck;
 use super::floor;
 use super::grade::CheckStatus;
+use super::host_load::HostLoad;
 use super::problem::{Check, Measured, Problem, Verdict};
 use super::record::{Outcome, Profile, Run};
 use super::samples::check_times;
@@ -47,6 +48,7 @@ pub struct MeasurementContext<'a> {
 pub struct Measurement {
     pub outcome: Outcome,
     pub conditions: Option<Conditions>,
+    pub busy_processors: Option<f64>,
     pub elapsed: Duration,
 }
 
@@ -100,19 +102,19 @@ impl<'a> Runner<'a> {
             context.worker.restart();
         }
         let watch = ConditionsMonitor::start(self.sensor);
-        let started = Instant::now();
+        let (load, started) = (HostLoad::start(), Instant::now());
         let interrupted = || {
             watch.poll();
             (self.interrupted)()
         };
         let ending = context.worker.run(&job, self.limit_within(clock), &interrupted)?;
-        let elapsed = started.elapsed();
+        let (busy_processors, elapsed) = (load.busy_processors(), started.elapsed());
         let outcome = match ending {
             Ending::Interrupted => return Ok(CaseEnding::Interrupted),
             Ending::TimedOut { .. } if clock.is_over() => return Ok(CaseEnding::OutOfTime),
             ending => context.outcome(params, ending, elapsed)?,
         };
-        Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), elapsed })))
+        Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions: watch.end(), busy_processors, elapsed })))
     }
 
     fn limit_within(&self, clock: &Clock) -> Duration {

@@ -95,6 +95,7 @@ impl DeviceGroup {
             kernels,
             elapsed_s,
             conditions: None,
+            busy_processors: None,
             outcome,
         };
         file.put(case, run);

@@ -71,6 +71,10 @@ pub struct CaseRecord {
     /// `None` if the device has no sensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
+    /// Of the host, while the case ran, on average, those of other users among them. `None` where the kernel does not say, and
+    /// in records that are older.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_processors: Option<f64>,
     pub outcome: Outcome,
 }
 
@@ -272,12 +276,20 @@ impl RecordFile {
 /// Longer than any case: a year.
 const MAX_ELAPSED_S: f64 = 3.2e7;
 
+/// More than any host has.
+const MAX_PROCESSORS: f64 = 1e5;
+
 impl CaseRecord {
     fn validate(&self, peaks: &Peaks) -> Result<()> {
         let elapsed_s = self.elapsed_s;
         ensure!(
             (0.0..MAX_ELAPSED_S).contains(&elapsed_s),
             "it took {elapsed_s:e} s: expected 0 to {MAX_ELAPSED_S:e} s"
+        );
+        let busy = self.busy_processors.unwrap_or_default();
+        ensure!(
+            (0.0..MAX_PROCESSORS).contains(&busy),
+            "{busy:e} processors were busy: expected 0 to {MAX_PROCESSORS:e}"
         );
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;

@@ -188,6 +188,7 @@ impl Runner<'_> {
             kernels: of_case,
             elapsed_s: measurement.elapsed.as_secs_f64(),
             conditions: measurement.conditions,
+            busy_processors: measurement.busy_processors,
             outcome: measurement.outcome,
         };
         plan.record.put(case, run);

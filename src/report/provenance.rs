@@ -97,21 +97,29 @@ fn lines(document: &Document) -> Vec<Line<'_>> {
 
 fn runs_table(lines: &[Line]) -> String {
     let watched = lines.iter().any(|line| line.seen.is_some());
-    let mut out = format!("{}\n", if watched { WATCHED } else { UNWATCHED });
+    let loaded = lines.iter().any(|line| line.busy.is_some());
+    let columns = [(true, RUN), (loaded, LOAD), (watched, SENSOR)];
+    let shown = || columns.iter().filter(|(is_shown, _)| *is_shown);
+    let [titles, rules, captions] = [0, 1, 2].map(|part| shown().map(|(_, text)| text[part]).collect::<String>());
+    let mut out = format!("{titles}|\n{rules}|\n");
     for line in lines {
-        let _ = writeln!(out, "| {} |", line.cells(watched).join(" | "));
+        let _ = writeln!(out, "| {} |", line.cells(loaded, watched).join(" | "));
     }
-    let _ = writeln!(out, "\nTable: {}", if watched { WATCHED_CAPTION } else { UNWATCHED_CAPTION });
+    let _ = writeln!(out, "\nTable: {captions}");
     out
 }
 
-const WATCHED: &str = "| Run | Problem | Commit | Cases | SM clock (MHz) | Power (W) | Up to (°C) | Held down by |\n\
-                       |:---|:---|:---|---:|---:|---:|---:|:---|";
-const WATCHED_CAPTION: &str = "Each run behind the figures of this report. Clock and power are medians over the run's \
-                               cases of what was read every 100 ms while a case ran; a case measured again had been \
-                               slowed down by heat or a fault the first time.";
-const UNWATCHED: &str = "| Run | Problem | Commit | Cases |\n|:---|:---|:---|---:|";
-const UNWATCHED_CAPTION: &str = "Each run behind the figures of this report.";
+/// Columns of the table of runs: their titles, their alignments, and what the caption says of them.
+const RUN: [&str; 3] =
+    ["| Run | Problem | Commit | Cases ", "|:---|:---|:---|---:", "Each run behind the figures of this report."];
+const LOAD: [&str; 3] =
+    ["| Busy CPUs ", "|---:", " Busy CPUs are those of the whole host, the median over the run's cases."];
+const SENSOR: [&str; 3] = [
+    "| SM clock (MHz) | Power (W) | Up to (°C) | Held down by ",
+    "|---:|---:|---:|:---",
+    " Clock and power are medians over the run's cases of what was read every 100 ms while a case ran; a case measured again \
+     had been slowed down by heat or a fault the first time.",
+];
 
 /// One run of one problem.
 struct Line<'a> {
@@ -120,6 +128,7 @@ struct Line<'a> {
     id: &'a str,
     commit: String,
     cases: usize,
+    busy: Option<f64>,
     seen: Option<Seen>,
 }
 
@@ -134,13 +143,18 @@ impl<'a> Line<'a> {
             id: &run.id,
             commit,
             cases: cases().count(),
+            busy: Summary::of(&cases().filter_map(|case| case.busy_processors).collect::<Vec<_>>())
+                .map(|busy| busy.median),
             seen: Seen::of(cases()),
         }
     }
 
-    fn cells(&self, watched: bool) -> Vec<String> {
+    fn cells(&self, loaded: bool, watched: bool) -> Vec<String> {
         let problem = format!("`{}` ({})", self.problem, self.profile);
         let mut cells = vec![self.id.to_string(), problem, self.commit.clone(), self.cases.to_string()];
+        if loaded {
+            cells.push(self.busy.map_or(NOTHING.into(), |busy| grouped(busy, 1)));
+        }
         match (&self.seen, watched) {
             (_, false) => {}
             (None, true) => cells.extend([NOTHING; 4].map(String::from)),
@@ -253,70 +267,4 @@ fn claims_table(claims: &[(&'static str, Claim)]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::harness::conditions::{Conditions, During, Reading, ReadingRange};
-    use crate::harness::record::Outcome;
-
-    fn case(clock: f64, power: f64, throttle: &[Throttle], again: bool) -> CaseRecord {
-        let range = |median: f64| ReadingRange { min: median, median, max: median };
-        let reading = Reading {
-            sm_clock_hz: clock,
-            memory_clock_hz: 3e9,
-            power_w: power,
-            temperature_c: 50.0,
-            throttle: BTreeSet::new(),
-        };
-        let during = During {
-            readings: 3,
-            sm_clock_hz: range(clock),
-            power_w: range(power),
-            max_temperature_c: power / 10.0,
-            throttle: throttle.iter().copied().collect(),
-        };
-        let remeasured_after = if again { [Throttle::HwSlowdown].into() } else { BTreeSet::new() };
-        CaseRecord {
-            grid: "g".into(),
-            params: json!({}),
-            run: "r".into(),
-            revision: 1,
-            kernels: BTreeMap::new(),
-            elapsed_s: 1.0,
-            conditions: Some(Conditions {
-                before: reading.clone(),
-                during: Some(during),
-                after: reading,
-                remeasured_after,
-            }),
-            outcome: Outcome::Measured { row: json!({}) },
-        }
-    }
-
-    #[test]
-    fn cases_are_summarised_and_a_slowdown_is_named() {
-        let idle = [Throttle::GpuIdle];
-        let cases = [case(1.98e9, 400.0, &idle, false), case(1.5e9, 690.0, &[Throttle::SwPowerCap], true)];
-        let seen = Seen::of(cases.iter()).unwrap();
-        assert_eq!((seen.remeasured, seen.spoiled), (1, 0));
-        assert_eq!((seen.sm_clock_hz, seen.power_w, seen.max_temperature_c), (1.74e9, 545.0, 69.0));
-        assert_eq!(in_words(seen.reasons()), "power cap");
-        let slow = [case(1.0e9, 200.0, &[Throttle::HwSlowdown], true)];
-        assert_eq!(Seen::of(slow.iter()).unwrap().spoiled, 1);
-        assert_eq!(Seen::of([].iter()), None);
-    }
-
-    #[test]
-    fn peaks_are_printed_with_their_units() {
-        let peaks = Peaks {
-            flops_per_s: [("float32".to_string(), 66.9e12)].into(),
-            bytes_per_s: 4.8e12,
-            cache_bytes: 0.0,
-            source: "a data sheet".into(),
-        };
-        assert_eq!(roofs(&peaks), "66.9 TFLOP/s in float32, 4.80 TB/s of memory (a data sheet)");
-    }
-}
+mod tests;

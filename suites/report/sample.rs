@@ -97,6 +97,7 @@ fn records() -> RecordSet {
                 kernels: BTreeMap::new(),
                 elapsed_s: 1.0,
                 conditions: (n == 4096).then(conditions),
+                busy_processors: None,
                 outcome,
             });
         }

@@ -71,6 +71,7 @@ impl MadeUp {
             kernels: BTreeMap::new(),
             elapsed_s: 1.0,
             conditions: None,
+            busy_processors: None,
             outcome,
         };
         self.file.put(case, &self.run);

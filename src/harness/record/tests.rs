@@ -24,7 +24,17 @@ fn run(id: &str) -> Run {
 fn case(params: Value, run: &str, outcome: Outcome) -> CaseRecord {
     let kernels = BTreeMap::new();
     let (grid, run) = ("g".into(), run.into());
-    CaseRecord { grid, params, run, revision: 1, kernels, elapsed_s: 0.5, conditions: None, outcome }
+    CaseRecord {
+        grid,
+        params,
+        run,
+        revision: 1,
+        kernels,
+        elapsed_s: 0.5,
+        conditions: None,
+        busy_processors: None,
+        outcome,
+    }
 }
 
 fn measured(samples: &[f64]) -> Outcome {
@@ -120,6 +130,7 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| (f.runs[0].id, f.cases[0].run) = ("a|b".into(), "a|b".into()), "run 0: the id is \"a|b\"");
     refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1e0 s: expected 0 to 3.2e7 s");
     refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
+    refused_with(&|f| f.cases[0].busy_processors = Some(-1.0), "-1e0 processors were busy: expected 0 to 1e5");
 }
 
 /// A file of the size that is read can hold as many; comparing each two would take minutes.
