@@ -15,7 +15,7 @@ use crate::collective::Backend;
 use crate::collective::environment::Environment;
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
-use crate::collective::rendezvous::{Settings, arrive, connect, exchange};
+use crate::collective::rendezvous::{Settings, arrive, connect, exchange, gather};
 use crate::collective::trace::{findings, traced};
 use crate::harness::manifest::suites_hash;
 use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
@@ -128,7 +128,12 @@ pub fn run(task: &Task) -> Result<()> {
     let (collective, store) = &*joined;
     let work = || (code.run)(collective, input);
     let result = match &task.trace {
-        Some(path) => traced(collective, store, path, work),
+        Some(path) => {
+            let gather = |trace: &[u8]| gather(&environment, store, &peers, "trace", trace);
+            traced(collective, gather, work).and_then(|(result, trace)| {
+                trace.map_or(Ok(()), |trace| write_atomically(path, &trace)).map(|()| result)
+            })
+        }
         None => work(),
     };
     let result = result.and_then(|result| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::environment::{DEADLINE, Environment};
@@ -160,10 +160,7 @@ fn meet(
     let (peer, listener) = Peer::here(environment)?;
     let mine = Arrival { peer, settings: own.into_iter().chain(settings.iter().cloned()).collect() };
     if !store.claim(&format!("claimed/{rank}"))? {
-        let other = announced(store, rank)?.and_then(|bytes| read(rank, &bytes).ok());
-        let has_ended = other.is_some_and(|other| other.peer.has_ended());
-        ensure!(!has_ended, "rank {rank} has been here and has ended: start all ranks anew, each with its own RANK");
-        bail!("another process is rank {rank} already: give every process its own RANK");
+        return Err(taken(store, rank)?);
     }
     store.set(&present(rank), &serde_json::to_vec(&mine)?)?;
     let lost = || format!("rank {rank} has lost rank 0's store at {master_addr}:{master_port}; look why rank 0 ended");
@@ -246,33 +243,37 @@ fn leave(environment: &Environment, store: &Store) {
     }
 }
 
+/// Why a process cannot be `rank`: another one is or was.
+fn taken(store: &Store, rank: usize) -> Result<Error> {
+    let other = announced(store, rank)?.and_then(|bytes| read(rank, &bytes).ok());
+    Ok(match other.is_some_and(|other| other.peer.has_ended()) {
+        true => anyhow!(
+            "rank {rank} has been here and has ended: start all ranks anew, each with its own RANK, and a second command \
+             under a torchrun of its own"
+        ),
+        false => anyhow!("another process is rank {rank} already: give every process its own RANK"),
+    })
+}
+
 fn present(rank: usize) -> String {
     format!("rank/{rank}")
 }
+
+/// One of each rank, in rank order.
+type Values = Vec<Vec<u8>>;
 
 /// Every rank's `value` under a name that is used once, in rank order. Rank 0, which may serve the store, returns last.
 ///
 /// # Errors
 /// A rank's value has not arrived within the environment's timeout, or will not, since that one of `peers` has ended; a store
 /// that does not answer.
-pub fn exchange(
-    environment: &Environment,
-    store: &Store,
-    peers: &Peers,
-    name: &str,
-    value: &[u8],
-) -> Result<Vec<Vec<u8>>> {
-    let remedy = format!("Look whether the store at {}:{} runs", environment.master_addr, environment.master_port);
-    let exchange = Exchange {
-        environment: environment.clone(),
-        store: store.under(name)?,
-        peers: peers.all().to_vec(),
-        name: name.into(),
-    };
-    let value = value.to_vec();
-    Waiting::during(environment, INTERVAL, say, |waiting| {
-        waiting.bounded(&remedy, || Ok(()), move |waiting| exchange.of(&value, waiting))
-    })
+pub fn exchange(of: &Environment, store: &Store, peers: &Peers, name: &str, value: &[u8]) -> Result<Values> {
+    Exchange::under(name, of, store, peers)?.bounded(value, Exchange::to_all)
+}
+
+/// As [`exchange`], to rank 0 alone; the others get nothing and go on at once.
+pub fn gather(of: &Environment, store: &Store, peers: &Peers, name: &str, value: &[u8]) -> Result<Values> {
+    Exchange::under(name, of, store, peers)?.bounded(value, Exchange::to_rank_0)
 }
 
 struct Exchange {
@@ -283,7 +284,28 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn of(&self, value: &[u8], waiting: &Waiting) -> Result<Vec<Vec<u8>>> {
+    fn under(name: &str, environment: &Environment, store: &Store, peers: &Peers) -> Result<Self> {
+        let (environment, store, peers) = (environment.clone(), store.under(name)?, peers.all().to_vec());
+        Ok(Self { environment, store, peers, name: name.into() })
+    }
+
+    /// `values` of this rank's `value`, which end soon after the environment's timeout.
+    fn bounded(self, value: &[u8], values: fn(&Self, &[u8], &Waiting) -> Result<Values>) -> Result<Values> {
+        let (environment, value) = (self.environment.clone(), value.to_vec());
+        let remedy = format!("Look whether the store at {}:{} runs", environment.master_addr, environment.master_port);
+        Waiting::during(&environment, INTERVAL, say, |waiting| {
+            waiting.bounded(&remedy, || Ok(()), move |waiting| values(&self, &value, waiting))
+        })
+    }
+
+    fn to_rank_0(&self, value: &[u8], waiting: &Waiting) -> Result<Values> {
+        let &Environment { rank, world_size, .. } = &self.environment;
+        self.store.set(&key("value", rank), value)?;
+        let awaited = if rank == 0 { world_size } else { 0 };
+        (0..awaited).map(|rank| self.await_from("value", rank, waiting)).collect()
+    }
+
+    fn to_all(&self, value: &[u8], waiting: &Waiting) -> Result<Values> {
         let &Environment { rank, world_size, .. } = &self.environment;
         self.store.set(&key("value", rank), value)?;
         let values = (0..world_size).map(|rank| self.await_from("value", rank, waiting)).collect::<Result<Vec<_>>>()?;

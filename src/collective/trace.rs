@@ -4,7 +4,6 @@
 //! each has entered it: that bounds the offset between two clocks from both sides, however late a rank was scheduled.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
@@ -19,7 +18,6 @@ use crate::printable::shown_path;
 use crate::root::read_at_most;
 use crate::torch::nvtx::range;
 use crate::torch::profiler::profile;
-use crate::torch::store::Store;
 
 /// Barriers before the work, and as many after it.
 const ANCHORS: usize = 8;
@@ -31,35 +29,29 @@ const MOST_BYTES: u64 = 4 << 30;
 /// By how much anchors may contradict each other: clocks drift by some 20 us a second, and more means that one was set.
 const MOST_CONTRADICTION_US: f64 = 1000.0;
 
-/// Runs `body`, this rank's work, under the profiler; rank 0 then writes the trace of all ranks to `path`, gzipped.
+/// Runs `body`, this rank's work, under the profiler; rank 0 gets the trace of all ranks too, gzipped.
 ///
 /// # Errors
-/// A file that cannot be written; those of `body`; a rank whose trace has not arrived within the store's timeout; clocks that cannot be related.
-pub fn traced<T>(collective: &Shared, store: &Store, path: &Path, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Before the work, which would be lost otherwise.
-    let file = (collective.rank() == 0).then(|| File::create(path)).transpose();
-    let file =
-        file.with_context(|| format!("the trace {} cannot be written; name a file in a folder", shown_path(path)))?;
+/// Those of `body` and of `gather`, which gives rank 0 every rank's bytes; clocks that cannot be related.
+pub fn traced<T>(
+    collective: &Shared,
+    gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    body: impl FnOnce() -> Result<T>,
+) -> Result<(T, Option<Vec<u8>>)> {
     let anchors = || (0..ANCHORS).try_for_each(|_| range(ANCHOR, || collective.barrier()));
     let (value, profile) = profile(collective.device(), || {
         anchors()?;
         let value = body()?;
         anchors().map(|()| value)
     })?;
-    let key = |rank: usize| format!("trace/{rank}");
-    let Some(mut file) = file else {
-        store.set(&key(collective.rank()), &zipped(profile.json())?)?;
-        return Ok(value);
-    };
-    let own = serde_json::from_slice(profile.json()).context("reading rank 0's trace")?;
-    let others = (1..collective.world_size()).map(|rank| {
-        let bytes = store.get(&key(rank)).with_context(|| format!("rank {rank} sent no trace"))?;
-        unzipped(&bytes).with_context(|| format!("reading rank {rank}'s trace"))
-    });
-    let traces = [Ok(own)].into_iter().chain(others).collect::<Result<Vec<_>>>()?;
-    let bytes = zipped(&serde_json::to_vec(&merge(traces)?)?)?;
-    file.write_all(&bytes).with_context(|| format!("writing the trace {}", shown_path(path)))?;
-    Ok(value)
+    let traces = gather(&zipped(profile.json())?)?;
+    if collective.rank() != 0 {
+        return Ok((value, None));
+    }
+    let traces = traces.iter().enumerate();
+    let traces = traces.map(|(rank, bytes)| unzipped(bytes).with_context(|| format!("reading rank {rank}'s trace")));
+    let bytes = zipped(&serde_json::to_vec(&merge(traces.collect::<Result<_>>()?)?)?)?;
+    Ok((value, Some(bytes)))
 }
 
 /// What a merged trace says of the clocks and of late ranks, a sentence each. A device or a pipe keeps no trace to read.

@@ -1,6 +1,7 @@
 //! `cs336 launch --trace`: one trace of two Gloo ranks on one clock, and the rank that comes late.
 
 use std::io::Read as _;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -38,14 +39,20 @@ fn one_trace_shows_both_ranks_and_names_the_one_that_comes_late() {
 }
 
 #[test]
-fn a_trace_that_a_device_swallows_is_no_error() {
+fn a_trace_that_a_device_swallows_is_no_error_and_a_pipe_that_nobody_reads_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("input.json"), json!({"fault": "late", "folder": folder.path()}).to_string())
-        .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cs336"));
-    command
-        .args(["launch", "--task", "fault_test", "--world-size", "2", "--input"])
-        .arg(folder.path().join("input.json"));
-    let output = command.args(["--trace", "/dev/null"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("input.json"), json!({"fault": "late", "folder": folder.path()}).to_string()).unwrap();
+    assert!(Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
+    let launch = |trace: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cs336"));
+        command.args(["launch", "--task", "fault_test", "--world-size", "2", "--input"]).arg(path("input.json"));
+        let output = command.arg("--trace").arg(trace).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = launch(Path::new("/dev/null"));
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = launch(&path("pipe"));
+    assert!(code == Some(1) && said.contains("/pipe cannot be written: "), "{said}");
+    assert!(said.contains("remove what is in its place"), "{said}");
 }

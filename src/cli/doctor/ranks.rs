@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
     let settings = settings("doctor --ranks", Some(&json!({ "large": large })));
     let (store, peers) = arrive(&environment, backend, &settings)?;
     let lost = serde_json::to_vec(&unreached(&peers))?;
-    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, &peers, "unreached", &lost)?)?;
+    let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, &peers, "view of the network", &lost)?)?;
     if let Some(first) = lost.iter().flatten().next() {
         bail!("{first}. Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME");
     }

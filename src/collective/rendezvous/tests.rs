@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
+use rstest::rstest;
+
 use super::*;
 use crate::collective::environment::LOOPBACK;
 
@@ -173,7 +175,10 @@ fn a_rank_that_ended_after_its_arrival_is_named_to_its_successor_and_to_those_th
         said(&environment(ends, 3, Duration::from_millis(100)), &store);
         assert_eq!(
             said(&environment(ends, 3, PATIENCE), &store),
-            format!("rank {ends} has been here and has ended: start all ranks anew, each with its own RANK")
+            format!(
+                "rank {ends} has been here and has ended: start all ranks anew, each with its own RANK, and a second command \
+                 under a torchrun of its own"
+            )
         );
         let said = said(&environment(waits, 3, PATIENCE), &store);
         let names = said.starts_with(&format!("rank {ends} on "));
@@ -204,9 +209,21 @@ fn a_rank_that_ended_before_its_result_is_named_with_its_host() {
     );
 }
 
-/// A proxy before the store that stops to answer, as a store does whose host or process is stopped.
 #[test]
-fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline() {
+fn rank_0_alone_gathers_all_values() {
+    let values: [_; 2] = on_ranks(PATIENCE, |rank, store| {
+        let environment = environment(rank, 2, PATIENCE);
+        let peers = meet_quietly(&environment, store, &settings("naive_ddp", "0.1.0")).unwrap();
+        gather(&environment, store, &peers, "trace", &[rank as u8]).unwrap()
+    });
+    assert_eq!(values, [vec![vec![0], vec![1]], vec![]]);
+}
+
+/// A proxy before the store that stops to answer, as a store does whose host or process is stopped.
+#[rstest]
+#[case::all(exchange)]
+#[case::rank_0(gather)]
+fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline(#[case] collect: Collect) {
     let (listener, proxy) = [(); 2].map(|()| TcpListener::bind((LOOPBACK, 0)).unwrap()).into();
     let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
     let (of_store, of_proxy) = (port(&listener), port(&proxy));
@@ -225,13 +242,15 @@ fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline() {
     let store = Store::join(LOOPBACK, of_proxy, PATIENCE).unwrap();
     let (peers, _other) = two_ranks();
     is_open.store(false, Ordering::Relaxed);
-    let outcome = exchange(&environment(0, 2, Duration::from_millis(300)), &store, &peers, "result", b"0");
+    let outcome = collect(&environment(0, 2, Duration::from_millis(300)), &store, &peers, "result", b"0");
     let said = outcome.unwrap_err().to_string();
     assert!(
         said.contains("in vain for 300.0 ms (CS336_DEADLINE_S). Look whether the store at 127.0.0.1:1 runs"),
         "{said}"
     );
 }
+
+type Collect = fn(&Environment, &Store, &Peers, &str, &[u8]) -> Result<Vec<Vec<u8>>>;
 
 /// Passes bytes on as long as it is open.
 fn pass_on(from: &mut TcpStream, to: &mut TcpStream, is_open: &AtomicBool) {
