@@ -79,6 +79,16 @@ const FORWARD: &str = "flash_forward";
 fn a_right_subject_in_plain_pytorch_earns_all_points_of_the_adapters() {
     let graded = Graded::new();
     let folder = graded.add("right", "right", "", "");
+    // pytest reads no nested project, and an optimizer's state may have an entry that is no parameter's.
+    for (name, project) in [("words", &b"# \xe9"[..]), ("list", b"[project]\nname = ['x']")] {
+        fs::create_dir(folder.join(name)).unwrap();
+        fs::write(folder.join(name).join("pyproject.toml"), project).unwrap();
+    }
+    let sharded = folder.join("cs336_systems/sharded.py");
+    let made = "super().__init__(params, dict(kwargs))\n";
+    let text = fs::read_to_string(&sharded).unwrap().replace(made, &format!("{made}        self.state['steps'] = 0\n"));
+    assert!(text.contains("'steps'"));
+    fs::write(&sharded, text).unwrap();
     let grades = graded.grade(&folder, &[], &[]);
     let lost: Vec<_> = Graded::checks(&grades).into_iter().filter(|(_, status, _)| status != "passed").collect();
     assert!(lost.is_empty(), "{lost:?}");

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +96,9 @@ def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tenso
     for found in _OBJECTS():
         if issubclass(type(found), _OPTIMIZER) and found is not besides:
             for parameter, state in list(vars(found).get("state", {}).items()):
-                # A step is a number, or a tensor without dimensions.
-                yield parameter, [t for t in state.values() if isinstance(t, Tensor) and t.dim() > 0]
+                # PyTorch's state_dict takes entries that are no parameter's. A step is a number, or a tensor without dimensions.
+                kept = state.values() if isinstance(state, Mapping) else state if isinstance(state, list) else [state]
+                yield parameter, [t for t in kept if isinstance(t, Tensor) and t.dim() > 0]
 
 
 class Sharded:

@@ -50,7 +50,8 @@ class Projects:
     def __init__(self, folders: list[Path]) -> None:
         self.found: dict[str, Unbuilt] = {}
         for folder in folders:
-            with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError):
+            # pytest does not read it, whatever it holds.
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
                 self.found[normal(project["name"])] = Unbuilt(project)
 
