@@ -130,11 +130,13 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
     Ok(found)
 }
 
-/// The row with each `Samples` reduced to its unit and work, which must repeat exactly.
+/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and a plain number
+/// that is a time is left out.
 fn without_samples(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let kept = fields.iter().filter(|(key, _)| *key != "samples");
+            let is_time = |key: &str| key == "seconds" || key.ends_with("_s");
+            let kept = fields.iter().filter(|(key, child)| *key != "samples" && !(is_time(key) && child.is_number()));
             Value::Object(kept.map(|(key, child)| (key.clone(), without_samples(child))).collect())
         }
         Value::Array(items) => Value::Array(items.iter().map(without_samples).collect()),
@@ -270,7 +272,9 @@ mod tests {
 
     fn measured(value: i64, scale: f64) -> Outcome {
         let samples: Vec<f64> = (0..20).map(|i| scale * (1.0 + 0.001 * f64::from(i))).collect();
-        Outcome::Measured { row: json!({"value": value, "forward": {"unit": "s", "samples": samples}}) }
+        Outcome::Measured {
+            row: json!({"value": value, "seconds": scale, "forward": {"unit": "s", "samples": samples}}),
+        }
     }
 
     fn findings(local: Outcome, accepted: Outcome) -> Vec<Finding> {

@@ -10,10 +10,22 @@ use super::samples::{Samples, Unit, each_samples};
 const TOLERANCE: f64 = 1.10;
 
 /// Compares every timing in `row` with `peaks`. The error names the value's path and both figures.
+///
+/// Columns that end apart, each with an outcome of its own, are timed on the same work: one that names none, beside others that
+/// do, is an error too, since nothing would bound it.
 pub fn check(row: &Value, peaks: &Peaks) -> Result<()> {
+    let (mut bounded, mut unbounded) = (false, None);
     each_samples(row, &mut |at, samples| {
+        if at.ends_with(".row") && samples.unit == Unit::Seconds {
+            let works = samples.work.as_ref().is_some_and(|work| work.flops > 0.0 || work.bytes > 0.0);
+            bounded |= works;
+            unbounded = unbounded.take().or_else(|| (!works).then(|| at.to_string()));
+        }
         check_samples(samples, peaks).with_context(|| format!("{at} is faster than this machine can be"))
-    })
+    })?;
+    let at = unbounded.filter(|_| bounded);
+    ensure!(at.is_none(), "{} names no work, as the other columns do", at.unwrap_or_default());
+    Ok(())
 }
 
 fn check_samples(samples: &Samples, peaks: &Peaks) -> Result<()> {
@@ -79,6 +91,18 @@ mod tests {
     fn one_sample_above_the_memory_roof_is_an_error() {
         let error = format!("{:#}", check(&row(1e-4, 0.0, 1e9), &peaks()).unwrap_err());
         assert!(error.contains("floor of 1.000e-2 s") && error.contains("100.0 GB/s of memory"), "{error}");
+    }
+
+    #[test]
+    fn a_column_without_work_beside_others_with_work_is_an_error() {
+        let column = |work: Value| json!({"kind": "measured", "row": {"unit": "s", "samples": [1.0], "work": work}});
+        let of = |flops: f64| json!({"flops": flops, "bytes": 0.0, "precision": "float32"});
+        let both = |other: Value| check(&json!({"ours": column(of(1e9)), "other": column(other)}), &peaks());
+        both(of(1e9)).unwrap();
+        for other in [of(0.0), Value::Null] {
+            assert_eq!(both(other).unwrap_err().to_string(), "other.row names no work, as the other columns do");
+        }
+        check(&json!({"ours": column(Value::Null), "other": column(Value::Null)}), &peaks()).unwrap();
     }
 
     #[test]

@@ -98,8 +98,8 @@ pub fn staleness<'a>(
     let kernels = measured.map(|measured| code_hashes(layout, measured, profile)).transpose()?.unwrap_or_default();
     Ok(move |case: &CaseRecord| {
         let Some(measured) = measured else { return Some("the problem measures nothing any more".into()) };
-        if !suite.cases(profile).any(|(_, params)| params == &case.params) {
-            return Some("its parameters have left the suite".into());
+        if !suite.cases(profile).any(|(grid, params)| (grid, params) == (&*case.grid, &case.params)) {
+            return Some("its grid or parameters have left the suite".into());
         }
         if case.revision != measured.revision {
             return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
@@ -257,8 +257,14 @@ mod tests {
     #[test]
     fn another_value_of_a_new_parameter_and_a_new_required_field_make_a_case_stale() {
         let (reasons, pending) = stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = 2\nfused = [false, true]\n");
-        assert_eq!((reasons, pending), (vec![Some("its parameters have left the suite".into()), None], 1));
+        assert_eq!((reasons, pending), (vec![Some("its grid or parameters have left the suite".into()), None], 1));
         let (reasons, pending) = stale(&problem::<OldParams, RowWithRequiredField>(), "[cpu.all]\nn = [1, 2]\n");
         assert!(reasons.iter().flatten().all(|why| why.contains("error")) && reasons.len() == pending, "{reasons:?}");
+        let (reasons, _) = stale(&problem::<OldParams, OldRow>(), "[cpu.other]\nn = [1, 2]\n");
+        assert_eq!(
+            reasons,
+            vec![Some("its grid or parameters have left the suite".to_string()); 2],
+            "their grid is \"all\""
+        );
     }
 }

@@ -56,7 +56,8 @@ impl Verdict {
 pub trait Measure {
     /// One case of the suite's grid; derive `Deserialize` with `deny_unknown_fields`, and use enums for closed sets.
     type Params: Serialize + DeserializeOwned;
-    /// What one case gives: `Samples` for what is noisy, plain values for what must repeat exactly.
+    /// What one case gives: `Samples` for what is noisy, a number `seconds` or `.._s` for what was timed once, other plain values
+    /// for what must repeat exactly.
     type Row: Serialize + DeserializeOwned;
     /// Bump it when the meaning of a measured value changes. Records of an older revision are stale.
     const REVISION: u32;

@@ -78,11 +78,13 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
     let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
     let marked = lines(&[&["ls-files", "-v", "--"], &measured[..]].concat())?;
-    let (Some(changed), Some(marked)) = (changed, marked) else { return Ok(None) };
+    // Python and a compiler find a file there that nobody has added.
+    let added = lines(&["ls-files", "--others", "--exclude-standard", "--", "kernels", "suites"])?;
+    let (Some(changed), Some(marked), Some(added)) = (changed, marked, added) else { return Ok(None) };
     // Of files that are "assume unchanged" (a small letter) or "skip worktree" (S), git does not see a change.
     let unseen = |line: &String| line.starts_with(|mark: char| mark.is_ascii_lowercase() || mark == 'S');
     let unseen = marked.iter().filter(|line| unseen(line)).filter_map(|line| Some(line.split_once(' ')?.1.to_string()));
-    let modified: BTreeSet<String> = changed.into_iter().chain(unseen).collect();
+    let modified: BTreeSet<String> = changed.into_iter().chain(unseen).chain(added).collect();
     Ok(Some(Commit { commit, dirty: !modified.is_empty(), modified: modified.into_iter().collect() }))
 }
 
@@ -203,6 +205,10 @@ mod tests {
         let changed = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((changed.dirty, changed.modified), (true, vec!["suites/p.toml".to_string()]));
         write("suites/p.toml", "a");
+        write("suites/torch.py", "");
+        let added = Commit::of(folder.path(), &|| false).unwrap();
+        assert_eq!((added.dirty, added.modified), (true, vec!["suites/torch.py".to_string()]));
+        std::fs::remove_file(folder.path().join("suites/torch.py")).unwrap();
         for mark in ["assume-unchanged", "skip-worktree"] {
             run_git(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
             let hidden = Commit::of(folder.path(), &|| false).unwrap();
