@@ -84,6 +84,17 @@ pub fn find() -> Result<PathBuf> {
     bail!("no suites/ and templates/ here or above: run cs336 inside its checkout, or set CS336_ROOT")
 }
 
+/// How PyTorch of the right version, and the libraries beside it, are had: a bundle has no Makefile.
+pub fn installing() -> &'static str {
+    std::env::current_exe().map_or(SETUP, |program| installing_for(&program))
+}
+
+const SETUP: &str = "run `make setup`";
+
+fn installing_for(program: &Path) -> &'static str {
+    if bundle_of(program).is_some() { "install torch==2.11.0" } else { SETUP }
+}
+
 /// The path that a variable holds, if it is absolute: an empty or relative one would lead into the working directory.
 pub fn absolute(value: Option<OsString>) -> Option<PathBuf> {
     value.map(PathBuf::from).filter(|path| path.is_absolute())
@@ -217,6 +228,18 @@ mod tests {
             assert_eq!(absolute(Some(value.into())), None);
         }
         assert_eq!(absolute(Some("/opt/cuda".into())), Some("/opt/cuda".into()));
+    }
+
+    #[test]
+    fn a_bundle_has_no_make_to_install_by() {
+        let tree = tempfile::tempdir().unwrap();
+        let program = |folder: &str| tree.path().join(folder).join("cs336");
+        assert_eq!(installing_for(&program("bin")), SETUP);
+        for folder in ["suites", "templates"] {
+            fs::create_dir(tree.path().join(folder)).unwrap();
+        }
+        assert_eq!(installing_for(&program("target/debug")), SETUP);
+        assert_eq!(installing_for(&program("bin")), "install torch==2.11.0");
     }
 
     fn set_mode(path: &Path, mode: u32) {

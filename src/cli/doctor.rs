@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-use super::Ended;
+use super::{Ended, interrupted, watch_for_interrupt};
 use crate::bench::{machine, nvml};
 use crate::cuda;
 use crate::harness::provenance::{available_memory_bytes, machine};
@@ -14,6 +14,7 @@ use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::printable::{indented, shown_path};
 use crate::process::output_within;
+use crate::root::installing;
 use crate::units::human_bytes;
 
 pub mod ranks;
@@ -29,7 +30,11 @@ struct Requirement {
 }
 
 pub fn run(as_json: bool) -> Result<Ended> {
+    watch_for_interrupt();
     let findings = examine()?;
+    if interrupted() {
+        return Ok(Ended::Interrupted);
+    }
     if as_json {
         println!("{}", serde_json::to_string_pretty(&findings)?);
     } else {
@@ -51,6 +56,8 @@ fn examine() -> Result<Vec<Requirement>> {
     let here = machine(&gpus)?;
     let finding = |name, ok, required, detail| Requirement { name, ok, required, detail };
     let torch = crate::torch::version();
+    let is_known = torch.starts_with("2.11.0");
+    let remedy = if is_known { String::new() } else { format!("; it must be 2.11.0: {}, or set PYTHON", installing()) };
     let describe = |g: &Gpu| format!("{} ({}, sm {})", g.name, human_bytes(g.memory_bytes), g.compute_capability);
     let gpu_detail = match gpus.as_slice() {
         [] => "no CUDA device: the cpu profile runs here, gpu cases are recorded as not run".to_string(),
@@ -61,12 +68,7 @@ fn examine() -> Result<Vec<Requirement>> {
     Ok(vec![
         finding("cpu", true, true, format!("{}, {} cores", here.cpu, here.cores)),
         finding("memory", true, true, memory),
-        finding(
-            "libtorch",
-            torch.starts_with("2.11.0"),
-            true,
-            format!("{torch} (2.11.0 is needed: run `make setup`, or set PYTHON)"),
-        ),
+        finding("libtorch", is_known, true, format!("{torch}{remedy}")),
         finding("gpu", !gpus.is_empty(), false, gpu_detail),
         part("nvml", nvml::describe(), "without it, clocks, power and throttling are not recorded"),
         part(
@@ -102,7 +104,7 @@ fn peers() -> Result<String> {
         try: print('and triton', m.version('triton'))\n\
         except m.PackageNotFoundError: print('and no triton: torch.compile has no GPU code')";
     let python = python::interpreter();
-    let death = python::run(&python, &["-c", ASK], python::LIMIT).context("there is only")?;
+    let death = python::run(&python, &["-c", ASK], python::LIMIT, &interrupted).context("there is only")?;
     let said = death.last_output.lines();
     ensure!(
         death.is_success() && death.last_output.starts_with("Python "),
@@ -115,7 +117,7 @@ fn peers() -> Result<String> {
 }
 
 fn git() -> Result<String> {
-    let version = output_within(Command::new("git").arg("--version"), python::LIMIT, &|| false);
+    let version = output_within(Command::new("git").arg("--version"), python::LIMIT, &interrupted);
     let version = version.context("git does not run")?;
     ensure!(version.status.success(), "git does not run: it ended with {}", version.status);
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_string())

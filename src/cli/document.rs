@@ -102,7 +102,11 @@ fn read(layout: &Layout, entry: &Problem, source: RecordSource, input: &mut Prob
     input.template = Some(template_text(layout, &path).map_err(|why| anyhow!("{why}"))?);
     input.shared = shared_templates(layout);
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
-    let remedy = format!("Measure what is missing or failed: `cs336 measure {} --resume{of}`", entry.name);
+    let measured = std::iter::once(entry.name).filter(|_| entry.measured.is_some()).chain(entry.reads.iter().copied());
+    let remedy = format!(
+        "Measure what is missing or failed: `cs336 measure {} --resume{of}`, for a GPU's records with `--profile gpu` there",
+        measured.collect::<Vec<_>>().join(" ")
+    );
     input.answer = answer(entry, &input.records).map_err(|error| anyhow!("{error:#}. {remedy}"))?;
     Ok(())
 }
@@ -151,7 +155,9 @@ fn records(
     };
     let local = match source {
         RecordSource::Here => read_local().unwrap_or_else(|error| {
-            unreadable.push(format!("{error:#}"));
+            let instead =
+                if matches!(accepted, Ok(Some(_))) { ". This answer is from the accepted records" } else { "" };
+            unreadable.push(format!("{}{instead}", format!("{error:#}").trim_end_matches('.')));
             None
         }),
         RecordSource::Accepted => None,
@@ -159,7 +165,8 @@ fn records(
     let file = match local.filter(|file| layout.subject.is_some() || covers(file)) {
         Some(file) => {
             // Then nothing else tells what bounds the times of this file.
-            unreadable.extend(accepted.err().map(|error| format!("{error:#}")));
+            let instead = "This answer is from the records of this machine, whose times nothing accepted bounds";
+            unreadable.extend(accepted.err().map(|error| format!("{error:#}. {instead}")));
             Some(file)
         }
         None => accepted?,

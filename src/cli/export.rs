@@ -11,6 +11,7 @@ use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
 use crate::harness::manifest::restoring;
 use crate::harness::record::{Profile, Run};
 use crate::harness::store::Layout;
+use crate::printable::indented;
 use crate::report::{self, ProblemInput, figures, markdown};
 
 #[derive(clap::Args)]
@@ -47,6 +48,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     registered(&arguments.problem)?;
     let input = problem_input(layout, handout_problem(&arguments.problem)?, RecordSource::Here);
     ensure!(input.fault.is_none(), "{}", input.fault.unwrap_or_default());
+    input.records.unreadable_files().for_each(|reason| eprintln!("cs336: {}", indented(reason, 4)));
     let name = &arguments.problem;
     let text = match (&arguments.item.table, &arguments.item.figure) {
         (Some(id), _) => {

@@ -71,12 +71,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     }
     let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
     let (first, mut faults) = plans(layout, &problems, profile, scope);
-    if first.is_empty()
-        && let Some(fault) = faults.pop()
-    {
+    let last = if first.is_empty() { faults.pop() } else { None };
+    faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
+    if let Some(fault) = last {
         return Err(fault);
     }
-    faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
     if arguments.dry_run {
         dry_run(&first, profile);
         return Ok(if faults.is_empty() { Ended::Well } else { Ended::WithFindings });

@@ -36,7 +36,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let shown = shown_path(&interpreter);
     let remedy = remedy(&layout.root);
     watch_for_interrupt();
-    let asked = python::run(&interpreter, &["-c", "import cs336.adapters"], python::LIMIT);
+    let asked = python::run(&interpreter, &["-c", "import cs336.adapters"], python::LIMIT, &interrupted);
+    if interrupted() {
+        return Ok(Ended::Interrupted);
+    }
     let asked = asked.with_context(|| format!("the wheel is not installed: {remedy}"))?;
     ensure!(asked.is_success(), "{shown} cannot import the wheel's cs336: {remedy}; it {asked}");
     let folder = LockedFolder::new("official").context("making a folder for a copy of the tests")?;

@@ -7,7 +7,7 @@ use super::interrupt::end_at_an_interrupt;
 use super::subject::{SubjectArguments, measured_problems};
 use super::{Ended, device, interrupted, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
-use crate::harness::manifest::is_bundle;
+use crate::harness::manifest::{is_bundle, restoring};
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::{Outcome, Profile};
@@ -93,17 +93,20 @@ fn fresh(layout: &Layout) -> Result<Ended> {
     let mut records = document.problems.iter().flat_map(|p| p.records.sets().map(|r| (p.handout.name, r.stale.len())));
     let stale = records.find(|(_, stale)| *stale > 0);
     if let Some((name, count)) = stale {
-        bail!("{count} cases of {name} are stale: run `make writeup`, check the report, and try again");
+        bail!("{count} cases of {name} are stale: run `cs336 writeup`, check the report, and try again");
     }
     let old = read(&layout.report().join("writeup.pdf")).unwrap_or_default();
-    ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `make writeup`, check the report, and try again");
+    ensure!(old == pdf, "report/writeup.pdf is missing or stale: run `cs336 writeup`, check the report, and try again");
     Ok(Ended::Well)
 }
 
 /// The title page and page layout.
 fn frame(layout: &Layout) -> Result<String> {
     let path = layout.root.join("report/writeup.typ");
-    read_text(&path).with_context(|| format!("failed to read {}", layout.display(&path)))
+    read_text(&path).with_context(|| {
+        let restored = restoring(&layout.root, "git checkout report/writeup.typ");
+        format!("failed to read {}, the layout of pages; restore it: {restored}", layout.display(&path))
+    })
 }
 
 /// What a problem's answer lacks.

@@ -11,7 +11,7 @@ use super::jit::digest;
 use super::nvrtc;
 use crate::error::Fault;
 use crate::printable::shown_path;
-use crate::root::absolute;
+use crate::root::{absolute, installing};
 use crate::torch;
 
 /// The release in PyTorch 2.11's wheels, whose cubins the driver of a CUDA 13 machine loads.
@@ -49,7 +49,8 @@ impl Toolchain {
         let found = homes.iter().find_map(|home| Some((home, library(home)?)));
         let (home, library) = found.with_context(|| {
             let shown: Vec<_> = homes.iter().map(shown_path).collect();
-            format!("it is in none of {}; run `make setup`, or set CUDA_HOME to a CUDA 13 toolkit", shown.join(", "))
+            let remedy = format!("{}, or set CUDA_HOME to a CUDA 13 toolkit", installing());
+            format!("it is in none of {}; {remedy}", shown.join(", "))
         })?;
         // NVRTC looks for its builtins by name in LD_LIBRARY_PATH. Loaded first, they are found.
         let builtins = builtins_beside(&library)?;

@@ -81,25 +81,32 @@ pub fn suites_hash(root: &Path) -> Result<Option<String>> {
 
 fn hash_of(root: &Path, folder: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let mut files = BTreeMap::new();
-    hash_files(root, folder, &mut files)?;
-    files.retain(|name, _| is_meant(name));
+    hash_files(root, folder, &is_meant, &mut files)?;
     Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(&files)?)) })
 }
 
 fn covered(root: &Path, program: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::from([(PROGRAM.to_string(), hash(program)?)]);
-    COVERED.iter().try_for_each(|name| hash_files(root, name, &mut files))?;
+    COVERED.iter().try_for_each(|name| hash_files(root, name, &|_| true, &mut files))?;
     Ok(files)
 }
 
-/// Adds the hash of the file `name`, or of each file in the folder `name`. A missing one adds nothing.
-fn hash_files(root: &Path, name: &str, hashes: &mut BTreeMap<String, String>) -> Result<()> {
+/// Adds the hash of the file `name`, or of each file in the folder `name`, where it is meant. A missing one adds nothing.
+fn hash_files(
+    root: &Path,
+    name: &str,
+    is_meant: &dyn Fn(&str) -> bool,
+    hashes: &mut BTreeMap<String, String>,
+) -> Result<()> {
     let path = root.join(name);
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     if found.is_dir() {
         for entry in fs::read_dir(&path).with_context(|| format!("failed to list {name}"))? {
-            hash_files(root, &format!("{name}/{}", entry?.file_name().to_string_lossy()), hashes)?;
+            hash_files(root, &format!("{name}/{}", entry?.file_name().to_string_lossy()), is_meant, hashes)?;
         }
+        return Ok(());
+    }
+    if !is_meant(name) {
         return Ok(());
     }
     // A link or a pipe is not read: no bundle has one.

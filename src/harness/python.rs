@@ -11,7 +11,7 @@ use super::store::Layout;
 use crate::error::Fault;
 use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, Death};
-use crate::root::{COMPILER_PATHS, absolute};
+use crate::root::{COMPILER_PATHS, absolute, installing};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
@@ -74,7 +74,7 @@ pub fn require(module: &str) -> Result<(), Fault> {
 /// As [`require`], of this interpreter.
 pub fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
     let ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
-    let has = match run(interpreter, &["-c", ask, module], LIMIT) {
+    let has = match run(interpreter, &["-c", ask, module], LIMIT, &|| false) {
         Ok(death) if death.is_success() => return Ok(()),
         Ok(death) if matches!(death.cause, Cause::Exited { status, .. } if status.code() == Some(1)) => {
             format!("{}, which has none", shown_path(interpreter))
@@ -82,19 +82,20 @@ pub fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
         Ok(death) => format!("{}, which {death}", shown_path(interpreter)),
         Err(why) => format!("{why:#}"),
     };
-    Err(Fault::NotAvailable { needs: format!("a Python with {module} (run `make setup`, or set {VARIABLE})"), has })
+    Err(Fault::NotAvailable { needs: format!("a Python with {module} ({}, or set {VARIABLE})", installing()), has })
 }
 
 /// How the interpreter ended with these arguments, and what it printed last.
 ///
-/// Errors: it does not run, or not end within `limit`.
-pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration) -> Result<Death> {
+/// Errors: it does not run, or not end within `limit`, or was ended since the command is `interrupted`.
+pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration, interrupted: &dyn Fn() -> bool) -> Result<Death> {
     let shown = shown_path(interpreter);
     let mut command = command_of(interpreter);
     command.args(arguments);
     let python = ChildProcess::start(command);
-    match python.with_context(|| format!("{shown}, which does not run"))?.receive(limit, &|| false) {
+    match python.with_context(|| format!("{shown}, which does not run"))?.receive(limit, interrupted) {
         Answer::Died(death) => Ok(death),
+        Answer::Interrupted => bail!("{shown}, which was interrupted"),
         _ => bail!("{shown}, which did not end within {} s", limit.as_secs_f64()),
     }
 }
@@ -127,9 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn an_interpreter_that_does_not_end_is_ended_at_the_limit() {
-        let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100)).unwrap_err();
+    fn an_interpreter_that_does_not_end_is_ended_at_the_limit_and_at_an_interrupt() {
+        let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100), &|| false).unwrap_err();
         assert_eq!(format!("{error:#}"), "sleep, which did not end within 0.1 s");
+        let error = run(Path::new("sleep"), &["60"], LIMIT, &|| true).unwrap_err();
+        assert_eq!(format!("{error:#}"), "sleep, which was interrupted");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::store::{Layout, sha256, sha256_of_file};
 use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
 use crate::process::Death;
-use crate::root::{open, way_to};
+use crate::root::{installing, open, way_to};
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -115,7 +115,7 @@ impl Subject {
     pub fn require_of_foreign_python(&self, module: &str) -> Result<()> {
         let missing = (!self.has_own_python()).then(|| python::require_of(&self.python, module).err()).flatten();
         let Some(Fault::NotAvailable { has, .. }) = missing else { return Ok(()) };
-        bail!("it needs a Python with {module}, has {has}; run `make setup`, or name one that has it in {PYTHON}")
+        bail!("it needs a Python with {module}, has {has}; {}, or name one that has it in {PYTHON}", installing())
     }
 
     /// How a Python of ours with torch fails to import our side of a subject's process, so that no other one can: a file of
@@ -126,7 +126,9 @@ impl Subject {
             return None;
         }
         let import = "import sys; sys.path.insert(0, sys.argv[1]); import peers.subject";
-        python::run(&python, &["-B", "-c", import, suites.to_str()?], STARTING).ok().filter(|death| !death.is_success())
+        python::run(&python, &["-B", "-c", import, suites.to_str()?], STARTING, &|| false)
+            .ok()
+            .filter(|death| !death.is_success())
     }
 
     /// The arguments of a command that name it, after a space.
@@ -292,7 +294,8 @@ fn is_python(folder: &Path) -> bool {
 
 /// The interpreter that a script such as pyenv's shim starts, which only it can tell.
 fn started_by(script: &Path) -> Option<PathBuf> {
-    let asked = python::run(script, &["-I", "-c", "import sys; print(sys.executable)"], python::LIMIT).ok()?;
+    let asked =
+        python::run(script, &["-I", "-c", "import sys; print(sys.executable)"], python::LIMIT, &|| false).ok()?;
     let real = PathBuf::from(asked.last_output.trim());
     (asked.is_success() && real.is_file()).then_some(real)
 }

@@ -35,10 +35,13 @@ pub const MAX_LINE_BYTES: usize = 64 << 20;
 /// The variable in a child's environment that holds its parent's process id.
 pub const PARENT: &str = "CS336_PARENT";
 
+/// The remedy where no thread or program can start.
+pub const MORE_PROCESSES: &str = "raise the limit on processes (ulimit -u)";
+
 /// Why a thread or a program did not start, with the remedy.
 pub fn not_started(what: &str, error: io::Error) -> anyhow::Error {
     let is_too_many = error.kind() == io::ErrorKind::WouldBlock;
-    let remedy = if is_too_many { "; raise the limit on processes (ulimit -u)" } else { "" };
+    let remedy = if is_too_many { format!("; {MORE_PROCESSES}") } else { String::new() };
     anyhow::Error::new(error).context(format!("failed to start {what}{remedy}"))
 }
 

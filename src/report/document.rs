@@ -90,9 +90,7 @@ impl Pieces {
         self.edition.chapters.push(Chapter::of(problem.handout));
         self.small_print(&warnings::before_answer(&problem.records))?;
         for reason in problem.records.unreadable_files() {
-            // A subject has none.
-            let instead = if is_of_subject { "" } else { " This answer is from the accepted records" };
-            self.fault(problem.handout.name, &format!("{reason}{instead}"))?;
+            self.fault(problem.handout.name, reason)?;
         }
         if let Err(error) = self.answer(problem) {
             self.fault(problem.handout.name, &format!("This answer could not be built: {error:#}"))?;

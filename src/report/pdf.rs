@@ -17,6 +17,7 @@ use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
 
 use super::Rendered;
+use crate::process::MORE_PROCESSES;
 
 /// The functions that the generated body uses.
 const PAGE_STYLE: &str = include_str!("page_style.typ");
@@ -27,7 +28,7 @@ const PAGE_STYLE: &str = include_str!("page_style.typ");
 pub fn pdf(rendered: &Rendered, writeup_typ: &str) -> Result<Vec<u8>> {
     // Where the pool that typst would make itself cannot start, it panics. Stacks are as large as that of a main thread.
     let pool = rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build();
-    let pool = pool.context("typst needs a thread for each processor; raise the limit on processes (ulimit -u)")?;
+    let pool = pool.with_context(|| format!("typst needs a thread for each processor; {MORE_PROCESSES}"))?;
     pool.install(|| {
         let world = Files::new(rendered, writeup_typ, in_any_font)?;
         let document = world.compile()?;

@@ -25,15 +25,19 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let session: Shared = Arc::new(Mutex::new(Session::new(problem)));
     let mut env = environment();
     register(&mut env, &session);
-    let texts = || problem.shared.iter().filter_map(|(_, shared)| shared.as_ref().ok()).chain([text]);
-    for (name, shared) in &problem.shared {
-        let added = shared.as_ref().map_err(|why| anyhow!("{why}")).and_then(|shared| add(&mut env, name, shared));
-        // It costs no template that does not include it.
-        if texts().any(|text| text.contains(name.as_str())) {
-            added?;
+    add(&mut env, &origin, text)?;
+    // What no text names that is included is not read: it may be damaged.
+    let mut unread: Vec<_> = problem.shared.iter().collect();
+    let mut including = vec![text];
+    while let Some(text) = including.pop() {
+        let (named, others): (Vec<_>, _) = unread.into_iter().partition(|(name, _)| text.contains(name.as_str()));
+        unread = others;
+        for (name, shared) in named {
+            let shared = shared.as_ref().map_err(|why| anyhow!("{why}"))?;
+            add(&mut env, name, shared)?;
+            including.push(shared);
         }
     }
-    add(&mut env, &origin, text)?;
     let scope = Value::from(Serde(json!({"answer": problem.answer.quoted()})));
     let mut printed = Printed { session: session.clone(), text: Text::default(), refuted: Vec::new() };
     let template = env.get_template(&origin).map_err(|e| located(&e))?;

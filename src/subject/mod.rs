@@ -17,7 +17,7 @@ use crate::harness::peer::{NoAnswer, NoReply, Peer, PeerDied};
 use crate::harness::store::Layout;
 use crate::harness::subject::{self, Subject};
 use crate::printable::shown_path;
-use crate::process::after;
+use crate::process::{MORE_PROCESSES, after};
 use crate::torch::safetensors;
 use crate::units::human_bytes;
 
@@ -250,7 +250,7 @@ fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -
         return not_graded("");
     }
     if ["can't start new thread", "Resource temporarily unavailable"].iter().any(|w| death.last_output.contains(w)) {
-        return not_graded("; raise the limit on processes (`ulimit -u`)");
+        return not_graded(&format!("; {MORE_PROCESSES}"));
     }
     match subject.require_of_foreign_python("torch") {
         Err(lacks) => NotGraded(format!("{DOING}: {lacks}")).into(),

@@ -53,6 +53,26 @@ fn the_folder_of_ranks_is_removed(#[case] signal: &str, #[case] code: Option<i32
     assert_eq!(names(temporary.path()), [""; 0]);
 }
 
+/// Python hangs while it is asked for its PyTorch.
+#[rstest]
+#[case::ctrl_c("INT")]
+#[case::sigterm("TERM")]
+#[case::hangup("HUP")]
+fn an_interrupted_doctor_ends_its_python(#[case] signal: &str) {
+    let tree = Tree::new();
+    let script = tree.path("python");
+    fs::write(&script, "#!/bin/sh\necho $$ > asked\nexec sleep 600\n").unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&script).status().unwrap().success());
+    let mut command = tree.command(&["doctor"]);
+    let mut child = command.env("CS336_PYTHON", &script).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let asked = || fs::read_to_string(tree.path("asked")).ok().filter(|pid| pid.ends_with('\n'));
+    assert!(wait_until(Duration::from_secs(60), || asked().is_some()), "Python was not asked");
+    send(signal, &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let process = Path::new("/proc").join(asked().unwrap().trim());
+    assert!(wait_until(Duration::from_secs(60), || !process.exists()));
+}
+
 #[test]
 fn what_a_killed_accept_leaves_is_no_change_and_is_removed_by_the_next_command() {
     let tree = Tree::new();

@@ -236,6 +236,8 @@ fn a_record_that_cannot_be_used_costs_its_own_problem_alone() {
             assert!(said.lines().any(|line| of_file(&line)), "{verb:?} does not say {expected:?} of {file}: {said}");
         }
     }
+    let said = output_text(&tree.run(&["export", PROBLEM, "--table", "four"]));
+    assert!(said.contains("so cs336 did not write it") && said.contains("from the accepted records"), "{said}");
     let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
     for (name, ..) in &unusable {
         let of_problem = format!(" {} (", name.replace('_', "\\_"));

@@ -13,6 +13,7 @@ use libloading::Library;
 
 use crate::error::Fault;
 use crate::printable::shown_path;
+use crate::root::installing;
 use crate::torch;
 
 const LIBRARY: &str = "libnccl.so.2";
@@ -68,7 +69,7 @@ impl Api {
         static LOADED: OnceLock<Result<Api, Fault>> = OnceLock::new();
         let missing = |error: anyhow::Error| Fault::NotAvailable {
             needs: format!("NCCL ({LIBRARY})"),
-            has: format!("none: {error:#}; run `make setup`, or install it where the dynamic loader looks"),
+            has: format!("none: {error:#}; {}, or NCCL where the dynamic loader looks", installing()),
         };
         LOADED
             .get_or_init(|| candidates().and_then(|paths| Self::load(&paths)).map_err(missing))
