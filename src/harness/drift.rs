@@ -98,7 +98,7 @@ fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Res
         return Ok(if accepted == local { Vec::new() } else { vec![Finding::Outcome { accepted, local }] });
     };
     let mut findings = Vec::new();
-    compare_values("", &without_samples(old), &without_samples(new), &mut findings);
+    compare_values("", &what_must_repeat(old), &what_must_repeat(new), &mut findings);
     if timings {
         let old_samples = samples_of(old)?;
         for (path, new) in samples_of(new)? {
@@ -132,14 +132,14 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
 
 /// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and a plain number
 /// that is a time is left out.
-fn without_samples(value: &Value) -> Value {
+fn what_must_repeat(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let is_time = |key: &str| key == "seconds" || key.ends_with("_s");
             let kept = fields.iter().filter(|(key, child)| *key != "samples" && !(is_time(key) && child.is_number()));
-            Value::Object(kept.map(|(key, child)| (key.clone(), without_samples(child))).collect())
+            Value::Object(kept.map(|(key, child)| (key.clone(), what_must_repeat(child))).collect())
         }
-        Value::Array(items) => Value::Array(items.iter().map(without_samples).collect()),
+        Value::Array(items) => Value::Array(items.iter().map(what_must_repeat).collect()),
         other => other.clone(),
     }
 }

@@ -11,8 +11,8 @@ const TOLERANCE: f64 = 1.10;
 
 /// Compares every timing in `row` with `peaks`. The error names the value's path and both figures.
 ///
-/// Columns that end apart, each with an outcome of its own, are timed on the same work: one that names none, beside others that
-/// do, is an error too, since nothing would bound it.
+/// Columns with outcomes of their own do the same work. So it is an error too if one names its work and another does not:
+/// nothing would bound the other.
 pub fn check(row: &Value, peaks: &Peaks) -> Result<()> {
     let (mut bounded, mut unbounded) = (false, None);
     each_samples(row, &mut |at, samples| {

@@ -26,7 +26,7 @@ pub(super) fn fill(problem: &ProblemInput) -> Result<Option<(String, Session)>> 
     let mut env = environment();
     register(&mut env, &session);
     add(&mut env, &origin, text)?;
-    // What no text names that is included is not read: it may be damaged.
+    // A shared text that may be damaged fails only the texts that name it.
     let mut unread: Vec<_> = problem.shared.iter().collect();
     let mut including = vec![text];
     while let Some(text) = including.pop() {

@@ -97,7 +97,7 @@ def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tenso
         if issubclass(type(found), _OPTIMIZER) and found is not besides:
             for parameter, state in list(vars(found).get("state", {}).items()):
                 # PyTorch's state_dict takes entries that are no parameter's. A step is a number, or a tensor without dimensions.
-                kept = state.values() if isinstance(state, Mapping) else state if isinstance(state, list) else [state]
+                kept = state.values() if isinstance(state, Mapping) else [state]
                 yield parameter, [t for t in kept if isinstance(t, Tensor) and t.dim() > 0]
 
 

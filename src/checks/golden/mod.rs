@@ -181,8 +181,7 @@ impl CaseFile {
             ensure!(tensor.is_floating_point(), "{name:?} is {:?}: it must be of a floating dtype", tensor.kind());
             let magnitude = tensor.f_to_kind(DType::Double)?.f_abs()?.f_nan_to_num(0.0, 0.0, 0.0)?;
             let largest = magnitude.f_max()?.f_double_value(&[])?;
-            let scale = if largest > 0.0 { largest } else { 1.0 };
-            let wrong = if largest > 0.0 { "zeros" } else { "ones" };
+            let (wrong, scale) = if largest > 0.0 { ("zeros", largest) } else { ("ones", 1.0) };
             ensure!(
                 rtol * scale + atol < scale,
                 "rtol {rtol:?} and atol {atol:?} let {wrong} pass (the largest value expected of {name:?} is {largest:?}); make \

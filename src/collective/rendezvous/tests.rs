@@ -219,6 +219,8 @@ fn rank_0_alone_gathers_all_values() {
     assert_eq!(values, [vec![vec![0], vec![1]], vec![]]);
 }
 
+type Collect = fn(&Environment, &Store, &Peers, &str, &[u8]) -> Result<Values>;
+
 /// A proxy before the store that stops to answer, as a store does whose host or process is stopped.
 #[rstest]
 #[case::all(exchange)]
@@ -249,8 +251,6 @@ fn a_store_that_stops_to_answer_ends_an_exchange_at_its_deadline(#[case] collect
         "{said}"
     );
 }
-
-type Collect = fn(&Environment, &Store, &Peers, &str, &[u8]) -> Result<Vec<Vec<u8>>>;
 
 /// Passes bytes on as long as it is open.
 fn pass_on(from: &mut TcpStream, to: &mut TcpStream, is_open: &AtomicBool) {
