@@ -59,7 +59,7 @@ void check_cuda(cudaError_t code, const char *call) {
   throw std::runtime_error(std::string(call) + ": " + runtime().cudaGetErrorString(code));
 }
 
-c10::cuda::CUDACachingAllocator::CUDAAllocator &allocator() {
+c10::cuda::CUDACachingAllocator::CUDAAllocator &pool_allocator() {
   at::globalContext().lazyInitDevice(at::kCUDA);
   return *static_cast<c10::cuda::CUDACachingAllocator::CUDAAllocator *>(c10::getDeviceAllocator(at::kCUDA));
 }
@@ -99,7 +99,7 @@ CudaGraph::~CudaGraph() {
       check_cuda(runtime().cudaGraphExecDestroy(executable_), "cudaGraphExecDestroy");
     }
     if (holds_pool_) {
-      allocator().releasePool(device_.index(), pool_);
+      pool_allocator().releasePool(device_.index(), pool_);
     }
   } catch (const std::exception &error) {
     TORCH_WARN("freeing a CUDA graph: ", error.what());
@@ -110,7 +110,7 @@ void CudaGraph::begin() {
   stream_ = current_stream(device_);
   pool_ = runtime().graph_pool_handle();
   const auto stream = stream_;
-  allocator().beginAllocateToPool(device_.index(), pool_, [stream](cudaStream_t asking) { return asking == stream; });
+  pool_allocator().beginAllocateToPool(device_.index(), pool_, [stream](cudaStream_t asking) { return asking == stream; });
   holds_pool_ = true;
   capturing_ = true;
   // Other threads may go on using the device.
@@ -161,7 +161,7 @@ void CudaGraph::replay() const {
 
 uint64_t CudaGraph::num_nodes() const { return num_nodes_; }
 
-void CudaGraph::end_pool() { allocator().endAllocateToPool(device_.index(), pool_); }
+void CudaGraph::end_pool() { pool_allocator().endAllocateToPool(device_.index(), pool_); }
 
 std::unique_ptr<CudaGraph> new_cuda_graph(int8_t device) { return std::make_unique<CudaGraph>(device); }
 
