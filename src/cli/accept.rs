@@ -1,6 +1,6 @@
 //! `cs336 accept`: shows what changes, then promotes this machine's records and device check results.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::progress::short;
 use super::{Chosen, Ended, device, diff, selected};
@@ -19,8 +19,10 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     let _lock = (!dry_run).then(|| lock_records(layout)).transpose()?;
     let (device_named, named): (Vec<_>, Vec<_>) = chosen.problems.iter().cloned().partition(|name| name == DEVICE);
     let everything = chosen.problems.is_empty();
+    let is_of_gpus = chosen.profiles().contains(&Profile::Gpu);
+    ensure!(device_named.is_empty() || is_of_gpus, "{DEVICE} has results of GPUs alone; leave out `--profile cpu`");
     let mut ends = Vec::new();
-    if (everything || !device_named.is_empty()) && chosen.profiles().contains(&Profile::Gpu) {
+    if (everything || !device_named.is_empty()) && is_of_gpus {
         ends.push(device::accept(layout, dry_run));
     }
     let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };

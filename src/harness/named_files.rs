@@ -99,6 +99,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::harness::store::write_atomically;
 
     #[test]
     fn one_file_by_two_names_is_refused_and_a_device_may_be_named_twice() {
@@ -146,6 +147,8 @@ mod tests {
             assert!(said.contains(words), "{name}: {said}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let refused = write_atomically(folder.path(), b"report").unwrap_err().to_string();
+        assert!(refused.ends_with("; move the folder that has its name"), "{refused}");
     }
 
     #[test]

@@ -57,8 +57,11 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
         Ok(output) if output.status.success() => Ok(Ok(output.stdout)),
         Ok(output) => Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_string())),
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {
-            let remedy = "is a pipe among the files of the tree, such as .gitattributes?";
-            Err(error).with_context(|| format!("git {} in {} ({remedy})", arguments.join(" "), shown_path(root)))
+            let remedy = match error.kind() {
+                ErrorKind::TimedOut => " (is a pipe among the files of the tree, such as .gitattributes?)",
+                _ => "",
+            };
+            Err(error).with_context(|| format!("git {} in {}{remedy}", arguments.join(" "), shown_path(root)))
         }
         Err(error) => Ok(Err(error.to_string())),
     }

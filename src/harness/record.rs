@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use super::conditions::Conditions;
 use super::samples::{check_times, each_samples, round_times, round_to_clock};
 use super::{floor, json};
-use crate::printable::one_line;
 
 /// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
 /// and a new optional field of a row do not change it.
@@ -186,8 +185,8 @@ impl RecordFile {
     }
 
     /// Errors: a run without a proper id, time or commit, or with the id of another; a case without its run; two cases with
-    /// the same parameters; an invalid sample, one that takes longer than its case, or one below the floor of its run's
-    /// machine.
+    /// the same parameters; a count above 2^53; an invalid sample, one that takes longer than its case, or one below the floor of
+    /// its run's machine.
     pub fn validate(&self) -> Result<()> {
         let mut runs = HashMap::new();
         for (i, run) in self.runs.iter().enumerate() {
@@ -292,6 +291,7 @@ impl CaseRecord {
             "{busy:e} processors were busy: expected 0 to {MAX_PROCESSORS:e}"
         );
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
+        require_counts(row)?;
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
         check_times(row, elapsed_s)?;
         floor::check(row, peaks)
@@ -313,24 +313,6 @@ fn lines(items: impl Iterator<Item = serde_json::Result<String>>) -> Result<Stri
     Ok(if items.is_empty() { "[]".into() } else { format!("[{}\n  ]", items.join(",")) })
 }
 
-/// Errors: a text or a key that is not one printable line. They are printed as parts of lines; only outcomes, which are
-/// printed apart, may hold others.
-fn require_lines(value: &Value) -> Result<()> {
-    let is_line = |text: &str| {
-        ensure!(text == one_line(text), "the text {text:?} is not one printable line; correct it");
-        Ok(())
-    };
-    match value {
-        Value::String(text) => is_line(text),
-        Value::Array(items) => items.iter().try_for_each(require_lines),
-        Value::Object(fields) => fields
-            .iter()
-            .filter(|(key, _)| *key != "outcome")
-            .try_for_each(|(key, value)| is_line(key).and_then(|()| require_lines(value))),
-        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
-    }
-}
-
 fn check_schema(raw: &Value, origin: &str) -> Result<()> {
     let schema = raw.get("schema").and_then(Value::as_u64);
     let schema = schema.with_context(|| format!("{origin} has no \"schema\" number, so cs336 did not write it"))?;
@@ -346,5 +328,8 @@ fn check_schema(raw: &Value, origin: &str) -> Result<()> {
 mod run;
 #[cfg(test)]
 mod tests;
+mod values;
+
+use values::{require_counts, require_lines};
 
 pub use run::ID_TIME;

@@ -203,9 +203,10 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 /// The message about a file that cannot be written: the system's reason, and what to do.
-pub(super) fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
+pub fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
     let remedy = match error.kind() {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
+        ErrorKind::IsADirectory => "; move the folder that has its name",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on its disk",
         // A pipe that nobody reads.

@@ -35,13 +35,13 @@ impl AdamWOptions {
     /// Checks the ranges; the error names the option.
     pub fn validate(&self) -> Result<()> {
         let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *self;
-        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
+        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive, and finite");
         ensure!((0.0..1.0).contains(&beta1), "beta1 is {beta1}: it must lie in [0, 1)");
         ensure!((0.0..1.0).contains(&beta2), "beta2 is {beta2}: it must lie in [0, 1)");
-        ensure!(eps >= 0.0 && eps.is_finite(), "eps is {eps}: it must be zero or positive");
+        ensure!(eps >= 0.0 && eps.is_finite(), "eps is {eps}: it must be zero or positive, and finite");
         ensure!(
             weight_decay >= 0.0 && weight_decay.is_finite(),
-            "weight_decay is {weight_decay}: it must be zero or positive"
+            "weight_decay is {weight_decay}: it must be zero or positive, and finite"
         );
         Ok(())
     }
@@ -162,7 +162,7 @@ pub struct Sgd {
 
 impl Sgd {
     pub fn new(lr: f64) -> Result<Self> {
-        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive");
+        ensure!(lr >= 0.0 && lr.is_finite(), "lr is {lr}: it must be zero or positive, and finite");
         Ok(Self { lr })
     }
 }

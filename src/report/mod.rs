@@ -29,7 +29,7 @@ use anyhow::{Context as _, Error, Result, ensure};
 
 use crate::harness::answer::{Answer, Claim, Records};
 use crate::harness::handout::HandoutProblem;
-use crate::harness::store::write_atomically;
+use crate::harness::store::{cannot_write, write_atomically};
 use crate::printable::{one_line, shown_path};
 
 pub use crate::harness::grade::points;
@@ -134,7 +134,7 @@ pub fn render(document: &Document) -> Result<Rendered> {
 /// Figures of an earlier rendering that this one no longer has are removed.
 pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> {
     let figures = dir.join("figures");
-    std::fs::create_dir_all(&figures).with_context(|| format!("making {}", shown_path(&figures)))?;
+    std::fs::create_dir_all(&figures).map_err(|error| cannot_write(&shown_path(&figures), &error))?;
     for (path, svg) in &rendered.figures {
         write_atomically(&dir.join(path), svg)?;
     }

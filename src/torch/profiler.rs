@@ -38,11 +38,14 @@ pub fn profile<T>(device: Device, body: impl FnOnce() -> Result<T>) -> Result<(T
     let value = body()?;
     std::mem::forget(collecting);
     PROFILED.set(false);
-    let file = tempfile::Builder::new().suffix(".json").tempfile().context("creating a temporary file for a trace")?;
-    let path = file.path().to_str().context("the folder of temporary files has no name in UTF-8")?;
-    check(ffi::stop_profiler(path)).context("ending Kineto's collection")?;
+    // In a folder of its own: Kineto leaves a partial file beside a trace that it could not finish.
+    let folder = tempfile::tempdir().context("making a temporary folder for a trace")?;
+    let path = folder.path().join("trace.json");
+    let name = path.to_str().context("the folder of temporary files has no name in UTF-8")?;
+    check(ffi::stop_profiler(name)).context("ending Kineto's collection")?;
     drop(listener);
-    let json = fs::read(path).context("reading Kineto's trace")?;
+    let json = fs::read(&path)
+        .with_context(|| format!("Kineto wrote no trace to {}: is its disk full?", shown_path(folder.path())))?;
     Ok((value, Profile { json }))
 }
 

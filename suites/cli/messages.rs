@@ -54,6 +54,7 @@ const TABLE: &[BadInput] = &[
     bad("measuring what has only checks", &["measure", "communication_accounting"],
         ["communication_accounting measures nothing", "it has only checks", "cs336 grade communication_accounting"]),
     bad("accepting without records", &["accept", PROBLEM], ["nothing to accept", "no records here", "cs336 measure"]),
+    bad("device checks of the cpu", &["accept", "device", "--profile", "cpu"], ["device", "GPUs alone", "leave out"]),
     bad("a folder of cases that does not exist", &["grade", "--cases", "nowhere"],
         ["nowhere cannot be opened", "name a folder", "*.safetensors"]),
     bad("a folder without cases", &["grade", "--cases", "kernels"],

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 
-use super::Run;
+use super::{Machine, Run};
 
 /// When the course began whose handout is answered.
 const EARLIEST: &str = "2025-04-01T00:00:00Z";
@@ -24,14 +24,17 @@ impl Run {
         Ok(())
     }
 
-    /// Errors: it cannot be repeated, since the tree had changes; or it started before [`EARLIEST`], at another time than its
-    /// id says, or later than now, by more than clocks of two machines differ.
+    /// Errors: it cannot be repeated, since the tree had changes; it names no machine; it started before [`EARLIEST`], at another
+    /// time than its id says, or later than now, by more than clocks of two machines differ.
     pub fn acceptable(&self) -> Result<()> {
         const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let Self { id, started, .. } = self;
         if let Some(changes) = self.changes() {
             bail!("run {id} was measured from a tree with {changes}; commit or undo them, then measure again");
         }
+        let Machine { cpu, cores, memory_bytes, .. } = &self.machine;
+        let is_whole = !cpu.is_empty() && *cores > 0 && *memory_bytes > 0;
+        ensure!(is_whole, "run {id} does not say on which processor, cores and memory it ran; measure again");
         let at: jiff::Timestamp = started.parse()?;
         ensure!(
             at >= EARLIEST.parse()?,

@@ -131,6 +131,10 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1e0 s: expected 0 to 3.2e7 s");
     refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
     refused_with(&|f| f.cases[0].busy_processors = Some(-1.0), "-1e0 processors were busy: expected 0 to 1e5");
+    for count in [json!(u64::MAX), json!(i64::MAX), json!(i64::MIN)] {
+        let row = json!({"bytes": [0, {"peak": count}]});
+        refused_with(&|f| f.cases[0].outcome = Outcome::Measured { row: row.clone() }, "is larger than 2^53");
+    }
 }
 
 /// A file of the size that is read can hold as many; comparing each two would take minutes.
@@ -237,4 +241,19 @@ fn a_run_of_another_time_than_its_id_or_from_before_the_handout_is_not_accepted(
     let said = |id: &str, started: &str| of(id, started).acceptable().unwrap_err().to_string();
     assert!(said("r1", "1970-01-01T00:00:00Z").contains("is of 1970-01-01T00:00:00Z, when there was no handout"));
     assert!(said("20261121T000000Z-4f2a", "2026-11-22T00:00:00Z").contains("which its id contradicts"));
+}
+
+#[test]
+fn a_run_that_names_no_machine_is_not_accepted() {
+    for spoil in [
+        |machine: &mut Machine| machine.cpu.clear(),
+        |machine: &mut Machine| machine.cores = 0,
+        |machine: &mut Machine| machine.memory_bytes = 0,
+    ] {
+        let mut run = run("r1");
+        run.acceptable().unwrap();
+        spoil(&mut run.machine);
+        let said = run.acceptable().unwrap_err().to_string();
+        assert!(said.contains("on which processor, cores and memory"), "{said}");
+    }
 }

@@ -40,7 +40,7 @@ class AdamW(Optimizer):
         group = {**self.defaults, **param_group}
         for name, value in [("lr", group["lr"]), ("eps", group["eps"]), ("weight_decay", group["weight_decay"])]:
             if not 0.0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value}: it must be zero or positive")
+                raise ValueError(f"{name} is {value}: it must be zero or positive, and finite")
         for name, value in zip(("beta1", "beta2"), group["betas"], strict=True):
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must lie in [0, 1)")
