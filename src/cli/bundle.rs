@@ -38,7 +38,7 @@ if found is None:
     sys.exit("cs336: this python has no torch; name one that has with PYTHON=...")
 torch = os.path.dirname(found.origin)
 version = open(os.path.join(torch, "version.py")).read()
-if "2.11.0" not in version:
+if not any(quote + "2.11.0" in version for quote in ("'", '"')):
     sys.exit("cs336: needs torch 2.11.0, this python has another (see " + torch + "/version.py)")
 nvidia = os.path.join(os.path.dirname(torch), "nvidia")
 folders = [os.path.join(torch, "lib")] + sorted(glob.glob(nvidia + "/*/lib"))

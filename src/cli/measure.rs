@@ -1,6 +1,6 @@
 //! `cs336 measure`: run grids on this machine into report/records.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -133,6 +133,7 @@ pub fn measure(
         );
     }
     watch_for_interrupt();
+    let started = Instant::now();
     let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();
     let Some(layout) = checked(layout, &pending)? else {
         return Ok(MeasureSummary {
@@ -140,6 +141,8 @@ pub fn measure(
             ..MeasureSummary::default()
         });
     };
+    // A subject's checks take their time from the budget.
+    let budget = budget.map(|budget| budget.saturating_sub(started.elapsed()));
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
@@ -162,7 +165,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         return Ok(());
     }
     if !visit.left.is_empty() {
-        eprintln!("the budget left out:");
+        eprintln!("{}", if visit.tally.interrupted { "left to measure:" } else { "the budget left out:" });
     }
     for table in &visit.left {
         let PendingTable { problem, grid, pending, .. } = table;
@@ -187,6 +190,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         seconds => format!(" --case-limit {seconds}"),
     };
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
+    let of = of + &arguments.subject.repeated();
     eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit}{of} --resume");
     Ok(())
 }

@@ -22,6 +22,9 @@ use crate::process::confinement;
 use crate::subject::{attention, require_hidden, unavailable, words_of};
 use crate::units::GIB;
 
+const LIMIT_S: u64 = 60;
+const MEMORY_GIB: u64 = 16;
+
 #[derive(clap::Args)]
 pub struct SubjectArguments {
     /// Take the code in this checkout of the starter code, or any folder with its adapters.py, instead of this program's own
@@ -32,10 +35,10 @@ pub struct SubjectArguments {
     #[arg(long)]
     install: bool,
     /// Of a subject: the most seconds that one call of an adapter may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = LIMIT_S, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     limit: u64,
     /// Of a subject: the most memory that each of its processes may have, in GiB
-    #[arg(long, value_name = "GIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(long, value_name = "GIB", default_value_t = MEMORY_GIB, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     memory: u64,
     /// Of a subject: the seed that its inputs are drawn from; another one each time by default
     #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
@@ -43,6 +46,18 @@ pub struct SubjectArguments {
 }
 
 impl SubjectArguments {
+    /// The limits and the seed that were given, as the arguments of a command that goes on with the same subject.
+    pub fn repeated(&self) -> String {
+        let mut arguments = String::new();
+        if self.limit != LIMIT_S {
+            arguments += &format!(" --limit {}", self.limit);
+        }
+        if self.memory != MEMORY_GIB {
+            arguments += &format!(" --memory {}", self.memory);
+        }
+        arguments + &self.seed.map_or(String::new(), |seed| format!(" --seed {seed}"))
+    }
+
     /// The tree of the subject that is named, else of ours.
     pub fn layout(&self, layout: &Layout) -> Result<Layout> {
         let subject = self.subject.as_ref().map(|folder| self.find(folder, None)).transpose()?;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::fmt;
 use std::fs::{self, File};
+use std::io::{self, Seek as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Command;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use libloading::Library;
+use rustix::fs::{MemfdFlags, memfd_create};
 use tch::{Device, Kind, Tensor};
 
 use super::cache::Cache;
@@ -185,6 +187,14 @@ fn run(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
+/// A copy of the file that is in no folder.
+fn in_memory(mut file: &File) -> io::Result<File> {
+    let mut copy = File::from(memfd_create("kernels", MemfdFlags::CLOEXEC)?);
+    file.rewind()?;
+    io::copy(&mut file, &mut copy)?;
+    Ok(copy)
+}
+
 /// Names of the functions that begin with `extern "C" __global__ void`, after the preprocessor.
 fn entry_points(preprocessed: &str) -> Vec<String> {
     const MARK: &str = "__attribute__((annotate(\"kernel\"))) void";
@@ -199,13 +209,21 @@ impl fmt::Debug for Emulation {
 }
 
 impl Emulation {
+    /// Errors: it cannot be loaded, neither from its file nor from memory, where a folder that is mounted noexec has no say.
     fn open(file: File) -> Result<Self> {
         type Name = unsafe extern "C" fn(c_uint) -> *const c_char;
         type Parameter = unsafe extern "C" fn(c_uint, c_uint) -> usize;
         // The loader opens the file whose owner was checked, whatever its path leads to by now.
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let path = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
         // SAFETY: the library was built by `build`, and its initialisers touch its own state alone.
-        let library = unsafe { Library::new(path) }.context("failed to load the compiled library")?;
+        let load = |file: &File| unsafe { Library::new(path(file)) };
+        let (library, file) = match load(&file) {
+            Ok(library) => (library, file),
+            Err(_) => {
+                let copy = in_memory(&file).context("failed to copy the compiled library to memory")?;
+                (load(&copy).context("failed to load the compiled library")?, copy)
+            }
+        };
         // SAFETY: kernels/emulator/launch.h defines these three with these signatures.
         let (name, parameter, emulate) = unsafe {
             let name: Name = *library.get(b"emulated_name")?;

@@ -81,28 +81,29 @@ pub fn suites_hash(root: &Path) -> Result<Option<String>> {
 
 fn hash_of(root: &Path, folder: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let mut files = BTreeMap::new();
-    hash_files(root, folder, &is_meant, &mut files)?;
+    hash_files(&root.join(folder), folder, &is_meant, &mut files)?;
     Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(&files)?)) })
 }
 
 fn covered(root: &Path, program: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::from([(PROGRAM.to_string(), hash(program)?)]);
-    COVERED.iter().try_for_each(|name| hash_files(root, name, &|_| true, &mut files))?;
+    COVERED.iter().try_for_each(|name| hash_files(&root.join(name), name, &|_| true, &mut files))?;
     Ok(files)
 }
 
-/// Adds the hash of the file `name`, or of each file in the folder `name`, where it is meant. A missing one adds nothing.
+/// Adds the hash of the file `path` under `name`, or of each file in that folder, where it is meant. A missing one adds nothing.
 fn hash_files(
-    root: &Path,
+    path: &Path,
     name: &str,
     is_meant: &dyn Fn(&str) -> bool,
     hashes: &mut BTreeMap<String, String>,
 ) -> Result<()> {
-    let path = root.join(name);
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     if found.is_dir() {
-        for entry in fs::read_dir(&path).with_context(|| format!("failed to list {name}"))? {
-            hash_files(root, &format!("{name}/{}", entry?.file_name().to_string_lossy()), is_meant, hashes)?;
+        for entry in fs::read_dir(path).with_context(|| format!("failed to list {name}"))? {
+            let path = entry?.path();
+            let inner = path.file_name().unwrap_or_default().to_string_lossy();
+            hash_files(&path, &format!("{name}/{inner}"), is_meant, hashes)?;
         }
         return Ok(());
     }
@@ -110,7 +111,7 @@ fn hash_files(
         return Ok(());
     }
     // A link or a pipe is not read: no bundle has one.
-    let hash = if found.is_file() { hash(&path)? } else { "not a regular file".into() };
+    let hash = if found.is_file() { hash(path)? } else { "not a regular file".into() };
     hashes.insert(name.to_string(), hash);
     Ok(())
 }
@@ -121,6 +122,8 @@ fn hash(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -171,9 +174,10 @@ mod tests {
         let bundle = bundle();
         let at = |name: &str| bundle.0.path().join(name);
         fs::write(at("suites/peers/torch.py"), "").unwrap();
+        fs::write(at("suites/peers").join(OsStr::from_bytes(b"\xff.py")), "").unwrap();
         fs::rename(at("templates/p.md"), at("elsewhere")).unwrap();
         symlink(at("elsewhere"), at("templates/p.md")).unwrap();
-        assert_eq!(modified(&bundle), ["suites/peers/torch.py", "templates/p.md"]);
+        assert_eq!(modified(&bundle), ["suites/peers/torch.py", "suites/peers/\u{fffd}.py", "templates/p.md"]);
     }
 
     #[test]

@@ -62,6 +62,8 @@ struct Reply {
 struct Refusal {
     kind: RefusalKind,
     message: String,
+    /// What is not available, where the peer knows.
+    needs: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -169,7 +171,8 @@ impl Refusal {
                 fault_in_words(&message).unwrap_or(Fault::OutOfMemory { requested_bytes: None, message }).into()
             }
             RefusalKind::NotAvailable => {
-                Fault::NotAvailable { needs: "a tool that the peer lacks".into(), has: message }.into()
+                let needs = self.needs.unwrap_or_else(|| "a tool that the peer lacks".into());
+                Fault::NotAvailable { needs, has: message }.into()
             }
             RefusalKind::Failed => anyhow!(message),
         }

@@ -53,6 +53,10 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
     /// A repository on a file server takes seconds.
     const LIMIT: Duration = Duration::from_secs(60);
     let mut command = Command::new("git");
+    // A hook of git has them, of its own repository.
+    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+        command.env_remove(name);
+    }
     match output_within(command.arg("-C").arg(root).args(arguments), LIMIT, interrupted) {
         Ok(output) if output.status.success() => Ok(Ok(output.stdout)),
         Ok(output) => Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_string())),
@@ -81,8 +85,8 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
     let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
     let marked = lines(&[&["ls-files", "-v", "--"], &measured[..]].concat())?;
-    // Python and a compiler find a file there that nobody has added.
-    let added = lines(&["ls-files", "--others", "--exclude-standard", "--", "kernels", "suites"])?;
+    // Python and a compiler find a file there that nobody has added; of ignored ones, Python runs those of `__pycache__`.
+    let added = lines(&["ls-files", "--others", "--", "kernels", "suites", ":!suites/subjects"])?;
     let (Some(changed), Some(marked), Some(added)) = (changed, marked, added) else { return Ok(None) };
     // Of files that are "assume unchanged" (a small letter) or "skip worktree" (S), git does not see a change.
     let unseen = |line: &String| line.starts_with(|mark: char| mark.is_ascii_lowercase() || mark == 'S');
@@ -208,10 +212,14 @@ mod tests {
         let changed = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((changed.dirty, changed.modified), (true, vec!["suites/p.toml".to_string()]));
         write("suites/p.toml", "a");
-        write("suites/torch.py", "");
-        let added = Commit::of(folder.path(), &|| false).unwrap();
-        assert_eq!((added.dirty, added.modified), (true, vec!["suites/torch.py".to_string()]));
-        std::fs::remove_file(folder.path().join("suites/torch.py")).unwrap();
+        write("suites/subjects/right/.venv/a.py", "");
+        write(".gitignore", "__pycache__");
+        for added in ["suites/torch.py", "suites/peers/__pycache__/protocol.cpython-311.pyc"] {
+            write(added, "");
+            let found = Commit::of(folder.path(), &|| false).unwrap();
+            assert_eq!((found.dirty, found.modified), (true, vec![added.to_string()]));
+            std::fs::remove_file(folder.path().join(added)).unwrap();
+        }
         for mark in ["assume-unchanged", "skip-worktree"] {
             run_git(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
             let hidden = Commit::of(folder.path(), &|| false).unwrap();

@@ -48,6 +48,8 @@ const INHERITED: &[&str] = &[
     "LC_ALL",
     "TZ",
     "USER",
+    "CC",
+    "CXX",
     "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde::{Deserialize, Serialize};
 
 use super::SubjectFault;
@@ -26,7 +27,8 @@ pub struct Folders {
 impl Folders {
     /// Makes both in `folder`.
     ///
-    /// Errors: [`NotGraded`] where they cannot be made, or their paths are no text, as messages to Python are.
+    /// Errors: [`NotGraded`] where they cannot be made, no code can be loaded from them, or their paths are no text, as messages to
+    /// Python are.
     pub(super) fn make(folder: &Path) -> Result<Self> {
         let remedy = "is not UTF-8; set TMPDIR to a folder whose name is";
         ensure!(
@@ -35,6 +37,9 @@ impl Folders {
         );
         let made = Self { given: folder.join("given"), scratch: folder.join("scratch") };
         [&made.given, &made.scratch].into_iter().try_for_each(|folder| make(folder))?;
+        let is_executable =
+            statvfs(&made.scratch).map_or(true, |disk| !disk.f_flag.contains(StatVfsMountFlags::NOEXEC));
+        require_executable(folder, is_executable)?;
         Ok(made)
     }
 
@@ -86,6 +91,14 @@ impl Folders {
     }
 }
 
+/// Errors: [`NotGraded`] where no compiled code can be loaded from the folder, as that of torch.compile or Triton is.
+fn require_executable(folder: &Path, is_executable: bool) -> Result<()> {
+    let remedy = "lies on a disk that is mounted noexec, where no compiled code runs; set TMPDIR to a folder elsewhere";
+    let words = || NotGraded(format!("the folder for temporary files, {}, {remedy}", shown_path(folder)));
+    ensure!(is_executable, words());
+    Ok(())
+}
+
 fn make(folder: &Path) -> Result<()> {
     let making = || format!("making {}", shown_path(folder));
     Ok(std::fs::create_dir(folder).map_err(|error| NotGraded::while_doing(&making(), error))?)
@@ -96,6 +109,15 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+
+    #[test]
+    fn a_folder_where_no_code_can_be_loaded_is_refused_with_the_remedy() {
+        require_executable(Path::new("/tmp"), true).unwrap();
+        let refused = require_executable(Path::new("/tmp"), false).unwrap_err();
+        assert!(
+            NotGraded::of(&refused).is_some_and(|NotGraded(words)| words.contains("/tmp") && words.contains("TMPDIR"))
+        );
+    }
 
     fn folders() -> (tempfile::TempDir, Folders) {
         let folder = tempfile::tempdir().unwrap();

@@ -272,8 +272,12 @@ fn lacks_memory(error: &anyhow::Error, doing: &str, memory_bytes: u64) -> Option
 
 /// What went wrong in a job, for whoever reads a grade.
 fn fault(error: &anyhow::Error, doing: &str, limit: Limit) -> anyhow::Error {
-    if let Some(Fault::NotAvailable { has, .. }) = error.downcast_ref() {
-        return SubjectFault { needs_gpu: true, ..SubjectFault::new(format!("needs a GPU: {has}")) }.into();
+    if let Some(Fault::NotAvailable { needs, has }) = error.downcast_ref() {
+        return match needs.as_str() {
+            "a GPU" => SubjectFault { needs_gpu: true, ..SubjectFault::new(format!("needs a GPU: {has}")) }.into(),
+            // A compiler, which PyTorch names.
+            _ => NotGraded(format!("{doing}: {has}; install what is missing")).into(),
+        };
     }
     let own = |words: &str| SubjectFault::new(format!("{doing}: {words}"));
     if let Some(PeerDied(death)) = error.downcast_ref() {

@@ -71,7 +71,10 @@ fn cases_that_lie_in_what_a_subject_may_read_are_refused_with_the_place() {
 #[test]
 fn what_a_gpu_could_change_is_said_in_one_sentence() {
     let has = "the function of f raises ValueError under Triton's interpreter: no".to_string();
-    let error = fault(&Fault::NotAvailable { needs: "a tool".into(), has: has.clone() }.into(), "a", STARTING);
+    let lacking =
+        |needs: &str| fault(&Fault::NotAvailable { needs: needs.into(), has: has.clone() }.into(), "a", STARTING);
+    assert_eq!(NotGraded::of(&lacking("a tool")).unwrap().0, format!("a: {has}; install what is missing"));
+    let error = lacking("a GPU");
     assert_eq!(unavailable(&error), Some(format!("needs a GPU: {has}")));
     assert_eq!(error.to_string(), format!("needs a GPU: {has}"));
 }

@@ -1,5 +1,7 @@
 //! The libtorch that is loaded: its version, its CUDA half, and the switch that changes its numbers.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -40,9 +42,13 @@ pub fn load_shared_library(path: &Path) -> Result<()> {
 
 /// The folder of the libtorch that is loaded (`.../torch/lib`), from the kernel's list of mapped files.
 pub fn library_folder() -> Result<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").context("failed to read /proc/self/maps")?;
-    // "7f.. r-xp 00000000 fd:00 1234    /path/with spaces/libtorch_cpu.so"
-    let paths = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let maps = std::fs::read("/proc/self/maps").context("failed to read /proc/self/maps")?;
+    // "7f.. r-xp 00000000 fd:00 1234    /path/with spaces/libtorch_cpu.so"; a path may be any bytes but a newline.
+    let lines = maps.split(|&byte| byte == b'\n');
+    let paths = lines.filter_map(|line| {
+        let start = line.iter().position(|&byte| byte == b'/')?;
+        Some(Path::new(OsStr::from_bytes(&line[start..])))
+    });
     let library = paths.into_iter().find(|path| path.ends_with("libtorch_cpu.so"));
     let folder = library.and_then(Path::parent).context("libtorch_cpu.so is not among this process's mapped files")?;
     Ok(folder.to_path_buf())

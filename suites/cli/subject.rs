@@ -84,11 +84,17 @@ fn a_right_subject_in_plain_pytorch_earns_all_points_of_the_adapters() {
         fs::create_dir(folder.join(name)).unwrap();
         fs::write(folder.join(name).join("pyproject.toml"), project).unwrap();
     }
-    let sharded = folder.join("cs336_systems/sharded.py");
+    let edit = |file: &str, from: &str, to: &str| {
+        let file = folder.join("cs336_systems").join(file);
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&file, text.replace(from, to)).unwrap();
+    };
     let made = "super().__init__(params, dict(kwargs))\n";
-    let text = fs::read_to_string(&sharded).unwrap().replace(made, &format!("{made}        self.state['steps'] = 0\n"));
-    assert!(text.contains("'steps'"));
-    fs::write(&sharded, text).unwrap();
+    edit("sharded.py", made, &format!("{made}        self.state['steps'] = 0\n"));
+    // It may save what a file of tensors cannot hold.
+    edit("flash.py", "(q, k, v, o, lse)", "(q, k, v, o, lse, (q > 0).to(torch.uint8))");
+    edit("flash.py", "*ctx.saved_tensors, d_o", "*ctx.saved_tensors[:5], d_o");
     let grades = graded.grade(&folder, &[], &[]);
     let lost: Vec<_> = Graded::checks(&grades).into_iter().filter(|(_, status, _)| status != "passed").collect();
     assert!(lost.is_empty(), "{lost:?}");

@@ -62,6 +62,16 @@ fn a_python_that_cannot_be_executed_is_named() {
     assert!(said.contains(".venv/bin/python: Permission denied"), "{said}");
 }
 
+#[test]
+fn a_compiler_that_the_machine_lacks_costs_no_points() {
+    let graded = Graded::new();
+    let adapters = "class InvalidCxxCompiler(Exception):\n    pass\n\n\n\
+        def get_flashattention_autograd_function_pytorch():\n    raise InvalidCxxCompiler('No working C++ compiler')\n";
+    let folder = graded.add("right", "right", "tests/adapters.py", adapters);
+    let said = not_graded(&mut graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]));
+    assert!(said.contains("No working C++ compiler; install what is missing"), "{said}");
+}
+
 #[rstest]
 #[case::for_attention(FORWARD)]
 #[case::for_ranks(RANKS)]

@@ -30,7 +30,9 @@ class Attention:
         with self.calling():
             self.o = function.apply(*self.leaves, is_causal)
             saved = getattr(getattr(self.o, "grad_fn", None), "saved_tensors", ())
-        results = {"o": required(self.o, "o")} | {f"saved.{i}": t for i, t in enumerate(saved) if t is not None}
+        # A mask of bytes or a product of eight bits is in no file as it is; of what is not the log-sum-exp, the shape counts.
+        stored = [t if t is None or t.dtype in tensors.DTYPES.values() else t.to(torch.float64) for t in saved]
+        results = {"o": required(self.o, "o")} | {f"saved.{i}": t for i, t in enumerate(stored) if t is not None}
         tensors.write(outputs, results)
         return {}
 
@@ -95,7 +97,10 @@ def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tenso
     _UNFREEZE()
     for found in _OBJECTS():
         if issubclass(type(found), _OPTIMIZER) and found is not besides:
-            for parameter, state in list(vars(found).get("state", {}).items()):
+            kept_by = vars(found).get("state", {})
+            if not isinstance(kept_by, Mapping):
+                raise Refused(f"the state of {type(found).__name__} is {type(kept_by).__name__}, must be a mapping")
+            for parameter, state in list(kept_by.items()):
                 # PyTorch's state_dict takes entries that are no parameter's. A step is a number, or a tensor without dimensions.
                 kept = state.values() if isinstance(state, Mapping) else [state]
                 yield parameter, [t for t in kept if isinstance(t, Tensor) and t.dim() > 0]
@@ -147,7 +152,7 @@ class Network(nn.Module):
     def __init__(self, blueprint: dict, file: str) -> None:
         super().__init__()
         if blueprint["fixed_parameter"]:
-            self.no_grad_fixed_param = nn.Parameter(torch.zeros(2), requires_grad=False)
+            self.no_grad_fixed_param = nn.Parameter(torch.zeros(2, dtype=torch.float32), requires_grad=False)
         self.layers = [layer["name"] for layer in blueprint["layers"]]
         for layer in blueprint["layers"]:
             *path, name = layer["name"].split(".")
@@ -156,7 +161,8 @@ class Network(nn.Module):
                 if not hasattr(parent, folder):
                     parent.add_module(folder, nn.Module())
                 parent = getattr(parent, folder)
-            linear = nn.Linear(layer["d_in"], layer["d_out"], bias=layer["bias"] != "none")
+            # Whatever type a subject has made the default.
+            linear = nn.Linear(layer["d_in"], layer["d_out"], bias=layer["bias"] != "none", dtype=torch.float32)
             linear.weight.requires_grad_(layer["weight"] != "frozen")
             if layer["bias"] == "frozen":
                 linear.bias.requires_grad_(False)

@@ -2,7 +2,8 @@
 
 The first line is a greeting: {"protocol": 1, "python": .., "torch": .., "triton": .., "device": .., ...}. A job is
 {"id": 7, "job": "turn", "settings": {..}}; its reply is {"id": 7, "result": {..}} or
-{"id": 7, "error": {"kind": "out_of_memory" | "not_available" | "failed", "message": ..}}.
+{"id": 7, "error": {"kind": "out_of_memory" | "not_available" | "failed", "message": .., "needs": "a GPU"}}, where `needs` is there
+if a GPU is what is not available.
 Standard output and standard error are one pipe of text, of which the other side quotes the last lines in an error.
 """
 
@@ -72,7 +73,8 @@ def perform(table: dict[str, Callable[..., dict]], job: dict) -> dict:
     try:
         return {"result": table[job["job"]](**job["settings"])}
     except Exception as error:  # noqa: BLE001 - every failure is a reply
-        reply = {"error": {"kind": kind_of(error), "message": words_of(error)}}
+        needs = {"needs": "a GPU"} if getattr(error, "needs_gpu", False) else {}
+        reply = {"error": {"kind": kind_of(error), "message": words_of(error)} | needs}
         traceback.print_exc()
     # The frames of the traceback keep tensors alive, so release them.
     free_memory()

@@ -175,6 +175,14 @@ fn without_a_cache_the_library_is_loaded_from_a_private_folder_that_is_removed()
     assert!(Emulation::open(library).unwrap().entries.contains_key("probe"));
 }
 
+#[test]
+fn a_library_is_loaded_from_memory_where_its_folder_takes_no_code() {
+    let Folders { compiler, _root } = folders(ONE);
+    let copy = in_memory(&build(&compiler, &PROBE).unwrap()).unwrap();
+    assert!(path_of(&copy).starts_with("/memfd:"));
+    assert!(Emulation::open(copy).unwrap().entries.contains_key("probe"));
+}
+
 /// Text in place of a library: if it were loaded, opening would fail.
 #[test]
 fn a_library_that_others_could_have_planted_is_not_loaded() {

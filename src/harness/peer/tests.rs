@@ -51,6 +51,8 @@ fn refusals_keep_their_kind_and_leave_the_peer_usable() {
     assert!(matches!(fault_of(&error), Some(Fault::OutOfMemory { requested_bytes: None, .. })), "{error:#}");
     let error = refused("not_available", "no C++ compiler");
     assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { has, .. }) if has == "no C++ compiler"));
+    let error = refused("not_available", r#"no", "needs": "a GPU"#);
+    assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs == "a GPU"));
     let error = format!("{:#}", refused("failed", "ValueError: no"));
     assert!(error.contains("\"add\"") && error.ends_with("ValueError: no"), "{error}");
 }
