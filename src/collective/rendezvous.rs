@@ -74,7 +74,10 @@ fn join(
     let others: Vec<_> = peers.others().map(Peer::to_string).collect();
     waiting.set(connections(backend, &first_few(others.into_iter())));
     let look = || match first_ended(environment.rank, peers.all().iter()) {
-        Some(ended) => bail!("{ended} has ended before all ranks had connected"),
+        // Each of two that cannot connect may see the other end first.
+        Some(ended) => {
+            bail!("{ended} has ended before all ranks had connected. If it does not say why: {}", opening(backend))
+        }
         None => Ok(()),
     };
     form(environment, backend, store.under("group")?, peers.own(), look, waiting).map_err(|error| peers.explain(error))
@@ -105,6 +108,14 @@ fn connections(backend: Backend, others: &str) -> String {
     format!("{} connections with {others}", backend.name())
 }
 
+/// How ranks that cannot connect reach each other.
+fn opening(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Gloo => "Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME",
+        Backend::Nccl => "Open all ports between these hosts, or name their network in NCCL_SOCKET_IFNAME",
+    }
+}
+
 /// Forms the group that `environment` describes; this rank's peers reach it as `own`.
 fn form(
     environment: &Environment,
@@ -114,10 +125,7 @@ fn form(
     look: impl Fn() -> Result<()>,
     waiting: &Arc<Waiting>,
 ) -> Result<Shared> {
-    let remedy = match backend {
-        Backend::Gloo => "Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME",
-        Backend::Nccl => "Open all ports between these hosts, or name their network in NCCL_SOCKET_IFNAME",
-    };
+    let remedy = opening(backend);
     let (environment, address) = (environment.clone(), own.address.ip());
     let group = waiting.bounded(remedy, look, move |_| -> Result<Shared> {
         Ok(match backend {
