@@ -63,9 +63,6 @@ use serde_json::Value;
 /// The quickest problem that measures: four scalar loops, exact values.
 const PROBLEM: &str = "mixed_precision_accumulation";
 
-/// Longer than a step of a command takes on a machine that is busy with other work.
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// A temporary tree with this checkout's suites, templates and kernels.
 struct Tree {
     folder: tempfile::TempDir,

@@ -42,7 +42,7 @@ fn wait_for_cases(tree: &Tree, child: &mut Child, count: usize) {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
         cases(tree).len() >= count
     };
-    assert!(wait_until(PATIENCE, are_recorded), "fewer than {count} cases were recorded");
+    assert!(wait_until(Duration::from_secs(120), are_recorded), "fewer than {count} cases were recorded");
 }
 
 /// The recorded cases. If the record exists, it must be complete.
@@ -64,7 +64,7 @@ fn worker_of(command: &Child) -> Option<u32> {
 /// it was, and `--resume` measures the rest.
 fn require_intact(tree: &Tree, acknowledged: &[CaseRecord]) {
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
-    let none_left = wait_until(PATIENCE, || processes_with(&of_this_tree).next().is_none());
+    let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none());
     assert!(none_left, "processes {:?} are left", processes_with(&of_this_tree).collect::<Vec<_>>());
     drop(lock_records(&tree.layout()).expect("the lock is free"));
     let output = tree.run(RESUME);
@@ -110,7 +110,7 @@ fn measuring_ends_at_an_interrupt_while_git_waits_for_a_pipe() {
     let mut child = tree.command(MEASURE).stderr(Stdio::null()).spawn().unwrap();
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
     let is_git = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "git\n");
-    assert!(wait_until(PATIENCE, || processes_with(&of_this_tree).any(is_git)), "git does not run");
+    assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).any(is_git)), "git does not run");
     send("-TERM", &child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     fs::remove_file(pipe).unwrap();
@@ -136,9 +136,9 @@ fn measuring_that_was_stopped_goes_on_when_it_is_continued() {
     let acknowledged = cases(&tree);
     send("-STOP", &child);
     let is = |pid: u32, state: &str| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(state);
-    assert!(wait_until(PATIENCE, || is(child.id(), ") T ")));
+    assert!(wait_until(Duration::from_secs(60), || is(child.id(), ") T ")));
     let worker = worker_of(&child).expect("a worker");
-    assert!(wait_until(PATIENCE, || is(worker, ") S ")), "its worker does not end the running case");
+    assert!(wait_until(Duration::from_secs(60), || is(worker, ") S ")), "its worker does not end the running case");
     send("-CONT", &child);
     assert!(child.wait().unwrap().success());
     assert_eq!(cases(&tree).len(), 8);
@@ -151,7 +151,7 @@ fn an_interrupt_of_measuring_names_the_command_that_continues_and_of_grading_non
     set_cases(&tree, 900_000..900_040);
     for (arguments, continues) in [(MEASURE, true), (&["grade"], false)] {
         let mut child = tree.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        assert!(wait_until(PATIENCE, || worker_of(&child).is_some()), "no worker started");
+        assert!(wait_until(Duration::from_secs(60), || worker_of(&child).is_some()), "no worker started");
         send("-INT", &child);
         let mut said = String::new();
         std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut said).unwrap();

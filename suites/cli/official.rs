@@ -55,7 +55,7 @@ impl Official {
     /// The exit code, and what was said. No temporary folder and no process is left.
     fn ended(&self, output: &Output) -> (Option<i32>, String) {
         let of_this_tree = format!("CS336_ROOT={}", self.tree.folder.path().display());
-        let none_left = wait_until(PATIENCE, || processes_with(&of_this_tree).next().is_none());
+        let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none());
         assert!(none_left, "a process is left: {}", output_text(output));
         assert_eq!(fs::read_dir(self.tree.path("tmp")).unwrap().count(), 0, "{}", output_text(output));
         (output.status.code(), output_text(output))
@@ -89,7 +89,7 @@ fn an_interrupt_ends_pytest_with_all_that_it_started_and_removes_the_copy(#[case
     ));
     let running = official.command().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let hangs = official.tree.path("checkout/hangs");
-    assert!(wait_until(PATIENCE, || hangs.exists()), "pytest was not started");
+    assert!(wait_until(Duration::from_secs(60), || hangs.exists()), "pytest was not started");
     assert!(Command::new("kill").args(["-s", signal, &running.id().to_string()]).status().unwrap().success());
     let (code, said) = official.ended(&running.wait_with_output().unwrap());
     assert_eq!(code, Some(130), "{said}");

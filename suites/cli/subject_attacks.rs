@@ -190,7 +190,7 @@ fn no_process_of_a_subject_outlives(#[case] last_line: &str, #[case] is_killed: 
     let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--check", "official_protocol"]);
     let mut grading = grading.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut connections: Vec<TcpStream> = Vec::new();
-    wait_until(PATIENCE, || {
+    wait_until(Duration::from_secs(120), || {
         connections.extend(listener.accept().ok().map(|(connection, _)| connection));
         connections.len() == 2
     });
@@ -276,7 +276,7 @@ fn no_pipe_without_room_keeps_a_guard_from_ending_what_it_guards(#[case] is_nonb
     let (mut connection, _) = listener.accept().unwrap();
     connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let read = connection.read(&mut [0]);
-    let has_ended = wait_until(PATIENCE, || guard.try_wait().unwrap().is_some());
+    let has_ended = wait_until(Duration::from_secs(60), || guard.try_wait().unwrap().is_some());
     let _ = guard.kill();
     assert!(matches!(read, Ok(0)) && has_ended, "{read:?}, and the guard ends: {has_ended}");
 }
@@ -329,7 +329,7 @@ fn what_is_stopped_for_the_turns_of_others_computes_nothing_unseen(#[case] wakes
     connection.set_nonblocking(true).unwrap();
     let mut beats = || std::iter::from_fn(|| connection.read(&mut [0; 4096]).ok()).sum::<usize>();
     for _ in 0..3 {
-        assert!(wait_until(PATIENCE, || beats() > 0), "it does not compute in its turn");
+        assert!(wait_until(Duration::from_secs(60), || beats() > 0), "it does not compute in its turn");
         assert!(child.stop(), "it does not stop");
         beats();
         if let Some(wake) = wakes {
