@@ -73,11 +73,9 @@ fn join(
 ) -> Result<Shared> {
     let others: Vec<_> = peers.others().map(Peer::to_string).collect();
     waiting.set(connections(backend, &first_few(others.into_iter())));
+    let remedy = opening(backend);
     let look = || match first_ended(environment.rank, peers.all().iter()) {
-        // Each of two that cannot connect may see the other end first.
-        Some(ended) => {
-            bail!("{ended} has ended before all ranks had connected. If it does not say why: {}", opening(backend))
-        }
+        Some(ended) => bail!("{ended} has ended before all ranks had connected. If it does not say why: {remedy}"),
         None => Ok(()),
     };
     form(environment, backend, store.under("group")?, peers.own(), look, waiting).map_err(|error| peers.explain(error))

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::printable::one_line;
 
-/// Above it not every integer is a JSON number of its own, and sums of a record's integers could overflow.
+/// JSON numbers hold larger integers inexactly, and sums of them could overflow.
 const MAX_COUNT: u64 = 1 << 53;
 
 /// Errors: an integer beyond [`MAX_COUNT`].
