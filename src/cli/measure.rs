@@ -142,7 +142,12 @@ pub fn measure(
         });
     };
     // A subject's checks take their time from the budget.
-    let budget = budget.map(|budget| budget.saturating_sub(started.elapsed()));
+    let checking = started.elapsed();
+    if let (Some(budget), true) = (budget, layout.subject.is_some()) {
+        let [took, of] = [checking, budget].map(|time| human_seconds(time.as_secs_f64()));
+        eprintln!("the checks of the subject took {took} of the budget of {of}");
+    }
+    let budget = budget.map(|budget| budget.saturating_sub(checking));
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };

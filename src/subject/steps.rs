@@ -35,7 +35,8 @@ impl TimedSteps {
         let rank = collective.rank();
         let fault_file = trainee.faults.join(format!("rank {rank}"));
         let started = || -> Result<SubjectProcess> {
-            let mut process = SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"))?;
+            let mut process =
+                SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"), collective.device())?;
             process.join(collective)?;
             Ok(process)
         };

@@ -8,7 +8,7 @@ mod published;
 mod speed;
 pub(super) mod tables;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use anyhow::Result;
 use serde::Serialize;

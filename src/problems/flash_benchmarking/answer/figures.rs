@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::super::flash_attention_4;
 use super::cells::{CellPass, only, shown, title};
-use crate::attention::implementations::by_name;
+use crate::attention::implementations::{Implementation, by_name};
 use crate::bench::dtype::Dtype;
 use crate::bench::work::AttentionPass::{self, Backward, Both, Forward};
 use crate::harness::answer::figure::{Figure, Heatmap, Panel, Plot, PlotKind, Series};
@@ -16,6 +16,11 @@ pub const X_LABEL: &str = "sequence length T (tokens)";
 const LEAST_SEQ: i64 = 1024;
 /// A part of ours, which the tables have.
 const NOT_DRAWN: &str = "portable";
+
+/// The implementations that have a line in a figure of these cells.
+pub fn drawn(cells: &[CellPass]) -> Vec<Implementation> {
+    shown(cells).into_iter().filter(|e| e.name != NOT_DRAWN).collect()
+}
 
 /// Both passes against length: a row of panels for each type, a panel for each width.
 pub fn rates(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()> {
@@ -29,7 +34,7 @@ pub fn rates(answer: &mut Answer, grid: &[CellPass], on: &str) -> Result<()> {
                 let points: Vec<_> = cells.iter().map(|p| (p.cell.seq as f64, rate(p))).collect();
                 points.iter().any(|(_, rate)| rate.is_some()).then(|| Series::over_numbers(e.label, points))
             };
-            let series: Vec<Series> = shown(&cells).iter().filter(|e| e.name != NOT_DRAWN).filter_map(line).collect();
+            let series: Vec<Series> = drawn(&cells).iter().filter_map(line).collect();
             if !series.is_empty() {
                 let plot = Plot { log_x: true, ..Plot::new(PlotKind::Line, X_LABEL, "throughput (TFLOP/s)", series) };
                 plots.push((format!("{}, d = {d}", dtype.name()), plot));

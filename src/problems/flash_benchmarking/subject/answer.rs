@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::super::answer::cells::{self, CellPass, only, passes, shown};
-use super::super::answer::figures::{X_LABEL, widths};
+use super::super::answer::figures::{X_LABEL, drawn, widths};
 use super::super::answer::tables::times;
 use super::super::implementations::THEIRS;
 use super::super::measure::Params;
@@ -131,7 +131,7 @@ fn figure(answer: &mut Answer, both: &[CellPass], on: &str) -> Result<()> {
                 let theirs = THEIRS.iter().position(|(theirs, _)| theirs.name == e.name);
                 theirs.map_or(series.clone(), |number| series.role(Role::Other(number), Tone::Full))
             };
-            let series: Vec<Series> = shown(&cells).iter().map(line).collect();
+            let series: Vec<Series> = drawn(&cells).iter().map(line).collect();
             let series: Vec<Series> = series.into_iter().filter(|s| s.points.iter().any(|p| p.1.is_some())).collect();
             if !series.is_empty() {
                 let plot = Plot::new(PlotKind::Line, X_LABEL, "time (ms)", series);
@@ -146,4 +146,26 @@ fn figure(answer: &mut Answer, both: &[CellPass], on: &str) -> Result<()> {
                width, a line for each implementation.";
     let caption = format!("Forward and backward together, one causal head on {on}; medians.");
     answer.figure("times", Figure::small_multiples(alt, 2, plots).captioned(caption))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::answer::tests::{Times, params, row};
+    use super::super::super::implementations::columns;
+    use super::*;
+    use crate::harness::answer::made_up::MadeUp;
+
+    #[test]
+    fn on_a_gpu_both_functions_are_drawn_beside_the_others() {
+        let names = THEIRS.iter().map(|(theirs, _)| theirs.name).chain(columns().iter().map(|e| e.name));
+        let on_gpu: Vec<Times> = names.filter(|name| *name != "tiled").map(|name| (name, &[1e-3][..])).collect();
+        let cell = params("bfloat16", 64, 1024, 1, "eager");
+        let records = MadeUp::gpu("x").measured("grid", &cell, &row(&on_gpu)).records();
+        let answer = answer(&records, Audience::Ours).unwrap();
+        assert!(!answer.is_untimed && answer.figures().contains_key("times"));
+        let table = answer.tables()["full-times-bfloat16"].markdown();
+        for words in ["theirs, PyTorch", "theirs, Triton", "portable", "ours"] {
+            assert!(table.contains(words), "{words}: {table}");
+        }
+    }
 }
