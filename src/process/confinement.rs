@@ -1,8 +1,8 @@
 //! Confines a program: what it may read, where it may write, how much memory it may have, and which processes it may reach.
 //!
 //! Landlock (landlock(7)) and the filter of system calls hold for the program and all its descendants and cannot be undone.
-//! `cs336 confine` confines a thread of its own and starts the other program from there, so that nothing of that one runs
-//! before, and stays as its guard.
+//! `cs336 confine` starts the other program in a process that confines itself first, so that nothing of that one runs before,
+//! and stays as its guard.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::Builder;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use landlock::{
-    ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
-    make_bitflags, path_beneath_rules,
+    ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
+    RulesetError, RulesetStatus, Scope, make_bitflags, path_beneath_rules,
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,8 @@ pub struct Confinement {
     pub started: Option<OsString>,
     /// Removed from the environment: this program may need them to start.
     pub without: Vec<OsString>,
+    /// Whether it may do what CUDA does when it starts: make Unix sockets of packets, and name threads of the process.
+    pub with_cuda: bool,
 }
 
 /// The newest of Landlock's versions whose restrictions are asked for: 6 keeps signals inside.
@@ -83,15 +85,14 @@ impl Confinement {
         command.args(arguments).process_group(0).stdin(socket);
         // The parent must see it when the program closes its end of the socket.
         rustix::stdio::dup2_stdin(File::open("/dev/null").context("opening /dev/null")?)?;
-        let start = || -> Result<Pid> {
-            self.restrict().context("confining the process")?;
-            Ok(Pid::from_child(&command.spawn().map_err(|error| not_started(&shown_path(name), error))?))
-        };
-        // Both kinds of rules hold for the thread that takes them and for what it starts.
-        let child = std::thread::scope(|scope| {
-            let thread = Builder::new().spawn_scoped(scope, start).map_err(|error| not_started("a thread", error))?;
-            thread.join().map_err(|_| anyhow!("the thread that starts {} panics", shown_path(name)))?
-        })?;
+        let ruleset = self.ruleset().context("confining the process")?;
+        let with_cuda = self.with_cuda;
+        let confine = move || enforce(ruleset.try_clone()?, with_cuda).map(drop).map_err(std::io::Error::other);
+        // SAFETY: it runs between fork and exec. This process has no other thread that could hold a lock then.
+        unsafe { command.pre_exec(confine) };
+        let child = Pid::from_child(&command.spawn().map_err(|error| not_started(&shown_path(name), error))?);
+        // The kernel forgets a folder of /proc that nobody holds, and a rule with it.
+        let _held = File::open(format!("/proc/{}/task", child.as_raw_nonzero()));
         // From here on nothing may fail, since only the guard ends what was started.
         drop(command);
         // Where it cannot be made, the machine is at fault, as its absence will say.
@@ -99,19 +100,24 @@ impl Confinement {
         guard.watch(child, self.memory_bytes)
     }
 
-    /// Confines this thread; whether the kernel enforces all of the rules, a part or nothing, and whether it filters system calls.
-    fn restrict(&self) -> Result<(RulesetStatus, bool)> {
-        system_calls::drop_capabilities().context("dropping capabilities")?;
+    fn ruleset(&self) -> Result<RulesetCreated, RulesetError> {
         let read = AccessFs::from_read(VERSION);
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(Scope::from_all(VERSION))?;
-        let ruleset = ruleset
+        ruleset
             .create()?
             .add_rules(path_beneath_rules(&self.read, read))?
             .add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?
-            .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))?;
-        // The filter last, since it refuses what the rest may need.
-        Ok((ruleset.restrict_self()?.ruleset, system_calls::refuse().is_ok()))
+            .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))
     }
+}
+
+/// Confines this thread; whether the kernel enforces all of the rules, a part or nothing, and whether it filters system calls.
+fn enforce(ruleset: RulesetCreated, with_cuda: bool) -> Result<(RulesetStatus, bool)> {
+    system_calls::drop_capabilities().context("dropping capabilities")?;
+    let own_threads = with_cuda.then_some("/proc/self/task");
+    let ruleset = ruleset.add_rules(path_beneath_rules(own_threads, AccessFs::WriteFile | AccessFs::Truncate))?;
+    // The filter last, since it refuses what the rest may need.
+    Ok((ruleset.restrict_self()?.ruleset, system_calls::refuse(with_cuda).is_ok()))
 }
 
 /// Limits this process and what it starts to so much, or to what its own parent allows, which only root could raise.
@@ -124,7 +130,7 @@ fn limit(resource: Resource, bytes: u64) -> rustix::io::Result<()> {
 ///
 /// Confines a thread of its own to find out, which ends with it.
 pub fn lacks() -> Option<String> {
-    let probe = match Builder::new().spawn(|| Confinement::default().restrict()) {
+    let probe = match Builder::new().spawn(|| enforce(Confinement::default().ruleset()?, false)) {
         Ok(probe) => probe,
         Err(error) => return Some(format!("{:#}", not_started("a thread to find out", error))),
     };

@@ -74,14 +74,12 @@ const REFUSED_IF: &[(c_long, &[&[Condition]])] = &[
     (SYS_ioprio_set, &[&[(0, Ne, IOPRIO_WHO_PROCESS)], &[(1, Ne, 0)]]),
     (SYS_migrate_pages, &[&[(0, Ne, 0)]]),
     (SYS_move_pages, &[&[(0, Ne, 0)]]),
-    (
-        SYS_socket,
-        &[
-            &[(0, Eq, AF_UNIX as u64), (1, SOCKET_TYPE, SOCK_STREAM as u64)],
-            &[(0, Eq, AF_UNIX as u64), (1, SOCKET_TYPE, SOCK_SEQPACKET as u64)],
-        ],
-    ),
+    (SYS_socket, &[&[(0, Eq, AF_UNIX as u64), (1, SOCKET_TYPE, SOCK_STREAM as u64)]]),
 ];
+
+/// As [`REFUSED_IF`]; where there is a GPU they are allowed, since CUDA does not start without them.
+const REFUSED_PACKETS: (c_long, &[&[Condition]]) =
+    (SYS_socket, &[&[(0, Eq, AF_UNIX as u64), (1, SOCKET_TYPE, SOCK_SEQPACKET as u64)]]);
 
 /// Set in the numbers of system calls of x86-64's x32, which are other numbers for the same calls.
 const X32: u32 = 0x4000_0000;
@@ -91,12 +89,12 @@ const KEPT: CapabilitySet =
     CapabilitySet::CHOWN.union(CapabilitySet::DAC_OVERRIDE).union(CapabilitySet::FOWNER).union(CapabilitySet::FSETID);
 
 /// Refuses this thread, and what it starts, these system calls; the caller must have set `no_new_privs`, as Landlock does.
-/// They fail with EPERM; a program of 32 bits is ended.
+/// They fail with EPERM; a program of 32 bits is ended. `with_cuda` allows Unix sockets of packets.
 ///
 /// # Errors
 /// If the kernel has no seccomp filters.
-pub fn refuse() -> Result<()> {
-    apply_filter(&filter()?).context("filtering system calls")
+pub fn refuse(with_cuda: bool) -> Result<()> {
+    apply_filter(&filter(with_cuda)?).context("filtering system calls")
 }
 
 /// Takes from root, in what this thread executes next, the rights over the machine: its clock, devices, limits and
@@ -110,14 +108,15 @@ pub fn drop_capabilities() -> Result<()> {
     Ok(set_capabilities(None, CapabilitySets { inheritable: sets.inheritable & KEPT, ..sets })?)
 }
 
-fn filter() -> Result<BpfProgram> {
-    let refused = REFUSED.iter().map(|&call| Ok((call, Vec::new())));
-    let refused_if = REFUSED_IF.iter().map(|(call, rules)| {
-        let condition = |(argument, is, value): &Condition| SeccompCondition::new(*argument, Dword, is.clone(), *value);
-        let rules = rules.iter().map(|all| SeccompRule::new(all.iter().map(condition).collect::<Result<_, _>>()?));
-        Ok((*call, rules.collect::<Result<_, _>>()?))
-    });
-    let rules: BTreeMap<i64, Vec<SeccompRule>> = refused.chain(refused_if).collect::<Result<_>>()?;
+fn filter(with_cuda: bool) -> Result<BpfProgram> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    let condition = |(argument, is, value): &Condition| SeccompCondition::new(*argument, Dword, is.clone(), *value);
+    for (call, conditions) in REFUSED_IF.iter().chain((!with_cuda).then_some(&REFUSED_PACKETS)) {
+        for all in *conditions {
+            let rule = SeccompRule::new(all.iter().map(condition).collect::<Result<_, _>>()?)?;
+            rules.entry(*call).or_default().push(rule);
+        }
+    }
     let refusal = SeccompAction::Errno(EPERM as u32);
     let target = std::env::consts::ARCH.try_into()?;
     let of_calls: BpfProgram = SeccompFilter::new(rules, SeccompAction::Allow, refusal.clone(), target)?.try_into()?;

@@ -58,7 +58,7 @@ impl FlashFunction {
 impl Running {
     fn start(subject: &Subject) -> Result<Self> {
         let folder = LockedFolder::new("subject").map_err(|e| NotGraded::while_doing("making a folder", e))?;
-        let process = SubjectProcess::start(subject, &Folders::make(folder.path())?, "attention", Device::Cuda(0))?;
+        let process = SubjectProcess::start(subject, &Folders::make(folder.path())?, "attention")?;
         Ok(Self { process, _folder: folder })
     }
 }

@@ -1,7 +1,5 @@
 //! The confinement of a subject's process: what it may read and write, and the environment that it gets.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,9 +41,6 @@ const SYSTEM: &[&str] = &[
 /// Devices that programs write to; those of GPUs follow.
 const DEVICES: &[&str] = &["/dev/null", "/dev/full", "/dev/nvidia-caps", "/dev/dri", "/dev/kfd"];
 
-/// The GPUs that CUDA sees, by index or name, commas between.
-const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
-
 /// The variables that a subject inherits: no token or path of the user's is among them.
 const INHERITED: &[&str] = &[
     "PATH",
@@ -56,7 +51,8 @@ const INHERITED: &[&str] = &[
     "CC",
     "CXX",
     "LD_LIBRARY_PATH",
-    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_DEBUG",
     "OMP_NUM_THREADS",
     "TORCHDYNAMO_DISABLE",
     "TRITON_INTERPRET",
@@ -90,8 +86,8 @@ pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<
     Ok(())
 }
 
-/// `cs336 confine .. python -B -m peers.subject FOLDER`, which sees no GPU but the one of this index.
-pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path, gpu: usize) -> Result<Command> {
+/// `cs336 confine .. python -B -m peers.subject FOLDER`.
+pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
     require_hidden(subject, &suites.join("cases"), suites)?;
     let mut confinement = Confinement {
         read: paths(readable(subject, suites).into_iter().chain([folders.given.clone()])),
@@ -101,6 +97,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path, gpu: 
         file_bytes: Some(MOST_BYTES),
         started: Some(folders.started().into()),
         without: Vec::new(),
+        with_cuda: tch::Cuda::is_available(),
     };
     if subject.python != python::interpreter() {
         // A bundle lists our libtorch there, which another PyTorch must not load.
@@ -116,38 +113,14 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path, gpu: 
         .env("PYTHONNOUSERSITE", "1");
     command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
     command.env("GLOO_SOCKET_IFNAME", "lo");
-    command.env(VISIBLE_GPUS, visible_gpu(std::env::var_os(VISIBLE_GPUS), gpu));
     if !tch::Cuda::is_available() {
         command.env("TRITON_INTERPRET", "1");
     }
     Ok(command)
 }
 
-/// What makes the GPU of this index among those that `ours` lists, all where it is not set, the only one that is visible.
-///
-/// CUDA that sees several makes a Unix socket of packets, which [`crate::process::system_calls`] refuses.
-fn visible_gpu(ours: Option<OsString>, index: usize) -> OsString {
-    let nth = |list: &OsStr| Some(OsStr::from_bytes(list.as_bytes().split(|byte| *byte == b',').nth(index)?).into());
-    ours.map_or_else(|| index.to_string().into(), |list| nth(&list).unwrap_or_default())
-}
-
 /// The device files of GPUs.
 fn gpus() -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     entries.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvidia")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_subject_sees_one_of_the_gpus_that_this_program_sees() {
-        let visible = |ours: Option<&str>, index| visible_gpu(ours.map(Into::into), index).into_string().unwrap();
-        assert_eq!(visible(None, 0), "0");
-        assert_eq!(visible(None, 3), "3");
-        assert_eq!(visible(Some("2,GPU-5a"), 0), "2");
-        assert_eq!(visible(Some("2,GPU-5a"), 1), "GPU-5a");
-        assert_eq!(visible(Some(""), 0), "");
-    }
 }

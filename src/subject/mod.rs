@@ -107,23 +107,21 @@ pub struct SubjectProcess {
 }
 
 impl SubjectProcess {
-    /// Starts the subject's Python, confined, and imports the adapters. Of several GPUs it sees that of `device`, the first
-    /// one where that is the CPU.
+    /// Starts the subject's Python, confined, and imports the adapters.
     ///
     /// Errors: [`SubjectFault`] where the Python lacks torch, or the import fails.
-    pub fn start(subject: &Subject, folders: &Folders, name: &str, device: Device) -> Result<Self> {
+    pub fn start(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
         let at_start = |error: anyhow::Error| match error.downcast::<SubjectFault>() {
             Ok(fault) => SubjectFault { at_start: true, ..fault }.into(),
             Err(error) => error,
         };
-        Self::started(subject, folders, name, device).map_err(at_start)
+        Self::started(subject, folders, name).map_err(at_start)
     }
 
-    fn started(subject: &Subject, folders: &Folders, name: &str, device: Device) -> Result<Self> {
+    fn started(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
         let folders = folders.of_process(name)?;
-        let gpu = if let Device::Cuda(index) = device { index } else { 0 };
-        let suites = Layout::find().map(|layout| layout.root.join("suites"));
-        let command = suites.and_then(|suites| confined::command(subject, &folders, &suites, gpu));
+        let command =
+            Layout::find().and_then(|layout| confined::command(subject, &folders, &layout.root.join("suites")));
         let command = command.map_err(|error| NotGraded::while_doing("confining the subject", error))?;
         let peer = Peer::start(command, PROTOCOL, STARTING.time);
         let peer = peer.map_err(|error| starting_fault(subject, folders.has_started(), &error))?;
@@ -137,7 +135,10 @@ impl SubjectProcess {
     /// Joins the process group of a launch's ranks, each of which may still be starting.
     pub fn join(&mut self, collective: &Shared) -> Result<()> {
         let (rank, world_size, backend) = (collective.rank(), collective.world_size(), collective.backend());
-        let device = if collective.device().is_cuda() { "cuda:0" } else { "cpu" };
+        let device = match collective.device() {
+            Device::Cuda(index) => format!("cuda:{index}"),
+            _ => "cpu".into(),
+        };
         let store = self.folders.scratch.join("store");
         let settings =
             json!({ "rank": rank, "world_size": world_size, "store": store, "backend": backend, "device": device });

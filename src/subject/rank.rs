@@ -169,8 +169,7 @@ impl SubjectRank {
         fault_file: &Path,
     ) -> Result<Self> {
         let (rank, adapter) = (collective.rank(), trainee.adapter.name());
-        let mut process =
-            SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"), collective.device())?;
+        let mut process = SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"))?;
         process.join(collective)?;
         let parameters: Vec<_> =
             network.named_parameters().iter().map(|(name, t)| (format!("init.{name}"), t)).collect();

@@ -35,8 +35,7 @@ impl TimedSteps {
         let rank = collective.rank();
         let fault_file = trainee.faults.join(format!("rank {rank}"));
         let started = || -> Result<SubjectProcess> {
-            let mut process =
-                SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"), collective.device())?;
+            let mut process = SubjectProcess::start(&trainee.subject, &trainee.folders, &format!("rank{rank}"))?;
             process.join(collective)?;
             Ok(process)
         };

@@ -202,3 +202,38 @@ fn a_guard_that_can_start_nothing_names_the_limit_and_leaves_no_sign_of_a_start(
         assert!(!said.contains("panicked"), "{said}");
     }
 }
+
+/// What of this could be done: what CUDA does when it starts, and what looks like it.
+const STARTS: &str = "
+import os, socket, threading, time
+
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+own = os.listdir('/proc/self/task')[-1]
+tries = {
+    'name': lambda: open(f'/proc/self/task/{own}/comm', 'w').write('cuda'),
+    'packets': lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind(f'\\0cs336-{os.getpid()}'),
+    'stream': lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+    'name of the guard': lambda: open(f'/proc/{os.getppid()}/task/{os.getppid()}/comm', 'w').write('cuda'),
+    'setting of the kernel': lambda: open('/proc/sys/kernel/printk', 'r+'),
+}
+for name, attempt in tries.items():
+    try:
+        attempt()
+        print(name)
+    except OSError:
+        pass
+";
+
+#[rstest]
+#[case::with_a_gpu(true, "name\npackets\n")]
+#[case::without_one(false, "")]
+fn a_confined_process_may_do_what_cuda_does_when_it_starts_and_no_more(#[case] with_cuda: bool, #[case] could: &str) {
+    let confinement = Confinement { read: vec!["/".into()], with_cuda, ..Confinement::default() };
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    let mut guard = confinement.command(env!("CARGO_BIN_EXE_cs336"), &python).unwrap();
+    guard.args(["-c", STARTS]);
+    guard.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
+    let output = guard.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", output_text(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), could, "{}", output_text(&output));
+}

@@ -26,7 +26,7 @@ class TimedAttention:
 
     def __init__(self, adapter: Callable, calling: Calling, on_gpu: bool, attention_pass: str) -> None:
         self.calling = calling
-        self.device = torch.device("cuda:0" if on_gpu and torch.cuda.is_available() else "cpu")
+        self.device = torch.device("cuda:0" if on_gpu else "cpu")
         self.attention_pass = attention_pass
         self.function = adapter()
         self.results: dict[str, Tensor] = {}
