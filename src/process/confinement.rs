@@ -43,7 +43,8 @@ pub struct Confinement {
     pub started: Option<OsString>,
     /// Removed from the environment: this program may need them to start.
     pub without: Vec<OsString>,
-    /// Whether it may do what CUDA does when it starts: make Unix sockets of packets, and name threads of the process.
+    /// Whether it may do what CUDA and NCCL do: make Unix sockets of packets, name threads of the process, and reach sockets
+    /// without a path, through which ranks hand each other memory.
     pub with_cuda: bool,
 }
 
@@ -102,7 +103,8 @@ impl Confinement {
 
     fn ruleset(&self) -> Result<RulesetCreated, RulesetError> {
         let read = AccessFs::from_read(VERSION);
-        let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(Scope::from_all(VERSION))?;
+        let inside = if self.with_cuda { Scope::Signal.into() } else { Scope::from_all(VERSION) };
+        let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(inside)?;
         ruleset
             .create()?
             .add_rules(path_beneath_rules(&self.read, read))?

@@ -2,8 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use cs336::process::confinement::Confinement;
 use rustix::process::geteuid;
@@ -203,7 +205,7 @@ fn a_guard_that_can_start_nothing_names_the_limit_and_leaves_no_sign_of_a_start(
     }
 }
 
-/// What of this could be done: what CUDA does when it starts, and what looks like it.
+/// What of this could be done: what CUDA and NCCL do, and what looks like it.
 const STARTS: &str = "
 import os, socket, threading, time
 
@@ -211,6 +213,7 @@ threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 own = os.listdir('/proc/self/task')[-1]
 tries = {
     'name': lambda: open(f'/proc/self/task/{own}/comm', 'w').write('cuda'),
+    'memory for a rank': lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'', '\\0RANK'),
     'packets': lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind(f'\\0cs336-{os.getpid()}'),
     'stream': lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
     'name of the guard': lambda: open(f'/proc/{os.getppid()}/task/{os.getppid()}/comm', 'w').write('cuda'),
@@ -225,13 +228,15 @@ for name, attempt in tries.items():
 ";
 
 #[rstest]
-#[case::with_a_gpu(true, "name\npackets\n")]
+#[case::with_a_gpu(true, "name\nmemory for a rank\npackets\n")]
 #[case::without_one(false, "")]
-fn a_confined_process_may_do_what_cuda_does_when_it_starts_and_no_more(#[case] with_cuda: bool, #[case] could: &str) {
+fn a_confined_process_may_do_what_cuda_and_nccl_do_and_no_more(#[case] with_cuda: bool, #[case] could: &str) {
+    let rank = format!("cs336-{}-{with_cuda}", std::process::id());
+    let _rank = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&rank).unwrap()).unwrap();
     let confinement = Confinement { read: vec!["/".into()], with_cuda, ..Confinement::default() };
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
     let mut guard = confinement.command(env!("CARGO_BIN_EXE_cs336"), &python).unwrap();
-    guard.args(["-c", STARTS]);
+    guard.args(["-c", &STARTS.replace("RANK", &rank)]);
     guard.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
     let output = guard.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{}", output_text(&output));
