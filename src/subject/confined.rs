@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 
 use super::folders::{Folders, MOST_BYTES};
 use super::path;
+use crate::collective::nccl::NVLS;
 use crate::harness::python;
 use crate::harness::subject::{Subject, own_files};
 use crate::harness::worker::THIS_PROGRAM;
@@ -112,7 +113,8 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         // They lie in HOME, where one process of the subject could leave some that run in another before our code.
         .env("PYTHONNOUSERSITE", "1");
     command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
-    command.env("GLOO_SOCKET_IFNAME", "lo");
+    let (multicast, off) = NVLS;
+    command.env("GLOO_SOCKET_IFNAME", "lo").env(multicast, std::env::var_os(multicast).unwrap_or(off.into()));
     if !tch::Cuda::is_available() {
         command.env("TRITON_INTERPRET", "1");
     }

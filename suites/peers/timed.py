@@ -85,10 +85,14 @@ class TimedSteps:
         torch.manual_seed(self.group.rank)
         with device:
             model = Model(**config)
-        given = copies(inputs)
+        # One value at a time: all of them are as large as the model, whose process has a limit on memory.
+        parameters = dict(model.named_parameters())
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(given[name]) if name in given else parameter.normal_()
+            for name, given in tensors.read(inputs):
+                if name in parameters:
+                    parameters.pop(name).copy_(given)
+            for parameter in parameters.values():
+                parameter.normal_()
         # As the other columns: a loop over tensors on the CPU.
         kind = {"fused": True} if device.type == "cuda" else {"foreach": False}
         betas = (adamw.pop("beta1"), adamw.pop("beta2"))
@@ -100,8 +104,8 @@ class TimedSteps:
             named = {} if bucket_size_mb is None else {"bucket_size_mb": bucket_size_mb}
             self.wrapped = self.adapter(model, **named)
             with self.calling():
-                parameters = list(self.wrapped.parameters())
-            self.optimizer = torch.optim.AdamW(parameters, betas=betas, **adamw, **kind)
+                wrapped = list(self.wrapped.parameters())
+            self.optimizer = torch.optim.AdamW(wrapped, betas=betas, **adamw, **kind)
         self.parameters = dict(model.named_parameters())
         tensors.synchronize()
         return {}
