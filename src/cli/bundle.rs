@@ -65,7 +65,14 @@ pub fn run(layout: &Layout) -> Result<Ended> {
         copy_tracked(layout, data, &folder)?;
     }
     write_executable(&folder.join(LAUNCHER), LAUNCHER_TEXT)?;
-    let manifest = Manifest::of(&folder, Commit::of(&layout.root, &interrupted)?)?;
+    let commit = Commit::of(&layout.root, &interrupted)?;
+    if commit.dirty {
+        let changed = commit.modified.iter().take(3).map(|name| one_line(name)).collect::<Vec<_>>().join(", ");
+        eprintln!(
+            "what this bundle measures will not be accepted: the tree has changes ({changed}); commit, undo or remove them"
+        );
+    }
+    let manifest = Manifest::of(&folder, commit)?;
     fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
     let archive = packing.path().join("cs336.tar.gz");
     // Where root unpacks it, files would belong to whoever has the builder's number there.

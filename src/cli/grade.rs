@@ -94,7 +94,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         printer.line(conditions);
     }
     let grades = match &subject {
-        Some(subject) => of_subject(layout, subject, arguments)?.map(|grades| (grades, false)),
+        Some(subject) => match of_subject(layout, subject, arguments) {
+            Ok(grades) => grades.map(|grades| (grades, false)),
+            Err(error) => return Err(leave_why(arguments, error)),
+        },
         None => of_ours(layout, arguments)?,
     };
     let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
@@ -113,6 +116,21 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let mut checks = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks);
     let failed = cannot_be_built || checks.any(|c| matches!(c.ending, CheckStatus::Failed { .. }));
     Ok(if failed { Ended::WithFindings } else { Ended::Well })
+}
+
+/// Leaves in the files for graders why there are no grades, in the place of those of an earlier grading; gives the error.
+fn leave_why(arguments: &Arguments, error: anyhow::Error) -> anyhow::Error {
+    let words = printable(&format!("{error:#}"));
+    let test = ("grading", CheckStatus::Failed { error: words.clone() }, 0.0);
+    let files =
+        [(&arguments.junit, junit([("cs336", [test])])), (&arguments.gradescope, gradescope(&[], Some(&words)))];
+    for (path, text) in files {
+        if let (Some(path), Ok(text)) = (path, text) {
+            // Where it cannot be written, the first error is the one to mend.
+            let _ = write_atomically(path, text.as_bytes());
+        }
+    }
+    error
 }
 
 /// The grades of this program's own code, and whether an answer cannot be built; `None` when interrupted.

@@ -54,9 +54,11 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
     const LIMIT: Duration = Duration::from_secs(60);
     let mut command = Command::new("git");
     // A hook of git has them, of its own repository.
-    for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+    for name in ["GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
         command.env_remove(name);
     }
+    // A replaced commit has the id of another one.
+    command.env("GIT_NO_REPLACE_OBJECTS", "1");
     match output_within(command.arg("-C").arg(root).args(arguments), LIMIT, interrupted) {
         Ok(output) if output.status.success() => Ok(Ok(output.stdout)),
         Ok(output) => Ok(Err(String::from_utf8_lossy(&output.stderr).trim().to_string())),
@@ -227,6 +229,12 @@ mod tests {
             run_git(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
             assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
         }
+        // A replaced commit has the id of the one without the change.
+        write("suites/p.toml", "b");
+        run_git(folder.path(), &["commit", "--quiet", "--all", "--message", "b"]);
+        run_git(folder.path(), &["reset", "--quiet", "HEAD~"]);
+        run_git(folder.path(), &["replace", "HEAD", "HEAD@{1}"]);
+        assert_eq!(Commit::of(folder.path(), &|| false).unwrap().modified, ["suites/p.toml"]);
         write("dist/cs336/suites/p.toml", "a");
         assert_eq!(Commit::of(&folder.path().join("dist/cs336"), &|| false).unwrap().commit, "unknown");
     }

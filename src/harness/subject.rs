@@ -48,13 +48,19 @@ pub struct SubjectCheck {
 pub const ADAPTERS: [&str; 2] = ["tests/adapters.py", "adapters.py"];
 
 /// The endings of files that a subject's results can depend on.
-const SOURCES: [&str; 11] = ["py", "toml", "txt", "cu", "cuh", "cpp", "cc", "c", "h", "hpp", "so"];
+const SOURCES: [&str; 20] = [
+    "py", "pyc", "pyx", "toml", "txt", "json", "yaml", "yml", "ini", "cfg", "cu", "cuh", "ptx", "cubin", "cpp", "cc",
+    "c", "h", "hpp", "so",
+];
 
 /// The variable that names the Python of a subject.
 pub const PYTHON: &str = "PYTHON";
 
 /// How long its Python may take to start: PyTorch may be imported from a cold disk, on every rank.
 pub const STARTING: Duration = Duration::from_secs(300);
+
+/// No check calls the adapters more often: three sizes of buckets in five steps of three calls are 45.
+const MOST_CALLS: u32 = 64;
 
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
@@ -185,7 +191,7 @@ impl Subject {
     /// How long a check or a case may take that has `least` without a subject: its calls end at their own limit, and the first
     /// that does not end ends the check.
     pub fn patience(&self, least: Duration) -> Duration {
-        least.max(STARTING + 2 * self.limit())
+        least.max(STARTING + MOST_CALLS * self.limit())
     }
 
     /// A seed of its own for each use.

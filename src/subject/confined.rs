@@ -1,5 +1,6 @@
 //! The confinement of a subject's process: what it may read and write, and the environment that it gets.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,6 +9,7 @@ use anyhow::{Result, bail};
 use super::folders::{Folders, MOST_BYTES};
 use super::path;
 use crate::collective::nccl::NVLS;
+use crate::error::NotGraded;
 use crate::harness::python;
 use crate::harness::subject::{Subject, own_files};
 use crate::harness::worker::THIS_PROGRAM;
@@ -44,16 +46,17 @@ const DEVICES: &[&str] = &["/dev/null", "/dev/full", "/dev/nvidia-caps", "/dev/d
 
 /// The variables that a subject inherits: no token or path of the user's is among them.
 const INHERITED: &[&str] = &[
-    "PATH",
     "LANG",
     "LC_ALL",
     "TZ",
     "USER",
-    "CC",
-    "CXX",
     "LD_LIBRARY_PATH",
+    "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "NCCL_DEBUG",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_CUMEM_ENABLE",
     "OMP_NUM_THREADS",
     "TORCHDYNAMO_DISABLE",
     "TRITON_INTERPRET",
@@ -71,11 +74,33 @@ fn readable(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// What of it exists, without links.
+fn granted(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
+    readable(subject, suites).iter().filter_map(|granted| granted.canonicalize().ok()).collect()
+}
+
+/// The variables that name programs, with what of them the subject may execute: a compiler elsewhere would fail, where another
+/// one is not looked for.
+fn programs(granted: &[PathBuf]) -> Vec<(&'static str, OsString)> {
+    let is_granted =
+        |path: &Path| path.canonicalize().is_ok_and(|real| granted.iter().any(|place| real.starts_with(place)));
+    let folders: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
+    let folders: Vec<PathBuf> = folders.into_iter().filter(|folder| is_granted(folder)).collect();
+    let is_program = |named: &OsString| {
+        // It may have arguments.
+        let named = named.to_string_lossy();
+        let program = named.split_whitespace().next().unwrap_or_default();
+        folders.iter().any(|folder| is_granted(&folder.join(program)))
+    };
+    let compilers = ["CC", "CXX"].map(|name| Some((name, std::env::var_os(name).filter(is_program)?)));
+    let path = std::env::join_paths(&folders).unwrap_or_default();
+    compilers.into_iter().flatten().chain([("PATH", path)]).collect()
+}
+
 /// Errors: the subject could read a file of the folder `cases`. Landlock only grants, so a part of what is granted cannot be
 /// kept back.
 pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<()> {
-    let readable: Vec<PathBuf> =
-        readable(subject, suites).iter().filter_map(|granted| granted.canonicalize().ok()).collect();
+    let readable = granted(subject, suites);
     let files = std::fs::read_dir(cases).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     for file in files.chain([cases.to_path_buf()]).filter_map(|file| file.canonicalize().ok()) {
         if let Some(granted) = readable.iter().find(|granted| file.starts_with(granted)) {
@@ -90,6 +115,13 @@ pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<
 /// `cs336 confine .. python -B -m peers.subject FOLDER`.
 pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
     require_hidden(subject, &suites.join("cases"), suites)?;
+    let granted = granted(subject, suites);
+    let given = folders.given.canonicalize()?;
+    if let Some(place) = granted.iter().find(|place| given.starts_with(place)) {
+        let [given, place] = [&given, place].map(shown_path);
+        let remedy = "which the subject can read; set TMPDIR to another folder";
+        bail!(NotGraded(format!("the folder for temporary files, {given}, lies in {place}, {remedy}")));
+    }
     let mut confinement = Confinement {
         read: paths(readable(subject, suites).into_iter().chain([folders.given.clone()])),
         list: paths([suites.to_path_buf()]),
@@ -106,6 +138,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
     }
     let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
     command.args(["-B", "-m", "peers.subject", path(&subject.folder)?]);
+    command.envs(programs(&granted));
     command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command
         .env(python::FOLDERS, python::path_to_peers(suites, std::env::var_os(python::FOLDERS))?)

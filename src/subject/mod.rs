@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub mod steps;
 pub mod timed;
 
 pub use confined::require_hidden;
-use folders::Folders;
+use folders::{Folders, MOST_BYTES};
 
 /// The version of `suites/peers/protocol.py`.
 const PROTOCOL: u64 = 1;
@@ -119,6 +119,7 @@ impl SubjectProcess {
     }
 
     fn started(subject: &Subject, folders: &Folders, name: &str) -> Result<Self> {
+        require_limits(subject)?;
         let folders = folders.of_process(name)?;
         let command =
             Layout::find().and_then(|layout| confined::command(subject, &folders, &layout.root.join("suites")));
@@ -231,6 +232,20 @@ impl SubjectProcess {
         self.given_bytes = std::fs::metadata(&given).map_or(0, |file| file.len());
         Ok(path(&given)?.into())
     }
+}
+
+/// Errors: [`NotGraded`] where this machine lets a process write less, or compute for less time, than a subject may: the kernel
+/// ends it then, and does not say why.
+fn require_limits(subject: &Subject) -> Result<()> {
+    if let Some(bytes) = getrlimit(Resource::Fsize).maximum.filter(|&bytes| bytes < MOST_BYTES) {
+        let bytes = human_bytes(bytes);
+        bail!(NotGraded(format!("a process may write files of {bytes} at most: raise that limit (`ulimit -f`)")));
+    }
+    let patience = subject.patience(Duration::ZERO).as_secs();
+    if let Some(seconds) = getrlimit(Resource::Cpu).current.filter(|&seconds| seconds < patience) {
+        bail!(NotGraded(format!("a process may compute for {seconds} s at most: raise that limit (`ulimit -t`)")));
+    }
+    Ok(())
 }
 
 /// What went wrong before anything of the subject was imported; `has_started` says whether its Python ran. Until then a Python

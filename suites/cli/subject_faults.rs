@@ -111,7 +111,11 @@ pub fn through_sh(graded: &Graded, before: &str, command: &Command, after: &str)
 }
 
 #[rstest]
-#[case::of_a_file("ulimit -f 64; exec", "flash_forward::official_protocol: writing the subject's inputs")]
+#[case::of_a_file(
+    "ulimit -f 64; exec",
+    "a process may write files of 32.00 KiB at most: raise that limit (`ulimit -f`)"
+)]
+#[case::of_time("ulimit -t 600; exec", "a process may compute for 600 s at most: raise that limit (`ulimit -t`)")]
 #[case::of_addresses("ulimit -v 1000000; exec", "raise that limit (`ulimit -v`)")]
 fn a_limit_of_the_machine_costs_no_subject_its_points(#[case] limit: &str, #[case] words: &str) {
     let graded = Graded::new();

@@ -67,11 +67,56 @@ fn a_python_that_cannot_be_executed_is_named() {
 #[test]
 fn a_compiler_that_the_machine_lacks_costs_no_points() {
     let graded = Graded::new();
-    let adapters = "class InvalidCxxCompiler(Exception):\n    pass\n\n\n\
-        def get_flashattention_autograd_function_pytorch():\n    raise InvalidCxxCompiler('No working C++ compiler')\n";
-    let folder = graded.add("right", "right", "tests/adapters.py", adapters);
-    let said = not_graded(&mut graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]));
+    let adapters = |module: &str| {
+        format!(
+            "class InvalidCxxCompiler(Exception):\n    __module__ = '{module}'\n\n\n\
+             def get_flashattention_autograd_function_pytorch():\n    raise InvalidCxxCompiler('No working C++ compiler')\n"
+        )
+    };
+    let folder = graded.add("right", "right", "tests/adapters.py", &adapters("torch._inductor.exc"));
+    let grading = |file: &str| {
+        let folder = folder.to_str().unwrap();
+        graded.grading(&[FORWARD, "--subject", folder, "--check", "official_protocol", "--gradescope", file])
+    };
+    fs::write(graded.tree.path("score.json"), "of another subject").unwrap();
+    let said = not_graded(&mut grading("score.json"));
     assert!(said.contains("No working C++ compiler; install what is missing"), "{said}");
+    let left = fs::read_to_string(graded.tree.path("score.json")).unwrap();
+    assert!(left.contains("No working C++ compiler") && left.contains("\"score\": 0.0"), "{left}");
+    fs::write(folder.join("tests/adapters.py"), adapters("tests.adapters")).unwrap();
+    let said = output_text(&grading("own.json").output().unwrap());
+    assert!(said.contains("raises InvalidCxxCompiler") && said.contains("earned 0 of"), "{said}");
+}
+
+/// Where it could not be executed, PyTorch would look for no other one.
+#[test]
+fn a_subject_is_told_of_no_program_that_it_may_not_execute() {
+    let graded = Graded::new();
+    let told =
+        "import os\nraise RuntimeError(f\"{os.environ.get('CC')} {os.environ.get('CXX')} {os.environ['PATH']}\")\n";
+    let folder = graded.add("right", "right", "tests/adapters.py", told);
+    let compiler = graded.tree.path("bin/c++");
+    fs::create_dir(graded.tree.path("bin")).unwrap();
+    fs::copy("/bin/true", &compiler).unwrap();
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--check", "official_protocol"]);
+    let path = std::env::join_paths([compiler.parent().unwrap(), Path::new("/usr/bin")]).unwrap();
+    grading.env("CC", "/usr/bin/env -S").env("CXX", &compiler).env("PATH", path);
+    let said = output_text(&grading.output().unwrap());
+    assert!(said.contains("raises RuntimeError") && said.contains(": /usr/bin/env -S None /usr/bin"), "{said}");
+}
+
+#[test]
+fn a_folder_for_temporary_files_that_the_subject_may_read_is_refused() {
+    let graded = Graded::new();
+    let folder = graded.add("cheats", "cheats", "trick.txt", "reads_the_other_ranks");
+    let temporary = folder.join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let mut grading = graded.grading(&[RANKS, "--subject", folder.to_str().unwrap(), "--check", "toy_model"]);
+    let said = not_graded(grading.env("TMPDIR", &temporary));
+    assert!(
+        said.contains("/tmp/cs336-") && said.contains("which the subject can read; set TMPDIR to another"),
+        "{said}"
+    );
 }
 
 #[rstest]

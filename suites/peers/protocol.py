@@ -137,7 +137,7 @@ def kind_of(error: BaseException) -> str:
     # By name: importing the compiler's own modules takes seconds, and where they are not loaded nothing compiled. A
     # compiler that fails on our code is a failure, and not a missing tool.
     missing = {"InvalidCxxCompiler", "TritonMissing"}
-    if any(missing & {c.__name__ for c in type(e).__mro__} for e in chain):
+    if any(missing & {c.__name__ for c in type(e).__mro__ if c.__module__.startswith("torch.")} for e in chain):
         return "not_available"
     return "failed"
 

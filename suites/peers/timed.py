@@ -84,7 +84,8 @@ class TimedSteps:
         self.autocast = dtype == "bfloat16"
         torch.manual_seed(self.group.rank)
         with device:
-            model = Model(**config)
+            # The adapters may have set another default type.
+            model = Model(**config).float()
         # One value at a time: all of them are as large as the model, whose process has a limit on memory.
         parameters = dict(model.named_parameters())
         with torch.no_grad():

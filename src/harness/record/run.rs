@@ -30,7 +30,7 @@ impl Run {
         const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let Self { id, started, .. } = self;
         if let Some(changes) = self.changes() {
-            bail!("run {id} was measured from a tree with {changes}; commit or undo them, then measure again");
+            bail!("run {id} was measured from a tree with {changes}; commit, undo or remove them, then measure again");
         }
         let Machine { cpu, cores, memory_bytes, .. } = &self.machine;
         let is_whole = !cpu.is_empty() && *cores > 0 && *memory_bytes > 0;
