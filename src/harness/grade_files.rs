@@ -64,7 +64,8 @@ pub fn gradescope(grades: &[ProblemGrade], note: Option<&str>) -> Result<String>
             })
         })
         .collect();
-    let earned: f64 = grades.iter().map(|g| g.earned).sum();
+    // The sum of nothing is -0.0.
+    let earned = 0.0 + grades.iter().map(|g| g.earned).sum::<f64>();
     let seconds: f64 = grades.iter().flat_map(|g| &g.parts).flat_map(|p| &p.checks).map(|c| c.elapsed_s).sum();
     let possible: f64 = grades.iter().map(|g| g.points).sum();
     let results = json!({
