@@ -124,12 +124,6 @@
 //      second block not copied, medians of three turns (2026-11-26): with rest 4.452 and 4.442 ms, without 4.710 and 4.611, 3.26
 //      and 3.10 J; d 64 without rest 2.547 and 2.506. So at most 2 percent, and the forward pass loses 28 percent by such
 //      sharing (its entry 13). Not built.
-//  14. Power decides at d 128. In the accepted record (2026-11-24, with rest, 30 calls each) the calls fall into two groups:
-//      at full clock the least is 4.08 ms (FlashAttention-4 4.03); at the clock that the power limit leaves, which the record
-//      gives as the reason for it, most take 4.25 to 4.29 (4.25 to 4.26). Fewer than a tenth of our calls are at full clock and
-//      more than half of the other ones, so the medians are 4.27 and 4.05. A call takes 3.27 and 3.25 J (cuDNN 3.82, 4.98 ms).
-//      Computed: 80 queries a block, with dQ^T = K^T dS^T, would move as many bytes through shared memory for each query as 64
-//      with five operands of V in registers, since those no longer fit. Not built.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_QUERIES (64 or 128), FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).

@@ -93,10 +93,6 @@
 //      call takes 1.15 and 1.38 J. With two buffers each step waits twice for the slower of two multiprocessors, which costs
 //      more than the copies that are saved, and there is no room for a third buffer. In a cluster's second block addresses in
 //      shared memory exceed the 18 bits of a descriptor.
-//  14. d 128 in the accepted record (2026-11-24, 16 x 16384). With rest all 30 calls take 1.473 to 1.486 ms, which is 0.75 of the
-//      tensor cores' peak at full clock (FlashAttention-4 1.513 to 1.519 beside it). Without rest most still do, but a quarter of
-//      64 calls meet the power limit and take up to 1.63 (1.57). A call takes 1.19 J (1.22). So with rest the 16 percent of
-//      entry 10 count in which the tensor cores wait for the softmax, and without rest the energy.
 //
 // Set by src/attention/flash/hopper: FLASH_D (16, 32, 64, 80, 96, 128), FLASH_HALF (1: float16, 0: bfloat16), FLASH_CAUSAL,
 // FLASH_GROUPS, FLASH_KEYS, FLASH_STAGES, FLASH_SPLIT, FLASH_GROUPED (whether heads of q share one of k and v).
