@@ -235,7 +235,7 @@ fn files_follow_the_rules_of_the_house() {
         assert!(text.starts_with("//! ") && text.len() > 5, "{name} does not begin with a module comment");
         let raw_path = name.starts_with("src/") && text.contains(".display()");
         assert!(!raw_path, "{name} calls Path::display, which prints line breaks: use printable::shown_path");
-        let unsafe_room = ["src/torch/", "src/cuda/", "src/collective/nccl"].iter().any(|room| name.starts_with(room));
+        let unsafe_room = functions::UNSAFE.iter().any(|room| name.starts_with(room));
         let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
         let is_unsafe = code.clone().any(|l| ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|u| l.contains(u)));
         assert!(unsafe_room || !is_unsafe || name == "suites/tidy.rs", "{name} holds unsafe code");

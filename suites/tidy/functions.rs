@@ -4,6 +4,9 @@ use std::fs;
 
 use super::{root, rust_files};
 
+/// Where unsafe code may be; the last one confines a process between fork and exec.
+pub const UNSAFE: [&str; 4] = ["src/torch/", "src/cuda/", "src/collective/nccl", "src/process/confinement.rs"];
+
 /// From the line of `fn` to that of its closing brace.
 const MAX_FUNCTION_LINES: usize = 60;
 
