@@ -166,7 +166,7 @@ pub mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..15 {
+                    for _ in 0..50 {
                         remove_unlocked(within.path());
                         let folder = LockedFolder::new_in(within.path(), "test").unwrap();
                         fs::write(folder.path().join("file"), "").expect("nobody removes it");
