@@ -2,6 +2,7 @@
 //! `--resume` goes on.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::SystemTime;
 
 use cs336::harness::record::CaseRecord;
 use cs336::process::processes_with;
@@ -100,13 +101,15 @@ fn an_interrupt_keeps_what_was_measured_and_exits_with_130(#[case] signal: &str)
     require_intact(&tree, &acknowledged);
 }
 
-/// git reads that file, and a pipe never ends.
+/// To compare a file that is newer than its commit, git reads the attributes beside it, and a pipe never ends.
 #[test]
 fn measuring_ends_at_an_interrupt_while_git_waits_for_a_pipe() {
     let tree = Tree::new();
     super::bundle::commit_all(&tree.path(""));
     let pipe = tree.path("kernels/.gitattributes");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let newer = SystemTime::now() + Duration::from_secs(60);
+    fs::File::open(tree.path("kernels/rope.cu")).unwrap().set_modified(newer).unwrap();
     let mut child = tree.command(MEASURE).stderr(Stdio::null()).spawn().unwrap();
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
     let is_git = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "git\n");
