@@ -283,9 +283,10 @@ impl ChildProcess {
         status
     }
 
-    /// Kills its descendants until none is found, except that a guard among them first ends what it guards.
+    /// Kills its descendants until two looks in a row find none, except that a guard among them first ends what it guards. One
+    /// that starts another and ends after a look has begun is missed by that look, with the other one.
     fn end_descendants(&self) {
-        let started = Instant::now();
+        let (started, mut was_none) = (Instant::now(), false);
         wait_until(guard::LIMIT + REAP_LIMIT, || {
             let of_guard = if started.elapsed() < guard::LIMIT { Signal::TERM } else { Signal::KILL };
             let found = processes_with(&self.mark).map(|pid| {
@@ -293,7 +294,8 @@ impl ChildProcess {
                 let pid = pid.try_into().ok().and_then(Pid::from_raw);
                 let _ = pid.map(|pid| kill_process(pid, signal));
             });
-            found.count() == 0
+            let is_none = found.count() == 0;
+            std::mem::replace(&mut was_none, is_none) && is_none
         });
     }
 }
