@@ -46,6 +46,13 @@ impl Commit {
     }
 }
 
+/// Arguments of git with which a test commits, whatever the user's settings are.
+#[rustfmt::skip]
+pub const AS_ANYBODY: &[&str] = &[
+    "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.hooksPath=/dev/null",
+    "-c", "core.excludesFile=/dev/null", "-c", "init.defaultObjectFormat=sha1",
+];
+
 /// What git prints for these arguments in `root`, or why it does not: there is no git, or no checkout.
 ///
 /// Errors: it does not end, or `interrupted` holds.
@@ -187,11 +194,8 @@ mod tests {
         assert_eq!((commit.commit.as_str(), commit.dirty), ("unknown", true));
     }
 
-    /// Runs git in `root`, with an author.
     fn run_git(root: &Path, arguments: &[&str]) {
-        let author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
-        let output = Command::new("git").arg("-C").arg(root).args(author).args(arguments).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        git(root, &[AS_ANYBODY, arguments].concat(), &|| false).unwrap().unwrap();
     }
 
     #[test]

@@ -160,6 +160,7 @@ fn no_text_of_a_record_enters_a_document_as_markup(#[case] first: usize) {
             }
             // As markup of typst, the text ends the compilation.
             if is_first && (is_machine || path == "names") {
+                let _alone = super::pages::SETTING.lock();
                 report::pdf::compile(&rendered, FRAME).unwrap();
             }
             printed += usize::from(rendered.markdown.contains("\\<script\\>"));

@@ -1,7 +1,7 @@
 //! The laid-out pages of the report from accepted records: their number, their words, and what stands where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex};
 
 use cs336::cli::document::{RecordSource, document};
 use cs336::report::{self, Rendered};
@@ -30,11 +30,16 @@ const LEAST_MONOSPACED: f64 = 7.0;
 pub static RENDERED: LazyLock<Rendered> =
     LazyLock::new(|| report::render(&document(&layout(), RecordSource::Accepted).unwrap()).unwrap());
 
-/// The pages, and typst's trace of setting them. Nothing else in this process is set, so all of the trace is theirs.
+/// Held while typst sets a document, since its trace is one of the whole process.
+pub static SETTING: Mutex<()> = Mutex::new(());
+
+/// The pages, and typst's trace of setting them.
 static TRACED: LazyLock<(PagedDocument, String)> = LazyLock::new(|| {
     let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
+    let rendered = &RENDERED;
+    let _alone = SETTING.lock();
     typst_timing::enable();
-    let pages = report::pdf::compile(&RENDERED, &frame).unwrap();
+    let pages = report::pdf::compile(rendered, &frame).unwrap();
     typst_timing::disable();
     let mut trace = Vec::new();
     typst_timing::export_json(&mut trace, |_| (String::new(), 0)).unwrap();
