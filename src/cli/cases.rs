@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::grade::{Arguments, leave_why};
 use super::printer::Printer;
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::checks::golden::{CaseFile, run_on};
@@ -15,7 +16,7 @@ use crate::harness::grade::CheckStatus;
 use crate::harness::grade_files::junit;
 use crate::harness::named_files::require_distinct;
 use crate::harness::store::{Layout, write_atomically};
-use crate::harness::subject::Subject;
+use crate::harness::subject::{MORE_MEMORY, Subject};
 use crate::harness::worker::{Ending, Job, Reply, Worker};
 use crate::printable::{distinct_name, indented, printable, shown_path};
 use crate::subject::words_of;
@@ -46,39 +47,44 @@ struct CaseResult {
 }
 
 /// Runs every case on our implementations, or on the subject's.
-pub fn run(
-    layout: &Layout,
-    folder: &Path,
-    subject: Option<&Subject>,
-    as_json: bool,
-    junit_file: Option<&Path>,
-) -> Result<Ended> {
+pub fn run(layout: &Layout, folder: &Path, subject: Option<&Subject>, arguments: &Arguments) -> Result<Ended> {
     watch_for_interrupt();
     let files = files(folder)?;
-    for case in &files {
-        require_distinct(&[("--cases", Some(case)), ("--junit", junit_file)])?;
-    }
-    let printer = Printer { outlives: junit_file.is_some() };
+    let printer = arguments.printer();
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files {
-        let Some(result) = grade(&mut worker, &path, subject)? else { return Ok(Ended::Interrupted) };
-        if !as_json {
+        let result = grade(&mut worker, &path, subject).map_err(|error| leave_why(arguments, error))?;
+        let Some(result) = result else { return Ok(Ended::Interrupted) };
+        if !arguments.json {
             print(&result, printer);
         }
         results.push(result);
     }
     let passed = results.iter().filter(|r| r.compared.passed).count();
-    if as_json {
+    if arguments.json {
         printer.line(serde_json::to_string_pretty(&results)?);
     } else {
         printer.line(format!("{passed} of {} cases passed", results.len()));
     }
-    if let Some(path) = junit_file {
+    if let Some(path) = &arguments.junit {
         let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s));
         write_atomically(path, junit([("cases", tests)])?.as_bytes())?;
     }
     Ok(if passed == results.len() { Ended::Well } else { Ended::WithFindings })
+}
+
+/// Errors: the file of results would take the place of a case.
+pub fn require_no_case(folder: &Path, results: Option<&Path>) -> Result<()> {
+    let paths = std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    for case in paths.filter(|path| is_case(path)) {
+        require_distinct(&[("--cases", Some(&case)), ("--junit", results)])?;
+    }
+    Ok(())
+}
+
+fn is_case(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().ends_with(".safetensors"))
 }
 
 /// The worker's side: runs one file in its process.
@@ -116,9 +122,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         format!("the cases folder {} cannot be opened; name a folder of *.safetensors files", shown_path(folder))
     })?;
     let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    let (mut files, others): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().ends_with(".safetensors"))
-    });
+    let (mut files, others): (Vec<_>, Vec<_>) = paths.into_iter().partition(|path| is_case(path));
     ensure!(
         !files.is_empty(),
         "{} holds no *.safetensors file, so nothing was graded; suites/cases/README.md describes the format",
@@ -139,16 +143,21 @@ fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Result<
     let started = Instant::now();
     let job = Job::Case { path: path.into(), subject: subject.cloned() };
     let limit = subject.map_or(LIMIT, |subject| subject.patience(LIMIT));
+    let not_graded = |reason: String| anyhow!("not graded: {}: {reason}", shown_path(path));
     let compared = match worker.run(&job, limit, &interrupted) {
         Ok(Ending::Interrupted) => return Ok(None),
         Ok(Ending::TimedOut { limit }) => Err(format!("exceeded the limit of {} s", limit.as_secs())),
+        Ok(Ending::Died { how, out_of_memory: true }) if subject.is_some() => {
+            return Err(not_graded(format!("{how}; {MORE_MEMORY}")));
+        }
         Ok(Ending::Died { how, .. }) => Err(how),
         Ok(Ending::Reply(Reply::Failed(error))) => Err(error),
         Ok(Ending::Reply(Reply::Compared(result))) => {
             Compared::deserialize(result).map_err(|error| format!("the worker's comparisons cannot be read: {error}"))
         }
-        Ok(Ending::Reply(Reply::NotGraded(reason))) => bail!("not graded: {}: {reason}", shown_path(path)),
+        Ok(Ending::Reply(Reply::NotGraded(reason))) => return Err(not_graded(reason)),
         Ok(Ending::Reply(other)) => Err(format!("a worker answered a case with {other:?}")),
+        Err(error) if subject.is_some() => return Err(not_graded(format!("{error:#}"))),
         Err(error) => Err(format!("{error:#}")),
     };
     let (compared, error) = match compared {

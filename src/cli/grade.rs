@@ -34,12 +34,12 @@ pub struct Arguments {
     cases: Option<PathBuf>,
     /// Also write the results as JUnit XML, with --cases too
     #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
+    pub(super) junit: Option<PathBuf>,
     /// Also write the results as a Gradescope results.json
     #[arg(long, value_name = "FILE")]
     gradescope: Option<PathBuf>,
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     #[command(flatten)]
     subject: SubjectArguments,
     /// Grade every folder in this folder but hidden ones as a subject; writes grades.csv and a results.json each into --output
@@ -54,7 +54,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn printer(&self) -> Printer {
+    pub(super) fn printer(&self) -> Printer {
         Printer { outlives: self.junit.is_some() || self.gradescope.is_some() }
     }
 }
@@ -80,9 +80,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         arguments.checks.is_empty() || subject.is_some() && cases.is_none(),
         "--check chooses among the checks of a subject: use it with --subject or --subjects"
     );
-    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose()?;
+    cases.map_or(Ok(()), |folder| super::cases::require_no_case(folder, arguments.junit.as_deref()))?;
+    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose();
+    let subject = subject.map_err(|error| leave_why(arguments, error))?;
     if let Some(folder) = cases {
-        return super::cases::run(layout, folder, subject.as_ref(), arguments.json, arguments.junit.as_deref());
+        return super::cases::run(layout, folder, subject.as_ref(), arguments);
     }
     if arguments.device {
         return super::device::run(layout, &arguments.problems, arguments.json);
@@ -119,7 +121,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 }
 
 /// Leaves in the files for graders why there are no grades, in the place of those of an earlier grading; gives the error.
-fn leave_why(arguments: &Arguments, error: anyhow::Error) -> anyhow::Error {
+pub(super) fn leave_why(arguments: &Arguments, error: anyhow::Error) -> anyhow::Error {
     let words = printable(&format!("{error:#}"));
     let test = ("grading", CheckStatus::Failed { error: words.clone() }, 0.0);
     let files =

@@ -15,7 +15,7 @@ use super::record::{Outcome, Profile, Run};
 use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
-use super::subject::{Subject, SubjectCheck};
+use super::subject::{MORE_MEMORY, Subject, SubjectCheck};
 use super::worker::{Ending, Job, Reply, Worker};
 use crate::printable::printable;
 
@@ -163,6 +163,9 @@ impl<'a> Runner<'a> {
             Ending::Interrupted => return Ok(None),
             Ending::TimedOut { limit } => {
                 CheckStatus::Failed { error: format!("exceeded the limit of {} s", limit.as_secs()) }
+            }
+            Ending::Died { how, out_of_memory: true } if matches!(job, Job::SubjectCheck { .. }) => {
+                bail!("{how}; {MORE_MEMORY}")
             }
             Ending::Died { how: error, .. } | Ending::Reply(Reply::Failed(error)) => CheckStatus::Failed { error },
             Ending::Reply(Reply::Checked(Verdict::Passed { note })) => CheckStatus::Passed { note },

@@ -62,6 +62,9 @@ pub const STARTING: Duration = Duration::from_secs(300);
 /// No check calls the adapters more often: three sizes of buckets in five steps of three calls are 45.
 const MOST_CALLS: u32 = 64;
 
+/// What to do where the kernel has ended a process because memory ran out, before the subject had all that it may have.
+pub const MORE_MEMORY: &str = "grade it where there is more, or lower --memory";
+
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
     ///
@@ -296,6 +299,12 @@ fn is_python(folder: &Path) -> bool {
             && path.join("os.py").is_file()
     };
     folder.join("pyvenv.cfg").is_file() || entries.flatten().any(|entry| is_library(entry.path()))
+}
+
+/// The longest limit of a call, in seconds, with which a check takes at most so many; `None` if there is none.
+pub fn limit_within(seconds: u64) -> Option<u64> {
+    let of_calls = seconds.checked_sub(STARTING.as_secs())?;
+    Some(of_calls / u64::from(MOST_CALLS)).filter(|&limit| limit > 0)
 }
 
 /// The interpreter that a script such as pyenv's shim starts, which only it can tell.

@@ -243,7 +243,9 @@ fn require_limits(subject: &Subject) -> Result<()> {
     }
     let patience = subject.patience(Duration::ZERO).as_secs();
     if let Some(seconds) = getrlimit(Resource::Cpu).current.filter(|&seconds| seconds < patience) {
-        bail!(NotGraded(format!("a process may compute for {seconds} s at most: raise that limit (`ulimit -t`)")));
+        let words = format!("a process may compute for {seconds} s at most: raise that limit (`ulimit -t`)");
+        let remedy = subject::limit_within(seconds).map(|most| format!(", or lower --limit to {most}"));
+        bail!(NotGraded(words + &remedy.unwrap_or_default()));
     }
     Ok(())
 }
@@ -296,6 +298,9 @@ fn fault(error: &anyhow::Error, doing: &str, limit: Limit) -> anyhow::Error {
     }
     let own = |words: &str| SubjectFault::new(format!("{doing}: {words}"));
     if let Some(PeerDied(death)) = error.downcast_ref() {
+        if death.is_out_of_memory() {
+            return NotGraded(format!("{doing}: its process {death}; {}", subject::MORE_MEMORY)).into();
+        }
         return own(&format!("its process {death}")).into();
     }
     if let Some(NoAnswer { last_output, .. }) = error.downcast_ref() {

@@ -19,6 +19,17 @@ fn a_failed_call_on_a_full_disk_is_no_fault_of_the_subject() {
 }
 
 #[test]
+fn a_process_that_the_kernel_ends_for_want_of_memory_is_no_fault_of_the_subject() {
+    let ended = |out_of_memory| {
+        let cause = Cause::Exited { status: std::os::unix::process::ExitStatusExt::from_raw(9), out_of_memory };
+        fault(&PeerDied(Death { cause, last_output: String::new() }).into(), "calling forward", STARTING)
+    };
+    let error = ended(true);
+    assert!(NotGraded::of(&error).is_some_and(|NotGraded(words)| words.contains("or lower --memory")), "{error:#}");
+    assert!(ended(false).is::<SubjectFault>());
+}
+
+#[test]
 fn a_python_that_does_not_start_or_gets_no_threads_is_no_fault_of_the_subject() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("adapters.py"), "").unwrap();

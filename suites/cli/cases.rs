@@ -154,8 +154,10 @@ fn a_case_is_not_overwritten_by_results() {
     fs::copy(sound(), tree.path("cases/sound.safetensors")).unwrap();
     symlink("cases/sound.safetensors", tree.path("link")).unwrap();
     for junit in ["cases/sound.safetensors", "link"] {
-        let said = tree.refused(&["grade", "--cases", "cases", "--junit", junit]);
-        assert!(said.contains("--cases and --junit both name the file"), "{said}");
+        for subject in [&[][..], &["--subject", "nowhere"]] {
+            let said = tree.refused(&[&["grade", "--cases", "cases", "--junit", junit], subject].concat());
+            assert!(said.contains("--cases and --junit both name the file"), "{said}");
+        }
     }
     assert_eq!(fs::read(tree.path("cases/sound.safetensors")).unwrap(), fs::read(sound()).unwrap());
 }

@@ -1,5 +1,7 @@
 //! `cs336 grade --subject`: the four subjects of `suites/subjects`, each graded as its name says, whatever it does.
 
+use std::net::{TcpListener, TcpStream};
+
 use super::*;
 
 /// A tree with the Python peers, and a copy of one of the committed subjects.
@@ -72,6 +74,27 @@ impl Graded {
     }
 }
 
+/// Whether this kernel confines a process wholly; where it does not, a test of that is skipped, but not in CI.
+pub fn is_confined() -> bool {
+    let lacks = cs336::process::confinement::lacks();
+    assert!(lacks.is_none() || std::env::var_os("CI").is_none(), "{lacks:?}");
+    lacks.iter().for_each(|lacks| eprintln!("skipped: {lacks}"));
+    lacks.is_none()
+}
+
+/// The first connection, whose reads have a limit.
+pub fn accepted(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).unwrap();
+    let mut first = None;
+    wait_until(Duration::from_secs(120), || {
+        first = listener.accept().ok();
+        first.is_some()
+    });
+    let (connection, _) = first.expect("nobody connects");
+    connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    connection
+}
+
 /// The problem whose points are earned by the forward pass alone, and its first check.
 const FORWARD: &str = "flash_forward";
 
@@ -93,7 +116,8 @@ fn a_right_subject_in_plain_pytorch_earns_all_points_of_the_adapters() {
     let made = "super().__init__(params, dict(kwargs))\n";
     edit("sharded.py", made, &format!("{made}        self.state['steps'] = 0\n"));
     // It may save what a file of tensors cannot hold.
-    edit("flash.py", "(q, k, v, o, lse)", "(q, k, v, o, lse, (q > 0).to(torch.uint8))");
+    let more = "(q > 0).to(torch.uint8), q.to_sparse(), q.to('meta')";
+    edit("flash.py", "(q, k, v, o, lse)", &format!("(q, k, v, o, lse, {more})"));
     edit("flash.py", "*ctx.saved_tensors, d_o", "*ctx.saved_tensors[:5], d_o");
     let grades = graded.grade(&folder, &[], &[]);
     let lost: Vec<_> = Graded::checks(&grades).into_iter().filter(|(_, status, _)| status != "passed").collect();
@@ -180,6 +204,9 @@ const TRICKS: &[(&str, &str)] = &[
 
 #[test]
 fn no_trick_earns_a_point_or_leaves_a_file() {
+    if !is_confined() {
+        return;
+    }
     let graded = Graded::new();
     let case = graded.tree.path("secret.safetensors");
     fs::copy(root().join("suites/cases/attention_float32.safetensors"), &case).unwrap();

@@ -56,6 +56,25 @@ fn a_tree_that_a_subject_brings_is_not_taken_for_that_of_the_program(#[case] fla
 }
 
 #[test]
+fn a_package_is_found_where_the_subject_has_pytest_find_it_and_its_place_is_named_elsewhere() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    fs::create_dir(folder.join("src")).unwrap();
+    fs::rename(folder.join("cs336_systems"), folder.join("src/cs336_systems")).unwrap();
+    let arguments = [FORWARD, "--subject", folder.to_str().unwrap(), "--check", "official_protocol", "--json"];
+    let first_check = || Graded::checks(&json(&graded.grading(&arguments).output().unwrap())).remove(0);
+    let (name, status, words) = first_check();
+    assert_eq!((name.as_str(), status.as_str()), ("official_protocol", "failed"), "{words}");
+    let place = "it lies in src: add pythonpath = [\"src\"] to [tool.pytest.ini_options] in pyproject.toml";
+    assert!(words.contains(place) && !words.contains("pip install"), "{words}");
+    let project = fs::read_to_string(folder.join("pyproject.toml")).unwrap();
+    let settings = "[tool.pytest.ini_options]\npythonpath = [\"src\"]\n";
+    fs::write(folder.join("pyproject.toml"), format!("{project}\n{settings}")).unwrap();
+    let (name, status, words) = first_check();
+    assert_eq!((name.as_str(), status.as_str()), ("official_protocol", "passed"), "{words}");
+}
+
+#[test]
 fn a_folder_of_pythonpath_that_is_the_subjects_is_refused_before_a_python_starts() {
     let graded = Graded::new();
     let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));

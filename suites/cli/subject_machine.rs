@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use cs336::process::confinement::Confinement;
 use rustix::process::geteuid;
 
-use super::subject::Graded;
+use super::subject::{Graded, accepted, is_confined};
 use super::subject_faults::{python, through_sh};
 use super::*;
 
@@ -119,6 +119,39 @@ fn a_folder_for_temporary_files_that_the_subject_may_read_is_refused() {
     );
 }
 
+#[test]
+fn where_a_subject_is_refused_the_files_for_graders_say_why() {
+    let graded = Graded::new();
+    fs::create_dir(graded.tree.path("empty")).unwrap();
+    for (subject, words) in
+        [("empty", "has neither tests/adapters.py nor adapters.py"), ("nowhere", "cannot be opened")]
+    {
+        fs::write(graded.tree.path("score.json"), "of another subject").unwrap();
+        fs::write(graded.tree.path("j.xml"), "of another subject").unwrap();
+        let files = ["--gradescope", "score.json", "--junit", "j.xml"];
+        let said = graded.refusal(&[&[FORWARD, "--subject", subject][..], &files].concat());
+        let [score, junit] = ["score.json", "j.xml"].map(|file| fs::read_to_string(graded.tree.path(file)).unwrap());
+        assert!(said.contains(words) && score.contains(words) && junit.contains(words), "{said}{score}{junit}");
+        assert!(score.contains("\"score\": 0.0") && junit.contains("failures=\"1\""), "{score}{junit}");
+    }
+}
+
+#[test]
+fn where_cases_are_not_graded_the_junit_file_says_why() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "right", "", "");
+    let cases = graded.tree.path("cases");
+    fs::create_dir(&cases).unwrap();
+    let case = "attention_float32.safetensors";
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(case), cases.join(case)).unwrap();
+    fs::write(graded.tree.path("j.xml"), "of another subject").unwrap();
+    let subject = folder.to_str().unwrap();
+    let mut grading = graded.grading(&["--subject", subject, "--cases", "cases", "--junit", "j.xml"]);
+    let said = not_graded(grading.env("TMPDIR", "/nowhere"));
+    let left = fs::read_to_string(graded.tree.path("j.xml")).unwrap();
+    assert!(said.contains(case) && left.contains("failures=\"1\"") && left.contains(case), "{said}{left}");
+}
+
 #[rstest]
 #[case::for_attention(FORWARD)]
 #[case::for_ranks(RANKS)]
@@ -213,7 +246,7 @@ fn a_folder_that_goes_away_while_it_is_graded_costs_no_points() {
     let moving = std::thread::spawn({
         let folder = folder.clone();
         move || {
-            listener.accept().unwrap();
+            accepted(&listener);
             fs::rename(folder, moved).unwrap();
         }
     });
@@ -276,6 +309,9 @@ for name, attempt in tries.items():
 #[case::with_a_gpu(true, "name\nmemory for a rank\npackets\n")]
 #[case::without_one(false, "")]
 fn a_confined_process_may_do_what_cuda_and_nccl_do_and_no_more(#[case] with_cuda: bool, #[case] could: &str) {
+    if !is_confined() {
+        return;
+    }
     let rank = format!("cs336-{}-{with_cuda}", std::process::id());
     let _rank = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&rank).unwrap()).unwrap();
     let confinement = Confinement { read: vec!["/".into()], with_cuda, ..Confinement::default() };

@@ -30,9 +30,8 @@ class Attention:
         with self.calling():
             self.o = function.apply(*self.leaves, is_causal)
             saved = getattr(getattr(self.o, "grad_fn", None), "saved_tensors", ())
-        # A mask of bytes or a product of eight bits is in no file as it is; of what is not the log-sum-exp, the shape counts.
-        stored = [t if t is None or t.dtype in tensors.DTYPES.values() else t.to(torch.float64) for t in saved]
-        results = {"o": required(self.o, "o")} | {f"saved.{i}": t for i, t in enumerate(stored) if t is not None}
+            stored = {f"saved.{i}": storable(tensor) for i, tensor in enumerate(saved) if tensor is not None}
+        results = {"o": required(self.o, "o")} | stored
         tensors.write(outputs, results)
         return {}
 
@@ -43,6 +42,15 @@ class Attention:
         results = {f"d{name}": required(leaf.grad, f"d{name}") for name, leaf in zip("qkv", self.leaves, strict=True)}
         tensors.write(outputs, results)
         return {}
+
+
+def storable(saved: Tensor) -> Tensor:
+    """A saved tensor as a file can hold it; of what is not the log-sum-exp, the shape counts."""
+    if saved.is_meta:
+        return torch.zeros(saved.shape)
+    dense = saved if saved.layout == torch.strided else saved.to_dense()
+    # A mask of bytes or a product of eight bits is in no file as it is.
+    return dense if dense.dtype in tensors.DTYPES.values() else dense.to(torch.float64)
 
 
 class Replica:

@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 import sys
 import tomllib
 import traceback
@@ -66,6 +67,16 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def pythonpath(folder: Path) -> list[Path]:
+    """The folders that the subject's pyproject.toml has pytest add to Python's path; no other setting of pytest counts."""
+    # Where it names none, or pytest could not read it either.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pytest = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+        named = pytest.get("pythonpath") or pytest["ini_options"]["pythonpath"]
+        return [folder / path for path in (shlex.split(named) if isinstance(named, str) else named)]
+    return []
+
+
 class Subject:
     """The subject's adapters, and what the last job made of them; each job takes and gives an object of JSON."""
 
@@ -82,8 +93,8 @@ class Subject:
             raise Refused(f"the folder has neither {' nor '.join(ADAPTERS)}")
         nested = [path.parent for path in sorted(self.folder.glob("*/pyproject.toml"))]
         sys.meta_path.append(Projects([self.folder, *nested]))
-        # What is installed comes first, as under pytest, except for the folder itself.
-        sys.path.insert(0, str(self.folder))
+        # What is installed comes first, as under pytest, except for the folder itself and those that it has pytest add.
+        sys.path[:0] = [*map(str, pythonpath(self.folder)), str(self.folder)]
         sys.path += map(str, nested)
         with self.calling(f"importing {file}"):
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
@@ -199,6 +210,12 @@ class Subject:
         install = f"{sys.executable} -m pip install" if with_pip else f"uv pip install --python {sys.executable}"
         other = ", or grade with --install" if (self.folder / "pyproject.toml").is_file() else ""
         lacks = f"{what} needs the module {module}, which {sys.executable} lacks{self.place(error)}"
+        # A package index may have another one of this name.
+        own = next((path.parent for ending in ["", ".py"] for path in self.folder.glob(f"*/{module}{ending}")), None)
+        if own is not None:
+            folder = own.relative_to(self.folder)
+            adds = f'pythonpath = ["{folder}"] to [tool.pytest.ini_options] in pyproject.toml'
+            return f"{lacks}; it lies in {folder}: add {adds}"
         return f"{lacks}; run `{install} {module}`{other}"
 
 
