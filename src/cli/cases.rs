@@ -43,19 +43,21 @@ struct CaseResult {
     compared: Compared,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Why the subject could not be graded, for which it is not to blame.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_graded: Option<String>,
     elapsed_s: f64,
 }
 
 /// Runs every case on our implementations, or on the subject's.
 pub fn run(layout: &Layout, folder: &Path, subject: Option<&Subject>, arguments: &Arguments) -> Result<Ended> {
     watch_for_interrupt();
-    let files = files(folder)?;
+    let files = files(folder).map_err(|error| leave_why(arguments, error))?;
     let printer = arguments.printer();
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
     for path in files {
-        let result = grade(&mut worker, &path, subject).map_err(|error| leave_why(arguments, error))?;
-        let Some(result) = result else { return Ok(Ended::Interrupted) };
+        let Some(result) = grade(&mut worker, &path, subject) else { return Ok(Ended::Interrupted) };
         if !arguments.json {
             print(&result, printer);
         }
@@ -71,6 +73,12 @@ pub fn run(layout: &Layout, folder: &Path, subject: Option<&Subject>, arguments:
         let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s));
         write_atomically(path, junit([("cases", tests)])?.as_bytes())?;
     }
+    let not_graded = results.iter().filter(|r| r.not_graded.is_some()).count();
+    ensure!(
+        not_graded == 0,
+        "not graded: {not_graded} of {} cases, for which the subject is not to blame",
+        results.len()
+    );
     Ok(if passed == results.len() { Ended::Well } else { Ended::WithFindings })
 }
 
@@ -108,7 +116,9 @@ pub fn run_one(path: &Path, subject: Option<&Subject>) -> Result<Value> {
 
 impl CaseResult {
     fn status(&self) -> CheckStatus {
-        let text: Vec<_> = self.error.iter().chain(&self.compared.lines).map(String::as_str).collect();
+        let not_graded = self.not_graded.as_ref().map(|reason| format!("not graded: {reason}"));
+        let text: Vec<_> =
+            self.error.iter().chain(&not_graded).chain(&self.compared.lines).map(String::as_str).collect();
         match self.compared.passed {
             true => CheckStatus::Passed { note: text.join("\n") },
             false => CheckStatus::Failed { error: text.join("\n") },
@@ -137,40 +147,41 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Grades one file in a worker, so that a crash or a hang fails only this file; `None` when interrupted.
-///
-/// Errors: this program or its machine fails, for which the subject is not to blame.
-fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Result<Option<CaseResult>> {
+fn grade(worker: &mut Worker, path: &Path, subject: Option<&Subject>) -> Option<CaseResult> {
     let started = Instant::now();
     let job = Job::Case { path: path.into(), subject: subject.cloned() };
     let limit = subject.map_or(LIMIT, |subject| subject.patience(LIMIT));
-    let not_graded = |reason: String| anyhow!("not graded: {}: {reason}", shown_path(path));
-    let compared = match worker.run(&job, limit, &interrupted) {
-        Ok(Ending::Interrupted) => return Ok(None),
-        Ok(Ending::TimedOut { limit }) => Err(format!("exceeded the limit of {} s", limit.as_secs())),
+    let (mut compared, mut error, mut not_graded) = (Compared::default(), None, None);
+    match worker.run(&job, limit, &interrupted) {
+        Ok(Ending::Interrupted) => return None,
+        Ok(Ending::TimedOut { limit }) => error = Some(format!("exceeded the limit of {} s", limit.as_secs())),
         Ok(Ending::Died { how, out_of_memory: true }) if subject.is_some() => {
-            return Err(not_graded(format!("{how}; {MORE_MEMORY}")));
+            not_graded = Some(format!("{how}; {MORE_MEMORY}"));
         }
-        Ok(Ending::Died { how, .. }) => Err(how),
-        Ok(Ending::Reply(Reply::Failed(error))) => Err(error),
-        Ok(Ending::Reply(Reply::Compared(result))) => {
-            Compared::deserialize(result).map_err(|error| format!("the worker's comparisons cannot be read: {error}"))
-        }
-        Ok(Ending::Reply(Reply::NotGraded(reason))) => return Err(not_graded(reason)),
-        Ok(Ending::Reply(other)) => Err(format!("a worker answered a case with {other:?}")),
-        Err(error) if subject.is_some() => return Err(not_graded(format!("{error:#}"))),
-        Err(error) => Err(format!("{error:#}")),
-    };
-    let (compared, error) = match compared {
-        Ok(compared) => (compared, None),
-        Err(error) => (Compared::default(), Some(printable(&error))),
-    };
+        Ok(Ending::Died { how, .. }) => error = Some(how),
+        Ok(Ending::Reply(Reply::Failed(why))) => error = Some(why),
+        Ok(Ending::Reply(Reply::Compared(result))) => match Compared::deserialize(result) {
+            Ok(result) => compared = result,
+            Err(why) => error = Some(format!("the worker's comparisons cannot be read: {why}")),
+        },
+        Ok(Ending::Reply(Reply::NotGraded(reason))) => not_graded = Some(reason),
+        Ok(Ending::Reply(other)) => error = Some(format!("a worker answered a case with {other:?}")),
+        Err(why) if subject.is_some() => not_graded = Some(format!("{why:#}")),
+        Err(why) => error = Some(format!("{why:#}")),
+    }
+    let [error, not_graded] = [error, not_graded].map(|text| text.map(|text| printable(&text)));
     let file = distinct_name(path.file_name().unwrap_or_default());
-    Ok(Some(CaseResult { file, compared, error, elapsed_s: started.elapsed().as_secs_f64() }))
+    Some(CaseResult { file, compared, error, not_graded, elapsed_s: started.elapsed().as_secs_f64() })
 }
 
 fn print(result: &CaseResult, printer: Printer) {
-    printer.line(format!("{} {}", if result.compared.passed { "passed" } else { "FAILED" }, result.file));
-    for text in result.error.iter().chain(&result.compared.lines) {
+    let ending = match (&result.not_graded, result.compared.passed) {
+        (Some(_), _) => "not graded",
+        (None, true) => "passed",
+        (None, false) => "FAILED",
+    };
+    printer.line(format!("{ending} {}", result.file));
+    for text in result.error.iter().chain(&result.not_graded).chain(&result.compared.lines) {
         printer.line(format!("    {}", indented(text, 4)));
     }
 }

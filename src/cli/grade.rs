@@ -122,6 +122,9 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
 
 /// Leaves in the files for graders why there are no grades, in the place of those of an earlier grading; gives the error.
 pub(super) fn leave_why(arguments: &Arguments, error: anyhow::Error) -> anyhow::Error {
+    if interrupted() {
+        return error;
+    }
     let words = printable(&format!("{error:#}"));
     let test = ("grading", CheckStatus::Failed { error: words.clone() }, 0.0);
     let files =

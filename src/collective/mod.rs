@@ -25,6 +25,7 @@ mod watchdog;
 
 use flight_recorder::FlightRecorder;
 pub use request::{Operation, Request};
+pub use supervisor::RanksFault;
 use timeline::Timeline;
 
 pub use crate::torch::gloo::ReduceOp as Op;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::ranks::Launch;
@@ -16,6 +16,15 @@ use crate::units::human_seconds;
 pub struct Rank {
     pub command: Command,
     pub flight_record: PathBuf,
+}
+
+/// Why a launch has failed, a line for each rank.
+#[derive(Debug, thiserror::Error)]
+#[error("{words}")]
+pub struct RanksFault {
+    pub words: String,
+    /// Whether the kernel ended one of them because memory ran out.
+    pub out_of_memory: bool,
 }
 
 /// How often the supervisor looks at ranks that neither print nor reply.
@@ -152,7 +161,8 @@ impl Running {
         lines.extend(to_blame.iter().map(|&rank| self.describe(rank)));
         let others = (0..self.ranks.len()).filter(|rank| !to_blame.contains(rank));
         lines.extend(others.filter_map(|rank| Some(format!("rank {rank}: {}", self.watchdog.state(rank)?))));
-        anyhow!(lines.join("\n"))
+        let out_of_memory = |&rank: &usize| self.ranks[rank].death.as_ref().is_some_and(Death::is_out_of_memory);
+        RanksFault { words: lines.join("\n"), out_of_memory: to_blame.iter().any(out_of_memory) }.into()
     }
 
     fn describe(&mut self, rank: usize) -> String {

@@ -11,9 +11,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{keep_fault, unusable};
 use super::{Folders, SubjectFault, SubjectProcess, words_of};
-use crate::collective::Shared;
+use crate::collective::{RanksFault, Shared};
 use crate::error::NotGraded;
-use crate::harness::subject::Subject;
+use crate::harness::subject::{MORE_MEMORY, Subject};
 use crate::model::optim::AdamWOptions;
 use crate::model::toy::{Blueprint, Toy};
 use crate::process::LockedFolder;
@@ -94,6 +94,10 @@ impl Trainee {
         let folders = Folders::make(folder.path())?;
         let trainee = Self { subject: subject.clone(), adapter, folders, faults };
         launch(&trainee).map_err(|error| {
+            // The others then say that a rank is lost.
+            if error.downcast_ref().is_some_and(|fault: &RanksFault| fault.out_of_memory) {
+                return NotGraded(format!("{error:#}; {MORE_MEMORY}")).into();
+            }
             // A rank that cannot write leaves no words.
             let Some(fault) = trainee.fault() else { return trainee.folders.require_room().err().unwrap_or(error) };
             if let Ok(fault) = &fault

@@ -1,6 +1,7 @@
 //! A subject's words and files have bounds, and its faults are told from ours.
 
 use super::*;
+use crate::collective::RanksFault;
 use crate::process::{Cause, Death};
 
 #[test]
@@ -27,6 +28,15 @@ fn a_process_that_the_kernel_ends_for_want_of_memory_is_no_fault_of_the_subject(
     let error = ended(true);
     assert!(NotGraded::of(&error).is_some_and(|NotGraded(words)| words.contains("or lower --memory")), "{error:#}");
     assert!(ended(false).is::<SubjectFault>());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("adapters.py"), "").unwrap();
+    let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
+    let launched = |out_of_memory| {
+        let fault = RanksFault { words: "rank 1 of 2 was killed".into(), out_of_memory };
+        let launch = |_: &_| Err(anyhow::Error::from(fault).context("training"));
+        rank::Trainee::launch::<()>(&subject, rank::Adapter::Individual { lr: 0.1 }, launch).unwrap_err()
+    };
+    assert!(NotGraded::of(&launched(true)).is_some() && NotGraded::of(&launched(false)).is_none());
 }
 
 #[test]

@@ -67,11 +67,20 @@ fn a_package_is_found_where_the_subject_has_pytest_find_it_and_its_place_is_name
     assert_eq!((name.as_str(), status.as_str()), ("official_protocol", "failed"), "{words}");
     let place = "it lies in src: add pythonpath = [\"src\"] to [tool.pytest.ini_options] in pyproject.toml";
     assert!(words.contains(place) && !words.contains("pip install"), "{words}");
+    // As pytest does, Python looks in the folder itself first: assignment 1 has `tests` too.
+    fs::create_dir(folder.join("src/tests")).unwrap();
+    for name in ["__init__.py", "adapters.py"] {
+        fs::write(folder.join("src/tests").join(name), "").unwrap();
+    }
     let project = fs::read_to_string(folder.join("pyproject.toml")).unwrap();
     let settings = "[tool.pytest.ini_options]\npythonpath = [\"src\"]\n";
     fs::write(folder.join("pyproject.toml"), format!("{project}\n{settings}")).unwrap();
     let (name, status, words) = first_check();
     assert_eq!((name.as_str(), status.as_str()), ("official_protocol", "passed"), "{words}");
+    fs::remove_file(folder.join("src/cs336_systems/flash.py")).unwrap();
+    let (_, _, words) = first_check();
+    assert!(words.contains("needs the module cs336_systems.flash, which cs336_systems does not hold"), "{words}");
+    assert!(!words.contains("pip install") && !words.contains("add "), "{words}");
 }
 
 #[test]

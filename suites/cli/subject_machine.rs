@@ -142,14 +142,17 @@ fn where_cases_are_not_graded_the_junit_file_says_why() {
     let folder = graded.add("right", "right", "", "");
     let cases = graded.tree.path("cases");
     fs::create_dir(&cases).unwrap();
-    let case = "attention_float32.safetensors";
-    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(case), cases.join(case)).unwrap();
+    let names = ["attention_float32.safetensors", "attention_float32_heads.safetensors"];
+    for name in names {
+        fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(name), cases.join(name)).unwrap();
+    }
     fs::write(graded.tree.path("j.xml"), "of another subject").unwrap();
     let subject = folder.to_str().unwrap();
     let mut grading = graded.grading(&["--subject", subject, "--cases", "cases", "--junit", "j.xml"]);
     let said = not_graded(grading.env("TMPDIR", "/nowhere"));
     let left = fs::read_to_string(graded.tree.path("j.xml")).unwrap();
-    assert!(said.contains(case) && left.contains("failures=\"1\"") && left.contains(case), "{said}{left}");
+    assert!(said.contains("not graded: 2 of 2 cases") && left.contains("failures=\"2\""), "{said}{left}");
+    assert!(names.iter().all(|name| said.contains(name) && left.contains(name)), "{said}{left}");
 }
 
 #[rstest]

@@ -36,8 +36,10 @@ pub static SETTING: Mutex<()> = Mutex::new(());
 /// The pages, and typst's trace of setting them.
 static TRACED: LazyLock<(PagedDocument, String)> = LazyLock::new(|| {
     let frame = std::fs::read_to_string(layout().report().join("writeup.typ")).unwrap();
-    let rendered = &RENDERED;
+    let rendered = LazyLock::force(&RENDERED);
     let _alone = SETTING.lock();
+    // What another test has set is not set again.
+    typst::comemo::evict(0);
     typst_timing::enable();
     let pages = report::pdf::compile(rendered, &frame).unwrap();
     typst_timing::disable();

@@ -30,6 +30,8 @@ from .protocol import Refused, text_of
 from .timed import TimedAttention, TimedSteps
 
 ADAPTERS = ["tests/adapters.py", "adapters.py"]
+# Its packages, which no index has.
+STARTER_CODE = ["cs336_basics", "cs336_systems"]
 
 
 class Unbuilt(importlib.metadata.Distribution):
@@ -77,6 +79,13 @@ def pythonpath(folder: Path) -> list[Path]:
     return []
 
 
+def is_found(module: str) -> bool:
+    # A module that was imported may have no specification.
+    with contextlib.suppress(ImportError, ValueError):
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    return False
+
+
 class Subject:
     """The subject's adapters, and what the last job made of them; each job takes and gives an object of JSON."""
 
@@ -94,7 +103,7 @@ class Subject:
         nested = [path.parent for path in sorted(self.folder.glob("*/pyproject.toml"))]
         sys.meta_path.append(Projects([self.folder, *nested]))
         # What is installed comes first, as under pytest, except for the folder itself and those that it has pytest add.
-        sys.path[:0] = [*map(str, pythonpath(self.folder)), str(self.folder)]
+        sys.path[:0] = [str(self.folder), *map(str, pythonpath(self.folder))]
         sys.path += map(str, nested)
         with self.calling(f"importing {file}"):
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
@@ -205,7 +214,10 @@ class Subject:
         return f" ({Path(own[-1].filename).relative_to(self.folder)}, line {own[-1].lineno})"
 
     def lacks(self, what: str, error: ModuleNotFoundError) -> str:
-        module = text_of(error.name).partition(".")[0]
+        name = text_of(error.name)
+        module = name.partition(".")[0]
+        if is_found(module):
+            return f"{what} needs the module {name}, which {module} does not hold{self.place(error)}"
         with_pip = importlib.util.find_spec("pip") is not None
         install = f"{sys.executable} -m pip install" if with_pip else f"uv pip install --python {sys.executable}"
         other = ", or grade with --install" if (self.folder / "pyproject.toml").is_file() else ""
@@ -215,7 +227,9 @@ class Subject:
         if own is not None:
             folder = own.relative_to(self.folder)
             adds = f'pythonpath = ["{folder}"] to [tool.pytest.ini_options] in pyproject.toml'
-            return f"{lacks}; it lies in {folder}: add {adds}"
+            return f"{lacks}; it lies in {folder}: add {adds}{other}"
+        if module in STARTER_CODE:
+            return f"{lacks}; it is a part of the starter code: add it to the folder{other}"
         return f"{lacks}; run `{install} {module}`{other}"
 
 
