@@ -32,6 +32,8 @@ pub(super) const REAP_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long processes may take to stop: the kernel first ends what they asked of it.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// After this time a guard is asked again to stop what it has started.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// What stopped processes may still run: a thread shows as stopped shortly before it leaves its processor.
 const MOST_WHILE_STOPPED: Duration = Duration::from_millis(1);
 
@@ -137,8 +139,13 @@ impl ChildProcess {
         if !self.is_guard || self.is_reaped || self.stopped.is_some() {
             return true;
         }
-        let _ = kill_process(self.pid, guard::STOP);
+        let mut asked: Option<Instant> = None;
         wait_until(STOP_LIMIT, || {
+            // Of two signals that wait for it the guard may handle the earlier one last, so that one to go on undoes this one.
+            if asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
+                let _ = kill_process(self.pid, guard::STOP);
+                asked = Some(Instant::now());
+            }
             // One that starts another and ends is missed by one look, but not by two.
             let before = std::mem::replace(&mut self.stopped, guard::processor_times_if_stopped(self.pid));
             self.stopped.is_some() && self.stopped == before

@@ -146,8 +146,7 @@ fn a_subject_reaches_no_process_but_its_own_and_leaves_nothing_in_the_kernel() {
     assert!(service.accept().is_err(), "somebody has asked the service");
 }
 
-/// Two processes that have left the subject's group, session, parents and, one of them, its environment. Each holds a connection
-/// to PORT for as long as it runs. One forks and ends without end.
+/// Two processes that left their group, session, parents, one its environment, each connected to PORT; one forks without end.
 const DETACHES: &str = "
 import ctypes, os, socket, time
 
@@ -339,6 +338,7 @@ fn what_is_stopped_for_the_turns_of_others_computes_nothing_unseen(#[case] last:
                 });
                 assert!(computes, "it does not go on in the turn of another");
                 send(last);
+                beats();
             }
             None => {
                 std::thread::sleep(Duration::from_millis(300));
