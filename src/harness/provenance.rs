@@ -46,7 +46,7 @@ impl Commit {
     }
 }
 
-/// Arguments of git with which a test commits, whatever the user's settings are.
+/// Options of git for a test that commits: they replace the user's settings.
 #[rustfmt::skip]
 pub const AS_ANYBODY: &[&str] = &[
     "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.hooksPath=/dev/null",

@@ -197,6 +197,12 @@ impl Subject {
         least.max(STARTING + MOST_CALLS * self.limit())
     }
 
+    /// The longest limit of a call, in seconds, whose patience is at most `seconds`; `None` if there is none.
+    pub fn longest_limit(seconds: u64) -> Option<u64> {
+        let of_calls = seconds.checked_sub(STARTING.as_secs())?;
+        Some(of_calls / u64::from(MOST_CALLS)).filter(|&limit| limit > 0)
+    }
+
     /// A seed of its own for each use.
     pub fn seed_for(&self, number: i64) -> i64 {
         self.seed.wrapping_mul(1_000_003).wrapping_add(number)
@@ -299,12 +305,6 @@ fn is_python(folder: &Path) -> bool {
             && path.join("os.py").is_file()
     };
     folder.join("pyvenv.cfg").is_file() || entries.flatten().any(|entry| is_library(entry.path()))
-}
-
-/// The longest limit of a call, in seconds, with which a check takes at most so many; `None` if there is none.
-pub fn limit_within(seconds: u64) -> Option<u64> {
-    let of_calls = seconds.checked_sub(STARTING.as_secs())?;
-    Some(of_calls / u64::from(MOST_CALLS)).filter(|&limit| limit > 0)
 }
 
 /// The interpreter that a script such as pyenv's shim starts, which only it can tell.

@@ -244,7 +244,7 @@ fn require_limits(subject: &Subject) -> Result<()> {
     let patience = subject.patience(Duration::ZERO).as_secs();
     if let Some(seconds) = getrlimit(Resource::Cpu).current.filter(|&seconds| seconds < patience) {
         let words = format!("a process may compute for {seconds} s at most: raise that limit (`ulimit -t`)");
-        let remedy = subject::limit_within(seconds).map(|most| format!(", or lower --limit to {most}"));
+        let remedy = Subject::longest_limit(seconds).map(|most| format!(", or lower --limit to {most}"));
         bail!(NotGraded(words + &remedy.unwrap_or_default()));
     }
     Ok(())

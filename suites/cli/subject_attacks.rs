@@ -146,7 +146,7 @@ fn a_subject_reaches_no_process_but_its_own_and_leaves_nothing_in_the_kernel() {
     assert!(service.accept().is_err(), "somebody has asked the service");
 }
 
-/// Two processes that left their group, session, parents, one its environment, each connected to PORT; one forks without end.
+/// Two processes without the subject's group, session and parents, one also without its environment; one forks without end.
 const DETACHES: &str = "
 import ctypes, os, socket, time
 
@@ -319,7 +319,7 @@ fn what_is_stopped_for_the_turns_of_others_computes_nothing_unseen(#[case] last:
     command.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
     let mut child = ChildProcess::start(command).unwrap();
     let mut connection = accepted(&listener);
-    let group = BufReader::new(&connection).lines().next().unwrap().unwrap().parse().unwrap();
+    let group = Pid::from_raw(BufReader::new(&connection).lines().next().unwrap().unwrap().parse().unwrap()).unwrap();
     connection.set_nonblocking(true).unwrap();
     let mut beats = || std::iter::from_fn(|| connection.read(&mut [0; 4096]).ok()).sum::<usize>();
     for _ in 0..3 {
@@ -328,16 +328,16 @@ fn what_is_stopped_for_the_turns_of_others_computes_nothing_unseen(#[case] last:
         beats();
         match last {
             Some(last) => {
-                let (mut seen, send) = (0, |signal| kill_process_group(Pid::from_raw(group).unwrap(), signal).unwrap());
+                let mut seen = 0;
                 // The guard may stop it before it computes. A hundred beats are those of another process.
                 let computes = wait_until(Duration::from_secs(60), || {
-                    send(Signal::CONT);
+                    kill_process_group(group, Signal::CONT).unwrap();
                     std::thread::sleep(Duration::from_millis(100));
                     seen += beats();
                     seen > 200
                 });
                 assert!(computes, "it does not go on in the turn of another");
-                send(last);
+                kill_process_group(group, last).unwrap();
                 beats();
             }
             None => {

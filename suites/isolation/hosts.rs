@@ -169,8 +169,11 @@ fn a_wrong_interface(hosts: &Hosts, folder: &Path) -> Result<()> {
     let start = |rank| hosts.start(folder, rank, selftest::TASK.name, &Value::Null, &[("GLOO_SOCKET_IFNAME", "lo")]);
     let [near, far] = [start(0)?, start(1)?];
     let remedy = "Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME";
-    let ended = fails_with(near, &["rank 0 on near (192.168.99.1) of 2 ranks failed", remedy]);
-    fails_with(far, &["rank 1 on far (192.168.99.2) of 2 ranks failed", remedy])?;
+    let ended = fails_with(
+        near,
+        &["rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) has ", remedy],
+    );
+    fails_with(far, &["rank 1 on far (192.168.99.2) of 2 ranks failed; rank 0 on near (192.168.99.1) has ", remedy])?;
     ended
 }
 

@@ -216,7 +216,7 @@ class Subject:
     def lacks(self, what: str, error: ModuleNotFoundError) -> str:
         name = text_of(error.name)
         module = name.partition(".")[0]
-        if is_found(module):
+        if name != module and is_found(module):
             return f"{what} needs the module {name}, which {module} does not hold{self.place(error)}"
         with_pip = importlib.util.find_spec("pip") is not None
         install = f"{sys.executable} -m pip install" if with_pip else f"uv pip install --python {sys.executable}"
