@@ -14,11 +14,11 @@ use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade};
 use crate::harness::handout::HandoutProblem;
 use crate::harness::problem::{Problem, Verdict};
 use crate::harness::store::Layout;
-use crate::harness::subject::{Subject, SubjectCheck, drawn_seed};
+use crate::harness::subject::{MORE_MEMORY, Subject, SubjectCheck, drawn_seed};
 use crate::harness::worker::Worker;
 use crate::printable::{indented, shown_path};
 use crate::problems::{SUBJECT_CHECKS, SUBJECT_PROBLEMS};
-use crate::process::confinement;
+use crate::process::{confinement, oom_kills};
 use crate::subject::{attention, require_hidden, unavailable, words_of};
 use crate::units::GIB;
 
@@ -182,23 +182,33 @@ pub fn measured_problems(names: &[String]) -> Result<Vec<&'static Problem>> {
     chosen.collect()
 }
 
-/// The tree of the subject, which now knows the adapters that fail a check and so are not timed; of ours it is the same tree.
-/// `None` when interrupted.
+/// The tree of the subject, which now knows the adapters that fail a check and so are not timed, and the problems of those whose
+/// checks are not graded; of ours it is the same tree. `None` when interrupted.
 pub fn checked(layout: &Layout, problems: &[&Problem]) -> Result<Option<Layout>> {
     let Some(mut subject) = layout.subject.clone() else { return Ok(Some(layout.clone())) };
     eprintln!("{}", conditions(&subject));
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
-    let timed = SUBJECT_PROBLEMS.iter().filter(|(entry, _)| problems.iter().any(|problem| problem.name == entry.name));
-    let adapters: Vec<&str> = timed.flat_map(|(_, adapters)| *adapters).copied().collect();
-    for check in checks().filter(|check| adapters.contains(&check.adapter)) {
-        if subject.refused.contains_key(check.adapter) {
+    let measured = |entry: &Problem| problems.iter().any(|problem| problem.name == entry.name);
+    let timed: Vec<_> = SUBJECT_PROBLEMS.iter().filter(|(entry, _)| measured(entry)).collect();
+    for check in checks() {
+        let need = timed.iter().filter(|(_, adapters)| adapters.contains(&check.adapter)).map(|(entry, _)| entry.name);
+        // Of an adapter or a problem that is left out already, nothing more is asked.
+        let need: Vec<&str> = need.filter(|name| !subject.not_graded.contains_key(*name)).collect();
+        if need.is_empty() || subject.refused.contains_key(check.adapter) {
             continue;
         }
-        let Some(ending) = runner.subject_check(&mut worker, &subject, check)? else { return Ok(None) };
-        if let CheckStatus::Failed { error } = ending {
-            let words = format!("{}::{}: {error}", check.problem, check.name);
-            eprintln!("  {} is not timed: {}", check.adapter, indented(&words, 4));
-            subject.refused.insert(check.adapter.into(), words);
+        match runner.subject_check(&mut worker, &subject, check) {
+            Ok(None) => return Ok(None),
+            Ok(Some(CheckStatus::Failed { error })) => {
+                let words = format!("{}::{}: {error}", check.problem, check.name);
+                eprintln!("  {} is not timed: {}", check.adapter, indented(&words, 4));
+                subject.refused.insert(check.adapter.into(), words);
+            }
+            Ok(Some(_)) => {}
+            Err(error) => {
+                let reasons = need.iter().map(|name| (name.to_string(), format!("{error:#}")));
+                subject.not_graded.extend(reasons);
+            }
         }
     }
     Ok(Some(layout.of_subject(&subject)))
@@ -208,7 +218,14 @@ pub fn checked(layout: &Layout, problems: &[&Problem]) -> Result<Option<Layout>>
 pub fn check(subject: &Subject, problem: &str, name: &str) -> Result<CheckStatus> {
     let found = checks().find(|check| (check.problem, check.name) == (problem, name));
     let found = found.with_context(|| format!("{problem} has no check {name:?} for a subject"))?;
-    Ok(match (found.run)(subject) {
+    let kills = oom_kills();
+    let outcome = (found.run)(subject);
+    ending(subject, outcome, oom_kills() > kills)
+}
+
+/// `has_killed`: meanwhile the kernel has killed a process because memory ran out, as a compiler that the subject had started.
+fn ending(subject: &Subject, outcome: Result<Verdict>, has_killed: bool) -> Result<CheckStatus> {
+    Ok(match outcome {
         Ok(Verdict::Passed { note }) if attention::has_printed() => {
             CheckStatus::Passed { note: format!("{note}; the subject also printed text, which is not read") }
         }
@@ -219,8 +236,33 @@ pub fn check(subject: &Subject, problem: &str, name: &str) -> Result<CheckStatus
             subject.require_readable()?;
             match unavailable(&error) {
                 Some(reason) => CheckStatus::Skipped { reason },
+                None if has_killed => {
+                    let killed = "the kernel killed a process meanwhile, because memory ran out";
+                    return Err(NotGraded(format!("{}; {killed}; {MORE_MEMORY}", words_of(&error))).into());
+                }
                 None => CheckStatus::Failed { error: words_of(&error) },
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_during_a_kill_for_want_of_memory_is_not_graded() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("adapters.py"), "").unwrap();
+        let subject = Subject::find(folder.path(), LIMIT_S, GIB as u64, 1).unwrap();
+        let ended = |has_killed| ending(&subject, Err(anyhow::anyhow!("gcc failed")), has_killed);
+        assert_eq!(ended(false).unwrap(), CheckStatus::Failed { error: "gcc failed".into() });
+        let error = ended(true).unwrap_err();
+        assert!(
+            NotGraded::of(&error).is_some_and(|reason| reason.0.starts_with("gcc failed; the kernel killed")),
+            "{error:#}"
+        );
+        let passed = ending(&subject, Ok(Verdict::Passed { note: "right".into() }), true).unwrap();
+        assert_eq!(passed, CheckStatus::Passed { note: "right".into() });
+    }
 }

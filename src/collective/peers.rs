@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -30,6 +31,9 @@ pub struct Peer {
     pub address: SocketAddr,
     /// Rank 0's host, as this rank's host resolves MASTER_ADDR.
     master: IpAddr,
+    /// Set once this process has connected to it.
+    #[serde(skip)]
+    reached: Arc<OnceLock<()>>,
 }
 
 /// All ranks of a run, in rank order.
@@ -49,12 +53,25 @@ impl Peer {
         rustix::net::listen(&listener, MOST_CONNECTIONS).with_context(listening)?;
         let address = SocketAddr::new(own, listener.local_addr()?.port());
         let (rank, host, master) = (environment.rank, host_name(), environment.master_ip()?);
-        Ok((Self { rank, host, address, master }, listener))
+        Ok((Self { rank, host, address, master, reached: Arc::default() }, listener))
     }
 
-    /// Whether nothing listens at its address any more. A host that cannot be reached shows nothing.
-    pub fn has_ended(&self) -> bool {
-        reach(&[self.address]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    /// That nothing listens at its address, as the words after its name. A host that cannot be reached shows nothing.
+    pub fn ended(&self) -> Option<&'static str> {
+        let error = self.reach().err()?;
+        (error.kind() == ErrorKind::ConnectionRefused).then(|| self.refused())
+    }
+
+    fn reach(&self) -> std::io::Result<()> {
+        reach(&[self.address])?;
+        self.reached.get_or_init(|| ());
+        Ok(())
+    }
+
+    /// What a refused connection means: a firewall that rejects all of them looks like the end of the rank behind it.
+    fn refused(&self) -> &'static str {
+        let is_reachable = self.reached.get().is_some() || self.host == host_name();
+        if is_reachable { "has ended" } else { "has ended, or a firewall rejects connections to it" }
     }
 }
 
@@ -93,8 +110,8 @@ impl Peers {
     pub fn reach_all(&self) -> Vec<(&Peer, std::io::Result<()>)> {
         thread::scope(|scope| {
             let start = |peer: &Peer| {
-                let address = peer.address;
-                thread::Builder::new().spawn_scoped(scope, move || reach(&[address]))
+                let peer = peer.clone();
+                thread::Builder::new().spawn_scoped(scope, move || peer.reach())
             };
             let started: Vec<_> = self.others().map(|peer| (peer, start(peer))).collect();
             let lost = |_| Err(std::io::Error::other("the thread that connects panicked"));
@@ -103,6 +120,13 @@ impl Peers {
                 .map(|(peer, attempt)| (peer, attempt.and_then(|attempt| attempt.join().unwrap_or_else(lost))));
             ended.collect()
         })
+    }
+
+    /// Notes that the network lets this rank connect to the others.
+    pub fn connected(&self) {
+        for peer in self.others() {
+            peer.reached.get_or_init(|| ());
+        }
     }
 
     /// Adds to this rank's error what became of the others, unless a supervisor sees them.
@@ -123,7 +147,7 @@ impl Peers {
         let state = |(peer, reached): &(&Peer, std::io::Result<()>)| match reached {
             Ok(()) if any_lost => None,
             Ok(()) => Some(format!("{peer} has not ended")),
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Some(format!("{peer} has ended")),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Some(format!("{peer} {}", peer.refused())),
             Err(error) => Some(format!("{peer} cannot be reached ({error})")),
         };
         let states: Vec<String> = found.iter().filter_map(state).collect();
@@ -154,6 +178,25 @@ mod tests {
         );
         drop(listeners.pop());
         assert_eq!(peers.after_failure(), format!("{zero} of 3 ranks failed; {two} has ended"));
+    }
+
+    #[test]
+    fn a_far_rank_that_was_never_reached_may_be_behind_a_firewall() {
+        let (mut known, mut listeners) = peers(3);
+        let far = |mut peer: Peer| {
+            peer.host = "far".into();
+            peer
+        };
+        let last = known.pop().map(far).unwrap();
+        assert_eq!(last.ended(), None);
+        let lost = known.pop().map(far).unwrap();
+        listeners.truncate(1);
+        assert_eq!(last.ended(), Some("has ended"));
+        assert_eq!(lost.ended(), Some("has ended, or a firewall rejects connections to it"));
+        let known = vec![known.remove(0), lost, last];
+        let peers = Peers::new(0, known, listeners.remove(0));
+        peers.connected();
+        assert_eq!(peers.all()[1].ended(), Some("has ended"));
     }
 
     #[test]

@@ -75,10 +75,13 @@ fn join(
     waiting.set(connections(backend, &first_few(others.into_iter())));
     let remedy = opening(backend);
     let look = || match first_ended(environment.rank, peers.all().iter()) {
-        Some(ended) => bail!("{ended} has ended before all ranks had connected. If it does not say why: {remedy}"),
+        Some(ended) => bail!("{ended} before all ranks had connected. If it does not say why: {remedy}"),
         None => Ok(()),
     };
-    form(environment, backend, store.under("group")?, peers.own(), look, waiting).map_err(|error| peers.explain(error))
+    let group = form(environment, backend, store.under("group")?, peers.own(), look, waiting);
+    let group = group.map_err(|error| peers.explain(error))?;
+    peers.connected();
+    Ok(group)
 }
 
 /// Forms a group of two ranks of the run, of which this is one.
@@ -107,7 +110,7 @@ fn connections(backend: Backend, others: &str) -> String {
 }
 
 /// How ranks that cannot connect reach each other.
-fn opening(backend: Backend) -> &'static str {
+pub fn opening(backend: Backend) -> &'static str {
     match backend {
         Backend::Gloo => "Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME",
         Backend::Nccl => "Open all ports between these hosts, or name their network in NCCL_SOCKET_IFNAME",
@@ -141,11 +144,11 @@ fn form(
     Ok(group)
 }
 
-/// The first of `peers` that has ended. Rank 0 looks at all, and they at rank 0, without which none goes on: a look fills the
-/// queue of its peer's listener.
-fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<&'a Peer> {
+/// The beginning of a sentence about the first of `peers` that has ended. Rank 0 looks at all, and they at rank 0, without which
+/// none goes on: a look fills the queue of its peer's listener.
+fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<String> {
     let mut looked_at = peers.filter(|peer| peer.rank != own && (own == 0 || peer.rank == 0));
-    looked_at.find(|peer| peer.has_ended())
+    looked_at.find_map(|peer| Some(format!("{peer} {}", peer.ended()?)))
 }
 
 fn say(sentence: String) {
@@ -174,11 +177,8 @@ fn meet(
     let mut looked = Instant::now();
     loop {
         // Before the reads: a rank that ended for a difference has left it in the store.
-        let ended = if waiting.is_due(&mut looked) {
-            first_ended(rank, arrived.iter().flatten().map(|arrival| &arrival.peer)).cloned()
-        } else {
-            None
-        };
+        let look = || first_ended(rank, arrived.iter().flatten().map(|arrival| &arrival.peer));
+        let ended = waiting.is_due(&mut looked).then(look).flatten();
         for (other, arrival) in arrived.iter_mut().enumerate().filter(|(_, arrival)| arrival.is_none()) {
             if let Some(bytes) = announced(store, other).with_context(lost)? {
                 match read(other, &bytes).and_then(|theirs| compare(&mine, &theirs).map(|()| theirs)) {
@@ -197,7 +197,7 @@ fn meet(
         }
         let missing = first_few(missing.iter().map(|rank| format!("rank {rank}")));
         if let Some(ended) = ended {
-            bail!("{ended} has ended while {missing} was awaited: start all ranks anew");
+            bail!("{ended} while {missing} was awaited: start all ranks anew");
         }
         waiting.set(format!("{missing} at the store {master_addr}:{master_port}"));
         ensure!(
@@ -252,7 +252,7 @@ fn leave(environment: &Environment, store: &Store) {
 /// Why a process cannot be `rank`: another one is or was.
 fn taken(store: &Store, rank: usize) -> Result<Error> {
     let other = announced(store, rank)?.and_then(|bytes| read(rank, &bytes).ok());
-    Ok(match other.is_some_and(|other| other.peer.has_ended()) {
+    Ok(match other.is_some_and(|other| other.peer.ended().is_some()) {
         true => anyhow!(
             "rank {rank} has been here and has ended: start all ranks anew, each with its own RANK, and a second command \
              under a torchrun of its own"
@@ -328,8 +328,9 @@ impl Exchange {
         waiting.set(format!("{peer} to have exchanged its {name}"));
         while !store.has(&key)? {
             // What it left before its end counts.
-            let is_lost = waiting.is_due(&mut looked) && peer.has_ended() && !store.has(&key)?;
-            ensure!(!is_lost, "{peer} has ended before it exchanged its {name}");
+            let ended = waiting.is_due(&mut looked).then(|| peer.ended()).flatten();
+            let said = ended.unwrap_or_default();
+            ensure!(ended.is_none() || store.has(&key)?, "{peer} {said} before it exchanged its {name}");
             ensure!(
                 !waiting.left().is_zero(),
                 "{peer} has not exchanged its {name} within {} ({DEADLINE})",

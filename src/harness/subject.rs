@@ -32,6 +32,9 @@ pub struct Subject {
     /// The adapters that are not timed, each with the words of the check that it fails.
     #[serde(default)]
     pub refused: BTreeMap<String, String>,
+    /// The problems that are not measured, each with what kept a check before them from being graded.
+    #[serde(default)]
+    pub not_graded: BTreeMap<String, String>,
 }
 
 /// One check of one part of a problem for any subject.
@@ -89,7 +92,15 @@ impl Subject {
         if !comes_from(&python, &folder) && own_files(&python).is_empty() {
             python = started_by(&python).unwrap_or(python);
         }
-        Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new() })
+        Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new(), not_graded: BTreeMap::new() })
+    }
+
+    /// Errors: a check before `problem` was not graded, which is no fault of its code and no measurement of it.
+    pub fn require_graded(&self, problem: &str) -> Result<()> {
+        let reason = self.not_graded.get(problem);
+        reason.map_or(Ok(()), |reason| {
+            bail!("{problem} is not measured, since a check before it is not graded: {reason}")
+        })
     }
 
     /// Errors: [`NotGraded`] where its adapters cannot be read, as where its folder was moved meanwhile: what fails then is no

@@ -20,7 +20,7 @@ mod system_calls;
 mod temporary;
 
 pub use child::{Answer, ChildProcess, Event, wait_for_any, wait_until};
-pub use death::{Cause, Death, after};
+pub use death::{Cause, Death, after, oom_kills};
 pub use lines::Lines;
 pub use parent::{Parent, has_parent};
 pub use proc::{is_alive, processes_with};

@@ -34,16 +34,25 @@ fn an_optimizer_that_keeps_the_rest_of_the_state_in_another_one_earns_nothing() 
     }
 }
 
+/// It is measured although a check before another problem finds no compiler.
 #[test]
 fn the_state_of_a_right_optimizer_is_measured_on_every_rank() {
+    const UNGRADED: &str = "ddp_bucketed_benchmarking";
     const PROBLEM: &str = "optimizer_state_sharding_accounting";
     let graded = Graded::new();
     let suite = "[cpu.step]\nbackend = \"gloo\"\nworld_size = 2\nsize = \"tiny\"\ncontext_length = 16\nbatch_size = 1\n\
                  vocab_size = 500\ndtype = \"float32\"\nrounds = 1\nwarmup = 1\nsteps = 1\n";
     fs::write(graded.tree.path(format!("suites/{PROBLEM}.toml")), suite).unwrap();
     let folder = graded.add("right", "ada", "", "");
-    let mut command = graded.tree.command(&["measure", PROBLEM, "--subject", folder.to_str().unwrap()]);
-    let said = output_text(&graded.with_python(&mut command).output().unwrap());
+    let adapters = folder.join("tests/adapters.py");
+    let without = "\nclass InvalidCxxCompiler(RuntimeError):\n    __module__ = 'torch._inductor.exc'\n\n\n\
+                   def get_ddp_bucketed(*_, **__):\n    raise InvalidCxxCompiler('no C++ compiler')\n";
+    fs::write(&adapters, fs::read_to_string(&adapters).unwrap() + without).unwrap();
+    let mut command = graded.tree.command(&["measure", UNGRADED, PROBLEM, "--subject", folder.to_str().unwrap()]);
+    let output = graded.with_python(&mut command).output().unwrap();
+    let said = output_text(&output);
+    let reason = format!("{UNGRADED} is not measured, since a check before it is not graded: ");
+    assert!(!output.status.success() && said.contains(&reason) && said.contains("no C++ compiler"), "{said}");
     let row = &graded.rows("ada", PROBLEM)[0];
     let bytes = row["theirs"]["row"]["state_bytes"].as_array().unwrap_or_else(|| panic!("{row}\n{said}"));
     let bytes: Vec<u64> = bytes.iter().map(|bytes| bytes.as_u64().unwrap()).collect();

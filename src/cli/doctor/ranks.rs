@@ -13,7 +13,7 @@ use super::Ended;
 use crate::bench::all_reduce::{Sums, bus_factor};
 use crate::collective::environment::Environment;
 use crate::collective::peers::{Peer, Peers};
-use crate::collective::rendezvous::{arrive, connect, connect_pair, exchange};
+use crate::collective::rendezvous::{arrive, connect, connect_pair, exchange, opening};
 use crate::collective::{Backend, Shared};
 use crate::harness::stats::{max, median, min};
 use crate::torch;
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
     let lost = serde_json::to_vec(&unreached(&peers))?;
     let lost: Vec<Vec<String>> = parsed(&exchange(&environment, &store, &peers, "view of the network", &lost)?)?;
     if let Some(first) = lost.iter().flatten().next() {
-        bail!("{first}. Open all ports between these hosts, or name their network in GLOO_SOCKET_IFNAME");
+        bail!("{first}. {}", opening(backend));
     }
     let collective = connect(&environment, backend, &store, &peers)?;
     let report = measure(&environment, backend, (&store, &peers), &collective, large);
