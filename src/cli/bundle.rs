@@ -32,7 +32,11 @@ export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")" LD_LIBRARY_PATH=
 # Only who names this folder as CS336_ROOT runs what other users can write to in it; another tree is not this program's.
 [ "$(readlink -f "${CS336_ROOT:-/}")" = "$here" ] || unset CS336_ROOT
 libraries=$("$python" - <<'PY'
-import glob, importlib.util, os, sys
+import sys
+# An older one would import what lies in the working directory.
+if sys.version_info < (3, 11):
+    sys.exit("cs336: needs Python 3.11 or newer; name one with PYTHON=...")
+import glob, importlib.util, os
 found = importlib.util.find_spec("torch")
 if found is None:
     sys.exit("cs336: this python has no torch; name one that has with PYTHON=...")

@@ -18,7 +18,7 @@ use crate::harness::record::{Outcome, Profile, RecordFile, Run};
 use crate::harness::records_lock::lock_records;
 use crate::harness::store::{Layout, write_atomically};
 use crate::harness::worker::Worker;
-use crate::printable::indented;
+use crate::printable::{indented, printable};
 use crate::problems::DEVICE_CHECKS;
 
 /// How one check ended.
@@ -54,19 +54,24 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
         set_aside_unreadable(layout)?;
     }
     let (runner, mut worker) = (Runner::new(layout, &interrupted), Worker::new(layout));
-    let mut results = Vec::new();
+    let (mut results, mut unrecorded) = (Vec::new(), None);
     for check in chosen {
         let started = Instant::now();
         let ending = match check.lacks(gpus) {
             Some(reason) => Some(CheckStatus::Skipped { reason }),
-            None => runner.device_check(&mut worker, check)?,
+            None => match runner.device_check(&mut worker, check) {
+                Ok(ending) => ending,
+                Err(error) => Some(CheckStatus::Failed { error: printable(&format!("{error:#}")) }),
+            },
         };
         let Some(ending) = ending else { return Ok(Ended::Interrupted) };
         let result = DeviceResult { check, ending, elapsed_s: started.elapsed().as_secs_f64() };
         if !as_json {
             print(&result);
         }
-        recording.iter_mut().try_for_each(|recording| recording.put(&result))?;
+        let recorded = recording.iter_mut().try_for_each(|recording| recording.put(&result));
+        // The disk may be full; what follows is printed all the same.
+        unrecorded = unrecorded.or(recorded.err());
         results.push(result);
     }
     let count = |wanted: fn(&CheckStatus) -> bool| results.iter().filter(|r| wanted(&r.ending)).count();
@@ -78,6 +83,7 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
         let total = results.len();
         println!("{total} device checks: {passed} passed, {failed} failed, {} skipped", total - passed - failed);
         match recording {
+            Some(_) if unrecorded.is_some() => {}
             Some(_) => println!(
                 "{} holds the results; `cs336 accept {DEVICE}` promotes them",
                 layout.display(&layout.local(Profile::Gpu, DEVICE))
@@ -88,7 +94,10 @@ pub fn run(layout: &Layout, names: &[String], as_json: bool) -> Result<Ended> {
             }
         }
     }
-    Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well })
+    match unrecorded {
+        Some(error) => Err(error),
+        None => Ok(if failed > 0 { Ended::WithFindings } else { Ended::Well }),
+    }
 }
 
 /// Promotes this machine's results; `false` if there are none. An error says why they are refused.

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::environment::{DEADLINE, Environment};
 use super::waiting::Waiting;
+use crate::printable::one_line;
 use crate::torch::gloo::{Address, Member};
 use crate::torch::store::Store;
 use crate::units::human_seconds;
@@ -25,6 +26,8 @@ impl Environment {
     /// MASTER_ADDR is not an address of rank 0's host, MASTER_PORT is taken, or the store cannot be reached in time.
     pub fn store(&self, waiting: &Waiting) -> Result<Store> {
         let &Self { rank, world_size, ref master_addr, master_port, agent_store, attempt, timeout, .. } = self;
+        // Name servers may be slow.
+        waiting.set(format!("rank 0's store at {master_addr}:{master_port}"));
         let store = if rank == 0 && !agent_store {
             Store::serve(self.serve()?, timeout)
         } else {
@@ -148,7 +151,7 @@ pub fn reach(addresses: &[SocketAddr]) -> std::io::Result<()> {
 
 /// This machine's name, for messages.
 pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    one_line(&rustix::system::uname().nodename().to_string_lossy())
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use super::network::{host_name, reach};
-use crate::printable::first_few;
+use crate::printable::{first_few, one_line};
 use crate::process::has_parent;
 
 /// A dying rank's connections close one after the other, so its listener may outlive the one whose end was seen.
@@ -77,7 +77,7 @@ impl Peer {
 
 impl Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "rank {} on {} ({})", self.rank, self.host, self.address.ip())
+        write!(f, "rank {} on {} ({})", self.rank, one_line(&self.host), self.address.ip())
     }
 }
 
@@ -184,10 +184,11 @@ mod tests {
     fn a_far_rank_that_was_never_reached_may_be_behind_a_firewall() {
         let (mut known, mut listeners) = peers(3);
         let far = |mut peer: Peer| {
-            peer.host = "far".into();
+            peer.host = "far\n".into();
             peer
         };
         let last = known.pop().map(far).unwrap();
+        assert!(last.to_string().starts_with("rank 2 on far\\n ("), "{last}");
         assert_eq!(last.ended(), None);
         let lost = known.pop().map(far).unwrap();
         listeners.truncate(1);

@@ -14,7 +14,7 @@ use super::peers::{Peer, Peers};
 use super::waiting::{INTERVAL, Waiting};
 use super::{Backend, Shared};
 use crate::cuda::make_current;
-use crate::printable::first_few;
+use crate::printable::{first_few, one_line};
 use crate::process::wait_until;
 use crate::torch::store::Store;
 use crate::units::human_seconds;
@@ -152,7 +152,7 @@ fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<
 }
 
 fn say(sentence: String) {
-    eprintln!("cs336: {sentence}");
+    eprintln!("cs336: {}", one_line(&sentence));
 }
 
 /// Waits until all ranks have arrived, and compares their settings with this rank's.

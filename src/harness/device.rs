@@ -184,7 +184,7 @@ impl DeviceGroup {
 
     /// Whether this machine's results may be promoted; the error says why not and what to do.
     pub fn acceptable(&self, local: &RecordFile) -> Result<()> {
-        local.runs.iter().try_for_each(Run::acceptable)?;
+        local.require_acceptable_runs()?;
         for case in &local.cases {
             let name = case.params["check"].as_str().unwrap_or_default();
             if let Outcome::Failed { error } = &case.outcome {

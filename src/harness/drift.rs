@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::plan::staleness;
 use super::problem::Problem;
-use super::record::{CaseRecord, Machine, Outcome, RecordFile, Run};
+use super::record::{CaseRecord, Machine, Outcome, RecordFile};
 use super::samples::{Samples, Unit, each_samples};
 use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
@@ -170,7 +170,7 @@ pub fn acceptable(
     accepted: Option<&RecordFile>,
 ) -> Result<()> {
     let name = problem.name;
-    local.runs.iter().try_for_each(Run::acceptable).context(name)?;
+    local.require_acceptable_runs().context(name)?;
     let expected = suite.cases(local.profile).count();
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");

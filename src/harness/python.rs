@@ -47,7 +47,8 @@ pub fn path_to_peers(suites: &Path, before: Option<OsString>) -> Result<OsString
 /// `interpreter` in an environment that has these variables.
 fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Command {
     let mut command = Command::new(interpreter);
-    command.env("PYTHONSAFEPATH", "1");
+    // The variable is for what it starts. Before 3.11 Python knows neither, and the option ends it.
+    command.arg("-P").env("PYTHONSAFEPATH", "1");
     if let Some(folders) = variable(FOLDERS) {
         command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
     }
@@ -82,7 +83,10 @@ pub fn require_of(interpreter: &Path, module: &str) -> Result<(), Fault> {
         Ok(death) => format!("{}, which {death}", shown_path(interpreter)),
         Err(why) => format!("{why:#}"),
     };
-    Err(Fault::NotAvailable { needs: format!("a Python with {module} ({}, or set {VARIABLE})", installing()), has })
+    Err(Fault::NotAvailable {
+        needs: format!("a Python of 3.11 or newer with {module} ({}, or set {VARIABLE})", installing()),
+        has,
+    })
 }
 
 /// How the interpreter ended with these arguments, and what it printed last.
@@ -111,6 +115,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_python_without_the_option_that_leaves_the_working_directory_out_runs_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (python, ran) = (folder.path().join("python"), folder.path().join("python.ran"));
+        // As an older one: the first thing that it does not know ends it.
+        let script = "#!/bin/sh\n[ \"$1\" != -P ] || { echo Unknown option: $1 >&2; exit 2; }\ntouch \"$0.ran\"\n";
+        std::fs::write(&python, script).unwrap();
+        std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let message = require_of(&python, "json").unwrap_err().to_string();
+        assert!(message.contains("3.11 or newer") && message.contains("Unknown option: -P"), "{message}");
+        assert!(!ran.exists());
+    }
+
+    #[test]
     fn a_missing_module_is_a_fault_with_the_remedy() {
         let python = interpreter();
         assert_eq!(require_of(&python, "json").map_err(|fault| fault.to_string()), Ok(()));
@@ -129,10 +146,11 @@ mod tests {
 
     #[test]
     fn an_interpreter_that_does_not_end_is_ended_at_the_limit_and_at_an_interrupt() {
-        let error = run(Path::new("sleep"), &["60"], Duration::from_millis(100), &|| false).unwrap_err();
-        assert_eq!(format!("{error:#}"), "sleep, which did not end within 0.1 s");
-        let error = run(Path::new("sleep"), &["60"], LIMIT, &|| true).unwrap_err();
-        assert_eq!(format!("{error:#}"), "sleep, which was interrupted");
+        let (python, sleep) = (interpreter(), ["-c", "import time; time.sleep(60)"]);
+        let error = run(&python, &sleep, Duration::from_millis(100), &|| false).unwrap_err();
+        assert_eq!(format!("{error:#}"), format!("{}, which did not end within 0.1 s", shown_path(&python)));
+        let error = run(&python, &sleep, LIMIT, &|| true).unwrap_err();
+        assert_eq!(format!("{error:#}"), format!("{}, which was interrupted", shown_path(&python)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::store::sha256;
 use crate::printable::one_line;
 use crate::root::read_text;
 
-/// A larger grid is probably a mistake in the file.
+/// More cases are probably a mistake in the file.
 pub const MAX_CASES: usize = 10_000;
 /// A suite file larger than this is not read.
 const MAX_FILE_BYTES: usize = 1 << 20;
@@ -100,7 +100,8 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
                     "{origin}: {profile_name}.{grid_name} is not a table; write the key under a grid, as in [{profile_name}.sweep]"
                 )
             };
-            let cases = expand(axes, &place, &|case| parse_case(case, profile))?;
+            let before: usize = grids.iter().map(|grid| grid.cases.len()).sum();
+            let cases = expand(axes, &place, MAX_CASES - before, &|case| parse_case(case, profile))?;
             grids.push(Grid { profile, name: grid_name.clone(), cases });
         }
     }
@@ -110,15 +111,22 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
 }
 
 /// The product of a grid's axes, the last one varying fastest.
-fn expand(axes: &toml::Table, place: &str, parse_case: &dyn Fn(&Value) -> Result<Value>) -> Result<Vec<Value>> {
+///
+/// Errors: it has more than `most` cases.
+fn expand(
+    axes: &toml::Table,
+    place: &str,
+    most: usize,
+    parse_case: &dyn Fn(&Value) -> Result<Value>,
+) -> Result<Vec<Value>> {
     let axes: Vec<(&str, Vec<Value>)> = axes
         .iter()
         .map(|(key, value)| Ok((key.as_str(), axis_values(value).with_context(|| format!("{place}, key {key:?}"))?)))
         .collect::<Result<_>>()?;
     let count = axes.iter().try_fold(1usize, |n, (_, values)| n.checked_mul(values.len()));
-    let count = count.filter(|n| *n <= MAX_CASES);
+    let count = count.filter(|n| *n <= most);
     let count =
-        count.with_context(|| format!("{place} has more than {MAX_CASES} cases; split it or shorten an axis"))?;
+        count.with_context(|| format!("{place} makes more than {MAX_CASES} cases of the file; shorten an axis"))?;
     (0..count)
         .map(|index| {
             let case = case_at(&axes, index);
@@ -246,6 +254,8 @@ mod tests {
         let axis = |k: &str| format!("{k} = [{}]\n", (0..1000).map(|i| i.to_string()).collect::<Vec<_>>().join(","));
         let text = format!("[gpu.a]\n{}", ["a", "b", "c", "d", "e", "f", "g"].map(axis).concat());
         assert!(refused(&text).contains("more than 10000 cases"));
+        let grids: Vec<String> = (0..11).map(|grid| format!("[cpu.g{grid}]\n{}", axis(&format!("n{grid}")))).collect();
+        assert!(refused(&grids.concat()).contains("[cpu.g10] makes more than 10000 cases of the file"));
     }
 
     proptest::proptest! {

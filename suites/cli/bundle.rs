@@ -197,6 +197,23 @@ fn a_bundle_runs_through_links_from_a_folder_with_a_space() {
     }
 }
 
+/// Before 3.11 Python looks for modules in the working directory, whatever it is told.
+#[test]
+fn a_bundle_refuses_an_old_python_before_it_imports_anything() {
+    let bundle = Bundle::unpack();
+    let place = |name: &str| bundle.folder.path().join("elsewhere").join(name);
+    fs::create_dir(place("site")).unwrap();
+    fs::write(place("site/sitecustomize.py"), "import sys\nsys.version_info = (3, 10, 13)\nsys.path.insert(0, '')\n")
+        .unwrap();
+    fs::write(place("glob.py"), "raise SystemExit('planted')").unwrap();
+    let output = bundle.command(&["list"]).env("PYTHONPATH", place("site")).output().unwrap();
+    let said = output_text(&output);
+    assert!(
+        !output.status.success() && said.contains("cs336: needs Python 3.11 or newer; name one with PYTHON="),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
     let bundle = Bundle::unpack();

@@ -3,8 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
+use serde_json::Value;
 
-use super::{Machine, Run};
+use super::values::require_counts;
+use super::{MAX_PROCESSORS, Machine, Profile, RecordFile, Run};
 
 /// When the course began whose handout is answered.
 const EARLIEST: &str = "2025-04-01T00:00:00Z";
@@ -20,13 +22,20 @@ impl Run {
         ensure!(is_word(&self.id), "the id is {:?}: use letters, digits and hyphens", self.id);
         ensure!(is_word(&self.commit), "the commit is {:?}: expected a hash or \"unknown\"", self.commit);
         let started: Result<jiff::Timestamp, _> = self.started.parse();
+        let Machine { cores, memory_bytes, gpus, .. } = &self.machine;
+        ensure!(
+            (*cores as f64) < MAX_PROCESSORS,
+            "its machine has {cores} cores: expected fewer than {MAX_PROCESSORS:e}"
+        );
+        let memories = gpus.iter().map(|gpu| gpu.memory_bytes).chain([*memory_bytes]);
+        memories.map(Value::from).try_for_each(|bytes| require_counts(&bytes))?;
         ensure!(started.is_ok(), "it started at {:?}: expected a time as in 2026-11-21T07:32:00Z", self.started);
         Ok(())
     }
 
     /// Errors: it cannot be repeated, since the tree had changes; it names no machine; it started before [`EARLIEST`], at another
     /// time than its id says, or later than now, by more than clocks of two machines differ.
-    pub fn acceptable(&self) -> Result<()> {
+    pub(super) fn acceptable(&self) -> Result<()> {
         const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let Self { id, started, .. } = self;
         if let Some(changes) = self.changes() {
@@ -58,5 +67,17 @@ impl Run {
         let names = self.modified[..self.modified.len().min(SHOWN)].join(", ");
         let files = if names.is_empty() { String::new() } else { format!(" (modified: {names}{more})") };
         self.dirty.then(|| format!("uncommitted changes{files}"))
+    }
+}
+
+impl RecordFile {
+    /// Errors: as those of [`Run::acceptable`]; a run of the GPU's profile that names no GPU.
+    pub fn require_acceptable_runs(&self) -> Result<()> {
+        for run in &self.runs {
+            run.acceptable()?;
+            let has_device = self.profile == Profile::Cpu || !run.machine.gpus.is_empty();
+            ensure!(has_device, "run {} does not say on which GPU it ran; measure again", run.id);
+        }
+        Ok(())
     }
 }

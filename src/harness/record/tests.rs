@@ -130,6 +130,8 @@ fn a_file_that_contradicts_itself_is_refused() {
     refused_with(&|f| (f.runs[0].id, f.cases[0].run) = ("a|b".into(), "a|b".into()), "run 0: the id is \"a|b\"");
     refused_with(&|f| f.cases[0].elapsed_s = -1.0, "it took -1e0 s: expected 0 to 3.2e7 s");
     refused_with(&|f| f.cases[0].elapsed_s = 1e308, "it took 1e308 s");
+    refused_with(&|f| f.runs[0].machine.cores = usize::MAX, "cores: expected fewer than 1e5");
+    refused_with(&|f| f.runs[0].machine.memory_bytes = u64::MAX, "is larger than 2^53");
     refused_with(&|f| f.cases[0].busy_processors = Some(-1.0), "-1e0 processors were busy: expected 0 to 1e5");
     for count in [json!(u64::MAX), json!(i64::MAX), json!(i64::MIN)] {
         let row = json!({"bytes": [0, {"peak": count}]});
@@ -256,4 +258,7 @@ fn a_run_that_names_no_machine_is_not_accepted() {
         let said = run.acceptable().unwrap_err().to_string();
         assert!(said.contains("on which processor, cores and memory"), "{said}");
     }
+    let of_gpu = RecordFile { profile: Profile::Gpu, runs: vec![run("r1")], ..file(vec![]) };
+    let said = of_gpu.require_acceptable_runs().unwrap_err().to_string();
+    assert!(said.contains("on which GPU it ran"), "{said}");
 }

@@ -144,6 +144,14 @@ fn tolerances_that_let_zeros_pass_are_refused() {
         let said = format!("{:#}", run(&case).expect_err(name));
         assert!(said.contains("let zeros pass (the largest value expected of "), "{name}: {said}");
     }
+    // A large "lse" makes no rounding of the values beside it.
+    let mut case = golden("attention_float32");
+    let large = &case.tensors["lse"] * 1e9;
+    case.tensors.insert("lse".into(), large);
+    case.metadata.insert("atol".into(), "0.99".into());
+    case.tensors.insert("o".into(), zeros(&case.tensors["o"].size()) + 1e-3);
+    let said = format!("{:#}", run(&case).unwrap_err());
+    assert!(said.contains("let zeros pass (the largest value expected of \"o\""), "{said}");
     // What rounding leaves where theory has zeros.
     let mut case = golden("attention_float32");
     let noise = &case.tensors["dq"] * 1e-9;
