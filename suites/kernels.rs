@@ -13,6 +13,7 @@ use cs336::attention::flash::variant::{Element, Variant};
 use cs336::cuda::{Arch, Compiler, Program};
 use cs336::model::Precision;
 use cs336::model::fused::kernels::Shape;
+use cs336::model::fused::own_products;
 use cs336::model::fused_adamw;
 use cs336::python::cubins;
 use rstest::rstest;
@@ -65,6 +66,7 @@ fn builds() -> Vec<Build> {
     [adamw]
         .into_iter()
         .chain(fused_step_builds())
+        .chain(own_products::programs().map(|program| hopper(program, own_products::THREADS)))
         .chain(forward)
         .chain(backward)
         .chain(textbook)
@@ -123,6 +125,7 @@ fn root() -> PathBuf {
 #[case("cross_entropy.cu")]
 #[case("embedding_gradient.cu")]
 #[case("packed_adamw.cu")]
+#[case("product.cu")]
 #[case("flash_forward.cu")]
 #[case("flash_backward.cu")]
 #[case("portable_forward.cu")]

@@ -389,7 +389,10 @@ DEVICE int load_word(u32 address) {
   return word;
 }
 
-DEVICE void store_word(u32 address, int word) { std::memcpy(emulator::shared(address, 4), &word, 4); }
+DEVICE void store_word(u32 address, int word) {
+  emulator::written(address, 4);
+  std::memcpy(emulator::shared(address, 4), &word, 4);
+}
 
 DEVICE void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   struct Part {

@@ -305,8 +305,9 @@ pub(super) fn tensor_map(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Re
     for i in 0..3 {
         words[6 + i] = element * u64::try_from(strides[2 - i])?;
     }
-    let columns = u64::from(box_columns);
-    words[9..13].copy_from_slice(&[columns, u64::from(box_rows), element, columns * element]);
+    let (columns, row) = (u64::from(box_columns), u64::from(box_columns) * element);
+    let swizzle = if [32, 64, 128].contains(&row) { row } else { 0 };
+    words[9..13].copy_from_slice(&[columns, u64::from(box_rows), element, swizzle]);
     Ok(words)
 }
 

@@ -29,11 +29,7 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 /// Algorithms that cuBLASLt is asked for; it lists eight for a bfloat16 product on an H200. Tile, cluster and order set by hand, 4,224
 /// combinations that its check accepts, gained at most 3 % over these for the products of XL (2026-11-24, 2,048 tokens).
 ///
-/// A kernel of our own was tried too, by wgmma with tiles of 128 x 200, which fill 97 % of a wave where n is 1,600, in clusters
-/// of two (2026-11-25, an H100; times over those of the fastest algorithm here, in turns, with sums equal in every bit). w2's
-/// forward product, (2048, 1600, 6400), took 0.91, with 4,096 tokens 0.84 to 0.95; o's took 1.07, and those of several waves
-/// 1.1 to 1.5. The data gradients, whose weights are read across with a quarter more bytes, took 1.7 to 2.0 without clusters;
-/// with them the kernel was wrong, and still no faster than cuBLASLt. So w2 alone would gain, 0.3 of a step's 60 ms.
+/// `kernels/product.cu` is faster for some forward products; its notebook says which.
 const MOST_ALGORITHMS: usize = 64;
 /// Timed calls of each algorithm in the first round, and of the best few in the last one.
 const CALLS: [usize; 2] = [4, 12];

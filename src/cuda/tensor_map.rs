@@ -19,12 +19,14 @@ impl FieldType for TensorMap {
 
 impl TensorMap {
     /// Of a (batch, heads, rows, columns) tensor of 16-bit elements, for boxes of `box_rows` rows and `box_columns`
-    /// columns, swizzled over the bytes of a box's row: 32, 64 or 128.
+    /// columns, swizzled over the bytes of a box's row where they are 32, 64 or 128.
     ///
     /// [`Self::fits`] must accept the tensor. Errors: the driver's.
     pub fn of(tensor: &Tensor, box_rows: u32, box_columns: u32) -> Result<Self> {
         let (sizes, strides) = layout(tensor).map_err(anyhow::Error::msg)?;
         ensure!((1..=256).contains(&box_rows), "a box has {box_rows} rows, not 1 to 256");
+        let row = 2 * box_columns;
+        ensure!(row.is_multiple_of(16) && row <= 512, "a box's row has {row} bytes, no multiple of 16 up to 512");
         if tensor.device() == Device::Cpu {
             return Ok(Self(emulator::tensor_map(tensor, box_rows, box_columns)?));
         }
@@ -33,11 +35,11 @@ impl TensorMap {
             Kind::Half => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             _ => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         };
-        let swizzle = match 2 * box_columns {
+        let swizzle = match row {
             128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
-            bytes => anyhow::bail!("a box's row has {bytes} bytes, not 32, 64 or 128"),
+            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         // The stride of a dimension of one element is not used; it may be anything.
         let step = |i: usize| if sizes[i] == 1 { 16 } else { 2 * strides[i] };

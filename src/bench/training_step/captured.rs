@@ -12,6 +12,7 @@ use crate::bench::tolerance;
 use crate::cuda::Choice;
 use crate::harness::samples::Samples;
 use crate::model::Transformer;
+use crate::model::fused::OwnChoice;
 use crate::torch::clock::Lap;
 use crate::torch::graph::{Captured, on_side_stream};
 use crate::torch::stream::synchronize;
@@ -22,6 +23,7 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
     let loss_error = step.prove()?;
     let laps = (0..params.steps).map(|_| step.timed_replay()).collect::<Result<Vec<_>>>()?;
     let (total, total_device) = samples(laps.into_iter().map(Some), total_work(params))?;
+    let (products, own_products) = step.choices();
     Ok(Row {
         parameters: params.config().num_parameters(),
         first_in_process: false,
@@ -38,7 +40,8 @@ pub fn measure(params: &Params, device: Device) -> Result<Row> {
             nodes: step.num_nodes(),
             time: Samples::seconds_unbounded(vec![step.capture_seconds()])?,
             loss_error,
-            products: step.choices(),
+            products,
+            own_products,
         }),
     })
 }
@@ -79,8 +82,8 @@ impl CapturedStep {
         self.capture_seconds
     }
 
-    /// The algorithms of a fused step's products.
-    pub fn choices(&self) -> Vec<Choice> {
+    /// As [`StepBench::product_choices`].
+    pub fn choices(&self) -> (Vec<Choice>, Vec<OwnChoice>) {
         self.bench.product_choices()
     }
 
@@ -148,6 +151,7 @@ mod tests {
     use super::*;
     use crate::attention::ImplementationName;
     use crate::error::{Fault, fault_of};
+    use crate::model::fused::ProductKernels;
     use crate::model::{Precision, SizeName};
 
     #[test]
@@ -161,6 +165,7 @@ mod tests {
             dtype: Precision::Float32,
             attention: ImplementationName::Naive,
             execution: Execution::Captured,
+            products: ProductKernels::Library,
             allow_tf32: false,
             warmup: 1,
             steps: 1,

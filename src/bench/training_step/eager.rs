@@ -7,6 +7,7 @@ use super::{Execution, Params, Row, StepPass, part_works, total_work};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
+use crate::model::fused::OwnChoice;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedStep, Gradients};
@@ -91,13 +92,10 @@ impl StepBench {
         let mut model = ModelBench::new(&params.config(), attention, batch_size, dtype, device)?;
         let options = AdamWOptions::default();
         let trainer = match params.execution {
-            Execution::Fused => Trainer::Fused(Box::new(FusedStep::new(
-                &mut model.model,
-                batch_size,
-                dtype,
-                Gradients::Passing,
-                options,
-            )?)),
+            Execution::Fused => {
+                let step = FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?;
+                Trainer::Fused(Box::new(step.with_products(params.products)?))
+            }
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };
         Ok(Self { params: params.clone(), model, stopwatch: Stopwatch::new(device)?, trainer })
@@ -142,11 +140,11 @@ impl StepBench {
         self.trainer.train(&self.model, batch)
     }
 
-    /// The algorithms of a fused step's products.
-    pub fn product_choices(&self) -> Vec<Choice> {
+    /// The algorithms of a fused step's products, and those for which our kernels were timed.
+    pub fn product_choices(&self) -> (Vec<Choice>, Vec<OwnChoice>) {
         match &self.trainer {
-            Trainer::Fused(step) => step.product_choices(),
-            Trainer::Autograd(_) => Vec::new(),
+            Trainer::Fused(step) => (step.product_choices(), step.own_product_choices()),
+            Trainer::Autograd(_) => Default::default(),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::cuda::Choice;
 use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
+use crate::model::fused::{OwnChoice, ProductKernels};
 use crate::model::memory::Memory;
 use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
 use crate::model::{Config, FusedStep, Precision, SizeName, Transformer, loss::cross_entropy};
@@ -75,9 +76,28 @@ pub const KERNELS: &[&str] = &[
     "packed_adamw.cu",
 ];
 
+/// [`KERNELS`], and those of products where a step takes the fastest.
+pub const KERNELS_WITH_PRODUCTS: &[&str] = &{
+    let mut all = ["product.cu"; KERNELS.len() + 1];
+    let mut i = 0;
+    while i < KERNELS.len() {
+        all[i] = KERNELS[i];
+        i += 1;
+    }
+    all
+};
+
 /// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
 /// the portable ones.
-pub fn kernels(execution: Execution, attention: ImplementationName, dtype: Precision) -> &'static [&'static str] {
+pub fn kernels(
+    execution: Execution,
+    attention: ImplementationName,
+    dtype: Precision,
+    products: ProductKernels,
+) -> &'static [&'static str] {
+    if execution == Execution::Fused && !products.is_library() {
+        return KERNELS_WITH_PRODUCTS.split_at(1).1;
+    }
     match (execution, attention.runs_own_kernels(), dtype) {
         (Execution::Fused, true, Precision::Bfloat16) => &KERNELS[1..],
         (Execution::Fused, true, Precision::Float32) => &KERNELS[3..],
@@ -106,6 +126,9 @@ pub struct Params {
     pub attention: ImplementationName,
     #[serde(default = "handout::execution")]
     pub execution: Execution,
+    /// Which kernels compute a fused step's products.
+    #[serde(default, skip_serializing_if = "ProductKernels::is_library")]
+    pub products: ProductKernels,
     /// Whether float32 matrix products may be rounded to TF32.
     #[serde(default)]
     pub allow_tf32: bool,
@@ -164,6 +187,10 @@ impl Params {
             ensure!(self.warmup > 0, "execution is {execution}: warmup must be at least 1, or first uses are captured");
         }
         ensure!(
+            self.products.is_library() || self.execution == Execution::Fused,
+            "products is fastest: execution must be fused, the only step that has product kernels of its own"
+        );
+        ensure!(
             !self.allow_tf32 || self.dtype == Precision::Float32,
             "allow_tf32 is true: dtype must be float32, whose products it rounds"
         );
@@ -218,6 +245,9 @@ pub struct Capture {
     /// The algorithms of a fused step's products.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub products: Vec<Choice>,
+    /// Its forward products by our kernels beside cuBLASLt's, where it takes the faster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_products: Vec<OwnChoice>,
 }
 
 /// Measures one configuration on the device of `profile`.

@@ -14,6 +14,7 @@ use self::exchange::Then;
 use self::kernels::{Kernels, Positions, Shape};
 use self::packed::{LayerWeights, Packed, Weights};
 use self::products::Products;
+pub use self::products::{OwnChoice, ProductKernels};
 pub use self::shard::{Piece, Shard};
 use super::norm::EPS;
 use super::optim::AdamWOptions;
@@ -26,6 +27,7 @@ mod backward;
 mod buffers;
 mod exchange;
 pub mod kernels;
+pub mod own_products;
 pub mod packed;
 mod products;
 mod shard;
@@ -86,6 +88,13 @@ impl FusedStep {
         options: AdamWOptions,
     ) -> Result<Self> {
         Self::with(model, batch, precision, gradients, options, Shard::ALL)
+    }
+
+    /// With products by these kernels. Until then they are the library's.
+    ///
+    /// Errors: those of compiling ours.
+    pub fn with_products(self, kernels: ProductKernels) -> Result<Self> {
+        Ok(Self { products: self.products.by(kernels)?, ..self })
     }
 
     fn with(
@@ -221,6 +230,11 @@ impl FusedStep {
         self.products.choices()
     }
 
+    /// The products for which its own kernels were timed, once a step has run.
+    pub fn own_product_choices(&self) -> Vec<OwnChoice> {
+        self.products.own_choices()
+    }
+
     fn positions(&self) -> Positions<'_> {
         let (seq, d_head) = (self.config.context_length, self.config.d_head());
         Positions { cosines: &self.cosines, sines: &self.sines, seq, d_head }
@@ -262,9 +276,9 @@ impl FusedStep {
     }
 
     fn feed_forward(&self, layer: &Layer, weights: &LayerWeights) -> Result<()> {
-        self.products.forward(&layer.ffn.y, &weights.gate_up, &layer.gate_up)?;
-        self.kernels.swiglu_forward(&layer.gate_up, &self.buffers.activated)?;
-        self.products.forward(&self.buffers.activated, &weights.down, &self.buffers.added)
+        let Buffers { activated, added, .. } = &self.buffers;
+        self.products.gated(&self.kernels, [&layer.ffn.y, &weights.gate_up], [&layer.gate_up, activated])?;
+        self.products.forward(activated, &weights.down, added)
     }
 
     /// The logits, their loss, and in their place its gradient.

@@ -1,22 +1,106 @@
 //! Matrix products into tensors that are there, for a linear layer y = x Wᵀ both ways.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
-use crate::cuda::{Choice, MatrixProducts};
+use super::kernels::Kernels;
+use super::own_products::OwnProducts;
+use crate::cuda::{Choice, Event, MatrixProducts};
 
-/// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU.
-pub struct Products(Option<MatrixProducts>);
+/// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU; forward products of bfloat16 by our kernels too.
+pub struct Products {
+    device: Device,
+    library: Option<MatrixProducts>,
+    own: Option<Own>,
+}
+
+/// Which kernels compute products.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProductKernels {
+    /// The library's.
+    #[default]
+    Library,
+    /// Of each forward product the faster of the library's and ours, where ours takes it; in the emulator ours.
+    Fastest,
+}
+
+impl ProductKernels {
+    pub fn is_library(&self) -> bool {
+        *self == Self::Library
+    }
+}
+
+struct Own {
+    products: OwnProducts,
+    choices: Mutex<BTreeMap<Key, OwnChoice>>,
+}
+
+/// Whether it is gated; rows, columns of the weights' transpose, and the length of the sums.
+type Key = (bool, [i64; 3]);
+
+/// A forward product of our kernels beside the library's, for records.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnChoice {
+    /// Whether SwiGLU belongs to it.
+    pub is_gated: bool,
+    /// Rows and columns of the result, with gates of both projections; and the length of its sums.
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    /// Seconds of a call of ours, and of the library's with SwiGLU's kernel where that belongs to it. The faster one runs.
+    pub own_s: f64,
+    pub library_s: f64,
+}
 
 impl Products {
-    /// Errors: those of [`MatrixProducts::new`].
+    /// By the library. Errors: those of [`MatrixProducts::new`].
     pub fn on(device: Device) -> Result<Self> {
-        Ok(Self(device.is_cuda().then(|| MatrixProducts::new(device)).transpose()?))
+        let library = device.is_cuda().then(|| MatrixProducts::new(device)).transpose()?;
+        Ok(Self { device, library, own: None })
+    }
+
+    /// Errors: those of compiling our kernels.
+    pub fn by(self, kernels: ProductKernels) -> Result<Self> {
+        let own = match kernels {
+            ProductKernels::Library => None,
+            ProductKernels::Fastest => OwnProducts::on(self.device)?,
+        };
+        Ok(Self { own: own.map(|products| Own { products, choices: Mutex::default() }), ..self })
     }
 
     /// `out` (m, n) = `x` (m, k) times the transpose of `weight` (n, k).
     pub fn forward(&self, x: &Tensor, weight: &Tensor, out: &Tensor) -> Result<()> {
-        self.multiply(x, &weight.f_tr()?, out)
+        let library = || self.multiply(x, &weight.f_tr()?, out);
+        match self.own_for(x, weight, out) {
+            Some(own) => self.faster(own, false, [x, weight], || own.products.forward(x, weight, out), library),
+            None => library(),
+        }
+    }
+
+    /// `gate_up` (m, 2 n) = `x` (m, k) times the transpose of `weight` (2 n, k), and `activated` (m, n), its SwiGLU.
+    pub fn gated(
+        &self,
+        kernels: &Kernels,
+        [x, weight]: [&Tensor; 2],
+        [gate_up, activated]: [&Tensor; 2],
+    ) -> Result<()> {
+        let library = || {
+            self.multiply(x, &weight.f_tr()?, gate_up)?;
+            kernels.swiglu_forward(gate_up, activated)
+        };
+        match self.own_for(x, weight, gate_up).filter(|_| OwnProducts::takes(x, weight, activated)) {
+            Some(own) => {
+                let fused = || own.products.gated(x, weight, gate_up, activated);
+                self.faster(own, true, [x, weight], fused, library)
+            }
+            None => library(),
+        }
     }
 
     /// `out` (m, k) = `dy` (m, n) times `weight` (n, k).
@@ -29,15 +113,73 @@ impl Products {
         self.multiply(&dy.f_tr()?, x, out)
     }
 
-    /// The algorithms that a GPU's products run.
+    /// The algorithms that a GPU's products by the library run.
     pub fn choices(&self) -> Vec<Choice> {
-        self.0.as_ref().map(MatrixProducts::choices).unwrap_or_default()
+        self.library.as_ref().map(MatrixProducts::choices).unwrap_or_default()
+    }
+
+    /// The products that our kernels were timed for.
+    pub fn own_choices(&self) -> Vec<OwnChoice> {
+        self.own.as_ref().map_or_else(Vec::new, |own| own.choices().values().cloned().collect())
+    }
+
+    fn own_for(&self, x: &Tensor, weight: &Tensor, out: &Tensor) -> Option<&Own> {
+        self.own.as_ref().filter(|_| OwnProducts::takes(x, weight, out))
+    }
+
+    /// Runs the faster of two that write the same; at a shape's first call it times both, which cannot be captured.
+    fn faster(
+        &self,
+        own: &Own,
+        is_gated: bool,
+        [x, weight]: [&Tensor; 2],
+        ours: impl Fn() -> Result<()>,
+        library: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        if self.device == Device::Cpu {
+            return ours();
+        }
+        let ((m, k), (n, _)) = (x.size2()?, weight.size2()?);
+        let key = (is_gated, [m, n, k]);
+        let known = own.choices().get(&key).cloned();
+        let choice = match known {
+            Some(choice) => choice,
+            None => {
+                let [own_s, library_s] = [self.seconds_of(&ours)?, self.seconds_of(&library)?];
+                let choice = OwnChoice { is_gated, m, n, k, own_s, library_s };
+                own.choices().insert(key, choice.clone());
+                choice
+            }
+        };
+        if choice.own_s < choice.library_s { ours() } else { library() }
+    }
+
+    /// The least mean time of a call over a few runs.
+    fn seconds_of(&self, call: &impl Fn() -> Result<()>) -> Result<f64> {
+        const CALLS: usize = 8;
+        let [start, end] = [Event::new(self.device, true)?, Event::new(self.device, true)?];
+        call()?;
+        let mut least = f64::INFINITY;
+        for _ in 0..3 {
+            start.record_current()?;
+            (0..CALLS).try_for_each(|_| call())?;
+            end.record_current()?;
+            end.wait()?;
+            least = least.min(end.seconds_since(&start)? / CALLS as f64);
+        }
+        Ok(least)
     }
 
     fn multiply(&self, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-        match &self.0 {
+        match &self.library {
             Some(products) => products.multiply(a, b, out),
             None => a.f_mm_out(out, b).map(drop).context("multiplying on the CPU"),
         }
+    }
+}
+
+impl Own {
+    fn choices(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, OwnChoice>> {
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,9 +4,10 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::ImplementationName;
-use crate::bench::training_step::{KERNELS, loss};
+use crate::bench::training_step::{KERNELS_WITH_PRODUCTS, loss};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
+use crate::model::fused::ProductKernels;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::{Config, FusedStep, Gradients, Precision, Transformer};
 use crate::torch::autograd::backward;
@@ -19,12 +20,15 @@ pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "Loss and every gradient of a fused step are as near to float32 as those of an eager step under autocast.",
     on_the_gpu,
 )
-.with_kernels(KERNELS.split_at(1).1)];
+.with_kernels(KERNELS_WITH_PRODUCTS.split_at(1).1)];
 
 /// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 176 and of 8, a row of several warps, a norm with two pieces
 /// a thread, fewer tokens than blocks and more.
 const SMALL: [(Config, i64); 3] =
     [(config(50, 7, 528, 2, 3, 72), 3), (config(64, 2, 16, 1, 2, 8), 1), (config(9, 2, 4104, 1, 9, 8), 1)];
+
+/// Small enough for products in the emulator, with rows, columns and sums of no whole tile.
+const OWN_PRODUCTS: (Config, i64) = (config(50, 7, 48, 2, 3, 104), 3);
 
 /// Heads of 64 and of 80, and an odd number of tokens; each with the attention of float32 steps, where our kernels have no
 /// heads of 80.
@@ -56,8 +60,10 @@ struct Limits {
 /// The emulator's kernels, in seconds.
 pub fn matches_autograd() -> Result<Verdict> {
     let mut worst = Worst::default();
-    for (config, batch) in SMALL {
-        let case = Case { config, batch, attention: [ImplementationName::Naive; 2], device: Device::Cpu };
+    let by = |products| move |(config, batch)| (config, batch, products);
+    let cases = SMALL.map(by(ProductKernels::Library)).into_iter().chain([by(ProductKernels::Fastest)(OWN_PRODUCTS)]);
+    for (config, batch, products) in cases {
+        let case = Case { config, batch, products, attention: [ImplementationName::Naive; 2], device: Device::Cpu };
         case.check(&Limits { whole: 1.1, each: 1.5 }, &mut worst)
             .with_context(|| format!("{config:?}, batch {batch}"))?;
     }
@@ -68,9 +74,11 @@ fn on_the_gpu() -> Result<Verdict> {
     let device = cuda_device(0)?;
     let mut worst = Worst::default();
     for (config, batch, float32) in LARGE {
-        let case = Case { config, batch, attention: [float32, ImplementationName::Flash], device };
-        case.check(&Limits { whole: 1.1, each: 1.1 }, &mut worst)
-            .with_context(|| format!("{config:?}, batch {batch}"))?;
+        for products in [ProductKernels::Library, ProductKernels::Fastest] {
+            let case = Case { config, batch, products, attention: [float32, ImplementationName::Flash], device };
+            case.check(&Limits { whole: 1.1, each: 1.1 }, &mut worst)
+                .with_context(|| format!("{config:?}, batch {batch}, products {products:?}"))?;
+        }
     }
     worst.verdict()
 }
@@ -93,6 +101,7 @@ impl Worst {
 struct Case {
     config: Config,
     batch: i64,
+    products: ProductKernels,
     /// In float32 and in bfloat16.
     attention: [ImplementationName; 2],
     device: Device,
@@ -171,6 +180,7 @@ impl Case {
         let (mut fused, plain) = (self.model(precision)?, self.model(precision)?);
         let start = plain.parameters().iter().map(|(_, p)| p.f_detach_copy()).collect::<Result<Vec<_>, _>>()?;
         let step = FusedStep::new(&mut fused, self.batch, precision, Gradients::Passing, options)?;
+        let step = step.with_products(self.products)?;
         let mut adamw = AdamW::new(options)?;
         for i in 0..4 {
             let (tokens, targets) = self.batch(10 + i)?;
@@ -202,7 +212,8 @@ impl Case {
     }
 
     fn step(&self, model: &mut Transformer, precision: Precision) -> Result<FusedStep> {
-        FusedStep::new(model, self.batch, precision, Gradients::Kept, AdamWOptions::default())
+        FusedStep::new(model, self.batch, precision, Gradients::Kept, AdamWOptions::default())?
+            .with_products(self.products)
     }
 
     /// Tokens and targets.

@@ -23,6 +23,7 @@ use crate::bench::training_step::{self, Execution, StepPass, handout};
 use crate::harness::peer::NoAnswer;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
+use crate::model::fused::ProductKernels;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
@@ -156,6 +157,7 @@ impl Params {
             dtype,
             attention,
             execution,
+            products: ProductKernels::Library,
             allow_tf32: false,
             warmup: 3,
             steps: 1,

@@ -12,6 +12,7 @@ use crate::bench::steps_on_ranks;
 use crate::bench::training_step::{self, Execution};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
+use crate::model::fused::ProductKernels;
 
 /// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, a whole step at its
 /// best, whole steps by class of kernel, the losses of many, or whole steps on several ranks.
@@ -50,8 +51,8 @@ impl Measure for TorchCompile {
     /// Only whole steps have our attention and fused steps.
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
-            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
-            Params::Ranks(p) => training_step::kernels(Execution::Fused, p.attention, p.dtype),
+            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype, ProductKernels::Library),
+            Params::Ranks(p) => training_step::kernels(Execution::Fused, p.attention, p.dtype, ProductKernels::Library),
             Params::Classes(_) | Params::Curve(_) => training_step::KERNELS,
             _ => &["adamw.cu"],
         }

@@ -8,6 +8,7 @@ use crate::harness::answer::mark;
 use crate::harness::samples;
 use crate::model::Precision::{self, Bfloat16, Float32};
 use crate::model::SizeName::{Small, Xl};
+use crate::model::fused::ProductKernels;
 
 pub(super) const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
 const CPU: fn(&str) -> MadeUp = MadeUp::cpu;
@@ -22,6 +23,7 @@ pub(super) fn params(size: SizeName, context_length: i64) -> Params {
         dtype: Float32,
         attention: Naive,
         execution: Execution::Eager,
+        products: ProductKernels::Library,
         allow_tf32: false,
         warmup: 5,
         steps: 3,
@@ -183,7 +185,13 @@ pub(super) fn captured(made_up: MadeUp, times: [f64; 5], loss_error: f64) -> Mad
     grids.into_iter().zip(times).fold(made_up, |made_up, ((grid, dtype), time)| {
         let (params, mut row) = (way(grid, dtype), whole(&around(time, 0.02)));
         if grid == "captured" {
-            row.capture = Some(Capture { nodes: 1866, time: seconds(&[0.2]), loss_error, products: Vec::new() });
+            row.capture = Some(Capture {
+                nodes: 1866,
+                time: seconds(&[0.2]),
+                loss_error,
+                products: Vec::new(),
+                own_products: Vec::new(),
+            });
         }
         if time == 0.0 { made_up.out_of_memory(grid, &params) } else { made_up.measured(grid, &params, &row) }
     })
@@ -224,7 +232,13 @@ fn gains_are_of_stable_steps_and_missing_ways_are_dashes() {
 #[test]
 fn steps_of_two_runs_have_no_ratio() {
     let (eager, mut replay) = (parts(&[0.05, 0.05], 2.0), whole(&[0.1]));
-    replay.capture = Some(Capture { nodes: 1, time: seconds(&[0.2]), loss_error: 0.0, products: Vec::new() });
+    replay.capture = Some(Capture {
+        nodes: 1,
+        time: seconds(&[0.2]),
+        loss_error: 0.0,
+        products: Vec::new(),
+        own_products: Vec::new(),
+    });
     let made_up = GPU("x").measured(SWEEP, &params(Small, 512), &eager).run("b", Some("NVIDIA H200"));
     assert!(ask(made_up.measured("captured", &way("captured", Float32), &replay)).quoted()["gains"].is_null());
 }

@@ -24,7 +24,8 @@ fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() 
         from_cache: false,
     };
     let products = vec![choice(1e-5), choice(1.25e-5)];
-    row.capture = Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products });
+    row.capture =
+        Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products, own_products: Vec::new() });
     let made_up = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0).measured("fused", &fused(512), &row);
     let answer = ask(made_up.out_of_memory("fused_long", &fused(1024)));
     near(&answer, "/search_gain", 0.25);
