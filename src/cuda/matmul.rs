@@ -17,7 +17,7 @@ use self::descriptors::{Descriptors, Shape};
 use self::kept::{Kept, Key};
 use super::device::{context_of, keeping_current};
 use super::jit::Compiler;
-use super::stream::Event;
+use super::stream::least_seconds;
 use super::trusted_folder::TrustedFolder;
 use crate::torch;
 
@@ -179,10 +179,12 @@ impl MatrixProducts {
         operands: [&Tensor; 3],
     ) -> Result<(sys::cublasLtMatmulAlgo_t, Choice)> {
         let found = self.algorithms(descriptors)?;
+        let seconds_of =
+            |algorithm, calls| least_seconds(self.device, calls, || self.run(descriptors, algorithm, operands));
         let mut timed = Vec::new();
         for (i, algorithm) in found.iter().enumerate() {
             // cuBLASLt lists some that it then refuses to run.
-            if let Ok(seconds) = self.seconds_of(descriptors, algorithm, operands, CALLS[0]) {
+            if let Ok(seconds) = seconds_of(algorithm, CALLS[0]) {
                 timed.push((i, seconds));
             }
         }
@@ -192,7 +194,7 @@ impl MatrixProducts {
         timed.truncate(FINALISTS);
         timed.extend(first.filter(|first| !timed.contains(first)));
         for (i, seconds) in &mut timed {
-            *seconds = self.seconds_of(descriptors, &found[*i], operands, CALLS[1])?;
+            *seconds = seconds_of(&found[*i], CALLS[1])?;
         }
         let Some(&(best, best_s)) = timed.iter().min_by(|a, b| a.1.total_cmp(&b.1)) else {
             bail!("cuBLASLt runs none of {} algorithms", found.len())
@@ -202,27 +204,6 @@ impl MatrixProducts {
         let (transposed, algorithm) = ([a.is_transposed, b.is_transposed], numbers_of(&found[best])?);
         let choice = Choice { m, n, k, transposed, tried, first_s, best_s, algorithm, from_cache: false };
         Ok((found[best], choice))
-    }
-
-    /// The least mean time of a call over three runs of `calls`.
-    fn seconds_of(
-        &self,
-        descriptors: &Descriptors,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
-        operands: [&Tensor; 3],
-        calls: usize,
-    ) -> Result<f64> {
-        let [start, end] = [Event::new(self.device, true)?, Event::new(self.device, true)?];
-        self.run(descriptors, algorithm, operands)?;
-        let mut least = f64::INFINITY;
-        for _ in 0..3 {
-            start.record_current()?;
-            (0..calls).try_for_each(|_| self.run(descriptors, algorithm, operands))?;
-            end.record_current()?;
-            end.wait()?;
-            least = least.min(end.seconds_since(&start)? / calls as f64);
-        }
-        Ok(least)
     }
 
     fn run(

@@ -34,6 +34,6 @@ pub(crate) use params::kernel_params;
 pub(crate) use params::layout;
 pub use params::{Address, DeviceStruct, Field, FieldType};
 pub use resources::Resources;
-pub use stream::{Event, Stream, is_capturing, make_current};
+pub use stream::{Event, Stream, is_capturing, least_seconds, make_current};
 pub use tensor_map::TensorMap;
 pub use toolchain::compiler_version;

@@ -109,6 +109,8 @@ mod tests {
         let tensor = zeros(&[2, 3, 5, 16], Kind::BFloat16);
         assert_eq!(TensorMap::fits(&tensor), Ok(()));
         assert_eq!(TensorMap::fits(&tensor.transpose(1, 2)), Ok(()));
+        let error = TensorMap::of(&tensor, 8, 12).unwrap_err().to_string();
+        assert!(error.contains("24 bytes, no multiple of 16"), "{error}");
         let message = |tensor: &Tensor| TensorMap::fits(tensor).unwrap_err();
         assert!(message(&zeros(&[5, 16], Kind::Half)).contains("four dimensions"));
         assert!(message(&tensor.to_kind(Kind::Float)).contains("Float"));

@@ -62,7 +62,7 @@ impl Execution {
 }
 
 /// The files of `kernels/` that some step runs.
-pub const KERNELS: &[&str] = &[
+pub const KERNELS_WITH_PRODUCTS: &[&str] = &[
     "adamw.cu",
     "flash_forward.cu",
     "flash_backward.cu",
@@ -74,18 +74,11 @@ pub const KERNELS: &[&str] = &[
     "cross_entropy.cu",
     "embedding_gradient.cu",
     "packed_adamw.cu",
+    "product.cu",
 ];
 
-/// [`KERNELS`], and those of products where a step takes the fastest.
-pub const KERNELS_WITH_PRODUCTS: &[&str] = &{
-    let mut all = ["product.cu"; KERNELS.len() + 1];
-    let mut i = 0;
-    while i < KERNELS.len() {
-        all[i] = KERNELS[i];
-        i += 1;
-    }
-    all
-};
+/// Those of steps whose products are the library's.
+pub const KERNELS: &[&str] = KERNELS_WITH_PRODUCTS.split_at(KERNELS_WITH_PRODUCTS.len() - 1).0;
 
 /// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
 /// the portable ones.
@@ -96,7 +89,7 @@ pub fn kernels(
     products: ProductKernels,
 ) -> &'static [&'static str] {
     if execution == Execution::Fused && !products.is_library() {
-        return KERNELS_WITH_PRODUCTS.split_at(1).1;
+        return &KERNELS_WITH_PRODUCTS[1..];
     }
     match (execution, attention.runs_own_kernels(), dtype) {
         (Execution::Fused, true, Precision::Bfloat16) => &KERNELS[1..],

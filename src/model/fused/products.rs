@@ -9,7 +9,10 @@ use tch::{Device, Tensor};
 
 use super::kernels::Kernels;
 use super::own_products::OwnProducts;
-use crate::cuda::{Choice, Event, MatrixProducts};
+use crate::cuda::{Choice, MatrixProducts, least_seconds};
+
+/// Calls of ours and of the library's in a run that is timed.
+const CALLS: usize = 8;
 
 /// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU; forward products of bfloat16 by our kernels too.
 pub struct Products {
@@ -145,29 +148,14 @@ impl Products {
         let choice = match known {
             Some(choice) => choice,
             None => {
-                let [own_s, library_s] = [self.seconds_of(&ours)?, self.seconds_of(&library)?];
+                let own_s = least_seconds(self.device, CALLS, &ours)?;
+                let library_s = least_seconds(self.device, CALLS, &library)?;
                 let choice = OwnChoice { is_gated, m, n, k, own_s, library_s };
                 own.choices().insert(key, choice.clone());
                 choice
             }
         };
         if choice.own_s < choice.library_s { ours() } else { library() }
-    }
-
-    /// The least mean time of a call over a few runs.
-    fn seconds_of(&self, call: &impl Fn() -> Result<()>) -> Result<f64> {
-        const CALLS: usize = 8;
-        let [start, end] = [Event::new(self.device, true)?, Event::new(self.device, true)?];
-        call()?;
-        let mut least = f64::INFINITY;
-        for _ in 0..3 {
-            start.record_current()?;
-            (0..CALLS).try_for_each(|_| call())?;
-            end.record_current()?;
-            end.wait()?;
-            least = least.min(end.seconds_since(&start)? / CALLS as f64);
-        }
-        Ok(least)
     }
 
     fn multiply(&self, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {

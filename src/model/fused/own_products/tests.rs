@@ -5,6 +5,8 @@ use rstest::rstest;
 use super::*;
 use crate::cuda::emulator;
 use crate::cuda::layout::{Expected, Layout, compare};
+use crate::model::Precision;
+use crate::model::fused::kernels::{self, Kernels};
 use crate::torch::Generator;
 use crate::torch::random::SEED;
 
@@ -66,6 +68,10 @@ fn a_gated_product_is_that_of_libtorch_and_its_swiglu(#[case] rows: i64, #[case]
     require_near(&gate_up, &x.to_kind(Kind::Float).matmul(&weight.to_kind(Kind::Float).tr()));
     let [gate, up] = [0, columns].map(|at| gate_up.narrow(1, at, columns).to_kind(Kind::Float));
     require_near(&activated, &(gate.silu() * up));
+    let shape = kernels::Shape { precision: Precision::Bfloat16, d_model: 8, vocabulary: 8 };
+    let separate = poisoned([rows, columns]);
+    Kernels::load(Device::Cpu, shape).unwrap().swiglu_forward(&gate_up, &separate).unwrap();
+    assert_eq!(activated, separate, "in every bit as swiglu.cu");
 }
 
 #[test]

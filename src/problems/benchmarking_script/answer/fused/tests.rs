@@ -6,6 +6,7 @@ use crate::attention::ImplementationName::Flash;
 use crate::bench::training_step::{Capture, Execution};
 use crate::model::Precision::Bfloat16;
 use crate::model::SizeName::{Small, Xl};
+use crate::model::fused::ProductKernels;
 
 #[test]
 fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() {
@@ -27,6 +28,12 @@ fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() 
     row.capture =
         Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products, own_products: Vec::new() });
     let made_up = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0).measured("fused", &fused(512), &row);
+    let fastest = Params { products: ProductKernels::Fastest, ..fused(512) };
+    let both = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0)
+        .measured("fused", &fused(512), &row)
+        .measured("fused", &fastest, &row);
+    let table = ask(both).tables()["fused"].markdown();
+    assert!(table.contains("| cuBLASLt |") && table.contains("| fastest |"), "{table}");
     let answer = ask(made_up.out_of_memory("fused_long", &fused(1024)));
     near(&answer, "/search_gain", 0.25);
     near(&answer, "/fused_loss_error", 1e-5);
