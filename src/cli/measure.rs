@@ -260,7 +260,7 @@ fn one_case(
     let params = suite::override_case(&suite, profile, settings, problem)?;
     watch_for_interrupt();
     let Some(layout) = &checked(layout, &[problem])? else { return Ok(Ended::Interrupted) };
-    layout.subject.as_ref().map_or(Ok(()), |subject| subject.require_graded(problem.name))?;
+    layout.require_graded(problem.name)?;
     let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?, &interrupted)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };

@@ -142,7 +142,7 @@ impl Runner<'_> {
             return Ok(true);
         }
         let Plan { problem, measured, profile, suite, .. } = &session.plan;
-        self.layout.subject.as_ref().map_or(Ok(()), |subject| subject.require_graded(problem.name))?;
+        self.layout.require_graded(problem.name)?;
         let mut worker = Worker::new(self.layout);
         progress.checks_started(problem);
         for check in problem.checks {
