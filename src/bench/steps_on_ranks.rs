@@ -151,7 +151,7 @@ impl Params {
             dtype,
             attention,
             execution: Execution::Fused,
-            products: ProductKernels::Library,
+            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 1,
             steps: 1,

@@ -108,7 +108,7 @@ impl Params {
             dtype: self.dtype,
             attention: ImplementationName::Naive,
             execution: Execution::Eager,
-            products: ProductKernels::Library,
+            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: self.warmup,
             steps: self.steps,

@@ -165,7 +165,7 @@ mod tests {
             dtype: Precision::Float32,
             attention: ImplementationName::Naive,
             execution: Execution::Captured,
-            products: ProductKernels::Library,
+            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 1,
             steps: 1,

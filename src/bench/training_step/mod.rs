@@ -77,7 +77,7 @@ pub const KERNELS_WITH_PRODUCTS: &[&str] = &[
     "product.cu",
 ];
 
-/// Those of steps whose products are the library's.
+/// Those of steps whose products are all the library's, as in float32.
 pub const KERNELS: &[&str] = KERNELS_WITH_PRODUCTS.split_at(KERNELS_WITH_PRODUCTS.len() - 1).0;
 
 /// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
@@ -88,13 +88,12 @@ pub fn kernels(
     dtype: Precision,
     products: ProductKernels,
 ) -> &'static [&'static str] {
-    if execution == Execution::Fused && !products.is_library() {
-        return &KERNELS_WITH_PRODUCTS[1..];
-    }
+    let own_products = products.is_fastest() && dtype == Precision::Bfloat16;
+    let all = if own_products { KERNELS_WITH_PRODUCTS } else { KERNELS };
     match (execution, attention.runs_own_kernels(), dtype) {
-        (Execution::Fused, true, Precision::Bfloat16) => &KERNELS[1..],
-        (Execution::Fused, true, Precision::Float32) => &KERNELS[3..],
-        (Execution::Fused, false, _) => &KERNELS[5..],
+        (Execution::Fused, true, Precision::Bfloat16) => &all[1..],
+        (Execution::Fused, true, Precision::Float32) => &all[3..],
+        (Execution::Fused, false, _) => &all[5..],
         (_, true, Precision::Bfloat16) => &KERNELS[..5],
         (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
         (_, false, _) => &KERNELS[..1],
@@ -120,7 +119,7 @@ pub struct Params {
     #[serde(default = "handout::execution")]
     pub execution: Execution,
     /// Which kernels compute a fused step's products.
-    #[serde(default, skip_serializing_if = "ProductKernels::is_library")]
+    #[serde(default, skip_serializing_if = "ProductKernels::is_fastest")]
     pub products: ProductKernels,
     /// Whether float32 matrix products may be rounded to TF32.
     #[serde(default)]
@@ -180,8 +179,8 @@ impl Params {
             ensure!(self.warmup > 0, "execution is {execution}: warmup must be at least 1, or first uses are captured");
         }
         ensure!(
-            self.products.is_library() || self.execution == Execution::Fused,
-            "products is fastest: execution must be fused, the only step that has product kernels of its own"
+            self.products.is_fastest() || self.execution == Execution::Fused,
+            "products is library: execution must be fused, the only step that has product kernels of its own"
         );
         ensure!(
             !self.allow_tf32 || self.dtype == Precision::Float32,

@@ -26,15 +26,15 @@ pub struct Products {
 #[serde(rename_all = "snake_case")]
 pub enum ProductKernels {
     /// The library's.
-    #[default]
     Library,
     /// Of each forward product the faster of the library's and ours, where ours takes it; in the emulator ours.
+    #[default]
     Fastest,
 }
 
 impl ProductKernels {
-    pub fn is_library(&self) -> bool {
-        *self == Self::Library
+    pub fn is_fastest(&self) -> bool {
+        *self == Self::Fastest
     }
 }
 
@@ -62,10 +62,13 @@ pub struct OwnChoice {
 }
 
 impl Products {
-    /// By the library. Errors: those of [`MatrixProducts::new`].
+    /// The fastest on a GPU; the library's on the CPU, whose emulator is slow.
+    ///
+    /// Errors: those of [`MatrixProducts::new`] and of compiling our kernels.
     pub fn on(device: Device) -> Result<Self> {
         let library = device.is_cuda().then(|| MatrixProducts::new(device)).transpose()?;
-        Ok(Self { device, library, own: None })
+        let products = Self { device, library, own: None };
+        if device.is_cuda() { products.by(ProductKernels::Fastest) } else { Ok(products) }
     }
 
     /// Errors: those of compiling our kernels.

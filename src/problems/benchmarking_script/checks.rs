@@ -210,7 +210,7 @@ fn tiny() -> Params {
         dtype: Precision::Float32,
         attention: ImplementationName::Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Library,
+        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 1,
         steps: 2,

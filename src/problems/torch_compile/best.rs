@@ -157,7 +157,7 @@ impl Params {
             dtype,
             attention,
             execution,
-            products: ProductKernels::Library,
+            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 3,
             steps: 1,

@@ -20,7 +20,7 @@ fn timing(size: SizeName, dtype: Precision) -> Params {
         dtype,
         attention: ImplementationName::Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Library,
+        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 5,
         steps: 2,

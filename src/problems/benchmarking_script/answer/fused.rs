@@ -100,9 +100,9 @@ impl Fused {
             .number("floor (ms)", Style::Fixed, 1, |pair| Some(1e3 * pair.floor_s?))
             .number("floor over fused", Style::Percent, 0, |pair| pair.share());
         // Where no step takes the fastest, all have the library's.
-        let has_own = pairs.iter().any(|pair| !pair.fused.params.products.is_library());
-        let products = |pair: &&Pair| if pair.fused.params.products.is_library() { "cuBLASLt" } else { "fastest" };
-        let table = if has_own { table.text("products", products) } else { table };
+        let has_library = pairs.iter().any(|pair| !pair.fused.params.products.is_fastest());
+        let products = |pair: &&Pair| if pair.fused.params.products.is_fastest() { "fastest" } else { "cuBLASLt" };
+        let table = if has_library { table.text("products", products) } else { table };
         let caption = format!(
             "The fused step beside one by autograd: captured with plain attention at context {}, eager with our attention at \
              the longer context. Batch {batch_size}; mean ± standard deviation over {steps} steps after {warmup} warm-up steps, \

@@ -23,7 +23,7 @@ pub(super) fn params(size: SizeName, context_length: i64) -> Params {
         dtype: Float32,
         attention: Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Library,
+        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 5,
         steps: 3,

@@ -28,10 +28,10 @@ fn a_fused_step_stands_beside_the_one_by_autograd_with_what_its_search_gained() 
     row.capture =
         Some(Capture { nodes: 300, time: seconds(&[0.2]), loss_error: 1e-5, products, own_products: Vec::new() });
     let made_up = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0).measured("fused", &fused(512), &row);
-    let fastest = Params { products: ProductKernels::Fastest, ..fused(512) };
+    let library = Params { products: ProductKernels::Library, ..fused(512) };
     let both = captured(GPU("x"), [0.050, 0.050, 0.030, 0.015, 0.025], 0.0)
         .measured("fused", &fused(512), &row)
-        .measured("fused", &fastest, &row);
+        .measured("fused", &library, &row);
     let table = ask(both).tables()["fused"].markdown();
     assert!(table.contains("| cuBLASLt |") && table.contains("| fastest |"), "{table}");
     let answer = ask(made_up.out_of_memory("fused_long", &fused(1024)));
