@@ -67,10 +67,13 @@ fn of_kernel(name: &str) -> Option<StepClass> {
     /// Before the words of products, since some of these are built on CUTLASS; cuDNN's last two prepare and end its backward pass.
     const ATTENTION: &[&str] = &["flash", "portable_", "textbook_", "sdpa", "fmha", "dot_do_o", "convert_dq"];
     const ELEMENTWISE: &[&str] = &["rms_norm", "rope_", "swiglu_", "cross_entropy", "nll_loss"];
+    /// Ours, with SwiGLU in the gates'.
+    const PRODUCT: &str = "product";
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     // Names of Triton's kernels list the operators whose results they use, attention among them.
     match name.strip_prefix("triton_") {
         Some(rest) => Some(of_triton(rest)),
+        None if name == PRODUCT => Some(StepClass::Products),
         None if has(ATTENTION) => Some(StepClass::Attention),
         None if has(ELEMENTWISE) => Some(StepClass::Elementwise),
         None => None,

@@ -16,7 +16,6 @@ use crate::bench::training_step::{self, Execution, StepPass, handout};
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
 use crate::collective::{Backend, Op, Shared};
 use crate::harness::samples::Work;
-use crate::model::fused::ProductKernels;
 use crate::model::sizes::VOCAB_SIZE;
 use crate::model::{Config, Precision, SizeName};
 use crate::parallel::Options;
@@ -151,7 +150,6 @@ impl Params {
             dtype,
             attention,
             execution: Execution::Fused,
-            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 1,
             steps: 1,

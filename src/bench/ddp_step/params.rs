@@ -8,7 +8,6 @@ use crate::bench::training_step::{self, Execution, StepPass, handout, total_work
 use crate::collective::Backend;
 use crate::collective::ranks::MAX_WORLD_SIZE;
 use crate::harness::samples::Work;
-use crate::model::fused::ProductKernels;
 use crate::model::{Config, Precision, SizeName};
 
 /// One setting. Defaults are the handout's.
@@ -108,7 +107,6 @@ impl Params {
             dtype: self.dtype,
             attention: ImplementationName::Naive,
             execution: Execution::Eager,
-            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: self.warmup,
             steps: self.steps,

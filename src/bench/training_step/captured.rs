@@ -151,7 +151,6 @@ mod tests {
     use super::*;
     use crate::attention::ImplementationName;
     use crate::error::{Fault, fault_of};
-    use crate::model::fused::ProductKernels;
     use crate::model::{Precision, SizeName};
 
     #[test]
@@ -165,7 +164,6 @@ mod tests {
             dtype: Precision::Float32,
             attention: ImplementationName::Naive,
             execution: Execution::Captured,
-            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 1,
             steps: 1,

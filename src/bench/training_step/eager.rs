@@ -7,7 +7,7 @@ use super::{Execution, Params, Row, StepPass, part_works, total_work};
 use crate::bench::model_bench::{Batch, ModelBench};
 use crate::cuda::Choice;
 use crate::harness::samples::{Samples, Work};
-use crate::model::fused::{OwnChoice, ProductKernels};
+use crate::model::fused::OwnChoice;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::{AdamWOptions, Optimizer, zero_grad};
 use crate::model::{FusedStep, Gradients};
@@ -94,10 +94,7 @@ impl StepBench {
         let trainer = match params.execution {
             Execution::Fused => {
                 let step = FusedStep::new(&mut model.model, batch_size, dtype, Gradients::Passing, options)?;
-                Trainer::Fused(Box::new(match params.products {
-                    ProductKernels::Fastest => step,
-                    library => step.with_products(library)?,
-                }))
+                Trainer::Fused(Box::new(step))
             }
             Execution::Eager | Execution::Captured => Trainer::Autograd(adamw_for(device, options)?),
         };

@@ -12,7 +12,7 @@ use crate::cuda::Choice;
 use crate::error::Fault;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
-use crate::model::fused::{OwnChoice, ProductKernels};
+use crate::model::fused::OwnChoice;
 use crate::model::memory::Memory;
 use crate::model::sizes::{BATCH_SIZE, VOCAB_SIZE};
 use crate::model::{Config, FusedStep, Precision, SizeName, Transformer, loss::cross_entropy};
@@ -62,7 +62,7 @@ impl Execution {
 }
 
 /// The files of `kernels/` that some step runs.
-pub const KERNELS_WITH_PRODUCTS: &[&str] = &[
+pub const KERNELS: &[&str] = &[
     "adamw.cu",
     "flash_forward.cu",
     "flash_backward.cu",
@@ -77,26 +77,25 @@ pub const KERNELS_WITH_PRODUCTS: &[&str] = &[
     "product.cu",
 ];
 
-/// Those of steps whose products are all the library's, as in float32.
-pub const KERNELS: &[&str] = KERNELS_WITH_PRODUCTS.split_at(KERNELS_WITH_PRODUCTS.len() - 1).0;
+/// Those of all kinds of steps in one precision. Float32 has no product kernel.
+pub fn all_kernels(dtype: Precision) -> &'static [&'static str] {
+    match dtype {
+        Precision::Bfloat16 => KERNELS,
+        Precision::Float32 => &KERNELS[..KERNELS.len() - 1],
+    }
+}
 
 /// Those of one step. Hopper's attention kernels have no float32; in bfloat16, another GPU than Hopper and short sequences use
 /// the portable ones.
-pub fn kernels(
-    execution: Execution,
-    attention: ImplementationName,
-    dtype: Precision,
-    products: ProductKernels,
-) -> &'static [&'static str] {
-    let own_products = products.is_fastest() && dtype == Precision::Bfloat16;
-    let all = if own_products { KERNELS_WITH_PRODUCTS } else { KERNELS };
+pub fn kernels(execution: Execution, attention: ImplementationName, dtype: Precision) -> &'static [&'static str] {
+    let all = all_kernels(dtype);
     match (execution, attention.runs_own_kernels(), dtype) {
         (Execution::Fused, true, Precision::Bfloat16) => &all[1..],
         (Execution::Fused, true, Precision::Float32) => &all[3..],
         (Execution::Fused, false, _) => &all[5..],
-        (_, true, Precision::Bfloat16) => &KERNELS[..5],
+        (_, true, Precision::Bfloat16) => &all[..5],
         (_, true, Precision::Float32) => &["adamw.cu", "portable_forward.cu", "portable_backward.cu"],
-        (_, false, _) => &KERNELS[..1],
+        (_, false, _) => &all[..1],
     }
 }
 
@@ -118,9 +117,6 @@ pub struct Params {
     pub attention: ImplementationName,
     #[serde(default = "handout::execution")]
     pub execution: Execution,
-    /// Which kernels compute a fused step's products.
-    #[serde(default, skip_serializing_if = "ProductKernels::is_fastest")]
-    pub products: ProductKernels,
     /// Whether float32 matrix products may be rounded to TF32.
     #[serde(default)]
     pub allow_tf32: bool,
@@ -179,10 +175,6 @@ impl Params {
             ensure!(self.warmup > 0, "execution is {execution}: warmup must be at least 1, or first uses are captured");
         }
         ensure!(
-            self.products.is_fastest() || self.execution == Execution::Fused,
-            "products is library: execution must be fused, the only step that has product kernels of its own"
-        );
-        ensure!(
             !self.allow_tf32 || self.dtype == Precision::Float32,
             "allow_tf32 is true: dtype must be float32, whose products it rounds"
         );
@@ -237,7 +229,7 @@ pub struct Capture {
     /// The algorithms of a fused step's products.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub products: Vec<Choice>,
-    /// Its forward products by our kernels beside cuBLASLt's, where it takes the faster.
+    /// Its forward products by our kernels beside cuBLASLt's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_products: Vec<OwnChoice>,
 }

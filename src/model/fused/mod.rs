@@ -13,8 +13,8 @@ pub use self::exchange::Exchange;
 use self::exchange::Then;
 use self::kernels::{Kernels, Positions, Shape};
 use self::packed::{LayerWeights, Packed, Weights};
+pub use self::products::OwnChoice;
 use self::products::Products;
-pub use self::products::{OwnChoice, ProductKernels};
 pub use self::shard::{Piece, Shard};
 use super::norm::EPS;
 use super::optim::AdamWOptions;
@@ -90,11 +90,11 @@ impl FusedStep {
         Self::with(model, batch, precision, gradients, options, Shard::ALL)
     }
 
-    /// With products by these kernels. Until then they are the fastest on a GPU, and the library's on the CPU.
+    /// With every forward product that our kernels take by them, not only where a GPU is faster so.
     ///
-    /// Errors: those of compiling ours.
-    pub fn with_products(self, kernels: ProductKernels) -> Result<Self> {
-        Ok(Self { products: self.products.by(kernels)?, ..self })
+    /// Errors: those of compiling them.
+    pub fn with_own_products(self) -> Result<Self> {
+        Ok(Self { products: self.products.always_own()?, ..self })
     }
 
     fn with(

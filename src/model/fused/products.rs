@@ -14,32 +14,18 @@ use crate::cuda::{Choice, MatrixProducts, least_seconds};
 /// Calls of ours and of the library's in a run that is timed.
 const CALLS: usize = 8;
 
-/// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU; forward products of bfloat16 by our kernels too.
+/// Products on one device: by cuBLASLt on a GPU, by libtorch on the CPU; forward products of bfloat16 by our kernels on a GPU where
+/// they are faster.
 pub struct Products {
     device: Device,
     library: Option<MatrixProducts>,
     own: Option<Own>,
 }
 
-/// Which kernels compute products.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProductKernels {
-    /// The library's.
-    Library,
-    /// Of each forward product the faster of the library's and ours, where ours takes it; in the emulator ours.
-    #[default]
-    Fastest,
-}
-
-impl ProductKernels {
-    pub fn is_fastest(&self) -> bool {
-        *self == Self::Fastest
-    }
-}
-
 struct Own {
     products: OwnProducts,
+    /// Whether every product that they take runs them, and not the faster only.
+    always: bool,
     choices: Mutex<BTreeMap<Key, OwnChoice>>,
 }
 
@@ -62,22 +48,19 @@ pub struct OwnChoice {
 }
 
 impl Products {
-    /// The fastest on a GPU; the library's on the CPU, whose emulator is slow.
-    ///
     /// Errors: those of [`MatrixProducts::new`] and of compiling our kernels.
     pub fn on(device: Device) -> Result<Self> {
-        let library = device.is_cuda().then(|| MatrixProducts::new(device)).transpose()?;
-        let products = Self { device, library, own: None };
-        if device.is_cuda() { products.by(ProductKernels::Fastest) } else { Ok(products) }
+        if device == Device::Cpu {
+            return Ok(Self { device, library: None, own: None });
+        }
+        Ok(Self { device, library: Some(MatrixProducts::new(device)?), own: Own::on(device, false)? })
     }
 
-    /// Errors: those of compiling our kernels.
-    pub fn by(self, kernels: ProductKernels) -> Result<Self> {
-        let own = match kernels {
-            ProductKernels::Library => None,
-            ProductKernels::Fastest => OwnProducts::on(self.device)?,
-        };
-        Ok(Self { own: own.map(|products| Own { products, choices: Mutex::default() }), ..self })
+    /// With every forward product that our kernels take by them, on the CPU in the emulator.
+    ///
+    /// Errors: those of compiling them.
+    pub fn always_own(self) -> Result<Self> {
+        Ok(Self { own: Own::on(self.device, true)?, ..self })
     }
 
     /// `out` (m, n) = `x` (m, k) times the transpose of `weight` (n, k).
@@ -142,7 +125,7 @@ impl Products {
         ours: impl Fn() -> Result<()>,
         library: impl Fn() -> Result<()>,
     ) -> Result<()> {
-        if self.device == Device::Cpu {
+        if own.always {
             return ours();
         }
         let ((m, k), (n, _)) = (x.size2()?, weight.size2()?);
@@ -158,7 +141,7 @@ impl Products {
                 choice
             }
         };
-        if choice.own_s < choice.library_s { ours() } else { library() }
+        if choice.is_faster() { ours() } else { library() }
     }
 
     fn multiply(&self, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
@@ -169,7 +152,20 @@ impl Products {
     }
 }
 
+impl OwnChoice {
+    /// Whether ours runs.
+    pub fn is_faster(&self) -> bool {
+        self.own_s < self.library_s
+    }
+}
+
 impl Own {
+    /// None on a GPU that they do not take.
+    fn on(device: Device, always: bool) -> Result<Option<Self>> {
+        let products = OwnProducts::on(device)?;
+        Ok(products.map(|products| Self { products, always, choices: Mutex::default() }))
+    }
+
     fn choices(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, OwnChoice>> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,7 +10,6 @@ use crate::bench::training_step::{Execution, Params, Row, StepPass, measure_on};
 use crate::checks::golden;
 use crate::error::{Fault, fault_of};
 use crate::harness::problem::Verdict;
-use crate::model::fused::ProductKernels;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::sizes::{TABLE_1, VOCAB_SIZE};
 use crate::model::{Config, Precision, SizeName, Transformer, loss::cross_entropy};
@@ -210,7 +209,6 @@ fn tiny() -> Params {
         dtype: Precision::Float32,
         attention: ImplementationName::Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 1,
         steps: 2,

@@ -4,10 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use tch::{Device, Kind, Tensor};
 
 use crate::attention::ImplementationName;
-use crate::bench::training_step::{KERNELS_WITH_PRODUCTS, loss};
+use crate::bench::training_step::{KERNELS, loss};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
-use crate::model::fused::ProductKernels;
 use crate::model::optim::{AdamW, AdamWOptions, Optimizer as _, zero_grad};
 use crate::model::{Config, FusedStep, Gradients, Precision, Transformer};
 use crate::torch::autograd::backward;
@@ -20,7 +19,7 @@ pub const DEVICE_CHECKS: &[DeviceCheck] = &[DeviceCheck::new(
     "Loss and every gradient of a fused step are as near to float32 as those of an eager step under autocast.",
     on_the_gpu,
 )
-.with_kernels(KERNELS_WITH_PRODUCTS.split_at(1).1)];
+.with_kernels(KERNELS.split_at(1).1)];
 
 /// Ragged sizes: a vocabulary of no whole pieces of eight, heads of 176 and of 8, a row of several warps, a norm with two pieces
 /// a thread, fewer tokens than blocks and more.
@@ -60,10 +59,9 @@ struct Limits {
 /// The emulator's kernels, in seconds.
 pub fn matches_autograd() -> Result<Verdict> {
     let mut worst = Worst::default();
-    let by = |products| move |(config, batch)| (config, batch, products);
-    let cases = SMALL.map(by(ProductKernels::Library)).into_iter().chain([by(ProductKernels::Fastest)(OWN_PRODUCTS)]);
-    for (config, batch, products) in cases {
-        let case = Case { config, batch, products, attention: [ImplementationName::Naive; 2], device: Device::Cpu };
+    let by = |own_products| move |(config, batch)| (config, batch, own_products);
+    for (config, batch, own_products) in SMALL.map(by(false)).into_iter().chain([by(true)(OWN_PRODUCTS)]) {
+        let case = Case { config, batch, own_products, attention: [ImplementationName::Naive; 2], device: Device::Cpu };
         case.check(&Limits { whole: 1.1, each: 1.5 }, &mut worst)
             .with_context(|| format!("{config:?}, batch {batch}"))?;
     }
@@ -74,10 +72,10 @@ fn on_the_gpu() -> Result<Verdict> {
     let device = cuda_device(0)?;
     let mut worst = Worst::default();
     for (config, batch, float32) in LARGE {
-        for products in [ProductKernels::Library, ProductKernels::Fastest] {
-            let case = Case { config, batch, products, attention: [float32, ImplementationName::Flash], device };
+        for own_products in [false, true] {
+            let case = Case { config, batch, own_products, attention: [float32, ImplementationName::Flash], device };
             case.check(&Limits { whole: 1.1, each: 1.1 }, &mut worst)
-                .with_context(|| format!("{config:?}, batch {batch}, products {products:?}"))?;
+                .with_context(|| format!("{config:?}, batch {batch}, own products {own_products}"))?;
         }
     }
     worst.verdict()
@@ -101,7 +99,8 @@ impl Worst {
 struct Case {
     config: Config,
     batch: i64,
-    products: ProductKernels,
+    /// Whether every forward product runs our kernels.
+    own_products: bool,
     /// In float32 and in bfloat16.
     attention: [ImplementationName; 2],
     device: Device,
@@ -180,7 +179,7 @@ impl Case {
         let (mut fused, plain) = (self.model(precision)?, self.model(precision)?);
         let start = plain.parameters().iter().map(|(_, p)| p.f_detach_copy()).collect::<Result<Vec<_>, _>>()?;
         let step = FusedStep::new(&mut fused, self.batch, precision, Gradients::Passing, options)?;
-        let step = step.with_products(self.products)?;
+        let step = self.of_products(step)?;
         let mut adamw = AdamW::new(options)?;
         for i in 0..4 {
             let (tokens, targets) = self.batch(10 + i)?;
@@ -212,8 +211,12 @@ impl Case {
     }
 
     fn step(&self, model: &mut Transformer, precision: Precision) -> Result<FusedStep> {
-        FusedStep::new(model, self.batch, precision, Gradients::Kept, AdamWOptions::default())?
-            .with_products(self.products)
+        let step = FusedStep::new(model, self.batch, precision, Gradients::Kept, AdamWOptions::default())?;
+        self.of_products(step)
+    }
+
+    fn of_products(&self, step: FusedStep) -> Result<FusedStep> {
+        if self.own_products { step.with_own_products() } else { Ok(step) }
     }
 
     /// Tokens and targets.

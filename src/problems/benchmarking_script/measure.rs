@@ -14,10 +14,10 @@ impl Measure for BenchmarkingScript {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 2;
-    const KERNELS: &'static [&'static str] = training_step::KERNELS_WITH_PRODUCTS;
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
-        training_step::kernels(params.execution, params.attention, params.dtype, params.products)
+        training_step::kernels(params.execution, params.attention, params.dtype)
     }
 
     fn defaults(profile: Profile) -> Vec<(&'static str, Value)> {
@@ -38,31 +38,5 @@ impl Measure for BenchmarkingScript {
 
     fn measure(params: &Params, profile: Profile) -> Result<Row> {
         training_step::measure(params, profile)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::PROBLEM;
-    use super::*;
-    use crate::harness::suite;
-    use crate::root;
-
-    #[test]
-    fn a_setting_that_no_case_of_the_suite_names_is_taken_or_refused_for_what_it_is() {
-        let suite = suite::load(&root::find().unwrap(), &PROBLEM).unwrap().unwrap();
-        let set = |settings: &[&str]| {
-            let settings: Vec<_> = settings.iter().map(|setting| setting.to_string()).collect();
-            suite::override_case(&suite, Profile::Gpu, &settings, &PROBLEM)
-        };
-        let fused = ["execution=fused", "attention=flash", "pass=training_step", "warmup=5"];
-        let case = set(&[&fused[..], &["products=library"]].concat()).unwrap();
-        assert_eq!(case["products"], "library");
-        // The default leaves a case, and so its record, as it is.
-        assert_eq!(set(&fused).unwrap(), set(&[&fused[..], &["products=fastest"]].concat()).unwrap());
-        let message = |settings: &[&str]| format!("{:#}", set(settings).unwrap_err());
-        assert!(message(&["products=slow"]).contains("unknown variant `slow`"));
-        assert!(message(&["execution=eager", "products=library", "warmup=5"]).contains("execution must be fused"));
-        assert!(message(&["prodcuts=fastest"]).contains("has no parameter \"prodcuts\"; it has allow_tf32, attention"));
     }
 }

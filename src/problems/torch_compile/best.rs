@@ -23,7 +23,6 @@ use crate::bench::training_step::{self, Execution, StepPass, handout};
 use crate::harness::peer::NoAnswer;
 use crate::harness::record::Profile;
 use crate::harness::samples::{Samples, Work};
-use crate::model::fused::ProductKernels;
 use crate::model::fused_adamw::adamw_for;
 use crate::model::optim::AdamWOptions;
 use crate::model::sizes::VOCAB_SIZE;
@@ -157,7 +156,6 @@ impl Params {
             dtype,
             attention,
             execution,
-            products: ProductKernels::Fastest,
             allow_tf32: false,
             warmup: 3,
             steps: 1,

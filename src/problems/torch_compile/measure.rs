@@ -12,8 +12,6 @@ use crate::bench::steps_on_ranks;
 use crate::bench::training_step::{self, Execution};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
-use crate::model::Precision;
-use crate::model::fused::ProductKernels;
 
 /// One case: a cell of part (a)'s grid, a model of part (b), the optimizer's part of a model's step, a whole step at its
 /// best, whole steps by class of kernel, the losses of many, or whole steps on several ranks.
@@ -47,19 +45,15 @@ impl Measure for TorchCompile {
     type Params = Params;
     type Row = Row;
     const REVISION: u32 = 1;
-    const KERNELS: &'static [&'static str] = training_step::KERNELS_WITH_PRODUCTS;
+    const KERNELS: &'static [&'static str] = training_step::KERNELS;
 
     /// Only whole steps have our attention and fused steps.
     fn kernels(params: &Params) -> &'static [&'static str] {
         match params {
-            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype, ProductKernels::Fastest),
-            Params::Ranks(p) => training_step::kernels(Execution::Fused, p.attention, p.dtype, ProductKernels::Fastest),
-            Params::Classes(classes::Params { dtype, .. }) | Params::Curve(curve::Params { dtype, .. }) => {
-                match dtype {
-                    Precision::Bfloat16 => training_step::KERNELS_WITH_PRODUCTS,
-                    Precision::Float32 => training_step::KERNELS,
-                }
-            }
+            Params::Best(p) => training_step::kernels(p.execution, p.attention, p.dtype),
+            Params::Ranks(p) => training_step::kernels(Execution::Fused, p.attention, p.dtype),
+            Params::Classes(p) => training_step::all_kernels(p.dtype),
+            Params::Curve(p) => training_step::all_kernels(p.dtype),
             _ => &["adamw.cu"],
         }
     }

@@ -7,7 +7,6 @@ use crate::attention::ImplementationName;
 use crate::bench::training_step::{self, Execution, StepPass};
 use crate::harness::answer::made_up::{MadeUp, printed};
 use crate::harness::samples::Samples;
-use crate::model::fused::ProductKernels;
 use crate::model::{Precision, SizeName};
 
 fn timing(size: SizeName, dtype: Precision) -> Params {
@@ -20,7 +19,6 @@ fn timing(size: SizeName, dtype: Precision) -> Params {
         dtype,
         attention: ImplementationName::Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 5,
         steps: 2,

@@ -7,7 +7,7 @@ use super::{StepCase, count, mixed, of_grid, whole_step};
 use crate::attention::ImplementationName;
 use crate::bench::training_step::{Params, part_works};
 use crate::cuda::Choice;
-use crate::harness::answer::{Answer, Quantity, RecordSet, Style, Table, Unit};
+use crate::harness::answer::{Answer, Quantity, Range, RecordSet, Style, Table, Unit};
 use crate::harness::record::Peaks;
 use crate::harness::samples::Work;
 
@@ -21,6 +21,18 @@ pub(super) struct Fused {
     fused_loss_error: Quantity,
     /// What timing gained over cuBLASLt's first choice, the most over all products.
     search_gain: Option<Quantity>,
+    own_products: Option<OwnProducts>,
+}
+
+/// Forward products by our kernels beside the library's, over all fused steps.
+#[derive(Serialize)]
+struct OwnProducts {
+    /// How many run ours, of how many.
+    faster: usize,
+    all: usize,
+    /// Our time over the library's, of products that SwiGLU belongs to and of the others.
+    gated: Range,
+    plain: Range,
 }
 
 /// A fused step, and the same step another way.
@@ -84,6 +96,7 @@ impl Fused {
             params: first.fused.params.clone(),
             fused_loss_error,
             search_gain: Quantity::largest(searched),
+            own_products: OwnProducts::of(cases),
         }))
     }
 
@@ -99,10 +112,6 @@ impl Fused {
             .right("fused (ms)", |pair| whole_step(pair.fused))
             .number("floor (ms)", Style::Fixed, 1, |pair| Some(1e3 * pair.floor_s?))
             .number("floor over fused", Style::Percent, 0, |pair| pair.share());
-        // Where no step takes the fastest, all have the library's.
-        let has_library = pairs.iter().any(|pair| !pair.fused.params.products.is_fastest());
-        let products = |pair: &&Pair| if pair.fused.params.products.is_fastest() { "fastest" } else { "cuBLASLt" };
-        let table = if has_library { table.text("products", products) } else { table };
         let caption = format!(
             "The fused step beside one by autograd: captured with plain attention at context {}, eager with our attention at \
              the longer context. Batch {batch_size}; mean ± standard deviation over {steps} steps after {warmup} warm-up steps, \
@@ -112,6 +121,26 @@ impl Fused {
             mixed(pairs.iter().flat_map(|pair| [Some(pair.fused), pair.other]).flatten())
         );
         answer.table("fused", table.captioned(caption))
+    }
+}
+
+impl OwnProducts {
+    /// None where no product was timed by both.
+    fn of(cases: &[StepCase]) -> Option<Self> {
+        let choices = || {
+            let captures = cases.iter().filter_map(|case| Some((case, case.row()?.capture.as_ref()?)));
+            captures.flat_map(|(case, capture)| capture.own_products.iter().map(move |choice| (case, choice)))
+        };
+        let ratios = |is_gated| {
+            let of_kind = choices().filter(|(_, choice)| choice.is_gated == is_gated);
+            Range::of(of_kind.map(|(case, choice)| case.quantity(choice.own_s / choice.library_s, Unit::One)))
+        };
+        Some(Self {
+            faster: choices().filter(|(_, choice)| choice.is_faster()).count(),
+            all: choices().count(),
+            gated: ratios(true)?,
+            plain: ratios(false)?,
+        })
     }
 }
 

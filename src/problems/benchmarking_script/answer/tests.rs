@@ -8,7 +8,6 @@ use crate::harness::answer::mark;
 use crate::harness::samples;
 use crate::model::Precision::{self, Bfloat16, Float32};
 use crate::model::SizeName::{Small, Xl};
-use crate::model::fused::ProductKernels;
 
 pub(super) const GPU: fn(&str) -> MadeUp = MadeUp::gpu;
 const CPU: fn(&str) -> MadeUp = MadeUp::cpu;
@@ -23,7 +22,6 @@ pub(super) fn params(size: SizeName, context_length: i64) -> Params {
         dtype: Float32,
         attention: Naive,
         execution: Execution::Eager,
-        products: ProductKernels::Fastest,
         allow_tf32: false,
         warmup: 5,
         steps: 3,
