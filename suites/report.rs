@@ -291,6 +291,15 @@ fn writing_leaves_whole_files_and_no_old_figure() {
 }
 
 #[test]
+fn no_file_of_a_folder_that_figures_links_to_is_removed() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(elsewhere.path().join("thesis.svg"), "").unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("figures")).unwrap();
+    report::write(dir.path(), &render("No figure.").unwrap(), None).unwrap();
+    assert!(elsewhere.path().join("thesis.svg").exists());
+}
+
+#[test]
 fn two_that_write_one_report_at_once_remove_its_old_figures() {
     let (dir, rendered) = (tempfile::tempdir().unwrap(), render("No figure.").unwrap());
     let figures = dir.path().join("figures");

@@ -53,7 +53,7 @@ impl Progress for Bars {
 
     fn case_ended(&mut self, case: &Pending, outcome: &Outcome, elapsed: Duration) {
         self.bar.inc(1);
-        if let Outcome::Failed { error } = outcome {
+        if let Some(error) = outcome.failure() {
             let (table, case) = (&self.table, short(&case.params));
             let error = indented(error, 4);
             self.noticed(&format!("{table} {case}: failed after {:.1} s: {error}", elapsed.as_secs_f64()));

@@ -103,8 +103,12 @@ fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Res
         let old_samples = samples_of(old)?;
         for (path, new) in samples_of(new)? {
             let Some((_, old)) = old_samples.iter().find(|(p, _)| *p == path) else { continue };
-            // Bytes may be zero on both sides, which has no ratio.
-            if old.samples != new.samples || new.unit == Unit::Seconds {
+            let has_zero = old.samples.iter().chain(&new.samples).any(|x| *x == 0.0);
+            if has_zero && old.samples != new.samples {
+                // Bytes, energy and clocks may be zero, which has no ratio.
+                let [accepted, local] = [&old.samples, &new.samples].map(|samples| samples.clone().into());
+                findings.push(Finding::Value { path, accepted, local });
+            } else if !has_zero && (old.samples != new.samples || new.unit == Unit::Seconds) {
                 findings.push(Finding::Timing { comparison: compare(&old.samples, &new.samples)?, path });
             }
         }
@@ -176,7 +180,7 @@ pub fn acceptable(
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");
     let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {
-        if let Outcome::Failed { error } = &case.outcome {
+        if let Some(error) = case.outcome.failure() {
             bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
         }
         let before = accepted.and_then(|file| file.case(&case.params));
@@ -190,7 +194,7 @@ pub fn acceptable(
                 case.params
             ),
             (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
-                if let Some((path, kind)) = lost_measurement("", old, new) =>
+                if let Some((path, kind)) = lost_measurement("", old, Some(new), of_same_code(case, before)) =>
             {
                 bail!("{name}: the case {} was measured in {path} before and is {kind:?} there now", case.params)
             }
@@ -210,7 +214,7 @@ pub fn require_same_bounds(local: &RecordFile, accepted: &RecordFile) -> Result<
 }
 
 fn require_same_bound(name: &str, case: &CaseRecord, accepted: Option<&CaseRecord>) -> Result<()> {
-    let Some(accepted) = accepted.filter(|accepted| accepted.revision == case.revision) else { return Ok(()) };
+    let Some(accepted) = accepted.filter(|_| of_same_code(case, accepted)) else { return Ok(()) };
     let (Outcome::Measured { row: new }, Outcome::Measured { row: old }) = (&case.outcome, &accepted.outcome) else {
         return Ok(());
     };
@@ -223,22 +227,37 @@ fn require_same_bound(name: &str, case: &CaseRecord, accepted: Option<&CaseRecor
     }
 }
 
-/// The first outcome within a row that is measured in `old` and something else in `new`, and what.
-fn lost_measurement(path: &str, old: &Value, new: &Value) -> Option<(String, String)> {
+/// Whether both cases were measured by the same code, so that their rows have the same parts.
+fn of_same_code(case: &CaseRecord, accepted: Option<&CaseRecord>) -> bool {
+    accepted.is_some_and(|accepted| accepted.revision == case.revision)
+}
+
+/// The first outcome within a row that is measured in `old` and something else in `new`, and what; with `all_parts` also the
+/// first list of samples that `new` lacks.
+fn lost_measurement(path: &str, old: &Value, new: Option<&Value>, all_parts: bool) -> Option<(String, String)> {
     match (old, new) {
-        (Value::Object(old), Value::Object(new)) => {
+        (Value::Object(old), Some(Value::Object(new))) => {
             let [was, is] = [old, new].map(|fields| fields.get("kind").and_then(Value::as_str));
             if let Some(kind) = is.filter(|kind| was == Some("measured") && *kind != "measured") {
                 return Some((path.into(), kind.into()));
             }
-            let below = |(key, old): (&String, &Value)| lost_measurement(&join(path, key), old, new.get(key)?);
+            let below =
+                |(key, old): (&String, &Value)| lost_measurement(&join(path, key), old, new.get(key), all_parts);
             old.iter().find_map(below)
         }
-        (Value::Array(old), Value::Array(new)) => {
-            let mut pairs = old.iter().zip(new).enumerate();
-            pairs.find_map(|(at, (old, new))| lost_measurement(&join(path, &at.to_string()), old, new))
+        (Value::Array(old), Some(Value::Array(new))) => {
+            let mut parts = old.iter().enumerate();
+            parts.find_map(|(at, old)| lost_measurement(&join(path, &at.to_string()), old, new.get(at), all_parts))
         }
-        _ => None,
+        _ => (all_parts && has_samples(old)).then(|| (path.into(), "missing".into())),
+    }
+}
+
+fn has_samples(row: &Value) -> bool {
+    match row {
+        Value::Object(fields) => fields.contains_key("samples") || fields.values().any(has_samples),
+        Value::Array(rows) => rows.iter().any(has_samples),
+        _ => false,
     }
 }
 
@@ -258,69 +277,4 @@ fn changed_bound(old: &Value, new: &Value) -> Result<Option<String>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::answer::made_up::MadeUp;
-    use super::*;
-    use serde_json::json;
-
-    fn file(cpu: &str, outcome: Outcome) -> RecordFile {
-        let mut file = MadeUp::cpu("p").failed("g", &json!({"n": 1})).set().file;
-        file.runs[0].machine.cpu = cpu.into();
-        file.cases[0].outcome = outcome;
-        file
-    }
-
-    fn measured(value: i64, scale: f64) -> Outcome {
-        let samples: Vec<f64> = (0..20).map(|i| scale * (1.0 + 0.001 * f64::from(i))).collect();
-        Outcome::Measured {
-            row: json!({"value": value, "seconds": scale, "forward": {"unit": "s", "samples": samples}}),
-        }
-    }
-
-    fn findings(local: Outcome, accepted: Outcome) -> Vec<Finding> {
-        drift(&file("a", local), &file("a", accepted)).unwrap().cases.remove(0).changes
-    }
-
-    #[test]
-    fn a_changed_exact_value_is_a_contradiction_and_timings_are_compared_by_rank() {
-        let found = findings(measured(2, 1.5), measured(1, 1.0));
-        assert!(matches!(&found[0], Finding::Value { path, .. } if path == "value") && found[0].is_contradiction());
-        assert!(
-            matches!(&found[1], Finding::Timing { comparison, .. } if comparison.change == Change::Slower),
-            "{found:?}"
-        );
-        assert!(findings(measured(1, 1.001), measured(1, 1.0)).iter().all(|f| !f.is_difference()));
-    }
-
-    #[test]
-    fn on_another_machine_only_exact_values_are_compared() {
-        let drift = drift(&file("a", measured(2, 9.0)), &file("b", measured(1, 1.0))).unwrap();
-        assert!(drift.other_machine.is_some() && drift.cases[0].changes.len() == 1, "{drift:?}");
-    }
-
-    #[test]
-    fn another_outcome_is_a_contradiction() {
-        let oom = Outcome::OutOfMemory { requested_bytes: None, predicted_bytes: None, message: String::new() };
-        assert!(findings(oom, measured(1, 1.0))[0].is_contradiction());
-    }
-
-    #[test]
-    fn a_list_of_samples_with_another_work_or_unit_is_named() {
-        let work = json!({"flops": 1.0, "bytes": 1.0, "precision": "float32"});
-        let with = json!({"passes": [{"unit": "s", "samples": [1.0], "work": work}]});
-        let without = json!({"passes": [{"unit": "s", "samples": [1e-9]}]});
-        let (mut less, mut bytes) = (with.clone(), with.clone());
-        less["passes"][0]["work"]["flops"] = 0.0.into();
-        bytes["passes"][0]["unit"] = "B".into();
-        for (old, new, changed) in [
-            (&with, &without, Some("passes.0")),
-            (&with, &less, Some("passes.0")),
-            (&with, &bytes, Some("passes.0")),
-            (&with, &with, None),
-            (&without, &with, None),
-            (&with, &json!({}), None),
-        ] {
-            assert_eq!(changed_bound(old, new).unwrap().as_deref(), changed);
-        }
-    }
-}
+mod tests;

@@ -76,9 +76,32 @@ impl<'de> Visitor<'de> for EachNameOnce {
     }
 }
 
-/// The error of a parser, which may quote what it has read.
+/// The error of a parser, which may quote what it has read, in words without Rust's types.
 pub fn refusal(error: impl Display) -> anyhow::Error {
-    anyhow!(one_line(&error.to_string()))
+    anyhow!(in_plain_words(&one_line(&error.to_string())))
+}
+
+/// What serde says of a wrong type, as in "invalid type: null, expected struct Row at line 2", without the types' names.
+fn in_plain_words(error: &str) -> String {
+    const UNTAGGED: &str = "data did not match any variant of untagged enum ";
+    const OBJECTS: &[&str] =
+        &["internally tagged enum ", "adjacently tagged enum ", "enum ", "struct variant ", "struct "];
+    let of_name = |c: char| c.is_alphanumeric() || c == '_';
+    if let Some((before, after)) = error.split_once(UNTAGGED) {
+        return format!("{before}it has none of the known forms{}", after.trim_start_matches(of_name));
+    }
+    let Some((before, after)) = error.split_once(", expected ") else { return error.into() };
+    if let Some(named) = OBJECTS.iter().find_map(|kind| after.strip_prefix(kind)) {
+        return format!("{before}, expected an object{}", named.trim_start_matches(of_name));
+    }
+    let rest = after.trim_start_matches(of_name);
+    let words = match &after[..after.len() - rest.len()] {
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "variant" => return format!("{before}, expected a name{}", rest.trim_start_matches(" identifier")),
+        _ => return error.into(),
+    };
+    format!("{before}, expected {words}{rest}")
 }
 
 #[cfg(test)]
@@ -91,6 +114,28 @@ mod tests {
         assert_eq!(read(r#"[{"a": 1, "b": {"a": -1.5}}, "a", null, true]"#).unwrap()[0]["b"]["a"], -1.5);
         let error = read(r#"{"a": [{"b\n": 1, "b\n": 2}]}"#).unwrap_err();
         assert!(error.contains(r#"an object has the name "b\n" twice"#) && error.lines().count() == 1, "{error}");
+    }
+
+    #[test]
+    fn a_wrong_type_is_named_without_types_of_rust() {
+        for (serde, plain) in [
+            (
+                "invalid type: string \"a\", expected usize at line 1",
+                "invalid type: string \"a\", expected a whole number at line 1",
+            ),
+            ("invalid type: null, expected f64", "invalid type: null, expected a number"),
+            (
+                "invalid type: null, expected struct Row with 3 elements",
+                "invalid type: null, expected an object with 3 elements",
+            ),
+            ("invalid type: null, expected internally tagged enum Outcome", "invalid type: null, expected an object"),
+            ("invalid type: integer `1`, expected variant identifier", "invalid type: integer `1`, expected a name"),
+            ("data did not match any variant of untagged enum AnyRow", "it has none of the known forms"),
+            ("expected `,` or `}` at line 1 column 3", "expected `,` or `}` at line 1 column 3"),
+            ("invalid type: null, expected a string", "invalid type: null, expected a string"),
+        ] {
+            assert_eq!(in_plain_words(serde), plain);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json;
 use super::provenance::Commit;
-use super::store::sha256;
+use super::store::{sha256, sha256_of_file};
 use crate::printable::shown_path;
 use crate::root::read_text;
 
@@ -117,7 +117,7 @@ fn hash_files(
 }
 
 fn hash(path: &Path) -> Result<String> {
-    Ok(sha256(&fs::read(path).with_context(|| format!("failed to read {}", shown_path(path)))?))
+    sha256_of_file(path).with_context(|| format!("failed to read {}", shown_path(path)))
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let wanted = |case: &CaseRecord| match scope {
         Scope::All => true,
         _ if why_stale(case).is_some() => true,
-        Scope::Unfinished => matches!(case.outcome, Outcome::Failed { .. } | Outcome::NotRun { .. }),
+        Scope::Unfinished => case.outcome.failure().is_some() || matches!(case.outcome, Outcome::NotRun { .. }),
         Scope::Outdated => false,
     };
     let mut pending = Vec::new();

@@ -13,6 +13,7 @@ use super::manifest::{Manifest, peers_hash};
 use super::record::{Gpu, ID_TIME, Machine, Run};
 use crate::printable::{one_line, shown_path};
 use crate::process::output_within;
+use crate::root::require_own_repository;
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
 #[derive(Debug, Clone)]
@@ -55,8 +56,15 @@ pub const AS_ANYBODY: &[&str] = &[
 
 /// What git prints for these arguments in `root`, or why it does not: there is no git, or no checkout.
 ///
-/// Errors: it does not end, or `interrupted` holds.
+/// Errors: it does not end, or `interrupted` holds; those of [`require_own_repository`].
 pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
+    if !require_own_repository(root)? {
+        return Ok(Err("neither the folder nor one above it is a checkout".into()));
+    }
+    run_git(root, arguments, interrupted)
+}
+
+fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
     /// A repository on a file server takes seconds.
     const LIMIT: Duration = Duration::from_secs(60);
     let mut command = Command::new("git");
@@ -64,6 +72,15 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
     for name in ["GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
         command.env_remove(name);
     }
+    // Others can put a repository without a folder of its own into one such as /tmp.
+    command.args([
+        "-c",
+        "safe.bareRepository=explicit",
+        "-c",
+        "core.fsmonitor=false",
+        "-c",
+        "core.hooksPath=/dev/null",
+    ]);
     // A replaced commit has the id of another one.
     command.env("GIT_NO_REPLACE_OBJECTS", "1");
     match output_within(command.arg("-C").arg(root).args(arguments), LIMIT, interrupted) {
@@ -194,8 +211,8 @@ mod tests {
         assert_eq!((commit.commit.as_str(), commit.dirty), ("unknown", true));
     }
 
-    fn run_git(root: &Path, arguments: &[&str]) {
-        git(root, &[AS_ANYBODY, arguments].concat(), &|| false).unwrap().unwrap();
+    fn commit_by(root: &Path, arguments: &[&str]) {
+        run_git(root, &[AS_ANYBODY, arguments].concat(), &|| false).unwrap().unwrap();
     }
 
     #[test]
@@ -208,9 +225,9 @@ mod tests {
         };
         write("suites/p.toml", "a");
         write("templates/p.md", "a");
-        run_git(folder.path(), &["init", "--quiet"]);
-        run_git(folder.path(), &["add", "."]);
-        run_git(folder.path(), &["commit", "--quiet", "--message", "a"]);
+        commit_by(folder.path(), &["init", "--quiet"]);
+        commit_by(folder.path(), &["add", "."]);
+        commit_by(folder.path(), &["commit", "--quiet", "--message", "a"]);
         write("templates/p.md", "b");
         let clean = Commit::of(folder.path(), &|| false).unwrap();
         assert!(clean.commit.len() == 40 && !clean.dirty, "{clean:?}");
@@ -227,17 +244,26 @@ mod tests {
             std::fs::remove_file(folder.path().join(added)).unwrap();
         }
         for mark in ["assume-unchanged", "skip-worktree"] {
-            run_git(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
+            commit_by(folder.path(), &["update-index", &format!("--{mark}"), "suites/p.toml"]);
             let hidden = Commit::of(folder.path(), &|| false).unwrap();
             assert_eq!((hidden.dirty, hidden.modified), (true, vec!["suites/p.toml".to_string()]), "{mark}");
-            run_git(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
+            commit_by(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
             assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
         }
+        // Others can put a repository without a folder of its own into one such as /tmp.
+        command.args([
+            "-c",
+            "safe.bareRepository=explicit",
+            "-c",
+            "core.fsmonitor=false",
+            "-c",
+            "core.hooksPath=/dev/null",
+        ]);
         // A replaced commit has the id of the one without the change.
         write("suites/p.toml", "b");
-        run_git(folder.path(), &["commit", "--quiet", "--all", "--message", "b"]);
-        run_git(folder.path(), &["reset", "--quiet", "HEAD~"]);
-        run_git(folder.path(), &["replace", "HEAD", "HEAD@{1}"]);
+        commit_by(folder.path(), &["commit", "--quiet", "--all", "--message", "b"]);
+        commit_by(folder.path(), &["reset", "--quiet", "HEAD~"]);
+        commit_by(folder.path(), &["replace", "HEAD", "HEAD@{1}"]);
         assert_eq!(Commit::of(folder.path(), &|| false).unwrap().modified, ["suites/p.toml"]);
         write("dist/cs336/suites/p.toml", "a");
         assert_eq!(Commit::of(&folder.path().join("dist/cs336"), &|| false).unwrap().commit, "unknown");

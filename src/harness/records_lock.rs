@@ -18,7 +18,8 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
         fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
         // A pipe in its place would wait for a reader.
         let flags = OFlags::NONBLOCK.bits() as i32;
-        File::options().create(true).truncate(false).write(true).custom_flags(flags).open(&path)
+        // Whoever can open it can lock it.
+        File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(&path)
     };
     let shown = layout.display(&path);
     let file = open().map_err(|error| cannot_write(&shown, &error))?;

@@ -37,7 +37,8 @@ pub struct MeasureSummary {
     pub left: Vec<PendingTable>,
 }
 
-/// The number of recorded cases by outcome; `failed` also counts those that a refused problem left unmeasured.
+/// The number of recorded cases by outcome; `failed` also counts those with a failed column, and those that a refused problem
+/// left unmeasured.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Tally {
     pub measured: usize,
@@ -220,6 +221,7 @@ impl Tally {
 
     fn with(mut self, outcome: &Outcome) -> Self {
         *match outcome {
+            failed if failed.failure().is_some() => &mut self.failed,
             Outcome::Measured { .. } => &mut self.measured,
             Outcome::OutOfMemory { .. } => &mut self.out_of_memory,
             Outcome::NotRun { .. } => &mut self.not_run,

@@ -296,12 +296,13 @@ impl ChildProcess {
         let (started, mut was_none) = (Instant::now(), false);
         wait_until(guard::LIMIT + REAP_LIMIT, || {
             let of_guard = if started.elapsed() < guard::LIMIT { Signal::TERM } else { Signal::KILL };
-            let found = processes_with(&self.mark).map(|pid| {
+            let found = processes_with(&self.mark);
+            for &pid in &found {
                 let signal = if has_variable(pid, &format!("{GUARD}=1")) { of_guard } else { Signal::KILL };
                 let pid = pid.try_into().ok().and_then(Pid::from_raw);
                 let _ = pid.map(|pid| kill_process(pid, signal));
-            });
-            let is_none = found.count() == 0;
+            }
+            let is_none = found.is_empty();
             std::mem::replace(&mut was_none, is_none) && is_none
         });
     }

@@ -69,26 +69,47 @@ pub fn read_lossy(path: &str) -> Option<String> {
 }
 
 /// The processes that have `variable`, as in `NAME=value`, in their environment, or a path below that value; no zombies.
-pub fn processes_with(variable: &str) -> impl Iterator<Item = u32> {
-    numbers_in("/proc").filter_map(|pid| pid.try_into().ok()).filter(move |&pid| has_variable(pid, variable))
+///
+/// The kernel shows no environment while a process executes a program: this waits for all such processes together, at most
+/// [`EXEC_LIMIT`], since a process can also hide its environment for good.
+pub fn processes_with(variable: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut left: Vec<Pid> = numbers_in("/proc").filter_map(Pid::from_raw).collect();
+    wait_until(EXEC_LIMIT, || {
+        left.retain(|&pid| {
+            let environment = environment_of(pid);
+            if environment.as_ref().is_some_and(|variables| contains(variables, variable)) {
+                found.push(pid.as_raw_nonzero().get().unsigned_abs());
+            }
+            environment.is_none()
+        });
+        left.is_empty()
+    });
+    found
 }
 
+/// As [`processes_with`], of one process.
 pub fn has_variable(pid: u32, variable: &str) -> bool {
-    let environment = i32::try_from(pid).ok().and_then(Pid::from_raw).map(environment_of).unwrap_or_default();
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let mut environment = None;
+    wait_until(EXEC_LIMIT, || {
+        environment = environment_of(pid);
+        environment.is_some()
+    });
+    environment.is_some_and(|variables| contains(&variables, variable))
+}
+
+/// Whether an environment has `variable`, or a path below its value.
+fn contains(environment: &[u8], variable: &str) -> bool {
     let mut rests = environment.split(|&byte| byte == 0).filter_map(|own| own.strip_prefix(variable.as_bytes()));
     rests.any(|rest| matches!(rest, [] | [b'/', ..]))
 }
 
-/// Its environment, empty where this user may not read it. The kernel shows none while it executes a program: then this waits.
-fn environment_of(pid: Pid) -> Vec<u8> {
-    let mut environment = Vec::new();
-    wait_until(EXEC_LIMIT, || {
-        // A process that ends has no such file.
-        let Ok(read) = read_at_once(&format!("{}/environ", folder_of(pid))) else { return true };
-        environment = read;
-        !environment.is_empty() || has_no_environment(pid)
-    });
-    environment
+/// Its environment, empty where this user may not read it or there is none; `None` while it executes a program.
+fn environment_of(pid: Pid) -> Option<Vec<u8>> {
+    // A process that ends has no such file.
+    let Ok(environment) = read_at_once(&format!("{}/environ", folder_of(pid))) else { return Some(Vec::new()) };
+    (!environment.is_empty() || has_no_environment(pid)).then_some(environment)
 }
 
 /// By one call: where the process executes another program, the next one would find nothing.

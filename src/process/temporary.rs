@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -52,7 +52,10 @@ impl LockedFolder {
     /// A new folder `cs336-<kind>-..` in `within`.
     pub fn new_in(within: &Path, kind: &str) -> io::Result<Self> {
         loop {
-            let folder = Builder::new().prefix(&format!("{}{kind}-", NAME.0)).suffix(NAME.1).tempdir_in(within)?;
+            // Who can open a folder can lock it, and this would wait for another user's lock for ever.
+            let own = fs::Permissions::from_mode(0o700);
+            let (prefix, suffix) = (format!("{}{kind}-", NAME.0), NAME.1);
+            let folder = Builder::new().prefix(&prefix).suffix(suffix).permissions(own).tempdir_in(within)?;
             let opened = File::open(folder.path());
             if let Ok(lock) = &opened {
                 // Where a file system has no locks, no process removes the folder of another one.
@@ -134,6 +137,13 @@ pub mod tests {
     use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
     use super::*;
+
+    #[test]
+    fn a_folder_is_its_users_alone_so_that_nobody_else_can_lock_it() {
+        let within = tempfile::tempdir().unwrap();
+        let folder = LockedFolder::new_in(within.path(), "test").unwrap();
+        assert_eq!(fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777, 0o700);
+    }
 
     #[test]
     fn a_folder_that_a_process_holds_is_kept_and_one_of_an_ended_process_is_removed() {

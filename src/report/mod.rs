@@ -131,17 +131,19 @@ pub fn render(document: &Document) -> Result<Rendered> {
 
 /// Writes `writeup.md`, its figures and (if given) `writeup.pdf` into `dir`, each file whole or not at all.
 ///
-/// Figures of an earlier rendering that this one no longer has are removed.
+/// Figures of an earlier rendering that this one no longer has are removed, but for a folder that a link leads to: it may be for
+/// other files too.
 pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> {
     let figures = dir.join("figures");
     std::fs::create_dir_all(&figures).map_err(|error| cannot_write(&shown_path(&figures), &error))?;
     for (path, svg) in &rendered.figures {
         write_atomically(&dir.join(path), svg)?;
     }
+    let is_own = !figures.is_symlink();
     for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", shown_path(&figures)))? {
         let path = entry?.path();
         let is_wanted = rendered.figures.iter().any(|(figure, _)| dir.join(figure) == path);
-        if path.extension().is_some_and(|ending| ending == "svg") && !is_wanted {
+        if is_own && !is_wanted && path.extension().is_some_and(|ending| ending == "svg") {
             match std::fs::remove_file(&path) {
                 // Another command writes the same report.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -229,10 +229,10 @@ fn cases_table(document: &Document) -> String {
             let count = |matches: fn(&Outcome) -> bool| set.file.cases.iter().filter(|c| matches(&c.outcome)).count();
             let counts = [
                 set.file.cases.len(),
-                count(|o| matches!(o, Outcome::Measured { .. })),
+                count(|o| matches!(o, Outcome::Measured { .. }) && o.failure().is_none()),
                 count(|o| matches!(o, Outcome::OutOfMemory { .. })),
                 count(|o| matches!(o, Outcome::NotRun { .. })),
-                count(|o| matches!(o, Outcome::Failed { .. })),
+                count(|o| o.failure().is_some()),
                 set.stale.len(),
             ];
             let counts = counts.map(|n| if n == 0 { NOTHING.to_string() } else { n.to_string() }).join(" | ");
