@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use rustix::fs::OFlags;
 
 use self::trust::{Trusted, require_own};

@@ -250,15 +250,6 @@ mod tests {
             commit_by(folder.path(), &["update-index", &format!("--no-{mark}"), "suites/p.toml"]);
             assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
         }
-        // Others can put a repository without a folder of its own into one such as /tmp.
-        command.args([
-            "-c",
-            "safe.bareRepository=explicit",
-            "-c",
-            "core.fsmonitor=false",
-            "-c",
-            "core.hooksPath=/dev/null",
-        ]);
         // A replaced commit has the id of the one without the change.
         write("suites/p.toml", "b");
         commit_by(folder.path(), &["commit", "--quiet", "--all", "--message", "b"]);

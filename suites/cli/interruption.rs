@@ -58,15 +58,15 @@ fn send(signal: &str, child: &Child) {
 
 /// A process that the command has started.
 fn worker_of(command: &Child) -> Option<u32> {
-    processes_with(&format!("{}={}", cs336::process::PARENT, command.id())).next()
+    processes_with(&format!("{}={}", cs336::process::PARENT, command.id())).first().copied()
 }
 
 /// What must be true after every fault: no process is left, the lock is free, each case of `acknowledged` is recorded as
 /// it was, and `--resume` measures the rest.
 fn require_intact(tree: &Tree, acknowledged: &[CaseRecord]) {
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
-    let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none());
-    assert!(none_left, "processes {:?} are left", processes_with(&of_this_tree).collect::<Vec<_>>());
+    let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).is_empty());
+    assert!(none_left, "processes {:?} are left", processes_with(&of_this_tree));
     drop(lock_records(&tree.layout()).expect("the lock is free"));
     let output = tree.run(RESUME);
     assert!(output.status.success(), "{}", output_text(&output));
@@ -113,7 +113,10 @@ fn measuring_ends_at_an_interrupt_while_git_waits_for_a_pipe() {
     let mut child = tree.command(MEASURE).stderr(Stdio::null()).spawn().unwrap();
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
     let is_git = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "git\n");
-    assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).any(is_git)), "git does not run");
+    assert!(
+        wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).into_iter().any(is_git)),
+        "git does not run"
+    );
     send("-TERM", &child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     fs::remove_file(pipe).unwrap();

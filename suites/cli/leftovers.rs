@@ -45,7 +45,7 @@ fn the_folder_of_ranks_is_removed(#[case] signal: &str, #[case] code: Option<i32
     send(signal, &child);
     assert_eq!(child.wait().unwrap().code(), code);
     let of_this_tree = format!("CS336_ROOT={}", tree.folder.path().display());
-    assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none()));
+    assert!(wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).is_empty()));
     if signal == "KILL" {
         assert!(has(temporary.path(), "rank0.flight"));
         grading(PROBLEM).status().unwrap();

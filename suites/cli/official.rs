@@ -55,7 +55,7 @@ impl Official {
     /// The exit code, and what was said. No temporary folder and no process is left.
     fn ended(&self, output: &Output) -> (Option<i32>, String) {
         let of_this_tree = format!("CS336_ROOT={}", self.tree.folder.path().display());
-        let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).next().is_none());
+        let none_left = wait_until(Duration::from_secs(60), || processes_with(&of_this_tree).is_empty());
         assert!(none_left, "a process is left: {}", output_text(output));
         assert_eq!(fs::read_dir(self.tree.path("tmp")).unwrap().count(), 0, "{}", output_text(output));
         (output.status.code(), output_text(output))

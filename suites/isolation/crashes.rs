@@ -125,8 +125,8 @@ impl Library {
     /// Fails if a process with the library is left.
     fn require_none_left(&self) -> Result<()> {
         let variable = format!("LD_PRELOAD={}", self.path().display());
-        let none_left = wait_until(LIMIT, || processes_with(&variable).next().is_none());
-        ensure!(none_left, "processes {:?} are left", processes_with(&variable).collect::<Vec<_>>());
+        let none_left = wait_until(LIMIT, || processes_with(&variable).is_empty());
+        ensure!(none_left, "processes {:?} are left", processes_with(&variable));
         Ok(())
     }
 }
