@@ -27,7 +27,9 @@ mod kept;
 /// What NVIDIA recommends on Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 /// Algorithms that cuBLASLt is asked for; it lists eight for a bfloat16 product on an H200. Tile, cluster and order set by hand, 4,224
-/// combinations that its check accepts, gained at most 3 % over these for the products of XL (2026-11-24, 2,048 tokens).
+/// combinations that its check accepts, gained at most 3 % over these for the products of XL (2026-11-24, 2,048 tokens). What a
+/// few calls choose is right under the power limit too: chosen by tenths of a second of calls, XL's products take 0.4 % less
+/// (2026-11-27, an H100, 4,096 tokens).
 ///
 /// `kernels/product.cu` is faster for some forward products; its notebook says which.
 const MOST_ALGORITHMS: usize = 64;

@@ -255,6 +255,20 @@ mod tests {
     }
 
     #[test]
+    fn a_case_with_a_failed_column_is_measured_again() {
+        let (_folder, layout) = tree("[cpu.all]\nn = [1, 2]\n");
+        let failed = json!({"column": {"kind": "failed", "error": "boom"}});
+        let measured = json!({"column": {"kind": "measured", "row": 1}});
+        let record = MadeUp::cpu("toy").measured("all", &json!({"n": 1}), &failed);
+        let record = record.measured("all", &json!({"n": 2}), &measured).set().file;
+        write_atomically(&layout.local(Profile::Cpu, "toy"), record.to_json().unwrap().as_bytes()).unwrap();
+        let toy = problem::<OldParams, Value>();
+        let pending = |scope| plan(&layout, &toy, Profile::Cpu, scope).unwrap().unwrap().pending;
+        assert_eq!(pending(Scope::Unfinished).iter().map(|case| &case.params).collect::<Vec<_>>(), [&json!({"n": 1})]);
+        assert!(pending(Scope::Outdated).is_empty());
+    }
+
+    #[test]
     fn another_value_of_a_new_parameter_and_a_new_required_field_make_a_case_stale() {
         let (reasons, pending) = stale(&problem::<NewParams, NewRow>(), "[cpu.all]\nn = 2\nfused = [false, true]\n");
         assert_eq!((reasons, pending), (vec![Some("its grid or parameters have left the suite".into()), None], 1));

@@ -64,7 +64,8 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
     run_git(root, arguments, interrupted)
 }
 
-fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
+/// [`git`], also where there is no repository yet.
+pub fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
     /// A repository on a file server takes seconds.
     const LIMIT: Duration = Duration::from_secs(60);
     let mut command = Command::new("git");

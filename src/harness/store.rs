@@ -42,11 +42,6 @@ impl Layout {
         self.subject.as_ref().map_or(report.clone(), |subject| report.join("subjects").join(subject.report_name()))
     }
 
-    /// Errors: [`Subject::require_graded`].
-    pub fn require_graded(&self, problem: &str) -> Result<()> {
-        self.subject.as_ref().map_or(Ok(()), |subject| subject.require_graded(problem))
-    }
-
     /// The folder of this machine's own records.
     pub fn records(&self, profile: Profile) -> PathBuf {
         self.report().join("records").join(profile.name())

@@ -68,6 +68,13 @@ const MOST_CALLS: u32 = 64;
 /// What to do where the kernel has ended a process because memory ran out, before the subject had all that it may have.
 pub const MORE_MEMORY: &str = "grade it where there is more, or lower --memory";
 
+impl Layout {
+    /// Errors: [`Subject::require_graded`], where a subject is measured.
+    pub fn require_graded(&self, problem: &str) -> Result<()> {
+        self.subject.as_ref().map_or(Ok(()), |subject| subject.require_graded(problem))
+    }
+}
+
 impl Subject {
     /// The subject in `folder`, with `$PYTHON`, else its own `.venv`, else the Python of this program.
     ///
@@ -96,7 +103,7 @@ impl Subject {
     }
 
     /// Errors: a check before `problem` was not graded, which is no fault of its code and no measurement of it.
-    pub fn require_graded(&self, problem: &str) -> Result<()> {
+    fn require_graded(&self, problem: &str) -> Result<()> {
         let reason = self.not_graded.get(problem);
         reason.map_or(Ok(()), |reason| {
             bail!("{problem} is not measured, since a check before it is not graded: {reason}")

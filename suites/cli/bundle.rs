@@ -37,7 +37,7 @@ fn printed(command: &mut Command) -> String {
 pub fn commit_all(folder: &Path) {
     for arguments in [&["init", "--quiet"][..], &["add", "."], &["commit", "--quiet", "--message", "all"]] {
         let arguments = [provenance::AS_ANYBODY, arguments].concat();
-        provenance::git(folder, &arguments, &|| false).unwrap().unwrap();
+        provenance::run_git(folder, &arguments, &|| false).unwrap().unwrap();
     }
 }
 
